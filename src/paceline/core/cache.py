@@ -1,0 +1,122 @@
+"""Keys and values in fixed slots that only ever commit. Knows nothing of text, trees' tokens or attention.
+
+L layers, R rows, S slots (capacity), H key-value heads, E head size; B rows of a view, n nodes, D path depth.
+Slots below a row's length are committed; those above are scratch, free to be overwritten, so rejecting needs no code.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class SlotCache:
+    """Storage for R rows of S slots, allocated once. One more row takes the writes that must change nothing."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        rows: int,
+        capacity: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        shape = (num_layers, rows + 1, capacity, num_kv_heads, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.length = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.rows = rows
+        self.capacity = capacity
+        self.num_layers = num_layers
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held by keys and values."""
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def view(self, rows: Tensor | None = None, layers: Sequence[int] | None = None) -> "View":
+        """All rows, or those of the index ``rows`` [B]; all layers, or a subset in the order given."""
+        return View(self, rows, tuple(range(self.num_layers)) if layers is None else tuple(layers), None)
+
+
+class View:
+    """Some rows and layers of a storage. With a ``length`` of its own it drafts ahead without moving the storage's."""
+
+    def __init__(self, storage: SlotCache, rows: Tensor | None, layers: tuple[int, ...], length: Tensor | None) -> None:
+        self.storage = storage
+        self.rows = rows
+        self.layers = layers
+        self.own_length = length
+
+    @property
+    def length(self) -> Tensor:
+        """Committed slots per row [B]."""
+        if self.own_length is not None:
+            return self.own_length
+        return self.storage.length if self.rows is None else self.storage.length[self.rows]
+
+    @property
+    def capacity(self) -> int:
+        return self.storage.capacity
+
+    @property
+    def row_index(self) -> Tensor:
+        """Storage row of each row of the view [B]."""
+        if self.rows is not None:
+            return self.rows
+        return torch.arange(self.storage.rows, device=self.storage.length.device)
+
+    def apart(self, layers: Sequence[int] | None = None) -> "View":
+        """The same rows, and some or all of the layers, with a copy of the length that moves on its own."""
+        chosen = self.layers if layers is None else tuple(self.layers[i] for i in layers)
+        return View(self.storage, self.rows, chosen, self.length.clone())
+
+    def target_rows(self, valid: Tensor) -> Tensor:
+        """Storage row that each node [B, n] writes to: its own, or the one that nobody reads."""
+        return torch.where(valid, self.row_index[:, None], self.storage.rows)
+
+    def write(self, layer: int, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put ``keys`` and ``values`` [B, n, H, E] at ``rows`` (from target_rows) and ``slots``, both [B, n]."""
+        index = self.layers[layer]
+        self.storage.keys[index].index_put_((rows, slots), keys)
+        self.storage.values[index].index_put_((rows, slots), values)
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, S, H, E] of a layer, all slots; the reader masks."""
+        index = self.layers[layer]
+        keys, values = self.storage.keys[index], self.storage.values[index]
+        if self.rows is None:
+            return keys[: self.storage.rows], values[: self.storage.rows]
+        return keys[self.rows], values[self.rows]
+
+    def commit(self, num_committed: Tensor, path: Tensor | None = None) -> None:
+        """Add ``num_committed`` [B] slots to the committed ones: the first scratch slot, then those of ``path``.
+
+        ``path`` [B, D] names scratch slots in order, -1 after the last; None says they already lie in order (a chain).
+        """
+        length = self.length
+        if path is not None:
+            keep = torch.arange(1, path.shape[1] + 1, device=path.device) < num_committed[:, None]
+            rows = self.row_index[:, None].expand_as(path)
+            source = length[:, None] + path.clamp(min=0)
+            target = torch.where(keep, length[:, None] + torch.arange(1, path.shape[1] + 1, device=path.device), 0)
+            into = self.target_rows(keep)
+            for layer in self.layers:
+                for store in (self.storage.keys[layer], self.storage.values[layer]):
+                    store.index_put_((into, target), store[rows, source])  # the gather copies, so overlap is safe
+        self._move(length + num_committed)
+
+    def truncate(self, length: int | Tensor) -> None:
+        """Forget committed slots from ``length`` on: a row is being given to another request."""
+        self._move(torch.zeros_like(self.length) + length)
+
+    def _move(self, length: Tensor) -> None:
+        if self.own_length is not None:
+            self.own_length.copy_(length)
+        elif self.rows is None:
+            self.storage.length.copy_(length)
+        else:
+            self.storage.length.index_copy_(0, self.rows, length)

@@ -1,0 +1,136 @@
+"""The draft: one static-shape tree of tokens per row. Knows nothing of models, caches or laws' meaning.
+
+B rows, N nodes, M distinct laws, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Draw(IntEnum):
+    """How a node's token came to be; what a verifier may assume about it."""
+
+    FIXED = 0  # chosen by a rule (argmax, copy, retrieval): its law is one-hot
+    SHARED = 1  # drawn with the target's own noise at that position
+    IID = 2  # drawn from a recorded law with noise of its own
+    NO_REPLACEMENT = 3  # as IID, but among the tokens its earlier siblings left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A draft for every row. Column 0 is the root: the newest known token, not yet in the target's cache.
+
+    N is static; the topology is data. Parents stand before their children and siblings in draw order; a node is valid
+    only if its parent is. ``depth`` and ``ancestors`` (which include the node itself) follow from ``parents``.
+    """
+
+    tokens: Tensor  # [B, N] int64
+    parents: Tensor  # [B, N] int64, -1 at the root
+    depth: Tensor  # [B, N] int64
+    ancestors: Tensor  # [B, N, N] bool; [b, n, m]: m lies on the path from the root to n, n included
+    valid: Tensor  # [B, N] bool
+    draw: Tensor  # [B, N] int64, values of Draw
+    law: Tensor  # [B, N] int64 index into laws; -1 = a fixed choice
+    laws: Tensor | None  # [B, M, V] probabilities, only when the verifier wants them
+    origin: Tensor  # [B, N] int64, which drafter
+    max_depth: int  # static bound on depth
+    chain: bool  # static: node n is the child of node n - 1
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens.shape[1]
+
+    @staticmethod
+    def make_chain(
+        tokens: Tensor,
+        valid: Tensor,
+        *,
+        draw: Draw = Draw.FIXED,
+        laws: Tensor | None = None,
+        origin: int = 0,
+    ) -> "Tree":
+        """A chain: ``tokens`` and ``valid`` [B, N], root first; ``laws`` [B, N - 1, V] of the drafted nodes, if any."""
+        rows, nodes = tokens.shape
+        index = torch.arange(nodes, device=tokens.device)
+        order = index.expand(rows, nodes)
+        return Tree(
+            tokens=tokens,
+            parents=order - 1,
+            depth=order,
+            ancestors=(index[None, :] <= index[:, None]).expand(rows, nodes, nodes),
+            valid=valid,
+            draw=torch.full_like(tokens, int(draw)),
+            law=order - 1 if laws is not None else torch.full_like(tokens, -1),
+            laws=laws,
+            origin=torch.full_like(tokens, origin),
+            max_depth=nodes - 1,
+            chain=True,
+        )
+
+    @staticmethod
+    def make(
+        tokens: Tensor,
+        parents: Tensor,
+        valid: Tensor,
+        *,
+        max_depth: int,
+        draw: Draw = Draw.FIXED,
+        law: Tensor | None = None,
+        laws: Tensor | None = None,
+        origin: int = 0,
+    ) -> "Tree":
+        """Any topology: ``tokens``, ``parents`` and ``valid`` [B, N]; ``max_depth`` bounds the depth of every node."""
+        nodes = tokens.shape[1]
+        index = torch.arange(nodes, device=tokens.device)
+        reach = (parents[..., None] == index) | (index[:, None] == index)
+        for _ in range(max(1, max_depth).bit_length()):  # reachability doubles in length each round
+            reach = (reach.float() @ reach.float()) > 0
+        return Tree(
+            tokens=tokens,
+            parents=parents,
+            depth=reach.sum(-1) - 1,
+            ancestors=reach,
+            valid=valid,
+            draw=torch.full_like(tokens, int(draw)),
+            law=torch.full_like(tokens, -1) if law is None else law,
+            laws=laws,
+            origin=torch.full_like(tokens, origin),
+            max_depth=max_depth,
+            chain=False,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a verifier decided, D = tree.max_depth.
+
+    ``num_committed`` counts the text that a row gains, so it also counts the cache slots that become committed: the
+    root and the accepted nodes go into the cache, the accepted tokens and ``next`` into the text.
+    """
+
+    path: Tensor  # [B, D] int64 accepted nodes without the root, -1 after the last
+    num_committed: Tensor  # [B] int64
+    next: Tensor  # [B] int64 the correction or bonus, root of the next tree
+    picks: Tensor | None = None  # [B, N] int64 the target's own choice after each node, where the rule makes one
+
+
+def follow(tree: Tree, accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Deepest node reached through accepted nodes only.
+
+    ``accepted`` [B, N] bool (the root's entry is ignored). Returns ``leaf`` [B], ``path`` [B, D] and its length [B].
+    """
+    nodes = tree.num_nodes
+    root = torch.arange(nodes, device=accepted.device) == 0
+    passed = (accepted & tree.valid) | root
+    reached = (passed[:, None, :] | ~tree.ancestors).all(-1)  # [B, N]
+    leaf = torch.where(reached, tree.depth, -1).argmax(-1)  # the first of equally deep nodes
+    rows = leaf[:, None, None].expand(-1, 1, nodes)
+    on_path = tree.ancestors.gather(1, rows)[:, 0]  # [B, N]
+    steps = torch.arange(1, tree.max_depth + 1, device=accepted.device)
+    at_depth = on_path[:, None, :] & (tree.depth[:, None, :] == steps[None, :, None])  # [B, D, N]
+    path = torch.where(at_depth.any(-1), at_depth.int().argmax(-1), -1)
+    length = tree.depth.gather(1, leaf[:, None])[:, 0]
+    return leaf, path, length

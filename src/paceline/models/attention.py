@@ -1,0 +1,65 @@
+"""Who may attend to whom, and the attention itself. Knows nothing of layers' weights or of tokens.
+
+B rows, n nodes of the call, s + n nodes of the tree so far, S slots, G query heads per key-value head, H key-value
+heads, E head size.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.core.cache import View
+from paceline.core.tree import Tree
+
+
+class Attend(Protocol):
+    """One forward's attention: ``positions`` [B, n] and, per layer, queries against keys and values."""
+
+    positions: Tensor
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """``query`` [B, n, G * H, E], ``key`` and ``value`` [B, n, H, E] to [B, n, G * H, E]."""
+        ...
+
+
+class TreeAttention:
+    """Nodes of a tree over a cache: each sees the committed slots and its own ancestors, itself included."""
+
+    def __init__(self, tree: Tree, cache: View, start: int, max_positions: int) -> None:
+        length = cache.length[:, None]
+        nodes = torch.arange(start, tree.num_nodes, device=length.device)
+        self.cache = cache
+        self.positions = (length + tree.depth[:, start:]).clamp(max=max_positions - 1)
+        self.slots = (length + nodes).clamp(max=cache.capacity - 1)
+        self.rows = cache.target_rows(tree.valid[:, start:])
+        slot = torch.arange(cache.capacity, device=length.device)
+        node = slot - length  # [B, S] the node that a slot holds, negative where committed
+        index = node.clamp(0, tree.num_nodes - 1)[:, None, :].expand(-1, nodes.shape[0], -1)
+        own = tree.ancestors[:, start:].gather(2, index) & (node < tree.num_nodes)[:, None, :]
+        self.mask = ((node < 0)[:, None, :] | own)[:, None]  # [B, 1, n, S]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.cache.write(layer, self.rows, self.slots, key, value)
+        keys, values = self.cache.read(layer)
+        rows, nodes, heads, size = query.shape
+        group = heads // keys.shape[2]
+        # The group folds into the query axis, so shared keys and values are never expanded.
+        folded = query.view(rows, nodes, -1, group, size).permute(0, 2, 3, 1, 4).reshape(rows, -1, group * nodes, size)
+        mask = self.mask if group == 1 else self.mask.repeat(1, 1, group, 1)
+        out = F.scaled_dot_product_attention(folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask)
+        return out.view(rows, -1, group, nodes, size).permute(0, 3, 1, 2, 4).reshape(rows, nodes, heads, size)
+
+
+class CausalAttention:
+    """Whole sequences at once without a cache, for training: position t sees 0..t."""
+
+    def __init__(self, rows: int, length: int, device: torch.device) -> None:
+        self.positions = torch.arange(length, device=device).expand(rows, length)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True, enable_gqa=True
+        )
+        return out.transpose(1, 2)

@@ -1,0 +1,61 @@
+"""What a language model is to the rest of Paceline. Knows nothing of drafting, verifying or text.
+
+B rows, n nodes of the call, V vocabulary, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.core.cache import SlotCache, View
+from paceline.core.tree import Tree
+
+
+class Head(Enum):
+    """Where the output head runs: nowhere, on each row's last valid node, or on every node of the call."""
+
+    NONE = 0
+    LAST = 1
+    ALL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Result of one forward. ``hidden[i]`` is the residual stream after i layers (0 = embeddings)."""
+
+    logits: Tensor | None  # [B, n, V]; [B, 1, V] with Head.LAST; None with Head.NONE
+    hidden: dict[int, Tensor]  # tap -> [B, n, H]
+
+
+class LM(Protocol):
+    """An autoregressive model that scores trees against a cache it writes scratch slots of."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def new_cache(self, rows: int, capacity: int) -> SlotCache:
+        """Storage for ``rows`` rows of ``capacity`` slots."""
+        ...
+
+    def __call__(
+        self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
+    ) -> Output:
+        """Score nodes ``start`` on of ``tree``; earlier nodes are in the cache's scratch from former calls.
+
+        Node i of row b is written to slot length[b] + i and sits at position length[b] + depth[b, i]; it attends to
+        the committed slots and its own ancestors. Only ``cache.commit`` makes a slot lasting.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The only trainer: drafters and small targets learn through the code that later serves them."""
