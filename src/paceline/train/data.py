@@ -8,6 +8,7 @@ import pydoc_data.topics
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,12 @@ def encode(tokenizer: Tokenizer, documents: Iterable[Document]) -> np.ndarray:
     return np.asarray(pieces, dtype=np.uint16)
 
 
+class Batches(Protocol):
+    """A batch of tokens for every step."""
+
+    def batch(self, step: int) -> Tensor: ...
+
+
 class Crops:
     """Random crops of token arrays. Batch ``step`` is a function of (seed, step), so resuming needs no state."""
 
@@ -121,3 +128,14 @@ class Crops:
             start = int(torch.randint(len(tokens) - self.length, (), generator=generator))
             rows.append(tokens[start : start + self.length + 1])
         return torch.stack(rows).long()
+
+
+class Stages:
+    """One source of batches after another: each ``(until, batches)`` serves the steps below ``until``."""
+
+    def __init__(self, *stages: tuple[int, Batches]) -> None:
+        self.stages = stages
+
+    def batch(self, step: int) -> Tensor:
+        """Tokens [B, T + 1] of this step."""
+        return next(batches for until, batches in self.stages if step < until).batch(step)

@@ -16,7 +16,7 @@ from torch import nn
 from paceline.models.decoder import DecoderLM
 from paceline.models.families import FAMILIES
 from paceline.models.loading import build, save
-from paceline.train.data import Crops, encode, standard_library, train_tokenizer
+from paceline.train.data import Crops, Stages, encode, standard_library, train_tokenizer
 from paceline.train.objectives import Distillation, next_token
 from paceline.train.trainer import TrainConfig, Trainer
 
@@ -103,21 +103,15 @@ def _validation(objective: Callable[..., torch.Tensor], work: Path) -> Callable[
 
 def train_target(work: Path) -> None:
     """The target on text."""
-    device = accelerator()
-    big = device.type != "cpu"
-    config = TrainConfig(
-        steps=1600 if big else 2400,
-        rows=48 if big else 4,
-        length=CONTEXT if big else 512,
-        learning_rate=3e-3,
-        dropout=0.1,
-        seed=SEED,
-        compile=big,
+    config = TrainConfig(steps=2500, learning_rate=3e-3, validate_every=250, compile=True)
+    text = np.load(work / "train.npy")
+    batches = Stages(
+        (2200, Crops([(text, 1.0)], rows=8, length=512, seed=SEED)),
+        (2500, Crops([(text, 1.0)], rows=4, length=CONTEXT, seed=SEED)),
     )
-    model = fresh(TARGET, SEED).to(device)
-    crops = Crops([(np.load(work / "train.npy"), 1.0)], rows=config.rows, length=config.length, seed=SEED)
+    model = fresh(TARGET, SEED).to(accelerator())
     validate = _validation(next_token, work)
-    Trainer(model, next_token, crops, config, folder=work / "target", validate=validate).run()
+    Trainer(model, next_token, batches, config, folder=work / "target", validate=validate).run()
     save(model, TARGET, work / "export" / "target")
 
 

@@ -1,6 +1,5 @@
 """The training loop: resumable, atomic, logged. Knows nothing of what is trained or on what."""
 
-import contextlib
 import json
 import os
 import time
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.models.decoder import DecoderLM
-from paceline.train.data import Crops
+from paceline.train.data import Batches
 from paceline.train.objectives import Objective
 
 
@@ -24,8 +23,6 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: PositiveInt
-    rows: PositiveInt
-    length: PositiveInt
     learning_rate: PositiveFloat
     warmup: PositiveInt = 100
     weight_decay: float = 0.1
@@ -39,19 +36,19 @@ class TrainConfig(BaseModel):
 
 
 class Trainer:
-    """AdamW with warm-up and a cosine to a tenth, bf16 autocast on accelerators, best-of-validation kept."""
+    """AdamW with warm-up and a cosine to a tenth, bf16 autocast, best-of-validation kept."""
 
     def __init__(
         self,
         model: DecoderLM,
         objective: Objective,
-        crops: Crops,
+        batches: Batches,
         config: TrainConfig,
         *,
         folder: Path,
         validate: Callable[[DecoderLM], float],
     ) -> None:
-        self.model, self.objective, self.crops, self.config = model, objective, crops, config
+        self.model, self.objective, self.batches, self.config = model, objective, batches, config
         self.folder, self.validate = folder, validate
         folder.mkdir(parents=True, exist_ok=True)
         decayed = [p for p in model.parameters() if p.dim() >= 2]
@@ -82,7 +79,7 @@ class Trainer:
             while self.step < self.config.steps:
                 self.model.train()
                 self.model.dropout = self.config.dropout
-                tokens = self.crops.batch(self.step).to(device, non_blocking=True)
+                tokens = self.batches.batch(self.step).to(device, non_blocking=True)
                 loss = self._update(loss_of, tokens)
                 self.step += 1
                 seen += tokens.numel()
@@ -103,8 +100,7 @@ class Trainer:
     def _update(self, loss_of: Callable[[DecoderLM, Tensor], Tensor], tokens: Tensor) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
-        half = tokens.device.type != "cpu"
-        with torch.autocast(tokens.device.type, torch.bfloat16) if half else contextlib.nullcontext():
+        with torch.autocast(tokens.device.type, torch.bfloat16):
             loss = loss_of(self.model, tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)

@@ -1,0 +1,175 @@
+"""The texts in progress: fixed rows on the device, each advancing at its own rate. Knows nothing of models.
+
+R rows, T text capacity, N nodes, D draft depth, E stop tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from paceline.core.noise import Key, Noise, Stream
+from paceline.core.sampling import Sampling, SamplingState
+from paceline.core.tree import Outcome, Tree
+
+MAX_STOP_TOKENS = 8
+
+
+class Finish(IntEnum):
+    """Why a row ended."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One text to continue. Raises ValueError on an empty prompt or counts out of range."""
+
+    tokens: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_tokens: Sequence[int] = ()
+    num_draft_tokens: int | None = None  # at most this many per step for this row; None: as the plan says
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError("empty prompt: give at least one token (a beginning-of-text token will do)")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: give at least 1")
+        if len(self.stop_tokens) > MAX_STOP_TOKENS:
+            raise ValueError(f"{len(self.stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS} are supported")
+        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
+            raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: give 0 or more")
+
+
+class Batch:
+    """R rows of text, their limits, options and noise. All state is tensors that steps change in place."""
+
+    def __init__(self, *, rows: int, max_length: int, max_depth: int, noise: Noise, device: torch.device) -> None:
+        def integers(*shape: int, fill: int = 0) -> Tensor:
+            return torch.full(shape, fill, dtype=torch.int64, device=device)
+
+        self.rows, self.max_length, self.max_depth = rows, max_length, max_depth
+        self.noise = noise
+        self.sampling = SamplingState(rows, device)
+        self.tokens = integers(rows, max_length + 1)  # the last column takes the writes that must change nothing
+        self.length = integers(rows, fill=1)
+        self.limit = integers(rows, fill=1)
+        self.steps = integers(rows)  # steps since admission: own noise is keyed by it
+        self.num_draft = integers(rows)
+        self.stop = integers(rows, MAX_STOP_TOKENS, fill=-1)
+        self.finish = integers(rows)
+        self.active = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.report = integers(rows, 5 + 2 * (max_depth + 1))
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    @property
+    def root(self) -> Tensor:
+        """The newest known token of each row [R]."""
+        return self.tokens.gather(1, self.length[:, None] - 1)[:, 0]
+
+    @property
+    def draft_room(self) -> Tensor:
+        """Draft tokens that could still matter to each row [R]: its own cap, and what its limit leaves."""
+        return torch.minimum(self.num_draft, self.limit - self.length - 1).clamp(min=0)
+
+    def key(self, position: Tensor, stream: Stream, lane: Tensor | int = 0, stage: int = 0) -> Key:
+        """Key of a choice at ``position`` [R, ...] of each row; the step enters for every stream but the target's."""
+        shape = (self.rows,) + (1,) * (position.dim() - 1)
+        seed = self.sampling.seed.view(shape)
+        if stream is Stream.TARGET:
+            return Key(seed=seed, position=position, stream=stream)
+        return Key(
+            seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage
+        )
+
+    def pick(self, logits: Tensor, position: Tensor) -> Tensor:
+        """The target's own choice [R, n] from ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
+        if not self.sampling.any_sampled:
+            return logits.argmax(-1)
+        return self.noise.choose(self.sampling.warp(logits), self.key(position, Stream.TARGET))
+
+    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        """Put ``requests`` into ``rows``, replacing what was there."""
+        index = torch.tensor(list(rows), device=self.device)
+        longest = max(len(request.tokens) for request in requests)
+        lengths = [len(request.tokens) for request in requests]
+        padded = torch.tensor([[*request.tokens, *[0] * (longest - len(request.tokens))] for request in requests])
+        self.tokens[index, :longest] = padded.to(self.device)
+        stops = [[*r.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(r.stop_tokens))] for r in requests]
+        drafts = [self.max_depth if r.num_draft_tokens is None else r.num_draft_tokens for r in requests]
+
+        def put(into: Tensor, values: Sequence[int] | Sequence[list[int]]) -> None:
+            into[index] = torch.tensor(values, device=self.device, dtype=into.dtype)
+
+        put(self.length, lengths)
+        put(self.limit, [n + r.max_tokens for n, r in zip(lengths, requests, strict=True)])
+        put(self.steps, [0] * len(requests))
+        put(self.num_draft, drafts)
+        put(self.stop, stops)
+        put(self.finish, [int(Finish.RUNNING)] * len(requests))
+        self.active[index] = True
+        self.sampling.assign(list(rows), [request.sampling for request in requests])
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Stop ``rows`` where they are; their slots may be reused."""
+        self.active[torch.tensor(list(rows), device=self.device)] = False
+
+    def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
+        """Append what was decided, clipped at the first stop token and at the limit; returns the clipped outcome."""
+        depth = torch.arange(tree.max_depth + 1, device=self.device)
+        accepted = outcome.num_committed - 1
+        drafted = tree.tokens.gather(1, torch.nn.functional.pad(outcome.path, (0, 1)).clamp(min=0))
+        emitted = torch.where(depth == accepted[:, None], outcome.next[:, None], drafted)  # [R, D + 1]
+
+        stops = (emitted[..., None] == self.stop[:, None]).any(-1) & (depth < outcome.num_committed[:, None])
+        until = torch.where(stops.any(-1), stops.int().argmax(-1) + 1, outcome.num_committed)
+        num = torch.minimum(until, self.limit - self.length)
+        num = torch.where(self.active, num, 0)
+        stopped = (stops & (depth < num[:, None])).any(-1)
+        full = self.length + num >= self.limit
+
+        into = torch.where(depth < num[:, None], self.length[:, None] + depth, self.max_length)
+        self.tokens.scatter_(1, into, emitted)
+        self.length.add_(num)
+        self.steps.add_(self.active)
+        ended = torch.where(stopped, int(Finish.STOP), torch.where(full, int(Finish.LENGTH), int(Finish.RUNNING)))
+        self.finish.copy_(torch.where(self.active, ended, self.finish))
+        self.active.logical_and_(self.finish == int(Finish.RUNNING))
+        clipped = Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
+        self._write_report(tree, clipped, accepted, emitted)
+        return clipped
+
+    def _write_report(self, tree: Tree, outcome: Outcome, accepted: Tensor, emitted: Tensor) -> None:
+        num = outcome.num_committed
+        ends = torch.nn.functional.pad(outcome.path, (1, 0)).gather(1, accepted.clamp(min=0)[:, None])  # [R, 1]
+        children = ((tree.parents == ends) & tree.valid).any(-1)
+        origin = tree.origin.gather(1, torch.nn.functional.pad(outcome.path, (0, 1)).clamp(min=0))
+        head = (num, torch.minimum(accepted, num), tree.valid.sum(-1) - 1, self.finish, ~children)
+        width = tree.max_depth + 1
+        for column, values in enumerate(head):
+            self.report[:, column].copy_(values)
+        self.report[:, 5 : 5 + width].copy_(emitted)
+        self.report[:, 6 + self.max_depth : 6 + self.max_depth + width].copy_(origin)
+
+
+class Report:
+    """One step as the host sees it: a single transfer, taken after commit."""
+
+    def __init__(self, batch: Batch) -> None:
+        table = batch.report.cpu()
+        self.num = table[:, 0].tolist()  # tokens emitted per row
+        self.accepted = table[:, 1].tolist()  # of them, drafted
+        self.drafted = [max(0, n) for n in table[:, 2].tolist()]  # proposed
+        self.finish = [Finish(code) for code in table[:, 3].tolist()]
+        self.bonus = [bool(flag) for flag in table[:, 4].tolist()]  # the last own token followed a whole draft
+        width = batch.max_depth + 1
+        self.tokens = [row[:n] for row, n in zip(table[:, 5 : 5 + width].tolist(), self.num, strict=True)]
+        self.origin = [row[:n] for row, n in zip(table[:, 5 + width :].tolist(), self.num, strict=True)]

@@ -1,0 +1,117 @@
+"""Random choices as a pure function of a key, so that nothing depends on a generator's history.
+
+Philox4x32-10 (Salmon et al., SC'11) in 64-bit integer tensor arithmetic. Knows nothing of models or verifiers.
+V vocabulary; keys have any shape [...].
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+class Stream(IntEnum):
+    """What a random number is for. Numbers of different streams are independent."""
+
+    TARGET = 0  # the target's own pick at a position; the only stream that steps and drafters share
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Names one random choice; the fields broadcast against each other.
+
+    Under TARGET, ``step``, ``lane`` and ``stage`` stay 0: the choice depends on the row's seed and the position alone.
+    Every other stream carries the row's step and the node (lane), so that a position drafted again, a sibling or a
+    nested stage never meets used noise.
+    """
+
+    seed: Tensor  # int64, 0 <= seed < 2**63
+    position: Tensor  # int64, absolute index of the token being chosen
+    stream: Stream
+    step: Tensor | int = 0
+    lane: Tensor | int = 0  # < 2**20
+    stage: int = 0  # < 2**8
+
+
+class Noise(Protocol):
+    """A source of keyed choices."""
+
+    def choose(self, scores: Tensor, key: Key) -> Tensor:
+        """Index drawn with probability proportional to exp(scores) over the last axis; key shape = scores' less it."""
+        ...
+
+    def coin(self, numerator: Tensor, denominator: Tensor, key: Key) -> Tensor:
+        """True with probability min(1, numerator / denominator); never if the numerator is 0."""
+        ...
+
+
+class Philox:
+    """The noise of every real run."""
+
+    def bits(self, key: Key, count: int) -> Tensor:
+        """``count`` words [..., count], int64 holding 32 random bits each."""
+        step = torch.as_tensor(key.step, device=key.seed.device)
+        lane = torch.as_tensor(key.lane, device=key.seed.device)
+        seed, position, step, lane = (x[..., None] for x in torch.broadcast_tensors(key.seed, key.position, step, lane))
+        group = torch.arange((count + 3) // 4, device=seed.device)
+        counter = (
+            group + torch.zeros_like(seed),
+            (position & MASK) + torch.zeros_like(group),
+            (step & MASK) + torch.zeros_like(group),
+            ((int(key.stream) << 28) | (key.stage << 20) | lane) + torch.zeros_like(group),
+        )
+        words = philox(counter, (seed & MASK, (seed >> 32) & MASK))
+        return torch.stack(words, dim=-1).flatten(-2)[..., :count]
+
+    def choose(self, scores: Tensor, key: Key) -> Tensor:
+        """The winner of a race of exponentials: argmin E_v / p_v with E = -log1p(-u), as argmax in logarithms.
+
+        Small exponentials win, and they come from small u, where 32 bits in floating point stay exact.
+        """
+        u = (self.bits(key, scores.shape[-1]).to(scores.dtype) + 0.5) * 2.0**-32
+        exponential = -torch.log1p(-u.clamp(max=1 - 2.0**-24))
+        return (scores - exponential.log()).argmax(-1)
+
+    def coin(self, numerator: Tensor, denominator: Tensor, key: Key) -> Tensor:
+        """``u * denominator < numerator``, strictly and without a division: numerator 0 never passes."""
+        u = (self.bits(key, 1)[..., 0].to(numerator.dtype) * 2.0**-32).clamp(max=1 - 2.0**-24)
+        return u * denominator < numerator
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten rounds over four 32-bit counter words and two key words, all held in int64."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & MASK, (k1 + _WEYL[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of a product. The constant enters less 2**32, so that int64 never overflows."""
+    product = word * (constant - (1 << 32))
+    return (product >> 32) + word, product & MASK
+
+
+def split_seed(seed: int, index: int) -> int:
+    """A seed for the ``index``-th of several texts that were given one seed; index 0 keeps it (splitmix64)."""
+    if index == 0:
+        return seed
+    mask = (1 << 64) - 1
+    z = (seed + index * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return (z ^ (z >> 31)) >> 1

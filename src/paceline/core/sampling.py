@@ -1,0 +1,111 @@
+"""How a row turns logits into the law it samples from: temperature, top-k, top-p, min-p, in transformers' order.
+
+Knows nothing of trees or verifiers. R rows, B rows of a call, n nodes, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """One row's sampling options; the defaults are greedy decoding.
+
+    temperature: 0 is argmax, else logits are divided by it. top_k: keep the k likeliest, 0 keeps all. top_p: keep the
+    smallest set of likeliest tokens whose mass reaches it. min_p: drop tokens below this share of the likeliest one's
+    probability. seed: 0 <= seed < 2**63, of the row's own noise. Raises ValueError on values outside these ranges.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature}: give a finite number of at least 0 (0 is greedy)")
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k}: give 0 (off) or a positive count")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p}: give a number above 0 and at most 1 (1 is off)")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p}: give a number from 0 (off) to 1")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed={self.seed}: give an integer from 0 to 2**63 - 1")
+
+
+class SamplingState:
+    """The options of all rows as tensors, with host flags that say which filters any row uses at all."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.rows: list[Sampling] = [Sampling()] * rows
+        self.temperature = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.top_p = torch.ones(rows, dtype=torch.float64, device=device)
+        self.min_p = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._flag()
+
+    def assign(self, rows: list[int], options: list[Sampling]) -> None:
+        """Give rows their options."""
+        for row, option in zip(rows, options, strict=True):
+            self.rows[row] = option
+            self.temperature[row] = option.temperature
+            self.top_k[row] = option.top_k
+            self.top_p[row] = option.top_p
+            self.min_p[row] = option.min_p
+            self.seed[row] = option.seed
+        self._flag()
+
+    def _flag(self) -> None:
+        sampled = [option for option in self.rows if option.temperature > 0]
+        self.any_sampled = bool(sampled)
+        self.any_top_k = any(option.top_k > 0 for option in sampled)
+        self.any_top_p = any(option.top_p < 1 for option in sampled)
+        self.any_min_p = any(option.min_p > 0 for option in sampled)
+
+    def warp(self, logits: Tensor) -> Tensor:
+        """``logits`` [R, n, V] to scores whose exponentials are the law up to a factor: -inf where excluded.
+
+        A greedy row's law is one-hot at its argmax, so whatever draws from the scores draws the argmax.
+        """
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        dtype = scores.dtype
+        temperature = self.temperature[:, None, None].to(dtype)
+        best = torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+        if not self.any_sampled:
+            return best.log()
+        warped = scores / torch.where(temperature > 0, temperature, 1.0)
+        if self.any_top_k:
+            size = torch.where(self.top_k > 0, self.top_k, scores.shape[-1]).clamp(max=scores.shape[-1])
+            warped = keep_until(warped, torch.ones_like(warped), size[:, None, None].to(dtype))
+        if self.any_top_p:
+            goal = torch.where(self.top_p < 1, self.top_p, torch.inf)
+            warped = keep_until(warped, warped.softmax(-1), goal[:, None, None].to(dtype))
+        if self.any_min_p:
+            floor = warped.amax(-1, keepdim=True) + self.min_p[:, None, None].to(dtype).log()
+            warped = warped.masked_fill(warped < floor, -torch.inf)
+        return torch.where(temperature > 0, warped, best.log())
+
+
+def keep_until(scores: Tensor, weight: Tensor, goal: Tensor) -> Tensor:
+    """Keep the largest ``scores`` [..., V] until their summed ``weight`` reaches ``goal`` [..., 1]; the rest -inf.
+
+    Ties at the boundary are all kept; a goal beyond the whole weight keeps everything. The boundary is found by
+    bisection over the order-preserving integers of the floats: no sort, no transfer to the host.
+    """
+    wide = scores.dtype == torch.float64
+    bits = scores.view(torch.int64 if wide else torch.int32)
+    lowest = torch.iinfo(bits.dtype).min
+    order = torch.where(bits < 0, lowest - bits - 1, bits)  # monotone: more negative floats have larger magnitudes
+    low = torch.full_like(order[..., :1], lowest)  # always reaches the goal, by definition
+    high = order.amax(-1, keepdim=True)
+    for _ in range(64 if wide else 32):
+        middle = (low >> 1) + (high >> 1) + ((low | high) & 1)  # rounded up, without overflow
+        reaches = torch.where(order >= middle, weight, 0.0).sum(-1, keepdim=True) >= goal
+        low = torch.where(reaches, middle, low)
+        high = torch.where(reaches, high, middle - 1)
+    return scores.masked_fill(order < low, -torch.inf)

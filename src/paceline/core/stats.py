@@ -1,0 +1,78 @@
+"""Counters of what steps did, on the device, per row since its admission. Knows nothing of time.
+
+R rows, B = R, N nodes, D largest draft depth.
+"""
+
+import torch
+from torch import Tensor
+
+from paceline.core.tree import Outcome, Tree
+
+
+class Stats:
+    """Adds up outcomes after clipping; reading it is a transfer to the host."""
+
+    def __init__(self, rows: int, max_depth: int, device: torch.device) -> None:
+        self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.emitted = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.drafted = torch.zeros(rows, max_depth, dtype=torch.int64, device=device)  # by depth - 1
+        self.accepted = torch.zeros(rows, max_depth, dtype=torch.int64, device=device)
+
+    def reset(self, rows: Tensor) -> None:
+        """Forget ``rows`` [B]: they are given to other requests."""
+        for counter in (self.steps, self.emitted, self.drafted, self.accepted):
+            counter.index_fill_(0, rows, 0)
+
+    def record(self, tree: Tree, outcome: Outcome) -> None:
+        """Count one step of every row; inactive rows have num_committed 0 and no valid node."""
+        self.steps.add_(outcome.num_committed > 0)
+        self.emitted.add_(outcome.num_committed)
+        depths = torch.arange(1, tree.max_depth + 1, device=tree.tokens.device)
+        drafted = ((tree.depth[:, None, :] == depths[None, :, None]) & tree.valid[:, None, :]).any(-1)
+        # Of the emitted tokens the last is the target's own, unless an accepted token ended the text.
+        kept = (outcome.path >= 0) & (depths <= outcome.num_committed[:, None])
+        self.drafted[:, : tree.max_depth].add_(drafted)
+        self.accepted[:, : tree.max_depth].add_(kept)
+
+    def summary(self, rows: list[int] | None = None) -> "Summary":
+        """Totals over ``rows`` (all by default); transfers to the host."""
+        chosen = slice(None) if rows is None else torch.tensor(rows, device=self.steps.device)
+        return Summary(
+            steps=int(self.steps[chosen].sum()),
+            emitted=int(self.emitted[chosen].sum()),
+            drafted=self.drafted[chosen].sum(0).tolist(),
+            accepted=self.accepted[chosen].sum(0).tolist(),
+        )
+
+
+class Summary:
+    """Counts on the host, and the field's ratios of them."""
+
+    def __init__(self, *, steps: int, emitted: int, drafted: list[int], accepted: list[int]) -> None:
+        self.steps = steps  # target forwards that a row took part in
+        self.emitted = emitted
+        self.drafted = drafted  # steps that proposed a token at depth i + 1
+        self.accepted = accepted  # steps that kept it
+
+    def __add__(self, other: "Summary") -> "Summary":
+        return Summary(
+            steps=self.steps + other.steps,
+            emitted=self.emitted + other.emitted,
+            drafted=[a + b for a, b in zip(self.drafted, other.drafted, strict=True)],
+            accepted=[a + b for a, b in zip(self.accepted, other.accepted, strict=True)],
+        )
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per step: accepted ones and the correction or bonus, after clipping."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens."""
+        return sum(self.accepted) / sum(self.drafted) if sum(self.drafted) else 0.0
+
+    @property
+    def first_acceptance(self) -> float:
+        """Share of the steps with a draft whose first token was kept."""
+        return self.accepted[0] / self.drafted[0] if self.drafted and self.drafted[0] else 0.0

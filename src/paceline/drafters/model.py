@@ -1,0 +1,120 @@
+"""A second, smaller language model drafts a chain with a cache of its own.
+
+B rows, k draft tokens, V the target's vocabulary.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.core.batch import Batch
+from paceline.core.noise import Stream
+from paceline.core.plan import StepPlan
+from paceline.core.tree import Draw, Outcome, Tree
+from paceline.drafters.base import Drafter, Setting
+from paceline.models.base import LM, Head, Output
+from paceline.models.prefill import feed, prefill
+
+CATCH_UP = (8, 64, 256)  # chunk sizes for rows that fell behind
+
+
+@final
+class ModelDrafter(Drafter):
+    """Any LM over the target's vocabulary; sizes may differ by padding at the end, which is cut or filled.
+
+    Its cache commits the root itself, so after an ordinary step it lags by the root and, when the whole draft was
+    accepted, by the last drafted token, which it never read. A row that outgrows the draft's context drafts no more.
+    """
+
+    draws = frozenset({Draw.SHARED, Draw.IID, Draw.FIXED})
+
+    def __init__(self, *, lm: LM) -> None:
+        self.lm = lm
+
+    def start(self, setting: Setting) -> None:
+        """A cache for the longest text that both the target's rows and the draft's context allow."""
+        self.setting = setting
+        longest = min(setting.max_length, self.lm.max_positions)
+        self.cache = self.lm.new_cache(setting.rows, longest + max(2, setting.max_draft_tokens)).view()
+        self.lag = 0  # host's bound on the tokens that any row has yet to read, the root included
+
+    def prefill(self, batch: Batch, rows: Tensor, longest: int, hidden: dict[int, Tensor]) -> None:
+        """Read the prompts up to their roots."""
+        view = self.cache.storage.view(rows)
+        view.truncate(0)
+        known = (batch.length[rows] - 1).clamp(max=self.lm.max_positions)
+        text = self._readable(batch)[rows]
+        prefill(self.lm, view, text, known, min(longest - 1, self.lm.max_positions), taps=())
+        self.lag = max(self.lag, 1)
+
+    def propose(self, batch: Batch, plan: StepPlan) -> Tree:
+        """A chain [B, k + 1], each token drawn as the verifier asked."""
+        if plan.num_draft_tokens == 0:
+            return Tree.make_chain(batch.root[:, None], batch.active[:, None])
+        draw = self.setting.draw
+        logits = self._read_text(batch)
+        room = torch.minimum(batch.draft_room, self.lm.max_positions - batch.length + 1)
+        room = torch.where(batch.active, room, 0)
+        index = torch.arange(plan.num_draft_tokens, device=batch.device)
+        valid = index < room[:, None]  # [B, k]
+        tokens, laws = [], []
+        for lane in range(plan.num_draft_tokens):
+            if lane > 0:
+                chain = Tree.make_chain(torch.stack(tokens, dim=1), valid[:, :lane])
+                output = self.lm(chain, self.cache, start=lane - 1)
+                logits = output.logits
+            token, law = self._draw(batch, logits, lane, draw)
+            tokens.append(token)
+            laws.append(law)
+        return Tree.make_chain(
+            torch.cat((batch.root[:, None], torch.stack(tokens, dim=1)), dim=1),
+            torch.cat((batch.active[:, None], valid), dim=1),
+            draw=draw,
+            laws=torch.stack(laws, dim=1) if draw is Draw.IID else None,
+        )
+
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+        """Keep what was accepted of what it read: all but the last drafted token."""
+        if tree.max_depth == 0:
+            self.lag += 1
+            return
+        read = tree.max_depth - 1
+        self.cache.commit((outcome.num_committed - 1).clamp(0, read))
+        self.lag = 2
+
+    def _draw(self, batch: Batch, logits: Tensor | None, lane: int, draw: Draw) -> tuple[Tensor, Tensor]:
+        """One token [B] for the position ``lane`` beyond the text, and its law [B, V] if drawn from one."""
+        assert logits is not None
+        logits = self._fit(logits)
+        position = batch.length[:, None] + lane
+        if draw is Draw.FIXED:
+            return logits.argmax(-1)[:, 0], logits
+        if draw is Draw.SHARED:
+            return batch.pick(logits, position)[:, 0], logits
+        scores = batch.sampling.warp(logits)
+        token = batch.noise.choose(scores, batch.key(position, Stream.DRAFT, lane=lane + 1))
+        return token[:, 0], scores.softmax(-1)[:, 0]
+
+    def _read_text(self, batch: Batch) -> Tensor | None:
+        """Read what the cache lacks up to the root; logits [B, 1, V'] after it."""
+        text = self._readable(batch)
+        while self.lag > 2:
+            size = next((size for size in CATCH_UP if size >= self.lag - 2), CATCH_UP[-1])
+            feed(self.lm, self.cache, text, self._missing(batch).clamp(max=size), size)
+            self.lag -= size
+        return feed(self.lm, self.cache, text, self._missing(batch), 2, head=Head.LAST).logits
+
+    def _missing(self, batch: Batch) -> Tensor:
+        """Known tokens not yet read [B]; none for inactive rows and beyond the draft's context."""
+        missing = batch.length.clamp(max=self.lm.max_positions) - self.cache.length
+        return torch.where(batch.active, missing, 0)
+
+    def _readable(self, batch: Batch) -> Tensor:
+        """The text [B, T], ids that only the target's padded vocabulary has replaced by the draft's last."""
+        return batch.tokens[:, : batch.max_length].clamp(max=self.lm.vocab_size - 1)
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """Logits over the draft's vocabulary to the target's: cut, or filled with -inf."""
+        short = self.setting.vocab_size - logits.shape[-1]
+        return torch.nn.functional.pad(logits, (0, short), value=-torch.inf) if short else logits

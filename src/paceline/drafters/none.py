@@ -1,0 +1,22 @@
+"""No draft: every step is one node and one token. The honest baseline runs through the same loop."""
+
+from typing import final
+
+from paceline.core.batch import Batch
+from paceline.core.plan import StepPlan
+from paceline.core.tree import Draw, Tree
+from paceline.drafters.base import StatelessDrafter
+
+
+@final
+class NoDrafter(StatelessDrafter):
+    """Proposes the root alone, which suits every verifier."""
+
+    draws = frozenset(Draw)
+
+    def max_nodes(self, num_draft_tokens: int) -> int:
+        return 1
+
+    def propose(self, batch: Batch, plan: StepPlan) -> Tree:
+        """The root [B, 1]."""
+        return Tree.make_chain(batch.root[:, None], batch.active[:, None])

@@ -1,0 +1,48 @@
+"""Taking in known text in chunks. Knows nothing of what happens after it.
+
+B rows, T known tokens, C chunk, H hidden size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.cache import View
+from paceline.core.tree import Tree
+from paceline.models.base import LM, Head, Output
+
+CHUNK = 256
+
+
+def feed(
+    lm: LM,
+    cache: View,
+    text: Tensor,
+    count: Tensor,
+    size: int,
+    *,
+    taps: Sequence[int] = (),
+    head: Head = Head.NONE,
+) -> Output:
+    """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``text`` [B, T].
+
+    The token of slot s is text[b, s]. Returns the forward's Output; Head.LAST gives the logits after the last token.
+    """
+    index = torch.arange(size, device=text.device)
+    at = (cache.length[:, None] + index).clamp(max=text.shape[1] - 1)
+    valid = index < count[:, None]
+    output = lm(Tree.make_chain(text.gather(1, at), valid), cache, taps=taps, head=head)
+    cache.commit(count.clamp(0, size))
+    return output
+
+
+def prefill(lm: LM, cache: View, text: Tensor, length: Tensor, longest: int, taps: Sequence[int]) -> dict[int, Tensor]:
+    """Commit ``text`` [B, T] up to ``length`` [B] (none above ``longest``) into an empty view; the taps over it."""
+    hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+    for start in range(0, longest, CHUNK):
+        size = min(CHUNK, longest - start)
+        output = feed(lm, cache, text, (length - start).clamp(0, size), size, taps=taps)
+        for tap in taps:
+            hidden[tap].append(output.hidden[tap])
+    return {tap: torch.cat(pieces, dim=1) for tap, pieces in hidden.items() if pieces}

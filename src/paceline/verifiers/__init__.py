@@ -1,0 +1,11 @@
+"""Rules that decide how much of a draft is kept. Each is pure, vectorised and names the law it preserves."""
+
+from paceline.core.registry import Registry
+
+VERIFIERS = Registry(
+    "verifier",
+    {
+        "coupled": "paceline.verifiers.coupled:Coupled",
+        "rejection": "paceline.verifiers.rejection:Rejection",
+    },
+)

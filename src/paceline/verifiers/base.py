@@ -1,0 +1,23 @@
+"""What a verifier is to the step. Knows nothing of drafters beyond how their tokens were drawn.
+
+B rows, N nodes, V vocabulary.
+"""
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from paceline.core.batch import Batch
+from paceline.core.tree import Draw, Outcome, Tree
+
+
+class Verifier(Protocol):
+    """Pure: the outcome is a function of the tree, the target's logits and the rows' noise."""
+
+    lossless: ClassVar[bool]  # the emitted law is the target's
+    wants: ClassVar[tuple[Draw, ...]]  # draws it can take, best first
+    branches: ClassVar[bool]  # whether it can follow trees that branch
+
+    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+        """Decide from ``logits`` [B, N, V] at every node; before clipping at stop tokens and limits."""
+        ...

@@ -1,0 +1,31 @@
+"""The target picks at every node with its own noise; the child that equals the pick is followed (2408.07978).
+
+B rows, N nodes, V vocabulary.
+"""
+
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from paceline.core.batch import Batch
+from paceline.core.tree import Draw, Outcome, Tree, follow
+
+
+@final
+class Coupled:
+    """Emits exactly what plain decoding with the same seed emits, whatever was drafted.
+
+    The noise of a pick is a function of (seed, position), so the pick at a node is the token that plain decoding would
+    choose after that node's path. Drafts drawn with the same noise (``shared``) are accepted most often.
+    """
+
+    lossless: ClassVar[bool] = True
+    wants: ClassVar[tuple[Draw, ...]] = (Draw.SHARED, Draw.FIXED, Draw.IID, Draw.NO_REPLACEMENT)
+    branches: ClassVar[bool] = True
+
+    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+        """Follow the picks from the root as far as the tree goes."""
+        picks = batch.pick(logits, batch.length[:, None] + tree.depth)  # [B, N]
+        wanted = picks.gather(1, tree.parents.clamp(min=0))
+        leaf, path, length = follow(tree, tree.tokens == wanted)
+        return Outcome(path=path, num_committed=length + 1, next=picks.gather(1, leaf[:, None])[:, 0], picks=picks)

@@ -1,0 +1,79 @@
+"""Small random models. Weights have a standard deviation of about 0.2, because tiny ones make near ties."""
+
+import copy
+from functools import cache
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from paceline.models.families import FAMILIES
+from paceline.models.loading import build
+
+VOCAB = 61
+
+LLAMA = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+    initializer_range=0.2,
+)
+GPT2 = dict(
+    vocab_size=VOCAB,
+    n_embd=32,
+    n_layer=3,
+    n_head=4,
+    n_positions=128,
+    bos_token_id=None,
+    eos_token_id=None,
+    initializer_range=0.2,
+)
+
+
+def llama(seed=1, dtype=torch.float64, **overrides):
+    """A random transformers Llama."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**{**LLAMA, **overrides})).to(dtype).eval()
+
+
+def gpt2(seed=1, dtype=torch.float64, **overrides):
+    """A random transformers GPT-2."""
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(GPT2Config(**{**GPT2, **overrides})).to(dtype).eval()
+
+
+def native(model):
+    """Our decoder with the weights of a transformers model."""
+    raw = model.config.to_dict()
+    family = FAMILIES[raw["model_type"]]
+    state = {own: value for name, tensor in model.state_dict().items() for own, value in family.read(name, tensor)}
+    return build(family.configure(raw), {name: tensor.clone() for name, tensor in state.items()})
+
+
+@cache
+def target(seed=1):
+    """The target of most tests: (transformers model, ours), float64."""
+    model = llama(seed)
+    return model, native(model)
+
+
+@cache
+def draft(seed=2, **overrides):
+    """A one-layer draft over the same vocabulary that agrees with nothing in particular."""
+    return native(llama(seed, num_hidden_layers=1, **overrides))
+
+
+def noisy(model, scale, seed=3):
+    """Our decoder with noise on its weights: the oracle draft, right often but not always."""
+    generator = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.add_(scale * parameter.std() * noise.to(parameter.dtype))
+    return other
