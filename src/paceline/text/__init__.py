@@ -1,0 +1,1 @@
+"""Between strings and token ids. Imports no model code."""
