@@ -56,9 +56,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, layer: int, attend: Attend, table: tuple[Tensor, Tensor] | None) -> Tensor:
-        query, key, value = (
-            proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.query, self.key, self.value)
-        )
+        query, key, value = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.query, self.key, self.value))
         if table is not None:
             query, key = rotate(query, *table), rotate(key, *table)
         return self.output(attend(layer, query, key, value).flatten(-2))

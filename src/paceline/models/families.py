@@ -1,14 +1,16 @@
 """How each checkpoint family maps to the native decoder: its config and its tensor names. Reads no files.
 
 A family is one entry in FAMILIES: ``configure`` reads config.json's fields, ``read`` maps a stored tensor to ours and
-``name`` ours to the stored one.
+``write`` all of ours to the stored ones.
 """
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -25,7 +27,7 @@ class Family:
 
     configure: Callable[[dict[str, object]], DecoderConfig]
     read: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]]
-    name: Callable[[str], str]
+    write: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def _swap(pairs: tuple[tuple[str, str], ...], name: str, *, back: bool = False) -> str:
@@ -56,7 +58,10 @@ _LLAMA_NAMES = (
 
 def _rotary(raw: dict[str, object], head_dim: int) -> RotaryConfig:
     """Frequencies of ``raw``, old (rope_theta, rope_scaling) or new (rope_parameters) spelling. Raises ValueError."""
-    config = AutoConfig.for_model(**raw)
+    try:
+        config = AutoConfig.for_model(**copy.deepcopy(raw))  # which would write into nested dictionaries
+    except (StrictDataclassError, KeyError, TypeError) as error:
+        raise ValueError(f"transformers refuses config.json: {error.args[0] if error.args else error}") from error
     rope = dict(config.rope_parameters)
     kind = rope.get("rope_type", "default")
     if kind == "default":
@@ -65,6 +70,8 @@ def _rotary(raw: dict[str, object], head_dim: int) -> RotaryConfig:
     if kind not in STATIC_SCALINGS:
         raise ValueError(f"rope scaling {kind!r} is not supported; supported: default, {', '.join(STATIC_SCALINGS)}")
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    if 2 * len(frequencies) != head_dim:
+        raise ValueError("partial_rotary_factor is not supported by the native decoder")
     return RotaryConfig(tuple(frequencies.tolist()), float(factor))
 
 
@@ -80,6 +87,8 @@ def _int(raw: dict[str, object], name: str, default: int | None = None) -> int:
         return default
     if not isinstance(value, int):
         raise KeyError(name)
+    if value < 1:
+        raise ValueError(f"{name}={value}: a positive count is needed")
     return value
 
 
@@ -93,13 +102,15 @@ def _configure_llama(raw: dict[str, object]) -> DecoderConfig:
     _require(raw, "attention_bias", False, False)
     _require(raw, "mlp_bias", False, False)
     hidden, heads = _int(raw, "hidden_size"), _int(raw, "num_attention_heads")
-    head_dim = _int(raw, "head_dim", hidden // heads)
+    kv_heads, head_dim = _int(raw, "num_key_value_heads", heads), _int(raw, "head_dim", hidden // heads)
+    if heads % kv_heads:
+        raise ValueError(f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
     return DecoderConfig(
         vocab_size=_int(raw, "vocab_size"),
         hidden_size=hidden,
         num_layers=_int(raw, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=_int(raw, "num_key_value_heads", heads),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         ffn_size=_int(raw, "intermediate_size"),
         max_positions=_int(raw, "max_position_embeddings", 2048),
@@ -112,6 +123,10 @@ def _configure_llama(raw: dict[str, object]) -> DecoderConfig:
 def _read_llama(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     if not name.endswith("rotary_emb.inv_freq"):  # old checkpoints store what the config already says
         yield _swap(_LLAMA_NAMES, name), tensor
+
+
+def _write_llama(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {_swap(_LLAMA_NAMES, own, back=True): tensor for own, tensor in state.items()}
 
 
 _GPT2_NAMES = (
@@ -166,7 +181,21 @@ def _read_gpt2(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield own, tensor
 
 
+def _write_gpt2(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    stored = {}
+    for own, tensor in state.items():
+        if ".attention.key." in own or ".attention.value." in own:
+            continue  # stored behind the query
+        if ".attention.query." in own:
+            tensor = torch.cat([state[own.replace(".query.", f".{part}.")] for part in ("query", "key", "value")])
+            own = own.replace("attention.query", "attn.c_attn")
+        if tensor.dim() == 2 and own.startswith("blocks."):
+            tensor = tensor.t().contiguous()
+        stored[_swap(_GPT2_NAMES, own, back=True)] = tensor
+    return stored
+
+
 FAMILIES: dict[str, Family] = {
-    "llama": Family(_configure_llama, _read_llama, lambda own: _swap(_LLAMA_NAMES, own, back=True)),
-    "gpt2": Family(_configure_gpt2, _read_gpt2, lambda own: _swap(_GPT2_NAMES, own, back=True)),
+    "llama": Family(_configure_llama, _read_llama, _write_llama),
+    "gpt2": Family(_configure_gpt2, _read_gpt2, _write_gpt2),
 }

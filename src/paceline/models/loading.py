@@ -28,7 +28,7 @@ def read_config(path: Path) -> dict[str, object]:
         raise ModelError(f"not a model: {path} has no config.json; give a directory saved with save_pretrained")
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # broken JSON, or bytes that are no text
         raise ModelError(f"not a model: {path / 'config.json'} is not JSON ({error})") from error
     if not isinstance(config, dict):
         raise ModelError(f"not a model: {path / 'config.json'} holds no JSON object")
@@ -72,7 +72,7 @@ def build(
     with torch.device("meta"):
         model = DecoderLM(config)
     if config.tied_head:
-        state.pop("head.weight", None)
+        state = {name: tensor for name, tensor in state.items() if name != "head.weight"}
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     if missing or extra:
@@ -88,8 +88,8 @@ def save(model: DecoderLM, raw: dict[str, object], path: Path, *, dtype: torch.d
     """Write ``model`` as a Hugging Face directory with ``raw`` as its config.json."""
     family = find_family(raw, path)
     path.mkdir(parents=True, exist_ok=True)
-    state = {family.name(own): tensor.detach().to("cpu", dtype) for own, tensor in model.state_dict().items()}
-    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    state = {own: tensor.detach().to("cpu", dtype) for own, tensor in model.state_dict().items()}
+    save_file(family.write(state), path / "model.safetensors", metadata={"format": "pt"})
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
 
@@ -97,7 +97,10 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     index = path / "model.safetensors.index.json"
     single = path / "model.safetensors"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is no index of shards; save the model again with save_pretrained") from error
         files = [path / Path(name).name for name in names]
     elif single.is_file():
         files = [single]
@@ -111,7 +114,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             raise ModelError(f"{path}: shard {file.name} is named in {index.name} but missing")
         try:
             with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118, the handle is no mapping
+                for name in opened.keys():
                     yield name, opened.get_tensor(name)
         except SafetensorError as error:
             raise ModelError(f"{file} is not a safetensors file ({error})") from error

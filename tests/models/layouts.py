@@ -1,0 +1,99 @@
+"""Small random models of every supported layout, and what transformers says about a text, a tree and its nodes."""
+
+from functools import cache
+
+import torch
+
+from paceline.core.tree import Tree
+from tests import tiny
+
+MAX_POSITIONS = 128
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+LAYOUTS = {
+    "llama-2": lambda dtype: tiny.llama(dtype=dtype, num_key_value_heads=4),
+    "llama-3": lambda dtype: tiny.llama(dtype=dtype, rope_parameters=LLAMA3_ROPE),
+    "linear": lambda dtype: tiny.llama(dtype=dtype, rope_parameters=LINEAR_ROPE),
+    "yarn": lambda dtype: tiny.llama(dtype=dtype, rope_parameters=YARN_ROPE),
+    "grouped": lambda dtype: tiny.llama(dtype=dtype, num_key_value_heads=2, rms_norm_eps=1e-5),
+    "multi-query": lambda dtype: tiny.llama(dtype=dtype, num_key_value_heads=1),
+    "tied": lambda dtype: tiny.llama(dtype=dtype, tie_word_embeddings=True),
+    "head-dim": lambda dtype: tiny.llama(dtype=dtype, head_dim=12),
+    "gpt2": lambda dtype: tiny.gpt2(dtype=dtype),
+    "gpt2-inner-untied": lambda dtype: tiny.gpt2(dtype=dtype, n_inner=40, tie_word_embeddings=False),
+}
+
+
+def shaken(model, seed=5):
+    """``model`` with noise on its norms and biases, which are all ones and zeros when fresh."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+    return model
+
+
+@cache
+def pair(layout, dtype=torch.float32):
+    """(transformers model, ours) with equal weights."""
+    model = shaken(LAYOUTS[layout](dtype))
+    return model, tiny.native(model)
+
+
+@torch.no_grad()
+def plain(model, tokens):
+    """Logits [T, V] of one text, by one uncached forward of the transformers model."""
+    return model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def texts(rows, length, seed=7):
+    """Random token ids [rows, length]."""
+    return torch.randint(tiny.VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def random_tree(rows, nodes, seed, *, all_valid=False):
+    """Trees that branch anywhere, a different one in every row, with some branches cut off as invalid."""
+    generator = torch.Generator().manual_seed(seed)
+    parents = torch.full((rows, nodes), -1)
+    valid = torch.ones(rows, nodes, dtype=torch.bool)
+    for row in range(rows):
+        for node in range(1, nodes):
+            parents[row, node] = torch.randint(max(0, node - 4), node, (), generator=generator)
+            dropped = not all_valid and float(torch.rand((), generator=generator)) < 0.2
+            valid[row, node] = valid[row, parents[row, node]] and not dropped
+    tokens = torch.randint(tiny.VOCAB, (rows, nodes), generator=generator)
+    return Tree.make(tokens, parents, valid, max_depth=nodes - 1)
+
+
+def first_nodes(tree, count):
+    """The same trees less the nodes from ``count`` on."""
+    return Tree.make(tree.tokens[:, :count], tree.parents[:, :count], tree.valid[:, :count], max_depth=count - 1)
+
+
+def path_to(tree, row, node):
+    """Nodes from the root to ``node``, both included, by walking the parents."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = int(tree.parents[row, node])
+    return path[::-1]
+
+
+def tokens_at(tree, row, nodes):
+    return [int(tree.tokens[row, node]) for node in nodes]

@@ -1,0 +1,231 @@
+"""Logits and hidden states of the native decoder equal transformers', through the cache and on trees."""
+
+import pytest
+import torch
+
+from paceline.core.tree import Tree
+from paceline.models import prefill as prefilling
+from paceline.models.base import Head
+from paceline.models.prefill import feed, prefill
+from tests.models.layouts import (
+    LAYOUTS,
+    MAX_POSITIONS,
+    first_nodes,
+    pair,
+    path_to,
+    plain,
+    random_tree,
+    texts,
+    tokens_at,
+)
+
+LENGTHS = (0, 5, 17)  # committed tokens of the rows of most tests
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def committed(ours, text, lengths, *, capacity=64):
+    """A view whose rows hold the first ``lengths`` tokens of ``text``."""
+    view = ours.new_cache(len(lengths), capacity).view()
+    known = torch.tensor(lengths)
+    prefill(ours, view, text, known, max(lengths), taps=())
+    assert view.length.tolist() == list(lengths)
+    return view
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "llama-2"])
+def test_layouts_differ_from_the_plain_one(layout):
+    # If a layout's option changed nothing, the tests below would prove nothing about it.
+    text = texts(1, 40)[0].tolist()
+    assert (plain(pair(layout)[0], text) - plain(pair("llama-2")[0], text)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", [(40,), (1,) * 8, (7, 1, 13, 2, 17)], ids=["whole", "single", "chunks"])
+@torch.no_grad()
+def test_prefill_in_chunks_equals_one_plain_forward(layout, sizes):
+    model, ours = pair(layout)
+    text = texts(2, sum(sizes))
+    view = ours.new_cache(2, 48).view()
+    pieces = [feed(ours, view, text, torch.full((2,), n), n, head=Head.ALL).logits for n in sizes]
+    found = torch.cat(pieces, dim=1)
+    for row in range(2):
+        close(found[row], plain(model, text[row].tolist()))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.no_grad()
+def test_causal_forward_equals_one_plain_forward(layout):
+    model, ours = pair(layout)
+    text = texts(2, 33)
+    found = ours.causal(text).logits
+    for row in range(2):
+        close(found[row], plain(model, text[row].tolist()))
+
+
+@pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
+@pytest.mark.parametrize("chunk", [4, 9, 256])
+@torch.no_grad()
+def test_ragged_prefill_leaves_every_row_with_its_own_length_and_logits(layout, chunk, monkeypatch):
+    monkeypatch.setattr(prefilling, "CHUNK", chunk)
+    model, ours = pair(layout)
+    text = texts(4, 20)
+    lengths = torch.tensor([1, 8, 19, 9])
+    view = ours.new_cache(4, 24).view()
+    prefill(ours, view, text, lengths - 1, 18, taps=())
+    assert view.length.tolist() == (lengths - 1).tolist()
+    last = feed(ours, view, text, torch.ones(4, dtype=torch.int64), 1, head=Head.LAST).logits
+    for row, length in enumerate(lengths.tolist()):
+        close(last[row, 0], plain(model, text[row, :length].tolist())[-1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", range(3))
+@torch.no_grad()
+def test_every_node_of_a_tree_equals_the_plain_forward_on_its_path(layout, seed):
+    model, ours = pair(layout)
+    text, tree = texts(3, 20), random_tree(3, 12, seed)
+    view = committed(ours, text, LENGTHS)
+    logits = ours(tree, view).logits
+    compared = 0
+    for row, length in enumerate(LENGTHS):
+        for node in tree.valid[row].nonzero()[:, 0].tolist():
+            path = tokens_at(tree, row, path_to(tree, row, node))
+            close(logits[row, node], plain(model, text[row, :length].tolist() + path)[-1])
+            compared += 1
+    assert compared > 12 and int(tree.valid.sum()) < 36, "the tree should have valid and invalid nodes"
+
+
+@pytest.mark.parametrize("layout", ["llama-3", "grouped", "gpt2"])
+@pytest.mark.parametrize("cut", [1, 5, 11])
+@torch.no_grad()
+def test_a_tree_in_two_calls_equals_the_tree_in_one(layout, cut):
+    _, ours = pair(layout)
+    text, tree = texts(3, 20), random_tree(3, 12, 4)
+    whole = ours(tree, committed(ours, text, LENGTHS)).logits
+    view = committed(ours, text, LENGTHS)
+    first = ours(first_nodes(tree, cut), view).logits
+    second = ours(tree, view, start=cut).logits
+    assert second.shape[1] == 12 - cut
+    found = torch.cat((first, second), dim=1)
+    close(found[tree.valid], whole[tree.valid])
+
+
+@pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
+@torch.no_grad()
+def test_a_committed_path_is_text_like_any_other(layout):
+    model, ours = pair(layout)
+    text, tree = texts(3, 20), random_tree(3, 12, 6, all_valid=True)
+    view = committed(ours, text, LENGTHS)
+    ours(tree, view)
+    leaves = (11, 7, 0)
+    paths = [path_to(tree, row, leaf)[1:] for row, leaf in enumerate(leaves)]
+    assert any(path != list(range(1, len(path) + 1)) for path in paths), "no slot would have to move"
+    table = torch.tensor([path + [-1] * (11 - len(path)) for path in paths])
+    view.commit(torch.tensor([len(path) + 1 for path in paths]), table)
+    after = random_tree(3, 6, 8)
+    logits = ours(after, view).logits
+    for row, length in enumerate(LENGTHS):
+        known = text[row, :length].tolist() + tokens_at(tree, row, [0, *paths[row]])
+        for node in after.valid[row].nonzero()[:, 0].tolist():
+            path = tokens_at(after, row, path_to(after, row, node))
+            close(logits[row, node], plain(model, known + path)[-1])
+
+
+@pytest.mark.parametrize("layout", ["grouped", "gpt2"])
+@torch.no_grad()
+def test_invalid_nodes_write_nothing_and_scratch_content_is_never_read(layout):
+    _, ours = pair(layout)
+    text, tree = texts(3, 20), random_tree(3, 12, 2)
+    view = committed(ours, text, LENGTHS)
+    clean = ours(tree, view).logits
+    view = committed(ours, text, LENGTHS)
+    slot = torch.arange(view.capacity)
+    for store in (view.storage.keys, view.storage.values):
+        store[:, :3].masked_fill_((slot >= view.length[:, None])[None, :, :, None, None], 1e4)
+    before = view.storage.keys[:, :3].clone(), view.storage.values[:, :3].clone()
+    poisoned = ours(tree, view).logits
+    close(poisoned[tree.valid], clean[tree.valid])
+    node = slot - view.length[:, None]  # [3, S]
+    own = tree.valid.gather(1, node.clamp(0, 11)) & (node >= 0) & (node < 12)
+    for store, former in zip((view.storage.keys, view.storage.values), before, strict=True):
+        changed = (store[:, :3] != former).flatten(3).any(-1)
+        assert torch.equal(changed, own.expand_as(changed)), "exactly the slots of valid nodes change"
+
+
+@torch.no_grad()
+def test_a_row_without_a_valid_node_is_left_as_it_was():
+    _, ours = pair("llama-3")
+    text = texts(2, 20)
+    view = committed(ours, text, (6, 9))
+    before = view.storage.keys[:, :2].clone(), view.storage.values[:, :2].clone()
+    ours(Tree.make_chain(text[:, :4], torch.zeros(2, 4, dtype=torch.bool)), view)
+    assert torch.equal(view.storage.keys[:, :2], before[0]) and torch.equal(view.storage.values[:, :2], before[1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.no_grad()
+def test_taps_on_every_layer_equal_transformers_hidden_states(layout):
+    model, ours = pair(layout)
+    text = texts(1, 24)
+    last = []
+    layers = model.transformer.h if layout.startswith("gpt2") else model.model.layers
+    hook = layers[-1].register_forward_hook(lambda *call: last.append(call[2]))
+    theirs = list(model(text, output_hidden_states=True, use_cache=False).hidden_states)
+    hook.remove()
+    theirs[-1] = last[0][0] if isinstance(last[0], tuple) else last[0]  # theirs is after the final norm, ours before
+    view = ours.new_cache(1, 32).view()
+    taps = range(ours.num_layers + 1)
+    output = feed(ours, view, text, torch.tensor([24]), 24, taps=taps)
+    assert output.logits is None and sorted(output.hidden) == list(taps)
+    for tap in taps:
+        close(output.hidden[tap], theirs[tap].reshape(1, 24, -1))
+    for tap, hidden in ours.causal(text, taps=taps).hidden.items():
+        close(hidden, theirs[tap].reshape(1, 24, -1))
+
+
+@torch.no_grad()
+def test_prefill_taps_cover_the_text_of_every_chunk(monkeypatch):
+    monkeypatch.setattr(prefilling, "CHUNK", 5)
+    model, ours = pair("grouped")
+    text = texts(1, 18)
+    theirs = model(text, output_hidden_states=True, use_cache=False).hidden_states
+    hidden = prefill(ours, ours.new_cache(1, 20).view(), text, torch.tensor([18]), 18, taps=(0, 2))
+    assert sorted(hidden) == [0, 2]
+    for tap in (0, 2):
+        close(hidden[tap], theirs[tap])
+
+
+@pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
+@torch.no_grad()
+def test_positions_beyond_the_context_are_clamped_and_disturb_nobody(layout):
+    # A row at the end of its context may share a step with rows that still have room for the whole tree.
+    model, ours = pair(layout)
+    text = texts(2, MAX_POSITIONS)
+    view = ours.new_cache(2, MAX_POSITIONS + 8).view()
+    lengths = (MAX_POSITIONS - 2, 10)
+    prefill(ours, view, text, torch.tensor(lengths), lengths[0], taps=())
+    chain = Tree.make_chain(texts(2, 6, seed=9), torch.ones(2, 6, dtype=torch.bool))
+    logits = ours(chain, view).logits
+    assert logits.isfinite().all()
+    for row, (length, nodes) in enumerate(zip(lengths, (2, 6), strict=True)):
+        known = text[row, :length].tolist() + chain.tokens[row, :nodes].tolist()
+        close(logits[row, :nodes], plain(model, known)[-nodes:])
+
+
+@pytest.mark.parametrize("head", list(Head))
+@torch.no_grad()
+def test_the_head_runs_only_where_asked(head):
+    _, ours = pair("tied")
+    text = texts(2, 9)
+    count = torch.tensor([9, 4])
+    whole = feed(ours, ours.new_cache(2, 12).view(), text, count, 9, head=Head.ALL).logits
+    found = feed(ours, ours.new_cache(2, 12).view(), text, count, 9, head=head).logits
+    if head is Head.NONE:
+        assert found is None
+    elif head is Head.LAST:
+        close(found[:, 0], torch.stack((whole[0, 8], whole[1, 3])))
+    else:
+        close(found, whole)
