@@ -69,6 +69,16 @@ def draft(seed=2, **overrides):
     return native(llama(seed, num_hidden_layers=1, **overrides))
 
 
+@cache
+def looping_target(seed=12):
+    """A target whose attention adds nothing: each token decides the next, so that greedy text soon repeats."""
+    model = llama(seed)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    return model, native(model)
+
+
 def noisy(model, scale, seed=3):
     """Our decoder with noise on its weights: the oracle draft, right often but not always."""
     generator = torch.Generator().manual_seed(seed)

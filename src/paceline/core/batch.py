@@ -116,7 +116,7 @@ class Batch:
         put(self.stop, stops)
         put(self.finish, [int(Finish.RUNNING)] * len(requests))
         self.active[index] = True
-        self.sampling.assign(list(rows), [request.sampling for request in requests])
+        self.sampling.assign(rows, [request.sampling for request in requests])
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are; their slots may be reused."""

@@ -3,6 +3,7 @@
 Knows nothing of trees or verifiers. R rows, B rows of a call, n nodes, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,15 +50,15 @@ class SamplingState:
         self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
         self._flag()
 
-    def assign(self, rows: list[int], options: list[Sampling]) -> None:
+    def assign(self, rows: Sequence[int], options: Sequence[Sampling]) -> None:
         """Give rows their options."""
         for row, option in zip(rows, options, strict=True):
             self.rows[row] = option
-            self.temperature[row] = option.temperature
-            self.top_k[row] = option.top_k
-            self.top_p[row] = option.top_p
-            self.min_p[row] = option.min_p
-            self.seed[row] = option.seed
+        index = torch.tensor(list(rows), device=self.seed.device)
+        for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+            column: Tensor = getattr(self, name)
+            values = [getattr(option, name) for option in options]
+            column[index] = torch.tensor(values, dtype=column.dtype, device=column.device)
         self._flag()
 
     def _flag(self) -> None:

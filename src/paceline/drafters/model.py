@@ -16,6 +16,7 @@ from paceline.drafters.base import Drafter, Setting
 from paceline.models.base import LM, Head, Output
 from paceline.models.prefill import feed, prefill
 
+ORDINARY_LAG = 2  # the root, and the last drafted token when the whole draft was accepted
 CATCH_UP = (8, 64, 256)  # chunk sizes for rows that fell behind
 
 
@@ -36,8 +37,8 @@ class ModelDrafter(Drafter):
         """A cache for the longest text that both the target's rows and the draft's context allow."""
         self.setting = setting
         longest = min(setting.max_length, self.lm.max_positions)
-        self.cache = self.lm.new_cache(setting.rows, longest + max(2, setting.max_draft_tokens)).view()
-        self.lag = 0  # host's bound on the tokens that any row has yet to read, the root included
+        self.cache = self.lm.new_cache(setting.rows, longest + max(ORDINARY_LAG, setting.max_draft_tokens)).view()
+        self.lag = ORDINARY_LAG  # host's bound on the tokens that any row has yet to read, the root included
 
     def prefill(self, batch: Batch, rows: Tensor, longest: int, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots."""
@@ -46,7 +47,6 @@ class ModelDrafter(Drafter):
         known = (batch.length[rows] - 1).clamp(max=self.lm.max_positions)
         text = self._readable(batch)[rows]
         prefill(self.lm, view, text, known, min(longest - 1, self.lm.max_positions), taps=())
-        self.lag = max(self.lag, 1)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """A chain [B, k + 1], each token drawn as the verifier asked."""
@@ -81,7 +81,7 @@ class ModelDrafter(Drafter):
             return
         read = tree.max_depth - 1
         self.cache.commit((outcome.num_committed - 1).clamp(0, read))
-        self.lag = 2
+        self.lag = ORDINARY_LAG
 
     def _draw(self, batch: Batch, logits: Tensor | None, lane: int, draw: Draw) -> tuple[Tensor, Tensor]:
         """One token [B] for the position ``lane`` beyond the text, and its law [B, V] if drawn from one."""
@@ -99,11 +99,12 @@ class ModelDrafter(Drafter):
     def _read_text(self, batch: Batch) -> Tensor | None:
         """Read what the cache lacks up to the root; logits [B, 1, V'] after it."""
         text = self._readable(batch)
-        while self.lag > 2:
-            size = next((size for size in CATCH_UP if size >= self.lag - 2), CATCH_UP[-1])
-            feed(self.lm, self.cache, text, self._missing(batch).clamp(max=size), size)
+        while self.lag > ORDINARY_LAG:
+            size = next((size for size in CATCH_UP if size >= self.lag - ORDINARY_LAG), CATCH_UP[-1])
+            # The root is left for the call below, which wants the logits after it.
+            feed(self.lm, self.cache, text, (self._missing(batch) - 1).clamp(0, size), size)
             self.lag -= size
-        return feed(self.lm, self.cache, text, self._missing(batch), 2, head=Head.LAST).logits
+        return feed(self.lm, self.cache, text, self._missing(batch), ORDINARY_LAG, head=Head.LAST).logits
 
     def _missing(self, batch: Batch) -> Tensor:
         """Known tokens not yet read [B]; none for inactive rows and beyond the draft's context."""

@@ -8,8 +8,8 @@ import pydoc_data.topics
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch

@@ -1,0 +1,244 @@
+"""Laws that every drafter under every verifier obeys, over the registries as they stand.
+
+Equality is exact because everything runs in float64; the oracle is a naive decoder over the transformers model.
+"""
+
+import importlib
+
+import pytest
+import torch
+
+from paceline.core.batch import Finish
+from paceline.drafters import DRAFTERS
+from tests import tiny
+from tests.harness import decoder_for, expected, finish, guessable_target, pairs, request, run, tiny_drafter
+
+K = 3
+PAIRS = pairs()
+PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [60, 0], [17, 4, 33, 17, 4])
+every_pair = pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
+every_drafter = pytest.mark.parametrize("drafter", sorted(DRAFTERS))
+
+
+def new(drafter, target=None):
+    return tiny_drafter(drafter, target or tiny.target()[1])
+
+
+def greedy(max_tokens=40):
+    return [request(prompt, max_tokens=max_tokens - i) for i, prompt in enumerate(PROMPTS)]
+
+
+def sampled(max_tokens=40, seed=0):
+    """Every row with its own options."""
+    options = (
+        dict(temperature=1.0),
+        dict(temperature=0.7, top_p=0.9),
+        dict(temperature=1.3, top_k=9, top_p=0.8),
+        dict(),
+        dict(temperature=1.0, min_p=0.05),
+        dict(temperature=0.4, top_k=30),
+    )
+    return [
+        request(prompt, max_tokens=max_tokens - i, seed=seed + 1000 * i, **option)
+        for i, (prompt, option) in enumerate(zip(PROMPTS, options, strict=True))
+    ]
+
+
+def accepted_lengths(result):
+    """Accepted lengths of steps that drafted in full and were not clipped."""
+    return {
+        accepted
+        for report in result.reports
+        for accepted, drafted, done, num in zip(
+            report.accepted, report.drafted, report.finish, report.num, strict=True
+        )
+        if num and drafted == K and done is Finish.RUNNING
+    }
+
+
+def test_the_registries_are_all_paired():
+    assert {drafter for drafter, _ in PAIRS} == set(DRAFTERS)
+    assert len(PAIRS) == 6
+
+
+@every_pair
+def test_greedy_text_equals_the_reference_and_every_event_occurs(drafter, verifier):
+    requests = greedy()
+    result = run(new(drafter), verifier, requests, k=K)
+    assert result.texts == [expected(r) for r in requests]
+    if drafter == "none":
+        assert result.steps == 40 and sum(result.summary.drafted) == 0
+    else:
+        assert accepted_lengths(result) == set(range(K + 1)), "a correction after each length, and a bonus"
+        assert {bonus for report in result.reports for bonus in report.bonus} == {True, False}
+
+
+@every_drafter
+@pytest.mark.parametrize("seed", [0, 2**40 + 5])
+def test_coupled_sampled_text_equals_the_reference(drafter, seed):
+    requests = sampled(seed=seed)
+    result = run(new(drafter), "coupled", requests, k=K)
+    assert result.texts == [expected(r) for r in requests]
+    if drafter == "model":
+        assert accepted_lengths(result) == set(range(K + 1))
+
+
+@every_pair
+def test_a_row_of_a_batch_equals_that_row_alone(drafter, verifier):
+    """Under any order of the rows and beside empty ones; own noise must not see the neighbours either."""
+    requests = sampled(max_tokens=24)
+    alone = [run(new(drafter), verifier, [r], k=K).texts[0] for r in requests]
+    assert run(new(drafter), verifier, requests, k=K).texts == alone
+    assert run(new(drafter), verifier, requests[::-1], k=K).texts == alone[::-1]
+    decoder = decoder_for(new(drafter), verifier, k=K, rows=9)
+    rows = [7, 2, 0, 5, 3, 8]
+    decoder.admit(requests, rows)
+    assert finish(decoder, rows=rows, prompts=[r.tokens for r in requests]).texts == alone
+
+
+@every_pair
+def test_one_target_forward_per_step_serves_all_rows(drafter, verifier):
+    _, target = tiny.target()
+    calls = []
+
+    class Counted:
+        def __getattr__(self, name):
+            return getattr(target, name)
+
+        def __call__(self, tree, cache, **options):
+            calls.append(tree.tokens.shape)
+            return target(tree, cache, **options)
+
+    decoder = decoder_for(new(drafter), verifier, target=Counted(), k=K, rows=len(PROMPTS))
+    decoder.admit(greedy(), range(len(PROMPTS)))
+    calls.clear()
+    result = finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
+    nodes = 1 if drafter == "none" else K + 1
+    assert calls == [(len(PROMPTS), nodes)] * result.steps
+
+
+@every_pair
+def test_end_of_text_at_every_draft_position_as_correction_and_as_bonus(drafter, verifier):
+    """Each row stops at a token that occurs first at some index of its text; every place in a step is hit.
+
+    Half of the prompts already hold what follows them, so that copying can draft the stop token too.
+    """
+    where = set()
+    model, target = guessable_target(drafter)
+    prompts = [*PROMPTS, *([*r.tokens, *expected(r, model)] for r in greedy(max_tokens=24))]
+    whole = [expected(request(prompt, max_tokens=30), model) for prompt in prompts]
+    firsts = [[token for i, token in enumerate(text) if token not in text[:i]] for text in whole]
+    for last in range(16):
+        requests = [
+            request(prompt, max_tokens=30, stop_tokens=[first[min(last, len(first) - 1)], 60])
+            for prompt, first in zip(prompts, firsts, strict=True)
+        ]
+        result = run(new(drafter, target), verifier, requests, target=target, k=K)
+        assert result.texts == [expected(r, model) for r in requests]
+        for report in result.reports:
+            for row, done in enumerate(report.finish):
+                if done is Finish.STOP and report.num[row]:
+                    own = report.num[row] > report.accepted[row]
+                    kind = ("bonus" if report.bonus[row] else "correction") if own else "drafted"
+                    where.add((kind, report.accepted[row]) if kind == "drafted" else kind)
+    if drafter == "none":
+        assert where == {"bonus"}
+    else:
+        assert where >= {("drafted", depth) for depth in range(1, K + 1)} | {"correction", "bonus"}
+
+
+@every_pair
+@pytest.mark.parametrize("max_tokens", [1, 2, K, K + 1, K + 2])
+def test_short_limits_are_met_exactly(drafter, verifier, max_tokens):
+    requests = greedy(max_tokens=max_tokens + len(PROMPTS) - 1)
+    requests = [request(r.tokens, max_tokens=max_tokens) for r in requests]
+    result = run(new(drafter), verifier, requests, k=K)
+    assert result.texts == [expected(r) for r in requests]
+    assert all(len(text) == max_tokens for text in result.texts)
+
+
+@every_pair
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_full_capacity_while_another_row_is_in_mid_generation(drafter, verifier, family):
+    """A row fills the context, with fewer slots left than nodes, for rotary and for learned positions."""
+    model = getattr(tiny, family)(4, **{"llama": dict(max_position_embeddings=32), "gpt2": dict(n_positions=32)}[family])
+    target = tiny.native(model)
+    requests = [request([7, 3, 5], max_tokens=29), request([2] * 20, max_tokens=12), request([9], max_tokens=31)]
+    result = run(new(drafter, target), verifier, requests, target=target, k=6, max_length=32)
+    assert result.texts == [expected(r, model) for r in requests]
+    if drafter == "model":
+        assert result.summary.mean_acceptance_length > 1.3
+
+
+@every_pair
+def test_reused_slots_carry_nothing_over(drafter, verifier):
+    """Rows finish at different times and are given to other texts while their neighbours go on."""
+    queue = greedy(max_tokens=16) + sampled(max_tokens=14) + greedy(max_tokens=9)
+    alone = [run(new(drafter), verifier, [r], k=K).texts[0] for r in queue]
+    decoder = decoder_for(new(drafter), verifier, k=K, rows=3)
+    texts, waiting, holds = {}, list(enumerate(queue)), {}
+    while waiting or holds:
+        for row in set(range(3)) - holds.keys():
+            if waiting:
+                index, r = waiting.pop(0)
+                holds[row] = index
+                texts[index] = []
+                decoder.admit([r], [row])
+        decoder.step()
+        report = decoder.read()
+        for row in list(holds):
+            texts[holds[row]].extend(report.tokens[row])
+            if report.finish[row] is not Finish.RUNNING:
+                del holds[row]
+    assert [texts[i] for i in range(len(queue))] == alone
+
+
+@every_pair
+def test_scratch_is_never_read(drafter, verifier):
+    """Large finite garbage in every slot that is not committed, before every step."""
+    instance = new(drafter)
+    decoder = decoder_for(instance, verifier, k=K, rows=len(PROMPTS))
+    views = [decoder.cache] + ([instance.cache] if drafter == "model" else [])
+    generator = torch.Generator().manual_seed(0)
+
+    def poison():
+        for view in views:
+            slot = torch.arange(view.capacity)
+            free = torch.cat((slot >= view.length[:, None], torch.ones(1, view.capacity, dtype=torch.bool)))
+            for store in (view.storage.keys, view.storage.values):
+                garbage = 1e3 * torch.randn(store.shape, generator=generator, dtype=store.dtype)
+                store.copy_(torch.where(free[None, :, :, None, None], garbage, store))
+
+    poison()
+    requests = sampled(max_tokens=24)
+    clean = run(new(drafter), verifier, requests, k=K).texts
+    decoder.admit(requests, range(len(requests)))
+    texts = [[] for _ in requests]
+    while bool(decoder.batch.active.any()):
+        poison()
+        decoder.step()
+        report = decoder.read()
+        for text, new_tokens in zip(texts, report.tokens, strict=True):
+            text.extend(new_tokens)
+    assert texts == clean
+
+
+@every_pair
+def test_rows_keep_to_their_own_draft_length(drafter, verifier):
+    requests = [request(p, max_tokens=30, num_draft_tokens=cap) for cap, p in enumerate(PROMPTS)]
+    result = run(new(drafter), verifier, requests, k=K)
+    assert result.texts == [expected(r) for r in requests]
+    for report in result.reports:
+        assert all(drafted <= cap for cap, drafted in enumerate(report.drafted))
+    if drafter == "model":
+        longest = [max(report.drafted[row] for report in result.reports) for row in range(len(PROMPTS))]
+        assert longest == [0, 1, 2, 3, 3, 3]
+
+
+@every_pair
+def test_acceptance_is_at_least_the_recorded_value(drafter, verifier):
+    """A stale drafter leaves the output right and only makes it slow; this is what notices."""
+    module = importlib.import_module(f"tests.drafters.test_{drafter}")
+    _, target = guessable_target(drafter)
+    result = run(new(drafter, target), verifier, greedy(), target=target, k=K)
+    assert result.summary.mean_acceptance_length >= getattr(module, "FLOOR", 1.0)

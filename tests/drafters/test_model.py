@@ -1,0 +1,106 @@
+"""A draft model with a cache of its own."""
+
+import math
+
+import pytest
+import torch
+
+from paceline.core.plan import StepPlan
+from paceline.core.tree import Draw
+from paceline.drafters.model import ModelDrafter
+from tests import tiny as models
+from tests.harness import decoder_for, expected, finish, request, run
+
+FLOOR = 1.7  # mean acceptance length on the conformance prompts, greedy
+
+
+def tiny(target):
+    """The oracle: the target with noise on its weights."""
+    return ModelDrafter(lm=models.noisy(target, 0.12))
+
+
+def itself():
+    return ModelDrafter(lm=models.target()[1])
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_draft_equal_to_target_takes_the_fewest_steps(verifier, temperature, k):
+    requests = [request([7, 3, 5][: 1 + i], max_tokens=23, temperature=temperature, seed=i) for i in range(3)]
+    result = run(itself(), verifier, requests, k=k)
+    assert result.steps == math.ceil(23 / (k + 1))
+    assert result.summary.acceptance_rate == 1.0
+
+
+class Alternating:
+    """A plan that drafts, pauses and changes its length, so that drafters fall behind and catch up."""
+
+    max_draft_tokens = 5
+
+    def __init__(self, *lengths):
+        self.lengths, self.step = lengths, -1
+
+    def __call__(self, stats):
+        self.step += 1
+        return StepPlan(self.lengths[self.step % len(self.lengths)])
+
+
+@pytest.mark.parametrize("lengths", [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_catches_up_after_pauses(lengths, temperature):
+    requests = [request([7, 3, 5, 1][: 1 + i], max_tokens=40, temperature=temperature, seed=i) for i in range(3)]
+    result = run(itself(), "coupled", requests, plan=Alternating(*lengths))
+    assert result.texts == [expected(r) for r in requests]
+    assert result.summary.acceptance_rate == 1.0, "a stale draft cache costs acceptance"
+
+
+def test_a_draft_with_a_shorter_context_stops_drafting_for_that_row():
+    draft = models.native(models.llama(1, max_position_embeddings=24))  # the target's weights, a shorter context
+    requests = [request([7, 3, 5], max_tokens=60), request([4] * 10, max_tokens=20), request([6] * 40, max_tokens=9)]
+    result = run(ModelDrafter(lm=draft), "coupled", requests, k=3)
+    assert result.texts == [expected(r) for r in requests]
+    lengths = [len(r.tokens) for r in requests]
+    for report in result.reports:
+        for row in range(3):
+            if report.num[row]:
+                room = max(0, min(3, 24 - lengths[row] + 1))
+                left = requests[row].max_tokens - (lengths[row] - len(requests[row].tokens)) - 1
+                assert report.drafted[row] == min(room, left)
+                lengths[row] += report.num[row]
+
+
+def test_a_prompt_beyond_the_drafts_context_is_decoded_plainly_until_the_row_is_reused():
+    draft = models.native(models.llama(1, max_position_embeddings=24))
+    decoder = decoder_for(ModelDrafter(lm=draft), "coupled", k=3)
+    first, second = request([6] * 40, max_tokens=6), request([7, 3], max_tokens=16)
+    decoder.admit([first], [0])
+    assert finish(decoder, rows=[0], prompts=[first.tokens]).texts == [expected(first)]
+    decoder.admit([second], [0])
+    result = finish(decoder, rows=[0], prompts=[second.tokens])
+    assert result.texts == [expected(second)] and result.steps == 4
+
+
+@pytest.mark.parametrize("vocab", [models.VOCAB - 6, models.VOCAB + 6])
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+def test_a_padded_vocabulary_is_cut_or_filled(vocab, verifier):
+    model = models.llama(1)
+    model.resize_token_embeddings(vocab, mean_resizing=False)
+    requests = [request([7, 3, 5], max_tokens=30), request([2], max_tokens=30)]
+    result = run(ModelDrafter(lm=models.native(model)), verifier, requests, k=3)
+    assert result.texts == [expected(r) for r in requests]
+    assert result.summary.mean_acceptance_length > 2
+
+
+@pytest.mark.parametrize("draw", [Draw.FIXED, Draw.SHARED, Draw.IID])
+def test_only_iid_draws_carry_laws(draw):
+    decoder = decoder_for(itself(), "rejection" if draw is not Draw.SHARED else "coupled", k=3)
+    decoder.drafter.setting = type(decoder.drafter.setting)(
+        **{name: getattr(decoder.drafter.setting, name) for name in decoder.drafter.setting.__slots__ if name != "draw"},
+        draw=draw,
+    )
+    decoder.admit([request([7, 3], max_tokens=20, temperature=1.0)], [0])
+    tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    assert (tree.laws is not None) == (draw is Draw.IID)
+    if tree.laws is not None:
+        torch.testing.assert_close(tree.laws.sum(-1), torch.ones(1, 3, dtype=torch.float64))

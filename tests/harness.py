@@ -1,0 +1,118 @@
+"""What suites over every drafter and verifier share: how to build, run and compare."""
+
+import importlib
+from dataclasses import dataclass
+
+from paceline.core.batch import Request
+from paceline.core.plan import Fixed
+from paceline.core.sampling import Sampling
+from paceline.decode import Decoder, agree
+from paceline.drafters import DRAFTERS
+from paceline.verifiers import VERIFIERS
+from tests import reference, tiny
+
+
+def tiny_drafter(name, target):
+    """The small instance of a registered drafter that its own test file gives."""
+    return importlib.import_module(f"tests.drafters.test_{name}").tiny(target)
+
+
+def guessable_target(name):
+    """A target whose text the drafter's tiny instance can guess: (transformers model, ours)."""
+    return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "guessable_target", tiny.target)()
+
+
+def pairs():
+    """Every (drafter, verifier) of the registries that have a draw in common."""
+    _, target = tiny.target()
+    found = []
+    for drafter in DRAFTERS:
+        for verifier in VERIFIERS:
+            try:
+                agree(tiny_drafter(drafter, target), VERIFIERS.find(verifier)())
+            except ValueError:
+                continue
+            found.append((drafter, verifier))
+    return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """Texts without prompts, and what happened on the way."""
+
+    texts: list
+    steps: int
+    reports: list
+    summary: object
+
+
+def decoder_for(drafter, verifier, *, target=None, k=3, rows=1, max_length=96, plan=None, noise=None):
+    """A Decoder over the tiny target; ``drafter`` is an instance, ``verifier`` a name."""
+    return Decoder(
+        target=target or tiny.target()[1],
+        drafter=drafter,
+        verifier=VERIFIERS.find(verifier)(),
+        plan=plan or Fixed(k),
+        rows=rows,
+        max_length=max_length,
+        noise=noise,
+    )
+
+
+def finish(decoder, *, rows, prompts, max_steps=500):
+    """Step until ``rows`` have ended, checking the cache's invariant after every step."""
+    reports, texts = [], {row: [] for row in rows}
+    while bool(decoder.batch.active[rows].any()):
+        assert len(reports) < max_steps, "rows do not finish"
+        decoder.step()
+        assert (decoder.cache.length == decoder.batch.length - 1)[rows].all()
+        report = decoder.read()
+        reports.append(report)
+        for row in rows:
+            texts[row].extend(report.tokens[row])
+    for row, prompt in zip(rows, prompts, strict=True):
+        whole = decoder.batch.tokens[row, : decoder.batch.length[row]].tolist()
+        assert whole == [*prompt, *texts[row]], "the report and the text differ"
+    return Run([texts[row] for row in rows], len(reports), reports, decoder.stats.summary(list(rows)))
+
+
+def run(drafter, verifier, requests, **options):
+    """Decode ``requests`` as one batch."""
+    decoder = decoder_for(drafter, verifier, rows=len(requests), **options)
+    rows = list(range(len(requests)))
+    decoder.admit(requests, rows)
+    return finish(decoder, rows=rows, prompts=[request.tokens for request in requests])
+
+
+def request(prompt, *, max_tokens=24, stop_tokens=(), num_draft_tokens=None, **sampling):
+    """A Request in one line."""
+    return Request(
+        tokens=prompt,
+        max_tokens=max_tokens,
+        stop_tokens=stop_tokens,
+        num_draft_tokens=num_draft_tokens,
+        sampling=Sampling(**sampling),
+    )
+
+
+_KNOWN = {}
+
+
+def expected(request, model=None):
+    """What the naive reference makes of a request."""
+    model = model or tiny.target()[0]
+    options = request.sampling
+    key = (id(model), tuple(request.tokens), request.max_tokens, tuple(request.stop_tokens), options)
+    if key not in _KNOWN:
+        _KNOWN[key] = reference.decode(
+            model,
+            list(request.tokens),
+            max_tokens=request.max_tokens,
+            stop=request.stop_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            seed=options.seed,
+        )
+    return _KNOWN[key]
