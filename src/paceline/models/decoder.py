@@ -137,7 +137,8 @@ class DecoderLM(nn.Module):
 
     def causal(self, tokens: Tensor, *, taps: Sequence[int] = ()) -> Output:
         """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V]."""
-        attend = CausalAttention(*tokens.shape, tokens.device)
+        rows, length = tokens.shape
+        attend = CausalAttention(rows, length, tokens.device)
         hidden = self._run(tokens, attend, range(self.num_layers), taps)
         return Output(self._head(hidden[-1], Head.ALL, None), {tap: hidden[tap] for tap in taps})
 

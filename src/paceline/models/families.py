@@ -59,7 +59,8 @@ _LLAMA_NAMES = (
 def _rotary(raw: dict[str, object], head_dim: int) -> RotaryConfig:
     """Frequencies of ``raw``, old (rope_theta, rope_scaling) or new (rope_parameters) spelling. Raises ValueError."""
     try:
-        config = AutoConfig.for_model(**copy.deepcopy(raw))  # which would write into nested dictionaries
+        fields = copy.deepcopy(raw)  # AutoConfig writes into nested dictionaries
+        config = AutoConfig.for_model(str(fields.pop("model_type")), **fields)
     except (StrictDataclassError, KeyError, TypeError) as error:
         raise ValueError(f"transformers refuses config.json: {error.args[0] if error.args else error}") from error
     rope = dict(config.rope_parameters)

@@ -39,6 +39,7 @@ HELD_OUT = frozenset(
         "statistics.py",
         "textwrap.py",
         "zipfile.py",
+        "zipfile/__init__.py",  # where it moved in Python 3.12
     }
 )
 
@@ -60,9 +61,7 @@ class Document:
 def standard_library() -> list[Document]:
     """Python's own library (source without its tests) and its pydoc topics, sorted by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    documents = [
-        Document(f"pydoc/{name}", text, False) for name, text in sorted(pydoc_data.topics.topics.items())
-    ]
+    documents = [Document(f"pydoc/{name}", text, False) for name, text in sorted(pydoc_data.topics.topics.items())]
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         if EXCLUDED_FOLDERS & set(name.parts):
@@ -137,5 +136,8 @@ class Stages:
         self.stages = stages
 
     def batch(self, step: int) -> Tensor:
-        """Tokens [B, T + 1] of this step."""
-        return next(batches for until, batches in self.stages if step < until).batch(step)
+        """Tokens [B, T + 1] of this step. Raises ValueError beyond the last stage."""
+        for until, batches in self.stages:
+            if step < until:
+                return batches.batch(step)
+        raise ValueError(f"step {step} is beyond the last stage, which ends at {self.stages[-1][0]}")

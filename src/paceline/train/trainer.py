@@ -68,7 +68,10 @@ class Trainer:
         return self.folder / "best.safetensors"
 
     def run(self) -> float:
-        """Train from the last checkpoint, if any, to the end; load the best weights and return their validation."""
+        """Train from the last checkpoint, if any, to the end; load the best weights and return their validation.
+
+        Raises ValueError if no validation was a finite number.
+        """
         self._resume()
         device = self.model.device
         loss_of = torch.compile(self.objective) if self.config.compile else self.objective
@@ -92,6 +95,8 @@ class Trainer:
                     self._validate()
                 if self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps:
                     self._save()
+        if self.best == float("inf"):
+            raise ValueError("no validation was a finite number: the run diverged; lower learning_rate")
         self.model.load_state_dict(load_file(self.best_weights, device=str(device)))
         self.model.dropout = 0.0
         self.model.eval()
@@ -100,6 +105,8 @@ class Trainer:
     def _update(self, loss_of: Callable[[DecoderLM, Tensor], Tensor], tokens: Tensor) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
+        if self.config.dropout > 0:  # a function of the step, so that a resumed run drops what an uncut one would
+            torch.manual_seed(self.config.seed * 1_000_003 + self.step)
         with torch.autocast(tokens.device.type, torch.bfloat16):
             loss = loss_of(self.model, tokens)
         loss.backward()

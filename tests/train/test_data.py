@@ -1,0 +1,144 @@
+"""The corpus, its tokenizer, and batches that are a function of (seed, step)."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.train.data import (
+    END_OF_TEXT,
+    HELD_OUT,
+    Crops,
+    Document,
+    Stages,
+    encode,
+    standard_library,
+    train_tokenizer,
+)
+
+TEXTS = ["def f(x):\n    return x + 1\n", "für 木 🌲 \x00\x7f\r\n\ttabs", "", "    " * 20 + "deep", "a" * 500]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS * 3, 300)
+
+
+@pytest.fixture(scope="module")
+def library():
+    return standard_library()
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "never seen: ключ ß \u2028 \U0001f40d"])
+def test_any_text_survives_encoding_and_decoding(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_end_of_text_is_id_0_and_closes_every_document(tokenizer):
+    assert tokenizer.token_to_id(END_OF_TEXT) == 0
+    documents = [Document(str(index), text, False) for index, text in enumerate(TEXTS)]
+    tokens = encode(tokenizer, documents)
+    assert tokens.dtype == np.uint16
+    assert np.count_nonzero(tokens == 0) == len(TEXTS) and tokens[-1] == 0
+    ends = np.flatnonzero(tokens == 0)
+    pieces = np.split(tokens, ends + 1)[:-1]
+    assert [tokenizer.decode(piece[:-1].tolist()) for piece in pieces] == TEXTS
+
+
+def test_the_tokenizer_is_a_function_of_its_texts(tokenizer):
+    assert train_tokenizer(TEXTS * 3, 300).to_str() == tokenizer.to_str()
+    assert tokenizer.get_vocab_size() == 300
+
+
+def test_no_held_out_text_is_in_the_training_split(library):
+    manifest = [document.manifest() for document in library]
+    split = {name: {m["sha256"] for m in manifest if m["split"] == name} for name in ("train", "held-out")}
+    assert split["held-out"] and split["train"]
+    assert not split["held-out"] & split["train"]
+    assert {m["name"] for m in manifest if m["split"] == "held-out"} <= HELD_OUT
+    assert not {m["name"] for m in manifest if m["split"] == "train"} & HELD_OUT
+
+
+def test_most_held_out_names_exist_in_this_python(library):
+    # Modules move between versions of Python; a list that no longer matches would hold nothing out.
+    found = {document.name for document in library if document.held_out}
+    assert len(found) >= len(HELD_OUT) - 2
+
+
+def test_the_manifest_names_and_hashes_every_text(library):
+    names = [document.name for document in library]
+    assert names == list(dict.fromkeys(names)), "every name is given once"
+    for document in library[:5] + library[-5:]:
+        line = document.manifest()
+        data = document.text.encode()
+        assert line["bytes"] == len(data) and line["sha256"] == hashlib.sha256(data).hexdigest()
+
+
+def test_the_library_has_topics_and_source_but_no_tests_and_no_installed_packages(library):
+    names = [document.name for document in library]
+    assert "pydoc/FLOAT" not in names and any(name.startswith("pydoc/") for name in names)
+    assert "abc.py" in names
+    assert not [name for name in names if {"test", "tests", "site-packages"} & set(name.split("/"))]
+    assert names == [document.name for document in standard_library()]
+
+
+def numbered(count):
+    """An array whose crops show where they begin."""
+    return np.arange(count, dtype=np.uint16)
+
+
+def test_a_batch_is_a_function_of_seed_and_step():
+    crops = Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=3)
+    forward = [crops.batch(step) for step in range(6)]
+    torch.manual_seed(99)
+    again = Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=3)
+    backward = [again.batch(step) for step in reversed(range(6))][::-1]
+    assert all(torch.equal(a, b) for a, b in zip(forward, backward, strict=True))
+    assert not torch.equal(forward[0], forward[1])
+    assert not torch.equal(forward[0], Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=4).batch(0))
+
+
+def test_crops_are_runs_of_the_source_and_reach_both_its_ends():
+    crops = Crops([(numbered(20), 1.0)], rows=64, length=16, seed=0)
+    batch = crops.batch(0)
+    assert batch.shape == (64, 17) and batch.dtype == torch.int64
+    assert torch.equal(batch - batch[:, :1], torch.arange(17).expand(64, 17))
+    assert set(batch[:, 0].tolist()) == {0, 1, 2, 3}
+
+
+def test_sources_share_the_rows_in_proportion():
+    low, high = numbered(100), numbered(100) + 1000
+    crops = Crops([(low, 1.0), (high, 3.0)], rows=400, length=8, seed=1)
+    from_high = float((crops.batch(0)[:, 0] >= 1000).float().mean())
+    assert 0.65 < from_high < 0.85
+
+
+def test_a_corpus_of_exactly_one_sequence_is_enough():
+    crops = Crops([(numbered(17), 1.0)], rows=2, length=16, seed=0)
+    assert torch.equal(crops.batch(0), torch.arange(17).expand(2, 17))
+
+
+@pytest.mark.parametrize("count", [0, 5, 16])
+def test_a_corpus_shorter_than_a_sequence_is_refused(count):
+    with pytest.raises(ValueError, match=f"corpus of {count} tokens is shorter than one sequence of 16"):
+        Crops([(numbered(100), 1.0), (numbered(count), 1.0)], rows=2, length=16, seed=0)
+
+
+class Constant:
+    def __init__(self, value):
+        self.value = value
+
+    def batch(self, step):
+        return torch.tensor([[self.value, step]])
+
+
+def test_stages_follow_each_other():
+    stages = Stages((3, Constant(1)), (5, Constant(2)))
+    assert [stages.batch(step)[0].tolist() for step in range(5)] == [[1, 0], [1, 1], [1, 2], [2, 3], [2, 4]]
+    assert stages.batch(1)[0, 0] == 1, "whatever was asked before"
+
+
+def test_a_step_beyond_the_last_stage_is_refused():
+    with pytest.raises(ValueError, match="step 5 is beyond the last stage, which ends at 5"):
+        Stages((3, Constant(1)), (5, Constant(2))).batch(5)
