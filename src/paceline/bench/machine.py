@@ -1,0 +1,57 @@
+"""What the figures were taken on: a figure without its machine means nothing. Measures nothing itself."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Hardware, versions and threads of this process."""
+
+    processor: str
+    num_cores: int
+    num_threads: int
+    system: str
+    python: str
+    versions: dict[str, str]
+
+    def __str__(self) -> str:
+        packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return (
+            f"{self.processor}, {self.num_cores} cores, {self.num_threads} threads; "
+            f"{self.system}; Python {self.python}, {packages}"
+        )
+
+
+def describe() -> Machine:
+    """The machine as it is now."""
+    return Machine(
+        processor=_processor(),
+        num_cores=os.cpu_count() or 0,
+        num_threads=torch.get_num_threads(),
+        system=platform.platform(terse=True),
+        python=platform.python_version(),
+        versions={name: _version(name) for name in ("paceline", "torch", "transformers")},
+    )
+
+
+def _processor() -> str:
+    """The processor's name; platform.processor() is empty on most Linux systems."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,141 @@
+"""Compares configurations by paired, alternating runs after warm-up. Knows nothing of models; it calls and times.
+
+Every repeat runs each configuration once, in an order that turns round from repeat to repeat, so that a machine that
+slows down or speeds up favours none. Configurations must emit the same number of tokens on the same threads.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from paceline.bench.loops import is_looping
+from paceline.core.stats import Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one run of a configuration emitted; ``summary`` is None where nothing counts steps."""
+
+    tokens: tuple[tuple[int, ...], ...]  # of each prompt
+    summary: Summary | None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A name and the work that it stands for."""
+
+    name: str
+    run: Callable[[], Sample]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Figures of the repeats, in their order."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One configuration's figures."""
+
+    name: str
+    seconds: Spread
+    tokens_per_second: Spread
+    speedup: Spread  # the baseline's seconds over its own, repeat by repeat
+    sample: Sample  # of the last repeat
+    identical: bool  # every repeat emitted the baseline's tokens
+    num_looping: int  # texts of the sample that mostly repeat themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All configurations of one comparison, in the order given."""
+
+    baseline: str
+    num_threads: int
+    measured: tuple[Measured, ...]
+
+    def __getitem__(self, name: str) -> Measured:
+        return next(measured for measured in self.measured if measured.name == name)
+
+
+def compare(
+    configurations: Sequence[Configuration],
+    *,
+    baseline: str,
+    repeats: int = 5,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Time ``configurations`` against the one called ``baseline``.
+
+    Raises ValueError for names that repeat or lack the baseline, for unequal token counts, and when a configuration
+    changes the number of threads.
+    """
+    names = [configuration.name for configuration in configurations]
+    if baseline not in names or len(set(names)) < len(names):
+        raise ValueError(f"baseline {baseline!r} must be one of different names; given: {', '.join(names)}")
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats}: give at least 1")
+    threads = torch.get_num_threads()
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    for repeat in range(-warm_up, repeats):
+        order = list(configurations) if repeat % 2 == 0 else list(reversed(configurations))
+        for configuration in order:
+            if progress is not None:
+                progress(f"{configuration.name}: {'warm-up' if repeat < 0 else f'repeat {repeat + 1} of {repeats}'}")
+            start = clock()
+            sample = configuration.run()
+            elapsed = clock() - start
+            if torch.get_num_threads() != threads:
+                raise ValueError(f"{configuration.name} changed the threads from {threads}; all must use the same")
+            if repeat >= 0:
+                seconds[configuration.name].append(elapsed)
+                samples[configuration.name].append(sample)
+    _check_counts(samples)
+    measured = [_measure(name, seconds[name], seconds[baseline], samples[name], samples[baseline]) for name in names]
+    return Comparison(baseline=baseline, num_threads=threads, measured=tuple(measured))
+
+
+def _check_counts(samples: dict[str, list[Sample]]) -> None:
+    counts = {name: sorted({sample.num_tokens for sample in taken}) for name, taken in samples.items()}
+    if len({tuple(count) for count in counts.values()}) > 1 or any(len(count) > 1 for count in counts.values()):
+        listed = ", ".join(f"{name} {'/'.join(map(str, count))}" for name, count in counts.items())
+        raise ValueError(f"token counts differ, so times cannot be compared: {listed}; decode to a fixed length")
+
+
+def _measure(
+    name: str, seconds: list[float], base: list[float], samples: list[Sample], base_samples: list[Sample]
+) -> Measured:
+    pairs = list(zip(seconds, base, samples, base_samples, strict=True))
+    return Measured(
+        name=name,
+        seconds=Spread(values=tuple(seconds)),
+        tokens_per_second=Spread(values=tuple(sample.num_tokens / own for own, _, sample, _ in pairs)),
+        speedup=Spread(values=tuple(reference / own for own, reference, _, _ in pairs)),
+        sample=samples[-1],
+        identical=all(sample.tokens == reference.tokens for _, _, sample, reference in pairs),
+        num_looping=sum(map(is_looping, samples[-1].tokens)),
+    )

@@ -1,0 +1,137 @@
+"""The command ``paceline demo``: the same text twice, compared and timed. Decodes through the API and prints."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from paceline.api import Generation, Loaded, Result, embedded_pair, generate, load
+from paceline.bench.machine import describe
+from paceline.bench.own import decoding
+from paceline.bench.report import make_table
+from paceline.bench.runner import Comparison, compare
+from paceline.bench.suites import PYTHON_PROMPTS
+from paceline.cli import EXIT_DIFFERENT, EXIT_OK
+from paceline.cli.show import SourcePrinter, print_legend
+
+DTYPE = torch.float32  # faster than bfloat16 for models this small, and near ties stay apart
+TABLE_TOKENS = 48  # per prompt and repeat
+TABLE_SECONDS = 20.0  # the table's repeats are as many as fit, within the limits
+MIN_REPEATS, MAX_REPEATS = 3, 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """The command's options; ``run`` returns the exit code."""
+
+    target: Path | None
+    draft: Path | None
+    num_draft_tokens: int
+    max_tokens: int
+    threads: int
+
+    def run(self) -> int:
+        """Show, compare and time; EXIT_DIFFERENT if any token differs."""
+        if self.threads < 1:
+            raise ValueError(f"--threads {self.threads}: give at least 1")
+        torch.set_num_threads(self.threads)
+        console = Console(highlight=False)
+        target, draft = (load(path, dtype=DTYPE) for path in self._pair())
+        header = f"target: {_describe(target)}\ndraft:  {_describe(draft)}\n{describe()}\n"
+        console.print(header, soft_wrap=True, markup=False)
+        print_legend(console)
+        equal, seconds = [], 0.0
+        for number, prompt in enumerate(PYTHON_PROMPTS, start=1):
+            console.rule(f"prompt {number} of {len(PYTHON_PROMPTS)}", align="left", style="dim")
+            start = time.perf_counter()
+            (plain,) = generate(target, prompt, max_tokens=self.max_tokens)
+            (fast,) = self._show(console, target, draft, prompt)
+            seconds += time.perf_counter() - start
+            equal.append(_compare(console, plain, fast))
+        comparison = self._measure(console, target, draft, seconds / len(PYTHON_PROMPTS) / self.max_tokens)
+        same = all(equal) and all(measured.identical for measured in comparison.measured)
+        console.print(
+            "All tokens are identical: drafting changed the time, not the text."
+            if same
+            else "[bold red]The tokens differ[/bold red]: this is a fault, please report it with the output above.",
+            soft_wrap=True,
+        )
+        return EXIT_OK if same else EXIT_DIFFERENT
+
+    def _pair(self) -> tuple[Path, Path]:
+        if self.target is not None and self.draft is not None:
+            return self.target, self.draft
+        if self.target is not None or self.draft is not None:
+            raise ValueError("give both --target and --draft, or neither for the embedded pair")
+        return embedded_pair()
+
+    def _show(self, console: Console, target: Loaded, draft: Loaded, prompt: str) -> list[Result]:
+        """The speculative run, printed as it comes."""
+        generation = Generation(
+            target=target,
+            prompts=prompt,
+            max_tokens=self.max_tokens,
+            drafter=draft,
+            num_draft_tokens=self.num_draft_tokens,
+        )
+        printer = SourcePrinter(console=console)
+        printer.prompt(prompt)
+        try:
+            for pieces in generation:
+                for piece in pieces:
+                    printer.piece(piece)
+        finally:
+            printer.end()
+        return generation.results()
+
+    def _measure(self, console: Console, target: Loaded, draft: Loaded, per_token: float) -> Comparison:
+        """The table; ``per_token`` is what a token took in a plain and a drafted run together, in seconds."""
+        tokens = min(TABLE_TOKENS, self.max_tokens)
+        one_pass = 1.5 * per_token * tokens * len(PYTHON_PROMPTS)  # a third configuration comes on top
+        repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(TABLE_SECONDS / one_pass) - 1))
+        drafters = {"plain": None, "ngram": "ngram", "draft model": draft}
+        configurations = [
+            decoding(
+                name,
+                target=target,
+                prompts=PYTHON_PROMPTS,
+                num_tokens=tokens,
+                drafter=drafter,
+                num_draft_tokens=self.num_draft_tokens,
+            )
+            for name, drafter in drafters.items()
+        ]
+        console.rule("timing", align="left", style="dim")
+        title = f"{len(PYTHON_PROMPTS)} prompts x {tokens} tokens, one at a time; median (lowest-highest) of {repeats}"
+        with console.status("measuring ...") as status:
+            comparison = compare(configurations, baseline="plain", repeats=repeats, progress=status.update)
+        console.print(make_table(comparison, title=title))
+        looping = comparison["plain"].num_looping
+        if looping:
+            console.print(
+                f"{looping} of {len(PYTHON_PROMPTS)} texts mostly repeat themselves, which flatters drafters."
+            )
+        return comparison
+
+
+def _describe(loaded: Loaded) -> str:
+    lm = loaded.lm
+    count = sum(p.numel() for p in lm.parameters()) if isinstance(lm, torch.nn.Module) else 0
+    return f"{count / 1e6:.1f} M parameters, {lm.num_layers} layers, {loaded.dtype} ({loaded.path})"
+
+
+def _compare(console: Console, plain: Result, fast: Result) -> bool:
+    """Say whether both runs wrote the same tokens, and where not."""
+    counts = (
+        f"{len(plain.tokens)} tokens plainly in {plain.stats.steps} steps, {len(fast.tokens)} in {fast.stats.steps}"
+    )
+    if plain.tokens == fast.tokens and plain.text == fast.text:
+        console.print(f"[dim]{counts}: identical[/dim]\n", soft_wrap=True)
+        return True
+    pairs = zip(plain.tokens, fast.tokens, strict=False)
+    at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(plain.tokens), len(fast.tokens)))
+    console.print(f"[bold red]{counts}: DIFFERENT from token {at + 1} on[/bold red]; plainly it went on:\n")
+    console.print(plain.text or "", markup=False, soft_wrap=True)
+    return False
