@@ -49,9 +49,7 @@ def accepted_lengths(result):
     return {
         accepted
         for report in result.reports
-        for accepted, drafted, done, num in zip(
-            report.accepted, report.drafted, report.finish, report.num, strict=True
-        )
+        for accepted, drafted, done, num in zip(report.accepted, report.drafted, report.finish, report.num, strict=True)
         if num and drafted == K and done is Finish.RUNNING
     }
 
@@ -161,7 +159,9 @@ def test_short_limits_are_met_exactly(drafter, verifier, max_tokens):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_full_capacity_while_another_row_is_in_mid_generation(drafter, verifier, family):
     """A row fills the context, with fewer slots left than nodes, for rotary and for learned positions."""
-    model = getattr(tiny, family)(4, **{"llama": dict(max_position_embeddings=32), "gpt2": dict(n_positions=32)}[family])
+    model = getattr(tiny, family)(
+        4, **{"llama": dict(max_position_embeddings=32), "gpt2": dict(n_positions=32)}[family]
+    )
     target = tiny.native(model)
     requests = [request([7, 3, 5], max_tokens=29), request([2] * 20, max_tokens=12), request([9], max_tokens=31)]
     result = run(new(drafter, target), verifier, requests, target=target, k=6, max_length=32)

@@ -96,7 +96,9 @@ def test_a_padded_vocabulary_is_cut_or_filled(vocab, verifier):
 def test_only_iid_draws_carry_laws(draw):
     decoder = decoder_for(itself(), "rejection" if draw is not Draw.SHARED else "coupled", k=3)
     decoder.drafter.setting = type(decoder.drafter.setting)(
-        **{name: getattr(decoder.drafter.setting, name) for name in decoder.drafter.setting.__slots__ if name != "draw"},
+        **{
+            name: getattr(decoder.drafter.setting, name) for name in decoder.drafter.setting.__slots__ if name != "draw"
+        },
         draw=draw,
     )
     decoder.admit([request([7, 3], max_tokens=20, temperature=1.0)], [0])

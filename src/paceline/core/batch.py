@@ -10,6 +10,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from paceline.core.host import table
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.sampling import Sampling, SamplingState
 from paceline.core.tree import Outcome, Tree
@@ -86,9 +87,7 @@ class Batch:
         seed = self.sampling.seed.view(shape)
         if stream is Stream.TARGET:
             return Key(seed=seed, position=position, stream=stream)
-        return Key(
-            seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage
-        )
+        return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage)
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """The target's own choice [R, n] from ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
@@ -139,7 +138,7 @@ class Batch:
         into = torch.where(depth < num[:, None], self.length[:, None] + depth, self.max_length)
         self.tokens.scatter_(1, into, emitted)
         self.length.add_(num)
-        self.steps.add_(self.active)
+        self.steps.add_(1)  # of idle rows too: no key is used twice, and admission starts anew
         ended = torch.where(stopped, int(Finish.STOP), torch.where(full, int(Finish.LENGTH), int(Finish.RUNNING)))
         self.finish.copy_(torch.where(self.active, ended, self.finish))
         self.active.logical_and_(self.finish == int(Finish.RUNNING))
@@ -164,12 +163,12 @@ class Report:
     """One step as the host sees it: a single transfer, taken after commit."""
 
     def __init__(self, batch: Batch) -> None:
-        table = batch.report.cpu()
-        self.num = table[:, 0].tolist()  # tokens emitted per row
-        self.accepted = table[:, 1].tolist()  # of them, drafted
-        self.drafted = [max(0, n) for n in table[:, 2].tolist()]  # proposed
-        self.finish = [Finish(code) for code in table[:, 3].tolist()]
-        self.bonus = [bool(flag) for flag in table[:, 4].tolist()]  # the last own token followed a whole draft
-        width = batch.max_depth + 1
-        self.tokens = [row[:n] for row, n in zip(table[:, 5 : 5 + width].tolist(), self.num, strict=True)]
-        self.origin = [row[:n] for row, n in zip(table[:, 5 + width :].tolist(), self.num, strict=True)]
+        rows = table(batch.report)
+        ends = 6 + batch.max_depth
+        self.num = [row[0] for row in rows]  # tokens emitted per row
+        self.accepted = [row[1] for row in rows]  # of them, drafted
+        self.drafted = [max(0, row[2]) for row in rows]  # proposed
+        self.finish = [Finish(row[3]) for row in rows]
+        self.bonus = [bool(row[4]) for row in rows]  # the last own token followed a whole draft
+        self.tokens = [row[5 : 5 + row[0]] for row in rows]
+        self.origin = [row[ends : ends + row[0]] for row in rows]

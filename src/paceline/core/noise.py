@@ -60,16 +60,12 @@ class Philox:
 
     def bits(self, key: Key, count: int) -> Tensor:
         """``count`` words [..., count], int64 holding 32 random bits each."""
-        step = torch.as_tensor(key.step, device=key.seed.device)
-        lane = torch.as_tensor(key.lane, device=key.seed.device)
-        seed, position, step, lane = (x[..., None] for x in torch.broadcast_tensors(key.seed, key.position, step, lane))
-        group = torch.arange((count + 3) // 4, device=seed.device)
-        counter = (
-            group + torch.zeros_like(seed),
-            (position & MASK) + torch.zeros_like(group),
-            (step & MASK) + torch.zeros_like(group),
-            ((int(key.stream) << 28) | (key.stage << 20) | lane) + torch.zeros_like(group),
-        )
+        zero = key.seed * 0 + key.position * 0 + key.step * 0 + key.lane * 0  # the shape that the fields broadcast to
+        group = torch.arange((count + 3) // 4, device=zero.device)
+        position, step, lane = ((zero + field)[..., None] + group * 0 for field in (key.position, key.step, key.lane))
+        seed = (zero + key.seed)[..., None]
+        tag = (int(key.stream) << 28) | (key.stage << 20)
+        counter = (position * 0 + group, position & MASK, step & MASK, tag | lane)
         words = philox(counter, (seed & MASK, (seed >> 32) & MASK))
         return torch.stack(words, dim=-1).flatten(-2)[..., :count]
 

@@ -6,6 +6,7 @@ R rows, B = R, N nodes, D largest draft depth.
 import torch
 from torch import Tensor
 
+from paceline.core.host import integers
 from paceline.core.tree import Outcome, Tree
 
 
@@ -40,8 +41,8 @@ class Stats:
         return Summary(
             steps=int(self.steps[chosen].sum()),
             emitted=int(self.emitted[chosen].sum()),
-            drafted=self.drafted[chosen].sum(0).tolist(),
-            accepted=self.accepted[chosen].sum(0).tolist(),
+            drafted=integers(self.drafted[chosen].sum(0)),
+            accepted=integers(self.accepted[chosen].sum(0)),
         )
 
 

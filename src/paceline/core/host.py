@@ -1,0 +1,16 @@
+"""Where tensors cross to the host. Nothing inside a step may call this."""
+
+from typing import cast
+
+from torch import Tensor
+
+
+def integers(vector: Tensor) -> list[int]:
+    """A vector's entries."""
+    return cast("list[int]", vector.tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+def table(matrix: Tensor) -> list[list[int]]:
+    """A matrix's rows."""
+    flat, width = integers(matrix.flatten()), matrix.shape[1]
+    return [flat[start : start + width] for start in range(0, len(flat), width)]

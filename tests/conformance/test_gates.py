@@ -1,0 +1,51 @@
+"""The step never waits for the host: it runs on fake tensors and compiles whole, without recompiling."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from paceline.drafters.model import ModelDrafter
+from paceline.models.decoder import DecoderLM
+from tests import tiny
+from tests.harness import decoder_for, pairs, request, tiny_drafter
+
+K = 3
+every_pair = pytest.mark.parametrize(("drafter", "verifier"), pairs())
+
+
+def requests(sampled):
+    options = dict(temperature=0.7, top_k=9, top_p=0.9, min_p=0.01) if sampled else {}
+    return [request([1, 2, 3], max_tokens=40, seed=1, **options), request([4], max_tokens=30), request([5, 5] * 3)]
+
+
+@every_pair
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):
+    _, target = tiny.target()
+    with FakeTensorMode():
+        fake = DecoderLM(target.config)
+        instance = ModelDrafter(lm=DecoderLM(target.config)) if drafter == "model" else tiny_drafter(drafter, fake)
+        decoder = decoder_for(instance, verifier, target=fake, k=K, rows=3)
+        decoder.admit(requests(sampled), range(3))
+        for _ in range(3):
+            decoder.step()
+        with pytest.raises(DataDependentOutputException):
+            decoder.read()  # the host lane is where reading belongs, and the gate would notice one elsewhere
+
+
+@every_pair
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_step_compiles_whole_and_once(drafter, verifier, sampled):
+    _, target = tiny.target()
+    eager, compiled = (decoder_for(tiny_drafter(drafter, target), verifier, k=K, rows=3) for _ in range(2))
+    for decoder in (eager, compiled):
+        decoder.admit(requests(sampled), range(3))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
+        for _ in range(6):
+            eager.step()
+            step()
+            assert compiled.batch.tokens[:, :-1].tolist() == eager.batch.tokens[:, :-1].tolist()
+    assert compiled.stats.summary().__dict__ == eager.stats.summary().__dict__
+    assert compiled.stats.summary().steps == 18

@@ -1,0 +1,139 @@
+"""The joint law of several tokens through the real step, by a G-test over many rows, and acceptance in closed form."""
+
+import pytest
+import torch
+
+from paceline.core.tree import Draw, Tree
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import StatelessDrafter
+from paceline.drafters.model import ModelDrafter
+from paceline.verifiers import VERIFIERS
+from tests.harness import decoder_for, request
+from tests.tables import TableLM, deviation, index_of, joint, random_table
+
+ROWS = 40_000
+LENGTH = 4
+PROMPT = [2, 1]
+BOUND = 5.0  # standard deviations
+
+
+class Guess(StatelessDrafter):
+    """A fixed choice that depends on the root: tests the one-hot case of every rule."""
+
+    draws = frozenset({Draw.FIXED})
+
+    def propose(self, batch, plan):
+        root = batch.root[:, None]
+        drafts = torch.ones(batch.rows, plan.num_draft_tokens, dtype=torch.int64)
+        drafts[:, :1] = (root + 1) % 3
+        room = torch.arange(plan.num_draft_tokens) < batch.draft_room[:, None]
+        valid = torch.cat((batch.active[:, None], room & batch.active[:, None]), dim=1)
+        return Tree.make_chain(torch.cat((root, drafts), dim=1), valid)
+
+
+def sample(target, drafter, verifier, *, k, seed=0, caps=False, **options):
+    """Texts [ROWS, LENGTH] of one prompt under independent seeds, and the decoder."""
+    decoder = decoder_for(drafter, verifier, target=target, k=k, rows=ROWS, max_length=len(PROMPT) + LENGTH)
+    decoder.admit(
+        [
+            request(
+                PROMPT, max_tokens=LENGTH, seed=seed + row, num_draft_tokens=row % (k + 1) if caps else None, **options
+            )
+            for row in range(ROWS)
+        ],
+        range(ROWS),
+    )
+    for _ in range(LENGTH):
+        decoder.step()
+        assert bool((decoder.cache.length == decoder.batch.length - 1).all())
+    assert not bool(decoder.batch.active.any())
+    return decoder.batch.tokens[:, len(PROMPT) : len(PROMPT) + LENGTH], decoder
+
+
+def warped(table, temperature=1.0, top_k=0):
+    scores = table / temperature
+    if top_k:
+        scores = scores.masked_fill(scores < scores.topk(top_k, dim=-1).values[..., -1:], -torch.inf)
+    return scores.softmax(-1)
+
+
+OPTIONS = {"plain": {}, "warped": dict(temperature=0.6, top_k=2)}
+
+
+@pytest.mark.parametrize("verifier", sorted(VERIFIERS))
+@pytest.mark.parametrize("drafter", ["model", "fixed"])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("options", sorted(OPTIONS))
+def test_joint_law_over_several_steps_is_the_targets(verifier, drafter, k, options):
+    table = random_table(1)
+    instance = ModelDrafter(lm=TableLM(random_table(2))) if drafter == "model" else Guess()
+    choice = {"temperature": 1.0, **OPTIONS[options]}
+    texts, decoder = sample(TableLM(table), instance, verifier, k=k, seed=10**6 * k, caps=k == 2, **choice)
+    law = joint(warped(table, choice["temperature"], choice.get("top_k", 0)), *PROMPT, LENGTH)
+    counts = torch.bincount(index_of(texts, 3), minlength=len(law)).double()
+    assert abs(deviation(counts, law)) < BOUND
+    summary = decoder.stats.summary()
+    assert all(accepted > 0.05 * drafted for accepted, drafted in zip(summary.accepted, summary.drafted, strict=True))
+
+
+def test_a_wrong_law_would_be_seen():
+    """The power of the test above: a total variation of 0.02 in one conditional law shows."""
+    table = random_table(1)
+    law = joint(warped(table), *PROMPT, LENGTH)
+    texts, _ = sample(TableLM(table), Guess(), "coupled", k=1, seed=3, temperature=1.0)
+    counts = torch.bincount(index_of(texts, 3), minlength=len(law)).double()
+    laws = warped(table)
+    laws[2, 1] += torch.tensor([0.02, -0.02, 0.0])
+    assert abs(deviation(counts, joint(laws, *PROMPT, LENGTH))) > 2 * BOUND
+
+
+def one_step(drafter, verifier, table, seed):
+    """Share of the rows that accept the first draft token after the prompt."""
+    decoder = decoder_for(drafter, verifier, target=TableLM(table), k=1, rows=ROWS, max_length=len(PROMPT) + LENGTH)
+    decoder.admit(
+        [request(PROMPT, max_tokens=LENGTH, seed=seed + r, temperature=1.0) for r in range(ROWS)], range(ROWS)
+    )
+    decoder.step()
+    return float(decoder.stats.accepted[:, 0].double().mean())
+
+
+def test_rejection_accepts_exactly_the_overlap_of_the_laws():
+    p, q = random_table(1), random_table(2)
+    rate = one_step(ModelDrafter(lm=TableLM(q)), "rejection", p, seed=0)
+    before, current = PROMPT
+    alpha = float(torch.minimum(p[before, current].softmax(-1), q[before, current].softmax(-1)).sum())
+    assert abs(rate - alpha) < 4 * (alpha * (1 - alpha) / ROWS) ** 0.5
+    assert 0.2 < alpha < 0.9
+
+
+def test_a_fixed_choice_is_accepted_with_the_targets_probability():
+    p = random_table(1)
+    chance = float(p.softmax(-1)[2, 1, 2])  # Guess proposes root + 1
+    for verifier in VERIFIERS:
+        rate = one_step(Guess(), verifier, p, seed=5)
+        assert abs(rate - chance) < 4 * (chance * (1 - chance) / ROWS) ** 0.5
+
+
+def test_shared_noise_accepts_as_often_as_the_race_allows():
+    """P(match) = sum_x 1 / sum_y max(p_y / p_x, q_y / q_x) (2408.07978)."""
+    p, q = random_table(1), random_table(2)
+    rate = one_step(ModelDrafter(lm=TableLM(q)), "coupled", p, seed=0)
+    a, b = p.softmax(-1)[2, 1], q.softmax(-1)[2, 1]
+    ratio = torch.maximum(a[None, :] / a[:, None], b[None, :] / b[:, None]).sum(-1)
+    match = float((1 / ratio).sum())
+    assert abs(rate - match) < 4 * (match * (1 - match) / ROWS) ** 0.5
+    assert match > float((a * b).sum()), "independent draws would match less often"
+
+
+def test_zero_probability_tokens_never_appear_and_equal_laws_always_pass():
+    table = random_table(4)
+    table[..., 1] = -torch.inf
+    for verifier in VERIFIERS:
+        texts, _ = sample(TableLM(table), ModelDrafter(lm=TableLM(random_table(5))), verifier, k=2, temperature=1.0)
+        assert not bool((texts == 1).any())
+        _, decoder = sample(TableLM(table), ModelDrafter(lm=TableLM(table)), verifier, k=2, temperature=1.0)
+        assert decoder.stats.summary().acceptance_rate == 1.0
+
+
+def test_every_registered_name_is_covered_here():
+    assert set(VERIFIERS) == {"coupled", "rejection"} and set(DRAFTERS) == {"none", "ngram", "model"}
