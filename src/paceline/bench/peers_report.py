@@ -18,7 +18,7 @@ from paceline.bench.report import make_table, to_json
 from paceline.bench.runner import compare
 from paceline.bench.suites import PYTHON_PROMPTS
 
-OWN, PEER = "paceline, plain", "transformers generate"
+OWN, PEER = "paceline", "transformers"
 
 
 def main(arguments: list[str] | None = None) -> None:

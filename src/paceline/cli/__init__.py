@@ -69,6 +69,8 @@ def demo(
 
     Exits with 1 if any token differs. Without colour, marks under the text say who chose what.
 
+    Examples:
+
         paceline demo
         paceline demo --target MODEL_DIR --draft DRAFT_DIR
         NO_COLOR=1 paceline demo
@@ -104,6 +106,8 @@ def generate(
     """Continue a text, with a drafter or without; the text is the same either way.
 
     On a terminal the tokens are coloured by who chose them and a summary follows. Elsewhere only the text is printed.
+
+    Examples:
 
         paceline generate --model DIR "def add(a, b):"
         paceline generate --model DIR --draft SMALL_DIR "import os"

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from paceline.api import Generation, Loaded, Result, embedded_pair, generate, load
+from paceline.api import Generation, Loaded, Result, build_drafter, embedded_pair, generate, load
+from paceline.api.build import DrafterLike
 from paceline.bench.machine import describe
 from paceline.bench.own import decoding
 from paceline.bench.report import make_table
@@ -15,6 +16,7 @@ from paceline.bench.runner import Comparison, compare
 from paceline.bench.suites import PYTHON_PROMPTS
 from paceline.cli import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.show import SourcePrinter, print_legend
+from paceline.drafters.base import Drafter
 
 DTYPE = torch.float32  # faster than bfloat16 for models this small, and near ties stay apart
 TABLE_TOKENS = 48  # per prompt and repeat
@@ -39,6 +41,7 @@ class Demo:
         torch.set_num_threads(self.threads)
         console = Console(highlight=False)
         target, draft = (load(path, dtype=DTYPE) for path in self._pair())
+        drafter = build_drafter(draft, target=target)
         header = f"target: {_describe(target)}\ndraft:  {_describe(draft)}\n{describe()}\n"
         console.print(header, soft_wrap=True, markup=False)
         print_legend(console)
@@ -47,10 +50,10 @@ class Demo:
             console.rule(f"prompt {number} of {len(PYTHON_PROMPTS)}", align="left", style="dim")
             start = time.perf_counter()
             (plain,) = generate(target, prompt, max_tokens=self.max_tokens)
-            (fast,) = self._show(console, target, draft, prompt)
+            (fast,) = self._show(console, target, drafter, prompt)
             seconds += time.perf_counter() - start
             equal.append(_compare(console, plain, fast))
-        comparison = self._measure(console, target, draft, seconds / len(PYTHON_PROMPTS) / self.max_tokens)
+        comparison = self._measure(console, target, drafter, seconds / len(PYTHON_PROMPTS) / self.max_tokens)
         same = all(equal) and all(measured.identical for measured in comparison.measured)
         console.print(
             "All tokens are identical: drafting changed the time, not the text."
@@ -67,13 +70,13 @@ class Demo:
             raise ValueError("give both --target and --draft, or neither for the embedded pair")
         return embedded_pair()
 
-    def _show(self, console: Console, target: Loaded, draft: Loaded, prompt: str) -> list[Result]:
+    def _show(self, console: Console, target: Loaded, drafter: Drafter, prompt: str) -> list[Result]:
         """The speculative run, printed as it comes."""
         generation = Generation(
             target=target,
             prompts=prompt,
             max_tokens=self.max_tokens,
-            drafter=draft,
+            drafter=drafter,
             num_draft_tokens=self.num_draft_tokens,
         )
         printer = SourcePrinter(console=console)
@@ -86,22 +89,22 @@ class Demo:
             printer.end()
         return generation.results()
 
-    def _measure(self, console: Console, target: Loaded, draft: Loaded, per_token: float) -> Comparison:
+    def _measure(self, console: Console, target: Loaded, drafter: Drafter, per_token: float) -> Comparison:
         """The table; ``per_token`` is what a token took in a plain and a drafted run together, in seconds."""
         tokens = min(TABLE_TOKENS, self.max_tokens)
         one_pass = 1.5 * per_token * tokens * len(PYTHON_PROMPTS)  # a third configuration comes on top
         repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(TABLE_SECONDS / one_pass) - 1))
-        drafters = {"plain": None, "ngram": "ngram", "draft model": draft}
+        drafters: dict[str, DrafterLike] = {"plain": None, "ngram": "ngram", "draft model": drafter}
         configurations = [
             decoding(
                 name,
                 target=target,
                 prompts=PYTHON_PROMPTS,
                 num_tokens=tokens,
-                drafter=drafter,
+                drafter=proposer,
                 num_draft_tokens=self.num_draft_tokens,
             )
-            for name, drafter in drafters.items()
+            for name, proposer in drafters.items()
         ]
         console.rule("timing", align="left", style="dim")
         title = f"{len(PYTHON_PROMPTS)} prompts x {tokens} tokens, one at a time; median (lowest-highest) of {repeats}"
@@ -125,13 +128,14 @@ def _describe(loaded: Loaded) -> str:
 def _compare(console: Console, plain: Result, fast: Result) -> bool:
     """Say whether both runs wrote the same tokens, and where not."""
     counts = (
-        f"{len(plain.tokens)} tokens plainly in {plain.stats.steps} steps, {len(fast.tokens)} in {fast.stats.steps}"
+        f"plainly {len(plain.tokens)} tokens in {plain.stats.steps} steps, "
+        f"drafted {len(fast.tokens)} tokens in {fast.stats.steps} steps"
     )
     if plain.tokens == fast.tokens and plain.text == fast.text:
         console.print(f"[dim]{counts}: identical[/dim]\n", soft_wrap=True)
         return True
     pairs = zip(plain.tokens, fast.tokens, strict=False)
     at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(plain.tokens), len(fast.tokens)))
-    console.print(f"[bold red]{counts}: DIFFERENT from token {at + 1} on[/bold red]; plainly it went on:\n")
+    console.print(f"[bold red]{counts}: DIFFERENT from token {at + 1} on[/bold red]; plainly it is:\n", soft_wrap=True)
     console.print(plain.text or "", markup=False, soft_wrap=True)
     return False

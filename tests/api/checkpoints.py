@@ -1,0 +1,78 @@
+"""Tiny random checkpoints on disk, with a tokenizer: what tests of the API, the commands and the benchmark load."""
+
+import atexit
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from paceline.models.loading import save
+from tests import tiny
+
+EOS = 0
+VOCAB = 320  # the models'; the tokenizer's is smaller, so both are padded
+CONTEXT = 512
+TEXT = ["def add(first, second):\n    return first + second\n", "for item in items:\n    print(item)\n"]
+
+
+def make_tokenizer(size=300, texts=TEXT):
+    """Byte-level BPE over a few lines of our own; id 0 ends a text."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Directories of a target and of its draft, which is the target with noise on its weights."""
+
+    root: Path
+    target: Path
+    draft: Path
+
+
+@cache
+def pair():
+    """Written once; treat as read-only."""
+    root = Path(tempfile.mkdtemp(prefix="paceline-tests-"))
+    atexit.register(shutil.rmtree, root)
+    model = tiny.llama(vocab_size=VOCAB, max_position_embeddings=CONTEXT, eos_token_id=EOS)
+    model.save_pretrained(root / "target")
+    own = tiny.native(model)
+    save(tiny.noisy(own, 0.02), model.config.to_dict(), root / "draft", dtype=torch.float64)
+    for name in ("target", "draft"):
+        make_tokenizer().save(str(root / name / "tokenizer.json"))
+    return Pair(root, root / "target", root / "draft")
+
+
+def other_vocabulary(folder):
+    """A draft whose tokenizer has other words and another size."""
+    model = tiny.llama(seed=5, vocab_size=290, num_hidden_layers=1)
+    save(tiny.native(model), model.config.to_dict(), folder, dtype=torch.float64)
+    make_tokenizer(280, ["the quick brown fox", "jumps over the lazy dog"]).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def without_tokenizer(folder, **overrides):
+    """A checkpoint that takes token ids only."""
+    model = tiny.llama(**{"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, **overrides})
+    save(tiny.native(model), model.config.to_dict(), folder, dtype=torch.float64)
+    return folder
+
+
+def config_of(folder, **changes):
+    """Rewrite config.json with some fields changed."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

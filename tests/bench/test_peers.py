@@ -1,0 +1,92 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.api import load
+from paceline.bench import peers_report
+from paceline.bench.own import decoding
+from paceline.bench.peers import transformers_plain
+from paceline.bench.report import make_table, to_json
+from paceline.bench.runner import compare
+from tests.api.checkpoints import config_of, make_tokenizer, pair, without_tokenizer
+
+PROMPTS = ["def add(first,", "x = 1\n", "for item in items:\n    print(item)\nfor"]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load(pair().target)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_every_configuration_emits_the_same_tokens(target, one_by_one):
+    common = dict(target=target, prompts=PROMPTS, num_tokens=20, one_by_one=one_by_one)
+    prompts = [target.tokenizer.encode(prompt) for prompt in PROMPTS]
+    comparison = compare(
+        [
+            transformers_plain("peer", path=pair().target, prompts=prompts, num_tokens=20),
+            decoding("plain", **common),
+            decoding("ngram", **common, drafter="ngram"),
+            decoding("model", **common, drafter=pair().draft, num_draft_tokens=3),
+        ],
+        baseline="plain",
+        repeats=2,
+    )
+    assert all(measured.identical for measured in comparison.measured)
+    assert all(measured.sample.num_tokens == 60 for measured in comparison.measured)
+    assert comparison["plain"].sample.summary.mean_acceptance_length == 1
+    model = comparison["model"].sample.summary
+    assert model.acceptance_rate > 0.3 and model.mean_acceptance_length > 1.5 and len(model.drafted) == 3
+    assert comparison["peer"].sample.summary is None
+
+
+def test_end_of_text_shortens_nobody(target, tmp_path):
+    whole = decoding("plain", target=target, prompts=PROMPTS, num_tokens=20).run().tokens
+    folder = without_tokenizer(tmp_path / "ending", eos_token_id=whole[0][3])
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    config_of(folder, eos_token_id=whole[0][3])
+    ending = load(folder)
+    assert ending.eos == (whole[0][3],)
+    prompts = [target.tokenizer.encode(prompt) for prompt in PROMPTS]
+    assert transformers_plain("peer", path=folder, prompts=prompts, num_tokens=20).run().tokens == whole
+    assert decoding("plain", target=ending, prompts=PROMPTS, num_tokens=20).run().tokens == whole
+
+
+def test_reports_hold_every_repeat(target):
+    comparison = compare(
+        [
+            decoding("plain", target=target, prompts=PROMPTS, num_tokens=8),
+            decoding("model", target=target, prompts=PROMPTS, num_tokens=8, drafter=pair().draft),
+        ],
+        baseline="plain",
+        repeats=3,
+    )
+    machine = peers_report.describe()
+    record = json.loads(to_json(comparison, machine, settings={"dtype": "float64"}))
+    assert record["machine"]["num_threads"] == torch.get_num_threads()
+    assert set(record["machine"]["versions"]) == {"paceline", "torch", "transformers"}
+    for own, measured in zip(record["configurations"], comparison.measured, strict=True):
+        assert own["seconds"]["repeats"] == list(measured.seconds.values) and len(measured.seconds.values) == 3
+        assert own["num_tokens"] == 24 and own["identical_to_baseline"]
+    assert record["configurations"][1]["stats"]["acceptance_rate"] > 0.3
+    table = make_table(comparison)
+    assert table.row_count == 2 and [str(column.header) for column in table.columns][1] == "tokens/s (spread)"
+
+
+def test_configurations_need_no_text(target):
+    bare = replace(target, tokenizer=None)
+    assert decoding("plain", target=bare, prompts=[[5, 6]], num_tokens=4).run().num_tokens == 4
+
+
+def test_peers_report_prints_a_table_and_writes_the_figures(tmp_path, capsys):
+    threads = torch.get_num_threads()
+    file = tmp_path / "figures.json"
+    arguments = ["--target", pair().target, "--dtype", "float64", "--num-tokens", 6, "--repeats", 2, "--json", file]
+    peers_report.main([*map(str, arguments), "--threads", str(threads)])
+    out = capsys.readouterr().out
+    assert "same tokens: yes" in out and peers_report.OWN in out and peers_report.PEER in out
+    record = json.loads(file.read_text())
+    assert record["settings"]["dtype"] == "float64" and record["baseline"] == peers_report.PEER
+    assert [len(own["speedup"]["repeats"]) for own in record["configurations"]] == [2, 2]

@@ -1,0 +1,40 @@
+"""A drafter that breaks its promise: it changes the newest token of the text."""
+
+from paceline.drafters.base import Drafter, StatelessDrafter
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.ngram import NgramDrafter
+
+
+class Scribbler(Drafter):
+    """As the draft model, until the text is ten tokens longer than its prompt."""
+
+    draws = ModelDrafter.draws
+
+    def __init__(self, *, lm):
+        self.inner = ModelDrafter(lm=lm)
+
+    def start(self, setting):
+        self.inner.start(setting)
+
+    def prefill(self, batch, rows, longest, hidden):
+        self.inner.prefill(batch, rows, longest, hidden)
+        self.limit = int(batch.length[0]) + 10
+
+    def propose(self, batch, plan):
+        return self.inner.propose(batch, plan)
+
+    def observe(self, batch, tree, outcome, output):
+        self.inner.observe(batch, tree, outcome, output)
+        if int(batch.length[0]) > self.limit:
+            batch.tokens.scatter_(1, batch.length[:, None] - 1, 1)
+
+
+class ScribblingNgram(StatelessDrafter):
+    """Prompt lookup that overwrites the newest token while it drafts."""
+
+    draws = NgramDrafter.draws
+
+    def propose(self, batch, plan):
+        if int(batch.steps[0]) == 3:
+            batch.tokens.scatter_(1, batch.length[:, None] - 1, 1)
+        return NgramDrafter().propose(batch, plan)

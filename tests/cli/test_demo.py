@@ -1,0 +1,92 @@
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.suites import PYTHON_PROMPTS
+from paceline.cli import run
+from paceline.drafters import DRAFTERS
+from tests.api.checkpoints import other_vocabulary, pair
+
+TOKENS = 14
+
+
+def demo(*arguments):
+    return run(["demo", "--max-tokens", str(TOKENS), *map(str, arguments)])
+
+
+def of_pair():
+    return ["--target", pair().target, "--draft", pair().draft]
+
+
+def test_demo_shows_compares_and_times(capsys):
+    assert demo(*of_pair()) == 0
+    captured = capsys.readouterr()
+    out = captured.out
+    pattern = rf"plainly {TOKENS} tokens in (\d+) steps, drafted {TOKENS} tokens in (\d+) steps: identical"
+    counts = re.findall(pattern, out)
+    assert len(counts) == len(PYTHON_PROMPTS)
+    assert all(int(plain) == TOKENS for plain, _ in counts)
+    assert sum(int(drafted) for _, drafted in counts) < 0.7 * TOKENS * len(PYTHON_PROMPTS), "drafting saves steps"
+    for line in ("~~ drafted and kept", *PYTHON_PROMPTS[0].splitlines(), "All tokens are identical"):
+        assert line in out
+    assert re.search(r"~+[\^+]", out), "tokens are marked by source"
+    for name in ("plain", "ngram", "draft model"):
+        assert re.search(rf"^ ?{name} +\d+ \(\d+-\d+\) +\d\.\d\d ", out, re.MULTILINE), name
+    assert "\x1b" not in out, "no colours outside a terminal"
+
+
+def test_broken_drafter_makes_the_demo_fail(capsys, monkeypatch):
+    monkeypatch.setitem(DRAFTERS.entries, "model", "tests.cli.broken:Scribbler")
+    assert demo(*of_pair()) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"DIFFERENT from token 1\d on", out) and "The tokens differ" in out
+    assert "All tokens are identical" not in out
+
+
+def test_difference_in_the_timed_runs_alone_makes_the_demo_fail(capsys, monkeypatch):
+    monkeypatch.setitem(DRAFTERS.entries, "ngram", "tests.cli.broken:ScribblingNgram")
+    assert demo(*of_pair()) == 1
+    out = capsys.readouterr().out
+    assert "DIFFERENT" not in out and "The tokens differ" in out
+
+
+def test_embedded_pair_is_the_default(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "demo" / "src"))
+    monkeypatch.delitem(sys.modules, "paceline_demo", raising=False)
+    import paceline_demo
+
+    assert paceline_demo.target() == Path(paceline_demo.__file__).parent / "target"
+    assert paceline_demo.draft() == Path(paceline_demo.__file__).parent / "draft"
+    monkeypatch.setattr(paceline_demo, "target", lambda: pair().target)
+    monkeypatch.setattr(paceline_demo, "draft", lambda: pair().draft)
+    assert demo() == 0
+    assert "All tokens are identical" in capsys.readouterr().out
+
+
+REFUSED = {
+    "half a pair": (["--target", "TARGET"], "give both --target and --draft"),
+    "no such directory": (["--target", "/nowhere", "--draft", "DRAFT"], "no such model directory: /nowhere"),
+    "no threads": (["--target", "TARGET", "--draft", "DRAFT", "--threads", "0"], "--threads 0: give at least 1"),
+    "vocabulary": (["--target", "TARGET", "--draft", "OTHER"], "different vocabularies"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_line_and_exit_code_two(case, capsys, tmp_path):
+    arguments, message = REFUSED[case]
+    places = {"TARGET": pair().target, "DRAFT": pair().draft}
+    if "OTHER" in arguments:
+        places["OTHER"] = other_vocabulary(tmp_path / "other")
+    assert demo(*(places.get(word, word) for word in arguments)) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_missing_demo_package_is_one_line_and_exit_code_two(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "paceline_demo", None)
+    assert demo() == 2
+    captured = capsys.readouterr()
+    assert "pip install 'paceline[demo]'" in captured.err and captured.err.count("\n") == 1
