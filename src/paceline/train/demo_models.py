@@ -103,11 +103,11 @@ def _validation(objective: Callable[..., torch.Tensor], work: Path) -> Callable[
 
 def train_target(work: Path) -> None:
     """The target on text."""
-    config = TrainConfig(steps=2000, learning_rate=3e-3, validate_every=200, compile=True)
+    config = TrainConfig(steps=1800, learning_rate=3e-3, validate_every=200, compile=True)
     text = np.load(work / "train.npy")
     batches = Stages(
-        (1700, Crops([(text, 1.0)], rows=8, length=512, seed=SEED)),
-        (2000, Crops([(text, 1.0)], rows=4, length=CONTEXT, seed=SEED)),
+        (1500, Crops([(text, 1.0)], rows=8, length=512, seed=SEED)),
+        (1800, Crops([(text, 1.0)], rows=4, length=CONTEXT, seed=SEED)),
     )
     model = fresh(TARGET, SEED).to(accelerator())
     validate = _validation(next_token, work)

@@ -1,0 +1,43 @@
+# All set-up is here: `make demo` and `make test` work on a fresh machine with Python 3.11 to 3.13.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types imports tests mutants docs demo-models clean
+
+$(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --editable ./demo --group dev
+	touch $(STAMP)
+
+demo: $(STAMP)  ## Decode with and without a draft, compare, and show what it pays
+	$(BIN)/paceline demo
+
+test: lint types imports tests  ## Everything that must hold before a change lands
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+tests: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
+	$(BIN)/python -m tests.mutants
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
+
+demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU; resumable)
+	$(BIN)/python -m paceline.train.demo_models build/demo-models
+
+clean:
+	rm -rf $(VENV) build docs/_build

@@ -1,0 +1,46 @@
+"""House rules that no other tool checks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.drafters import DRAFTERS
+from paceline.verifiers import VERIFIERS
+
+SOURCE = Path(paceline.__file__).parent
+
+
+def imports(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("registry", [DRAFTERS, VERIFIERS], ids=lambda registry: registry.kind)
+def test_registered_parts_never_import_each_other(registry):
+    modules = {entry.partition(":")[0] for entry in registry.entries.values()}
+    for module in modules:
+        path = SOURCE.parent / (module.replace(".", "/") + ".py")
+        assert not imports(path) & (modules - {module}), module
+
+
+def test_every_registered_part_has_a_test_file_of_its_own():
+    for name in DRAFTERS:
+        assert (Path(__file__).parent / "drafters" / f"test_{name}.py").is_file(), name
+
+
+def test_files_stay_within_their_size():
+    for path in SOURCE.rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 320, path
+
+
+def test_nothing_unpickles_weights():
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "torch.load(" not in text and "trust_remote_code=True" not in text and "import pickle" not in text, path
