@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from paceline.bench.loops import distinct_share, is_looping
 from paceline.bench.runner import Configuration, Sample, compare
 
 SAMPLE = Sample(tokens=((1, 2, 3), (4,)), summary=None)
@@ -95,10 +94,3 @@ def test_looping_texts_are_counted():
     texts = Sample(tokens=(tuple(range(60)), (1, 2, 3) * 20, (7,) * 60), summary=None)
     comparison = bench.compare(bench.configuration("a", [1] * 2, texts), repeats=1)
     assert comparison["a"].num_looping == 2
-
-
-def test_distinct_share_counts_four_grams():
-    assert distinct_share(range(10)) == 1
-    assert distinct_share([1, 2, 3, 4, 1, 2, 3, 4]) == 4 / 5
-    assert distinct_share([1, 2, 3]) == distinct_share([]) == 1
-    assert is_looping([5] * 20) and not is_looping([*range(12), *range(12)])

@@ -1,14 +1,16 @@
 """A drafter that breaks its promise: it changes the newest token of the text."""
 
+from paceline.cli.demo import TABLE_TOKENS
 from paceline.drafters.base import Drafter, StatelessDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 
 
 class Scribbler(Drafter):
-    """As the draft model, until the text is ten tokens longer than its prompt."""
+    """As the draft model, until the text is ``after`` tokens longer than its prompt."""
 
     draws = ModelDrafter.draws
+    after = 10
 
     def __init__(self, *, lm):
         self.inner = ModelDrafter(lm=lm)
@@ -18,7 +20,7 @@ class Scribbler(Drafter):
 
     def prefill(self, batch, rows, longest, hidden):
         self.inner.prefill(batch, rows, longest, hidden)
-        self.limit = int(batch.length[0]) + 10
+        self.limit = int(batch.length[0]) + self.after
 
     def propose(self, batch, plan):
         return self.inner.propose(batch, plan)
@@ -27,6 +29,12 @@ class Scribbler(Drafter):
         self.inner.observe(batch, tree, outcome, output)
         if int(batch.length[0]) > self.limit:
             batch.tokens.scatter_(1, batch.length[:, None] - 1, 1)
+
+
+class LateScribbler(Scribbler):
+    """Honest for as long as the timed runs are."""
+
+    after = TABLE_TOKENS + 2
 
 
 class ScribblingNgram(StatelessDrafter):

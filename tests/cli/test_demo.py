@@ -12,8 +12,8 @@ from tests.api.checkpoints import other_vocabulary, pair
 TOKENS = 14
 
 
-def demo(*arguments):
-    return run(["demo", "--max-tokens", str(TOKENS), *map(str, arguments)])
+def demo(*arguments, tokens=TOKENS):
+    return run(["demo", "--max-tokens", str(tokens), *map(str, arguments)])
 
 
 def of_pair():
@@ -50,6 +50,12 @@ def test_difference_in_the_timed_runs_alone_makes_the_demo_fail(capsys, monkeypa
     assert demo(*of_pair()) == 1
     out = capsys.readouterr().out
     assert "DIFFERENT" not in out and "The tokens differ" in out
+
+
+def test_difference_in_the_shown_runs_alone_makes_the_demo_fail(capsys, monkeypatch):
+    monkeypatch.setitem(DRAFTERS.entries, "model", "tests.cli.broken:LateScribbler")
+    assert demo(*of_pair(), tokens=60) == 1
+    assert re.search(r"DIFFERENT from token 5\d on", capsys.readouterr().out)
 
 
 def test_embedded_pair_is_the_default(capsys, monkeypatch):

@@ -11,8 +11,8 @@ from statistics import median
 
 import torch
 
-from paceline.bench.loops import is_looping
 from paceline.core.stats import Summary
+from paceline.text.loops import is_looping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
