@@ -108,12 +108,14 @@ class Crops:
     """Random crops of token arrays. Batch ``step`` is a function of (seed, step), so resuming needs no state."""
 
     def __init__(self, sources: list[tuple[np.ndarray, float]], *, rows: int, length: int, seed: int) -> None:
-        """``sources``: token arrays with their share of the rows."""
+        """``sources``: token arrays with their share of the rows, one text [N] or sequences taken whole [P, T + 1]."""
         total = sum(share for _, share in sources)
         self.sources = [(torch.from_numpy(tokens.astype(np.int32)), share / total) for tokens, share in sources]
         for tokens, _ in self.sources:
-            if len(tokens) <= length:
+            if tokens.dim() == 1 and len(tokens) <= length:
                 raise ValueError(f"corpus of {len(tokens)} tokens is shorter than one sequence of {length}")
+            if tokens.dim() == 2 and tokens.shape[1] != length + 1:
+                raise ValueError(f"sequences of {tokens.shape[1]} tokens: batches of length {length} need {length + 1}")
         self.rows, self.length, self.seed = rows, length, seed
 
     def batch(self, step: int) -> Tensor:
@@ -124,8 +126,9 @@ class Crops:
         rows = []
         for source in chosen.tolist():
             tokens = self.sources[source][0]
-            start = int(torch.randint(len(tokens) - self.length, (), generator=generator))
-            rows.append(tokens[start : start + self.length + 1])
+            last = tokens.shape[0] if tokens.dim() == 2 else tokens.shape[0] - self.length
+            start = int(torch.randint(last, (), generator=generator))
+            rows.append(tokens[start] if tokens.dim() == 2 else tokens[start : start + self.length + 1])
         return torch.stack(rows).long()
 
 

@@ -5,24 +5,35 @@ Run as ``python -m paceline.train.demo_models WORK [PHASE ...]``; each phase lea
 
 import argparse
 import json
+import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from torch import nn
 
+from paceline.core.sampling import Sampling
+from paceline.drafters.model import ModelDrafter
 from paceline.models.decoder import DecoderLM
 from paceline.models.families import FAMILIES
-from paceline.models.loading import build, save
+from paceline.models.loading import build, load, save
+from paceline.train.acceptance import measure_acceptance
+from paceline.train.cards import make_card, write_companions
 from paceline.train.data import Crops, Stages, encode, standard_library, train_tokenizer
 from paceline.train.objectives import Distillation, next_token
+from paceline.train.regenerate import regenerate
 from paceline.train.trainer import TrainConfig, Trainer
 
 VOCAB_SIZE = 4096
 CONTEXT = 1024
 SEED = 20_26
+PROMPT, LENGTH = 48, 256  # tokens of a prompt, and of a prompt with its regenerated continuation
+NUM_PROMPTS = 1536
+NUM_DRAFT_TOKENS = 5
+SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(), Sampling(temperature=1.0))
+TARGET_RUN = TrainConfig(steps=1800, learning_rate=3e-3, validate_every=200, compile=True)
+DRAFT_RUN = TrainConfig(steps=1600, learning_rate=4e-3, validate_every=200, compile=True)
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, object]:
@@ -103,19 +114,123 @@ def _validation(objective: Callable[..., torch.Tensor], work: Path) -> Callable[
 
 def train_target(work: Path) -> None:
     """The target on text."""
-    config = TrainConfig(steps=1800, learning_rate=3e-3, validate_every=200, compile=True)
     text = np.load(work / "train.npy")
     batches = Stages(
         (1500, Crops([(text, 1.0)], rows=8, length=512, seed=SEED)),
-        (1800, Crops([(text, 1.0)], rows=4, length=CONTEXT, seed=SEED)),
+        (TARGET_RUN.steps, Crops([(text, 1.0)], rows=4, length=CONTEXT, seed=SEED)),
     )
     model = fresh(TARGET, SEED).to(accelerator())
     validate = _validation(next_token, work)
-    Trainer(model, next_token, batches, config, folder=work / "target", validate=validate).run()
+    Trainer(model, next_token, batches, TARGET_RUN, folder=work / "target", validate=validate).run()
     save(model, TARGET, work / "export" / "target")
 
 
-PHASES: dict[str, Callable[[Path], None]] = {"prepare": prepare, "target": train_target}
+def regenerate_texts(work: Path) -> None:
+    """What the target makes of prompts from its own training text, greedily and sampled."""
+    target = _trained(work, "target")
+    prompts = _prompts(work / "train.npy", NUM_PROMPTS, seed=SEED)
+    texts = regenerate(target, prompts, SAMPLINGS, num_tokens=LENGTH - PROMPT, rows=64)
+    np.save(work / "regenerated.npy", texts)
+
+
+def train_draft(work: Path) -> None:
+    """The draft on the target's continuations and on text, against the target's laws; validated by acceptance."""
+    target = _trained(work, "target")
+    sources = [(np.load(work / "regenerated.npy"), 0.7), (np.load(work / "train.npy"), 0.3)]
+    batches = Crops(sources, rows=16, length=LENGTH - 1, seed=SEED)
+    prompts = _prompts(work / "held_out.npy", 32, seed=SEED + 1)
+
+    def validate(model: DecoderLM) -> float:
+        drafter = ModelDrafter(lm=model)
+        found = measure_acceptance(target, drafter, prompts, num_tokens=64, num_draft_tokens=NUM_DRAFT_TOKENS)
+        return -found.summary.mean_acceptance_length
+
+    model = fresh(DRAFT, SEED).to(accelerator())
+    objective = Distillation(target, soft=0.5)
+    Trainer(model, objective, batches, DRAFT_RUN, folder=work / "draft", validate=validate).run()
+    save(model, DRAFT, work / "export" / "draft")
+
+
+def evaluate(work: Path) -> None:
+    """Held-out loss of both models and acceptance between them, as shipped; into figures.json."""
+    models = {name: _trained(work, name) for name in ("target", "draft")}
+    held_out = _validation(next_token, work)
+    with torch.no_grad():
+        losses = {name: held_out(model) for name, model in models.items()}
+    prompts = _prompts(work / "held_out.npy", 128, seed=SEED + 2)
+    found = measure_acceptance(
+        models["target"],
+        ModelDrafter(lm=models["draft"]),
+        prompts,
+        num_tokens=128,
+        num_draft_tokens=NUM_DRAFT_TOKENS,
+    )
+    figures = {
+        "held_out_loss": losses,
+        "mean_acceptance_length": found.summary.mean_acceptance_length,
+        "first_acceptance": found.summary.first_acceptance,
+        "acceptance_by_position": found.by_position,
+        "num_draft_tokens": NUM_DRAFT_TOKENS,
+        "num_texts": found.num_texts,
+        "num_looping": found.num_looping,
+        "machine": f"{platform.machine()}, torch {torch.__version__}, float32 from bfloat16 files",
+        "python": platform.python_version(),
+    }
+    (work / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(figures, indent=2))
+
+
+def export(work: Path) -> None:
+    """Tokenizer, cards and manifest beside the weights: the two directories that paceline-demo ships."""
+    found = json.loads((work / "figures.json").read_text(encoding="utf-8"))
+    positions = ", ".join(f"{share:.2f}" for share in found["acceptance_by_position"])
+    shared = {
+        f"greedy acceptance at k = {found['num_draft_tokens']}, tokens per step (bonus included)": (
+            f"{found['mean_acceptance_length']:.2f}"
+        ),
+        "share of first draft tokens kept": f"{found['first_acceptance']:.3f}",
+        "by position": positions,
+        "measured on": f"{found['num_texts']} continuations of held-out source, less {found['num_looping']} that loop",
+        "with": found["machine"],
+    }
+    roles = {
+        "target": "The target of Paceline's embedded pair: deep and narrow, so that leaving early means something.",
+        "draft": "The draft of Paceline's embedded pair, distilled from the target on text and the target's own words.",
+    }
+    steps = {"target": f"{TARGET_RUN.steps} steps of 4,096 tokens", "draft": f"{DRAFT_RUN.steps} steps of 4,096 tokens"}
+    for name, raw in (("target", TARGET), ("draft", DRAFT)):
+        figures = {"held-out loss, nats per token": f"{found['held_out_loss'][name]:.3f}", **shared}
+        card = make_card(
+            raw,
+            title=f"paceline-demo {name}",
+            role=roles[name],
+            parameters=sum(p.numel() for p in _trained(work, name).parameters()),
+            figures=figures,
+            python=found["python"],
+            steps=steps[name],
+        )
+        write_companions(work / "export" / name, raw, work / "tokenizer.json", card)
+    shutil.copy(work / "manifest.json", work / "export" / "manifest.json")
+
+
+def _trained(work: Path, name: str) -> DecoderLM:
+    """A model as it ships, in float32."""
+    return load(work / "export" / name, dtype=torch.float32, device=accelerator())
+
+
+def _prompts(tokens: Path, count: int, *, seed: int) -> np.ndarray:
+    """Random windows [count, PROMPT] of a token array."""
+    return Crops([(np.load(tokens), 1.0)], rows=count, length=PROMPT - 1, seed=seed).batch(0).numpy()
+
+
+PHASES: dict[str, Callable[[Path], None]] = {
+    "prepare": prepare,
+    "target": train_target,
+    "regenerate": regenerate_texts,
+    "draft": train_draft,
+    "evaluate": evaluate,
+    "export": export,
+}
 
 
 def main() -> None:

@@ -1,0 +1,47 @@
+"""Text by the target itself, and acceptance by the Decoder that serves it."""
+
+import numpy as np
+import pytest
+
+from paceline.core.noise import split_seed
+from paceline.core.sampling import Sampling
+from paceline.drafters.model import ModelDrafter
+from paceline.text.loops import is_looping
+from paceline.train.acceptance import measure_acceptance
+from paceline.train.regenerate import regenerate
+from tests import tiny
+from tests.harness import expected, request
+
+PROMPTS = np.array([[5, 9, 2], [1, 1, 4], [8, 8, 8], [3, 1, 4], [60, 0, 7]])
+
+
+def test_every_continuation_is_the_targets_own_under_its_own_seed():
+    model, target = tiny.target()
+    samplings = (Sampling(), Sampling(temperature=1.0, top_p=0.9, seed=11))
+    texts = regenerate(target, PROMPTS, samplings, num_tokens=20, rows=2)
+    wanted = []
+    for index, prompt in enumerate(PROMPTS.tolist()):
+        options = {} if index % 2 == 0 else dict(temperature=1.0, top_p=0.9, seed=split_seed(11, index))
+        wanted.append([*prompt, *expected(request(prompt, max_tokens=20, **options), model)])
+    assert texts.dtype == np.uint16
+    assert texts.tolist() == [text for text in wanted if not is_looping(text[3:])]
+    assert len(texts) >= 3
+
+
+def test_looping_continuations_are_left_out():
+    _, target = tiny.looping_target(8)  # its greedy text alternates between two tokens
+    with pytest.raises(ValueError, match="all 5 continuations loop"):
+        regenerate(target, PROMPTS, (Sampling(),), num_tokens=40, rows=5)
+    with pytest.raises(ValueError, match="all 5 continuations loop"):
+        measure_acceptance(target, ModelDrafter(lm=target), PROMPTS, num_tokens=40, num_draft_tokens=3)
+
+
+def test_measured_acceptance_is_that_of_the_decoder():
+    _, target = tiny.target()
+    itself = measure_acceptance(target, ModelDrafter(lm=target), PROMPTS, num_tokens=24, num_draft_tokens=3)
+    assert itself.summary.mean_acceptance_length == 4.0 and itself.by_position == [1.0, 1.0, 1.0]
+    assert itself.num_texts + itself.num_looping == 5
+    other = measure_acceptance(
+        target, ModelDrafter(lm=tiny.noisy(target, 0.12)), PROMPTS, num_tokens=24, num_draft_tokens=3
+    )
+    assert 1.2 < other.summary.mean_acceptance_length < 4.0
