@@ -27,7 +27,7 @@ class Attend(Protocol):
 class TreeAttention:
     """Nodes of a tree over a cache: each sees the committed slots and its own ancestors, itself included."""
 
-    def __init__(self, tree: Tree, cache: View, start: int, max_positions: int) -> None:
+    def __init__(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> None:
         length = cache.length[:, None]
         nodes = torch.arange(start, tree.num_nodes, device=length.device)
         self.cache = cache
@@ -38,17 +38,17 @@ class TreeAttention:
         node = slot - length  # [B, S] the node that a slot holds, negative where committed
         index = node.clamp(0, tree.num_nodes - 1)[:, None, :].expand(-1, nodes.shape[0], -1)
         own = tree.ancestors[:, start:].gather(2, index) & (node < tree.num_nodes)[:, None, :]
-        self.mask = ((node < 0)[:, None, :] | own)[:, None]  # [B, 1, n, S]
+        mask = (node < 0)[:, None, :] | own  # [B, n, S]
+        # The group folds into the query axis, so shared keys and values are never expanded.
+        self.mask = mask.repeat(1, group, 1)[:, None]  # [B, 1, G * n, S]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.cache.write(layer, self.rows, self.slots, key, value)
         keys, values = self.cache.read(layer)
         rows, nodes, heads, size = query.shape
         group = heads // keys.shape[2]
-        # The group folds into the query axis, so shared keys and values are never expanded.
         folded = query.view(rows, nodes, -1, group, size).permute(0, 2, 3, 1, 4).reshape(rows, -1, group * nodes, size)
-        mask = self.mask if group == 1 else self.mask.repeat(1, 1, group, 1)
-        out = F.scaled_dot_product_attention(folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask)
+        out = F.scaled_dot_product_attention(folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self.mask)
         return out.view(rows, -1, group, nodes, size).permute(0, 3, 1, 2, 4).reshape(rows, nodes, heads, size)
 
 

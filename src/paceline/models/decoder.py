@@ -104,6 +104,11 @@ class DecoderLM(nn.Module):
         return self.config.max_positions
 
     @property
+    def group(self) -> int:
+        """Query heads per key-value head."""
+        return self.config.num_heads // self.config.num_kv_heads
+
+    @property
     def num_layers(self) -> int:
         return self.config.num_layers
 
@@ -131,7 +136,7 @@ class DecoderLM(nn.Module):
         self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
-        attend = TreeAttention(tree, cache, start, self.max_positions)
+        attend = TreeAttention(tree, cache, start, max_positions=self.max_positions, group=self.group)
         hidden = self._run(tree.tokens[:, start:], attend, cache.layers, taps)
         return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 
