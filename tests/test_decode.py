@@ -43,6 +43,12 @@ REFUSALS = {
         lambda: decoder_for(NoDrafter(), "coupled", max_length=129),
         "max_length=129 is beyond the target's context of 128",
     ),
+    "row out of range": (lambda: decoder_for(NoDrafter(), "coupled").admit([request([1])], [1]), "rows 0 to 0"),
+    "one row twice": (
+        lambda: decoder_for(NoDrafter(), "coupled", rows=2).admit([request([1]), request([2])], [1, 1]),
+        "a row of its own",
+    ),
+    "nothing to admit": (lambda: decoder_for(NoDrafter(), "coupled").admit([], []), "0 requests for rows"),
     "no rows": (lambda: decoder_for(NoDrafter(), "coupled", rows=0), "rows=0"),
     "negative plan": (lambda: decoder_for(NoDrafter(), "coupled", k=-1), "num_draft_tokens=-1"),
     "nothing in common": (

@@ -65,20 +65,10 @@ class Decoder:
     def admit(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
         """Put ``requests`` into free ``rows`` and read their prompts but for the last token, the root.
 
-        Raises ValueError, before any row is touched, for a prompt and max_tokens that exceed ``max_length``.
+        Raises ValueError, before any row is touched, for rows that do not fit the requests, a prompt and max_tokens
+        that exceed ``max_length``, and tokens outside the target's vocabulary.
         """
-        for request in requests:
-            length = len(request.tokens) + request.max_tokens
-            if length > self.batch.max_length:
-                raise ValueError(
-                    f"prompt of {len(request.tokens)} tokens and max_tokens={request.max_tokens} exceed the limit of "
-                    f"{self.batch.max_length} tokens; shorten the prompt or lower max_tokens"
-                )
-            if max(request.tokens) >= self.target.vocab_size or min(request.tokens) < 0:
-                raise ValueError(
-                    f"token ids {min(request.tokens)}..{max(request.tokens)} leave the target's vocabulary of "
-                    f"{self.target.vocab_size}; encode the prompt with the target's own tokenizer"
-                )
+        self._check(requests, rows)
         self.batch.admit(rows, requests)
         index = torch.tensor(list(rows), device=self.batch.device)
         longest = max(len(request.tokens) for request in requests)
@@ -101,6 +91,23 @@ class Decoder:
         self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
         self.drafter.observe(self.batch, tree, outcome, output)
         self.stats.record(tree, outcome)
+
+    def _check(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
+        if not requests or len(set(rows)) != len(requests) or len(rows) != len(requests):
+            raise ValueError(f"{len(requests)} requests for rows {list(rows)}: give each request a row of its own")
+        if min(rows) < 0 or max(rows) >= self.batch.rows:
+            raise ValueError(f"rows {list(rows)}: this decoder has rows 0 to {self.batch.rows - 1}")
+        for request in requests:
+            if len(request.tokens) + request.max_tokens > self.batch.max_length:
+                raise ValueError(
+                    f"prompt of {len(request.tokens)} tokens and max_tokens={request.max_tokens} exceed the limit of "
+                    f"{self.batch.max_length} tokens; shorten the prompt or lower max_tokens"
+                )
+            if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
+                raise ValueError(
+                    f"token ids {min(request.tokens)}..{max(request.tokens)} leave the target's vocabulary of "
+                    f"{self.target.vocab_size}; encode the prompt with the target's own tokenizer"
+                )
 
     def read(self) -> Report:
         """What the last step did, in one transfer to the host."""
