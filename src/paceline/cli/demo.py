@@ -38,6 +38,10 @@ class Demo:
         """Show, compare and time; EXIT_DIFFERENT if any token differs."""
         if self.threads < 1:
             raise ValueError(f"--threads {self.threads}: give at least 1")
+        if self.max_tokens < 1 or self.num_draft_tokens < 1:
+            raise ValueError(
+                f"--max-tokens {self.max_tokens}, --num-draft-tokens {self.num_draft_tokens}: give at least 1 of each"
+            )
         torch.set_num_threads(self.threads)
         console = Console(highlight=False)
         target, draft = (load(path, dtype=DTYPE) for path in self._pair())

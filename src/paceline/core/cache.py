@@ -63,6 +63,10 @@ class View:
         return self.storage.capacity
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.storage.keys.dtype
+
+    @property
     def row_index(self) -> Tensor:
         """Storage row of each row of the view [B]."""
         if self.rows is not None:

@@ -39,8 +39,9 @@ class TreeAttention:
         index = node.clamp(0, tree.num_nodes - 1)[:, None, :].expand(-1, nodes.shape[0], -1)
         own = tree.ancestors[:, start:].gather(2, index) & (node < tree.num_nodes)[:, None, :]
         mask = (node < 0)[:, None, :] | own  # [B, n, S]
+        added = torch.zeros_like(mask, dtype=cache.dtype).masked_fill(~mask, -torch.inf)
         # The group folds into the query axis, so shared keys and values are never expanded.
-        self.mask = mask.repeat(1, group, 1)[:, None]  # [B, 1, G * n, S]
+        self.mask = added.repeat(1, group, 1)[:, None]  # [B, 1, G * n, S], made once for all layers
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.cache.write(layer, self.rows, self.slots, key, value)

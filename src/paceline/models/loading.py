@@ -89,7 +89,9 @@ def save(model: DecoderLM, raw: dict[str, object], path: Path, *, dtype: torch.d
     family = find_family(raw, path)
     path.mkdir(parents=True, exist_ok=True)
     state = {own: tensor.detach().to("cpu", dtype) for own, tensor in model.state_dict().items()}
-    save_file(family.write(state), path / "model.safetensors", metadata={"format": "pt"})
+    weights = path / "model.safetensors"
+    save_file(family.write(state), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # the library keeps its files to their owner; a published model is for everybody
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
 

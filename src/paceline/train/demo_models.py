@@ -29,9 +29,9 @@ VOCAB_SIZE = 4096
 CONTEXT = 1024
 SEED = 20_26
 PROMPT, LENGTH = 48, 256  # tokens of a prompt, and of a prompt with its regenerated continuation
-NUM_PROMPTS = 1536
+NUM_PROMPTS = 2048
 NUM_DRAFT_TOKENS = 5
-SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(), Sampling(temperature=1.0))
+SAMPLINGS = tuple(Sampling(temperature=t) for t in (0.0, 0.4, 0.7, 1.0))  # a text each in turn; cold ones loop more
 TARGET_RUN = TrainConfig(steps=1800, learning_rate=3e-3, validate_every=200, compile=True)
 DRAFT_RUN = TrainConfig(steps=1600, learning_rate=4e-3, validate_every=200, compile=True)
 
@@ -157,12 +157,12 @@ def evaluate(work: Path) -> None:
     held_out = _validation(next_token, work)
     with torch.no_grad():
         losses = {name: held_out(model) for name, model in models.items()}
-    prompts = _prompts(work / "held_out.npy", 128, seed=SEED + 2)
+    prompts = _prompts(work / "held_out.npy", 256, seed=SEED + 2)
     found = measure_acceptance(
         models["target"],
         ModelDrafter(lm=models["draft"]),
         prompts,
-        num_tokens=128,
+        num_tokens=64,
         num_draft_tokens=NUM_DRAFT_TOKENS,
     )
     figures = {
