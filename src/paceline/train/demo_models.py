@@ -190,7 +190,8 @@ def export(work: Path) -> None:
         ),
         "share of first draft tokens kept": f"{found['first_acceptance']:.3f}",
         "by position": positions,
-        "measured on": f"{found['num_texts']} continuations of held-out source, less {found['num_looping']} that loop",
+        "measured on": f"{found['num_texts']} continuations of held-out source",
+        "left out": f"{found['num_looping']} continuations that loop",
         "with": found["machine"],
     }
     roles = {
