@@ -4,6 +4,7 @@ Knows nothing of text, files or clocks.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -61,7 +62,7 @@ class Decoder:
             )
         )
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def admit(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
         """Put ``requests`` into free ``rows`` and read their prompts but for the last token, the root.
 
@@ -79,18 +80,18 @@ class Decoder:
         self.drafter.prefill(self.batch, index, longest, hidden)
         self.stats.reset(index)
 
-    @torch.no_grad()
     def step(self) -> None:
         """Draft, score, verify, commit: every active row gains at least one token. Nothing here waits for the host."""
-        plan = self.plan(self.stats)
-        tree = self.drafter.propose(self.batch, plan)
-        output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
-        assert output.logits is not None
-        outcome = self.verifier(tree, output.logits, self.batch)
-        outcome = self.batch.extend(tree, outcome)
-        self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
-        self.drafter.observe(self.batch, tree, outcome, output)
-        self.stats.record(tree, outcome)
+        with without_gradients():
+            plan = self.plan(self.stats)
+            tree = self.drafter.propose(self.batch, plan)
+            output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
+            assert output.logits is not None
+            outcome = self.verifier(tree, output.logits, self.batch)
+            outcome = self.batch.extend(tree, outcome)
+            self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
+            self.drafter.observe(self.batch, tree, outcome, output)
+            self.stats.record(tree, outcome)
 
     def _check(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
         if not requests or len(set(rows)) != len(requests) or len(rows) != len(requests):
@@ -112,6 +113,11 @@ class Decoder:
     def read(self) -> Report:
         """What the last step did, in one transfer to the host."""
         return Report(self.batch)
+
+
+def without_gradients() -> AbstractContextManager[None]:
+    """Inference mode, which costs less per operation; the compiler traces only the plain way."""
+    return torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode()
 
 
 def agree(drafter: Drafter, verifier: Verifier) -> Draw:

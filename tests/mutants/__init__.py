@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "skip commit",
         "decode.py",
-        "        self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)\n",
-        "",
+        "self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)",
+        "pass",
         (CONFORMANCE,),
     ),
     Mutant(

@@ -151,10 +151,9 @@ class Batch:
         ends = torch.nn.functional.pad(outcome.path, (1, 0)).gather(1, accepted.clamp(min=0)[:, None])  # [R, 1]
         children = ((tree.parents == ends) & tree.valid).any(-1)
         origin = tree.origin.gather(1, torch.nn.functional.pad(outcome.path, (0, 1)).clamp(min=0))
-        head = (num, torch.minimum(accepted, num), tree.valid.sum(-1) - 1, self.finish, ~children)
+        head = (num, torch.minimum(accepted, num), tree.valid.sum(-1) - 1, self.finish, (~children).long())
         width = tree.max_depth + 1
-        for column, values in enumerate(head):
-            self.report[:, column].copy_(values)
+        self.report[:, :5].copy_(torch.stack(head, dim=1))
         self.report[:, 5 : 5 + width].copy_(emitted)
         self.report[:, 6 + self.max_depth : 6 + self.max_depth + width].copy_(origin)
 

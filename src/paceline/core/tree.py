@@ -123,6 +123,10 @@ def follow(tree: Tree, accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ``accepted`` [B, N] bool (the root's entry is ignored). Returns ``leaf`` [B], ``path`` [B, D] and its length [B].
     """
     nodes = tree.num_nodes
+    if tree.chain:
+        length = (accepted & tree.valid)[:, 1:].cumprod(-1).sum(-1)
+        index = torch.arange(1, nodes, device=accepted.device)
+        return length, torch.where(index <= length[:, None], index, -1), length
     root = torch.arange(nodes, device=accepted.device) == 0
     passed = (accepted & tree.valid) | root
     reached = (passed[:, None, :] | ~tree.ancestors).all(-1)  # [B, N]

@@ -48,7 +48,7 @@ class TreeAttention:
         keys, values = self.cache.read(layer)
         rows, nodes, heads, size = query.shape
         group = heads // keys.shape[2]
-        folded = query.view(rows, nodes, -1, group, size).permute(0, 2, 3, 1, 4).reshape(rows, -1, group * nodes, size)
+        folded = query.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).reshape(rows, -1, group * nodes, size)
         out = F.scaled_dot_product_attention(folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self.mask)
         return out.view(rows, -1, group, nodes, size).permute(0, 3, 1, 2, 4).reshape(rows, nodes, heads, size)
 

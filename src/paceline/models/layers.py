@@ -59,7 +59,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight
 
 
 class GatedFFN(nn.Module):
@@ -67,12 +69,12 @@ class GatedFFN(nn.Module):
 
     def __init__(self, hidden: int, inner: int, *, bias: bool) -> None:
         super().__init__()
-        self.gate = nn.Linear(hidden, inner, bias=bias)
-        self.up = nn.Linear(hidden, inner, bias=bias)
+        self.gate_up = nn.Linear(hidden, 2 * inner, bias=bias)
         self.down = nn.Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
 
 
 class PlainFFN(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.models.decoder import DecoderConfig, DecoderLM
 from paceline.models.families import FAMILIES, Family
+from paceline.models.packing import pack, unpack
 
 
 class ModelError(ValueError):
@@ -73,14 +74,14 @@ def build(
         model = DecoderLM(config)
     if config.tied_head:
         state = {name: tensor for name, tensor in state.items() if name != "head.weight"}
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in unpack(config, model.state_dict()).items()}
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     if missing or extra:
         raise ModelError(f"{path}: tensors do not fit its config.json: missing {missing[:3]}, unexpected {extra[:3]}")
     for name, shape in wanted.items():
         if tuple(state[name].shape) != shape:
             raise ModelError(f"{path}: {name} has shape {tuple(state[name].shape)}, config.json asks for {shape}")
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict(pack(state), assign=True)
     return model.to(device).requires_grad_(False).eval()
 
 
@@ -88,7 +89,8 @@ def save(model: DecoderLM, raw: dict[str, object], path: Path, *, dtype: torch.d
     """Write ``model`` as a Hugging Face directory with ``raw`` as its config.json."""
     family = find_family(raw, path)
     path.mkdir(parents=True, exist_ok=True)
-    state = {own: tensor.detach().to("cpu", dtype) for own, tensor in model.state_dict().items()}
+    parts = unpack(model.config, model.state_dict())
+    state = {own: tensor.detach().to("cpu", dtype).contiguous() for own, tensor in parts.items()}
     weights = path / "model.safetensors"
     save_file(family.write(state), weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # the library keeps its files to their owner; a published model is for everybody

@@ -18,6 +18,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.models.decoder import DecoderLM
 from paceline.models.families import FAMILIES
 from paceline.models.loading import build, load, save
+from paceline.models.packing import unpack
 from paceline.train.acceptance import measure_acceptance
 from paceline.train.cards import make_card, write_companions
 from paceline.train.data import Crops, Stages, encode, standard_library, train_tokenizer
@@ -70,7 +71,7 @@ def fresh(raw: dict[str, object], seed: int) -> DecoderLM:
     config = FAMILIES["llama"].configure(raw)
     generator = torch.Generator().manual_seed(seed)
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in DecoderLM(config).state_dict().items()}
+        shapes = {name: part.shape for name, part in unpack(config, DecoderLM(config).state_dict()).items()}
     state = {}
     for name, shape in shapes.items():
         if len(shape) == 1:
