@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.models.families import FAMILIES
 from paceline.models.loading import ModelError, build, load, read_config, save
+from paceline.models.packing import unpack
 from tests import tiny
 from tests.models.layouts import LAYOUTS, LINEAR_ROPE, LLAMA3_ROPE, pair, plain, shaken, texts
 
@@ -299,7 +300,7 @@ def test_a_file_in_place_of_a_directory_is_no_model(tmp_path):
 
 def test_building_from_tensors_leaves_the_callers_table_alone():
     _, ours = pair("tied")
-    state = dict(ours.state_dict()) | {"head.weight": ours.embed.weight}
+    state = unpack(ours.config, ours.state_dict()) | {"head.weight": ours.embed.weight}
     names = set(state)
     build(ours.config, state)
     assert set(state) == names

@@ -69,7 +69,7 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
 def build(
     config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str = "model", device: torch.device | str = "cpu"
 ) -> DecoderLM:
-    """A decoder in evaluation mode from a config and its own tensors; ``path`` only names it in errors."""
+    """A decoder in evaluation mode from a config and its parts (models/packing); ``path`` only names it in errors."""
     with torch.device("meta"):
         model = DecoderLM(config)
     if config.tied_head:
