@@ -16,7 +16,10 @@ from paceline.train.data import HELD_OUT
 
 TARGET, DRAFT = embedded_pair()
 PACKAGE = TARGET.parent
-TEXT = "def greet(name):\n    '''Say hello: \u00e9\u00df\u6f22\U0001f600.'''\n\treturn  f\"{name!r}\"\n<|endoftext|>import os"
+TEXT = (
+    "def greet(name):\n    '''Say hello: \u00e9\u00df\u6f22\U0001f600.'''\n"
+    '\treturn  f"{name!r}"\n<|endoftext|>import os'
+)
 
 
 @pytest.fixture(scope="module")
