@@ -32,11 +32,6 @@ class SlotCache:
         self.capacity = capacity
         self.num_layers = num_layers
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held by keys and values."""
-        return 2 * self.keys.numel() * self.keys.element_size()
-
     def view(self, rows: Tensor | None = None, layers: Sequence[int] | None = None) -> "View":
         """All rows, or those of the index ``rows`` [B]; all layers, or a subset in the order given."""
         return View(self, rows, tuple(range(self.num_layers)) if layers is None else tuple(layers), None)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+DIGIT = 11  # bits decided at once when a boundary is looked for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -64,6 +66,7 @@ class SamplingState:
     def _flag(self) -> None:
         sampled = [option for option in self.rows if option.temperature > 0]
         self.any_sampled = bool(sampled)
+        self.any_greedy = len(sampled) < len(self.rows)
         self.any_top_k = any(option.top_k > 0 for option in sampled)
         self.any_top_p = any(option.top_p < 1 for option in sampled)
         self.any_min_p = any(option.min_p > 0 for option in sampled)
@@ -76,9 +79,8 @@ class SamplingState:
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         dtype = scores.dtype
         temperature = self.temperature[:, None, None].to(dtype)
-        best = torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
         if not self.any_sampled:
-            return best.log()
+            return self._one_hot(scores)
         warped = scores / torch.where(temperature > 0, temperature, 1.0)
         if self.any_top_k:
             size = torch.where(self.top_k > 0, self.top_k, scores.shape[-1]).clamp(max=scores.shape[-1])
@@ -89,24 +91,34 @@ class SamplingState:
         if self.any_min_p:
             floor = warped.amax(-1, keepdim=True) + self.min_p[:, None, None].to(dtype).log()
             warped = warped.masked_fill(warped < floor, -torch.inf)
-        return torch.where(temperature > 0, warped, best.log())
+        return torch.where(temperature > 0, warped, self._one_hot(scores)) if self.any_greedy else warped
+
+    @staticmethod
+    def _one_hot(scores: Tensor) -> Tensor:
+        """Scores of the law that is certain of the argmax."""
+        return torch.full_like(scores, -torch.inf).scatter_(-1, scores.argmax(-1, keepdim=True), 0.0)
 
 
 def keep_until(scores: Tensor, weight: Tensor, goal: Tensor) -> Tensor:
     """Keep the largest ``scores`` [..., V] until their summed ``weight`` reaches ``goal`` [..., 1]; the rest -inf.
 
-    Ties at the boundary are all kept; a goal beyond the whole weight keeps everything. The boundary is found by
-    bisection over the order-preserving integers of the floats: no sort, no transfer to the host.
+    Ties at the boundary are all kept; a goal beyond the whole weight keeps everything. The boundary is found digit by
+    digit in the order-preserving integers of the floats, by histograms of weight: no sort, no transfer to the host.
     """
     wide = scores.dtype == torch.float64
     bits = scores.view(torch.int64 if wide else torch.int32)
     lowest = torch.iinfo(bits.dtype).min
-    order = torch.where(bits < 0, lowest - bits - 1, bits)  # monotone: more negative floats have larger magnitudes
-    low = torch.full_like(order[..., :1], lowest)  # always reaches the goal, by definition
-    high = order.amax(-1, keepdim=True)
-    for _ in range(64 if wide else 32):
-        middle = (low >> 1) + (high >> 1) + ((low | high) & 1)  # rounded up, without overflow
-        reaches = torch.where(order >= middle, weight, 0.0).sum(-1, keepdim=True) >= goal
-        low = torch.where(reaches, middle, low)
-        high = torch.where(reaches, high, middle - 1)
-    return scores.masked_fill(order < low, -torch.inf)
+    # More negative floats have larger magnitudes; the sign bit is flipped so that digits order as unsigned numbers.
+    order = (torch.where(bits < 0, lowest - bits - 1, bits) ^ lowest).long()
+    kept = torch.zeros_like(scores, dtype=torch.bool)
+    undecided = ~kept
+    for shift in range(DIGIT * ((63 if wide else 31) // DIGIT), -1, -DIGIT):
+        digit = (order >> shift) & ((1 << min(DIGIT, (64 if wide else 32) - shift)) - 1)
+        histogram = torch.zeros(*scores.shape[:-1], 1 << DIGIT, dtype=scores.dtype, device=scores.device)
+        histogram.scatter_add_(-1, digit, torch.where(undecided, weight, 0.0))
+        reach = histogram.flip(-1).cumsum(-1).flip(-1)  # weight of this digit and larger ones
+        found = ((reach >= goal).sum(-1, keepdim=True) - 1).clamp(min=0)
+        goal = goal - torch.nn.functional.pad(reach, (0, 1)).gather(-1, found + 1)
+        kept = kept | (undecided & (digit > found))
+        undecided = undecided & (digit == found)
+    return scores.masked_fill(~(kept | undecided), -torch.inf)
