@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-DIGIT = 11  # bits decided at once when a boundary is looked for
+LARGEST_DIGIT = 11  # bits decided at once when a boundary is looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +110,13 @@ def keep_until(scores: Tensor, weight: Tensor, goal: Tensor) -> Tensor:
     lowest = torch.iinfo(bits.dtype).min
     # More negative floats have larger magnitudes; the sign bit is flipped so that digits order as unsigned numbers.
     order = (torch.where(bits < 0, lowest - bits - 1, bits) ^ lowest).long()
+    width = 64 if wide else 32
+    size = max(4, min(LARGEST_DIGIT, scores.shape[-1].bit_length()))  # a histogram no longer than the vocabulary
     kept = torch.zeros_like(scores, dtype=torch.bool)
     undecided = ~kept
-    for shift in range(DIGIT * ((63 if wide else 31) // DIGIT), -1, -DIGIT):
-        digit = (order >> shift) & ((1 << min(DIGIT, (64 if wide else 32) - shift)) - 1)
-        histogram = torch.zeros(*scores.shape[:-1], 1 << DIGIT, dtype=scores.dtype, device=scores.device)
+    for shift in range(size * ((width - 1) // size), -1, -size):
+        digit = (order >> shift) & ((1 << min(size, width - shift)) - 1)
+        histogram = torch.zeros(*scores.shape[:-1], 1 << size, dtype=scores.dtype, device=scores.device)
         histogram.scatter_add_(-1, digit, torch.where(undecided, weight, 0.0))
         reach = histogram.flip(-1).cumsum(-1).flip(-1)  # weight of this digit and larger ones
         found = ((reach >= goal).sum(-1, keepdim=True) - 1).clamp(min=0)
