@@ -1,22 +1,104 @@
-"""Names to classes, imported only when asked for. Knows nothing of what the classes do."""
+"""Names to classes, imported only when asked for: a table of one's own, and what installed packages add to it.
+
+Knows nothing of what the classes do.
+"""
 
 from collections.abc import Iterator
+from functools import cached_property
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from inspect import isabstract
+from typing import cast
 
 
 class Registry:
-    """A table of ``name -> "module:Class"``."""
+    """A table of ``name -> "module:Class"`` and the entry points of installed packages under ``group``, if given.
 
-    def __init__(self, kind: str, entries: dict[str, str]) -> None:
+    ``base``, "module:Class" too, is what a class of another package must derive from. Entry points are looked up when
+    names are first asked for, and once; a package is imported only by ``find``.
+    """
+
+    def __init__(
+        self, kind: str, entries: dict[str, str], *, group: str | None = None, base: str | None = None
+    ) -> None:
         self.kind = kind
         self.entries = entries
+        self.group = group
+        self.base = base
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self.entries))
+        """All names, the built-in ones and those of other packages, sorted."""
+        return iter(sorted(self.entries.keys() | self._plugins.keys()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries or name in self._plugins
+
+    @property
+    def builtin(self) -> tuple[str, ...]:
+        """The names of the table itself, sorted: the same wherever Paceline is installed."""
+        return tuple(sorted(self.entries))
+
+    def refresh(self) -> None:
+        """Look for entry points again: packages have come or gone since names were first asked for."""
+        self.__dict__.pop("_plugins", None)
 
     def find(self, name: str) -> type:
-        """The class called ``name``. Raises ValueError naming those that are known."""
-        if name not in self.entries:
+        """The class called ``name``.
+
+        Raises ValueError for an unknown name, for one that several packages claim, and for a package that cannot be
+        imported or whose class is not of the right kind.
+        """
+        plugins = self._plugins.get(name, ())
+        if name not in self:
             raise ValueError(f"unknown {self.kind} {name!r}; known: {', '.join(self)}")
-        module, _, attribute = self.entries[name].partition(":")
-        return getattr(import_module(module), attribute)
+        claims = [_origin(entry) for entry in plugins]
+        if name in self.entries:
+            claims = [f"paceline ({self.entries[name]})", *claims]
+        if len(claims) > 1:
+            raise ValueError(
+                f"the {self.kind} name {name!r} is claimed by {' and by '.join(claims)}; uninstall all but one of "
+                "them, or give the others another name in their pyproject.toml"
+            )
+        return self._find_plugin(plugins[0]) if plugins else _import(self.entries[name])
+
+    @cached_property
+    def _plugins(self) -> dict[str, tuple[EntryPoint, ...]]:
+        """Entry points by name. Reads what is installed, imports nothing of it."""
+        if self.group is None:
+            return {}
+        found: dict[str, tuple[EntryPoint, ...]] = {}
+        for entry in entry_points(group=self.group):
+            found[entry.name] = (*found.get(entry.name, ()), entry)
+        return found
+
+    def _find_plugin(self, entry: EntryPoint) -> type:
+        """The class of an entry point. Raises ValueError naming the package, the entry and what is wrong."""
+        origin = f"{self.kind} {entry.name!r} of {_origin(entry)}"
+        try:
+            found = entry.load()
+        except Exception as error:  # importing somebody else's code may raise anything
+            raise ValueError(
+                f"{origin} cannot be imported: {type(error).__name__}: {error}; repair the package or uninstall it"
+            ) from error
+        if not isinstance(found, type):
+            raise ValueError(f"{origin} is {found!r}; name a class there")
+        if self.base is not None and _import(self.base) not in found.__mro__:
+            raise ValueError(f"{origin} does not derive from {self.base.replace(':', '.')}, as every {self.kind} must")
+        if isabstract(found):
+            missing = cast("frozenset[str]", found.__abstractmethods__)  # pyright: ignore[reportUnknownMemberType]
+            raise ValueError(
+                f"{origin} does not implement {', '.join(sorted(missing))}; is it written for this version of Paceline?"
+            )
+        return found
+
+
+def _import(entry: str) -> type:
+    """The class that "module:Class" names."""
+    module, _, attribute = entry.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _origin(entry: EntryPoint) -> str:
+    """The package of an entry point as its user knows it, and what it points at."""
+    package = "a package without a name" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+    return f"{package} ({entry.value})"

@@ -1,4 +1,7 @@
-"""Everything that proposes tokens, one file each. A drafter never imports another."""
+"""Everything that proposes tokens, one file each. A drafter never imports another.
+
+Packages of other people add theirs under the entry-point group ``paceline.drafters``.
+"""
 
 from paceline.core.registry import Registry
 
@@ -9,4 +12,6 @@ DRAFTERS = Registry(
         "ngram": "paceline.drafters.ngram:NgramDrafter",
         "model": "paceline.drafters.model:ModelDrafter",
     },
+    group="paceline.drafters",
+    base="paceline.drafters.base:Drafter",
 )
