@@ -8,7 +8,10 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Batch, Report, Request
+from paceline.core.clock import Clock, NoClock, Phase
+from paceline.core.host import integers
 from paceline.core.noise import Noise, Philox
 from paceline.core.plan import Plan
 from paceline.core.stats import Stats
@@ -36,6 +39,7 @@ class Decoder:
         rows: int,
         max_length: int,
         noise: Noise | None = None,
+        clock: Clock | None = None,
     ) -> None:
         if rows < 1:
             raise ValueError(f"rows={rows}: give at least 1")
@@ -49,6 +53,7 @@ class Decoder:
         self.batch = Batch(
             rows=rows, max_length=max_length, max_depth=depth, noise=noise or Philox(), device=target.device
         )
+        self.clock = clock or NoClock()
         self.cache = target.new_cache(rows, max_length + drafter.max_nodes(depth)).view()
         self.stats = Stats(rows, depth, target.device)
         drafter.start(
@@ -63,35 +68,52 @@ class Decoder:
         )
 
     @torch.inference_mode()
-    def admit(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
+    def admit(
+        self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
+    ) -> None:
         """Put ``requests`` into free ``rows`` and read their prompts but for the last token, the root.
 
-        Raises ValueError, before any row is touched, for rows that do not fit the requests, a prompt and max_tokens
-        that exceed ``max_length``, and tokens outside the target's vocabulary.
+        What a request's entry of ``prefixes`` names is copied from the caches instead of being read again; its row may
+        be running, ended, or the request's own. Raises ValueError, before any row is touched, for rows that do not fit
+        the requests, a prompt and max_tokens that exceed ``max_length``, tokens outside the target's vocabulary, and a
+        prefix that is not the request's.
         """
         self._check(requests, rows)
+        given = prefixes or [None] * len(rows)
+        known = [prefix or Prefix(row=row, length=0) for prefix, row in zip(given, rows, strict=True)]
+        for request, prefix in zip(requests, known, strict=True):
+            self._check_prefix(request, prefix)
         self.batch.admit(rows, requests)
-        index = torch.tensor(list(rows), device=self.batch.device)
-        longest = max(len(request.tokens) for request in requests)
-        view = self.cache.storage.view(index)
-        view.truncate(0)
-        text, known = self.batch.tokens[index], self.batch.length[index] - 1
-        hidden = prefill(self.target, view, text, known, longest - 1, self.drafter.taps)
-        self.drafter.prefill(self.batch, index, longest, hidden)
-        self.stats.reset(index)
+        admission = Admission(
+            rows=list(rows), prefixes=known, lengths=[len(r.tokens) for r in requests], device=self.batch.device
+        )
+        view = self.cache.storage.begin(admission, admission.forked)
+        text = self.batch.tokens[admission.rows]
+        hidden = prefill(self.target, view, text, admission.known, admission.unread, self.drafter.taps)
+        self.drafter.prefill(self.batch, admission, hidden)
+        self.stats.reset(admission.rows)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
+        self.batch.release(rows)
 
     def step(self) -> None:
         """Draft, score, verify, commit: every active row gains at least one token. Nothing here waits for the host."""
         with without_gradients():
             plan = self.plan(self.stats)
             tree = self.drafter.propose(self.batch, plan)
+            self.clock.mark(Phase.DRAFT)
             output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
             assert output.logits is not None
+            self.clock.mark(Phase.TARGET)
             outcome = self.verifier(tree, output.logits, self.batch)
+            self.clock.mark(Phase.VERIFY)
             outcome = self.batch.extend(tree, outcome)
             self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
             self.drafter.observe(self.batch, tree, outcome, output)
             self.stats.record(tree, outcome)
+            self.batch.record_logprobs(outcome, output.logits)
+            self.clock.mark(Phase.REST)
 
     def _check(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
         if not requests or len(set(rows)) != len(requests) or len(rows) != len(requests):
@@ -109,6 +131,20 @@ class Decoder:
                     f"token ids {min(request.tokens)}..{max(request.tokens)} leave the target's vocabulary of "
                     f"{self.target.vocab_size}; encode the prompt with the target's own tokenizer"
                 )
+
+    def _check_prefix(self, request: Request, prefix: Prefix) -> None:
+        if prefix.length == 0:
+            return
+        if not 0 <= prefix.row < self.batch.rows:
+            raise ValueError(f"prefix of row {prefix.row}: this decoder has rows 0 to {self.batch.rows - 1}")
+        held = int(self.cache.length[prefix.row])
+        if not 0 <= prefix.length <= min(held, len(request.tokens) - 1):
+            raise ValueError(
+                f"prefix of {prefix.length} tokens: row {prefix.row} holds {held} and the prompt has "
+                f"{len(request.tokens)}, of which the last is the root; give at most the smaller less that root"
+            )
+        if integers(self.batch.tokens[prefix.row, : prefix.length]) != list(request.tokens[: prefix.length]):
+            raise ValueError(f"the first {prefix.length} tokens of row {prefix.row} are not those of the prompt")
 
     def read(self) -> Report:
         """What the last step did, in one transfer to the host."""

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.host import table
+from paceline.core.logprobs import Chosen, StepLogprobs, look_up
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.sampling import Sampling, SamplingState
-from paceline.core.tree import Outcome, Tree
+from paceline.core.tree import NoDraft, Outcome, Tree
 
 MAX_STOP_TOKENS = 8
+_HEAD = 6  # columns of a report before its tokens
 
 
 class Finish(IntEnum):
@@ -34,6 +36,8 @@ class Request:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: Sequence[int] = ()
+    min_tokens: int = 0  # no stop token is chosen before this many
+    logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for
     num_draft_tokens: int | None = None  # at most this many per step for this row; None: as the plan says
 
     def __post_init__(self) -> None:
@@ -41,6 +45,10 @@ class Request:
             raise ValueError("empty prompt: give at least one token (a beginning-of-text token will do)")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: give at least 1")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens}: give a count from 0 to max_tokens={self.max_tokens}")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise ValueError(f"logprobs={self.logprobs}: give 0 (the chosen token's alone), a positive count, or None")
         if len(self.stop_tokens) > MAX_STOP_TOKENS:
             raise ValueError(f"{len(self.stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS} are supported")
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
@@ -56,16 +64,20 @@ class Batch:
 
         self.rows, self.max_length, self.max_depth = rows, max_length, max_depth
         self.noise = noise
+        self.requests: list[Request | None] = [None] * rows
         self.sampling = SamplingState(rows, device)
         self.tokens = integers(rows, max_length + 1)  # the last column takes the writes that must change nothing
         self.length = integers(rows, fill=1)
         self.limit = integers(rows, fill=1)
+        self.min_length = integers(rows)  # no stop token at positions below it
         self.steps = integers(rows)  # steps since admission: own noise is keyed by it
         self.num_draft = integers(rows)
         self.stop = integers(rows, MAX_STOP_TOKENS, fill=-1)
         self.finish = integers(rows)
         self.active = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.report = integers(rows, 5 + 2 * (max_depth + 1))
+        self.report = integers(rows, _HEAD + 2 * (max_depth + 1))
+        self.step_logprobs: StepLogprobs | None = None  # of the last step, where a row wants them
+        self._flag()
 
     @property
     def device(self) -> torch.device:
@@ -92,8 +104,23 @@ class Batch:
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """The target's own choice [R, n] from ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
         if not self.sampling.any_sampled:
-            return logits.argmax(-1)
-        return self.noise.choose(self.sampling.warp(logits), self.key(position, Stream.TARGET))
+            return self.allowed(logits, position).argmax(-1)
+        return self.noise.choose(self.scores(logits, position), self.key(position, Stream.TARGET))
+
+    def scores(self, logits: Tensor, position: Tensor) -> Tensor:
+        """Scores [R, n, V] whose exponentials are the laws of the tokens at ``position`` [R, n], up to a factor."""
+        return self.sampling.warp(self.allowed(logits, position))
+
+    def allowed(self, logits: Tensor, position: Tensor) -> Tensor:
+        """``logits`` [R, n, V] without the tokens that may not stand at ``position`` [R, n]: stop tokens too early."""
+        if not self._any_min_tokens:
+            return logits
+        size = logits.shape[-1]
+        known = (self.stop >= 0) & (self.stop < size)
+        stops = torch.zeros(self.rows, size + 1, dtype=torch.bool, device=self.device)
+        stops = stops.scatter(1, torch.where(known, self.stop, size), True)[:, :size]
+        early = position < self.min_length[:, None]
+        return logits.masked_fill(early[..., None] & stops[:, None], -torch.inf)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """Put ``requests`` into ``rows``, replacing what was there."""
@@ -110,16 +137,30 @@ class Batch:
 
         put(self.length, lengths)
         put(self.limit, [n + r.max_tokens for n, r in zip(lengths, requests, strict=True)])
+        put(self.min_length, [n + r.min_tokens for n, r in zip(lengths, requests, strict=True)])
         put(self.steps, [0] * len(requests))
         put(self.num_draft, drafts)
         put(self.stop, stops)
         put(self.finish, [int(Finish.RUNNING)] * len(requests))
         self.active[index] = True
         self.sampling.assign(rows, [request.sampling for request in requests])
+        for row, request in zip(rows, requests, strict=True):
+            self.requests[row] = request
+        self._flag()
+
+    def _flag(self) -> None:
+        """What any row uses at all, known on the host."""
+        known = [request for request in self.requests if request is not None]
+        self._any_min_tokens = any(request.min_tokens > 0 for request in known)
+        asked = [request.logprobs for request in known if request.logprobs is not None]
+        self._num_logprobs = max(asked) if asked else None
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are; their slots may be reused."""
         self.active[torch.tensor(list(rows), device=self.device)] = False
+        for row in rows:
+            self.requests[row] = None
+        self._flag()
 
     def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
         """Append what was decided, clipped at the first stop token and at the limit; returns the clipped outcome."""
@@ -134,6 +175,7 @@ class Batch:
         num = torch.where(self.active, num, 0)
         stopped = (stops & (depth < num[:, None])).any(-1)
         full = self.length + num >= self.limit
+        blame = self._blame(tree)
 
         into = torch.where(depth < num[:, None], self.length[:, None] + depth, self.max_length)
         self.tokens.scatter_(1, into, emitted)
@@ -143,31 +185,55 @@ class Batch:
         self.finish.copy_(torch.where(self.active, ended, self.finish))
         self.active.logical_and_(self.finish == int(Finish.RUNNING))
         clipped = Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
-        self._write_report(tree, clipped, accepted, emitted)
+        self._write_report(tree, clipped, accepted, emitted, blame)
         return clipped
 
-    def _write_report(self, tree: Tree, outcome: Outcome, accepted: Tensor, emitted: Tensor) -> None:
+    def record_logprobs(self, outcome: Outcome, logits: Tensor) -> None:
+        """Note the log-probabilities of the tokens that ``outcome``, already appended, decided from ``logits``."""
+        if self._num_logprobs is None:
+            self.step_logprobs = None
+            return
+        nodes = torch.nn.functional.pad(outcome.path, (1, 0)).clamp(min=0)  # [R, D + 1] the node before each token
+        position = (self.length - outcome.num_committed)[:, None] + torch.arange(nodes.shape[1], device=self.device)
+        tokens = self.tokens.gather(1, position.clamp(max=self.max_length))
+        chosen = logits.gather(1, nodes[..., None].expand(-1, -1, logits.shape[-1]))
+        self.step_logprobs = look_up(chosen, self.scores(chosen, position), tokens, self._num_logprobs)
+
+    def _blame(self, tree: Tree) -> Tensor:
+        """Why each row's tree has the root alone [R], values of NoDraft; asked before the text grows."""
+        none = torch.where(self.limit - self.length <= 1, int(NoDraft.LIMIT), int(tree.blame))
+        none = torch.where(self.num_draft == 0, int(NoDraft.CAPPED), none)
+        if tree.num_nodes == 1:
+            none = torch.full_like(none, int(NoDraft.OFF))
+        return torch.where(tree.valid.sum(-1) > 1, int(NoDraft.DRAFTED), none)
+
+    def _write_report(self, tree: Tree, outcome: Outcome, accepted: Tensor, emitted: Tensor, blame: Tensor) -> None:
         num = outcome.num_committed
         ends = torch.nn.functional.pad(outcome.path, (1, 0)).gather(1, accepted.clamp(min=0)[:, None])  # [R, 1]
         children = ((tree.parents == ends) & tree.valid).any(-1)
         origin = tree.origin.gather(1, torch.nn.functional.pad(outcome.path, (0, 1)).clamp(min=0))
-        head = (num, torch.minimum(accepted, num), tree.valid.sum(-1) - 1, self.finish, (~children).long())
-        width = tree.max_depth + 1
-        self.report[:, :5].copy_(torch.stack(head, dim=1))
-        self.report[:, 5 : 5 + width].copy_(emitted)
-        self.report[:, 6 + self.max_depth : 6 + self.max_depth + width].copy_(origin)
+        head = (num, torch.minimum(accepted, num), tree.valid.sum(-1) - 1, self.finish, (~children).long(), blame)
+        width, ends = tree.max_depth + 1, _HEAD + self.max_depth + 1
+        self.report[:, :_HEAD].copy_(torch.stack(head, dim=1))
+        self.report[:, _HEAD : _HEAD + width].copy_(emitted)
+        self.report[:, ends : ends + width].copy_(origin)
 
 
 class Report:
-    """One step as the host sees it: a single transfer, taken after commit."""
+    """One step as the host sees it: a single transfer, taken after commit; more where log-probabilities are asked."""
 
     def __init__(self, batch: Batch) -> None:
         rows = table(batch.report)
-        ends = 6 + batch.max_depth
+        ends = _HEAD + batch.max_depth + 1
         self.num = [row[0] for row in rows]  # tokens emitted per row
         self.accepted = [row[1] for row in rows]  # of them, drafted
         self.drafted = [max(0, row[2]) for row in rows]  # proposed
         self.finish = [Finish(row[3]) for row in rows]
         self.bonus = [bool(row[4]) for row in rows]  # the last own token followed a whole draft
-        self.tokens = [row[5 : 5 + row[0]] for row in rows]
-        self.origin = [row[ends : ends + row[0]] for row in rows]
+        self.no_draft = [NoDraft(row[5]) for row in rows]
+        self.tokens = [row[_HEAD : _HEAD + row[0]] for row in rows]
+        self.origin = [row[ends : ends + row[0]] for row in rows]  # of drafted tokens, which drafter
+        asked = [request.logprobs if request is not None else None for request in batch.requests]
+        self.logprobs: list[list[Chosen]] = (
+            [[] for _ in rows] if batch.step_logprobs is None else batch.step_logprobs.read(asked, self.num)
+        )

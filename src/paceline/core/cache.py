@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.core.admission import Admission
+
 
 class SlotCache:
     """Storage for R rows of S slots, allocated once. One more row takes the writes that must change nothing."""
@@ -31,6 +33,19 @@ class SlotCache:
         self.rows = rows
         self.capacity = capacity
         self.num_layers = num_layers
+
+    def begin(self, admission: Admission, length: Tensor) -> "View":
+        """The admitted rows as a view whose first ``length`` [B] slots, at most those forked, are the sources' own.
+
+        Sources are read before anything is written, so rows may be exchanged.
+        """
+        if admission.moves:
+            longest = admission.longest_forked
+            for store in (self.keys, self.values):
+                for layer in store:
+                    layer[admission.rows, :longest] = layer[admission.source, :longest]
+        self.length.index_copy_(0, admission.rows, length)
+        return self.view(admission.rows)
 
     def view(self, rows: Tensor | None = None, layers: Sequence[int] | None = None) -> "View":
         """All rows, or those of the index ``rows`` [B]; all layers, or a subset in the order given."""

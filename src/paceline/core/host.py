@@ -10,6 +10,11 @@ def integers(vector: Tensor) -> list[int]:
     return cast("list[int]", vector.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
+def numbers(tensor: Tensor) -> list[float]:
+    """A tensor's entries, flat."""
+    return cast("list[float]", tensor.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
 def table(matrix: Tensor) -> list[list[int]]:
     """A matrix's rows."""
     flat, width = integers(matrix.flatten()), matrix.shape[1]

@@ -19,6 +19,18 @@ class Draw(IntEnum):
     NO_REPLACEMENT = 3  # as IID, but among the tokens its earlier siblings left
 
 
+class NoDraft(IntEnum):
+    """Why a row's step proposed nothing."""
+
+    DRAFTED = 0  # it did propose something
+    OFF = 1  # the plan asked for no draft, or there is no drafter
+    CAPPED = 2  # the row's own num_draft_tokens is 0
+    LIMIT = 3  # one token is left to max_tokens, which the target chooses
+    NO_MATCH = 4  # nothing in the text to copy from
+    CONTEXT = 5  # the text has outgrown the draft model's context
+    DECLINED = 6  # the drafter's own reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
     """A draft for every row. Column 0 is the root: the newest known token, not yet in the target's cache.
@@ -38,6 +50,7 @@ class Tree:
     origin: Tensor  # [B, N] int64, which drafter
     max_depth: int  # static bound on depth
     chain: bool  # static: node n is the child of node n - 1
+    blame: NoDraft = NoDraft.DECLINED  # static: why a row has the root alone, if its limits do not say so
 
     @property
     def num_nodes(self) -> int:
@@ -51,6 +64,7 @@ class Tree:
         draw: Draw = Draw.FIXED,
         laws: Tensor | None = None,
         origin: int = 0,
+        blame: NoDraft = NoDraft.DECLINED,
     ) -> "Tree":
         """A chain: ``tokens`` and ``valid`` [B, N], root first; ``laws`` [B, N - 1, V] of the drafted nodes, if any."""
         rows, nodes = tokens.shape
@@ -68,6 +82,7 @@ class Tree:
             origin=torch.full_like(tokens, origin),
             max_depth=nodes - 1,
             chain=True,
+            blame=blame,
         )
 
     @staticmethod
@@ -81,6 +96,7 @@ class Tree:
         law: Tensor | None = None,
         laws: Tensor | None = None,
         origin: int = 0,
+        blame: NoDraft = NoDraft.DECLINED,
     ) -> "Tree":
         """Any topology: ``tokens``, ``parents`` and ``valid`` [B, N]; ``max_depth`` bounds the depth of every node."""
         nodes = tokens.shape[1]
@@ -100,6 +116,7 @@ class Tree:
             origin=torch.full_like(tokens, origin),
             max_depth=max_depth,
             chain=False,
+            blame=blame,
         )
 
 

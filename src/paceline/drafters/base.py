@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
@@ -32,6 +33,7 @@ class Drafter(ABC):
     """Proposes a tree per row and step. Output never depends on it, only speed does."""
 
     taps: tuple[int, ...] = ()  # target hidden states it wants
+    origins: tuple[str, ...]  # what the numbers of Tree.origin mean
     draws: frozenset[Draw]  # how it can draw
     branches: bool = False  # whether its trees may branch
 
@@ -43,9 +45,19 @@ class Drafter(ABC):
     def start(self, setting: Setting) -> None:
         """Allocate for ``setting``, dropping former state. Raises ValueError for a target it cannot serve."""
 
+    @property
+    def slot_bytes(self) -> int:
+        """Memory that it takes per row and token of capacity, in bytes; most drafters take none worth counting."""
+        return 0
+
     @abstractmethod
-    def prefill(self, batch: Batch, rows: Tensor, longest: int, hidden: dict[int, Tensor]) -> None:
-        """Take in the prompts of ``rows`` [B], at most ``longest`` tokens, and the target's taps over them."""
+    def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
+        """Take in the prompts of the admitted rows, which lie in ``batch``; the root is not read.
+
+        A row that forks begins with what its source knows of the prefix (sources must be read before anything is
+        written); any other begins with nothing. ``hidden`` holds the target's taps over the tokens that it read itself:
+        entry [b, i] belongs to token i after the prefix.
+        """
 
     @abstractmethod
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
@@ -64,7 +76,7 @@ class StatelessDrafter(Drafter):
         """Nothing to allocate."""
 
     @final
-    def prefill(self, batch: Batch, rows: Tensor, longest: int, hidden: dict[int, Tensor]) -> None:
+    def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Nothing to take in."""
 
     @final

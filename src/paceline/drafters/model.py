@@ -8,10 +8,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.plan import StepPlan
-from paceline.core.tree import Draw, Outcome, Tree
+from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
 from paceline.models.base import LM, Head, Output
 from paceline.models.prefill import feed, prefill
@@ -28,10 +29,15 @@ class ModelDrafter(Drafter):
     accepted, by the last drafted token, which it never read. A row that outgrows the draft's context drafts no more.
     """
 
-    draws = frozenset({Draw.SHARED, Draw.IID, Draw.FIXED})
+    origins = ("model",)
 
-    def __init__(self, *, lm: LM) -> None:
+    def __init__(self, *, lm: LM, draws: frozenset[Draw] = frozenset({Draw.SHARED, Draw.IID, Draw.FIXED})) -> None:
         self.lm = lm
+        self.draws = draws
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.lm.slot_bytes
 
     def start(self, setting: Setting) -> None:
         """A cache for the longest text that both the target's rows and the draft's context allow."""
@@ -40,18 +46,19 @@ class ModelDrafter(Drafter):
         self.cache = self.lm.new_cache(setting.rows, longest + max(ORDINARY_LAG, setting.max_draft_tokens)).view()
         self.lag = ORDINARY_LAG  # host's bound on the tokens that any row has yet to read, the root included
 
-    def prefill(self, batch: Batch, rows: Tensor, longest: int, hidden: dict[int, Tensor]) -> None:
-        """Read the prompts up to their roots."""
-        view = self.cache.storage.view(rows)
-        view.truncate(0)
-        known = (batch.length[rows] - 1).clamp(max=self.lm.max_positions)
-        text = self._readable(batch)[rows]
-        prefill(self.lm, view, text, known, min(longest - 1, self.lm.max_positions), taps=())
+    def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
+        """Read the prompts up to their roots, each from where its own cache ends."""
+        storage, known = self.cache.storage, admission.known.clamp(max=self.lm.max_positions)
+        view = storage.begin(admission, torch.minimum(admission.forked, storage.length[admission.source]))
+        # Its cache may hold less of a prefix than the target's; how much less is not known on the host.
+        unread = int((known - view.length).max()) if admission.longest_forked else admission.unread
+        text = self._readable(batch)[admission.rows]
+        prefill(self.lm, view, text, known, min(unread, self.lm.max_positions), taps=())
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """A chain [B, k + 1], each token drawn as the verifier asked."""
         if plan.num_draft_tokens == 0:
-            return Tree.make_chain(batch.root[:, None], batch.active[:, None])
+            return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
         draw = self.setting.draw
         logits = self._read_text(batch)
         room = torch.minimum(batch.draft_room, self.lm.max_positions - batch.length + 1)
@@ -72,6 +79,7 @@ class ModelDrafter(Drafter):
             torch.cat((batch.active[:, None], valid), dim=1),
             draw=draw,
             laws=torch.stack(laws, dim=1) if draw is Draw.IID else None,
+            blame=NoDraft.CONTEXT,
         )
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
@@ -86,8 +94,8 @@ class ModelDrafter(Drafter):
     def _draw(self, batch: Batch, logits: Tensor | None, lane: int, draw: Draw) -> tuple[Tensor, Tensor]:
         """One token [B] for the position ``lane`` beyond the text, and its law [B, V] if drawn from one."""
         assert logits is not None
-        logits = self._fit(logits)
         position = batch.length[:, None] + lane
+        logits = batch.allowed(self._fit(logits), position)
         if draw is Draw.FIXED:
             return logits.argmax(-1)[:, 0], logits
         if draw is Draw.SHARED:

@@ -9,7 +9,7 @@ import torch
 
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
-from paceline.core.tree import Draw, Tree
+from paceline.core.tree import Draw, NoDraft, Tree
 from paceline.drafters.base import StatelessDrafter
 
 
@@ -21,6 +21,7 @@ class NgramDrafter(StatelessDrafter):
     ValueError unless 1 <= min_ngram <= max_ngram.
     """
 
+    origins = ("ngram",)
     draws = frozenset({Draw.FIXED})
 
     def __init__(self, *, max_ngram: int = 3, min_ngram: int = 1) -> None:
@@ -48,4 +49,5 @@ class NgramDrafter(StatelessDrafter):
         drafts = text.gather(1, (at + 1 + index % period).clamp(max=batch.max_length - 1))
         room = (best >= 0) & batch.active[:, None] & (index < batch.draft_room[:, None])
         tokens = torch.cat((batch.root[:, None], drafts), dim=1)
-        return Tree.make_chain(tokens, torch.cat((batch.active[:, None], room), dim=1))
+        blame = NoDraft.NO_MATCH if plan.num_draft_tokens else NoDraft.OFF
+        return Tree.make_chain(tokens, torch.cat((batch.active[:, None], room), dim=1), blame=blame)

@@ -4,7 +4,7 @@ from typing import final
 
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
-from paceline.core.tree import Draw, Tree
+from paceline.core.tree import Draw, NoDraft, Tree
 from paceline.drafters.base import StatelessDrafter
 
 
@@ -12,6 +12,7 @@ from paceline.drafters.base import StatelessDrafter
 class NoDrafter(StatelessDrafter):
     """Proposes the root alone, which suits every verifier."""
 
+    origins = ("none",)
     draws = frozenset(Draw)
 
     def max_nodes(self, num_draft_tokens: int) -> int:
@@ -19,4 +20,4 @@ class NoDrafter(StatelessDrafter):
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The root [B, 1]."""
-        return Tree.make_chain(batch.root[:, None], batch.active[:, None])
+        return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)

@@ -44,6 +44,11 @@ class LM(Protocol):
     def num_layers(self) -> int: ...
 
     @property
+    def slot_bytes(self) -> int:
+        """Memory of one cache slot of one row over all layers, in bytes."""
+        ...
+
+    @property
     def device(self) -> torch.device: ...
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:

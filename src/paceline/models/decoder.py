@@ -117,6 +117,12 @@ class DecoderLM(nn.Module):
         return self.config.num_layers
 
     @property
+    def slot_bytes(self) -> int:
+        """Keys and values of one token over all layers, in bytes."""
+        sizes = 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
+        return sizes * self.dtype.itemsize
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
 

@@ -38,11 +38,14 @@ def feed(
 
 
 def prefill(lm: LM, cache: View, text: Tensor, length: Tensor, longest: int, taps: Sequence[int]) -> dict[int, Tensor]:
-    """Commit ``text`` [B, T] up to ``length`` [B] (none above ``longest``) into an empty view; the taps over it."""
+    """Commit ``text`` [B, T] from where each row of ``cache`` ends up to ``length`` [B]; the taps over what was read.
+
+    ``longest`` (static) bounds how many tokens any row has yet to read; entry [b, i] of a tap belongs to the i-th of them.
+    """
     hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
     for start in range(0, longest, CHUNK):
         size = min(CHUNK, longest - start)
-        output = feed(lm, cache, text, (length - start).clamp(0, size), size, taps=taps)
+        output = feed(lm, cache, text, (length - cache.length).clamp(0, size), size, taps=taps)
         for tap in taps:
             hidden[tap].append(output.hidden[tap])
     return {tap: torch.cat(pieces, dim=1) for tap, pieces in hidden.items() if pieces}

@@ -20,6 +20,7 @@ class Coupled:
     """
 
     lossless: ClassVar[bool] = True
+    same_tokens: ClassVar[bool] = True
     wants: ClassVar[tuple[Draw, ...]] = (Draw.SHARED, Draw.FIXED, Draw.IID, Draw.NO_REPLACEMENT)
     branches: ClassVar[bool] = True
 

@@ -22,15 +22,16 @@ class Rejection:
     """
 
     lossless: ClassVar[bool] = True
+    same_tokens: ClassVar[bool] = False
     wants: ClassVar[tuple[Draw, ...]] = (Draw.IID, Draw.FIXED)
     branches: ClassVar[bool] = False
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token of the target's law after it."""
-        p = batch.sampling.warp(logits).softmax(-1)  # [B, N, V]: the law after each node
+        position = batch.length[:, None] + tree.depth  # of the token after each node
+        p = batch.scores(logits, position).softmax(-1)  # [B, N, V]: the law after each node
         q = self._laws(tree, p)  # [B, N - 1, V]: the law that each drafted node was drawn from
         token = tree.tokens[:, 1:, None]
-        position = batch.length[:, None] + tree.depth  # of the token after each node
         lane = tree.depth[:, 1:]
         keep = batch.noise.coin(
             p[:, :-1].gather(-1, token)[..., 0],

@@ -1,0 +1,67 @@
+"""Prompts as users write them, to token ids. Decodes nothing."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
+
+from paceline.api.loading import Loaded
+
+Message: TypeAlias = Mapping[str, object]  # {"role": ..., "content": ...}
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # a text, token ids, or chat messages
+Prompts: TypeAlias = Prompt | Sequence[Prompt]
+
+
+def encode(target: Loaded, prompt: Prompt, *, name: str = "prompt") -> list[int]:
+    """Token ids of a prompt; a text gets the beginning-of-text token if the tokenizer adds one, messages the template.
+
+    Raises ValueError, beginning with ``name``, for a text or messages where the target has no tokenizer, for a prompt
+    without tokens, and for anything that is no prompt.
+    """
+    try:
+        tokens = _encode(target, prompt)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not tokens:
+        raise ValueError(f"{name}: empty prompt: give at least one token (a beginning-of-text token will do)")
+    return tokens
+
+
+def _encode(target: Loaded, prompt: Prompt) -> list[int]:
+    kind = kind_of(prompt)
+    if kind is int:
+        return [int(token) for token in cast(Sequence[int], prompt)]
+    if target.tokenizer is None:
+        raise ValueError(
+            f"{target.name} has no tokenizer: give the prompt as token ids, or put tokenizer.json beside config.json"
+        )
+    if kind is str:
+        return target.tokenizer.encode(cast(str, prompt))
+    return target.tokenizer.chat(cast(Sequence[Message], prompt))
+
+
+def kind_of(prompt: object) -> type:
+    """What ``prompt`` is made of: str, int (token ids, an empty list too) or dict (chat messages); else ValueError."""
+    if isinstance(prompt, str):
+        return str
+    if isinstance(prompt, Sequence):
+        if all(isinstance(entry, int) and not isinstance(entry, bool) for entry in prompt):
+            return int
+        if all(isinstance(entry, Mapping) for entry in prompt):
+            return dict
+    raise ValueError(f"{_shorten(prompt)} is no prompt: give a text, a list of token ids, or a list of chat messages")
+
+
+def split(prompts: Prompts) -> list[Prompt]:
+    """One prompt or several, as a list. Raises ValueError where there is none."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if not listed:
+        raise ValueError("no prompts: give at least one")
+    if all(isinstance(entry, int | Mapping) for entry in listed):
+        return [cast(Prompt, listed)]
+    return cast("list[Prompt]", listed)
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,33 @@
+"""Which rows begin anew, and from what. Decided on the host, outside the step."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """The first ``length`` tokens of ``row`` as they lie in the caches, for a request that begins with them."""
+
+    row: int
+    length: int
+
+
+@final
+class Admission:
+    """Rows [B] being given to requests whose texts lie in the batch; ``prefixes`` says what is copied, not read.
+
+    ``lengths`` are those of the prompts. A row whose prefix is empty starts from nothing.
+    """
+
+    def __init__(self, *, rows: list[int], prefixes: list[Prefix], lengths: list[int], device: torch.device) -> None:
+        self.rows = torch.tensor(rows, device=device)
+        self.source = torch.tensor([prefix.row for prefix in prefixes], device=device)  # [B] where prefixes lie
+        self.forked: Tensor = torch.tensor([prefix.length for prefix in prefixes], device=device)  # [B] their lengths
+        self.known = torch.tensor(lengths, device=device) - 1  # [B] tokens before the root
+        # Bounds that the host knows, so that admission need not ask the device.
+        self.longest_forked = max(prefix.length for prefix in prefixes)
+        self.moves = any(prefix.length and prefix.row != row for prefix, row in zip(prefixes, rows, strict=True))
+        self.unread = max(n - 1 - prefix.length for n, prefix in zip(lengths, prefixes, strict=True))
