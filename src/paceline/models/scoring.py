@@ -1,0 +1,135 @@
+"""How likely a model finds known text: its own tokens, the argmax and the likeliest at every place. Generates nothing.
+
+Everything is of the model's raw law, temperature 1 and nothing cut, as natural logarithms. Knows no text but tokens.
+B rows, T tokens of the longest text, n = T - start places asked about, C chunk, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from paceline.core.host import integers, numbers
+from paceline.models.base import LM, Head
+from paceline.models.prefill import CHUNK, feed
+
+TopTokens: TypeAlias = tuple[tuple[int, float], ...]  # (token, log-probability), likeliest first
+
+LOGITS_BYTES = 1 << 28  # of one chunk's logits in single precision
+CACHE_BYTES = 1 << 30  # of one batch's cache, unless the caller gives a batch size
+MAX_ROWS = 16  # of one batch, unless the caller gives a batch size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """Tokens to read, at least one, of which those from ``first`` (at least 1) on are scored."""
+
+    tokens: tuple[int, ...]
+    first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassageScore:
+    """Of each scored token of a passage, on the host."""
+
+    logprobs: tuple[float, ...]
+    greedy: tuple[bool, ...]  # whether greedy decoding would have written the token
+    top: tuple[TopTokens, ...]  # as many of the likeliest tokens as were asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """Of tokens ``start`` to T - 1 of every row, on the device.
+
+    Entries beyond a row's own text mean nothing. The dtype is that of the logits, float32 at least.
+    """
+
+    logprobs: Tensor  # [B, n]
+    greedy: Tensor  # [B, n] bool
+    top_tokens: Tensor  # [B, n, top] the likeliest tokens, likeliest first
+    top_logprobs: Tensor  # [B, n, top]
+
+
+def score_passages(
+    lm: LM, passages: Sequence[Passage], *, top: int = 0, batch_size: int | None = None
+) -> list[PassageScore]:
+    """Score passages that ``lm`` can read, in batches of similar length; results in their own order.
+
+    ``batch_size`` None takes up to MAX_ROWS at once, fewer where they are long. Raises ValueError, before any work, for
+    ``top`` outside 0 to V and a batch size below 1.
+    """
+    if not 0 <= top <= lm.vocab_size:
+        raise ValueError(f"top={top}: give 0 (none) to {lm.vocab_size}, the size of the vocabulary")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: give at least 1, or None for as many as fit")
+    order = sorted(range(len(passages)), key=lambda index: -len(passages[index].tokens))
+    results: dict[int, PassageScore] = {}
+    while len(results) < len(order):
+        rest = order[len(results) :]
+        fitting = CACHE_BYTES // (len(passages[rest[0]].tokens) * lm.slot_bytes)
+        batch = rest[: batch_size or max(1, min(MAX_ROWS, fitting))]
+        results.update(zip(batch, _score_batch(lm, [passages[index] for index in batch], top), strict=True))
+    return [results[index] for index in range(len(passages))]
+
+
+@torch.inference_mode()
+def score_text(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0) -> Scored:
+    """Score the tokens of ``text`` [B, T] from ``start`` (static, at least 1) up to ``length`` [B], at most T.
+
+    The text is read in chunks through the same cached forward that decoding uses, and each chunk's logits are reduced
+    at once, so memory does not grow with the text but for the cache. Nothing is copied to the host.
+    """
+    rows, longest = text.shape
+    known = longest - 1  # the last token is asked about and need not be read
+    size = chunk_size(rows, lm.vocab_size)
+    cache = lm.new_cache(rows, known).view()
+    pieces: list[tuple[Tensor, ...]] = []
+    read = 0
+    while read < known:
+        wanted = read >= start - 1
+        step = min(size, known - read) if wanted else min(CHUNK, start - 1 - read)
+        count = (length - 1 - read).clamp(0, step)
+        logits = feed(lm, cache, text, count, step, head=Head.ALL if wanted else Head.NONE).logits
+        if logits is not None:
+            pieces.append(_reduce(logits, text[:, read + 1 : read + 1 + step], top))
+        read += step
+    logprobs, greedy, top_tokens, top_logprobs = (torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
+    return Scored(logprobs=logprobs, greedy=greedy, top_tokens=top_tokens, top_logprobs=top_logprobs)
+
+
+def chunk_size(rows: int, vocab_size: int) -> int:
+    """Tokens per row read at once, such that ``rows`` of logits stay within LOGITS_BYTES; at least 1."""
+    return max(1, min(CHUNK, LOGITS_BYTES // (4 * rows * vocab_size)))
+
+
+def _score_batch(lm: LM, passages: Sequence[Passage], top: int) -> list[PassageScore]:
+    """Score passages as one ragged batch."""
+    lengths = [len(passage.tokens) for passage in passages]
+    longest, start = max(lengths), min(passage.first for passage in passages)
+    if start >= longest:
+        return [PassageScore(logprobs=(), greedy=(), top=())] * len(passages)
+    padded = [[*passage.tokens, *[0] * (longest - len(passage.tokens))] for passage in passages]
+    text, length = (torch.tensor(values, device=lm.device) for values in (padded, lengths))
+    scored = score_text(lm, text, length, start, top=top)
+    return [_read(scored, row, slice(p.first - start, len(p.tokens) - start)) for row, p in enumerate(passages)]
+
+
+def _read(scored: Scored, row: int, asked: slice) -> PassageScore:
+    """What was found about the places of ``row`` that were asked about."""
+    logprobs, top = numbers(scored.logprobs[row, asked]), scored.top_tokens.shape[-1]
+    tokens, values = integers(scored.top_tokens[row, asked].flatten()), numbers(scored.top_logprobs[row, asked])
+    likeliest = list(zip(tokens, values, strict=True))
+    return PassageScore(
+        logprobs=tuple(logprobs),
+        greedy=tuple(bool(same) for same in integers(scored.greedy[row, asked])),
+        top=tuple(tuple(likeliest[at * top : (at + 1) * top]) for at in range(len(logprobs))),
+    )
+
+
+def _reduce(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]:
+    """From ``logits`` [B, C, V] what is asked about ``tokens`` [B, C]: logprobs, greedy, top tokens, top logprobs."""
+    law = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    best = law.topk(top, dim=-1)
+    return law.gather(-1, tokens[..., None])[..., 0], logits.argmax(-1) == tokens, best.indices, best.values
