@@ -1,0 +1,145 @@
+"""Every field of transformers' ``GenerationConfig`` in one of three tables: honoured, harmless, refused unless neutral.
+
+Knows nothing of how the honoured ones are read.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+DEFAULT_MAX_NEW_TOKENS = 20  # of transformers, where neither max_new_tokens nor max_length is given
+DEFAULT_TOP_K = 50  # of transformers, for sampling where top_k is not given
+
+Values: TypeAlias = Mapping[str, Any]  # of a configuration, by field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """When a field is refused: set to anything but None and the ``neutral`` values, where transformers ``read``s it."""
+
+    neutral: tuple[object, ...] = ()
+    read: Callable[[Values], bool] = lambda values: True
+
+
+def _samples(values: Values) -> bool:
+    return values.get("do_sample") is True
+
+
+def _returns_dict(values: Values) -> bool:
+    return values.get("return_dict_in_generate") is True
+
+
+HONOURED: dict[str, str] = {
+    "do_sample": "None and False: temperature 0; True: the law of temperature, top_k, top_p and min_p",
+    "temperature": "read where do_sample is True; None: 1.0",
+    "top_k": f"read where do_sample is True; None: {DEFAULT_TOP_K}; 0: off",
+    "top_p": "read where do_sample is True; None: 1.0",
+    "min_p": "read where do_sample is True; None: off",
+    "max_new_tokens": "max_tokens",
+    "max_length": "prompt and new tokens together, unless max_new_tokens is given",
+    "min_new_tokens": "min_tokens",
+    "min_length": "prompt and new tokens together, unless min_new_tokens is given",
+    "stop_strings": "stop",
+    "eos_token_id": "stop_token_ids, in place of the model's own end-of-text tokens",
+    "pad_token_id": "what fills shorter rows",
+    "num_return_sequences": "n",
+    "return_dict_in_generate": "the form of what is returned",
+    "num_assistant_tokens": "how many tokens a draft model drafts",
+    "prompt_lookup_num_tokens": "how many tokens prompt lookup drafts",
+    "max_matching_ngram_size": "the longest match of prompt lookup",
+}
+
+_BEAMS = "read by beam search alone, which num_beams refuses"
+_SPEED = "changes how much is drafted, never the text"
+_CACHE = "changes how the cache is laid out, never the text"
+_COMPILES = "changes how the forward pass is compiled, never the text"
+
+HARMLESS: dict[str, str] = {
+    "early_stopping": _BEAMS,
+    "length_penalty": _BEAMS,
+    "low_memory": _BEAMS,
+    "num_assistant_tokens_schedule": _SPEED,
+    "assistant_confidence_threshold": _SPEED,
+    "assistant_lookbehind": "read for drafts with another tokenizer alone, which are refused",
+    "target_lookbehind": "read for drafts with another tokenizer alone, which are refused",
+    "use_cache": _CACHE,
+    "cache_config": _CACHE,
+    "max_cache_len": _CACHE,
+    "return_legacy_cache": _CACHE,
+    "prefill_chunk_size": "changes how a prompt is read, never the text",
+    "compile_config": _COMPILES,
+    "disable_compile": _COMPILES,
+    "continuous_batching_config": "changes how requests are scheduled, never the text",
+    "renormalize_logits": "adds the same number to all logits",
+    "bos_token_id": "read for empty prompts alone, which are refused",
+    "decoder_start_token_id": "read by encoder-decoder models alone, which are refused",
+    "transformers_version": "says who wrote the configuration",
+    "_from_model_config": "says where the configuration came from",
+    "_commit_hash": "says where the configuration came from",
+}
+
+REFUSED: dict[str, Refusal] = {
+    "num_beams": Refusal(neutral=(1,)),
+    "num_beam_groups": Refusal(neutral=(1,)),
+    "diversity_penalty": Refusal(neutral=(0,)),
+    "penalty_alpha": Refusal(neutral=(0,)),
+    "constraints": Refusal(),
+    "force_words_ids": Refusal(),
+    "dola_layers": Refusal(),
+    "repetition_penalty": Refusal(neutral=(1,)),
+    "encoder_repetition_penalty": Refusal(neutral=(1,)),
+    "no_repeat_ngram_size": Refusal(neutral=(0,)),
+    "encoder_no_repeat_ngram_size": Refusal(neutral=(0,)),
+    "exponential_decay_length_penalty": Refusal(),
+    "typical_p": Refusal(neutral=(1,), read=_samples),
+    "epsilon_cutoff": Refusal(neutral=(0, 1), read=_samples),
+    "eta_cutoff": Refusal(neutral=(0, 1), read=_samples),
+    "top_h": Refusal(read=_samples),
+    "bad_words_ids": Refusal(),
+    "suppress_tokens": Refusal(neutral=([],)),
+    "begin_suppress_tokens": Refusal(neutral=([],)),
+    "forced_bos_token_id": Refusal(),
+    "forced_eos_token_id": Refusal(),
+    "sequence_bias": Refusal(),
+    "guidance_scale": Refusal(neutral=(1,)),
+    "watermarking_config": Refusal(),
+    "remove_invalid_values": Refusal(neutral=(False,)),
+    "token_healing": Refusal(neutral=(False,)),
+    "max_time": Refusal(),
+    "cache_implementation": Refusal(
+        neutral=(
+            "dynamic",
+            "offloaded",
+            "static",
+            "offloaded_static",
+            "sliding_window",
+            "hybrid",
+            "hybrid_chunked",
+            "offloaded_hybrid",
+            "offloaded_hybrid_chunked",
+        )
+    ),
+    "is_assistant": Refusal(neutral=(False,)),
+    "assistant_early_exit": Refusal(),
+    "assistant_ensemble_weight": Refusal(),
+    "use_mtp": Refusal(neutral=(False,)),
+    "speculation_type": Refusal(),
+    "output_scores": Refusal(neutral=(False,), read=_returns_dict),
+    "output_logits": Refusal(neutral=(False,), read=_returns_dict),
+    "output_attentions": Refusal(neutral=(False,), read=_returns_dict),
+    "output_hidden_states": Refusal(neutral=(False,), read=_returns_dict),
+}
+
+
+def check(values: Values) -> None:
+    """Raise ValueError naming everything that is unknown or cannot be honoured."""
+    unknown = [str(name) for name in values if name not in HONOURED and name not in HARMLESS and name not in REFUSED]
+    refused = [
+        f"{name}={values[name]!r}"
+        for name, refusal in REFUSED.items()
+        if values.get(name) is not None and values[name] not in refusal.neutral and refusal.read(values)
+    ]
+    problems = [f"cannot honour: {', '.join(refused)}"] * bool(refused)
+    problems += [f"unknown fields: {', '.join(unknown)}"] * bool(unknown)
+    if problems:
+        raise ValueError(f"generation configuration: {'; '.join(problems)}; leave them out")

@@ -1,0 +1,333 @@
+import json
+import re
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from paceline.api.generation_config import GenerationOptions, from_generation_config, generation_options
+from paceline.api.generation_fields import HARMLESS, HONOURED, REFUSED
+from paceline.api.params import SamplingParams
+from paceline.core.sampling import SamplingState
+from tests import tiny
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+OLDER = {"return_legacy_cache", "_commit_hash"}  # still found in files
+SAMPLE = {"do_sample": True}
+
+# For every refused field a value that would change what comes out, and what else must be set for that.
+ACTIVE = {
+    "num_beams": (4, {}),
+    "num_beam_groups": (2, {}),
+    "diversity_penalty": (0.5, {}),
+    "penalty_alpha": (0.6, {}),
+    "constraints": ([[1]], {}),
+    "force_words_ids": ([[5]], {}),
+    "dola_layers": ("high", {}),
+    "repetition_penalty": (1.3, {}),
+    "encoder_repetition_penalty": (1.2, {}),
+    "no_repeat_ngram_size": (3, {}),
+    "encoder_no_repeat_ngram_size": (2, {}),
+    "exponential_decay_length_penalty": ([5, 1.1], {}),
+    "typical_p": (0.9, SAMPLE),
+    "epsilon_cutoff": (3e-4, SAMPLE),
+    "eta_cutoff": (3e-4, SAMPLE),
+    "top_h": (0.4, SAMPLE),
+    "bad_words_ids": ([[5]], {}),
+    "suppress_tokens": ([5], {}),
+    "begin_suppress_tokens": ([5], {}),
+    "forced_bos_token_id": (5, {}),
+    "forced_eos_token_id": (5, {}),
+    "sequence_bias": ([[[5], 2.0]], {}),
+    "guidance_scale": (1.5, {}),
+    "watermarking_config": ({"bias": 2.5}, {}),
+    "remove_invalid_values": (True, {}),
+    "token_healing": (True, {}),
+    "max_time": (2.5, {}),
+    "cache_implementation": ("quantized", {}),
+    "is_assistant": (True, {}),
+    "assistant_early_exit": (2, {}),
+    "assistant_ensemble_weight": (0.5, {}),
+    "use_mtp": (True, {}),
+    "speculation_type": ("dflash", {}),
+    "output_scores": (True, {"return_dict_in_generate": True}),
+    "output_logits": (True, {"return_dict_in_generate": True}),
+    "output_attentions": (True, {"return_dict_in_generate": True}),
+    "output_hidden_states": (True, {"return_dict_in_generate": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.llama()
+
+
+def processors(model, config):
+    """What transformers puts between the logits and the choice, with its global defaults filled in."""
+    full, _ = model._prepare_generation_config(config)
+    model._prepare_special_tokens(full, True, device=torch.device("cpu"))
+    ids = torch.ones(1, 3, dtype=torch.long)
+    return full, model._get_logits_processor(full, input_ids_seq_length=3, encoder_input_ids=ids, device="cpu")
+
+
+def test_every_field_of_transformers_is_classified_once():
+    fields = set(GenerationConfig().to_dict())
+    tables = [set(HONOURED), set(HARMLESS), set(REFUSED)]
+    assert fields <= set.union(*tables)
+    assert set.union(*tables) - fields == OLDER
+    assert sum(map(len, tables)) == len(set.union(*tables))
+    assert all(HONOURED.values()) and all(HARMLESS.values())
+
+
+def test_every_refused_field_has_a_case():
+    assert set(ACTIVE) == set(REFUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_field_that_cannot_be_honoured_is_refused_with_its_value(name):
+    value, others = ACTIVE[name]
+    with pytest.raises(ValueError) as refusal:
+        generation_options({name: value, **others})
+    assert str(refusal.value) == f"generation configuration: cannot honour: {name}={value!r}; leave them out"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_field_at_a_neutral_value_or_unread_is_accepted_and_changes_nothing(name):
+    for value in (None, *REFUSED[name].neutral):
+        assert generation_options({name: value}) == generation_options({})
+        assert generation_options({name: value, **SAMPLE}) == generation_options(SAMPLE)
+    value, others = ACTIVE[name]
+    if others:
+        assert generation_options({name: value}) == generation_options({})
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if REFUSED[name].neutral])
+def test_neutral_values_change_nothing_in_transformers_either(model, name):
+    _, plain = processors(model, GenerationConfig(**SAMPLE))
+    scores = torch.randn(1, tiny.VOCAB, dtype=torch.float64)
+    ids = torch.tensor([[5, 6, 5]])
+    for value in REFUSED[name].neutral:
+        _, given = processors(model, GenerationConfig(**SAMPLE, **{name: value}))
+        assert torch.equal(given(ids, scores), plain(ids, scores)), value
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if ACTIVE[name][1] == SAMPLE])
+def test_filters_are_unread_by_transformers_where_nothing_is_sampled(model, name):
+    assert not processors(model, GenerationConfig(**{name: ACTIVE[name][0]}))[1]
+    assert len(processors(model, GenerationConfig(**SAMPLE, **{name: ACTIVE[name][0]}))[1]) == 2  # it, and top-k
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_field_is_accepted_with_any_value(name):
+    assert generation_options({name: 7}) == generation_options({})
+
+
+def test_one_message_lists_everything_that_is_wrong():
+    config = {"num_beams": 4, "temprature": 1.0, "penalty_alpha": 0.6, "top_k": 4, "best_of": None}
+    with pytest.raises(ValueError) as refusal:
+        from_generation_config(config)
+    assert str(refusal.value) == (
+        "generation configuration: cannot honour: num_beams=4, penalty_alpha=0.6; unknown fields: temprature, best_of; "
+        "leave them out"
+    )
+
+
+# Fields, and the parameters that say the same.
+MEANING = {
+    "nothing": ({}, GREEDY),
+    "sampling switched off": (dict(do_sample=False, temperature=0.7, top_k=5, top_p=0.5, min_p=0.1), GREEDY),
+    "sampling not switched on": (dict(temperature=0.7, top_k=5, typical_p=0.5), GREEDY),
+    "sampling": (SAMPLE, SamplingParams(temperature=1, top_k=50, max_tokens=20)),
+    "sampling without top-k": (dict(SAMPLE, top_k=0), SamplingParams(max_tokens=20)),
+    "all filters": (
+        dict(SAMPLE, temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_new_tokens=7),
+        SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_tokens=7),
+    ),
+    "new tokens": (
+        dict(max_new_tokens=30, min_new_tokens=4),
+        SamplingParams(temperature=0, max_tokens=30, min_tokens=4),
+    ),
+    "new tokens before lengths": (
+        dict(max_new_tokens=30, max_length=9, min_new_tokens=0, min_length=8),
+        SamplingParams(temperature=0, max_tokens=30),
+    ),
+    "no least length": (dict(min_length=0), GREEDY),
+    "one end of text": (
+        dict(eos_token_id=2),
+        SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[2], ignore_eos=True),
+    ),
+    "several ends of text": (
+        dict(eos_token_id=[7, 2]),
+        SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[7, 2], ignore_eos=True),
+    ),
+    "no end of text": (dict(eos_token_id=-1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)),
+    "stop string": (dict(stop_strings="end"), SamplingParams(temperature=0, max_tokens=20, stop=["end"])),
+    "stop strings": (dict(stop_strings=["a", "b"]), SamplingParams(temperature=0, max_tokens=20, stop=["a", "b"])),
+    "several sequences": (dict(SAMPLE, num_return_sequences=3), SamplingParams(n=3, top_k=50, max_tokens=20)),
+}
+
+
+@pytest.mark.parametrize("case", MEANING)
+def test_configuration_means_these_parameters(case):
+    fields, params = MEANING[case]
+    assert from_generation_config(fields) == params
+
+
+@pytest.mark.parametrize("case", MEANING)
+def test_object_its_dict_and_its_file_mean_the_same(case, tmp_path):
+    fields, params = MEANING[case]
+    config = GenerationConfig(**fields)
+    (tmp_path / "generation_config.json").write_text(config.to_json_string())
+    for given in (config, config.to_dict(), tmp_path, str(tmp_path), tmp_path / "generation_config.json"):
+        assert from_generation_config(given) == params
+    assert from_generation_config(GenerationConfig.from_pretrained(tmp_path)) == params
+
+
+LAWS = [
+    SAMPLE,
+    dict(SAMPLE, temperature=0.6),
+    dict(SAMPLE, top_k=0, top_p=0.8),
+    dict(SAMPLE, top_k=7, temperature=1.7),
+    dict(SAMPLE, top_k=0, min_p=0.2),
+    dict(SAMPLE, top_k=9, top_p=0.7, min_p=0.05, temperature=0.9),
+    dict(SAMPLE, top_p=1.0, renormalize_logits=True),
+]
+
+
+@pytest.mark.parametrize("fields", LAWS, ids=",".join)
+def test_law_of_a_token_is_the_one_of_transformers(model, fields):
+    _, theirs = processors(model, GenerationConfig(**fields))
+    logits = 3 * torch.randn(8, tiny.VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = theirs(torch.ones(8, 3, dtype=torch.long), logits.clone()).softmax(-1)
+    state = SamplingState(8, torch.device("cpu"))
+    state.assign(range(8), [from_generation_config(fields).sampling(0)] * 8)
+    torch.testing.assert_close(state.warp(logits[:, None])[:, 0].softmax(-1), expected)
+
+
+ALMOST_ALL = list(range(4, tiny.VOCAB))  # a text ends at once, unless it may not
+LENGTHS = [
+    {},
+    dict(max_new_tokens=3),
+    dict(max_length=9),
+    dict(max_length=9, max_new_tokens=4),
+    dict(max_length=30, min_length=12, eos_token_id=ALMOST_ALL),
+    dict(max_new_tokens=30, min_new_tokens=5, min_length=30, eos_token_id=ALMOST_ALL),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+@pytest.mark.parametrize("fields", LENGTHS, ids=",".join)
+@pytest.mark.parametrize("prompt", [[5], [5, 9, 2, 31, 7, 8], [5] * 120], ids=len)
+def test_lengths_for_a_prompt_are_those_of_transformers(model, fields, prompt):
+    context = model.config.max_position_embeddings
+    try:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **fields, pad_token_id=0)[
+            0, len(prompt) :
+        ].tolist()
+    except ValueError:
+        with pytest.raises(
+            ValueError, match=rf"max_length=\d+ counts the prompt too, and its {len(prompt)} tokens leave"
+        ):
+            generation_options(fields).for_prompt(len(prompt), context=context)
+        return
+    params = generation_options(fields).for_prompt(len(prompt), context=context)
+    eos = set(params.stop_tokens)
+    ended = [index + 1 for index, token in enumerate(out) if token in eos]
+    assert ended[:1] == [len(out)] if ended else len(out) == params.max_tokens
+    if params.min_tokens:
+        free = dict(fields, min_length=0, min_new_tokens=0)
+        early = model.generate(ids, attention_mask=torch.ones_like(ids), **free, pad_token_id=0)
+        assert early.shape[1] - len(prompt) < params.min_tokens <= len(out) < params.max_tokens
+
+
+def test_prompt_that_fills_the_context_is_refused():
+    with pytest.raises(ValueError, match="context=64 counts the prompt too, and its 64 tokens leave no room for a new"):
+        generation_options({}).for_prompt(64, context=64)
+    assert generation_options({}).for_prompt(60, context=64).max_tokens == 4
+    assert generation_options(dict(max_new_tokens=9)).for_prompt(60, context=64).max_tokens == 9
+
+
+def test_lengths_with_the_prompt_are_refused_where_there_is_no_prompt():
+    for name, fields in (("max", dict(max_length=90)), ("min", dict(min_length=5, max_new_tokens=9))):
+        message = (
+            rf"{name}_length=\d+ counts the prompt too: give {name}_new_tokens, or take generation_options\(config\)"
+        )
+        with pytest.raises(ValueError, match=message):
+            from_generation_config(fields)
+
+
+def test_options_keep_what_parameters_cannot_say():
+    fields = dict(
+        SAMPLE,
+        top_k=0,
+        max_length=40,
+        min_length=6,
+        eos_token_id=[2, -1],
+        pad_token_id=0,
+        num_return_sequences=2,
+        return_dict_in_generate=True,
+        num_assistant_tokens=4,
+        prompt_lookup_num_tokens=10,
+        max_matching_ngram_size=3,
+    )
+    options = generation_options(fields)
+    assert options == GenerationOptions(
+        params=SamplingParams(n=2, max_tokens=None),
+        max_new_tokens=None,
+        max_length=40,
+        min_length=6,
+        eos=(2,),
+        pad=0,
+        return_dict=True,
+        num_assistant_tokens=4,
+        prompt_lookup_num_tokens=10,
+        max_matching_ngram_size=3,
+    )
+    assert options.num_return_sequences == 2
+    assert options.for_prompt(10, context=64) == SamplingParams(n=2, max_tokens=30, stop_token_ids=[2], ignore_eos=True)
+    assert generation_options({}).eos is None and generation_options(dict(eos_token_id=[])).eos == ()
+
+
+VALUES = {
+    "cold sampling": (dict(SAMPLE, temperature=0.0), "do_sample=True with temperature=0: give do_sample=False"),
+    "negative temperature": (dict(SAMPLE, temperature=-1.0), "temperature=-1.0: give a finite number"),
+    "negative top_k": (dict(SAMPLE, top_k=-1), "top_k=-1: give at least 0, or None"),
+    "top_p of nothing": (dict(SAMPLE, top_p=0.0), "top_p=0.0: give a number above 0"),
+    "do_sample as number": (dict(do_sample=1), "do_sample=1: give True, False or None"),
+    "no new tokens": (dict(max_new_tokens=0), "max_new_tokens=0: give at least 1, or None"),
+    "half a token": (dict(max_length=1.5), "max_length=1.5: give an integer, or None"),
+    "more than the most": (dict(min_new_tokens=21), "min_tokens=21 is more than max_tokens=20: lower it"),
+    "greedy sequences": (dict(num_return_sequences=2), "n=2 with temperature=0: greedy decoding has one text"),
+    "end of text as text": (dict(eos_token_id="</s>"), "eos_token_id='</s>': give a token id or a list"),
+    "end of text as truth": (dict(eos_token_id=[True]), r"eos_token_id=\[True\]: give a token id or a list"),
+    "padding as text": (dict(pad_token_id="<pad>"), "pad_token_id='<pad>': give an integer, or None"),
+    "nothing drafted": (dict(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens=0: give at least 1"),
+    "empty stop string": (dict(stop_strings=[""]), r"stop=\[''\]: give a string or several, none of them empty"),
+    "no configuration": (5, "5 is no generation configuration: give a GenerationConfig, its dict, or a path"),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_wrong_value_is_refused_with_the_way_out(case):
+    config, message = VALUES[case]
+    with pytest.raises(ValueError, match=message):
+        from_generation_config(config)
+
+
+FILES = {
+    "missing": (None, "no such generation configuration: {path}; give the file or its directory"),
+    "no JSON": ("{", "{path} is not JSON"),
+    "no object": ("[]", "{path} is no generation configuration: it holds no JSON object"),
+    "unknown field": (json.dumps({"chat_format": "chatml"}), "unknown fields: chat_format"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_file_that_cannot_be_used_is_refused_with_the_reason(case, tmp_path):
+    content, message = FILES[case]
+    path = tmp_path / "generation_config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=message.format(path=re.escape(str(path)))):
+        from_generation_config(tmp_path)
