@@ -12,7 +12,7 @@ def test_pack_undoes_unpack(family):
     lm = tiny.native(getattr(tiny, family)())
     state = lm.state_dict()
     parts = unpack(lm.config, state)
-    again = pack(parts)
+    again = pack(dict(parts))
     assert again.keys() == state.keys()
     assert all(torch.equal(again[name], state[name]) for name in state)
     assert parts["blocks.0.attention.key.weight"].shape == (lm.config.num_kv_heads * lm.config.head_dim, 32)

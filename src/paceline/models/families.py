@@ -1,13 +1,15 @@
 """How each checkpoint family maps to the native decoder: its config and its tensor names. Reads no files.
 
 A family is one entry in FAMILIES: ``configure`` reads config.json's fields, ``read`` maps a stored tensor to ours and
-``write`` all of ours to the stored ones.
+``write`` all of ours (by their parts, models/packing) to the stored ones. ``read`` never copies: what it yields is the
+tensor itself or a view, a packed one where the checkpoint packs likewise.
 """
 
 import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -30,6 +32,7 @@ class Family:
     write: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
+@cache  # the same few names again and again, whenever a caller asks whether an adopted model is current
 def _swap(pairs: tuple[tuple[str, str], ...], name: str, *, back: bool = False) -> str:
     for stored, own in pairs:
         pattern, replacement = (own, stored) if back else (stored, own)
@@ -136,6 +139,7 @@ _GPT2_NAMES = (
     ("transformer.ln_f", "norm"),
     ("lm_head", "head"),
     ("transformer.h", "blocks"),
+    ("attn.c_attn", "attention.qkv"),
     ("attn.c_proj", "attention.output"),
     ("ln_1", "attention_norm"),
     ("ln_2", "ffn_norm"),
@@ -173,13 +177,7 @@ def _read_gpt2(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     if not name.startswith(("transformer.", "lm_head.")):
         name = f"transformer.{name}"
     own = _swap(_GPT2_NAMES, name)
-    if tensor.dim() == 2 and own.startswith("blocks."):
-        tensor = tensor.t().contiguous()  # stored as [in, out]
-    if ".attn.c_attn." in own:
-        for part, piece in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-            yield own.replace("attn.c_attn", f"attention.{part}"), piece.contiguous()
-    else:
-        yield own, tensor
+    yield own, tensor.t() if tensor.dim() == 2 and own.startswith("blocks.") else tensor  # stored as [in, out]
 
 
 def _write_gpt2(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -189,7 +187,7 @@ def _write_gpt2(state: dict[str, Tensor]) -> dict[str, Tensor]:
             continue  # stored behind the query
         if ".attention.query." in own:
             tensor = torch.cat([state[own.replace(".query.", f".{part}.")] for part in ("query", "key", "value")])
-            own = own.replace("attention.query", "attn.c_attn")
+            own = own.replace("attention.query", "attention.qkv")
         if tensor.dim() == 2 and own.startswith("blocks."):
             tensor = tensor.t().contiguous()
         stored[_swap(_GPT2_NAMES, own, back=True)] = tensor

@@ -4,17 +4,22 @@ Reads config.json and safetensors (single or sharded); refuses anything else by 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.models import memory
 from paceline.models.decoder import DecoderConfig, DecoderLM
 from paceline.models.families import FAMILIES, Family
 from paceline.models.packing import pack, unpack
+
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+GIB = 2**30
 
 
 class ModelError(ValueError):
@@ -36,7 +41,7 @@ def read_config(path: Path) -> dict[str, object]:
     return config
 
 
-def find_family(config: dict[str, object], path: Path) -> Family:
+def find_family(config: dict[str, object], path: Path | str) -> Family:
     """The native family of a config. Raises ModelError naming those that are known."""
     kind = config.get("model_type")
     if kind not in FAMILIES:
@@ -45,43 +50,74 @@ def find_family(config: dict[str, object], path: Path) -> Family:
     return FAMILIES[str(kind)]
 
 
-def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> DecoderLM:
-    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files.
-
-    Raises ModelError for a missing or unreadable directory, an unsupported architecture or option, and tensors that
-    are missing, superfluous or of another shape than the config says.
-    """
-    path = Path(path)
-    raw = read_config(path)
-    family = find_family(raw, path)
+def configure(config: dict[str, object], path: Path | str) -> DecoderConfig:
+    """The decoder that a config describes. Raises ModelError naming the field that is missing or not supported."""
+    family = find_family(config, path)
+    if config.get("quantization_config"):
+        raise ModelError(f"{path}: quantized weights (quantization_config) are not supported; give unquantized ones")
     try:
-        config = family.configure(raw)
+        return family.configure(config)
     except (KeyError, ValueError) as error:
         reason = f"config.json lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{path}: {reason}") from error
+
+
+def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> DecoderLM:
+    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files.
+
+    Raises ModelError for a missing or unreadable directory, an unsupported architecture or option, tensors that are
+    missing, superfluous or of another shape than the config says, and weights that exceed the device's free memory.
+    All of this is found in the headers, before any weight is read.
+    """
+    path, device = Path(path), torch.device(device)
+    raw = read_config(path)
+    family, config = find_family(raw, path), configure(raw, path)
+    headers = {own: part for name, header in _headers(path) for own, part in family.read(name, header)}
+    check(config, headers, path=path)
+    skipped = _skipped(config)
+    _check_precision({own: part for own, part in headers.items() if own not in skipped}, dtype, device, path)
     state: dict[str, Tensor] = {}
     for name, tensor in _tensors(path):
-        for own, value in family.read(name, tensor):
-            state[own] = value.to(dtype=dtype or value.dtype)
-    return build(config, state, path=path, device=device)
+        for own, part in family.read(name, tensor):
+            if own not in skipped:
+                state[own] = part.to(device=device, dtype=dtype).contiguous()
+    return assemble(config, pack(state), device=device)
 
 
 def build(
     config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str = "model", device: torch.device | str = "cpu"
 ) -> DecoderLM:
-    """A decoder in evaluation mode from a config and its parts (models/packing); ``path`` only names it in errors."""
+    """A decoder in evaluation mode from a config and its parts (models/packing); ``path`` only names it in errors.
+
+    Raises ModelError if parts are missing, superfluous or of another shape than the config says.
+    """
+    check(config, state, path=path)
+    skipped = _skipped(config)
+    return assemble(config, pack({own: part for own, part in state.items() if own not in skipped}), device=device)
+
+
+def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) -> None:
+    """Raise ModelError unless ``state`` has exactly the parts, packed or not, that ``config`` asks for."""
     with torch.device("meta"):
-        model = DecoderLM(config)
-    if config.tied_head:
-        state = {name: tensor for name, tensor in state.items() if name != "head.weight"}
-    wanted = {name: tuple(tensor.shape) for name, tensor in unpack(config, model.state_dict()).items()}
-    missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
+        whole = DecoderLM(config).state_dict()
+    wanted: dict[str, tuple[int, ...]] = {}
+    for name, tensor in whole.items():
+        parts = {name: tensor} if name in state else unpack(config, {name: tensor})
+        wanted.update({part: tuple(piece.shape) for part, piece in parts.items()})
+    given = state.keys() - _skipped(config)
+    missing, extra = sorted(wanted.keys() - given), sorted(given - wanted.keys())
     if missing or extra:
         raise ModelError(f"{path}: tensors do not fit its config.json: missing {missing[:3]}, unexpected {extra[:3]}")
     for name, shape in wanted.items():
         if tuple(state[name].shape) != shape:
             raise ModelError(f"{path}: {name} has shape {tuple(state[name].shape)}, config.json asks for {shape}")
-    model.load_state_dict(pack(state), assign=True)
+
+
+def assemble(config: DecoderConfig, state: dict[str, Tensor], *, device: torch.device | str) -> DecoderLM:
+    """A decoder in evaluation mode that holds the very tensors of ``state``, its own ones (models/packing)."""
+    with torch.device("meta"):
+        model = DecoderLM(config)
+    model.load_state_dict(state, assign=True)
     return model.to(device).requires_grad_(False).eval()
 
 
@@ -97,28 +133,75 @@ def save(model: DecoderLM, raw: dict[str, object], path: Path, *, dtype: torch.d
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
 
+def _skipped(config: DecoderConfig) -> frozenset[str]:
+    return frozenset({"head.weight"} if config.tied_head else ())
+
+
+def _check_precision(
+    parts: dict[str, Tensor], dtype: torch.dtype | None, device: torch.device, path: Path | str
+) -> None:
+    """Raise ModelError unless the weights are plain floats of one precision, and fit."""
+    whole = next((own for own, part in parts.items() if not part.is_floating_point()), None)
+    if whole is not None:
+        raise ModelError(f"{path}: {whole} holds no floats of 16 to 64 bits: quantized weights are not supported")
+    found = {part.dtype for part in parts.values()}
+    if dtype is None and len(found) > 1:
+        names = ", ".join(sorted(name_of(one) for one in found))
+        raise ModelError(f"{path}: its tensors differ in precision ({names}); give dtype='float32' or another")
+    needed = sum(part.numel() * (dtype or part.dtype).itemsize for part in parts.values())
+    free = memory.free_memory(device)
+    if needed > free:
+        wide = (dtype or max(found, key=lambda one: one.itemsize)).itemsize > 2
+        remedy = "give dtype='bfloat16' or a larger machine" if wide else "give a smaller model or a larger machine"
+        sizes = f"{needed / GIB:.3g} GiB exceed the {free / GIB:.3g} GiB free on {device}"
+        raise ModelError(f"{path}: weights of {sizes}: {remedy}")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """``float32`` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _headers(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors without content: what is no plain float is uint8 here."""
+
+    def read(opened: Any, name: str) -> Tensor:
+        header = opened.get_slice(name)
+        return torch.empty(header.get_shape(), dtype=FLOATS.get(header.get_dtype(), torch.uint8), device="meta")
+
+    return _read(path, read)
+
+
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    return _read(path, lambda opened, name: opened.get_tensor(name))
+
+
+def _read(path: Path, read: Callable[[Any, str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for file in _files(path):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():
+                    yield name, read(opened, name)
+        except SafetensorError as error:
+            raise ModelError(f"{file} is not a safetensors file ({error})") from error
+
+
+def _files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     single = path / "model.safetensors"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} is no index of shards; save the model again with save_pretrained") from error
-        files = [path / Path(name).name for name in names]
-    elif single.is_file():
-        files = [single]
-    else:
+    if single.is_file() and not index.is_file():
+        return [single]
+    if not index.is_file():
         raise ModelError(
             f"{path} holds no safetensors weights; convert pickled ones with "
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is no index of shards; save the model again with save_pretrained") from error
+    files = [path / Path(name).name for name in names]
     for file in files:
         if not file.is_file():
             raise ModelError(f"{path}: shard {file.name} is named in {index.name} but missing")
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():
-                    yield name, opened.get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(f"{file} is not a safetensors file ({error})") from error
+    return files

@@ -1,0 +1,158 @@
+"""Loaded transformers models to native decoders over the same weights. Copies none, but for one block at a time.
+
+The decoder packs what transformers keeps apart (models/packing). Here the packed tensor is made block by block, and the
+model's parameters become views of it: both read the same memory afterwards, and a change of one is seen by the other.
+"""
+
+from collections.abc import Iterator
+from typing import TypeAlias, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.models.decoder import DecoderConfig, DecoderLM
+from paceline.models.families import FAMILIES, Family
+from paceline.models.loading import FLOATS, ModelError, assemble, check, configure, find_family, name_of
+from paceline.models.packing import groups, unpack
+
+TransformersModel: TypeAlias = PreTrainedModel
+
+
+def is_transformers_model(model: object) -> TypeGuard[TransformersModel]:
+    """Whether ``model`` is a loaded transformers model; adapters around one are not."""
+    return isinstance(model, PreTrainedModel)
+
+
+def adopt(model: TransformersModel) -> DecoderLM:
+    """A decoder over the weights of ``model``, which stays usable and computes what it did before.
+
+    ``model`` is written to: parameters that the decoder packs become views of the packed tensors. In-place changes of
+    parameters are shared from then on; after replacing or converting one the decoder keeps the old (``is_current``).
+    Adopting again copies nothing. Raises ModelError, before anything is changed, for a model of an unsupported
+    architecture, and for parameters that are not plain floats of one precision on one device.
+    """
+    _, device = placement(model)
+    name = type(model).__name__
+    raw: dict[str, object] = model.config.to_dict()
+    family = find_family(raw, name)
+    parameters = {own: parameter for own, parameter, _ in _parts(model, family)}
+    parts = {own: part for own, _, part in _parts(model, family)}
+    config = configure({**raw, "tie_word_embeddings": _is_tied(parts)}, name)
+    check(config, parts, path=name)
+    state: dict[str, Tensor] = {}
+    # Parameters that were made in inference mode could not be trained any more.
+    with torch.inference_mode(False), torch.no_grad():
+        for whole, names in list(groups(parts)):
+            pieces = [parts.pop(part) for part in names]
+            if len(pieces) == 1:
+                state[whole] = pieces[0]
+            else:
+                state[whole] = _share(config, whole, pieces, {part: parameters[part] for part in names})
+    if config.tied_head:
+        state.pop("head.weight", None)
+    return assemble(config, state, device=device)
+
+
+def is_current(lm: DecoderLM, model: TransformersModel) -> bool:
+    """Whether ``lm``, once adopted from ``model``, still reads the memory of all its weights."""
+    family = FAMILIES.get(model.config.model_type)
+    if family is None:
+        return False
+    state = lm.state_dict()
+    own_tensors = state | unpack(lm.config, state)
+    num_shared = 0
+    for own, _, part in _parts(model, family):
+        tied = own == "head.weight" and lm.config.tied_head
+        other = own_tensors.get("embed.weight" if tied else own)
+        if other is None or not _is_same(part, other):
+            return False
+        num_shared += 0 if tied else part.numel()
+    return num_shared == sum(tensor.numel() for tensor in state.values())
+
+
+def placement(model: TransformersModel) -> tuple[torch.dtype, torch.device]:
+    """The one precision and the one device of ``model``. Raises ModelError as ``adopt`` does."""
+    name, raw = type(model).__name__, model.config.to_dict()
+    find_family(raw, name)
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM")
+    if raw.get("quantization_config"):
+        raise ModelError(f"{name} is quantized; load it without quantization_config, or call model.dequantize()")
+    first, found = next(model.named_parameters())
+    for own, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise ModelError(f"{name}: {own} has no storage (meta); load the model without offloading")
+        plain = type(parameter) is nn.Parameter and type(parameter.data) is Tensor
+        if not plain or parameter.dtype not in FLOATS.values():
+            raise ModelError(
+                f"{name}: {own} is no plain floating-point tensor ({type(parameter).__name__} of "
+                f"{name_of(parameter.dtype)}); load the model without quantization or sharding"
+            )
+        if parameter.device != found.device:
+            raise ModelError(
+                f"{name}: {first} is on {found.device}, {own} on {parameter.device}; "
+                "put the whole model on one device with model.to(...)"
+            )
+        if parameter.dtype != found.dtype:
+            raise ModelError(
+                f"{name}: {first} is {name_of(found.dtype)}, {own} {name_of(parameter.dtype)}; "
+                "give the whole model one precision with model.to(...)"
+            )
+    return found.dtype, found.device
+
+
+def read_eos(model: TransformersModel) -> tuple[int, ...]:
+    """End-of-text ids: of the generation config if it gives any, else of the config, else none."""
+    generation = model.generation_config
+    found = None if generation is None else generation.eos_token_id
+    if found is None:
+        found = model.config.to_dict().get("eos_token_id")
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(int(token) for token in found)
+
+
+def _parts(model: TransformersModel, family: Family) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+    """Our name of each parameter, the parameter, and its content as we read it."""
+    for stored, parameter in model.named_parameters(remove_duplicate=False):
+        for own, part in family.read(stored, parameter.data):
+            yield own, parameter, part
+
+
+def _is_tied(parts: dict[str, Tensor]) -> bool:
+    """Whether head and embedding are one tensor in fact, whatever the config says."""
+    if "head.weight" not in parts or "embed.weight" not in parts:
+        return False
+    return _is_same(parts["head.weight"], parts["embed.weight"])
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether both are the same numbers in the same memory."""
+    place, other_place = (
+        (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in (one, other)
+    )
+    return place == other_place
+
+
+def _share(config: DecoderConfig, whole: str, pieces: list[Tensor], parameters: dict[str, nn.Parameter]) -> Tensor:
+    """One tensor of ``pieces``, of which ``parameters`` are views afterwards; as they lie if they are so already."""
+    if _is_adjacent(pieces):
+        rows = sum(piece.shape[0] for piece in pieces)
+        return pieces[0].as_strided((rows, *pieces[0].shape[1:]), pieces[0].stride())
+    joined = torch.cat(pieces)
+    for name, view in unpack(config, {whole: joined}).items():
+        parameters[name].data = view
+    return joined
+
+
+def _is_adjacent(pieces: list[Tensor]) -> bool:
+    """Whether ``pieces`` lie one behind another in one storage."""
+    after = pieces[0].storage_offset()
+    for piece in pieces:
+        if not piece.is_contiguous() or piece.storage_offset() != after:
+            return False
+        if piece.untyped_storage().data_ptr() != pieces[0].untyped_storage().data_ptr():
+            return False
+        after += piece.numel()
+    return True
