@@ -6,38 +6,65 @@ from typing import final
 from paceline.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character
-CONTEXT = 8  # prompt tokens that decide how the first new one is spelled (a leading space, a split character)
+CONTEXT = 8  # tokens that decide how the next is spelled: a leading space, a character of up to four bytes
+LONGEST = 16  # tokens decoded together
 
 
 @final
 class TextStream:
     """Decodes the continuation of ``prompt``: all that ``push`` and one ``flush`` give is the text of the new tokens.
 
-    Every token is decoded together with a few before it, so spaces that depend on neighbours come out right; text
-    that ends inside a character waits for the token that completes it.
+    Every token is decoded together with a few before it, so spaces that depend on neighbours come out right. One
+    character at most is held back: a U+FFFD at the end, which the next token may complete. Special tokens that are
+    skipped stand between no two others.
     """
 
-    def __init__(self, *, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    def __init__(self, *, tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._tokens = list(prompt[-CONTEXT:])
-        self._start = 0  # where decoding begins; text before it is settled
-        self._given = len(self._tokens)  # tokens whose text has been given
+        self._skip_special = skip_special
+        self._window = [token for token in prompt if self._has_text(token)]
+        self._given = 0  # characters of the window's text that are settled and have been given, or are the prompt's
+        self._shorten()
+        # The prompt may end inside a character: whether its U+FFFD stays decides if that position is new text.
+        self._prompt_open = len(self._decode(self._window)) > self._given
 
     def push(self, token: int) -> str:
-        """Text that ``token`` completes, possibly none."""
-        self._tokens.append(token)
-        fresh = self._fresh()
-        if not fresh or fresh.endswith(REPLACEMENT):
+        """Text that ``token`` settles, possibly none."""
+        if not self._has_text(token):
             return ""
-        self._start, self._given = self._given, len(self._tokens)
+        self._window.append(token)
+        text = self._decode(self._window)
+        fresh = self._take(text, len(text) - text.endswith(REPLACEMENT))
+        if len(self._window) > LONGEST:
+            self._shorten()
         return fresh
 
     def flush(self) -> str:
-        """What is still held back, an incomplete character as U+FFFD."""
-        fresh = self._fresh()
-        self._start, self._given = self._given, len(self._tokens)
+        """What is still held back, an incomplete character as U+FFFD. Ends the text."""
+        text = self._decode(self._window)
+        return self._take(text, len(text))
+
+    def _take(self, text: str, end: int) -> str:
+        """What is new in ``text`` before ``end``."""
+        if self._prompt_open and end > self._given:
+            self._given += text[self._given] == REPLACEMENT
+            self._prompt_open = False
+        fresh = text[self._given : end]
+        self._given = max(self._given, end)
         return fresh
 
-    def _fresh(self) -> str:
-        known = self._tokenizer.decode(self._tokens[self._start : self._given]).rstrip(REPLACEMENT)
-        return self._tokenizer.decode(self._tokens[self._start :])[len(known) :]
+    def _shorten(self) -> None:
+        """Keep the last tokens, and enough of them to have text: leading spaces are dropped where there is none."""
+        size = CONTEXT
+        while size < len(self._window) and not self._decode(self._window[-size:]):
+            size *= 2
+        self._window = self._window[-size:]
+        text = self._decode(self._window)
+        self._given = len(text) - text.endswith(REPLACEMENT)
+
+    def _has_text(self, token: int) -> bool:
+        known = self._tokenizer.is_known(token)
+        return known and not (self._skip_special and self._tokenizer.is_special(token))
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special=self._skip_special)

@@ -1,59 +1,225 @@
-"""A checkpoint's own tokenizer.json, its end-of-text ids, and whether two tokenizers agree.
+"""A checkpoint's own tokenizer and chat template, its end-of-text ids, and whether two tokenizers agree.
 
-Uses the ``tokenizers`` library as it is: rebuilding a tokenizer from its model_type may change it. Knows nothing of
-models, and of chat templates only that they are somebody else's.
+tokenizer.json is used as it is: what ``AutoTokenizer`` rebuilds from a model_type may split text differently. Runs no
+code of a checkpoint unless told to, never looks beyond the directory, and knows nothing of models.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import final
+from typing import cast, final
 
-import tokenizers
+import transformers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 TOKENIZER_FILE = "tokenizer.json"
+OTHER_FILES = (  # any of them says that a directory has a tokenizer
+    "tokenizer_config.json",
+    "tokenizer.model*",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "tekken.json",
+    "tiktoken.model",
+    "*.tiktoken",
+)
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that is missing or unreadable, with the way out."""
+    """A tokenizer that is missing or unreadable, or a chat that it cannot spell, with the way out."""
 
 
 @final
 class Tokenizer:
-    """Encodes prompts and decodes texts exactly as tokenizer.json says. Raises TokenizerError if it cannot be read."""
+    """Encodes prompts and chats, and decodes texts. ``name`` says in messages whose tokenizer it is.
 
-    def __init__(self, *, path: Path) -> None:
-        self.path = path
-        try:
-            self._inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for a missing and for a broken file
-            raise TokenizerError(f"{path} is not a tokenizer ({error})") from error
-        self._inner.no_padding()
-        self._inner.no_truncation()
+    Padding and truncation that are stored with ``inner`` do not apply. Raises TokenizerError if it has no tokens.
+    """
+
+    def __init__(self, *, inner: PreTrainedTokenizerBase, name: str) -> None:
+        vocabulary = inner.get_vocab()
+        if vocabulary.keys() <= _added(inner):
+            raise TokenizerError(
+                f"{name} has a tokenizer of {len(vocabulary)} special tokens and no others: its vocabulary files are "
+                "missing; put tokenizer.json beside tokenizer_config.json"
+            )
+        self.name = name
+        self._inner = inner
+        self._known = frozenset(vocabulary.values())
+        self._special = _special_ids(inner)
+        self._decode = _decoding(inner)
+        self._bytes = _fallback_bytes(vocabulary, self._decode)
+        self._byte_ids = {byte: token for token, byte in self._bytes.items()}
 
     @property
     def size(self) -> int:
         """Number of tokens, the added ones included."""
-        return self._inner.get_vocab_size(with_added_tokens=True)
+        return len(self._inner)
 
     @property
     def base_vocabulary(self) -> dict[str, int]:
         """Token to id, without the added tokens."""
-        return self._inner.get_vocab(with_added_tokens=False)
+        if isinstance(self._inner, PreTrainedTokenizerFast):
+            return self._inner.backend_tokenizer.get_vocab(with_added_tokens=False)
+        added = _added(self._inner)
+        return {token: number for token, number in self._inner.get_vocab().items() if token not in added}
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of ``text`` with the beginning-of-text token, if the tokenizer adds one."""
-        return self._inner.encode(text).ids
+    @property
+    def added_tokens(self) -> frozenset[str]:
+        """The tokens that were added to the vocabulary, or are treated apart from it."""
+        return frozenset(_added(self._inner))
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``; special tokens have none, and bytes that are no UTF-8 become U+FFFD."""
-        return self._inner.decode(list(tokens), skip_special_tokens=True)
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``chat`` can be used."""
+        template = self._inner.chat_template
+        return bool(template.get("default") if isinstance(template, dict) else template)
+
+    def is_special(self, token: int) -> bool:
+        """Whether ``token`` is one that ``decode`` skips unless told otherwise."""
+        return token in self._special
+
+    def is_known(self, token: int) -> bool:
+        """Whether ``token`` is in the vocabulary. Models padded to a larger one may give others; they have no text."""
+        return token in self._known
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of ``text``, if ``special`` with those that the tokenizer adds, as one for the text's beginning."""
+        return self.encode_many([text], special=special)[0]
+
+    def encode_many(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        """Token ids of every text, in one call; each as ``encode`` gives them."""
+        if not texts:
+            return []
+        encoded = self._inner(
+            list(texts),
+            add_special_tokens=special,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return cast(list[list[int]], encoded["input_ids"])
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of ``tokens``, spaces as they are.
+
+        Bytes that are no UTF-8 become U+FFFD, one for each maximal part of a character. Complete characters beside them
+        stay, also where the tokenizer falls back to bytes and its library would give up the whole run.
+        """
+        known, special = self._known, self._special if skip_special else ()
+        kept = [token for token in tokens if token in known and token not in special]
+        return self._decode(self._repaired(kept) if self._bytes else kept)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """Token ids of a chat as its template writes it, without another beginning-of-text token before it.
+
+        messages: each with a role and a content, a string or a list of parts, which the template gets as it is.
+        add_generation_prompt: open the assistant's next message. continue_final_message: leave the last message open
+        instead. Raises TokenizerError where there is no template, or it refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise TokenizerError(
+                f"{self.name} has no chat template: give the prompt as text, or put chat_template.jinja beside "
+                "tokenizer.json"
+            )
+        if add_generation_prompt and continue_final_message:
+            raise TokenizerError(
+                "add_generation_prompt opens a new message and continue_final_message the last one: set only one of "
+                "them to True"
+            )
+        check_messages(messages)
+        try:
+            tokens = self._inner.apply_chat_template(
+                cast(list[dict[str, str]], [dict(message) for message in messages]),  # parts are lists, too
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                return_dict=False,
+                tokenizer_kwargs={"verbose": False},
+            )
+        except Exception as error:  # templates are programs: they raise what they like
+            raise TokenizerError(
+                f"the chat template of {self.name} refuses the messages ({error}): change them, or give the prompt "
+                "as text"
+            ) from error
+        return cast(list[int], tokens)
+
+    def _repaired(self, tokens: list[int]) -> list[int]:
+        """``tokens`` with the bytes of U+FFFD where byte tokens are no UTF-8, so that every run of them is."""
+        repaired: list[int] = []
+        run = bytearray()
+        for token in tokens:
+            byte = self._bytes.get(token)
+            if byte is not None:
+                run.append(byte)
+                continue
+            if run:
+                repaired += self._valid(run)
+                run.clear()
+            repaired.append(token)
+        return repaired + self._valid(run)
+
+    def _valid(self, run: bytearray) -> list[int]:
+        """Byte tokens of ``run``, made valid."""
+        return [self._byte_ids[byte] for byte in run.decode("utf-8", errors="replace").encode("utf-8")]
 
 
-def load_tokenizer(directory: str | Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint directory, or None where there is none: then prompts are token ids."""
-    path = Path(directory) / TOKENIZER_FILE
-    return Tokenizer(path=path) if path.is_file() else None
+def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
+    """The tokenizer of a checkpoint directory, or None where there is none: then prompts are token ids.
+
+    tokenizer.json is taken as it is, with the settings beside it; only where it is missing are other files tried, and
+    only for them may ``trust_remote_code`` run the checkpoint's own code. Raises TokenizerError if they cannot be read.
+    """
+    directory = Path(directory)
+    path = directory / TOKENIZER_FILE
+    if path.is_file():
+        try:
+            inner = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        except Exception as error:  # the libraries raise bare Exception for a broken file
+            raise TokenizerError(
+                f"{path} is not a tokenizer ({_reason(error)}); take the file that belongs to the model, or remove it "
+                "and give prompts as token ids"
+            ) from error
+        return Tokenizer(inner=inner, name=str(directory))
+    if not any(any(directory.glob(pattern)) for pattern in OTHER_FILES):
+        return None
+    try:
+        inner = transformers.AutoTokenizer.from_pretrained(
+            directory, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except Exception as error:  # among them ImportError, for the library of an older format
+        raise TokenizerError(
+            f"{directory} is not a tokenizer ({_reason(error)}); put tokenizer.json there, which every fast tokenizer "
+            "of transformers writes, or install what is missing, or trust the directory's own code if it has any"
+        ) from error
+    return Tokenizer(inner=inner, name=str(directory))
+
+
+def check_messages(messages: Sequence[Mapping[str, object]]) -> None:
+    """Raise TokenizerError unless ``messages`` is a list of mappings with a role and a content, and not empty."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise TokenizerError(f"messages is a {type(messages).__name__}: give a list of {{role, content}} mappings")
+    if not messages:
+        raise TokenizerError("messages is empty: give at least one {role, content} mapping")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise TokenizerError(f"messages[{index}] is a {type(message).__name__}: give a {{role, content}} mapping")
+        for key, kinds, wanted in (("role", str, "a string"), ("content", str | list | tuple, "a string or a list")):
+            if key not in message:
+                raise TokenizerError(f"messages[{index}] has no {key}: give {wanted}")
+            if not isinstance(message[key], kinds):
+                given = type(message[key]).__name__
+                raise TokenizerError(f"messages[{index}] has a {key} of type {given}: give {wanted}")
 
 
 def read_eos(directory: str | Path) -> tuple[int, ...]:
@@ -78,4 +244,44 @@ def read_eos(directory: str | Path) -> tuple[int, ...]:
 
 def same_vocabulary(first: Tokenizer, second: Tokenizer) -> bool:
     """Whether both give every base token the same id. Added tokens and padding of the models may differ."""
-    return first.base_vocabulary == second.base_vocabulary
+    one, other = first.base_vocabulary, second.base_vocabulary
+    if one == other:
+        return True
+    differing = {token for token, _ in one.items() ^ other.items()}
+    # Only some tokenizers count a special token among the base ones; where both do, the ids must agree.
+    return differing.isdisjoint(one.keys() & other.keys()) and differing <= first.added_tokens | second.added_tokens
+
+
+def _added(inner: PreTrainedTokenizerBase) -> set[str]:
+    return {token.content for token in inner.added_tokens_decoder.values()}
+
+
+def _special_ids(inner: PreTrainedTokenizerBase) -> frozenset[int]:
+    """What the tokenizer itself skips: by flag with the fast library, by role and list in the others."""
+    if isinstance(inner, PreTrainedTokenizerFast):
+        return frozenset(number for number, token in inner.added_tokens_decoder.items() if token.special)
+    return frozenset(inner.all_special_ids)
+
+
+def _decoding(inner: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+    """Decode without skipping and without clean-up, which would change text that has been shown already."""
+    if type(inner) is PreTrainedTokenizerFast:  # subclasses may decode in their own way
+        return partial(inner.backend_tokenizer.decode, skip_special_tokens=False)
+    return partial(
+        cast(Callable[..., str], inner.decode), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
+def _fallback_bytes(vocabulary: Mapping[str, int], decode: Callable[[list[int]], str]) -> dict[int, int]:
+    """Token to byte if the tokenizer falls back to byte tokens, else empty."""
+    tokens = [vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
+    found = {token: byte for byte, token in enumerate(tokens) if token is not None}
+    numbers = {byte: token for token, byte in found.items()}
+    if len(found) < 256 or decode([numbers[byte] for byte in "é".encode()]) != "é":
+        return {}
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
