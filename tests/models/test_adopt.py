@@ -343,9 +343,7 @@ def test_a_missing_parameter_is_named_before_anything_is_changed():
 def test_a_model_on_two_devices_is_refused_and_one_on_cuda_is_adopted():
     model = fresh("grouped")
     model.lm_head.to("cuda")
-    with pytest.raises(
-        ModelError, match="embed_tokens.weight is on cpu, lm_head.weight on cuda:0; put the whole model"
-    ):
+    with pytest.raises(ModelError, match=r"embed_tokens.weight is on cpu, lm_head.weight on cuda:0; put the whole"):
         adopt(model)
     model.to("cuda")
     before = torch.cuda.memory_allocated()

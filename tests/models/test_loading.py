@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from paceline.models import memory
 from paceline.models.families import FAMILIES
 from paceline.models.loading import ModelError, build, load, read_config, save
 from paceline.models.packing import unpack
@@ -189,6 +190,15 @@ def break_the_index(path):
     (path / "model.safetensors.index.json").write_text('{"metadata": {}}')
 
 
+def narrow_the_norm(stored):
+    stored["model.norm.weight"] = stored["model.norm.weight"].half()
+
+
+def quantize_a_layer(stored):
+    name = "model.layers.1.mlp.down_proj.weight"
+    stored[name] = stored[name].to(torch.int8)
+
+
 def cut_the_norm(stored):
     stored["model.norm.weight"] = stored["model.norm.weight"][:5].clone()
 
@@ -248,6 +258,18 @@ BROKEN = {
         change_tensors(cut_the_norm),
         r"norm.weight has shape \(5,\), config.json asks for \(32,\)",
     ),
+    "precisions": (
+        change_tensors(narrow_the_norm),
+        r"tensors differ in precision \(float16, float32\); give dtype='float32' or another",
+    ),
+    "integers": (
+        change_tensors(quantize_a_layer),
+        "blocks.1.ffn.down.weight holds no floats of 16 to 64 bits: quantized weights are not supported",
+    ),
+    "quantized": (
+        change(quantization_config={"quant_method": "gptq", "bits": 4}),
+        r"quantized weights \(quantization_config\) are not supported; give unquantized ones",
+    ),
     "another vocabulary": (
         change(vocab_size=60),
         r"embed.weight has shape \(61, 32\), config.json asks for \(60, 32\)",
@@ -264,6 +286,14 @@ BROKEN_GPT2 = {
     ),
     "no scaling": (change(scale_attn_weights=False), "scale_attn_weights=False is not supported .* only True"),
     "missing field": (change(n_head=None), "config.json lacks 'n_head'"),
+    "missing tensor": (
+        change_tensors(lambda stored: stored.pop("transformer.h.2.attn.c_attn.bias")),
+        r"missing \['blocks.2.attention.key.bias', 'blocks.2.attention.query.bias', 'blocks.2.attention.value.bias'\]",
+    ),
+    "wrong shape": (
+        change_tensors(lambda stored: stored.update({"transformer.h.0.attn.c_attn.weight": torch.ones(32, 95)})),
+        r"blocks.0.attention.qkv.weight has shape \(95, 32\), config.json asks for \(96, 32\)",
+    ),
 }
 
 
@@ -304,3 +334,60 @@ def test_building_from_tensors_leaves_the_callers_table_alone():
     names = set(state)
     build(ours.config, state)
     assert set(state) == names
+
+
+@pytest.mark.parametrize("layout", ["tied", "gpt2"])
+def test_a_file_may_mix_precisions_if_one_is_asked_for(layout, tmp_path):
+    model, _ = pair(layout)
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in stored if name.endswith("weight"))
+    stored[name] = stored[name].double()
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    same(load(tmp_path, dtype=torch.float32), model)
+    with pytest.raises(ModelError, match=r"differ in precision \(float32, float64\)"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["grouped", "gpt2"])
+def test_weights_from_files_lie_in_order(layout, tmp_path):
+    # Products with transposed views cost more on some machines, so what is read anew is laid out for them.
+    pair(layout)[0].save_pretrained(tmp_path)
+    assert all(parameter.is_contiguous() for parameter in load(tmp_path).parameters())
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "remedy"),
+    [
+        ("grouped", None, "give dtype='bfloat16' or a larger machine"),
+        ("tied", torch.float32, "give dtype='bfloat16' or a larger machine"),
+        ("gpt2", torch.bfloat16, "give a smaller model or a larger machine"),
+    ],
+)
+def test_weights_that_exceed_free_memory_are_refused_before_they_are_read(layout, dtype, remedy, tmp_path, monkeypatch):
+    model, ours = pair(layout)
+    model.save_pretrained(tmp_path)
+    needed = sum(parameter.numel() for parameter in ours.parameters()) * (dtype or torch.float32).itemsize
+    asked = []
+    monkeypatch.setattr(memory, "free_memory", lambda device: asked.append(device) or needed)
+    load(tmp_path, dtype=dtype)
+    assert asked == [torch.device("cpu")]
+    monkeypatch.setattr(memory, "free_memory", lambda device: needed - 1)
+    monkeypatch.setattr("paceline.models.loading._tensors", None)  # reading would call it
+    with pytest.raises(ModelError, match=rf"weights of .* GiB exceed the .* GiB free on cpu: {remedy}"):
+        load(tmp_path, dtype=dtype)
+
+
+def test_free_memory_is_what_could_be_allocated():
+    before = memory.free_memory("cpu")
+    assert 2**20 < before < 2**50
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_free_memory_of_cuda_counts_what_the_allocator_keeps():
+    before = memory.free_memory("cuda")
+    block = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    during = memory.free_memory("cuda")
+    assert before - during >= 2**28
+    del block
+    assert memory.free_memory("cuda") - during >= 2**28

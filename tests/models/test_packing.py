@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.models.packing import pack, unpack
+from paceline.models.packing import groups, pack, unpack
 from tests import tiny
 
 
@@ -12,9 +12,29 @@ def test_pack_undoes_unpack(family):
     lm = tiny.native(getattr(tiny, family)())
     state = lm.state_dict()
     parts = unpack(lm.config, state)
-    again = pack(dict(parts))
+    taken = dict(parts)
+    again = pack(taken)
+    assert not taken, "packing keeps no part, so that memory is freed on the way"
     assert again.keys() == state.keys()
     assert all(torch.equal(again[name], state[name]) for name in state)
     assert parts["blocks.0.attention.key.weight"].shape == (lm.config.num_kv_heads * lm.config.head_dim, 32)
     assert ("blocks.0.ffn.gate.weight" in parts) == (family == "llama")
     assert sum(part.numel() for part in parts.values()) == sum(tensor.numel() for tensor in state.values())
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_what_is_packed_already_passes_through(family):
+    state = tiny.native(getattr(tiny, family)()).state_dict()
+    again = pack(dict(state))
+    assert again.keys() == state.keys() and all(again[name] is state[name] for name in state)
+
+
+def test_every_part_belongs_to_one_tensor():
+    lm = tiny.native(tiny.llama())
+    parts = unpack(lm.config, lm.state_dict())
+    found = dict(groups(parts))
+    assert found["blocks.2.attention.qkv.weight"] == tuple(
+        f"blocks.2.attention.{part}.weight" for part in ("query", "key", "value")
+    )
+    assert found["blocks.2.ffn.down.weight"] == ("blocks.2.ffn.down.weight",)
+    assert sorted(part for names in found.values() for part in names) == sorted(parts)
