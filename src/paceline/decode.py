@@ -121,16 +121,20 @@ class Decoder:
         if min(rows) < 0 or max(rows) >= self.batch.rows:
             raise ValueError(f"rows {list(rows)}: this decoder has rows 0 to {self.batch.rows - 1}")
         for request in requests:
-            if len(request.tokens) + request.max_tokens > self.batch.max_length:
-                raise ValueError(
-                    f"prompt of {len(request.tokens)} tokens and max_tokens={request.max_tokens} exceed the limit of "
-                    f"{self.batch.max_length} tokens; shorten the prompt or lower max_tokens"
-                )
-            if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
-                raise ValueError(
-                    f"token ids {min(request.tokens)}..{max(request.tokens)} leave the target's vocabulary of "
-                    f"{self.target.vocab_size}; encode the prompt with the target's own tokenizer"
-                )
+            self.check(request)
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError if no row of this decoder could ever serve ``request``."""
+        if len(request.tokens) + request.max_tokens > self.batch.max_length:
+            raise ValueError(
+                f"prompt of {len(request.tokens)} tokens and max_tokens={request.max_tokens} exceed the limit of "
+                f"{self.batch.max_length} tokens; shorten the prompt or lower max_tokens"
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
+            raise ValueError(
+                f"token ids {min(request.tokens)}..{max(request.tokens)} leave the target's vocabulary of "
+                f"{self.target.vocab_size}; encode the prompt with the target's own tokenizer"
+            )
 
     def _check_prefix(self, request: Request, prefix: Prefix) -> None:
         if prefix.length == 0:

@@ -1,22 +1,36 @@
-"""The Python interface: load a checkpoint, generate from it with any drafter."""
+"""The Python interface: load a checkpoint, generate from it with any drafter, score texts with it."""
 
 from paceline.api.build import build_drafter, build_verifier
 from paceline.api.embedded import embedded_pair
-from paceline.api.generate import Generation, generate, total
+from paceline.api.engine import Engine, Interrupted, Stream
+from paceline.api.generate import generate, stream
+from paceline.api.generation_config import from_generation_config
 from paceline.api.loading import DTYPES, Loaded, load
-from paceline.api.results import Piece, Result, Source
+from paceline.api.params import SamplingParams
+from paceline.api.results import Piece, Result, Source, Statistics, total
+from paceline.api.score import Score, perplexity, prompt_logprobs, score
 
 __all__ = [
     "DTYPES",
-    "Generation",
+    "Engine",
+    "Interrupted",
     "Loaded",
     "Piece",
     "Result",
+    "SamplingParams",
+    "Score",
     "Source",
+    "Statistics",
+    "Stream",
     "build_drafter",
     "build_verifier",
     "embedded_pair",
+    "from_generation_config",
     "generate",
     "load",
+    "perplexity",
+    "prompt_logprobs",
+    "score",
+    "stream",
     "total",
 ]

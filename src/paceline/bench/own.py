@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.api import Loaded, build_drafter, generate, total
+from paceline.api import Loaded, SamplingParams, build_drafter, generate, total
 from paceline.api.build import DrafterLike
-from paceline.api.generate import encode
+from paceline.api.prompts import encode
 from paceline.bench.runner import Configuration, Sample
+from paceline.core.plan import Fixed
 
 
 def decoding(
@@ -28,6 +29,8 @@ def decoding(
     calls = [[prompt] for prompt in encoded] if one_by_one else [encoded]
     bare = replace(target, tokenizer=None)
 
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+
     def run() -> Sample:
         results = [
             result
@@ -35,10 +38,10 @@ def decoding(
             for result in generate(
                 bare,
                 call,
-                max_tokens=num_tokens,
+                params,
                 drafter=built,
-                num_draft_tokens=num_draft_tokens,
-                ignore_eos=True,
+                num_draft_tokens=Fixed(num_draft_tokens),  # a plan, so that no step is spent on measuring
+                batch_size=len(call),
             )
         ]
         return Sample(tokens=tuple(result.tokens for result in results), summary=total(results))

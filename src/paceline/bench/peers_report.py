@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from paceline.api import DTYPES, embedded_pair, load
-from paceline.api.generate import encode
+from paceline.api.prompts import encode
 from paceline.bench.machine import describe
 from paceline.bench.own import decoding
 from paceline.bench.peers import transformers_plain

@@ -3,6 +3,8 @@
 R rows, B = R, N nodes, D largest draft depth.
 """
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
@@ -46,14 +48,25 @@ class Stats:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Counts on the host, and the field's ratios of them."""
 
-    def __init__(self, *, steps: int, emitted: int, drafted: list[int], accepted: list[int]) -> None:
-        self.steps = steps  # target forwards that a row took part in
-        self.emitted = emitted
-        self.drafted = drafted  # steps that proposed a token at depth i + 1
-        self.accepted = accepted  # steps that kept it
+    steps: int  # target forwards that a row took part in
+    emitted: int  # tokens
+    drafted: list[int]  # steps that proposed a token at depth i + 1
+    accepted: list[int]  # steps that kept it
+
+    @staticmethod
+    def empty(max_depth: int) -> "Summary":
+        """Of nothing."""
+        return Summary(steps=0, emitted=0, drafted=[0] * max_depth, accepted=[0] * max_depth)
+
+    def trimmed(self, *, num: int, num_accepted: int, kept: int) -> "Summary":
+        """As if the last step, of ``num`` tokens and ``num_accepted`` of them drafted, had given only ``kept``."""
+        lost = range(min(kept, num_accepted), num_accepted)
+        accepted = [count - (depth in lost) for depth, count in enumerate(self.accepted)]
+        return replace(self, emitted=self.emitted - (num - kept), accepted=accepted)
 
     def __add__(self, other: "Summary") -> "Summary":
         return Summary(
@@ -72,6 +85,12 @@ class Summary:
     def acceptance_rate(self) -> float:
         """Accepted over drafted tokens."""
         return sum(self.accepted) / sum(self.drafted) if sum(self.drafted) else 0.0
+
+    @property
+    def per_position_acceptance(self) -> list[float]:
+        """Accepted over drafted tokens, by depth; 0 at a depth that was never drafted."""
+        pairs = zip(self.accepted, self.drafted, strict=True)
+        return [accepted / drafted if drafted else 0.0 for accepted, drafted in pairs]
 
     @property
     def first_acceptance(self) -> float:

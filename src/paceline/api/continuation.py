@@ -1,0 +1,151 @@
+"""One text in progress on the host: its tokens, its text, where it stops. Knows nothing of rows or models."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, final
+
+from paceline.api.params import SamplingParams
+from paceline.api.results import FinishReason, Piece, Result, Source, Statistics, reasons_of, sources_of
+from paceline.api.score import PromptScore
+from paceline.core.batch import Finish
+from paceline.core.logprobs import Chosen
+from paceline.core.stats import Summary
+from paceline.engine.scheduler import Closing, Gain
+from paceline.engine.watch import Speed
+from paceline.text.stops import StopStrings
+from paceline.text.stream import TextStream
+from paceline.text.tokenizer import Tokenizer
+
+Criterion: TypeAlias = Callable[[Sequence[int]], bool]  # of the continuation so far: whether it ends here
+
+
+@final
+class Continuation:
+    """Takes in what each step gave and makes text of it; the first stop string, or ``criterion``, ends it."""
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        sample: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        tokenizer: Tokenizer | None,
+        origins: Sequence[str],
+        criterion: Criterion | None = None,
+        prompt_logprobs: PromptScore | None = None,
+    ) -> None:
+        self.index, self.sample, self.prompt, self.params, self.seed = index, sample, tuple(prompt), params, seed
+        self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
+        self._stop_reason: int | str | None = None
+        self._origins, self._criterion, self._prompt_logprobs = origins, criterion, prompt_logprobs
+        self._stream: TextStream | None = None
+        if tokenizer is not None and params.detokenize:
+            self._stream = TextStream(tokenizer=tokenizer, prompt=prompt, skip_special=params.skip_special_tokens)
+        self._stops = StopStrings(stops=params.stop_strings, include=params.include_stop_str_in_output)
+        self._tokens: list[int] = []
+        self._source: list[Source] = []
+        self._origin: list[str | None] = []
+        self._logprobs: list[Chosen] = []
+        self._text: list[str] = []
+        self._trim: tuple[int, int, int] | None = (
+            None  # the last gain's tokens, drafted ones among them, and those kept
+        )
+
+    def take(self, gain: Gain) -> list[Piece]:
+        """The pieces of one step's tokens; sets ``finish_reason`` when this is the end."""
+        pieces: list[Piece] = []
+        sources = sources_of(gain)
+        for at, token in enumerate(gain.tokens):
+            last = at == len(gain.tokens) - 1
+            self._tokens.append(token)
+            self._source.append(sources[at])
+            self._origin.append(self._origins[gain.origins[at]] if at < gain.num_accepted else None)
+            self._logprobs += gain.logprobs[at : at + 1]
+            if last and gain.finish is Finish.STOP:
+                self._end("stop", token if token in self.params.stop_tokens else None)
+            text = self._spell(token)
+            if last and gain.finish is Finish.LENGTH and self.finish_reason is None:
+                self._end("length", None)
+            if self.finish_reason is not None:
+                text += self._rest()
+            self._text.append(text)
+            pieces.append(self._piece(text, gain.logprobs[at] if gain.logprobs else None))
+            if self.finish_reason is not None:
+                self._trim = (len(gain.tokens), gain.num_accepted, at + 1)
+                break
+        return pieces
+
+    def cancel(self, error: Exception | None = None) -> None:
+        """End where it is; text held back is shown."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = "cancelled", error
+            self._text.append(self._rest())
+
+    def result(self, closing: Closing, *, speed: Speed | None, lossless: bool) -> Result:
+        """What there is so far; one that still runs counts as cancelled."""
+        return Result(
+            index=self.index,
+            sample=self.sample,
+            prompt_tokens=self.prompt,
+            tokens=tuple(self._tokens),
+            text=None if self._stream is None else "".join(self._text),
+            source=tuple(self._source),
+            origin=tuple(self._origin),
+            logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
+            finish_reason=self.finish_reason or "cancelled",
+            stop_reason=self._stop_reason,
+            seed=self.seed,
+            stats=Statistics(
+                summary=self._clip(closing.summary),
+                times=closing.times,
+                no_draft=reasons_of(closing),
+                speed=speed,
+                lossless=lossless,
+            ),
+            error=None if self.error is None else str(self.error),
+        )
+
+    def _spell(self, token: int) -> str:
+        """The text that ``token`` completes and that may be shown; a stop string or the criterion ends the text."""
+        armed = len(self._tokens) > self.params.min_tokens
+        stopped = self.finish_reason is not None
+        text = ""
+        if self._stream is not None and (not stopped or self.params.include_stop_str_in_output):
+            text = self._stops.push(self._stream.push(token), armed=armed)
+            if self._stops.matched is not None:
+                self._end("stop", self._stops.matched)
+        if self.finish_reason is None and self._criterion is not None:
+            if self._criterion(self._tokens):
+                self._end("stop", None)
+        return text
+
+    def _rest(self) -> str:
+        """What is still held back, now that no more comes."""
+        if self._stream is None:
+            return ""
+        armed = len(self._tokens) > self.params.min_tokens
+        return self._stops.push(self._stream.flush(), armed=armed) + self._stops.flush()
+
+    def _end(self, reason: FinishReason, stop: int | str | None) -> None:
+        self.finish_reason, self._stop_reason = reason, stop
+
+    def _clip(self, summary: Summary) -> Summary:
+        if self._trim is None:
+            return summary
+        num, num_accepted, kept = self._trim
+        return summary.trimmed(num=num, num_accepted=num_accepted, kept=kept)
+
+    def _piece(self, text: str, logprob: Chosen | None) -> Piece:
+        return Piece(
+            index=self.index,
+            sample=self.sample,
+            token=self._tokens[-1],
+            text=text,
+            source=self._source[-1],
+            origin=self._origin[-1],
+            logprob=logprob,
+            finish_reason=self.finish_reason,
+        )

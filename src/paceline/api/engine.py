@@ -1,0 +1,309 @@
+"""Requests in words and their texts as they come, over one target with fixed rows. Knows nothing of files."""
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+
+from paceline.api.build import DrafterLike, build_drafting, build_verifier
+from paceline.api.continuation import Continuation, Criterion
+from paceline.api.loading import Loaded
+from paceline.api.params import SamplingParams
+from paceline.api.prompts import Prompts, encode, split
+from paceline.api.results import Piece, Result
+from paceline.api.score import PromptScore, prompt_logprobs
+from paceline.core.batch import Request
+from paceline.core.noise import split_seed
+from paceline.core.plan import Fixed, Plan
+from paceline.decode import Decoder
+from paceline.drafters.none import NoDrafter
+from paceline.engine.clock import clock_for
+from paceline.engine.memory import check_memory, weight_bytes
+from paceline.engine.scheduler import Closing, Scheduler
+from paceline.engine.watch import Speed, Watch
+
+logger = logging.getLogger("paceline")
+
+ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+LONGEST = 2048  # tokens of a row, prompt included, where nobody says otherwise
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """A continuation that waits or runs, and where its pieces go."""
+
+    continuation: Continuation
+    pieces: deque[Piece]
+
+
+@final
+class Engine:
+    """One target, one drafter, ``batch_size`` rows; any number of requests pass through, each at its own rate.
+
+    - ``drafter`` (None): a registered name, a loaded draft, a draft directory, a Drafter, vLLM's speculative_config, or
+      None for plain decoding. A Drafter serves one engine at a time.
+    - ``verifier`` ("coupled"): with it the tokens depend on the seed alone, whatever is drafted.
+    - ``num_draft_tokens`` (5): drafted per step; or a Plan, which is then followed to the letter. Under a number, and
+      a verifier whose tokens do not depend on drafts, a few steps in a hundred are taken plainly to measure
+      whether drafting pays; the results say so where it does not.
+    - ``batch_size`` (8): rows; their caches are allocated here.
+    - ``max_length`` (None): tokens of a text, prompt included; None is the target's context, at most 2048.
+
+    Raises ValueError for what does not fit together, and when the caches exceed the free memory.
+    """
+
+    def __init__(
+        self,
+        target: Loaded,
+        *,
+        drafter: DrafterLike = None,
+        verifier: str = "coupled",
+        num_draft_tokens: int | Plan = 5,
+        batch_size: int = 8,
+        max_length: int | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: give at least 1")
+        self.target = target
+        drafting = build_drafting(drafter, target=target)
+        count = drafting.num_draft_tokens or num_draft_tokens
+        rule = build_verifier(verifier)
+        plan = Fixed(count) if isinstance(count, int) else count
+        watched = isinstance(count, int) and rule.same_tokens and not isinstance(drafting.drafter, NoDrafter)
+        self._watch = Watch(plan=plan) if watched else None
+        length = min(LONGEST, target.lm.max_positions) if max_length is None else max_length
+        check_memory(
+            target.lm,
+            drafting.drafter,
+            rows=batch_size,
+            max_length=length,
+            num_draft_tokens=plan.max_draft_tokens,
+            weights=weight_bytes([target.lm]) if isinstance(target.lm, torch.nn.Module) else 0,
+        )
+        clock = clock_for(target.lm.device)
+        self.decoder = Decoder(
+            target=target.lm,
+            drafter=drafting.drafter,
+            verifier=rule,
+            plan=self._watch or plan,
+            rows=batch_size,
+            max_length=length,
+            clock=clock,
+        )
+        self._scheduler = Scheduler(decoder=self.decoder, clock=clock, watch=self._watch)
+        self._open: dict[int, _Open] = {}
+        self._warned = False
+
+    @property
+    def speed(self) -> Speed | None:
+        """Tokens per second as drafted and as plain steps would have given; None before enough is known."""
+        return None if self._watch is None else self._watch.speed
+
+    def submit(self, prompts: Prompts, params: ParamsLike = None, *, criterion: Criterion | None = None) -> "Stream":
+        """Queue one prompt or several; their stream.
+
+        - ``prompts``: a text, token ids or chat messages; or a list of these.
+        - ``params`` (None, which is ``SamplingParams()``): one for all prompts, whose seed is then split per prompt and
+          sample; or one per prompt, whose seed is split per sample only. Sample 0 of prompt 0 keeps the seed.
+        - ``criterion`` (None): called with the tokens of each continuation as each arrives; true ends it there.
+
+        Raises ValueError naming the prompt, before anything is queued.
+        """
+        requests, continuations = self._prepare(prompts, params, criterion)
+        pieces: deque[Piece] = deque()
+        tickets = [self._scheduler.submit(request) for request in requests]
+        for ticket, continuation in zip(tickets, continuations, strict=True):
+            self._open[ticket] = _Open(continuation=continuation, pieces=pieces)
+        return Stream(engine=self, tickets=tickets, continuations=continuations, pieces=pieces)
+
+    def generate(self, prompts: Prompts, params: ParamsLike = None) -> list[Result]:
+        """Continue every prompt to its end; results in their order, the samples of a prompt together.
+
+        Raises what ``submit`` raises, and Interrupted, which carries what there is, on Ctrl-C.
+        """
+        return self.submit(prompts, params).drain()
+
+    def advance(self) -> None:
+        """One step of all that runs; streams fill with its pieces."""
+        for gain in self._scheduler.advance():
+            entry = self._open[gain.ticket]
+            try:
+                if gain.error is not None:
+                    raise gain.error
+                entry.pieces.extend(entry.continuation.take(gain))
+            except Exception as error:  # whatever is wrong with one request ends that one alone
+                logger.warning("prompt %d failed: %s", entry.continuation.index, error)
+                entry.continuation.cancel(error)
+            if entry.continuation.finish_reason is not None:
+                self._scheduler.cancel(gain.ticket)
+                del self._open[gain.ticket]
+        if not self._warned and self.speed is not None and not self.speed.pays:
+            self._warned = True
+            logger.warning(self.speed.warning)
+
+    def cancel(self, ticket: int) -> None:
+        """End a request that waits or runs; its row is free at once."""
+        entry = self._open.pop(ticket, None)
+        if entry is not None:
+            entry.continuation.cancel()
+            self._scheduler.cancel(ticket)
+
+    def describe(self, ticket: int) -> Closing:
+        """What is known of a request, ended or not."""
+        return self._scheduler.describe(ticket)
+
+    def forget(self, ticket: int) -> None:
+        """Drop what is known of a request that has ended."""
+        self._scheduler.forget(ticket)
+
+    def _prepare(
+        self, prompts: Prompts, params: ParamsLike, criterion: Criterion | None
+    ) -> tuple[list[Request], list[Continuation]]:
+        """Every sample of every prompt, checked."""
+        encoded = [encode(self.target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
+        shared = params is None or isinstance(params, SamplingParams)
+        options = per_prompt(params, len(encoded))
+        fresh, count = secrets.randbits(63), 0
+        requests: list[Request] = []
+        continuations: list[Continuation] = []
+        for index, (tokens, option) in enumerate(zip(encoded, options, strict=True)):
+            base = fresh if option.seed is None else option.seed
+            # Fresh noise must differ between prompts even where each brings parameters of its own.
+            first = count if shared or option.seed is None else 0
+            count += option.n
+            scored = self._score_prompt(tokens, option)
+            for sample in range(option.n):
+                seed = split_seed(base, first + sample)
+                requests.append(self._request(tokens, option, seed, name=f"prompt {index}"))
+                continuations.append(
+                    Continuation(
+                        index=index,
+                        sample=sample,
+                        prompt=tokens,
+                        params=option,
+                        seed=seed,
+                        tokenizer=self.target.tokenizer,
+                        origins=self.decoder.drafter.origins,
+                        criterion=criterion,
+                        prompt_logprobs=scored,
+                    )
+                )
+        return requests, continuations
+
+    def _request(self, tokens: list[int], params: SamplingParams, seed: int, *, name: str) -> Request:
+        limit = self.decoder.batch.max_length
+        try:
+            if params.stop_strings and self.target.tokenizer is None:
+                raise ValueError(
+                    f"stop={list(params.stop_strings)}: {self.target.name} has no tokenizer to find it with; "
+                    "give stop_token_ids"
+                )
+            request = Request(
+                tokens=tokens,
+                max_tokens=max(1, limit - len(tokens)) if params.max_tokens is None else params.max_tokens,
+                sampling=params.sampling(seed),
+                stop_tokens=stop_tokens(self.target, params),
+                min_tokens=params.min_tokens,
+                logprobs=params.logprobs,
+            )
+            self.decoder.check(request)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        return request
+
+    def _score_prompt(self, tokens: list[int], params: SamplingParams) -> PromptScore | None:
+        if params.prompt_logprobs is None:
+            return None
+        return prompt_logprobs(self.target, tokens, top=params.prompt_logprobs)[0]
+
+
+@final
+class Stream:
+    """Pieces of one submission as they are committed, step by step; ``close`` ends it and frees its rows.
+
+    Iterating advances the engine, so streams of one engine move together, whichever is asked. As a context manager it
+    closes itself, and also when nobody holds it any more.
+    """
+
+    def __init__(
+        self, *, engine: Engine, tickets: list[int], continuations: list[Continuation], pieces: deque[Piece]
+    ) -> None:
+        self._engine, self._tickets, self._continuations, self._pieces = engine, tickets, continuations, pieces
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        while not self._pieces:
+            if self.done:
+                raise StopIteration
+            self._engine.advance()
+        return self._pieces.popleft()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+        for ticket in self._tickets:
+            self._engine.forget(ticket)
+
+    @property
+    def done(self) -> bool:
+        """Whether every continuation has ended."""
+        return all(continuation.finish_reason is not None for continuation in self._continuations)
+
+    def close(self) -> None:
+        """Cancel what has not ended; results stay."""
+        for ticket in self._tickets:
+            self._engine.cancel(ticket)
+
+    def drain(self) -> list[Result]:
+        """Run to the end. Raises Interrupted, which carries the results so far, on Ctrl-C."""
+        try:
+            for _ in self:
+                pass
+        except KeyboardInterrupt as interruption:
+            raise Interrupted(self.results()) from interruption
+        return self.results()
+
+    def results(self) -> list[Result]:
+        """What each continuation has got so far, in their order; those that still run count as cancelled."""
+        return [
+            continuation.result(
+                self._engine.describe(ticket),
+                speed=self._engine.speed,
+                lossless=self._engine.decoder.verifier.lossless,
+            )
+            for ticket, continuation in zip(self._tickets, self._continuations, strict=True)
+        ]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during generation; ``results`` holds what there was."""
+
+    def __init__(self, results: list[Result]) -> None:
+        super().__init__(f"interrupted with {sum(len(result.tokens) for result in results)} tokens generated")
+        self.results = results
+
+
+def stop_tokens(target: Loaded, params: SamplingParams) -> tuple[int, ...]:
+    """The ids that end a text: those of the parameters, and the model's own unless they are to be ignored."""
+    own = () if params.ignore_eos else target.eos
+    return tuple(dict.fromkeys((*params.stop_tokens, *own)))
+
+
+def per_prompt(params: ParamsLike, count: int) -> list[SamplingParams]:
+    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ValueError(f"{len(params)} params for {count} prompts: give one for all, or one for each")
+    return list(params)

@@ -1,0 +1,51 @@
+"""What rows cost in memory, asked before anything is allocated. Loads and allocates nothing."""
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.drafters.base import Drafter
+from paceline.models.base import LM
+from paceline.models.memory import free_memory
+
+WORKING_COPIES = 3  # of the logits: as they come, as scores, as a law
+GIB = 1 << 30
+
+
+def row_bytes(target: LM, drafter: Drafter, *, max_length: int, num_draft_tokens: int) -> int:
+    """Bytes that one row takes: both caches, the text, and the logits of a step."""
+    nodes = drafter.max_nodes(num_draft_tokens)
+    caches = (max_length + nodes) * (target.slot_bytes + drafter.slot_bytes)
+    return caches + 8 * max_length + WORKING_COPIES * nodes * target.vocab_size * torch.float32.itemsize
+
+
+def check_memory(
+    target: LM, drafter: Drafter, *, rows: int, max_length: int, num_draft_tokens: int, weights: int
+) -> None:
+    """Raise ValueError, with the number of rows that would fit, if ``rows`` exceed what the device has left."""
+    each = row_bytes(target, drafter, max_length=max_length, num_draft_tokens=num_draft_tokens)
+    free = free_memory(target.device)
+    if rows * each <= free:
+        return
+    fitting = free // each
+    way_out = f"lower batch_size to {fitting}" if fitting else "lower max_tokens or shorten the prompts"
+    raise ValueError(
+        f"weights {_gib(weights)} (loaded) + cache {_gib(rows * each)} for {rows} rows of {max_length} tokens exceed "
+        f"the memory, of which {_gib(free)} is free: {way_out}"
+    )
+
+
+def fitting_rows(target: LM, drafter: Drafter, *, max_length: int, num_draft_tokens: int, most: int) -> int:
+    """How many rows fit, at least 1 and at most ``most``; half of what is free is left to others."""
+    each = row_bytes(target, drafter, max_length=max_length, num_draft_tokens=num_draft_tokens)
+    return max(1, min(most, free_memory(target.device) // (2 * each)))
+
+
+def weight_bytes(models: Sequence[torch.nn.Module]) -> int:
+    """Bytes of all parameters, each storage once."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for m in models for p in m.parameters()}
+    return sum(storages.values())
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.2f} GiB"

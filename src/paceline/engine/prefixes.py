@@ -1,0 +1,77 @@
+"""Where waiting requests go, and whose beginning they share, so that nothing is read twice. Pure; touches no cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.core.admission import Prefix
+
+MIN_SHARED = 16  # a shorter beginning is read together with the others in less time than it is copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A request, by its index among the waiting, in a row; what it copies is given by ``prefix``."""
+
+    index: int
+    row: int
+    prefix: Prefix | None
+
+
+def arrange(waiting: Sequence[list[int]], free: Sequence[int], held: Mapping[int, list[int]]) -> list[list[Placement]]:
+    """Place the first prompts of ``waiting`` into the rows ``free``, which are reused in the order given.
+
+    ``held`` is what each row's caches hold, of running rows too. Returned in waves, to be admitted one after another:
+    a prompt that shares more with another waiting one than with any row comes after it and copies from it.
+    """
+    count = min(len(waiting), len(free))
+    level, source, shared = [0] * count, [-1] * count, [0] * count  # source: of level 0 a row, else a waiting index
+    known = [prompt[:-1] for prompt in waiting[:count]]  # the root is never read at admission
+    for index, own in enumerate(known):
+        for row, text in held.items():
+            length = common(own, text)
+            if length > shared[index] and _worth(length, len(own)):
+                source[index], shared[index] = row, length
+        for other in range(index):
+            length = common(own, known[other])
+            if length > shared[index] and _worth(length, len(own)):
+                source[index], shared[index], level[index] = other, length, level[other] + 1
+    rows = _choose_rows(free, level, source, shared)
+    waves: list[list[Placement]] = [[] for _ in range(max(level, default=-1) + 1)]
+    for index in range(count):
+        prefix = None
+        if shared[index]:
+            row = source[index] if level[index] == 0 else rows[source[index]]
+            prefix = Prefix(row=row, length=shared[index])
+        waves[level[index]].append(Placement(index=index, row=rows[index], prefix=prefix))
+    return waves
+
+
+def common(first: list[int], second: list[int]) -> int:
+    """Length of the longest common beginning, by comparing slices: a token-by-token loop is slow for long prompts."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while low < high - 1:  # first[:low] agrees, first[:high] does not
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _worth(length: int, whole: int) -> bool:
+    return length >= MIN_SHARED or length == whole
+
+
+def _choose_rows(free: Sequence[int], level: list[int], source: list[int], shared: list[int]) -> list[int]:
+    """A free row for each request: its own source where possible, which needs no copy, else the first left over."""
+    left, rows = list(free), [-1] * len(level)
+    for index in sorted(range(len(level)), key=lambda index: -shared[index]):
+        if level[index] == 0 and shared[index] and source[index] in left:
+            rows[index] = source[index]
+            left.remove(source[index])
+    for index, row in enumerate(rows):
+        if row < 0:
+            rows[index] = left.pop(0)
+    return rows

@@ -1,0 +1,96 @@
+"""Whether drafting pays, measured beside the work: now and then a step is taken plainly and timed. Changes no text.
+
+Only for verifiers whose tokens do not depend on the draft; which steps are plain depends on their count alone, never on
+their tokens.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import median
+from typing import final
+
+from paceline.core.plan import Plan, StepPlan
+from paceline.core.stats import Stats
+
+FIRST = 16  # drafted steps before the first plain ones, so that short texts pay nothing
+PERIOD = 128
+PLAIN_STEPS = 2  # the first of them warms up, the second is timed
+MARGIN = 0.95  # below this share of plain speed, it is no longer noise
+ENOUGH = 8  # drafted steps that a judgement needs
+
+
+@dataclass(slots=True)
+class _Timed:
+    """Steps that served the same number of rows."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    plain: list[float] = field(default_factory=list[float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Tokens per second over the rows that ran together, as drafted and as plain steps would have given."""
+
+    drafted: float
+    plain: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether drafting was no slower, noise allowed for."""
+        return self.drafted >= MARGIN * self.plain
+
+    @property
+    def warning(self) -> str | None:
+        """What a user should know where it does not pay."""
+        if self.pays:
+            return None
+        return (
+            f"drafting gives {self.drafted:.1f} tokens/s where plain decoding would give {self.plain:.1f}: "
+            "lower num_draft_tokens, take another drafter, or none"
+        )
+
+
+@final
+class Watch:
+    """Another plan's steps, less a few that draft nothing."""
+
+    def __init__(self, *, plan: Plan) -> None:
+        self._plan = plan
+        self._count = 0
+        self._timed: defaultdict[int, _Timed] = defaultdict(_Timed)  # by rows
+        self.is_plain = False  # whether the last step was one of the few
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return self._plan.max_draft_tokens
+
+    def __call__(self, stats: Stats) -> StepPlan:
+        """The other plan's choice, or no draft."""
+        self._phase = (self._count - FIRST) % PERIOD if self._count >= FIRST else PERIOD
+        self._count += 1
+        self.is_plain = self._phase < PLAIN_STEPS
+        return StepPlan(0) if self.is_plain else self._plan(stats)
+
+    def took(self, seconds: float, *, rows: int, tokens: int) -> None:
+        """The last step took ``seconds`` and gave ``tokens`` over ``rows``."""
+        timed = self._timed[rows]
+        if self.is_plain:
+            if self._phase == PLAIN_STEPS - 1:
+                timed.plain.append(seconds)
+        elif self._phase != PLAIN_STEPS and self._count > PLAIN_STEPS:  # a drafter first reads what it missed
+            timed.seconds += seconds
+            timed.tokens += tokens
+            timed.steps += 1
+
+    @property
+    def speed(self) -> Speed | None:
+        """Both speeds over the numbers of rows that were seen both ways; None before enough is known."""
+        seen = [(rows, timed) for rows, timed in self._timed.items() if timed.plain and timed.steps >= ENOUGH]
+        seconds = sum(timed.seconds for _, timed in seen)
+        if not seconds:
+            return None
+        tokens = sum(timed.tokens for _, timed in seen)
+        plain_seconds = sum(timed.tokens * median(timed.plain) / rows for rows, timed in seen)
+        return Speed(drafted=tokens / seconds, plain=tokens / plain_seconds)
