@@ -1,38 +1,52 @@
-"""Drafters and verifiers from what users write: a name, a directory, a loaded model. Decodes nothing."""
+"""Drafters and verifiers from what users write: a name, a model, a configuration of vLLM. Decodes nothing."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TypeAlias
 
 from paceline.api.loading import Loaded, load
+from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
+from paceline.models.adopt import TransformersModel, is_transformers_model
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
-DrafterLike: TypeAlias = str | Path | Loaded | Drafter | None
+DrafterLike: TypeAlias = str | Path | Mapping[str, object] | Loaded | TransformersModel | Drafter | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """A drafter, and how many tokens it is asked for a step; None where whoever named the drafter did not say."""
+
+    drafter: Drafter
+    num_draft_tokens: int | None
+
+
+def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
+    """A drafter for ``target`` from what users write. The text never depends on it, only the time does.
+
+    - None: plain decoding.
+    - A registered name, such as "ngram".
+    - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model; of the target's
+      vocabulary and on its device. Those loaded here take the target's precision.
+    - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``).
+    - A ``Drafter``, taken as it is.
+
+    Raises ValueError, naming what is known, for anything else, and for a draft of another vocabulary or device.
+    """
+    if isinstance(drafter, Mapping) or (isinstance(drafter, str) and drafter.lstrip().startswith("{")):
+        speculation = read_speculative_config(drafter)
+        return Drafting(drafter=_speculate(speculation, target), num_draft_tokens=speculation.num_draft_tokens)
+    return Drafting(drafter=_build(drafter, target), num_draft_tokens=None)
 
 
 def build_drafter(drafter: DrafterLike, *, target: Loaded) -> Drafter:
-    """A drafter for ``target`` from a registered name, a draft directory, a loaded draft, or as it is; None is none.
-
-    Raises ValueError for a name that is neither known nor a directory, and for a draft of another vocabulary.
-    """
-    if isinstance(drafter, Drafter):
-        return drafter
-    if drafter is None:
-        return DRAFTERS.find("none")()
-    if isinstance(drafter, Loaded):
-        check_vocabulary(target, drafter)
-        return DRAFTERS.find("model")(lm=drafter.lm)
-    if isinstance(drafter, str) and drafter in DRAFTERS:
-        if drafter == "model":
-            raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")
-        return DRAFTERS.find(drafter)()
-    if isinstance(drafter, Path) or Path(drafter).is_dir():
-        return build_drafter(load(drafter, dtype=target.dtype, device=target.lm.device), target=target)
-    known = ", ".join(DRAFTERS)
-    raise ValueError(f"unknown drafter {drafter!r}: no such directory; known names: {known}")
+    """The drafter of ``build_drafting`` alone: how many tokens a configuration asks for is left to the caller."""
+    return build_drafting(drafter, target=target).drafter
 
 
 def build_verifier(name: str) -> Verifier:
@@ -52,6 +66,62 @@ def check_vocabulary(target: Loaded, draft: Loaded) -> None:
         if sizes[0] == sizes[1]:
             return
     raise ValueError(
-        f"target {target.path} ({sizes[0]} tokens) and draft {draft.path} ({sizes[1]} tokens) have different "
+        f"target {target.name} ({sizes[0]} tokens) and draft {draft.name} ({sizes[1]} tokens) have different "
         "vocabularies; take a draft with the target's own tokenizer.json, or the drafter 'ngram', which needs none"
     )
+
+
+def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
+    if isinstance(speculation, NgramSpeculation):
+        return DRAFTERS.find("ngram")(max_ngram=speculation.max_ngram, min_ngram=speculation.min_ngram)
+    draft = load(speculation.model, dtype=target.dtype, device=target.lm.device, revision=speculation.revision)
+    _check_draft(target, draft)
+    return DRAFTERS.find("model")(lm=draft.lm, draws=speculation.draws)
+
+
+def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, target: Loaded) -> Drafter:
+    if isinstance(drafter, Drafter):
+        return drafter
+    if drafter is None:
+        return DRAFTERS.find("none")()
+    if isinstance(drafter, Loaded):
+        _check_draft(target, drafter)
+        return DRAFTERS.find("model")(lm=drafter.lm)
+    if is_transformers_model(drafter):
+        return _build(load(drafter, device=target.lm.device), target)
+    if isinstance(drafter, str) and drafter in DRAFTERS:
+        return _by_name(drafter)
+    if isinstance(drafter, Path) or (isinstance(drafter, str) and _names_a_model(drafter)):
+        return _build(load(drafter, dtype=target.dtype, device=target.lm.device), target)
+    known = f"known names: {', '.join(DRAFTERS)}; or give a draft model's directory, Hub id ('owner/name') or itself"
+    if isinstance(drafter, str):
+        raise ValueError(f"unknown drafter {drafter!r}: no such directory; {known}")
+    raise ValueError(f"a drafter of type {type(drafter).__name__}; {known}")
+
+
+def _names_a_model(text: str) -> bool:
+    """Whether ``text`` is a directory, or can be a path or Hub id."""
+    return "/" in text or (text != "" and Path(text).is_dir())
+
+
+def _by_name(name: str) -> Drafter:
+    """The drafter called ``name``. Raises ValueError for one that cannot be made without options."""
+    if name == "model":
+        raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")
+    kind = DRAFTERS.find(name)
+    collecting = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    options = [option for option in signature(kind).parameters.values() if option.kind not in collecting]
+    needed = [option.name for option in options if option.default is Parameter.empty]
+    if needed:
+        raise ValueError(f"drafter {name!r} needs {', '.join(needed)}: give a {kind.__name__} instead of the name")
+    return kind()
+
+
+def _check_draft(target: Loaded, draft: Loaded) -> None:
+    """Raise ValueError unless ``draft`` can draft for ``target``; a model can for itself."""
+    if draft.lm.device != target.lm.device:
+        raise ValueError(
+            f"target {target.name} is on {target.lm.device} and draft {draft.name} on {draft.lm.device}: load both on "
+            "one device"
+        )
+    check_vocabulary(target, draft)

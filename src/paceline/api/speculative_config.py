@@ -1,0 +1,147 @@
+"""vLLM's ``speculative_config``, as a mapping or JSON, to what is to draft. Loads nothing, knows nothing of targets."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from paceline.core.tree import Draw
+
+DEFAULT_NGRAM = 5  # of vLLM, where neither prompt_lookup_max nor prompt_lookup_min is given
+
+# How a draft model draws: vLLM's names, and what they leave to the verifier's choice.
+DRAWS: dict[str, frozenset[Draw]] = {
+    "greedy": frozenset({Draw.FIXED}),
+    "probabilistic": frozenset({Draw.SHARED, Draw.IID}),
+}
+ANY_DRAW = frozenset({Draw.SHARED, Draw.IID, Draw.FIXED})
+
+# Accepted because they ask for what a lossless verifier does anyway.
+REJECTION_SAMPLE_METHODS = ("standard", "strict")
+
+COMMON = ("method", "num_speculative_tokens", "rejection_sample_method")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramSpeculation:
+    """Draft ``num_draft_tokens`` a step by the longest match of ``max_ngram`` down to ``min_ngram`` tokens."""
+
+    num_draft_tokens: int
+    max_ngram: int
+    min_ngram: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpeculation:
+    """Draft ``num_draft_tokens`` a step with the model of a directory or Hub id, in one of the ways ``draws``."""
+
+    num_draft_tokens: int
+    model: str
+    revision: str | None
+    draws: frozenset[Draw]
+
+
+Speculation: TypeAlias = NgramSpeculation | ModelSpeculation
+
+
+def read_speculative_config(config: Mapping[str, object] | str) -> Speculation:
+    """What a ``speculative_config`` asks for, given as a mapping or as a JSON object. None means not given, as in vLLM.
+
+    - ``method``: "ngram" or "draft_model"; may be missing where ``model`` is given.
+    - ``num_speculative_tokens``: required; how many tokens to draft a step, at least 1.
+    - ``prompt_lookup_max``, ``prompt_lookup_min`` (ngram): tokens of the longest and shortest match; where one is given
+      the other equals it, where none is both are 5.
+    - ``model`` (draft_model): required; a directory or Hub id. ``revision``: of a Hub id.
+    - ``draft_sample_method`` (draft_model): "greedy" drafts the likeliest token, "probabilistic" draws; where it is not
+      given the verifier chooses. The text is the target's in every case.
+    - ``draft_tensor_parallel_size`` (draft_model): 1.
+    - ``rejection_sample_method``: "standard" and "strict" change nothing; the verifier is chosen elsewhere.
+
+    Raises ValueError for anything else, by name and with what is known.
+    """
+    values = {name: value for name, value in _mapping(config).items() if value is not None}
+    given = values.get("method")
+    method = given if given is not None else "draft_model" if "model" in values else None
+    if method is None:
+        raise ValueError(f"speculative_config without method and model: give method, one of {', '.join(METHODS)}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(f"speculative_config: method={method!r} is not supported; known: {', '.join(METHODS)}")
+    own, read = METHODS[method]
+    unknown = [f"{name}={value!r}" for name, value in values.items() if name not in COMMON + own]
+    if unknown:
+        raise ValueError(
+            f"speculative_config: {', '.join(unknown)} cannot be honoured with method={method!r}; known: "
+            f"{', '.join(COMMON + own)}"
+        )
+    _one_of(values, "rejection_sample_method", REJECTION_SAMPLE_METHODS)
+    num_draft_tokens = _count(values, "num_speculative_tokens")
+    if num_draft_tokens is None:
+        raise ValueError("speculative_config without num_speculative_tokens: give how many tokens to draft a step")
+    return read(values, num_draft_tokens)
+
+
+def _read_ngram(values: Mapping[str, object], num_draft_tokens: int) -> NgramSpeculation:
+    longest, shortest = _count(values, "prompt_lookup_max"), _count(values, "prompt_lookup_min")
+    longest = longest or shortest or DEFAULT_NGRAM
+    shortest = shortest or longest
+    if shortest > longest:
+        raise ValueError(
+            f"speculative_config: prompt_lookup_min={shortest} is more than prompt_lookup_max={longest}: lower it"
+        )
+    return NgramSpeculation(num_draft_tokens=num_draft_tokens, max_ngram=longest, min_ngram=shortest)
+
+
+def _read_model(values: Mapping[str, object], num_draft_tokens: int) -> ModelSpeculation:
+    model = _text(values, "model")
+    if model is None:
+        raise ValueError("speculative_config: method='draft_model' needs model: give a directory or Hub id")
+    size = _count(values, "draft_tensor_parallel_size")
+    if size not in (None, 1):
+        raise ValueError(f"speculative_config: draft_tensor_parallel_size={size} is not supported; give 1")
+    draw = _one_of(values, "draft_sample_method", tuple(DRAWS))
+    return ModelSpeculation(
+        num_draft_tokens=num_draft_tokens,
+        model=model,
+        revision=_text(values, "revision"),
+        draws=ANY_DRAW if draw is None else DRAWS[draw],
+    )
+
+
+# Name -> the keys that the method reads beside the common ones, and how it reads them.
+METHODS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, object], int], Speculation]]] = {
+    "ngram": (("prompt_lookup_max", "prompt_lookup_min"), _read_ngram),
+    "draft_model": (("model", "revision", "draft_sample_method", "draft_tensor_parallel_size"), _read_model),
+}
+
+
+def _mapping(config: Mapping[str, object] | str) -> Mapping[str, object]:
+    if not isinstance(config, str):
+        return config
+    try:
+        values = json.loads(config)
+    except ValueError as error:
+        raise ValueError(f"speculative_config {config!r} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f'speculative_config {config!r} is no JSON object: give one, like \'{{"method": "ngram"}}\'')
+    return values
+
+
+def _count(values: Mapping[str, object], name: str) -> int | None:
+    value = values.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"speculative_config: {name}={value!r}: give a count of at least 1")
+    return value
+
+
+def _text(values: Mapping[str, object], name: str) -> str | None:
+    value = values.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"speculative_config: {name}={value!r}: give a string")
+    return value
+
+
+def _one_of(values: Mapping[str, object], name: str, known: tuple[str, ...]) -> str | None:
+    value = _text(values, name)
+    if value is not None and value not in known:
+        raise ValueError(f"speculative_config: {name}={value!r} is not supported; known: {', '.join(known)}")
+    return value
