@@ -106,13 +106,13 @@ KNOWN = ", ".join(DRAFTERS)
 UNKNOWN = {
     "unknown name": (
         "eagle9",
-        r"unknown drafter 'eagle9': no such directory; known names: model, ngram, none; or give",
+        f"unknown drafter 'eagle9': no such directory; known names: {KNOWN}; or give",
     ),
     "model without a model": ("model", "drafter 'model' needs a draft model: give its directory instead of the name"),
     "empty name": ("", "unknown drafter ''"),
     "a number": (
         5,
-        "a drafter of type int; known names: model, ngram, none; or give a draft model's directory, Hub id",
+        f"a drafter of type int; known names: {KNOWN}; or give a draft model's directory, Hub id",
     ),
     "names": (["ngram"], "a drafter of type list; known names"),
 }
