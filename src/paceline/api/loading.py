@@ -1,12 +1,17 @@
-"""A checkpoint directory as one value: model, tokenizer and end-of-text ids. Knows nothing of decoding."""
+"""A model as one value, from a directory, the Hub or memory: decoder, tokenizer, end-of-text ids, config.
+
+Knows nothing of decoding.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from paceline.models import loading
+from paceline.models import adopt, hub, loading
+from paceline.models.adopt import TransformersModel
 from paceline.models.base import LM
+from paceline.models.loading import ModelError
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 
 DTYPES: dict[str, torch.dtype] = {
@@ -15,25 +20,139 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+BACKENDS = ("auto", "native")  # the same today
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model ready to decode. ``tokenizer`` is None where the directory has none: prompts are then token ids."""
+    """A model ready to decode.
+
+    ``tokenizer`` is None where there is none: prompts are then token ids. ``name`` is the directory, the Hub's id or
+    the class it came from, ``config`` what config.json says.
+    """
 
     lm: LM
     tokenizer: Tokenizer | None
     eos: tuple[int, ...]
-    path: Path
+    name: str
     dtype: torch.dtype
+    config: dict[str, object]
 
 
-def load(path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Loaded:
-    """Load a Hugging Face directory. ``dtype`` None keeps the precision of the files.
+def load(
+    model: str | Path | TransformersModel,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    backend: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    threads: int | None = None,
+) -> Loaded:
+    """A model from a Hugging Face directory, a Hub id (``revision``: branch, tag or commit) or transformers' memory.
 
-    Raises ValueError, naming the reason and the way out, for a directory that is missing, no model, of an unsupported
-    architecture or with unreadable files.
+    A loaded transformers model is used without a second copy of its weights, and keeps working (models/adopt); its
+    tokenizer is that of the local directory it came from.
+
+    ``dtype`` is a torch dtype, its name or "auto"; None and "auto" keep the precision of the weights. ``device`` None
+    is CUDA where there is one, else the CPU. ``trust_remote_code`` concerns tokenizers only: a model's own code never
+    runs. ``threads`` sets torch's number of threads for the whole process.
+
+    Raises ValueError, naming the reason and the way out, for an option that is unknown or cannot be honoured, and for a
+    model that is missing, of an unsupported architecture, unreadable, or larger than the device's free memory.
     """
-    path = Path(path)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r}: known are {', '.join(BACKENDS)}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads}: give at least 1, or None to leave torch's number as it is")
+    precision = find_dtype(dtype)
+    place = None if device is None else find_device(device)
+    if adopt.is_transformers_model(model):
+        loaded = _from_memory(model, precision, place, revision, trust_remote_code)
+    elif isinstance(model, str | Path):
+        loaded = _from_files(model, precision, place or _default_device(), revision, trust_remote_code)
+    else:
+        raise ModelError(
+            f"a model of type {type(model).__name__}: give a directory, a Hub id or a loaded transformers model "
+            "(adapters merged into it, for example by merge_and_unload())"
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return loaded
+
+
+def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The torch dtype that is meant; None for "auto". Raises ValueError naming those that are known."""
+    if dtype is None or dtype == "auto":
+        return None
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found not in DTYPES.values():
+        raise ValueError(f"unknown dtype {str(dtype)!r}; known: auto, {', '.join(DTYPES)}")
+    return found
+
+
+def find_device(device: torch.device | str) -> torch.device:
+    """The torch device that is meant. Raises ValueError for one that is unknown or not there."""
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {device!r}; known: cpu, cuda, cuda:0 and so on") from error
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {str(found)!r} is not supported; known: cpu, cuda, cuda:0 and so on")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= count:
+        raise ValueError(f"device {str(found)!r} is not available: this machine has {count} CUDA devices; give 'cpu'")
+    return found
+
+
+def _default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _from_files(
+    model: str | Path, dtype: torch.dtype | None, device: torch.device, revision: str | None, trust_remote_code: bool
+) -> Loaded:
+    if hub.is_hub_id(model):
+        path = hub.fetch(str(model), revision)
+    elif revision is not None:
+        raise ModelError(f"revision={revision!r}: {model} is a local directory; only models of the Hub have revisions")
+    else:
+        path = Path(model)
+    config = loading.read_config(path)
+    loading.find_family(config, path)  # a model that cannot be used is no place to look for a tokenizer
+    tokenizer, eos = load_tokenizer(path, trust_remote_code=trust_remote_code), read_eos(path)
     lm = loading.load(path, dtype=dtype, device=device)
-    return Loaded(lm=lm, tokenizer=load_tokenizer(path), eos=read_eos(path), path=path, dtype=lm.dtype)
+    return Loaded(lm=lm, tokenizer=tokenizer, eos=eos, name=str(model), dtype=lm.dtype, config=config)
+
+
+def _from_memory(
+    model: TransformersModel,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+    revision: str | None,
+    trust_remote_code: bool,
+) -> Loaded:
+    name = type(model).__name__
+    if revision is not None:
+        raise ModelError(f"revision={revision!r}: {name} is loaded already; load the revision by its id")
+    own_dtype, own_device = adopt.placement(model)
+    differs = dtype not in (None, own_dtype)
+    if device is not None:
+        differs |= device.type != own_device.type or device.index not in (None, own_device.index)
+    if differs:
+        wanted = ", ".join(str(option).removeprefix("torch.") for option in (dtype, device) if option is not None)
+        raise ModelError(
+            f"{wanted}: {name} is already loaded as {loading.name_of(own_dtype)} on {own_device}; convert it yourself "
+            "with model.to(...), or load its directory"
+        )
+    lm = adopt.adopt(model)
+    source = model.config._name_or_path
+    known = source != "" and Path(source).is_dir()
+    return Loaded(
+        lm=lm,
+        tokenizer=load_tokenizer(source, trust_remote_code=trust_remote_code) if known else None,
+        eos=adopt.read_eos(model),
+        name=name,
+        dtype=own_dtype,
+        config=model.config.to_dict(),
+    )

@@ -126,7 +126,7 @@ class Demo:
 def _describe(loaded: Loaded) -> str:
     lm = loaded.lm
     count = sum(p.numel() for p in lm.parameters()) if isinstance(lm, torch.nn.Module) else 0
-    return f"{count / 1e6:.1f} M parameters, {lm.num_layers} layers, {loaded.dtype} ({loaded.path})"
+    return f"{count / 1e6:.1f} M parameters, {lm.num_layers} layers, {loaded.dtype} ({loaded.name})"
 
 
 def _compare(console: Console, plain: Result, fast: Result) -> bool:
