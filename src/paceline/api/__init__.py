@@ -9,6 +9,7 @@ from paceline.api.loading import DTYPES, Loaded, load
 from paceline.api.params import SamplingParams
 from paceline.api.results import Piece, Result, Source, Statistics, total
 from paceline.api.score import Score, perplexity, prompt_logprobs, score
+from paceline.api.session import Session
 
 __all__ = [
     "DTYPES",
@@ -19,6 +20,7 @@ __all__ = [
     "Result",
     "SamplingParams",
     "Score",
+    "Session",
     "Source",
     "Statistics",
     "Stream",

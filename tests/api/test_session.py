@@ -1,0 +1,109 @@
+"""A session writes what one call over its whole text writes, and reads nothing twice."""
+
+import json
+import shutil
+
+import pytest
+
+from paceline.api import SamplingParams, generate, load
+from paceline.api.session import Session
+from tests.api.checkpoints import pair
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
+DRAFTERS = ["none", "ngram", "model"]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load(pair().target)
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat") / "target"
+    shutil.copytree(pair().target, folder)
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return load(folder)
+
+
+def fed(monkeypatch, target):
+    """How many tokens each forward of the target reads, all rows and nodes that are valid."""
+    counts, forward = [], type(target.lm).forward
+
+    def counted(self, tree, cache, **options):
+        if self is target.lm:
+            counts.append(int(tree.valid.sum()))
+        return forward(self, tree, cache, **options)
+
+    monkeypatch.setattr(type(target.lm), "forward", counted)
+    return counts
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_turn_equals_one_call_over_the_whole_text(target, name, params):
+    drafter = pair().draft if name == "model" else name
+    session = Session(target, drafter=drafter)
+    text = []
+    for said in ("def add(first, second):", "\n    return", [7, 8, 9], "for item in items:"):
+        before = list(session.tokens)
+        result = session.send(said, params)
+        assert list(result.prompt_tokens[: len(before)]) == before == text
+        (whole,) = generate(target, list(result.prompt_tokens), params)
+        assert result.tokens == whole.tokens
+        text = [*result.prompt_tokens, *result.tokens]
+    assert list(session.tokens) == text
+    if name == "model":
+        assert session.result.stats.mean_acceptance_length > 1.3
+
+
+def test_a_turn_reads_only_what_is_new(target, monkeypatch):
+    session = Session(target)
+    counts = fed(monkeypatch, target)
+    first = session.send("def add(first, second):" * 4, GREEDY)
+    assert sum(counts) == len(first.prompt_tokens) - 1 + len(first.tokens)
+    counts.clear()
+    session.send([1, 2, 3], GREEDY)
+    # the newest token of the first turn was in no cache yet; of the three added, the last is the root
+    assert sum(counts) == 1 + 2 + 12
+
+
+def test_a_chat_turn_equals_one_call_over_the_messages(chatty):
+    session = Session(chatty, drafter="ngram", messages=[{"role": "system", "content": "add"}])
+    for said in ("one", "two and three"):
+        messages = [*session.messages, {"role": "user", "content": said}]
+        result = session.chat(said, SAMPLED)
+        (whole,) = generate(chatty, messages, SAMPLED)
+        assert result.tokens == whole.tokens and result.text == whole.text
+        assert session.messages == (*messages, {"role": "assistant", "content": result.text})
+
+
+def test_a_turn_that_is_closed_keeps_what_it_wrote(target):
+    session = Session(target, drafter=pair().draft)
+    stream = session.stream("def add(", GREEDY)
+    given = [next(stream).token for _ in range(3)]
+    stream.close()
+    assert session.result.finish_reason == "cancelled"
+    assert list(session.result.tokens[:3]) == given
+    assert session.tokens == (*session.result.prompt_tokens, *session.result.tokens)
+    after = session.send([5], GREEDY)
+    assert after.tokens == generate(target, list(after.prompt_tokens), GREEDY)[0].tokens
+
+
+def test_a_refused_turn_leaves_the_session_as_it_was(target):
+    session = Session(target, max_length=64)
+    session.send("x", GREEDY)
+    before = session.tokens
+    for said, params, message in (
+        ([5], SamplingParams(n=2, temperature=1.0), "n=2: a session goes on with one text"),
+        ([5] * 80, GREEDY, "exceed the limit of 64 tokens"),
+        ([9999], GREEDY, "leave the target's vocabulary"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            session.send(said, params)
+        assert session.tokens == before
+    with pytest.raises(ValueError, match="has no chat template"):
+        session.chat("x", GREEDY)
+    assert session.messages == ()
