@@ -48,8 +48,7 @@ class BigramDrafter(Drafter):
             successor = batch.tokens.gather(1, at + 1)[:, 0]  # the first token where at is -1
             tokens.append(successor)
             valid.append(valid[-1] & (at[:, 0] >= 0) & (index < batch.draft_room))
-        blame = NoDraft.NO_MATCH if plan.num_draft_tokens else NoDraft.OFF
-        return Tree.make_chain(torch.stack(tokens, dim=1), torch.stack(valid, dim=1), blame=blame)
+        return Tree.make_chain(torch.stack(tokens, dim=1), torch.stack(valid, dim=1), blame=NoDraft.NO_MATCH)
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
         """Enter every token that has got a successor: the former root, and all that was appended but the new root."""
