@@ -146,11 +146,11 @@ def test_space_before_the_first_new_word_is_kept(tokenizers_by_name):
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback", "metaspace"])
-def test_skipped_special_tokens_do_not_touch_spaces(tokenizers_by_name, name):
+def test_tokens_without_text_do_not_touch_spaces(tokenizers_by_name, name):
     tokenizer = tokenizers_by_name[name]
     special = next(token for token in range(tokenizer.size) if tokenizer.is_special(token))
     prompt, tokens = tokenizer.encode("def"), tokenizer.encode("add sum")
-    crowd = [special] * 2 * LONGEST
+    crowd = [special, tokenizer.size + 1] * 2 * LONGEST
     among = [each for token in tokens for each in (*crowd, token)]
     plain = "".join(streamed(tokenizer, prompt, tokens))
     assert "".join(streamed(tokenizer, [*prompt, *crowd], among)) == plain == continuation(tokenizer, prompt, tokens)

@@ -54,11 +54,8 @@ class TextStream:
         return fresh
 
     def _shorten(self) -> None:
-        """Keep the last tokens, and enough of them to have text: leading spaces are dropped where there is none."""
-        size = CONTEXT
-        while size < len(self._window) and not self._decode(self._window[-size:]):
-            size *= 2
-        self._window = self._window[-size:]
+        """Keep the last tokens. Their beginning may read differently now, the end of their text does not."""
+        self._window = self._window[-CONTEXT:]
         text = self._decode(self._window)
         self._given = len(text) - text.endswith(REPLACEMENT)
 
