@@ -234,6 +234,26 @@ def test_a_model_loaded_from_files_is_adopted_alike(tmp_path):
     assert same(ours, model) and sum(storages(model, ours).values()) <= 1.01 * before
 
 
+@pytest.mark.parametrize("order", [("k_proj", "q_proj", "v_proj"), ("q_proj", "v_proj", "k_proj")])
+def test_parameters_that_share_a_storage_in_another_order_are_packed(order):
+    model = fresh("llama-2")
+    attention = model.model.layers[1].self_attn
+    flat = torch.cat([attention.get_parameter(f"{name}.weight").data for name in order])
+    for name, piece in zip(order, flat.chunk(3), strict=True):
+        attention.get_parameter(f"{name}.weight").data = piece
+    ours = adopt(model)
+    assert same(ours, model) and is_current(ours, model)
+
+
+def test_parameters_laid_out_the_other_way_are_packed():
+    model = fresh("llama-2")
+    for layer in model.model.layers:
+        for linear in (layer.self_attn.q_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+            linear.weight.data = linear.weight.data.t().contiguous().t()
+    ours = adopt(model)
+    assert same(ours, model) and is_current(ours, model)
+
+
 def test_tied_is_what_shares_memory_not_what_the_config_says():
     model = fresh("tied")
     untie(model)
