@@ -233,6 +233,7 @@ class Stream:
         self, *, engine: Engine, tickets: list[int], continuations: list[Continuation], pieces: deque[Piece]
     ) -> None:
         self._engine, self._tickets, self._continuations, self._pieces = engine, tickets, continuations, pieces
+        self._ended = 0  # so many of the first continuations have ended
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -258,7 +259,9 @@ class Stream:
     @property
     def done(self) -> bool:
         """Whether every continuation has ended."""
-        return all(continuation.finish_reason is not None for continuation in self._continuations)
+        while self._ended < len(self._continuations) and self._continuations[self._ended].finish_reason is not None:
+            self._ended += 1
+        return self._ended == len(self._continuations)
 
     def close(self) -> None:
         """Cancel what has not ended; results stay."""

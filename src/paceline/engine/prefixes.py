@@ -49,6 +49,8 @@ def arrange(waiting: Sequence[list[int]], free: Sequence[int], held: Mapping[int
 def common(first: list[int], second: list[int]) -> int:
     """Length of the longest common beginning, by comparing slices: a token-by-token loop is slow for long prompts."""
     low, high = 0, min(len(first), len(second))
+    if not high or first[0] != second[0]:
+        return 0
     if first[:high] == second[:high]:
         return high
     while low < high - 1:  # first[:low] agrees, first[:high] does not

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import final
 
 from paceline.core.batch import Finish, Report, Request
@@ -121,7 +122,7 @@ class Scheduler:
         self._closed.pop(ticket, None)
 
     def _find(self, ticket: int) -> _Job:
-        return next(job for job in [*self._running.values(), *self._waiting] if job.ticket == ticket)
+        return next(job for job in chain(self._running.values(), self._waiting) if job.ticket == ticket)
 
     def advance(self) -> list[Gain]:
         """Admit what fits, take one step, and say what every running request got."""
