@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests mutants docs demo-models clean
+.PHONY: demo test lint types imports tests mutants docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ mutants: $(STAMP)  ## Break the shipped code in known ways and see which test no
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
+
+docs-outputs: $(STAMP)  ## Run every command that the documentation shows and put its real output there
+	$(BIN)/python docs/outputs.py
 
 demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU; resumable)
 	$(BIN)/python -m paceline.train.demo_models build/demo-models

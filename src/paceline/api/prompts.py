@@ -1,6 +1,7 @@
 """Prompts as users write them, to token ids. Decodes nothing."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TypeAlias, cast
 
 from paceline.api.loading import Loaded
@@ -43,7 +44,7 @@ def kind_of(prompt: object) -> type:
     if isinstance(prompt, str):
         return str
     if isinstance(prompt, Sequence):
-        if all(isinstance(entry, int) and not isinstance(entry, bool) for entry in prompt):
+        if all(isinstance(entry, Integral) and not isinstance(entry, bool) for entry in prompt):
             return int
         if all(isinstance(entry, Mapping) for entry in prompt):
             return dict
@@ -57,7 +58,7 @@ def split(prompts: Prompts) -> list[Prompt]:
     listed = list(prompts)
     if not listed:
         raise ValueError("no prompts: give at least one")
-    if all(isinstance(entry, int | Mapping) for entry in listed):
+    if all(isinstance(entry, Integral | Mapping) for entry in listed):
         return [cast(Prompt, listed)]
     return cast("list[Prompt]", listed)
 
