@@ -88,6 +88,7 @@ class Scheduler:
         self._free = list(range(decoder.batch.rows))  # the longest unused first
         self._held: dict[int, list[int]] = {row: [] for row in self._free}  # texts of the rows, newest token included
         self._closed: dict[int, Closing] = {}
+        self._failed: list[Gain] = []  # of requests that could not be admitted, until they are told
 
     @property
     def idle(self) -> bool:
@@ -126,17 +127,19 @@ class Scheduler:
 
     def advance(self) -> list[Gain]:
         """Admit what fits, take one step, and say what every running request got."""
-        failed = self._admit_waiting()
-        if not self._running:
-            return failed
-        self.clock.start()
-        self.decoder.step()
-        report = self.decoder.read()
-        phases = self.clock.take()
-        if self.watch is not None:
-            self.watch.took(sum(phases), rows=len(self._running), tokens=sum(report.num))
-        now = time.perf_counter()
-        return failed + [self._gain(job, report, phases, now) for job in list(self._running.values())]
+        self._admit_waiting()
+        gains: list[Gain] = []
+        if self._running:
+            self.clock.start()
+            self.decoder.step()
+            report = self.decoder.read()
+            phases = self.clock.take()
+            if self.watch is not None:
+                self.watch.took(sum(phases), rows=len(self._running), tokens=sum(report.num))
+            now = time.perf_counter()
+            gains = [self._gain(job, report, phases, now) for job in list(self._running.values())]
+        failed, self._failed = self._failed, []
+        return failed + gains
 
     def _gain(self, job: _Job, report: Report, phases: Phases, now: float) -> Gain:
         row = job.row
@@ -161,31 +164,41 @@ class Scheduler:
             finish=report.finish[row],
         )
 
-    def _admit_waiting(self) -> list[Gain]:
-        """Fill the free rows, wave by wave; a request that cannot be admitted fails alone."""
+    def _admit_waiting(self) -> None:
+        """Fill the free rows, wave by wave; a request that cannot be admitted fails alone, the others are served."""
         if not self._waiting or not self._free:
-            return []
+            return
         jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), len(self._free)))]
         # The newest token of a text is in no cache yet.
         held = {row: text[:-1] for row, text in self._held.items() if text}
-        failed: list[Gain] = []
-        for wave in arrange([list(job.request.tokens) for job in jobs], self._free, held):
-            start = time.perf_counter()
-            try:
-                self._admit(jobs, wave)
-            except Exception:
-                logger.debug("admission of %d requests failed; trying them one by one", len(wave), exc_info=True)
-                failed += self._admit_singly(jobs, wave)
-            seconds = time.perf_counter() - start
-            for placement in wave:
-                job = jobs[placement.index]
-                if job.row >= 0:
-                    job.admitted, job.prefill = start, seconds
-        return failed
+        try:
+            for wave in arrange([list(job.request.tokens) for job in jobs], self._free, held):
+                start = time.perf_counter()
+                try:
+                    self._admit(jobs, wave)
+                except Exception:
+                    logger.debug("admission of %d requests failed; trying them one by one", len(wave), exc_info=True)
+                    self._admit_singly(jobs, wave)
+                seconds = time.perf_counter() - start
+                for placement in wave:
+                    job = jobs[placement.index]
+                    if job.row >= 0:
+                        job.admitted, job.prefill = start, seconds
+        finally:  # an interruption leaves those that have no row yet in the queue
+            left = [job for job in jobs if job.row < 0 and job.ticket not in self._closed]
+            self._waiting.extendleft(reversed(left))
 
     def _admit(self, jobs: list[_Job], wave: list[Placement]) -> None:
+        """Put a wave into its rows; whatever goes wrong, none of the rows runs and none serves as a prefix."""
         rows = [placement.row for placement in wave]
-        self.decoder.admit([jobs[p.index].request for p in wave], rows, [p.prefix for p in wave])
+        # Nothing is held in a row whose admission has failed since the wave was arranged.
+        prefixes = [p.prefix if p.prefix is not None and self._held[p.prefix.row] else None for p in wave]
+        try:
+            self.decoder.admit([jobs[p.index].request for p in wave], rows, prefixes)
+        except BaseException:
+            self.decoder.release(rows)
+            self._held.update({row: [] for row in rows})
+            raise
         for placement in wave:
             job = jobs[placement.index]
             job.row = placement.row
@@ -193,20 +206,14 @@ class Scheduler:
             self._free.remove(placement.row)
             self._held[placement.row] = list(job.request.tokens)
 
-    def _admit_singly(self, jobs: list[_Job], wave: list[Placement]) -> list[Gain]:
-        failed: list[Gain] = []
-        for placement in wave:
-            self.decoder.release([placement.row])
-            self._held[placement.row] = []  # nobody knows what a failed admission left
+    def _admit_singly(self, jobs: list[_Job], wave: list[Placement]) -> None:
         for placement in wave:
             job = jobs[placement.index]
             try:
                 self._admit(jobs, [Placement(index=placement.index, row=placement.row, prefix=None)])
             except Exception as error:
-                self.decoder.release([placement.row])
                 self._close(job)
-                failed.append(Gain(ticket=job.ticket, error=error))
-        return failed
+                self._failed.append(Gain(ticket=job.ticket, error=error))
 
     def _leave(self, job: _Job) -> None:
         self._close(job)
