@@ -49,9 +49,8 @@ class Continuation:
         self._origin: list[str | None] = []
         self._logprobs: list[Chosen] = []
         self._text: list[str] = []
-        self._trim: tuple[int, int, int] | None = (
-            None  # the last gain's tokens, drafted ones among them, and those kept
-        )
+        # The last gain's tokens, drafted ones among them, and those kept.
+        self._trim: tuple[int, int, int] | None = None
 
     def take(self, gain: Gain) -> list[Piece]:
         """The pieces of one step's tokens; sets ``finish_reason`` when this is the end."""
@@ -66,6 +65,7 @@ class Continuation:
             if last and gain.finish is Finish.STOP:
                 self._end("stop", token if token in self.params.stop_tokens else None)
             text = self._spell(token)
+            self._judge()
             if last and gain.finish is Finish.LENGTH and self.finish_reason is None:
                 self._end("length", None)
             if self.finish_reason is not None:
@@ -109,7 +109,7 @@ class Continuation:
         )
 
     def _spell(self, token: int) -> str:
-        """The text that ``token`` completes and that may be shown; a stop string or the criterion ends the text."""
+        """The text that ``token`` completes and that may be shown; a stop string ends the text."""
         armed = len(self._tokens) > self.params.min_tokens
         stopped = self.finish_reason is not None
         text = ""
@@ -117,10 +117,18 @@ class Continuation:
             text = self._stops.push(self._stream.push(token), armed=armed)
             if self._stops.matched is not None:
                 self._end("stop", self._stops.matched)
-        if self.finish_reason is None and self._criterion is not None:
+        return text
+
+    def _judge(self) -> None:
+        """Ask the criterion; one that raises ends the text as well."""
+        if self._criterion is None or self.finish_reason is not None:
+            return
+        try:
             if self._criterion(self._tokens):
                 self._end("stop", None)
-        return text
+        except Exception as error:
+            self.error = error
+            self._end("cancelled", None)
 
     def _rest(self) -> str:
         """What is still held back, now that no more comes."""

@@ -68,6 +68,8 @@ class Engine:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1")
+        if max_length is not None and max_length < 2:
+            raise ValueError(f"max_length={max_length}: give at least 2, for one token of a prompt and one after it")
         self.target = target
         drafting = build_drafting(drafter, target=target)
         count = drafting.num_draft_tokens or num_draft_tokens
@@ -136,8 +138,9 @@ class Engine:
                     raise gain.error
                 entry.pieces.extend(entry.continuation.take(gain))
             except Exception as error:  # whatever is wrong with one request ends that one alone
-                logger.warning("prompt %d failed: %s", entry.continuation.index, error)
                 entry.continuation.cancel(error)
+            if entry.continuation.error is not None:
+                logger.warning("prompt %d failed: %s", entry.continuation.index, entry.continuation.error)
             if entry.continuation.finish_reason is not None:
                 self._scheduler.cancel(gain.ticket)
                 del self._open[gain.ticket]
@@ -165,34 +168,43 @@ class Engine:
     ) -> tuple[list[Request], list[Continuation]]:
         """Every sample of every prompt, checked."""
         encoded = [encode(self.target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
-        shared = params is None or isinstance(params, SamplingParams)
         options = per_prompt(params, len(encoded))
+        seeds = self._seeds(options, shared=params is None or isinstance(params, SamplingParams))
+        requests = [
+            self._request(tokens, option, seed, name=f"prompt {index}")
+            for index, (tokens, option) in enumerate(zip(encoded, options, strict=True))
+            for seed in seeds[index]
+        ]
+        scores = self._score_prompts(encoded, options)  # work: all has been checked
+        continuations = [
+            Continuation(
+                index=index,
+                sample=sample,
+                prompt=tokens,
+                params=option,
+                seed=seed,
+                tokenizer=self.target.tokenizer,
+                origins=self.decoder.drafter.origins,
+                criterion=criterion,
+                prompt_logprobs=scores[index],
+            )
+            for index, (tokens, option) in enumerate(zip(encoded, options, strict=True))
+            for sample, seed in enumerate(seeds[index])
+        ]
+        return requests, continuations
+
+    @staticmethod
+    def _seeds(options: list[SamplingParams], *, shared: bool) -> list[list[int]]:
+        """One for every sample of every prompt; ``shared`` says that one seed was given for all prompts."""
         fresh, count = secrets.randbits(63), 0
-        requests: list[Request] = []
-        continuations: list[Continuation] = []
-        for index, (tokens, option) in enumerate(zip(encoded, options, strict=True)):
-            base = fresh if option.seed is None else option.seed
+        seeds: list[list[int]] = []
+        for option in options:
             # Fresh noise must differ between prompts even where each brings parameters of its own.
             first = count if shared or option.seed is None else 0
+            base = fresh if option.seed is None else option.seed
+            seeds.append([split_seed(base, first + sample) for sample in range(option.n)])
             count += option.n
-            scored = self._score_prompt(tokens, option)
-            for sample in range(option.n):
-                seed = split_seed(base, first + sample)
-                requests.append(self._request(tokens, option, seed, name=f"prompt {index}"))
-                continuations.append(
-                    Continuation(
-                        index=index,
-                        sample=sample,
-                        prompt=tokens,
-                        params=option,
-                        seed=seed,
-                        tokenizer=self.target.tokenizer,
-                        origins=self.decoder.drafter.origins,
-                        criterion=criterion,
-                        prompt_logprobs=scored,
-                    )
-                )
-        return requests, continuations
+        return seeds
 
     def _request(self, tokens: list[int], params: SamplingParams, seed: int, *, name: str) -> Request:
         limit = self.decoder.batch.max_length
@@ -215,10 +227,15 @@ class Engine:
             raise ValueError(f"{name}: {error}") from error
         return request
 
-    def _score_prompt(self, tokens: list[int], params: SamplingParams) -> PromptScore | None:
-        if params.prompt_logprobs is None:
-            return None
-        return prompt_logprobs(self.target, tokens, top=params.prompt_logprobs)[0]
+    def _score_prompts(self, encoded: list[list[int]], options: list[SamplingParams]) -> list[PromptScore | None]:
+        """Of the prompts whose parameters ask for it, together where they ask for equally many of the likeliest."""
+        scores: list[PromptScore | None] = [None] * len(encoded)
+        for top in sorted({option.prompt_logprobs for option in options if option.prompt_logprobs is not None}):
+            asking = [index for index, option in enumerate(options) if option.prompt_logprobs == top]
+            found = prompt_logprobs(self.target, [encoded[index] for index in asking], top=top)
+            for index, score in zip(asking, found, strict=True):
+                scores[index] = score
+        return scores
 
 
 @final
@@ -269,11 +286,12 @@ class Stream:
             self._engine.cancel(ticket)
 
     def drain(self) -> list[Result]:
-        """Run to the end. Raises Interrupted, which carries the results so far, on Ctrl-C."""
+        """Run to the end. On Ctrl-C it closes itself and raises Interrupted, which carries the results so far."""
         try:
             for _ in self:
                 pass
         except KeyboardInterrupt as interruption:
+            self.close()
             raise Interrupted(self.results()) from interruption
         return self.results()
 
@@ -304,9 +322,11 @@ def stop_tokens(target: Loaded, params: SamplingParams) -> tuple[int, ...]:
 
 
 def per_prompt(params: ParamsLike, count: int) -> list[SamplingParams]:
-    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length."""
+    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length, or of other things."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(entry, SamplingParams) for entry in params):
+        raise ValueError(f"params={params!r}: give SamplingParams(...), one for all prompts or one for each")
     if len(params) != count:
         raise ValueError(f"{len(params)} params for {count} prompts: give one for all, or one for each")
     return list(params)
