@@ -1,6 +1,8 @@
 """The worked example of a package of one's own: found by name, lossless, useful, and free of the host."""
 
+import re
 import sys
+import tomllib
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from paceline.drafters import DRAFTERS
 from paceline.models.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import tiny
-from tests.examples.installed import put_example
+from tests.api.checkpoints import pair
+from tests.examples.installed import EXAMPLE, put_example
 from tests.harness import decoder_for, expected, finish, request, run
 
 FLOOR = 2.4  # mean acceptance length on looping text, greedy
@@ -157,3 +160,12 @@ def test_the_step_compiles_whole_and_once(verifier, sampling):
             step()
             assert compiled.batch.tokens[:, :-1].tolist() == eager.batch.tokens[:, :-1].tolist()
             assert compiled.drafter.last.tolist() == eager.drafter.last.tolist()
+
+
+def test_the_readme_runs_as_written_and_quotes_the_entry_points_as_they_are(capsys):
+    readme = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    python, toml = (re.search(rf"```{kind}\n(.*?)```", readme, re.DOTALL)[1] for kind in ("python", "toml"))
+    exec(python.replace("MODEL_DIR", str(pair().target)), {})
+    assert re.fullmatch(r"\d\.\d+ tokens per step\n", capsys.readouterr().out)
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert tomllib.loads(toml)["project"]["entry-points"] == project["entry-points"]
