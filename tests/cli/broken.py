@@ -9,17 +9,17 @@ from paceline.drafters.ngram import NgramDrafter
 class Scribbler(Drafter):
     """As the draft model, until the text is ``after`` tokens longer than its prompt."""
 
-    draws = ModelDrafter.draws
     after = 10
 
     def __init__(self, *, lm):
         self.inner = ModelDrafter(lm=lm)
+        self.draws, self.origins = self.inner.draws, self.inner.origins
 
     def start(self, setting):
         self.inner.start(setting)
 
-    def prefill(self, batch, rows, longest, hidden):
-        self.inner.prefill(batch, rows, longest, hidden)
+    def prefill(self, batch, admission, hidden):
+        self.inner.prefill(batch, admission, hidden)
         self.limit = int(batch.length[0]) + self.after
 
     def propose(self, batch, plan):
@@ -40,6 +40,7 @@ class LateScribbler(Scribbler):
 class ScribblingNgram(StatelessDrafter):
     """Prompt lookup that overwrites the newest token while it drafts."""
 
+    origins = NgramDrafter.origins
     draws = NgramDrafter.draws
 
     def propose(self, batch, plan):

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from paceline import __version__
-from paceline.api import generate, load
+from paceline.api import SamplingParams, generate, load
 from paceline.cli import run
-from paceline.core.sampling import Sampling
 from paceline.decode import Decoder
 from tests.api.checkpoints import CONTEXT, other_vocabulary, pair, without_tokenizer
 
@@ -22,7 +21,7 @@ def command(*arguments, model=None, prompt=PROMPT):
 
 @pytest.fixture(scope="module")
 def expected():
-    return generate(load(pair().target), PROMPT, max_tokens=24)[0]
+    return generate(load(pair().target), PROMPT, SamplingParams(max_tokens=24, temperature=0.0))[0]
 
 
 @pytest.mark.parametrize("drafter", ["", "--drafter ngram", "--draft DRAFT", "--draft DRAFT --drafter model"])
@@ -53,9 +52,8 @@ def test_sampling_options_reach_the_target(capsys):
         assert run(command("--json", "--verifier", verifier, "--draft", pair().draft, "--max-tokens", 24, *words)) == 0
         tokens = json.loads(capsys.readouterr().out)["tokens"]
         target = load(pair().target)
-        same = generate(
-            target, PROMPT, max_tokens=24, sampling=Sampling(**options), drafter=pair().draft, verifier=verifier
-        )
+        params = SamplingParams(max_tokens=24, **options)
+        same = generate(target, PROMPT, params, drafter=pair().draft, verifier=verifier)
         assert tokens == list(same[0].tokens)
 
 
@@ -101,7 +99,7 @@ REFUSED = {
     "unknown verifier": (command("--verifier", "maybe"), "unknown verifier 'maybe'; known: coupled, rejection"),
     "unknown dtype": (command("--dtype", "int3"), "unknown dtype 'int3'; known: float64, float32"),
     "cold": (command("--temperature", "-1"), "temperature=-1.0: give a finite number of at least 0"),
-    "top-k": (command("--top-k", "-1"), "top_k=-1: give 0 (off)"),
+    "top-k": (command("--top-k", "-2"), "top_k=-2: give 0 (off)"),
     "top-p": (command("--top-p", "1.5"), "top_p=1.5: give a number above 0 and at most 1"),
     "min-p": (command("--min-p", "2"), "min_p=2.0: give a number from 0"),
     "seed": (command("--seed", "-4"), "seed=-4: give an integer from 0"),
@@ -110,7 +108,7 @@ REFUSED = {
     "too many tokens": (command("--max-tokens", "99999"), f"exceed the limit of {CONTEXT} tokens; shorten the prompt"),
     "empty prompt": (command(prompt=""), "empty prompt"),
     "vocabulary": (command("--draft", "OTHER"), "(297 tokens) and draft"),
-    "no tokenizer": (command(model="BARE"), "has no tokenizer.json"),
+    "no tokenizer": (command(model="BARE"), "put tokenizer.json beside config.json"),
 }
 
 

@@ -16,7 +16,9 @@ def printed(pieces, *, prompt="", colour=False, width=80):
     printer = SourcePrinter(console=console)
     printer.prompt(prompt)
     for text, source in pieces:
-        printer.piece(Piece(row=0, token=0, text=text, source=source))
+        printer.piece(
+            Piece(index=0, sample=0, token=0, text=text, source=source, origin=None, logprob=None, finish_reason=None)
+        )
     printer.end()
     return file.getvalue()
 

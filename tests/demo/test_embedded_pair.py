@@ -8,9 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import paceline
-from paceline.api import embedded_pair, generate, load
+from paceline.api import SamplingParams, embedded_pair, generate, load, total
 from paceline.bench.suites import PYTHON_PROMPTS
-from paceline.core.sampling import Sampling
 from paceline.text.loops import is_looping
 from paceline.train.data import HELD_OUT
 
@@ -73,21 +72,22 @@ def test_transformers_reads_the_same_tokens_and_logits(directory, pair):
 def test_drafting_changes_nothing_and_is_accepted(pair):
     """Acceptance on our own prompts, which neither model has seen, at least the recorded value."""
     target, draft = pair
-    plain = generate(target, PYTHON_PROMPTS, max_tokens=64, ignore_eos=True)
-    fast = generate(target, PYTHON_PROMPTS, max_tokens=64, ignore_eos=True, drafter=draft)
+    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    plain = generate(target, PYTHON_PROMPTS, params)
+    fast = generate(target, PYTHON_PROMPTS, params, drafter=draft)
     assert [r.tokens for r in fast] == [r.tokens for r in plain]
-    sound = [r.stats for r in fast if not is_looping(r.tokens)]
+    sound = [r for r in fast if not is_looping(r.tokens)]
     assert len(sound) >= 3
-    total = sum(sound[1:], start=sound[0])
-    assert total.mean_acceptance_length > 2.2
-    assert total.first_acceptance > 0.6
+    counts = total(sound)
+    assert counts.mean_acceptance_length > 2.2
+    assert counts.first_acceptance > 0.6
 
 
 def test_the_same_seed_gives_the_same_text_with_any_drafter(pair):
     target, draft = pair
-    sampling = Sampling(temperature=0.8, top_p=0.95, seed=3)
+    params = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95, seed=3)
     texts = [
-        [r.tokens for r in generate(target, PYTHON_PROMPTS[:3], max_tokens=32, sampling=sampling, drafter=drafter)]
+        [r.tokens for r in generate(target, PYTHON_PROMPTS[:3], params, drafter=drafter)]
         for drafter in (None, "ngram", draft)
     ]
     assert texts[0] == texts[1] == texts[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from paceline.api import Generation, Loaded, Result, build_drafter, embedded_pair, generate, load
+from paceline.api import Loaded, Result, SamplingParams, build_drafter, embedded_pair, generate, load, stream
 from paceline.api.build import DrafterLike
 from paceline.bench.machine import describe
 from paceline.bench.own import decoding
@@ -16,6 +16,7 @@ from paceline.bench.runner import Comparison, compare
 from paceline.bench.suites import PYTHON_PROMPTS
 from paceline.cli import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.show import SourcePrinter, print_legend
+from paceline.core.plan import Fixed
 from paceline.drafters.base import Drafter
 
 DTYPE = torch.float32  # faster than bfloat16 for models this small, and near ties stay apart
@@ -53,7 +54,7 @@ class Demo:
         for number, prompt in enumerate(PYTHON_PROMPTS, start=1):
             console.rule(f"prompt {number} of {len(PYTHON_PROMPTS)}", align="left", style="dim")
             start = time.perf_counter()
-            (plain,) = generate(target, prompt, max_tokens=self.max_tokens)
+            (plain,) = generate(target, prompt, self._params)
             (fast,) = self._show(console, target, drafter, prompt)
             seconds += time.perf_counter() - start
             equal.append(_compare(console, plain, fast))
@@ -67,6 +68,10 @@ class Demo:
         )
         return EXIT_OK if same else EXIT_DIFFERENT
 
+    @property
+    def _params(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.max_tokens, temperature=0.0)
+
     def _pair(self) -> tuple[Path, Path]:
         if self.target is not None and self.draft is not None:
             return self.target, self.draft
@@ -76,22 +81,17 @@ class Demo:
 
     def _show(self, console: Console, target: Loaded, drafter: Drafter, prompt: str) -> list[Result]:
         """The speculative run, printed as it comes."""
-        generation = Generation(
-            target=target,
-            prompts=prompt,
-            max_tokens=self.max_tokens,
-            drafter=drafter,
-            num_draft_tokens=self.num_draft_tokens,
-        )
+        pieces = stream(
+            target, prompt, self._params, drafter=drafter, num_draft_tokens=Fixed(self.num_draft_tokens)
+        )  # a plan, so that no step is spent on measuring
         printer = SourcePrinter(console=console)
         printer.prompt(prompt)
         try:
-            for pieces in generation:
-                for piece in pieces:
-                    printer.piece(piece)
+            for piece in pieces:
+                printer.piece(piece)
         finally:
             printer.end()
-        return generation.results()
+        return pieces.results()
 
     def _measure(self, console: Console, target: Loaded, drafter: Drafter, per_token: float) -> Comparison:
         """The table; ``per_token`` is what a token took in a plain and a drafted run together, in seconds."""

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.api import DTYPES, Generation, Result, load
+from paceline.api import DTYPES, Result, SamplingParams, Stream, load, stream
 from paceline.api.build import DrafterLike
 from paceline.cli import EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.show import SourcePrinter, print_legend
-from paceline.core.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +36,19 @@ class Generate:
         """Generate and print; an interruption keeps what there is."""
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
-        sampling = Sampling(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
+        params = SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
         )
         drafter = choose_drafter(self.draft, self.drafter)
-        generation = Generation(
-            target=load(self.model, dtype=DTYPES[self.dtype] if self.dtype else None),
-            prompts=sys.stdin.read() if self.prompt == "-" else self.prompt,
-            max_tokens=self.max_tokens,
-            sampling=sampling,
+        generation = stream(
+            load(self.model, dtype=DTYPES[self.dtype] if self.dtype else None),
+            sys.stdin.read() if self.prompt == "-" else self.prompt,
+            params,
             drafter=drafter,
             verifier=self.verifier,
             num_draft_tokens=self.num_draft_tokens,
@@ -78,10 +81,10 @@ def as_json(result: Result) -> dict[str, object]:
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
         "prompt_tokens": result.prompt_tokens,
-        "source": result.sources,
+        "source": result.source,
         "stats": {
             "steps": stats.steps,
-            "emitted": stats.emitted,
+            "emitted": stats.summary.emitted,
             "drafted": stats.drafted,
             "accepted": stats.accepted,
             "acceptance_rate": stats.acceptance_rate,
@@ -90,7 +93,7 @@ def as_json(result: Result) -> dict[str, object]:
     }
 
 
-def _drain(generation: Generation) -> bool:
+def _drain(generation: Stream) -> bool:
     try:
         for _ in generation:
             pass
@@ -99,12 +102,12 @@ def _drain(generation: Generation) -> bool:
     return True
 
 
-def _write(generation: Generation) -> bool:
+def _write(generation: Stream) -> bool:
     """The bare text, as it comes."""
     complete = True
     try:
-        for pieces in generation:
-            sys.stdout.write("".join(piece.text for piece in pieces))
+        for piece in generation:
+            sys.stdout.write(piece.text)
             sys.stdout.flush()
     except KeyboardInterrupt:
         complete = False
@@ -112,14 +115,13 @@ def _write(generation: Generation) -> bool:
     return complete
 
 
-def _show(generation: Generation, console: Console, *, legend: bool) -> bool:
+def _show(generation: Stream, console: Console, *, legend: bool) -> bool:
     """The text with its sources, and a summary on standard error."""
     complete = True
     printer = SourcePrinter(console=console)
     try:
-        for pieces in generation:
-            for piece in pieces:
-                printer.piece(piece)
+        for piece in generation:
+            printer.piece(piece)
     except KeyboardInterrupt:
         complete = False
     printer.end()
@@ -129,7 +131,7 @@ def _show(generation: Generation, console: Console, *, legend: bool) -> bool:
         print_legend(notes)
     rate = f", {stats.acceptance_rate:.0%} of the drafted tokens kept" if sum(stats.drafted) else ""
     notes.print(
-        f"{stats.emitted} tokens in {stats.steps} steps: {stats.mean_acceptance_length:.2f} per step{rate}"
+        f"{stats.summary.emitted} tokens in {stats.steps} steps: {stats.mean_acceptance_length:.2f} per step{rate}"
         f"{'' if complete else ' (interrupted)'}",
         soft_wrap=True,
     )
