@@ -1,0 +1,64 @@
+"""Engines over tiny models without a tokenizer, and the naive reference in the words of the API."""
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from paceline.api import Engine, Loaded, SamplingParams
+from tests import reference, tiny
+from tests.harness import tiny_drafter
+
+
+def bare(lm=None, *, eos=()):
+    """The tiny target, or another language model, as a loaded model that takes token ids."""
+    lm = lm or tiny.target()[1]
+    return Loaded(lm=lm, tokenizer=None, eos=eos, name="tiny", dtype=torch.float64, config={})
+
+
+def engine(drafter="none", verifier="coupled", *, target=None, **options):
+    """An engine over ``target``; ``drafter`` is a registered name or an instance."""
+    target = target or bare()
+    given = tiny_drafter(drafter, target.lm) if isinstance(drafter, str) else drafter
+    return Engine(target, drafter=given, verifier=verifier, **{"num_draft_tokens": 3, "max_length": 96, **options})
+
+
+class Banned:
+    """A transformers model that never chooses ``tokens`` before its text is ``until`` tokens long."""
+
+    def __init__(self, model, tokens, until):
+        self.model, self.tokens, self.until = model, list(tokens), until
+
+    def __call__(self, text):
+        output = self.model(text)
+        if text.shape[1] < self.until:
+            output.logits[..., self.tokens] = -torch.inf
+        return output
+
+
+def naive(prompt, params, seed, model=None, eos=()):
+    """The tokens that plain decoding of ``prompt`` gives under ``params`` and a sample's own ``seed``; a list."""
+    model = model or tiny.target()[0]
+    return list(_naive(tuple(prompt), replace(params, seed=0, n=1, logprobs=None), seed, model, tuple(eos)))
+
+
+@cache
+def _naive(prompt, params, seed, model, eos):
+    stop = tuple(dict.fromkeys((*params.stop_tokens, *(() if params.ignore_eos else eos))))
+    if stop and params.min_tokens:
+        model = Banned(model, stop, len(prompt) + params.min_tokens)
+    return reference.decode(
+        model,
+        list(prompt),
+        max_tokens=params.max_tokens,
+        stop=stop,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=seed,
+    )
+
+
+def greedy(**options):
+    return SamplingParams(temperature=0.0, **options)
