@@ -42,6 +42,7 @@ HONOURED: dict[str, str] = {
     "stop_strings": "stop",
     "eos_token_id": "stop_token_ids, in place of the model's own end-of-text tokens",
     "pad_token_id": "what fills shorter rows",
+    "bos_token_id": "the prompt where none is given",
     "num_return_sequences": "n",
     "return_dict_in_generate": "the form of what is returned",
     "num_assistant_tokens": "how many tokens a draft model drafts",
@@ -71,7 +72,6 @@ HARMLESS: dict[str, str] = {
     "disable_compile": _COMPILES,
     "continuous_batching_config": "changes how requests are scheduled, never the text",
     "renormalize_logits": "adds the same number to all logits",
-    "bos_token_id": "read for empty prompts alone, which are refused",
     "decoder_start_token_id": "read by encoder-decoder models alone, which are refused",
     "transformers_version": "says who wrote the configuration",
     "_from_model_config": "says where the configuration came from",
@@ -131,14 +131,24 @@ REFUSED: dict[str, Refusal] = {
 }
 
 
-def check(values: Values) -> None:
-    """Raise ValueError naming everything that is unknown or cannot be honoured."""
-    unknown = [str(name) for name in values if name not in HONOURED and name not in HARMLESS and name not in REFUSED]
-    refused = [
-        f"{name}={values[name]!r}"
+def is_known(name: str) -> bool:
+    """Whether transformers has a field of this name."""
+    return name in HONOURED or name in HARMLESS or name in REFUSED
+
+
+def refusals(values: Values) -> list[str]:
+    """The fields that would change what comes out and cannot be honoured."""
+    return [
+        name
         for name, refusal in REFUSED.items()
         if values.get(name) is not None and values[name] not in refusal.neutral and refusal.read(values)
     ]
+
+
+def check(values: Values) -> None:
+    """Raise ValueError naming everything that is unknown or cannot be honoured."""
+    unknown = [str(name) for name in values if not is_known(name)]
+    refused = [f"{name}={values[name]!r}" for name in refusals(values)]
     problems = [f"cannot honour: {', '.join(refused)}"] * bool(refused)
     problems += [f"unknown fields: {', '.join(unknown)}"] * bool(unknown)
     if problems:

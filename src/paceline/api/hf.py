@@ -1,0 +1,277 @@
+"""``model.generate`` of transformers, with drafts: the same arguments and the same token ids, batches included.
+
+What cannot be honoured is refused by name. Knows nothing of text: stop strings are found by transformers' criterion.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from paceline.api.build import DrafterLike, build_drafting
+from paceline.api.engine import Engine
+from paceline.api.generate import MOST_ROWS
+from paceline.api.generation_config import GenerationOptions, generation_options
+from paceline.api.generation_fields import Values
+from paceline.api.hf_criteria import Criteria, Endings, StoppingCriterion, read_criteria
+from paceline.api.hf_inputs import Inputs, first_eos, merge, read_inputs
+from paceline.api.loading import Loaded, load
+from paceline.api.params import SamplingParams
+from paceline.api.results import Result, Statistics
+from paceline.core.noise import split_seed
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import Drafter
+from paceline.engine.memory import fitting_rows
+from paceline.models.adopt import TransformersModel, is_current, is_transformers_model
+from paceline.models.decoder import DecoderLM
+
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+DEFAULT_MATCHING_NGRAM_SIZE = 2  # of transformers
+
+_ADOPTED: WeakKeyDictionary[TransformersModel, Loaded] = WeakKeyDictionary()
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """``sequences`` [B * num_return_sequences, T + new], and what each of them cost; the other fields are None."""
+
+    statistics: tuple[Statistics, ...] | None = None
+
+
+def generate(
+    model: TransformersModel,
+    input_ids: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    *,
+    inputs: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    attention_mask: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    assistant_model: TransformersModel | Loaded | str | Path | Drafter | None = None,
+    prompt_lookup_num_tokens: int | None = None,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Iterable[object] | None = None,
+    stopping_criteria: Sequence[StoppingCriterion] | None = None,
+    streamer: BaseStreamer | None = None,
+    return_dict_in_generate: bool | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    verifier: str = "coupled",
+    batch_size: int | None = None,
+    **options: object,
+) -> Tensor | SpeculativeOutput:
+    """What ``model.generate(input_ids, ...)`` gives: int64 [B * num_return_sequences, T + new], on the model's device.
+
+    The padded prompts come first in it; rows that end early are filled up with the padding token. Greedy tokens are
+    those of transformers; sampled ones have its law, with noise from a seed drawn from torch's global generator.
+
+    - ``model``: a loaded causal LM, used without a second copy of its weights.
+    - ``input_ids`` or ``inputs``: [B, T], padded on the left where ``attention_mask`` is 0; None: the model's
+      beginning-of-text token. Without a mask padding is inferred as transformers does.
+    - ``assistant_model``: what drafts: a model, its directory, or a Drafter. ``num_assistant_tokens`` (5) is how many
+      tokens a step. Or ``prompt_lookup_num_tokens``: copies from the text so far. With neither nothing is drafted.
+    - ``generation_config``, ``**options``: the fields of ``GenerationConfig``; options come first, then the argument's
+      fields, then those of ``model.generation_config``.
+    - ``stopping_criteria``: asked for each row alone after each of its tokens, with padded ids [1, t] and no scores.
+      What one raises is raised here.
+    - ``streamer``: gets the prompt, then every token as it is committed; for one row.
+    - ``tokenizer``: of transformers; needed for ``stop_strings``.
+    - ``return_dict_in_generate``: a ``SpeculativeOutput`` instead, with the statistics of every row.
+    - ``verifier`` ("coupled"), ``batch_size`` (None: what fits, at most 16 rows at once): as in ``paceline.generate``.
+
+    Raises ValueError, before any work, for whatever changes the output of transformers and cannot be honoured here.
+    """
+    if inputs is not None and input_ids is not None:
+        raise ValueError("inputs and input_ids are the same argument: give one of them")
+    _refuse_processors(logits_processor)
+    named = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens, "return_dict_in_generate": return_dict_in_generate}
+    options.update({name: value for name, value in named.items() if value is not None})
+    values = merge(_fields(_checked(model).generation_config), _fields(generation_config), options)
+    asked = generation_options(values)
+    criteria = read_criteria(stopping_criteria, stop_strings=asked.params.stop_strings, tokenizer=tokenizer)
+    drafter, num_draft_tokens = _choose_drafter(assistant_model, asked)
+    target = adopted(model)
+    prompts = read_inputs(
+        inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size
+    )
+    job = _prepare(prompts, asked, criteria, values, target)
+    if streamer is not None and len(job.texts) > 1:
+        raise ValueError(f"streamer with {len(job.texts)} rows: give one prompt and num_return_sequences=1")
+    engine = _make_engine(target, drafter, job, verifier=verifier, num_draft_tokens=num_draft_tokens, rows=batch_size)
+    results = _run(engine, job, streamer)
+    sequences = cast(torch.LongTensor, _join(job, results).to(target.lm.device))
+    if not asked.return_dict:
+        return sequences
+    return SpeculativeOutput(sequences=sequences, statistics=tuple(result.stats for result in results))
+
+
+def adopted(model: TransformersModel) -> Loaded:
+    """The decoder over the weights of ``model``: the one of the last call unless the weights have moved since."""
+    known = _ADOPTED.get(model)
+    if known is None or not isinstance(known.lm, DecoderLM) or not is_current(known.lm, model):
+        known = _ADOPTED[model] = load(model)
+    return known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """N texts to continue: B prompts, each as often as it has sequences."""
+
+    padded: Tensor  # int64 [N, T] on the host
+    texts: list[list[int]]  # without padding
+    params: SamplingParams
+    max_tokens: int
+    endings: Endings
+    pad: int | None
+
+
+def _prepare(prompts: Inputs, asked: GenerationOptions, criteria: Criteria, values: Values, target: Loaded) -> _Job:
+    """What the call comes to for these prompts. Raises ValueError for lengths that do not fit."""
+    context = target.lm.max_positions
+    params = _settle(asked, criteria, prompts.padded.shape[1], context=context)
+    max_tokens = params.max_tokens or 1
+    for row, tokens in enumerate(prompts.rows):
+        if len(tokens) + max_tokens > context:
+            raise ValueError(
+                f"row {row}: {len(tokens)} tokens and {max_tokens} new ones exceed the model's context of {context}: "
+                "lower max_new_tokens or shorten the prompt"
+            )
+    pads = criteria.pads or values.get("eos_token_id") is not None
+    pad = first_eos(values) if asked.pad is None else asked.pad
+    if pads and pad is None:
+        raise ValueError("nothing to fill up rows that end early: give pad_token_id")
+    padded = prompts.padded.repeat_interleave(asked.num_return_sequences, dim=0)
+    return _Job(
+        padded=padded,
+        texts=[list(row) for row in prompts.rows for _ in range(asked.num_return_sequences)],
+        params=params,
+        max_tokens=max_tokens,
+        endings=Endings(
+            called=criteria.called, padded=padded, max_tokens=max_tokens, pads=pads, device=target.lm.device
+        ),
+        pad=pad,
+    )
+
+
+def _settle(asked: GenerationOptions, criteria: Criteria, num_prompt_tokens: int, *, context: int) -> SamplingParams:
+    """The parameters of every row: transformers counts padding as part of the prompt."""
+    params = asked.for_prompt(num_prompt_tokens, context=context)
+    eos, max_tokens = asked.eos or (), params.max_tokens
+    if criteria.max_length is not None:
+        max_tokens = max(1, criteria.max_length - num_prompt_tokens)
+    if criteria.eos is not None:
+        if params.min_tokens and set(criteria.eos) != set(eos):
+            raise ValueError(
+                f"stopping_criteria end at {list(criteria.eos)}, and min_new_tokens and min_length keep off "
+                f"{list(eos)} alone: give the same eos_token_id"
+            )
+        eos = criteria.eos
+    return replace(params, n=1, max_tokens=max_tokens, stop=None, stop_token_ids=eos, ignore_eos=True, detokenize=False)
+
+
+def _choose_drafter(
+    assistant: TransformersModel | Loaded | str | Path | Drafter | None, asked: GenerationOptions
+) -> tuple[DrafterLike, int]:
+    """What drafts, and how many tokens a step."""
+    num_lookup, count = asked.prompt_lookup_num_tokens, asked.num_assistant_tokens
+    if num_lookup is not None:
+        if assistant is not None:
+            raise ValueError(
+                f"assistant_model and prompt_lookup_num_tokens={num_lookup} would both draft: give one of them"
+            )
+        size = asked.max_matching_ngram_size or DEFAULT_MATCHING_NGRAM_SIZE
+        return DRAFTERS.find("ngram")(max_ngram=size), num_lookup
+    if is_transformers_model(assistant):
+        own = assistant.generation_config
+        count = count or (None if own is None else own.num_assistant_tokens)
+        return adopted(assistant), count or DEFAULT_NUM_ASSISTANT_TOKENS
+    return assistant, count or DEFAULT_NUM_ASSISTANT_TOKENS
+
+
+def _make_engine(
+    target: Loaded, drafter: DrafterLike, job: _Job, *, verifier: str, num_draft_tokens: int, rows: int | None
+) -> Engine:
+    drafting = build_drafting(drafter, target=target)
+    count = drafting.num_draft_tokens or num_draft_tokens
+    most, max_length = len(job.texts), max(map(len, job.texts)) + job.max_tokens
+    if rows is None:
+        rows = fitting_rows(
+            target.lm,
+            drafting.drafter,
+            max_length=max_length,
+            num_draft_tokens=count,
+            most=min(MOST_ROWS, most),
+        )
+    return Engine(
+        target,
+        drafter=drafting.drafter,
+        verifier=verifier,
+        num_draft_tokens=count,
+        batch_size=min(rows, most),
+        max_length=max_length,
+    )
+
+
+def _run(engine: Engine, job: _Job, streamer: BaseStreamer | None) -> list[Result]:
+    """Every text to its end. Raises what a criterion raised, and RuntimeError naming a row that failed otherwise."""
+    seed = int(torch.randint(2**63 - 1, ())) if job.params.temperature > 0 else 0
+    streams = [
+        engine.submit(
+            [text], replace(job.params, seed=split_seed(seed, row)), criterion=job.endings.criterion(row)
+        )  # apart, because each row has criteria of its own
+        for row, text in enumerate(job.texts)
+    ]
+    if streamer is not None:
+        streamer.put(job.padded)
+        for piece in streams[0]:
+            streamer.put(torch.tensor([piece.token]))
+    for stream in streams:
+        while not stream.done:
+            engine.advance()
+            if job.endings.failure is not None:
+                break
+    if job.endings.failure is not None:
+        raise job.endings.failure
+    results = [stream.results()[0] for stream in streams]
+    for row, result in enumerate(results):
+        if result.error is not None:
+            raise RuntimeError(f"row {row}: {result.error}")
+    if streamer is not None:
+        streamer.end()
+    return results
+
+
+def _join(job: _Job, results: Sequence[Result]) -> Tensor:
+    """Prompts and continuations [N, T + new], filled up on the right."""
+    rows = [result.tokens[: job.endings.cut] for result in results]
+    new = torch.full((len(rows), max(map(len, rows))), job.pad or 0)
+    for row, tokens in enumerate(rows):
+        new[row, : len(tokens)] = torch.tensor(tokens)
+    return torch.cat((job.padded, new), dim=1)
+
+
+def _checked(model: object) -> TransformersModel:
+    if is_transformers_model(model):
+        return model
+    raise ValueError(
+        f"a model of type {type(model).__name__}: give a loaded transformers model (adapters merged into it, for "
+        "example by merge_and_unload()); paceline.generate takes what paceline.load gives"
+    )
+
+
+def _fields(config: object) -> Values:
+    """The fields of a ``GenerationConfig``; none of None."""
+    if config is None:
+        return {}
+    if not isinstance(config, GenerationConfig):
+        raise ValueError(f"generation_config of type {type(config).__name__}: give a GenerationConfig")
+    return config.to_dict()
+
+
+def _refuse_processors(processors: Iterable[object] | None) -> None:
+    names = [type(processor).__name__ for processor in processors or ()]
+    if names:
+        raise ValueError(f"{', '.join(names)}: not supported yet; leave logits_processor out")

@@ -1,0 +1,171 @@
+"""What a call of transformers' ``generate`` asks for: its configuration as it takes effect, and its prompts by row.
+
+Imports nothing of transformers and decodes nothing. B rows, T tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.api.generation_fields import HARMLESS, HONOURED, REFUSED, Values, is_known, refusals
+
+# Arguments of transformers' call that are no fields of a configuration: name -> what is accepted beside None.
+ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "inputs_embeds": (),
+    "position_ids": (),
+    "token_type_ids": (),
+    "past_key_values": (),
+    "cache_position": (),
+    "encoder_outputs": (),
+    "decoder_input_ids": (),
+    "decoder_attention_mask": (),
+    "prefix_allowed_tokens_fn": (),
+    "negative_prompt_ids": (),
+    "negative_prompt_attention_mask": (),
+    "assistant_tokenizer": (),
+    "custom_generate": (),
+    "synced_gpus": (False,),
+    "trust_remote_code": (False,),
+    "use_model_defaults": (True,),
+}
+
+# Arguments that ``generate`` names itself; known here for near matches alone.
+NAMED = (
+    "input_ids",
+    "inputs",
+    "attention_mask",
+    "assistant_model",
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "streamer",
+    "tokenizer",
+    "verifier",
+    "batch_size",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Prompts as they were given and as they are read."""
+
+    padded: Tensor  # int64 [B, T] on the host
+    rows: tuple[tuple[int, ...], ...]  # without padding
+
+
+def merge(own: Values, given: Values, options: Mapping[str, object]) -> dict[str, Any]:
+    """The configuration as it takes effect: ``options``, else ``given``, else the model's ``own``, field by field.
+
+    None in ``given`` means not given; in ``options`` it is a value, as in transformers. Fields of ``own`` that
+    transformers does not know are dropped, because nothing reads them. Raises one ValueError naming all that is
+    unknown or cannot be honoured, and how to go without it.
+    """
+    named = {name for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {name: value for name, value in own.items() if is_known(name)}
+    values.update({name: given[name] for name in named})
+    values.update({name: value for name, value in options.items() if is_known(name)})
+    if "top_k" in options and options["top_k"] is None:
+        values["top_k"] = 0  # transformers fills its default in before it reads the options
+    problems = [_unknown(name) for name in (*named, *options) if not is_known(name) and name not in ARGUMENTS]
+    problems += [
+        f"{name} is not supported: leave it out"
+        for name, neutral in ARGUMENTS.items()
+        if options.get(name) is not None and not any(options[name] is value for value in neutral)
+    ]
+    for name in refusals(values):
+        of_model = " of model.generation_config" if name not in options and name not in named else ""
+        neutral = (*REFUSED[name].neutral, None)[0]
+        problems.append(f"{name}={values[name]!r}{of_model} is not supported: give {name}={neutral!r}")
+    count = values.get("num_return_sequences")
+    if count not in (None, 1) and not values.get("do_sample"):
+        problems.append(f"num_return_sequences={count!r} without do_sample=True: greedy decoding has one text")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return values
+
+
+def first_eos(values: Values) -> int | None:
+    """The end-of-text token that transformers pads with where there is no padding token."""
+    eos = values.get("eos_token_id")
+    return next(iter(eos), None) if isinstance(eos, Sequence) else eos
+
+
+def read_inputs(input_ids: object, attention_mask: object, *, values: Values, vocab_size: int) -> Inputs:
+    """Prompts [B, T], left-padded where ``attention_mask`` [B, T] is 0; without a mask, where transformers infers it.
+
+    ``input_ids`` None is one row of the beginning-of-text token. Raises ValueError, naming the row, for other shapes
+    and types, for padding anywhere but on the left, for rows of nothing else, and for ids that the model does not have.
+    """
+    if input_ids is None:
+        if values.get("bos_token_id") is None:
+            raise ValueError("no input_ids, and the model has no bos_token_id to begin with: give input_ids")
+        input_ids = [[values["bos_token_id"]]]
+    padded = _integers("input_ids", input_ids)
+    if attention_mask is None:
+        mask = _inferred(padded, values)
+    else:
+        mask = _integers("attention_mask", attention_mask) != 0
+        if mask.shape != padded.shape:
+            raise ValueError(
+                f"attention_mask of shape {list(mask.shape)} for input_ids of shape {list(padded.shape)}: "
+                "give one of the same shape"
+            )
+    rows: list[tuple[int, ...]] = []
+    for row, (tokens, kept) in enumerate(zip(padded, mask, strict=True)):
+        _check_mask(kept, row)
+        text = tokens[kept]
+        if int(text.min()) < 0 or int(text.max()) >= vocab_size:
+            raise ValueError(
+                f"row {row}: token ids {int(text.min())}..{int(text.max())} leave the model's vocabulary of "
+                f"{vocab_size}; encode with its own tokenizer, and give attention_mask where ids are padding"
+            )
+        rows.append(tuple(text.tolist()))
+    return Inputs(padded=padded, rows=tuple(rows))
+
+
+def _unknown(name: str) -> str:
+    known = (*HONOURED, *HARMLESS, *REFUSED, *ARGUMENTS, *NAMED)
+    near = get_close_matches(name, known, n=3)
+    return f"unknown option {name!r}" + (f", near {', '.join(near)}" if near else "") + ": leave it out"
+
+
+def _integers(name: str, given: object) -> Tensor:
+    """``given`` as int64 [B, T] on the host; a flat list is one row."""
+    if isinstance(given, Mapping):
+        raise ValueError(f"{name} is a mapping of {', '.join(map(str, given))}: give generate(model, **inputs)")
+    if not isinstance(given, Tensor):
+        try:
+            given = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{name} is no table of integers ({error}): give rows of one length, padded on the left"
+            ) from error
+        given = given[None] if given.dim() == 1 else given
+    if given.dim() != 2 or 0 in given.shape:
+        raise ValueError(f"{name} of shape {list(given.shape)}: give [rows, tokens], at least one of each")
+    if given.is_complex() or (given.is_floating_point() and name == "input_ids"):
+        raise ValueError(f"{name} of {given.dtype}: give integers")
+    return given.detach().to("cpu", torch.int64)
+
+
+def _inferred(padded: Tensor, values: Values) -> Tensor:
+    """All ones, or zero at padding tokens where those cannot be end-of-text tokens: the rule of transformers."""
+    pad, eos = values.get("pad_token_id"), values.get("eos_token_id")
+    ends = eos if isinstance(eos, Sequence) else [eos]
+    return torch.ones_like(padded, dtype=torch.bool) if pad is None or pad in ends else padded != pad
+
+
+def _check_mask(kept: Tensor, row: int) -> None:
+    """Raise ValueError unless ``kept`` [T] is padding followed by text."""
+    if not kept.any():
+        raise ValueError(f"row {row} is padding alone: give at least one token (a beginning-of-text token will do)")
+    first, last = int(kept.int().argmax()), len(kept) - 1 - int(kept.flip(0).int().argmax())
+    if last < len(kept) - 1:
+        raise ValueError(f"row {row} is padded on the right: set tokenizer.padding_side = 'left' and encode again")
+    if not kept[first:].all():
+        hole = first + int(kept[first:].int().argmin())
+        raise ValueError(f"row {row} has padding amid its text, at token {hole}: give an attention_mask without holes")
