@@ -26,8 +26,8 @@ def pairs():
     """Every (drafter, verifier) of the registries that have a draw in common."""
     _, target = tiny.target()
     found = []
-    for drafter in DRAFTERS:
-        for verifier in VERIFIERS:
+    for drafter in DRAFTERS.builtin:
+        for verifier in VERIFIERS.builtin:
             try:
                 agree(tiny_drafter(drafter, target), VERIFIERS.find(verifier)())
             except ValueError:

@@ -8,7 +8,7 @@ from paceline.api.generation_config import from_generation_config
 from paceline.api.loading import DTYPES, Loaded, load
 from paceline.api.params import SamplingParams
 from paceline.api.results import Piece, Result, Source, Statistics, total
-from paceline.api.score import Score, perplexity, prompt_logprobs, score
+from paceline.api.score import Perplexity, PromptScore, Score, TextScore, perplexity, prompt_logprobs, score
 from paceline.api.session import Session
 
 __all__ = [
@@ -16,7 +16,9 @@ __all__ = [
     "Engine",
     "Interrupted",
     "Loaded",
+    "Perplexity",
     "Piece",
+    "PromptScore",
     "Result",
     "SamplingParams",
     "Score",
@@ -24,6 +26,7 @@ __all__ = [
     "Source",
     "Statistics",
     "Stream",
+    "TextScore",
     "build_drafter",
     "build_verifier",
     "embedded_pair",

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from paceline.api.loading import Loaded, load
 from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
+from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.models.adopt import TransformersModel, is_transformers_model
@@ -50,8 +51,8 @@ def build_drafter(drafter: DrafterLike, *, target: Loaded) -> Drafter:
 
 
 def build_verifier(name: str) -> Verifier:
-    """The verifier called ``name``. Raises ValueError naming those that are known."""
-    return VERIFIERS.find(name)()
+    """The verifier called ``name``. Raises ValueError naming those that are known, or the options that it needs."""
+    return _make(VERIFIERS, name)
 
 
 def check_vocabulary(target: Loaded, draft: Loaded) -> None:
@@ -108,12 +109,19 @@ def _by_name(name: str) -> Drafter:
     """The drafter called ``name``. Raises ValueError for one that cannot be made without options."""
     if name == "model":
         raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")
-    kind = DRAFTERS.find(name)
+    return _make(DRAFTERS, name)
+
+
+def _make(registry: Registry, name: str) -> Any:
+    """The registered part called ``name``, made without options. Raises ValueError naming those that it needs."""
+    kind = registry.find(name)
     collecting = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     options = [option for option in signature(kind).parameters.values() if option.kind not in collecting]
     needed = [option.name for option in options if option.default is Parameter.empty]
     if needed:
-        raise ValueError(f"drafter {name!r} needs {', '.join(needed)}: give a {kind.__name__} instead of the name")
+        raise ValueError(
+            f"{registry.kind} {name!r} needs {', '.join(needed)}: give a {kind.__name__} instead of the name"
+        )
     return kind()
 
 

@@ -1,34 +1,30 @@
 """Requests in words and their texts as they come, over one target with fixed rows. Knows nothing of files."""
 
 import logging
-import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import torch
 
 from paceline.api.build import DrafterLike, build_drafting, build_verifier
 from paceline.api.continuation import Continuation, Criterion
 from paceline.api.loading import Loaded
-from paceline.api.params import SamplingParams
-from paceline.api.prompts import Prompts, encode, split
+from paceline.api.prompts import Prompts
+from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
-from paceline.api.score import PromptScore, prompt_logprobs
-from paceline.core.batch import Request
-from paceline.core.noise import split_seed
 from paceline.core.plan import Fixed, Plan
-from paceline.decode import Decoder
+from paceline.decode import Decoder, agree
 from paceline.drafters.none import NoDrafter
 from paceline.engine.clock import clock_for
+from paceline.engine.guard import Guarded
 from paceline.engine.memory import check_memory, weight_bytes
 from paceline.engine.scheduler import Closing, Scheduler
 from paceline.engine.watch import Speed, Watch
 
 logger = logging.getLogger("paceline")
 
-ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 LONGEST = 2048  # tokens of a row, prompt included, where nobody says otherwise
 
 
@@ -77,6 +73,7 @@ class Engine:
         plan = Fixed(count) if isinstance(count, int) else count
         watched = isinstance(count, int) and rule.same_tokens and not isinstance(drafting.drafter, NoDrafter)
         self._watch = Watch(plan=plan) if watched else None
+        agree(drafting.drafter, rule)  # refuses a pair by its own names, before it is guarded
         length = min(LONGEST, target.lm.max_positions) if max_length is None else max_length
         check_memory(
             target.lm,
@@ -89,7 +86,7 @@ class Engine:
         clock = clock_for(target.lm.device)
         self.decoder = Decoder(
             target=target.lm,
-            drafter=drafting.drafter,
+            drafter=Guarded(drafter=drafting.drafter),
             verifier=rule,
             plan=self._watch or plan,
             rows=batch_size,
@@ -115,9 +112,10 @@ class Engine:
 
         Raises ValueError naming the prompt, before anything is queued.
         """
-        requests, continuations = self._prepare(prompts, params, criterion)
+        asked = prepare(self.target, self.decoder, prompts, params, criterion)
+        continuations = [one.continuation for one in asked]
         pieces: deque[Piece] = deque()
-        tickets = [self._scheduler.submit(request) for request in requests]
+        tickets = [self._scheduler.submit(one.request) for one in asked]
         for ticket, continuation in zip(tickets, continuations, strict=True):
             self._open[ticket] = _Open(continuation=continuation, pieces=pieces)
         return Stream(engine=self, tickets=tickets, continuations=continuations, pieces=pieces)
@@ -162,80 +160,6 @@ class Engine:
     def forget(self, ticket: int) -> None:
         """Drop what is known of a request that has ended."""
         self._scheduler.forget(ticket)
-
-    def _prepare(
-        self, prompts: Prompts, params: ParamsLike, criterion: Criterion | None
-    ) -> tuple[list[Request], list[Continuation]]:
-        """Every sample of every prompt, checked."""
-        encoded = [encode(self.target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
-        options = per_prompt(params, len(encoded))
-        seeds = self._seeds(options, shared=params is None or isinstance(params, SamplingParams))
-        requests = [
-            self._request(tokens, option, seed, name=f"prompt {index}")
-            for index, (tokens, option) in enumerate(zip(encoded, options, strict=True))
-            for seed in seeds[index]
-        ]
-        scores = self._score_prompts(encoded, options)  # work: all has been checked
-        continuations = [
-            Continuation(
-                index=index,
-                sample=sample,
-                prompt=tokens,
-                params=option,
-                seed=seed,
-                tokenizer=self.target.tokenizer,
-                origins=self.decoder.drafter.origins,
-                criterion=criterion,
-                prompt_logprobs=scores[index],
-            )
-            for index, (tokens, option) in enumerate(zip(encoded, options, strict=True))
-            for sample, seed in enumerate(seeds[index])
-        ]
-        return requests, continuations
-
-    @staticmethod
-    def _seeds(options: list[SamplingParams], *, shared: bool) -> list[list[int]]:
-        """One for every sample of every prompt; ``shared`` says that one seed was given for all prompts."""
-        fresh, count = secrets.randbits(63), 0
-        seeds: list[list[int]] = []
-        for option in options:
-            # Fresh noise must differ between prompts even where each brings parameters of its own.
-            first = count if shared or option.seed is None else 0
-            base = fresh if option.seed is None else option.seed
-            seeds.append([split_seed(base, first + sample) for sample in range(option.n)])
-            count += option.n
-        return seeds
-
-    def _request(self, tokens: list[int], params: SamplingParams, seed: int, *, name: str) -> Request:
-        limit = self.decoder.batch.max_length
-        try:
-            if params.stop_strings and self.target.tokenizer is None:
-                raise ValueError(
-                    f"stop={list(params.stop_strings)}: {self.target.name} has no tokenizer to find it with; "
-                    "give stop_token_ids"
-                )
-            request = Request(
-                tokens=tokens,
-                max_tokens=max(1, limit - len(tokens)) if params.max_tokens is None else params.max_tokens,
-                sampling=params.sampling(seed),
-                stop_tokens=stop_tokens(self.target, params),
-                min_tokens=params.min_tokens,
-                logprobs=params.logprobs,
-            )
-            self.decoder.check(request)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        return request
-
-    def _score_prompts(self, encoded: list[list[int]], options: list[SamplingParams]) -> list[PromptScore | None]:
-        """Of the prompts whose parameters ask for it, together where they ask for equally many of the likeliest."""
-        scores: list[PromptScore | None] = [None] * len(encoded)
-        for top in sorted({option.prompt_logprobs for option in options if option.prompt_logprobs is not None}):
-            asking = [index for index, option in enumerate(options) if option.prompt_logprobs == top]
-            found = prompt_logprobs(self.target, [encoded[index] for index in asking], top=top)
-            for index, score in zip(asking, found, strict=True):
-                scores[index] = score
-        return scores
 
 
 @final
@@ -313,20 +237,3 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, results: list[Result]) -> None:
         super().__init__(f"interrupted with {sum(len(result.tokens) for result in results)} tokens generated")
         self.results = results
-
-
-def stop_tokens(target: Loaded, params: SamplingParams) -> tuple[int, ...]:
-    """The ids that end a text: those of the parameters, and the model's own unless they are to be ignored."""
-    own = () if params.ignore_eos else target.eos
-    return tuple(dict.fromkeys((*params.stop_tokens, *own)))
-
-
-def per_prompt(params: ParamsLike, count: int) -> list[SamplingParams]:
-    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length, or of other things."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not isinstance(params, Sequence) or not all(isinstance(entry, SamplingParams) for entry in params):
-        raise ValueError(f"params={params!r}: give SamplingParams(...), one for all prompts or one for each")
-    if len(params) != count:
-        raise ValueError(f"{len(params)} params for {count} prompts: give one for all, or one for each")
-    return list(params)

@@ -1,9 +1,10 @@
 """Prompts in, texts out, in one call, with an engine of the right size made for it. Knows nothing of files."""
 
 from paceline.api.build import DrafterLike, build_drafting
-from paceline.api.engine import Engine, ParamsLike, Stream, per_prompt
+from paceline.api.engine import Engine, Stream
 from paceline.api.loading import Loaded
 from paceline.api.prompts import Prompts, encode, split
+from paceline.api.requests import ParamsLike, per_prompt
 from paceline.api.results import Result
 from paceline.core.plan import Plan
 from paceline.engine.memory import fitting_rows

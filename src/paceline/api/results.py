@@ -24,6 +24,7 @@ REASONS: dict[NoDraft, str] = {
     NoDraft.NO_MATCH: "no n-gram match",
     NoDraft.CONTEXT: "draft context full",
     NoDraft.DECLINED: "the drafter declined",
+    NoDraft.FAILED: "the drafter failed",
 }
 
 

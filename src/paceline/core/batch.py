@@ -204,7 +204,7 @@ class Batch:
         none = torch.where(self.limit - self.length <= 1, int(NoDraft.LIMIT), int(tree.blame))
         none = torch.where(self.num_draft == 0, int(NoDraft.CAPPED), none)
         if tree.num_nodes == 1:
-            none = torch.full_like(none, int(NoDraft.OFF))
+            none = torch.full_like(none, int(tree.blame))
         return torch.where(tree.valid.sum(-1) > 1, int(NoDraft.DRAFTED), none)
 
     def _write_report(self, tree: Tree, outcome: Outcome, accepted: Tensor, emitted: Tensor, blame: Tensor) -> None:

@@ -29,6 +29,7 @@ class NoDraft(IntEnum):
     NO_MATCH = 4  # nothing in the text to copy from
     CONTEXT = 5  # the text has outgrown the draft model's context
     DECLINED = 6  # the drafter's own reason
+    FAILED = 7  # the drafter raised an error and is no longer asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ class Drafter(ABC):
     """Proposes a tree per row and step. Output never depends on it, only speed does."""
 
     taps: tuple[int, ...] = ()  # target hidden states it wants
-    origins: tuple[str, ...]  # what the numbers of Tree.origin mean
+    origins: tuple[str, ...] = ("draft",)  # what the numbers of Tree.origin mean
     draws: frozenset[Draw]  # how it can draw
     branches: bool = False  # whether its trees may branch
 

@@ -148,9 +148,10 @@ class Scheduler:
             job.first_token = now - job.submitted
         for phase, seconds in enumerate(phases):
             job.phases[phase] += seconds
-        if report.no_draft[row] is not NoDraft.DRAFTED:
-            job.no_draft[report.no_draft[row]] += 1
-            job.num_measured += self.watch is not None and self.watch.is_plain
+        reason = report.no_draft[row]
+        if reason is not NoDraft.DRAFTED:
+            job.no_draft[reason] += 1
+            job.num_measured += reason is NoDraft.OFF and self.watch is not None and self.watch.is_plain
         if report.finish[row] is not Finish.RUNNING:
             self._leave(job)
         return Gain(

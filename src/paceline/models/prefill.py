@@ -40,7 +40,8 @@ def feed(
 def prefill(lm: LM, cache: View, text: Tensor, length: Tensor, longest: int, taps: Sequence[int]) -> dict[int, Tensor]:
     """Commit ``text`` [B, T] from where each row of ``cache`` ends up to ``length`` [B]; the taps over what was read.
 
-    ``longest`` (static) bounds how many tokens any row has yet to read; entry [b, i] of a tap belongs to the i-th of them.
+    ``longest`` (static) bounds how many tokens any row has yet to read; entry [b, i] of a tap belongs to the i-th of
+    them.
     """
     hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
     for start in range(0, longest, CHUNK):

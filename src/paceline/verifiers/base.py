@@ -3,6 +3,7 @@
 B rows, N nodes, V vocabulary.
 """
 
+from abc import abstractmethod
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -19,6 +20,7 @@ class Verifier(Protocol):
     wants: ClassVar[tuple[Draw, ...]]  # draws it can take, best first
     branches: ClassVar[bool]  # whether it can follow trees that branch
 
+    @abstractmethod
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """Decide from ``logits`` [B, N, V] at every node; before clipping at stop tokens and limits."""
         ...

@@ -1,0 +1,105 @@
+"""What is asked, sample by sample: prompts and parameters as requests for rows and as texts to be. Starts nothing."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from paceline.api.continuation import Continuation, Criterion
+from paceline.api.loading import Loaded
+from paceline.api.params import SamplingParams
+from paceline.api.prompts import Prompts, encode, split
+from paceline.api.score import PromptScore, prompt_logprobs
+from paceline.core.batch import Request
+from paceline.core.noise import split_seed
+from paceline.decode import Decoder
+
+ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One sample of one prompt, as the decoder and as the user sees it."""
+
+    request: Request
+    continuation: Continuation
+
+
+def prepare(
+    target: Loaded, decoder: Decoder, prompts: Prompts, params: ParamsLike, criterion: Criterion | None
+) -> list[Asked]:
+    """Every sample of every prompt, checked; ``Engine.submit`` says how seeds are split. Raises ValueError."""
+    encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
+    shared = params is None or isinstance(params, SamplingParams)
+    options = per_prompt(params, len(encoded))
+    fresh, count = secrets.randbits(63), 0
+    requests: list[list[Request]] = []
+    for index, (tokens, option) in enumerate(zip(encoded, options, strict=True)):
+        base = fresh if option.seed is None else option.seed
+        # Fresh noise must differ between prompts even where each brings parameters of its own.
+        first = count if shared or option.seed is None else 0
+        count += option.n
+        try:
+            requests.append(
+                [_request(target, decoder, tokens, option, split_seed(base, first + at)) for at in range(option.n)]
+            )
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+    scored = [_score(target, tokens, option) for tokens, option in zip(encoded, options, strict=True)]
+    return [
+        Asked(
+            request=request,
+            continuation=Continuation(
+                index=index,
+                sample=sample,
+                prompt=encoded[index],
+                params=options[index],
+                seed=request.sampling.seed,
+                tokenizer=target.tokenizer,
+                origins=decoder.drafter.origins,
+                criterion=criterion,
+                prompt_logprobs=scored[index],
+            ),
+        )
+        for index, samples in enumerate(requests)
+        for sample, request in enumerate(samples)
+    ]
+
+
+def per_prompt(params: ParamsLike, count: int) -> list[SamplingParams]:
+    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ValueError(f"{len(params)} params for {count} prompts: give one for all, or one for each")
+    return list(params)
+
+
+def stop_tokens(target: Loaded, params: SamplingParams) -> tuple[int, ...]:
+    """The ids that end a text: those of the parameters, and the model's own unless they are to be ignored."""
+    own = () if params.ignore_eos else target.eos
+    return tuple(dict.fromkeys((*params.stop_tokens, *own)))
+
+
+def _request(target: Loaded, decoder: Decoder, tokens: list[int], params: SamplingParams, seed: int) -> Request:
+    if params.stop_strings and target.tokenizer is None:
+        raise ValueError(
+            f"stop={list(params.stop_strings)}: {target.name} has no tokenizer to find it with; give stop_token_ids"
+        )
+    limit = decoder.batch.max_length
+    request = Request(
+        tokens=tokens,
+        max_tokens=max(1, limit - len(tokens)) if params.max_tokens is None else params.max_tokens,
+        sampling=params.sampling(seed),
+        stop_tokens=stop_tokens(target, params),
+        min_tokens=params.min_tokens,
+        logprobs=params.logprobs,
+    )
+    decoder.check(request)
+    return request
+
+
+def _score(target: Loaded, tokens: list[int], params: SamplingParams) -> PromptScore | None:
+    if params.prompt_logprobs is None:
+        return None
+    return prompt_logprobs(target, tokens, top=params.prompt_logprobs)[0]

@@ -1,0 +1,77 @@
+"""A drafter that fails costs its drafts, never the text: what it raises is logged, and decoding goes on plainly."""
+
+import logging
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.core.admission import Admission
+from paceline.core.batch import Batch
+from paceline.core.plan import StepPlan
+from paceline.core.tree import Draw, NoDraft, Outcome, Tree
+from paceline.drafters.base import Drafter, Setting
+from paceline.models.base import Output
+
+logger = logging.getLogger("paceline")
+
+
+@final
+class Guarded(Drafter):
+    """Another drafter until it raises; from then on the root alone, which every verifier takes.
+
+    What ``start`` raises is the caller's: then nothing has been decoded yet.
+    """
+
+    origins: tuple[str, ...]
+    draws: frozenset[Draw]
+
+    def __init__(self, *, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.taps, self.draws = drafter.taps, drafter.draws
+        self.origins, self.branches = drafter.origins, drafter.branches
+        self.error: Exception | None = None  # what it raised, once it has
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.drafter.slot_bytes
+
+    def max_nodes(self, num_draft_tokens: int) -> int:
+        return self.drafter.max_nodes(num_draft_tokens)
+
+    def start(self, setting: Setting) -> None:
+        """As the other one does."""
+        self.drafter.start(setting)
+
+    def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
+        """As the other one does, while it works."""
+        if self.error is None:
+            try:
+                self.drafter.prefill(batch, admission, hidden)
+            except Exception as error:
+                self._give_up(error)
+
+    def propose(self, batch: Batch, plan: StepPlan) -> Tree:
+        """The other one's tree, or the root [B, 1]."""
+        if self.error is None:
+            try:
+                return self.drafter.propose(batch, plan)
+            except Exception as error:
+                self._give_up(error)
+        return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.FAILED)
+
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+        """As the other one does, while it works."""
+        if self.error is None:
+            try:
+                self.drafter.observe(batch, tree, outcome, output)
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        if torch.compiler.is_compiling():
+            raise error
+        self.error = error
+        kind = type(self.drafter).__name__
+        logger.error("%s failed, decoding goes on without drafts: %s: %s", kind, type(error).__name__, error)
+        logger.debug("where %s failed", kind, exc_info=error)
