@@ -1,0 +1,306 @@
+"""Where texts end: stop strings, stop tokens and limits, wherever they lie in the steps that happened to be taken."""
+
+from itertools import pairwise
+
+import pytest
+
+from paceline.api import Engine, SamplingParams, Source, generate, load
+from paceline.drafters import DRAFTERS
+from tests import harness
+from tests.api.checkpoints import pair
+from tests.api.engines import bare, engine, greedy, naive
+from tests.api.scripted import DRAFTS, TEXT, draft, script, target, tokenizer
+
+K = 4
+SCRIPT = script()
+PROMPT = list(SCRIPT[:1])
+PLAIN = SCRIPT[1:]  # what every continuation would be if nothing ended it
+every_draft = pytest.mark.parametrize("kind", DRAFTS)
+
+
+def spelled(count):
+    """Text of the first ``count`` tokens of the continuation."""
+    return tokenizer().decode([*PROMPT, *PLAIN[:count]])[len(tokenizer().decode(PROMPT)) :]
+
+
+# Without a character that is not complete.
+SETTLED = [spelled(count).rstrip("\ufffd") for count in range(len(PLAIN) + 1)]
+
+
+def stopped(stops, *, include=False, min_tokens=0, texts=SETTLED):
+    """(tokens kept, text, stop string) where the first of ``stops`` ends the text, by searching; None if none does."""
+    for count, (before, after) in enumerate(pairwise(texts), start=1):
+        if count <= min_tokens:
+            continue
+        ends = [
+            (end, -len(stop), stop)
+            for stop in stops
+            for end in range(len(before) + 1, len(after) + 1)
+            if after[:end].endswith(stop)
+        ]
+        if ends:
+            end, _, stop = min(ends)
+            return count, after[: end if include else end - len(stop)], stop
+    return None
+
+
+def run(kind, params, *, eos=(), **options):
+    """Results of one request per entry of ``params``, and their pieces."""
+    running = Engine(
+        target(eos=eos), drafter=draft(DRAFTS[kind]), num_draft_tokens=K, batch_size=16, max_length=128, **options
+    )
+    stream = running.submit([PROMPT] * len(params), params)
+    pieces = list(stream)
+    return stream.results(), pieces
+
+
+def check(result, pieces, *, tokens, text, reason, stop):
+    """Everything about a result that its tokens decide."""
+    own = [piece for piece in pieces if piece.index == result.index]
+    assert result.tokens == tuple(tokens)
+    assert result.text == text == "".join(piece.text for piece in own)
+    assert (result.finish_reason, result.stop_reason) == (reason, stop)
+    assert [piece.finish_reason for piece in own] == [None] * (len(tokens) - 1) + [reason]
+    assert [piece.token for piece in own] == list(tokens) and [piece.source for piece in own] == list(result.source)
+    counts_follow(result)
+
+
+def counts_follow(result):
+    """The statistics are those of the tokens that were kept, no more."""
+    stats, source = result.stats, result.source
+    assert stats.summary.emitted == len(result.tokens) == len(source)
+    assert sum(stats.accepted) == source.count(Source.DRAFTED)
+    own = len(source) - source.count(Source.DRAFTED)
+    assert stats.steps == own + (source[-1] is Source.DRAFTED), "a step ends with the target's own token, or is cut"
+    assert stats.mean_acceptance_length == len(result.tokens) / stats.steps
+    assert stats.drafted[0] == stats.steps - sum(stats.no_draft.values())
+    depth, accepted = 0, [0] * len(stats.accepted)
+    for one in source:
+        accepted[depth - 1 if one is not Source.DRAFTED else depth] += one is Source.DRAFTED
+        depth = depth + 1 if one is Source.DRAFTED else 0
+    assert stats.accepted == accepted
+    assert all(kept <= drafted for kept, drafted in zip(stats.accepted, stats.drafted, strict=True))
+
+
+def test_the_script_has_characters_of_several_tokens():
+    assert tokenizer().decode(SCRIPT) == TEXT
+    sizes = {len(after) - len(before) for before, after in pairwise(SETTLED)}
+    assert 0 in sizes and max(sizes) > 1 and len(PLAIN) > 40
+
+
+def windows():
+    """Stop strings from the middle of a token to the middle of the first, second or third after it."""
+    for count in range(1, len(PLAIN) - 2):
+        for span in (1, 2, 3):
+            begin, end = len(SETTLED[count - 1]), len(SETTLED[count + span - 1])
+            if end > begin:
+                yield SETTLED[-1][begin + (end - begin > 2) : end]
+                yield SETTLED[-1][begin : max(begin + 1, end - 1)]
+
+
+@every_draft
+def test_stop_strings_at_every_place_of_every_step(kind):
+    stops = list(dict.fromkeys(windows()))
+    include = [index % 2 == 1 for index in range(len(stops))]
+    params = [
+        greedy(max_tokens=100, stop=stop, include_stop_str_in_output=keep)
+        for stop, keep in zip(stops, include, strict=True)
+    ]
+    results, pieces = run(kind, params)
+    for stop, keep, result in zip(stops, include, results, strict=True):
+        count, text, _ = stopped([stop], include=keep)
+        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+
+
+def test_accepted_lengths_and_ends_of_every_kind_occur():
+    """So that the sweep above means something."""
+    last = set()
+    for kind in DRAFTS:
+        results, _ = run(kind, [greedy(max_tokens=100, stop=stop) for stop in list(dict.fromkeys(windows()))[::3]])
+        for result in results:
+            depth = 0
+            while depth < len(result.source) and result.source[-1 - depth] is Source.DRAFTED:
+                depth += 1
+            last.add((result.source[-1], depth % (K + 1)))
+    assert last >= {(Source.DRAFTED, depth) for depth in range(1, K + 1)} | {(Source.CORRECTED, 0), (Source.BONUS, 0)}
+
+
+SEVERAL = (
+    ["return", "turn", "ret"],
+    [" return", "\n    return h"],
+    ["日", "本日", "日本"],
+    [")", "é)", "(é)"],
+    ["never in it", "items:"],
+    ["add(é, 日本):\n    return héé→日", "never"],
+)
+
+
+@every_draft
+@pytest.mark.parametrize("include", [False, True])
+def test_of_several_stop_strings_the_first_to_complete_ends_the_text(kind, include):
+    params = [greedy(max_tokens=100, stop=stops, include_stop_str_in_output=include) for stops in SEVERAL]
+    results, pieces = run(kind, params)
+    for stops, result in zip(SEVERAL, results, strict=True):
+        count, text, stop = stopped(stops, include=include)
+        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+
+
+@every_draft
+def test_min_tokens_hold_for_stop_strings(kind):
+    """One that completes earlier counts for nothing; one that begins earlier may complete later."""
+    cases = [(stop, least) for stop in ("é", "日", " ", "e", "print", "turn h") for least in (1, 6, 13, 14, 15, 30, 55)]
+    cases = [(stop, least, stopped([stop], min_tokens=least)) for stop, least in cases]
+    cases = [case for case in cases if case[2] is not None]
+    assert len({count for _, _, (count, _, _) in cases}) > 10
+    results, pieces = run(kind, [greedy(max_tokens=100, stop=stop, min_tokens=least) for stop, least, _ in cases])
+    for (_, least, (count, text, stop)), result in zip(cases, results, strict=True):
+        assert len(result.tokens) > least
+        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+
+
+@every_draft
+@pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
+def test_stop_tokens_at_every_place_of_every_step(kind, own):
+    """The token belongs to the tokens, and to the text only where asked."""
+    tokens = list(dict.fromkeys(PLAIN))
+    for include in (False, True):
+        if own:
+            outcomes = [run(kind, [greedy(max_tokens=90)], eos=(token,)) for token in tokens[:: 5 - include]]
+            results = [
+                (token, result[0], p) for token, (result, p) in zip(tokens[:: 5 - include], outcomes, strict=True)
+            ]
+            include = False
+        else:
+            params = [
+                greedy(max_tokens=90, stop_token_ids=[token], include_stop_str_in_output=include) for token in tokens
+            ]
+            results, pieces = run(kind, params)
+            results = [(token, result, pieces) for token, result in zip(tokens, results, strict=True)]
+        for token, result, pieces in results:
+            count = PLAIN.index(token) + 1
+            text = spelled(count if include else count - 1)
+            check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=None if own else token)
+
+
+@every_draft
+def test_a_stop_at_the_last_token_wins_over_the_limit(kind):
+    stops = list(dict.fromkeys(windows()))[::4]
+    wanted = [stopped([stop]) for stop in stops]
+    params = [greedy(max_tokens=count, stop=stop) for stop, (count, _, _) in zip(stops, wanted, strict=True)]
+    results, pieces = run(kind, params)
+    for (count, text, stop), result in zip(wanted, results, strict=True):
+        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+    firsts = [PLAIN.index(token) + 1 for token in dict.fromkeys(PLAIN)]
+    params = [greedy(max_tokens=count, stop_token_ids=[PLAIN[count - 1]]) for count in firsts]
+    for count, result in zip(firsts, run(kind, params)[0], strict=True):
+        assert (result.finish_reason, len(result.tokens)) == ("stop", count)
+
+
+@every_draft
+def test_every_limit_gives_the_text_so_far_and_what_was_held_back(kind):
+    """Neither the beginning of a stop string nor half a character is lost when no more comes."""
+    stops = ["return X", "日本)X", "items: printX", "éX"]
+    results, pieces = run(kind, [greedy(max_tokens=count, stop=stops) for count in range(1, len(PLAIN) + 1)])
+    for count, result in enumerate(results, start=1):
+        check(result, pieces, tokens=PLAIN[:count], text=spelled(count), reason="length", stop=None)
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_stop_strings_in_the_text_of_a_model(drafter, temperature):
+    """Random tokens, many of them no characters at all; as above, by searching in the plain text."""
+    loaded = load(pair().target, device="cpu")
+    given = pair().draft if drafter == "model" else drafter
+    plain = generate(loaded, "x", SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True))[0]
+    prompt, spell = list(plain.prompt_tokens), loaded.tokenizer.decode
+    texts = [spell([*prompt, *plain.tokens[:count]])[len(spell(prompt)) :] for count in range(25)]
+    texts = [text.removesuffix("\ufffd") for text in texts]
+    stops = [texts[-1][at : at + 2] for at in range(0, len(texts[-1]) - 2)]
+    params = [
+        SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True, stop=stop) for stop in stops
+    ]
+    for stop, result in zip(stops, generate(loaded, ["x"] * len(stops), params, drafter=given), strict=True):
+        count, text, _ = stopped([stop], texts=texts)
+        assert (result.tokens, result.text, result.stop_reason) == (plain.tokens[:count], text, stop)
+        counts_follow(result)
+
+
+@pytest.mark.parametrize(("drafter", "verifier"), harness.pairs())
+@pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_min_tokens_hold_for_stop_tokens(drafter, verifier, own, temperature):
+    """Until then they are not chosen at all, as if the model knew no such tokens; after it they end the text."""
+    prompts = ([5, 9, 2], [1], [8] * 6)
+    endless = SamplingParams(temperature=temperature, max_tokens=20, seed=11)
+    likely = sorted({token for prompt in prompts for token in naive(prompt, endless, 11)[:5]})[:8]
+    changed = 0
+    for least in (0, 1, 4, 7):
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=20,
+            seed=11,
+            min_tokens=least,
+            stop_token_ids=None if own else likely,
+        )
+        eos = tuple(likely) if own else ()
+        running = engine(drafter, verifier, target=bare(eos=eos), batch_size=3)
+        for result in running.generate(prompts, [params] * 3):
+            assert len(result.tokens) > least or result.finish_reason == "length"
+            assert not set(result.tokens[:least]) & set(likely)
+            if temperature == 0 or verifier == "coupled":
+                plain = naive(prompts[result.index], params, result.seed, eos=eos)
+                assert list(result.tokens) == plain
+                changed += plain != naive(prompts[result.index], endless, result.seed)[: len(plain)]
+    assert changed or (temperature > 0 and verifier != "coupled"), "a ban that changes no text shows nothing"
+
+
+def test_a_ban_ends_exactly_after_min_tokens():
+    """The token that plain decoding would choose at some place is banned up to it, and chosen right after."""
+    prompt = [5, 9, 2]
+    plain = naive(prompt, greedy(max_tokens=12), 0)
+    at = next(at for at, token in enumerate(plain) if at >= 3 and token not in plain[:at])
+    for drafter in DRAFTERS:
+        for least, ends in ((at, True), (at + 1, False)):
+            [result] = engine(drafter, batch_size=1).generate(
+                [prompt], greedy(max_tokens=12, min_tokens=least, stop_token_ids=[plain[at]])
+            )
+            assert (len(result.tokens) == at + 1 and list(result.tokens) == plain[: at + 1]) is ends
+
+
+def test_special_tokens_are_left_out_of_the_text_unless_asked_for():
+    """The end-of-text token in the middle of a text that ignores it, and at its end."""
+    tokens = [*SCRIPT[:5], 0, *SCRIPT[5:9], 0, *SCRIPT[9:]]
+    plain, spell = tokens[1:], tokenizer().decode
+    loaded = target(tokens, eos=(0,))
+    for skip in (True, False):
+        running = Engine(loaded, drafter=draft(DRAFTS["all right"], tokens), batch_size=3, max_length=64)
+        wanted = [
+            (greedy(max_tokens=12, ignore_eos=True, skip_special_tokens=skip), 12, 12),
+            (greedy(max_tokens=12, skip_special_tokens=skip), 5, 4),
+            (greedy(max_tokens=12, skip_special_tokens=skip, include_stop_str_in_output=True), 5, 5),
+        ]
+        results = running.generate([PROMPT] * 3, [params for params, _, _ in wanted])
+        for (_, num_tokens, num_spelled), result in zip(wanted, results, strict=True):
+            assert list(result.tokens) == plain[:num_tokens]
+            whole = spell([*PROMPT, *plain[:num_spelled]], skip_special=skip)
+            assert result.text == whole[len(spell(PROMPT)) :]
+
+
+def test_without_detokenizing_there_is_no_text():
+    [result] = Engine(target(), batch_size=1, max_length=64).generate([PROMPT], greedy(detokenize=False))
+    assert result.text is None and result.tokens == PLAIN[:16]
+
+
+@every_draft
+def test_a_criterion_ends_the_text_at_the_token_it_saw(kind):
+    seen = []
+
+    def criterion(tokens):
+        seen.append(list(tokens))
+        return len(tokens) == 9
+
+    running = Engine(target(), drafter=draft(DRAFTS[kind]), num_draft_tokens=K, batch_size=1, max_length=128)
+    stream = running.submit([PROMPT], greedy(max_tokens=40), criterion=criterion)
+    pieces = list(stream)
+    assert seen == [list(PLAIN[:count]) for count in range(1, 10)]
+    check(stream.results()[0], pieces, tokens=PLAIN[:9], text=spelled(9), reason="stop", stop=None)
