@@ -7,11 +7,12 @@ import pytest
 
 from paceline.api import SamplingParams, generate, load
 from paceline.api.session import Session
+from paceline.verifiers import VERIFIERS
 from tests.api.checkpoints import pair
+from tests.harness import pairs
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
-DRAFTERS = ["none", "ngram", "model"]
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +42,15 @@ def fed(monkeypatch, target):
     return counts
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_a_turn_equals_one_call_over_the_whole_text(target, name, params):
+CASES = [(name, verifier, GREEDY) for name, verifier in pairs()] + [
+    (name, verifier, SAMPLED) for name, verifier in pairs() if VERIFIERS.find(verifier).same_tokens
+]
+
+
+@pytest.mark.parametrize(("name", "verifier", "params"), CASES)
+def test_a_turn_equals_one_call_over_the_whole_text(target, name, verifier, params):
     drafter = pair().draft if name == "model" else name
-    session = Session(target, drafter=drafter)
+    session = Session(target, drafter=drafter, verifier=verifier)
     text = []
     for said in ("def add(first, second):", "\n    return", [7, 8, 9], "for item in items:"):
         before = list(session.tokens)
