@@ -1,0 +1,80 @@
+"""What rows cost, and the refusal that says how many would fit."""
+
+import re
+
+import pytest
+import torch
+
+from paceline.api import Engine
+from paceline.core.cache import SlotCache
+from paceline.drafters.none import NoDrafter
+from paceline.engine import memory
+from paceline.engine.memory import GIB, check_memory, fitting_rows, row_bytes, weight_bytes
+from tests import tiny
+from tests.api.engines import bare
+from tests.drafters.test_model import tiny as model_drafter
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets how much is free."""
+
+    def give(count):
+        monkeypatch.setattr(memory, "free_memory", lambda device: count)
+
+    return give
+
+
+@pytest.mark.parametrize("make", [lambda target: NoDrafter(), model_drafter], ids=["none", "model"])
+def test_row_bytes_cover_the_caches_that_are_really_allocated(make, monkeypatch):
+    _, target = tiny.target()
+    drafter = make(target)
+    allocated = []
+    init = SlotCache.__init__
+
+    def noting(self, **options):
+        init(self, **options)
+        allocated.append((self.keys.nbytes + self.values.nbytes) * self.rows // (self.rows + 1))
+
+    monkeypatch.setattr(SlotCache, "__init__", noting)
+    Engine(bare(), drafter=drafter, num_draft_tokens=4, batch_size=3, max_length=60)
+    each = row_bytes(target, drafter, max_length=60, num_draft_tokens=4)
+    nodes = drafter.max_nodes(4)
+    rest = 8 * 60 + 3 * nodes * target.vocab_size * 4
+    assert sum(allocated) <= 3 * (each - rest) <= sum(allocated) * 1.1
+
+
+def test_rows_that_do_not_fit_are_refused_with_the_number_that_would(free):
+    _, target = tiny.target()
+    each = row_bytes(target, NoDrafter(), max_length=50, num_draft_tokens=0)
+    options = dict(max_length=50, num_draft_tokens=0, weights=3 * GIB)
+    for fitting in (1, 5, 8):
+        free(each * fitting)
+        check_memory(target, NoDrafter(), rows=fitting, **options)
+        message = f"cache {(fitting + 1) * each / GIB:.2f} GiB for {fitting + 1} rows of 50 tokens exceed the memory"
+        with pytest.raises(ValueError, match=re.escape(message)) as caught:
+            check_memory(target, NoDrafter(), rows=fitting + 1, **options)
+        assert str(caught.value).startswith("weights 3.00 GiB (loaded) + ")
+        assert str(caught.value).endswith(f"lower batch_size to {fitting}")
+
+
+def test_where_not_one_row_fits_the_text_must_be_shorter(free):
+    _, target = tiny.target()
+    free(10)
+    with pytest.raises(ValueError, match=r"0\.00 GiB is free: lower max_tokens or shorten the prompts"):
+        check_memory(target, NoDrafter(), rows=1, max_length=50, num_draft_tokens=0, weights=0)
+
+
+@pytest.mark.parametrize(("share", "most", "rows"), [(8, 16, 4), (8, 3, 3), (1, 16, 1), (0, 16, 1)])
+def test_half_of_what_is_free_is_left_to_others(free, share, most, rows):
+    _, target = tiny.target()
+    each = row_bytes(target, NoDrafter(), max_length=50, num_draft_tokens=0)
+    free(each * share)
+    assert fitting_rows(target, NoDrafter(), max_length=50, num_draft_tokens=0, most=most) == rows
+
+
+def test_tied_weights_count_once():
+    layer, tied = torch.nn.Linear(4, 5, bias=False), torch.nn.Linear(4, 5, bias=False)
+    assert weight_bytes([layer, tied]) == 2 * 4 * 5 * 4
+    tied.weight = layer.weight
+    assert weight_bytes([layer, tied]) == weight_bytes([layer, layer]) == 4 * 5 * 4

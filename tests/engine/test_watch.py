@@ -1,0 +1,131 @@
+"""Which steps are plain, what is timed, and what follows from it."""
+
+import pytest
+
+from paceline.core.plan import Fixed
+from paceline.core.stats import Stats
+from paceline.core.tree import Draw
+from paceline.engine.watch import ENOUGH, FIRST, MARGIN, PERIOD, PLAIN_STEPS, Speed, Watch
+
+PLAIN = {17, 18, 145, 146, 273, 274}  # counted from 1, as documented
+
+
+def stats():
+    import torch
+
+    return Stats(1, 3, torch.device("cpu"))
+
+
+def walk(watch, steps, took=lambda step, plain: None):
+    """Numbers of the plain steps among ``steps``, counted from 1."""
+    plain = []
+    for step in range(1, steps + 1):
+        chosen = watch(stats())
+        assert (chosen.num_draft_tokens == 0) == watch.is_plain
+        assert watch.is_plain or chosen.num_draft_tokens == 3
+        if watch.is_plain:
+            plain.append(step)
+        took(step, watch.is_plain)
+    return plain
+
+
+def test_two_steps_are_plain_after_sixteen_and_then_every_128():
+    watch = Watch(plan=Fixed(3))
+    assert set(walk(watch, 300)) == PLAIN
+    assert watch.max_draft_tokens == 3
+    assert (FIRST, PERIOD, PLAIN_STEPS) == (16, 128, 2)
+
+
+def test_short_texts_pay_nothing():
+    assert walk(Watch(plan=Fixed(3)), FIRST) == []
+
+
+def measured(drafted, plain, *, steps=40, rows=1, tokens=2):
+    """A watch that saw every drafted step take ``drafted`` seconds and every plain one ``plain``."""
+    watch = Watch(plan=Fixed(3))
+    walk(
+        watch,
+        steps,
+        lambda step, is_plain: watch.took(
+            plain if is_plain else drafted, rows=rows, tokens=rows if is_plain else tokens * rows
+        ),
+    )
+    return watch
+
+
+def test_speeds_are_tokens_per_second_of_all_rows():
+    speed = measured(0.5, 0.2, rows=4, tokens=3).speed
+    assert speed.drafted == pytest.approx(4 * 3 / 0.5) and speed.plain == pytest.approx(4 / 0.2)
+
+
+@pytest.mark.parametrize(("drafted", "pays"), [(0.2, True), (0.39, True), (0.5, False), (4.0, False)])
+def test_drafting_pays_where_two_tokens_take_less_than_two_plain_steps(drafted, pays):
+    speed = measured(drafted, 0.2).speed
+    assert speed.pays is pays and (speed.warning is None) is pays
+
+
+def test_the_warning_names_both_speeds_and_the_way_out():
+    warning = Speed(drafted=5.0, plain=10.25).warning
+    assert warning.startswith(
+        "drafting gives 5.0 tokens/s where plain decoding would give 10.2: lower num_draft_tokens"
+    )
+
+
+def test_a_little_slower_is_taken_for_noise():
+    assert Speed(drafted=MARGIN * 10, plain=10).pays and not Speed(drafted=MARGIN * 10 - 0.01, plain=10).pays
+
+
+def test_nothing_is_known_before_the_first_plain_steps():
+    assert measured(0.5, 0.2, steps=FIRST + 1).speed is None
+    assert measured(0.5, 0.2, steps=FIRST + 2).speed is not None
+
+
+def test_the_first_steps_the_first_plain_one_and_the_one_after_are_not_timed():
+    """They warm up, or read what was missed."""
+    watch = Watch(plan=Fixed(3))
+    slow = {1, 2, 17, 19, 145, 147}
+    walk(
+        watch,
+        160,
+        lambda step, plain: watch.took(1000.0 if step in slow else 0.1, rows=1, tokens=1 if plain else 2),
+    )
+    assert watch.speed == Speed(drafted=pytest.approx(20), plain=pytest.approx(10))
+
+
+def test_numbers_of_rows_that_were_not_seen_both_ways_do_not_count():
+    """A batch that shrinks is compared with itself alone."""
+    watch = Watch(plan=Fixed(3))
+    walk(watch, 40, lambda step, plain: watch.took(0.1 if plain else 0.2, rows=2, tokens=2 if plain else 4))
+    before = watch.speed
+    for _ in range(40):
+        watch(stats())
+        watch.took(77.0, rows=1, tokens=1)  # no plain step with one row
+    assert watch.speed == before == Speed(drafted=pytest.approx(20), plain=pytest.approx(20))
+
+
+def test_a_judgement_needs_enough_drafted_steps():
+    watch = Watch(plan=Fixed(3))
+
+    def took(step, plain):
+        rows = 1 if plain or step > 20 else 2
+        watch.took(0.1, rows=rows, tokens=rows)
+
+    walk(watch, 20 + ENOUGH - 1, took)
+    assert watch.speed is None
+    walk_one = watch(stats())
+    watch.took(0.1, rows=1, tokens=1)
+    assert walk_one.num_draft_tokens == 3 and watch.speed is not None
+
+
+def test_one_slow_plain_step_among_three_decides_nothing():
+    watch = Watch(plan=Fixed(3))
+    walk(watch, 300, lambda step, plain: watch.took(50.0 if step == 146 else 0.1, rows=1, tokens=1 if plain else 2))
+    assert watch.speed.plain == pytest.approx(10)
+
+
+def test_draws_have_nothing_to_do_with_it():
+    """The plan sees counters of past steps alone; which steps are plain is the same whatever they are."""
+    one, other = Watch(plan=Fixed(3)), Watch(plan=Fixed(3))
+    first = walk(one, 150)
+    second = walk(other, 150, lambda step, plain: other.took(step * 1e-3, rows=step % 3 + 1, tokens=step))
+    assert first == second and Draw.FIXED == 0
