@@ -29,7 +29,7 @@ from paceline.core.noise import split_seed
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.engine.memory import fitting_rows
-from paceline.models.adopt import TransformersModel, is_current, is_transformers_model
+from paceline.models.adopt import TransformersModel, is_current, is_transformers_model, placement
 from paceline.models.decoder import DecoderLM
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
@@ -254,7 +254,9 @@ def _join(job: _Job, results: Sequence[Result]) -> Tensor:
 
 
 def _checked(model: object) -> TransformersModel:
+    """``model`` if it can be adopted; its own configuration may be read then."""
     if is_transformers_model(model):
+        placement(model)
         return model
     raise ValueError(
         f"a model of type {type(model).__name__}: give a loaded transformers model (adapters merged into it, for "
