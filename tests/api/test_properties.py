@@ -153,6 +153,7 @@ def holds(drafter, verifier, options):
         note_forks(running.decoder, seen)
         for todo in rounds:  # a second round finds rows that others have left
             serve(running, todo, seen)
+        assert running.decoder.drafter.error is None, "a drafter that fails costs no token, so nothing else would tell"
 
     law()
     kinds = ["alone", "own row", "running row", "idle row", "cancelled in the queue", "cancelled in its row", "ended"]

@@ -249,7 +249,9 @@ class CountedEngine:
     def generate(self, prompts, params):
         """Tokens of every continuation; ``fed`` and ``draft_fed`` then say what admitting them took."""
         self.fed = self.draft_fed = 0
-        return self.engine.generate(prompts, params)
+        results = self.engine.generate(prompts, params)
+        assert self.engine.decoder.drafter.error is None
+        return results
 
 
 @every_drafter

@@ -1,0 +1,297 @@
+"""Requests over rows: their order, what becomes of those that fail or are cancelled, and what rows are left with."""
+
+import pytest
+
+from paceline.core.batch import Finish
+from paceline.core.tree import NoDraft
+from paceline.drafters.model import ModelDrafter
+from paceline.engine.clock import HostClock
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.watch import Watch
+from paceline.models import prefill
+from paceline.models.base import Head
+from tests import tiny
+from tests.harness import decoder_for, expected, request, tiny_drafter
+
+LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
+POISON = 59
+
+
+class Breaking:
+    """A language model that raises ``error`` when a prompt holds the token ``poison``, or on its call number ``at``."""
+
+    def __init__(self, lm, error, *, poison=None, at=None):
+        self.lm, self.error, self.poison, self.at, self.calls = lm, error, poison, at, 0
+
+    def __getattr__(self, name):
+        return getattr(self.lm, name)
+
+    def __call__(self, tree, cache, *, head, **options):
+        self.calls += 1
+        poisoned = (
+            head is Head.NONE and self.poison is not None and bool((tree.tokens[tree.valid] == self.poison).any())
+        )
+        if poisoned or self.calls == self.at:
+            raise self.error
+        return self.lm(tree, cache, head=head, **options)
+
+
+def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3):
+    target = target or tiny.target()[1]
+    clock = HostClock()
+    decoder = decoder_for(tiny_drafter(drafter, tiny.target()[1]), "coupled", target=target, k=k, rows=rows)
+    decoder.clock = clock
+    if watch:
+        decoder.plan = Watch(plan=decoder.plan)
+    return Scheduler(decoder=decoder, clock=clock, watch=decoder.plan if watch else None)
+
+
+def drain(made, gains=()):
+    """Tokens by ticket until nothing is left, and the gains."""
+    gains = list(gains)
+    while not made.idle:
+        gains += made.advance()
+        assert len(gains) < 2000
+    texts = {}
+    for gain in gains:
+        texts.setdefault(gain.ticket, []).extend(gain.tokens)
+    return texts, gains
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+def test_any_number_of_requests_passes_through_any_number_of_rows(drafter):
+    wanted = [request([5, index, 7][: 1 + index % 3], max_tokens=3 + 5 * index % 11) for index in range(9)]
+    for rows in (1, 2, 5, 9):
+        made = scheduler(drafter, rows=rows)
+        tickets = [made.submit(one) for one in wanted]
+        texts, gains = drain(made)
+        assert [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
+        ends = [gain.ticket for gain in gains if gain.finish is not Finish.RUNNING]
+        assert sorted(ends) == sorted(tickets), "each ends once"
+
+
+def test_requests_are_admitted_in_the_order_of_their_submission():
+    made = scheduler(rows=2)
+    tickets = [made.submit(request([index], max_tokens=2 + index % 2)) for index in range(6)]
+    seen = []
+    while not made.idle:
+        seen += [gain.ticket for gain in made.advance() if gain.ticket not in seen]
+    assert seen == tickets
+
+
+def test_what_cannot_be_served_is_refused_at_once_and_leaves_no_trace():
+    made = scheduler()
+    for wrong in (request([1] * 90, max_tokens=7), request([tiny.VOCAB], max_tokens=4)):
+        with pytest.raises(ValueError, match=r"exceed the limit|leave the target's vocabulary"):
+            made.submit(wrong)
+    assert made.idle and made.advance() == []
+
+
+def test_a_cancelled_request_leaves_its_row_at_once():
+    """It takes part in no further step, and who waits is admitted with the next one."""
+    made = scheduler(rows=1)
+    wanted = [request(LONG, max_tokens=30), request([4, 4], max_tokens=5)]
+    first, second = (made.submit(one) for one in wanted)
+    made.advance(), made.advance()
+    made.cancel(first)
+    assert not bool(made.decoder.batch.active.any())
+    assert made.describe(first).summary.emitted == made.describe(first).summary.steps == 2
+    assert [gain.ticket for gain in made.advance()] == [second]
+    assert made.decoder.batch.requests[0] is wanted[1]
+    made.cancel(first)  # again: nothing happens
+    assert bool(made.decoder.batch.active.all())
+    assert made.describe(first).summary.steps == 2
+
+
+def test_a_cancelled_row_stands_still_while_others_go_on():
+    made = scheduler("model", rows=2)
+    first, second = made.submit(request(LONG, max_tokens=30)), made.submit(request([4, 4], max_tokens=20))
+    gains = made.advance()
+    made.cancel(first)
+    length = int(made.decoder.batch.length[0])
+    texts, after = drain(made, gains)
+    assert {gain.ticket for gain in after[2:]} == {second}
+    assert int(made.decoder.batch.length[0]) == length
+    assert texts[second] == expected(request([4, 4], max_tokens=20))
+
+
+def test_a_request_may_be_cancelled_before_it_is_admitted():
+    made = scheduler(rows=1)
+    tickets = [made.submit(request([index], max_tokens=3)) for index in range(3)]
+    made.cancel(tickets[1])
+    texts, _ = drain(made)
+    assert set(texts) == {tickets[0], tickets[2]}
+    closing = made.describe(tickets[1])
+    assert closing.summary.steps == 0 and closing.times.first_token is None and closing.times.prefill == 0
+    assert 0 < closing.times.queue <= closing.times.total
+
+
+def test_what_is_forgotten_takes_no_memory():
+    made = scheduler()
+    ticket = made.submit(request([1], max_tokens=2))
+    drain(made)
+    made.describe(ticket)
+    made.forget(ticket)
+    made.forget(ticket)
+    assert not made._closed and not made._running and not made._waiting
+
+
+def test_rows_are_reused_the_longest_unused_first():
+    made = scheduler(rows=3)
+    made.submit(request([1], max_tokens=2))
+    drain(made)
+    for index in range(2):
+        made.submit(request([index], max_tokens=20))
+    made.advance()
+    assert made.decoder.batch.active.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("at", range(4))
+def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
+    """Its neighbours are admitted with it and are served, and so is who comes after it into its row."""
+    error = RuntimeError("poisoned")
+    made = scheduler(drafter, target=Breaking(tiny.target()[1], error, poison=POISON), rows=3)
+    others = [request(LONG, max_tokens=9), request([5, 1], max_tokens=12), request([*LONG, 2], max_tokens=7)]
+    tickets = [made.submit(one) for one in others[:at]]
+    bad = made.submit(request([*LONG, POISON, 1], max_tokens=5))
+    tickets += [made.submit(one) for one in others[at:]]
+    texts, gains = drain(made)
+    failures = [gain for gain in gains if gain.error is not None]
+    assert [(gain.ticket, gain.error, gain.tokens) for gain in failures] == [(bad, error, [])]
+    assert [texts[ticket] for ticket in tickets] == [expected(one) for one in others]
+    assert made.describe(bad).summary.steps == 0
+    again = [request([*LONG, index], max_tokens=6) for index in range(6)]
+    tickets = [made.submit(one) for one in again]
+    texts, _ = drain(made)
+    assert [texts[ticket] for ticket in tickets] == [expected(one) for one in again], "every row serves again"
+
+
+def test_nobody_copies_from_a_row_whose_admission_failed(monkeypatch):
+    """The target had read a part of it, the draft nothing: its cache held another text."""
+    monkeypatch.setattr(prefill, "CHUNK", 4)
+    made = scheduler("model", target=Breaking(tiny.target()[1], RuntimeError("poisoned"), poison=POISON), rows=2)
+    for other in ([50] * 30, [51] * 30):
+        made.submit(request(other, max_tokens=3))
+    drain(made)
+    wanted = request([*LONG, 12], max_tokens=24)
+    made.submit(request([*LONG, POISON, 1], max_tokens=5))
+    ticket = made.submit(wanted)
+    made.advance()
+    drain(made)
+    alone = scheduler("model", rows=1)
+    ticket_alone = alone.submit(wanted)
+    drain(alone)
+    assert made.describe(ticket).summary == alone.describe(ticket_alone).summary, "the draft has read what it should"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_interrupted_admission_loses_no_request(error, at):
+    """The first wave is read in call 1, the second, which copies from it, in call 2."""
+    target = Breaking(tiny.target()[1], error(), at=at)
+    made = scheduler("model", target=target, rows=3)
+    wanted = [request(LONG, max_tokens=9), request([*LONG, 2, 3], max_tokens=7), request([5, 1], max_tokens=8)]
+    tickets = [made.submit(one) for one in wanted]
+    with pytest.raises(error):
+        made.advance()
+    assert [made.describe(ticket).summary.steps for ticket in tickets] == [0, 0, 0]
+    texts, _ = drain(made)
+    assert [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
+
+
+def test_an_interrupted_admission_leaves_nobody_running_in_its_row():
+    made = scheduler(target=Breaking(tiny.target()[1], KeyboardInterrupt(), at=1), rows=2)
+    tickets = [made.submit(request([5, 1, index], max_tokens=8)) for index in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        made.advance()
+    assert not bool(made.decoder.batch.active.any())
+    for ticket in tickets:
+        made.cancel(ticket)
+    assert made.idle and made.advance() == []
+
+
+@pytest.mark.parametrize("at", [2, 3, 6])
+def test_a_step_that_fails_may_be_tried_again(at):
+    made = scheduler("model", target=Breaking(tiny.target()[1], RuntimeError("busy"), at=at), rows=2)
+    wanted = [request([5, 1], max_tokens=14), request([8, 8, 8], max_tokens=14)]
+    tickets = [made.submit(one) for one in wanted]
+    gains, failures = [], 0
+    while not made.idle:
+        try:
+            gains += made.advance()
+        except RuntimeError:
+            failures += 1
+    texts, _ = drain(made, gains)
+    assert failures == 1 and [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
+
+
+def test_a_failure_is_told_even_if_the_step_after_it_fails_too():
+    target = Breaking(tiny.target()[1], RuntimeError("no"), poison=POISON)
+    made = scheduler(target=target, rows=2)
+    good, bad = made.submit(request([5], max_tokens=3)), made.submit(request([POISON, 1], max_tokens=3))
+    target.at = 3  # read together, then the poisoned one alone, then the step; the other has nothing to read
+    told = []
+    for _ in range(12):
+        try:
+            told += made.advance()
+        except RuntimeError:
+            target.at = None
+    assert [gain.ticket for gain in told if gain.error] == [bad]
+    assert drain(made, told)[0][good] == expected(request([5], max_tokens=3))
+
+
+def test_gains_say_what_the_step_did():
+    made = scheduler("model", rows=1)
+    ticket = made.submit(request(LONG, max_tokens=30))
+    _, gains = drain(made)
+    assert all(gain.num_accepted <= min(gain.num_drafted, len(gain.tokens)) for gain in gains)
+    assert {gain.bonus for gain in gains} == {True, False}
+    assert all(gain.bonus == (gain.num_accepted == gain.num_drafted) for gain in gains)
+    assert [gain.finish for gain in gains] == [Finish.RUNNING] * (len(gains) - 1) + [Finish.LENGTH]
+    closing = made.describe(ticket)
+    assert closing.summary.steps == len(gains)
+    assert sum(closing.summary.accepted) == sum(gain.num_accepted for gain in gains)
+    assert sum(closing.summary.drafted) == sum(gain.num_drafted for gain in gains)
+    assert closing.no_draft[NoDraft.LIMIT] == sum(gain.num_drafted == 0 for gain in gains)
+
+
+def test_times_are_of_the_request_and_within_its_total():
+    made = scheduler("model", rows=1)
+    tickets = [made.submit(request(LONG, max_tokens=12)) for _ in range(2)]
+    drain(made)
+    first, second = (made.describe(ticket).times for ticket in tickets)
+    for times in (first, second):
+        parts = times.draft + times.target + times.verify + times.rest
+        assert 0 < min(times.draft, times.target, times.verify, times.rest) and 0 < times.prefill
+        assert times.queue + times.prefill + parts <= times.total
+        assert times.queue + times.prefill < times.first_token <= times.total
+    assert second.queue > first.total - first.queue - 0.01 and second.queue > first.queue
+
+
+def test_the_watch_is_told_of_the_rows_that_ran_and_what_they_gained(monkeypatch):
+    made = scheduler("ngram", rows=4, watch=True)
+    told = []
+    monkeypatch.setattr(made.watch, "took", lambda seconds, *, rows, tokens: told.append((rows, tokens)))
+    for length in (2, 3, 3):
+        made.submit(request([5], max_tokens=length))
+    texts, _ = drain(made)
+    assert [rows for rows, _ in told][:2] == [3, 3] and len(told) <= 3
+    assert sum(tokens for _, tokens in told) == sum(len(text) for text in texts.values()) == 8
+
+
+def test_a_draft_of_a_reused_row_is_as_good_as_in_a_fresh_one():
+    """Held texts are shared by the target's and the draft's caches alike."""
+    draft = ModelDrafter(lm=tiny.target()[1])
+    decoder = decoder_for(draft, "coupled", k=3, rows=1)
+    clock = HostClock()
+    decoder.clock = clock
+    made = Scheduler(decoder=decoder, clock=clock, watch=None)
+    text = list(LONG)
+    for turn in range(4):
+        ticket = made.submit(request(text, max_tokens=8))
+        texts, _ = drain(made)
+        assert made.describe(ticket).summary.acceptance_rate == 1, (
+            "the draft is the target: it errs only if it is stale"
+        )
+        text += [*texts[ticket], turn]
