@@ -67,9 +67,11 @@ def prepare(
 
 
 def per_prompt(params: ParamsLike, count: int) -> list[SamplingParams]:
-    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length."""
+    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length, or of other things."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(entry, SamplingParams) for entry in params):
+        raise ValueError(f"params={params!r}: give SamplingParams(...), one for all prompts or one for each")
     if len(params) != count:
         raise ValueError(f"{len(params)} params for {count} prompts: give one for all, or one for each")
     return list(params)
