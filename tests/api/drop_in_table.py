@@ -98,7 +98,7 @@ def calls(family):
         "batch": Call(inputs=four, options=long),
         "batch, no mask, padding token known": Call(inputs={"input_ids": four["input_ids"]}, options=long),
         "batch, no mask, padding that may end": Call(
-            inputs={"input_ids": four["input_ids"]}, options={"max_new_tokens": 24, "eos_token_id": [*ends, PAD]}
+            inputs={"input_ids": four["input_ids"]}, options={**long, "eos_token_id": [*ends, PAD]}
         ),
         "assistant": Call(inputs=one, options={**long, **draft}, drafted=True),
         "assistant, 3 tokens": Call(

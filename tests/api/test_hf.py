@@ -278,6 +278,15 @@ def test_changes_of_the_model_between_calls_are_noticed():
     assert changed.tolist() == model.generate(**FOUR, **LONG).tolist() != first.tolist()
 
 
+def test_calls_within_inference_mode_leave_a_model_that_can_be_trained():
+    model = FAMILIES["llama"]()
+    with torch.inference_mode():
+        found = hf.generate(model, **ONE, **LONG)
+    assert found.tolist() == hf.generate(model, **ONE, **LONG).tolist()
+    model(ONE["input_ids"], labels=ONE["input_ids"]).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_model_that_nobody_holds_any_more_is_freed():
     model = FAMILIES["llama"]()
     hf.generate(model, **ONE, **LONG)

@@ -25,6 +25,7 @@ from paceline.api.hf_inputs import Inputs, first_eos, merge, read_inputs
 from paceline.api.loading import Loaded, load
 from paceline.api.params import SamplingParams
 from paceline.api.results import Result, Statistics
+from paceline.core.batch import MAX_STOP_TOKENS
 from paceline.core.noise import split_seed
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
@@ -169,6 +170,10 @@ def _settle(asked: GenerationOptions, criteria: Criteria, num_prompt_tokens: int
                 f"{list(eos)} alone: give the same eos_token_id"
             )
         eos = criteria.eos
+    if len(eos) > MAX_STOP_TOKENS:
+        raise ValueError(
+            f"{len(eos)} end-of-text tokens: at most {MAX_STOP_TOKENS} are supported; give fewer in eos_token_id"
+        )
     return replace(params, n=1, max_tokens=max_tokens, stop=None, stop_token_ids=eos, ignore_eos=True, detokenize=False)
 
 
