@@ -7,6 +7,7 @@ import torch
 
 from paceline.api import Engine, Loaded, SamplingParams
 from tests import reference, tiny
+from tests.engine.wrapped import Wrapped
 from tests.harness import tiny_drafter
 
 
@@ -19,7 +20,8 @@ def bare(lm=None, *, eos=()):
 def engine(drafter="none", verifier="coupled", *, target=None, **options):
     """An engine over ``target``; ``drafter`` is a registered name or an instance."""
     target = target or bare()
-    given = tiny_drafter(drafter, target.lm) if isinstance(drafter, str) else drafter
+    lm = target.lm.lm if isinstance(target.lm, Wrapped) else target.lm
+    given = tiny_drafter(drafter, lm) if isinstance(drafter, str) else drafter
     return Engine(target, drafter=given, verifier=verifier, **{"num_draft_tokens": 3, "max_length": 96, **options})
 
 

@@ -1,47 +1,277 @@
+"""What is refused, in which words, before any work; and how one request fails without harming another."""
+
+import logging
 import shutil
 import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
-from paceline.api import build_drafter, embedded_pair, generate, load
-from paceline.core.sampling import Sampling
-from paceline.drafters.model import ModelDrafter
-from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.none import NoDrafter
-from tests.api.checkpoints import CONTEXT, config_of, make_tokenizer, other_vocabulary, pair, without_tokenizer
+from paceline.api import Engine, Interrupted, SamplingParams, embedded_pair, generate, load, stream
+from paceline.core.plan import Fixed
+from paceline.core.tree import Draw
+from paceline.drafters.base import StatelessDrafter
+from paceline.engine import memory
+from paceline.engine.memory import row_bytes
+from tests import tiny
+from tests.api.checkpoints import CONTEXT, VOCAB, config_of, pair
+from tests.api.engines import bare, engine, greedy, naive
+from tests.api.scripted import DRAFTS, draft, script
+from tests.api.scripted import target as scripted
+from tests.engine.test_scheduler import LONG, POISON
+from tests.engine.wrapped import Breaking
 
 
 @pytest.fixture(scope="module")
 def target():
-    return load(pair().target)
+    return load(pair().target, device="cpu")
 
 
+class Sharing(StatelessDrafter):
+    """Draws in a way that the verifier "rejection" cannot take."""
+
+    draws = frozenset({Draw.SHARED})
+    origins = ("sharing",)
+
+    def propose(self, batch, plan):
+        raise NotImplementedError
+
+
+FOUR = SamplingParams(max_tokens=4)
 CALLS = {
+    # Prompts
     "no prompts": (dict(prompts=[]), "no prompts: give at least one"),
-    "empty text": (dict(prompts=""), "empty prompt: give at least one token"),
-    "empty tokens": (dict(prompts=[[5], []]), "empty prompt: give at least one token"),
-    "no tokens wanted": (dict(max_tokens=0), "max_tokens=0: give at least 1"),
+    "empty text": (dict(prompts=""), "prompt 0: empty prompt: give at least one token"),
+    "empty tokens": (dict(prompts=[[5], []]), "prompt 1: empty prompt: give at least one token"),
+    "a prompt that is none": (dict(prompts=["x", 2.5]), "prompt 1: 2.5 is no prompt: give a text, a list of token ids"),
+    "mixed tokens": (dict(prompts=[[5], [5, "x"]]), r"prompt 1: \[5, 'x'\] is no prompt"),
+    "messages without a template": (
+        dict(prompts=["x", [{"role": "user", "content": "x"}]]),
+        "prompt 1: .* has no chat template",
+    ),
     "prompt beyond the context": (
         dict(prompts=[[5], [5] * CONTEXT]),
-        rf"prompt of {CONTEXT} tokens and max_tokens=4 exceed the limit of {CONTEXT} tokens; shorten",
+        f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=4 exceed the limit of {CONTEXT} tokens; shorten",
     ),
-    "tokens beyond the vocabulary": (dict(prompts=[[5, 9999]]), "9999 leave the target's vocabulary of 320"),
+    "prompt that fills the context": (
+        dict(prompts=[[5], [5] * CONTEXT], params=SamplingParams(max_tokens=None)),
+        f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=1 exceed the limit of {CONTEXT} tokens; shorten",
+    ),
+    "tokens beyond the vocabulary": (
+        dict(prompts=[[5], [5, 9999]]),
+        f"prompt 1: token ids 5..9999 leave the target's vocabulary of {VOCAB}",
+    ),
+    "negative tokens": (dict(prompts=[[5], [-1, 6]]), "prompt 1: token ids -1..6 leave the target's vocabulary"),
+    # Parameters
+    "params that do not match": (dict(params=[FOUR] * 3), "3 params for 1 prompts: give one for all, or one for each"),
+    "a mapping as params": (dict(params={"max_tokens": 4}), r"params=\{'max_tokens': 4\}: give SamplingParams\(...\)"),
+    "a mapping among params": (
+        dict(params=[{"max_tokens": 4}]),
+        r"params=\[\{.*\}\]: give SamplingParams\(...\), one for",
+    ),
+    "a number as params": (dict(params=4), r"params=4: give SamplingParams\(...\)"),
+    "too many stop tokens": (
+        dict(prompts=["x", "y"], params=[FOUR, replace(FOUR, stop_token_ids=range(9))]),
+        "prompt 1: 9 stop tokens: at most 8 are supported",
+    ),
+    "eight stop tokens and the model's own": (
+        dict(params=replace(FOUR, stop_token_ids=range(1, 9))),
+        "prompt 0: 9 stop tokens: at most 8 are supported",
+    ),
+    "min_tokens beyond the context": (
+        dict(params=SamplingParams(max_tokens=None, min_tokens=CONTEXT)),
+        f"prompt 0: min_tokens={CONTEXT}: give a count from 0 to max_tokens={CONTEXT - 1}",
+    ),
+    "a wrong prompt beside one to be scored": (
+        dict(prompts=[[5, 6], [5] * CONTEXT], params=replace(FOUR, prompt_logprobs=1)),
+        f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=4 exceed",
+    ),
+    # Drafting
     "negative draft length": (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
-    "unknown drafter": (dict(drafter="eagle9"), r"unknown drafter 'eagle9'.*known names: model, ngram, none"),
+    "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: model, ngram, none"),
     "nameless draft": (dict(drafter="model"), "drafter 'model' needs a draft model: give its directory"),
     "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'; known: coupled, rejection"),
-    "options that do not match": (dict(sampling=[Sampling()] * 3), "3 sampling options for 1 prompts"),
+    "nothing in common": (
+        dict(drafter=Sharing(), verifier="rejection"),
+        "Sharing draws shared and Rejection takes fixed, iid: nothing in common; choose the verifier 'coupled'",
+    ),
+    # Rows
+    "no rows": (dict(batch_size=0), "batch_size=0: give at least 1"),
+    "negative rows": (dict(batch_size=-2), "batch_size=-2: give at least 1"),
 }
 
 
+@pytest.mark.parametrize("call", [generate, stream])
 @pytest.mark.parametrize("case", CALLS)
-def test_wrong_call_is_refused_before_any_work(target, case, monkeypatch):
+def test_wrong_call_is_refused_before_any_work(target, case, call, monkeypatch):
     options, message = CALLS[case]
     monkeypatch.setattr(type(target.lm), "forward", None)  # any work would call it
     with pytest.raises(ValueError, match=message):
-        generate(target, **{"prompts": "x", "max_tokens": 4, **options})
+        call(target, **{"prompts": "x", "params": FOUR, **options})
+
+
+ENGINES = {
+    "length beyond the context": (
+        dict(max_length=CONTEXT + 1),
+        f"max_length={CONTEXT + 1} is beyond the target's context of {CONTEXT} tokens",
+    ),
+    "no length": (dict(max_length=0), "max_length=0: give at least 2"),
+    "negative length": (dict(max_length=-7), "max_length=-7: give at least 2"),
+    "no rows": (dict(batch_size=0), "batch_size=0: give at least 1"),
+    "negative draft length": (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
+    "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'"),
+    "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'"),
+    "nothing in common": (dict(drafter=Sharing(), verifier="rejection"), "Sharing draws shared and Rejection"),
+}
+
+
+@pytest.mark.parametrize("case", ENGINES)
+def test_wrong_engine_is_refused_before_any_work(target, case, monkeypatch):
+    options, message = ENGINES[case]
+    monkeypatch.setattr(type(target.lm), "new_cache", None)
+    with pytest.raises(ValueError, match=message):
+        Engine(target, **options)
+
+
+SUBMISSIONS = {
+    "prompt beyond the rows": (
+        dict(prompts=[[5], [5] * 20], params=FOUR),
+        "prompt 1: prompt of 20 tokens and max_tokens=4 exceed the limit of 22 tokens; shorten the prompt or lower",
+    ),
+    "text without a tokenizer": (
+        dict(prompts=[[5], "x"]),
+        "prompt 1: tiny has no tokenizer: give the prompt as token ids",
+    ),
+    "messages without a tokenizer": (
+        dict(prompts=[[5], [{"role": "user", "content": "x"}]]),
+        "prompt 1: tiny has no tokenizer",
+    ),
+    "stop strings without a tokenizer": (
+        dict(prompts=[[5], [6]], params=[FOUR, replace(FOUR, stop="end")]),
+        r"prompt 1: stop=\['end'\]: tiny has no tokenizer to find it with; give stop_token_ids",
+    ),
+    "params that do not match": (dict(prompts=[[5], [6]], params=[FOUR]), "1 params for 2 prompts"),
+}
+
+
+@pytest.mark.parametrize("case", SUBMISSIONS)
+def test_wrong_submission_leaves_nothing_in_the_queue(case, monkeypatch):
+    """Not even the prompts before the wrong one."""
+    options, message = SUBMISSIONS[case]
+    running = engine(batch_size=2, max_length=22)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tiny.target()[1]), "forward", None)
+        with pytest.raises(ValueError, match=message):
+            running.submit(**options)
+        running.advance()
+    [result] = running.generate([[5]], greedy(max_tokens=4))
+    assert list(result.tokens) == naive([5], greedy(max_tokens=4), 0)
+
+
+def test_rows_beyond_the_memory_are_refused_with_the_batch_size_that_fits(target, monkeypatch):
+    drafter = draft(DRAFTS["all right"])
+    each = row_bytes(target.lm, drafter, max_length=100, num_draft_tokens=5)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 3 * each)
+    message = r"weights 0.00 GiB \(loaded\) \+ cache .* for 4 rows of 100 tokens exceed .*: lower batch_size to 3"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(target.lm), "new_cache", None)
+        with pytest.raises(ValueError, match=message):
+            Engine(target, drafter=drafter, batch_size=4, max_length=100)
+    assert Engine(target, drafter=drafter, batch_size=3, max_length=100).decoder.batch.rows == 3
+
+
+def test_without_a_batch_size_as_many_rows_run_as_half_of_the_memory_holds(target, monkeypatch):
+    each = row_bytes(target.lm, engine().decoder.drafter, max_length=5, num_draft_tokens=5)
+    for free, rows in ((2 * each, 1), (8 * each, 4), (1000 * each, 7)):
+        monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
+        made = stream(target, [[5]] * 7, FOUR)
+        assert made._engine.decoder.batch.rows == rows
+
+
+# One request fails.
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_a_criterion_that_raises_ends_its_own_text_alone(kind, caplog):
+    def criterion(tokens):
+        if len(tokens) == 6 and tokens[-1] == script()[6] and not calls.append(len(tokens)) and len(calls) == 2:
+            raise RuntimeError("out of ink")
+        return False
+
+    calls = []
+    running = Engine(scripted(), drafter=draft(DRAFTS[kind]), num_draft_tokens=4, batch_size=3, max_length=64)
+    made = running.submit([list(script()[:1])] * 3, greedy(max_tokens=12), criterion=criterion)
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        pieces = list(made)
+    results = made.results()
+    assert [result.error for result in results] == [None, "out of ink", None]
+    assert [result.finish_reason for result in results] == ["length", "cancelled", "length"]
+    assert [record.message for record in caplog.records] == ["prompt 1 failed: out of ink"]
+    failed = results[1]
+    assert failed.tokens == script()[1:7] and failed.stats.summary.emitted == len(failed.source) == 6
+    own = [piece for piece in pieces if piece.index == 1]
+    assert tuple(piece.token for piece in own) == failed.tokens and "".join(p.text for p in own) == failed.text
+    assert own[-1].finish_reason == "cancelled"
+    assert all(result.tokens == script()[1:13] for result in (results[0], results[2]))
+    [again] = running.generate([list(script()[:1])], greedy(max_tokens=20))
+    assert again.tokens == script()[1:21], "its row serves again"
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_a_prompt_that_cannot_be_read_fails_alone_and_its_row_serves_again(drafter, rows, caplog):
+    broken = Breaking(tiny.target()[1], RuntimeError("unreadable"), poison=POISON)
+    running = engine(drafter, target=bare(broken), batch_size=rows, num_draft_tokens=Fixed(3))
+    prompts = [LONG, [*LONG, POISON, 1], [5], [*LONG, 2, 3], [POISON, 3]]
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        results = running.generate(prompts, greedy(max_tokens=9))
+    assert [result.error for result in results] == [None, "unreadable", None, None, "unreadable"]
+    messages = sorted(record.message for record in caplog.records)
+    assert messages == ["prompt 1 failed: unreadable", "prompt 4 failed: unreadable"]
+    again = running.generate(prompts[:1] * 5, greedy(max_tokens=5))
+    for result in results:
+        wanted = [] if result.error else naive(prompts[result.index], greedy(max_tokens=9), 0)
+        assert list(result.tokens) == wanted and result.stats.steps <= len(wanted)
+        assert result.finish_reason == ("cancelled" if result.error else "length")
+    assert {tuple(result.tokens) for result in again} == {tuple(naive(LONG, greedy(max_tokens=5), 0))}
+    assert running.decoder.drafter.error is None
+
+
+# Ctrl-C.
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+@pytest.mark.parametrize("at", [1, 2, 4, 9])
+def test_an_interruption_carries_what_there_is(drafter, at):
+    """In the first admission (call 1), in a step, and in the admission of those that waited."""
+    target = bare(Breaking(tiny.target()[1], KeyboardInterrupt(), at=at))
+    running = engine(drafter, target=target, batch_size=2, num_draft_tokens=Fixed(3))
+    prompts = [LONG, [8, 8, 8], [9, 7, 1]]
+    with pytest.raises(Interrupted, match=r"interrupted with [0-9]+ tokens generated") as caught:
+        running.generate(prompts, greedy(max_tokens=9))
+    results = caught.value.results
+    assert isinstance(caught.value, KeyboardInterrupt) and [result.index for result in results] == [0, 1, 2]
+    assert sum(len(result.tokens) for result in results) == sum(result.stats.summary.emitted for result in results)
+    for result, prompt in zip(results, prompts, strict=True):
+        wanted = naive(prompt, greedy(max_tokens=9), 0)
+        assert list(result.tokens) == wanted[: len(result.tokens)]
+        assert result.finish_reason == ("length" if len(result.tokens) == 9 else "cancelled")
+    assert any(result.finish_reason == "cancelled" for result in results)
+    again = running.generate(prompts, greedy(max_tokens=9))
+    assert [list(result.tokens) for result in again] == [naive(p, greedy(max_tokens=9), 0) for p in prompts]
+
+
+def test_generate_interrupted_carries_its_results(target, monkeypatch):
+    broken = replace(target, lm=Breaking(target.lm, KeyboardInterrupt(), at=5))
+    with pytest.raises(Interrupted) as caught:
+        generate(broken, ["x", "def add("], greedy(max_tokens=12, ignore_eos=True))
+    whole = generate(target, ["x", "def add("], greedy(max_tokens=12, ignore_eos=True))
+    for part, result in zip(caught.value.results, whole, strict=True):
+        assert part.finish_reason == "cancelled" and 0 < len(part.tokens) < 12
+        assert part.tokens == result.tokens[: len(part.tokens)] and result.text.startswith(part.text.rstrip("\ufffd"))
+
+
+# Models.
 
 
 def broken(kind, folder):
@@ -68,7 +298,7 @@ DIRECTORIES = {
     "architecture": "unsupported architecture 'mamba' in .*; supported: gpt2, llama",
     "no weights": "holds no safetensors weights; convert",
     "weights are no safetensors": "is not a safetensors file",
-    "tokenizer": "is not a tokenizer",
+    "tokenizer": "tokenizer",
 }
 
 
@@ -79,54 +309,8 @@ def test_directory_that_cannot_be_used_is_refused_with_the_reason(kind, tmp_path
 
 
 def test_missing_directory_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"no such model directory: .*nowhere; give"):
+    with pytest.raises(ValueError, match=r"no such model directory: .*nowhere"):
         load(tmp_path / "nowhere")
-
-
-def test_text_without_a_tokenizer_is_refused_with_the_way_out(tmp_path):
-    bare = load(without_tokenizer(tmp_path / "bare"))
-    with pytest.raises(ValueError, match=r"bare has no tokenizer\.json: give the prompt as token ids"):
-        generate(bare, "x", max_tokens=4)
-
-
-def test_draft_of_another_vocabulary_is_refused_with_both_sizes(target, tmp_path):
-    folder = other_vocabulary(tmp_path / "draft")
-    sizes = rf"target .*target \(297 tokens\) and draft {folder} \(280 tokens\) have different vocabularies; take"
-    with pytest.raises(ValueError, match=sizes):
-        build_drafter(folder, target=target)
-
-
-def test_padded_vocabularies_of_one_tokenizer_fit(target, tmp_path):
-    folder = without_tokenizer(tmp_path / "draft", vocab_size=304, num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"\(320 tokens\) and draft .* \(304 tokens\)"):
-        build_drafter(folder, target=target)  # nothing proves that they are of one tokenizer
-    make_tokenizer().save(str(folder / "tokenizer.json"))
-    plain = generate(target, "def add(", max_tokens=12)[0]
-    drafted = generate(target, "def add(", max_tokens=12, drafter=folder)[0]
-    assert drafted.tokens == plain.tokens and sum(drafted.stats.drafted) > 0
-
-
-def test_drafters_are_built_from_whatever_names_them(target):
-    draft = load(pair().draft)
-    assert isinstance(build_drafter(None, target=target), NoDrafter)
-    assert isinstance(build_drafter("ngram", target=target), NgramDrafter)
-    for given in (draft, pair().draft, str(pair().draft)):
-        assert isinstance(build_drafter(given, target=target), ModelDrafter)
-    ready = NgramDrafter(max_ngram=2)
-    assert build_drafter(ready, target=target) is ready
-
-
-def test_draft_directory_takes_the_precision_of_the_target():
-    target = load(pair().target, dtype=torch.float32)
-    drafter = build_drafter(pair().draft, target=target)
-    assert drafter.lm.dtype is target.dtype is torch.float32
-    assert load(pair().target).dtype is torch.float64
-
-
-def test_draft_without_a_tokenizer_fits_by_size(target, tmp_path):
-    folder = without_tokenizer(tmp_path / "draft", num_hidden_layers=1)
-    assert isinstance(build_drafter(folder, target=target), ModelDrafter)
-    assert isinstance(build_drafter(folder, target=replace(target, tokenizer=None)), ModelDrafter)
 
 
 def test_missing_demo_package_names_the_extra(monkeypatch):

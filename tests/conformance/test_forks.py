@@ -11,31 +11,13 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
 from tests import tiny
 from tests.api.engines import bare, engine, greedy, naive
+from tests.engine.wrapped import Counted
 from tests.harness import decoder_for, expected, finish, pairs, request, tiny_drafter
 
 K = 3
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 every_pair = pytest.mark.parametrize(("drafter", "verifier"), pairs())
 every_drafter = pytest.mark.parametrize("drafter", sorted(DRAFTERS))
-
-
-class Counted:
-    """A language model that counts the tokens it is fed: the valid nodes of its calls."""
-
-    def __init__(self, lm):
-        self.lm, self.fed = lm, 0
-
-    def __getattr__(self, name):
-        return getattr(self.lm, name)
-
-    def __call__(self, tree, cache, *, start=0, **options):
-        self.fed += int(tree.valid[:, start:].sum())
-        return self.lm(tree, cache, start=start, **options)
-
-    def take(self):
-        """Tokens fed since the last call."""
-        fed, self.fed = self.fed, 0
-        return fed
 
 
 class Bench:

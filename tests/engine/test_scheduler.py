@@ -9,31 +9,12 @@ from paceline.engine.clock import HostClock
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Watch
 from paceline.models import prefill
-from paceline.models.base import Head
 from tests import tiny
+from tests.engine.wrapped import Breaking
 from tests.harness import decoder_for, expected, request, tiny_drafter
 
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 POISON = 59
-
-
-class Breaking:
-    """A language model that raises ``error`` when a prompt holds the token ``poison``, or on its call number ``at``."""
-
-    def __init__(self, lm, error, *, poison=None, at=None):
-        self.lm, self.error, self.poison, self.at, self.calls = lm, error, poison, at, 0
-
-    def __getattr__(self, name):
-        return getattr(self.lm, name)
-
-    def __call__(self, tree, cache, *, head, **options):
-        self.calls += 1
-        poisoned = (
-            head is Head.NONE and self.poison is not None and bool((tree.tokens[tree.valid] == self.poison).any())
-        )
-        if poisoned or self.calls == self.at:
-            raise self.error
-        return self.lm(tree, cache, head=head, **options)
 
 
 def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3):
