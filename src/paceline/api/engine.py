@@ -19,12 +19,13 @@ from paceline.decode import Decoder, agree
 from paceline.drafters.none import NoDrafter
 from paceline.engine.clock import clock_for
 from paceline.engine.guard import Guarded
-from paceline.engine.memory import check_memory, weight_bytes
+from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.scheduler import Closing, Scheduler
 from paceline.engine.watch import Speed, Watch
 
 logger = logging.getLogger("paceline")
 
+MOST_ROWS = 16  # of an engine that is made for one call
 LONGEST = 2048  # tokens of a row, prompt included, where nobody says otherwise
 
 
@@ -160,6 +161,38 @@ class Engine:
     def forget(self, ticket: int) -> None:
         """Drop what is known of a request that has ended."""
         self._scheduler.forget(ticket)
+
+
+def engine_for(
+    target: Loaded,
+    *,
+    drafter: DrafterLike,
+    verifier: str,
+    num_draft_tokens: int | Plan,
+    batch_size: int | None,
+    num_texts: int,
+    max_length: int,
+) -> Engine:
+    """An engine for one call of ``num_texts``: as many rows as there are texts, at most 16 and what memory allows."""
+    drafting = build_drafting(drafter, target=target)
+    count = drafting.num_draft_tokens or num_draft_tokens
+    rows = batch_size
+    if rows is None:
+        rows = fitting_rows(
+            target.lm,
+            drafting.drafter,
+            max_length=max_length,
+            num_draft_tokens=count if isinstance(count, int) else count.max_draft_tokens,
+            most=min(MOST_ROWS, num_texts),
+        )
+    return Engine(
+        target,
+        drafter=drafting.drafter,
+        verifier=verifier,
+        num_draft_tokens=count,
+        batch_size=min(rows, num_texts),  # more would only stand idle
+        max_length=max_length,
+    )
 
 
 @final

@@ -1,15 +1,12 @@
 """Prompts in, texts out, in one call, with an engine of the right size made for it. Knows nothing of files."""
 
-from paceline.api.build import DrafterLike, build_drafting
-from paceline.api.engine import Engine, Stream
+from paceline.api.build import DrafterLike
+from paceline.api.engine import Stream, engine_for
 from paceline.api.loading import Loaded
 from paceline.api.prompts import Prompts, encode, split
 from paceline.api.requests import ParamsLike, per_prompt
 from paceline.api.results import Result
 from paceline.core.plan import Plan
-from paceline.engine.memory import fitting_rows
-
-MOST_ROWS = 16
 
 
 def generate(
@@ -65,24 +62,13 @@ def stream(
         context if option.max_tokens is None else len(tokens) + option.max_tokens
         for tokens, option in zip(encoded, options, strict=True)
     ]
-    max_length = min(context, max(wanted))
-    drafting = build_drafting(drafter, target=target)
-    count = drafting.num_draft_tokens or num_draft_tokens
-    rows = batch_size
-    if rows is None:
-        rows = fitting_rows(
-            target.lm,
-            drafting.drafter,
-            max_length=max_length,
-            num_draft_tokens=count if isinstance(count, int) else count.max_draft_tokens,
-            most=min(MOST_ROWS, sum(option.n for option in options)),
-        )
-    engine = Engine(
+    engine = engine_for(
         target,
-        drafter=drafting.drafter,
+        drafter=drafter,
         verifier=verifier,
-        num_draft_tokens=count,
-        batch_size=rows,
-        max_length=max_length,
+        num_draft_tokens=num_draft_tokens,
+        batch_size=batch_size,
+        num_texts=sum(option.n for option in options),
+        max_length=min(context, max(wanted)),
     )
     return engine.submit(encoded, params)

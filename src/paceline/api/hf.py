@@ -15,9 +15,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from paceline.api.build import DrafterLike, build_drafting
-from paceline.api.engine import Engine
-from paceline.api.generate import MOST_ROWS
+from paceline.api.build import DrafterLike
+from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
 from paceline.api.hf_criteria import Criteria, Endings, StoppingCriterion, read_criteria
@@ -29,7 +28,6 @@ from paceline.core.batch import MAX_STOP_TOKENS
 from paceline.core.noise import split_seed
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
-from paceline.engine.memory import fitting_rows
 from paceline.models.adopt import TransformersModel, is_current, is_transformers_model, placement
 from paceline.models.decoder import DecoderLM
 
@@ -101,7 +99,15 @@ def generate(
     job = _prepare(prompts, asked, criteria, values, target)
     if streamer is not None and len(job.texts) > 1:
         raise ValueError(f"streamer with {len(job.texts)} rows: give one prompt and num_return_sequences=1")
-    engine = _make_engine(target, drafter, job, verifier=verifier, num_draft_tokens=num_draft_tokens, rows=batch_size)
+    engine = engine_for(
+        target,
+        drafter=drafter,
+        verifier=verifier,
+        num_draft_tokens=num_draft_tokens,
+        batch_size=batch_size,
+        num_texts=len(job.texts),
+        max_length=max(map(len, job.texts)) + job.max_tokens,
+    )
     results = _run(engine, job, streamer)
     sequences = cast(torch.LongTensor, _join(job, results).to(target.lm.device))
     if not asked.return_dict:
@@ -194,30 +200,6 @@ def _choose_drafter(
         count = count or (None if own is None else own.num_assistant_tokens)
         return adopted(assistant), count or DEFAULT_NUM_ASSISTANT_TOKENS
     return assistant, count or DEFAULT_NUM_ASSISTANT_TOKENS
-
-
-def _make_engine(
-    target: Loaded, drafter: DrafterLike, job: _Job, *, verifier: str, num_draft_tokens: int, rows: int | None
-) -> Engine:
-    drafting = build_drafting(drafter, target=target)
-    count = drafting.num_draft_tokens or num_draft_tokens
-    most, max_length = len(job.texts), max(map(len, job.texts)) + job.max_tokens
-    if rows is None:
-        rows = fitting_rows(
-            target.lm,
-            drafting.drafter,
-            max_length=max_length,
-            num_draft_tokens=count,
-            most=min(MOST_ROWS, most),
-        )
-    return Engine(
-        target,
-        drafter=drafting.drafter,
-        verifier=verifier,
-        num_draft_tokens=count,
-        batch_size=min(rows, most),
-        max_length=max_length,
-    )
 
 
 def _run(engine: Engine, job: _Job, streamer: BaseStreamer | None) -> list[Result]:
