@@ -1,140 +1,310 @@
+"""Generating: the reference's tokens under every drafter, seeds that say which text it is, and streams."""
+
+import gc
+import logging
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.api import Generation, Source, generate, load, total
+from paceline.api import Engine, Loaded, SamplingParams, Source, generate, load, stream, total
 from paceline.core.noise import split_seed
-from paceline.core.sampling import Sampling
-from tests import reference
-from tests.api.checkpoints import pair, without_tokenizer
+from tests import harness, reference
+from tests.api.checkpoints import CONTEXT, pair, without_tokenizer
+from tests.api.engines import bare, engine, greedy, naive
+from tests.tables import TableLM, deviation, random_table
 
 PROMPTS = ["def add(first,", "x", "for item in items:\n    print(item)\nfor item in"]
-SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=11), Sampling(temperature=0.7, top_k=20, top_p=0.9, seed=3)]
+PARAMS = {
+    "greedy": greedy(max_tokens=20, seed=5, ignore_eos=True),
+    "sampled": SamplingParams(max_tokens=20, seed=11, ignore_eos=True),
+    "filtered": SamplingParams(temperature=0.7, top_k=20, top_p=0.9, max_tokens=20, seed=3, ignore_eos=True),
+}
+every_drafter = pytest.mark.parametrize("name", ["none", "ngram", "model"])
 
 
 @pytest.fixture(scope="module")
 def target():
-    return load(pair().target)
+    return load(pair().target, device="cpu")
+
+
+@cache
+def transformers_model():
+    return AutoModelForCausalLM.from_pretrained(pair().target, dtype=torch.float64)
 
 
 def drafter(name):
     return pair().draft if name == "model" else name
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "filtered"])
-@pytest.mark.parametrize("name", ["none", "ngram", "model"])
-def test_every_drafter_gives_the_reference_tokens(target, name, sampling):
-    model = AutoModelForCausalLM.from_pretrained(pair().target, dtype=torch.float64)
-    results = generate(target, PROMPTS, max_tokens=20, sampling=sampling, drafter=drafter(name), ignore_eos=True)
-    for row, (prompt, result) in enumerate(zip(PROMPTS, results, strict=True)):
+@every_drafter
+@pytest.mark.parametrize("kind", PARAMS)
+def test_every_drafter_gives_the_reference_tokens(target, name, kind):
+    params = PARAMS[kind]
+    results = generate(target, PROMPTS, params, drafter=drafter(name))
+    for index, (prompt, result) in enumerate(zip(PROMPTS, results, strict=True)):
+        assert (result.index, result.sample, result.seed) == (index, 0, split_seed(params.seed, index))
         assert result.prompt_tokens == tuple(target.tokenizer.encode(prompt))
-        expected = reference.decode(
-            model,
+        assert list(result.tokens) == reference.decode(
+            transformers_model(),
             list(result.prompt_tokens),
             max_tokens=20,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=split_seed(sampling.seed, row),
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            seed=result.seed,
         )
-        assert list(result.tokens) == expected
+        whole = target.tokenizer.decode([*result.prompt_tokens, *result.tokens])
+        assert result.text == whole[len(prompt) :]
+        assert set(result.origin) <= {None, name}
     if name == "model":
         assert total(results).acceptance_rate > 0.3
     if name == "none":
-        assert total(results).mean_acceptance_length == 1
+        assert total(results).mean_acceptance_length == 1 and set(results[0].source) == {Source.PLAIN}
 
 
-@pytest.mark.parametrize("name", ["none", "ngram", "model"])
-def test_batch_row_equals_row_alone(target, name):
-    options = [Sampling(temperature=1.0, seed=seed) for seed in (5, 6, 7)]
-    together = generate(target, PROMPTS, max_tokens=16, sampling=options, drafter=drafter(name))
+@every_drafter
+def test_a_text_of_a_batch_equals_that_text_alone(target, name):
+    options = [SamplingParams(seed=seed) for seed in (5, 6, 7)]
+    together = generate(target, PROMPTS, options, drafter=drafter(name))
     alone = [
-        generate(target, prompt, max_tokens=16, sampling=option, drafter=drafter(name))[0]
+        generate(target, prompt, option, drafter=drafter(name))[0]
         for prompt, option in zip(PROMPTS, options, strict=True)
     ]
-    assert [result.tokens for result in together] == [result.tokens for result in alone]
-    assert [result.sources for result in together] == [result.sources for result in alone]
-    assert [result.text for result in together] == [result.text for result in alone]
+    for field in ("tokens", "source", "origin", "text", "seed", "finish_reason"):
+        assert [getattr(one, field) for one in together] == [getattr(one, field) for one in alone]
 
 
-def test_one_seed_for_several_prompts_is_split(target):
-    sampling = Sampling(temperature=1.0, seed=9)
-    first, second = generate(target, ["x", "x"], max_tokens=24, sampling=sampling)
-    assert first.tokens != second.tokens
-    assert first.tokens == generate(target, "x", max_tokens=24, sampling=sampling)[0].tokens
-    own = replace(sampling, seed=split_seed(9, 1))
-    assert second.tokens == generate(target, "x", max_tokens=24, sampling=own)[0].tokens
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+def test_the_batch_size_changes_no_token(target, rows):
+    params = SamplingParams(n=2, seed=8)
+    assert [(r.index, r.sample, r.tokens) for r in generate(target, PROMPTS, params, batch_size=rows)] == [
+        (r.index, r.sample, r.tokens) for r in generate(target, PROMPTS, params)
+    ]
 
 
-def test_sources_account_for_every_token(target):
-    results = generate(target, PROMPTS, max_tokens=40, drafter=pair().draft, num_draft_tokens=4, ignore_eos=True)
-    seen = set()
-    for result in results:
-        assert len(result.sources) == len(result.tokens) == 40
-        drafted = result.sources.count(Source.DRAFTED)
-        assert drafted == sum(result.stats.accepted)
-        assert len(result.sources) - drafted <= result.stats.steps
-        seen |= set(result.sources)
-        # After a bonus or a correction a new step begins; a bonus stands behind a whole draft.
-        for at, source in enumerate(result.sources[:-1]):
-            if source is Source.BONUS:
-                assert set(result.sources[max(0, at - 4) : at]) == {Source.DRAFTED}
-    assert {Source.DRAFTED, Source.CORRECTED, Source.BONUS} <= seen
+def test_defaults_are_those_of_vllm(target):
+    [result] = generate(target, "x")
+    assert len(result.tokens) == 16 and result.finish_reason == "length" and result.logprobs is None
+    assert generate(target, "x")[0].tokens != result.tokens, "fresh noise every call"
 
 
-def test_steps_without_a_draft_are_plain(target):
-    assert set(generate(target, "x", max_tokens=8)[0].sources) == {Source.PLAIN}
-    nothing_to_copy = generate(target, [[7]], max_tokens=1, drafter="ngram")[0]
-    assert nothing_to_copy.sources == (Source.PLAIN,)
+def test_without_a_limit_the_text_goes_on_to_the_end_of_the_context(target):
+    prompt = [5] * (CONTEXT - 9)
+    [result] = generate(target, [prompt], greedy(max_tokens=None, ignore_eos=True), drafter=pair().draft)
+    assert len(result.tokens) == 9 and result.finish_reason == "length"
+    [short] = Engine(target, max_length=24, batch_size=1).generate([[5] * 10], greedy(max_tokens=None, ignore_eos=True))
+    assert len(short.tokens) == 14
 
 
-def test_pieces_are_the_results_in_parts(target):
-    generation = Generation(target=target, prompts=PROMPTS, max_tokens=20, drafter=pair().draft)
-    pieces = [piece for step in generation for piece in step]
-    for row, result in enumerate(generation.results()):
-        own = [piece for piece in pieces if piece.row == row]
-        assert tuple(piece.token for piece in own) == result.tokens
-        assert tuple(piece.source for piece in own) == result.sources
-        assert "".join(piece.text for piece in own) == result.text
-        whole = target.tokenizer.decode([*result.prompt_tokens, *result.tokens])
-        assert result.text == whole[len(PROMPTS[row]) :]
-
-
-def test_interrupted_generation_keeps_what_it_has(target):
-    whole = generate(target, "x", max_tokens=30, drafter=pair().draft, ignore_eos=True)[0]
-    generation = Generation(target=target, prompts="x", max_tokens=30, drafter=pair().draft, ignore_eos=True)
-    steps = iter(generation)
-    next(steps), next(steps)
-    part = generation.results()[0]
-    assert part.finish_reason == "cancelled" and whole.finish_reason == "length"
-    assert 0 < len(part.tokens) < 30 and part.tokens == whole.tokens[: len(part.tokens)]
-    assert len(part.sources) == len(part.tokens) and whole.text.startswith(part.text)
-
-
-@pytest.mark.parametrize("name", ["none", "ngram", "model"])
+@every_drafter
 def test_end_of_text_stops_unless_ignored(target, name):
-    long = generate(target, "x", max_tokens=20, drafter=drafter(name), ignore_eos=True)[0]
+    long = generate(target, "x", greedy(max_tokens=20, ignore_eos=True), drafter=drafter(name))[0]
     end = next(token for at, token in enumerate(long.tokens) if at >= 6 and token not in long.tokens[:at])
     ending = replace(target, eos=(end,))
-    stopped = generate(ending, "x", max_tokens=20, drafter=drafter(name))[0]
-    assert stopped.finish_reason == "stop"
+    stopped = generate(ending, "x", greedy(max_tokens=20), drafter=drafter(name))[0]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", None)
     assert stopped.tokens == long.tokens[: long.tokens.index(end) + 1]
-    assert generate(ending, "x", max_tokens=20, drafter=drafter(name), ignore_eos=True)[0].tokens == long.tokens
+    ignored = generate(ending, "x", greedy(max_tokens=20, ignore_eos=True), drafter=drafter(name))[0]
+    assert ignored.tokens == long.tokens and ignored.finish_reason == "length"
 
 
 def test_token_prompts_need_no_tokenizer(tmp_path, target):
-    bare = load(without_tokenizer(tmp_path / "bare"))
-    result = generate(bare, [[5, 6, 7]], max_tokens=5)[0]
+    bare_target = load(without_tokenizer(tmp_path / "bare"), device="cpu")
+    [result] = generate(bare_target, [[5, 6, 7]], SamplingParams(max_tokens=5))
     assert result.text is None and len(result.tokens) == 5
-    assert generate(replace(target, tokenizer=None), [[5, 6]], max_tokens=5)[0].tokens == (
-        generate(target, [[5, 6]], max_tokens=5)[0].tokens
-    )
+    params = SamplingParams(max_tokens=5, seed=2)
+    assert generate(target, [5, 6], params)[0].tokens == generate(target, [[5, 6]], params)[0].tokens
 
 
 def test_verifier_with_its_own_noise_is_reproducible(target):
-    options = dict(max_tokens=20, sampling=Sampling(temperature=1.0, seed=4), verifier="rejection", ignore_eos=True)
-    first, again = (generate(target, PROMPTS, drafter=pair().draft, **options) for _ in range(2))
+    options = dict(drafter=pair().draft, verifier="rejection")
+    first, again, other = (
+        generate(target, PROMPTS, SamplingParams(max_tokens=20, seed=seed, ignore_eos=True), **options)
+        for seed in (4, 4, 5)
+    )
     assert [result.tokens for result in first] == [result.tokens for result in again]
+    assert [result.tokens for result in first] != [result.tokens for result in other]
     assert total(first).acceptance_rate > 0.3
+
+
+def test_a_configuration_says_how_much_is_drafted(target):
+    config = {"method": "ngram", "num_speculative_tokens": 2}
+    [result] = generate(target, [[5, 6] * 9], greedy(max_tokens=9), drafter=config, num_draft_tokens=7)
+    assert len(result.stats.drafted) == 2
+
+
+# Seeds.
+
+
+def seeds(prompts, params):
+    """Of every result of a call, without running it."""
+    return [result.seed for result in engine(batch_size=1).submit(prompts, params).results()]
+
+
+def test_one_seed_is_split_over_prompts_and_samples():
+    found = seeds([[1], [2], [3]], SamplingParams(n=4, seed=77))
+    assert found == [split_seed(77, index) for index in range(12)]
+    assert len(set(found)) == 12 and found[0] == 77
+
+
+def test_a_prompts_own_seed_is_split_over_its_samples():
+    params = [SamplingParams(n=3, seed=77), SamplingParams(seed=5), SamplingParams(n=2, seed=9)]
+    found = seeds([[1], [2], [3]], params)
+    assert found == [77, split_seed(77, 1), split_seed(77, 2), 5, 9, split_seed(9, 1)]
+
+
+FRESH = {
+    "one for all": SamplingParams(n=5),
+    "one for each": [SamplingParams(n=n) for n in (3, 1, 6, 2)],
+    "some of their own": [
+        SamplingParams(n=3, seed=1),
+        SamplingParams(n=4),
+        SamplingParams(n=2, seed=2),
+        SamplingParams(n=5),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", FRESH)
+def test_without_a_seed_no_two_texts_of_two_calls_share_their_noise(case):
+    prompts = [[1]] * 4
+    found = [seeds(prompts, FRESH[case]) for _ in range(2)]
+    given = [1, split_seed(1, 1), split_seed(1, 2), 2, split_seed(2, 1)] if case == "some of their own" else []
+    fresh = [seed for call in found for seed in call if seed not in given]
+    assert len(fresh) == len(set(fresh)) == 2 * (len(found[0]) - len(given))
+    assert all(len(set(call)) == len(call) for call in found)
+    assert all(0 <= seed < 1 << 63 for seed in fresh)
+
+
+@every_drafter
+def test_identical_prompts_and_samples_have_texts_of_their_own(name):
+    results = engine(name, batch_size=4).generate([[5, 9]] * 3, SamplingParams(n=3, seed=6, max_tokens=12))
+    assert len({result.tokens for result in results}) == 9
+
+
+@pytest.mark.parametrize(("drafter_name", "verifier"), harness.pairs())
+def test_a_results_seed_gives_its_text_alone(drafter_name, verifier):
+    results = engine(drafter_name, verifier, batch_size=3).generate([[5, 9], [8]], SamplingParams(n=2, max_tokens=10))
+    for result in results:
+        params = SamplingParams(seed=result.seed, max_tokens=10)
+        [alone] = engine(drafter_name, verifier, batch_size=1).generate([result.prompt_tokens], params)
+        assert alone.tokens == result.tokens and alone.seed == result.seed
+        if verifier == "coupled":
+            assert list(result.tokens) == naive(result.prompt_tokens, params, result.seed)
+
+
+class Table(TableLM):
+    slot_bytes = 16
+
+
+def first_tokens(params, prompts):
+    """First tokens of every result [texts], under a table of three tokens, and their law [3]."""
+    table = random_table(4)
+    loaded = Loaded(lm=Table(table), tokenizer=None, eos=(), name="table", dtype=torch.float64, config={})
+    results = Engine(loaded, batch_size=64, max_length=8).generate([[1]] * prompts, params)
+    return torch.tensor([result.tokens[0] for result in results]), table[0, 1].softmax(-1)
+
+
+INDEPENDENT = {
+    "the samples of a prompt": (lambda: [SamplingParams(n=2, seed=seed, max_tokens=1) for seed in range(800)], 800),
+    "the prompts of a call": (lambda: SamplingParams(seed=3, max_tokens=1), 1600),
+    "samples without a seed": (lambda: SamplingParams(n=2, max_tokens=1), 800),
+}
+
+
+@pytest.mark.parametrize("case", INDEPENDENT)
+def test_noise_is_independent_between(case, monkeypatch):
+    """Neighbours in pairs: their joint law is the product of the target's."""
+    monkeypatch.setattr("paceline.api.requests.secrets.randbits", lambda bits: 123456789)
+    make, prompts = INDEPENDENT[case]
+    tokens, law = first_tokens(make(), prompts)
+    counts = torch.bincount(3 * tokens[::2] + tokens[1::2], minlength=9).double()
+    assert counts.sum() == 800
+    assert deviation(counts, torch.outer(law, law).flatten()) < 4
+    apart = torch.bincount(3 * tokens[1:-1:2] + tokens[2::2], minlength=9).double()
+    assert deviation(apart, torch.outer(law, law).flatten()) < 4
+
+
+# Streams.
+
+
+@every_drafter
+def test_pieces_are_the_results_in_parts(target, name):
+    generation = stream(target, PROMPTS, SamplingParams(max_tokens=20, seed=3), drafter=drafter(name), batch_size=2)
+    pieces = list(generation)
+    assert generation.done
+    for result in generation.results():
+        own = [piece for piece in pieces if piece.index == result.index]
+        for field, values in (("token", result.tokens), ("source", result.source), ("origin", result.origin)):
+            assert tuple(getattr(piece, field) for piece in own) == values
+        assert "".join(piece.text for piece in own) == result.text
+        assert [piece.finish_reason for piece in own[:-1]] == [None] * (len(own) - 1)
+        assert own[-1].finish_reason == result.finish_reason
+
+
+def test_pieces_come_as_they_are_committed(target):
+    generation = stream(target, "x", greedy(max_tokens=40, ignore_eos=True), drafter=pair().draft)
+    steps = []
+    for count, _ in enumerate(generation, start=1):
+        steps.append(generation.results()[0].stats.steps)
+        assert len(generation.results()[0].tokens) >= count
+    assert steps[0] == 1 and steps == sorted(steps) and steps[-1] < 40
+
+
+def test_a_closed_stream_keeps_what_it_has(target):
+    whole = generate(target, "x", greedy(max_tokens=30, ignore_eos=True))[0]
+    with stream(target, "x", greedy(max_tokens=30, ignore_eos=True)) as generation:
+        pieces = [next(generation) for _ in range(4)]
+    [part] = generation.results()
+    assert part.finish_reason == "cancelled" and part.error is None
+    assert part.tokens == whole.tokens[:4] == tuple(piece.token for piece in pieces)
+    assert whole.text.startswith(part.text.rstrip("\ufffd")) and list(generation) == [] and generation.done
+    generation.close()
+    assert generation.results() == [part]
+
+
+def test_a_stream_that_nobody_holds_frees_its_rows():
+    running = engine("model", batch_size=2)
+    generation = running.submit([[5], [6], [7]], greedy(max_tokens=50))
+    next(generation)
+    assert bool(running.decoder.batch.active.all())
+    del generation
+    gc.collect()
+    assert not bool(running.decoder.batch.active.any())
+    assert [list(result.tokens) for result in running.generate([[8]], greedy(max_tokens=5))] == [
+        naive([8], greedy(max_tokens=5), 0)
+    ]
+    assert not running._open and not running._scheduler._closed
+
+
+def test_streams_of_one_engine_move_together_and_keep_their_own_pieces():
+    running = engine("ngram", batch_size=2)
+    prompts = [[5, 9], [8], [3, 1, 4]]
+    streams = [running.submit([prompt], greedy(max_tokens=9)) for prompt in prompts]
+    taken = [[], [], []]
+    while not all(one.done for one in streams):
+        for one, own in zip(streams, taken, strict=True):
+            piece = next(one, None)
+            own += [piece.token] if piece is not None else []
+    for one, own, prompt in zip(streams, taken, prompts, strict=True):
+        own += [piece.token for piece in one]
+        assert own == list(one.results()[0].tokens) == naive(prompt, greedy(max_tokens=9), 0)
+
+
+def test_results_of_a_stream_in_progress_are_what_there_is_so_far():
+    generation = engine(batch_size=1).submit([[5], [6]], greedy(max_tokens=9))
+    for _ in range(3):
+        next(generation)
+    first, second = generation.results()
+    assert list(first.tokens) == naive([5], greedy(max_tokens=9), 0)[:3] and second.tokens == ()
+    assert {first.finish_reason, second.finish_reason} == {"cancelled"} and not generation.done
+    assert [len(result.tokens) for result in generation.drain()] == [9, 9]
+
+
+def test_nothing_is_logged_where_nothing_is_wrong(caplog):
+    with caplog.at_level(logging.DEBUG, logger="paceline"):
+        Engine(bare(), batch_size=2, max_length=64).generate([[5], [6], [7]], greedy(max_tokens=30))
+    assert not caplog.records
