@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.api import Piece, Source
+from paceline.api import Source
 from paceline.cli.show import SourcePrinter, print_legend
 
 
@@ -16,9 +16,7 @@ def printed(pieces, *, prompt="", colour=False, width=80):
     printer = SourcePrinter(console=console)
     printer.prompt(prompt)
     for text, source in pieces:
-        printer.piece(
-            Piece(index=0, sample=0, token=0, text=text, source=source, origin=None, logprob=None, finish_reason=None)
-        )
+        printer.put(text, source)
     printer.end()
     return file.getvalue()
 

@@ -1,6 +1,7 @@
 """The command line: options, help and exit codes. A command's code, and torch with it, loads only when it runs."""
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,24 +10,29 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
+from paceline.cli import options as o
 from paceline.core.registry import Registry
 
 EXIT_OK, EXIT_DIFFERENT, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the demo found a difference, or some prompts failed; 2 bad input, or a file that cannot be "
+    "read or written; 130 interrupted (what there was is printed or kept)."
+)
 
 COMMANDS = Registry(
     "command",
     {
         "demo": "paceline.cli.demo:Demo",
         "generate": "paceline.cli.generate:Generate",
+        "score": "paceline.cli.score:ScoreTexts",
+        "inspect": "paceline.cli.inspect:Inspect",
     },
 )
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 the demo found a difference, 2 bad input, 130 interrupted (what was generated is "
-    "printed).",
+    epilog=EXIT_CODES,
 )
 
 
@@ -51,10 +57,11 @@ def paceline(
 
         paceline demo
         paceline generate --model DIR --draft DRAFT_DIR "def quicksort(items):"
+        paceline inspect DIR
     """
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def demo(
     target: Annotated[Path | None, typer.Option(help="Target model directory instead of the embedded one.")] = None,
     draft: Annotated[Path | None, typer.Option(help="Draft model directory instead of the embedded one.")] = None,
@@ -82,53 +89,188 @@ def demo(
     ).run()
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
-    model: Annotated[Path, typer.Option(help="Model directory (config.json, safetensors, tokenizer.json).")],
-    draft: Annotated[Path | None, typer.Option(help="Draft model directory, of the same tokenizer.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="Drafter by name, such as ngram, which needs no model.")] = None,
-    num_draft_tokens: Annotated[int, typer.Option(help="Tokens drafted per step.")] = 5,
-    verifier: Annotated[
-        str, typer.Option(help="How drafts are checked; coupled gives the text that no drafter at all would give.")
-    ] = "coupled",
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample among the likeliest that reach this mass; 1 is off.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest; 0 is off.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.")] = 128,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 or float64; that of the files by default.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object: text, tokens, sources, stats.")] = False,
+    model: o.Model,
+    prompt: o.Prompt = None,
+    prompt_file: o.PromptFile = None,
+    chat: o.Chat = False,
+    system: o.System = None,
+    draft: o.Draft = None,
+    drafter: o.Drafter = None,
+    num_draft_tokens: o.NumDraftTokens = None,
+    verifier: o.Verifier = "coupled",
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
+    seed: o.Seed = 0,
+    n: o.Samples = 1,
+    max_tokens: o.MaxTokens = 128,
+    min_tokens: o.MinTokens = 0,
+    stop: o.Stop = None,
+    stop_token_id: o.StopTokenId = None,
+    ignore_eos: o.IgnoreEos = False,
+    include_stop: o.IncludeStop = False,
+    batch_size: o.BatchSize = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    skip_special: o.SkipSpecial = True,
+    logprobs: o.Logprobs = None,
+    json: o.Json = False,
+    stats: o.Stats = False,
+    output: o.Output = None,
+    overwrite: o.Overwrite = False,
+    quiet: o.Quiet = False,
+    log_level: o.LogLevel = None,
 ) -> int:
-    """Continue a text, with a drafter or without; the text is the same either way.
+    """Continue a text or a file of them, with a drafter or without; the text is the same either way.
 
     On a terminal the tokens are coloured by who chose them and a summary follows. Elsewhere only the text is printed.
+
+    With --prompt-file each prompt gives one JSON line of --output, in their order. A bad prompt fails alone. After
+    an interruption of any kind, the same command goes on where it was.
 
     Examples:
 
         paceline generate --model DIR "def add(a, b):"
-        paceline generate --model DIR --draft SMALL_DIR "import os"
-        paceline generate --model DIR --drafter ngram --temperature 0.8 --seed 7 "x"
-        paceline generate --model DIR --json - < prompt.txt
+        paceline generate --model DIR --draft SMALL_DIR --stats "import os"
+        paceline generate --model DIR --drafter ngram --temperature 0.8 --seed 7 -n 3 "x"
+        paceline generate --model DIR --chat --system "Be brief." "Who wrote Faust?"
+        paceline generate --model DIR --json < prompt.txt
+        paceline generate --model DIR --prompt-file prompts.jsonl --output texts.jsonl
     """
     return (
         COMMANDS.find("generate")(
             prompt=prompt,
+            prompt_file=prompt_file,
+            chat=chat,
+            system=system,
+            model=o.ModelOptions(
+                model=model,
+                dtype=dtype,
+                device=device,
+                threads=threads,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+            ),
+            drafting=o.DraftOptions(draft=draft, drafter=drafter, num_draft_tokens=num_draft_tokens, verifier=verifier),
+            params={
+                "n": n,
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+                "min_p": min_p,
+                "seed": seed,
+                "max_tokens": max_tokens,
+                "min_tokens": min_tokens,
+                "stop": stop,
+                "stop_token_ids": stop_token_id,
+                "ignore_eos": ignore_eos,
+                "include_stop_str_in_output": include_stop,
+                "skip_special_tokens": skip_special,
+                "logprobs": logprobs,
+            },
+            batch_size=batch_size,
+            output=o.OutputOptions(
+                json=json, stats=stats, output=output, overwrite=overwrite, quiet=quiet, log_level=log_level
+            ),
+        )
+    ).run()
+
+
+@app.command(epilog=EXIT_CODES)
+def score(
+    model: o.Model,
+    prompt: Annotated[str | None, typer.Argument(help="Text that comes before.")] = None,
+    continuation: Annotated[str | None, typer.Argument(help="Text that is scored after it.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help='Lines of {"prompt": ..., "continuation": ...}, texts or token ids.')
+    ] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="A whole text, for its perplexity; may be repeated.")] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="With --text: tokens between windows over texts beyond the context; half of it by default."),
+    ] = None,
+    batch_size: o.BatchSize = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    log_level: o.LogLevel = None,
+) -> int:
+    """Say how likely a continuation, many of them, or whole texts are to a model.
+
+    Natural logarithms, of the model's own law at temperature 1. A table on a terminal, JSON elsewhere. A bad line fails
+    alone.
+
+    Examples:
+
+        paceline score --model DIR "The capital of France is" " Paris"
+        paceline score --model DIR --file pairs.jsonl > scores.jsonl
+        paceline score --model DIR --text one.txt --text two.txt --stride 256
+    """
+    return (
+        COMMANDS.find("score")(
+            prompt=prompt,
+            continuation=continuation,
+            file=file,
+            text=text or [],
+            stride=stride,
+            model=o.ModelOptions(
+                model=model,
+                dtype=dtype,
+                device=device,
+                threads=threads,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+            ),
+            batch_size=batch_size,
+            json=json,
+            quiet=quiet,
+            log_level=log_level,
+        )
+    ).run()
+
+
+@app.command(epilog=EXIT_CODES)
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or Hub id.")],
+    draft: Annotated[str | None, typer.Option(help="Say whether this model can draft for it.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Memory for this many texts at once.")] = 8,
+    context: Annotated[
+        int | None, typer.Option(help="Memory for texts of this many tokens; the model's context, at most 2048.")
+    ] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens drafted per step; 5 by default.")] = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    revision: o.Revision = None,
+    json: o.Json = False,
+) -> int:
+    """Say what a model is, what can draft for it, and the memory it needs, without loading it.
+
+    Examples:
+
+        paceline inspect DIR
+        paceline inspect DIR --draft SMALL_DIR --batch-size 16 --context 4096
+        paceline inspect DIR --json
+    """
+    return (
+        COMMANDS.find("inspect")(
             model=model,
             draft=draft,
-            drafter=drafter,
+            batch_size=batch_size,
+            context=context,
             num_draft_tokens=num_draft_tokens,
-            verifier=verifier,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            max_tokens=max_tokens,
             dtype=dtype,
+            device=device,
+            revision=revision,
             json=json,
         )
     ).run()
@@ -140,6 +282,9 @@ def run(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments) or ["--help"], prog_name="paceline", standalone_mode=False)
     except typer.TyperException as error:
         return _refuse(error.format_message())
+    except BrokenPipeError:  # whoever read the output has gone away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):

@@ -88,7 +88,7 @@ class Demo:
         printer.prompt(prompt)
         try:
             for piece in pieces:
-                printer.piece(piece)
+                printer.put(piece.text, piece.source)
         finally:
             printer.end()
         return pieces.results()

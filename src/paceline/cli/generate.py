@@ -1,138 +1,169 @@
-"""The command ``paceline generate``. Decodes through the API and prints."""
+"""The command ``paceline generate``: what its options mean together, and one prompt's text. Decodes through the API."""
 
 import json
 import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 
-from paceline.api import DTYPES, Result, SamplingParams, Stream, load, stream
-from paceline.api.build import DrafterLike
-from paceline.cli import EXIT_INTERRUPTED, EXIT_OK
-from paceline.cli.show import SourcePrinter, print_legend
+from paceline.api import Result, SamplingParams, Stream, stream
+from paceline.cli import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.batch import STDOUT, Batch
+from paceline.cli.console import open_notes
+from paceline.cli.journal import check_writable
+from paceline.cli.models import check_drafting, check_model, choose_drafter, load_target, num_draft_tokens
+from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
+from paceline.cli.prompts import as_chat, read_prompt
+from paceline.cli.record import result_object
+from paceline.cli.samples import AsText, OnTerminal, show_samples
+from paceline.cli.show import print_legend
+from paceline.cli.stats import Totals, stats_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
     """The command's options; ``run`` returns the exit code."""
 
-    prompt: str
-    model: Path
-    draft: Path | None
-    drafter: str | None
-    num_draft_tokens: int
-    verifier: str
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    max_tokens: int
-    dtype: str | None
-    json: bool
+    prompt: str | None
+    prompt_file: Path | None
+    chat: bool
+    system: str | None
+    model: ModelOptions
+    drafting: DraftOptions
+    params: Mapping[str, object]  # of SamplingParams
+    batch_size: int | None
+    output: OutputOptions
 
     def run(self) -> int:
         """Generate and print; an interruption keeps what there is."""
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
-        params = SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=self.seed,
-            max_tokens=self.max_tokens,
-        )
-        drafter = choose_drafter(self.draft, self.drafter)
-        generation = stream(
-            load(self.model, dtype=DTYPES[self.dtype] if self.dtype else None),
-            sys.stdin.read() if self.prompt == "-" else self.prompt,
+        notes = open_notes(quiet=self.output.quiet, log_level=self.output.log_level)
+        params = SamplingParams.from_vllm(self.params)
+        self._check(params)
+        if self.prompt_file is not None:
+            return Batch(
+                prompt_file=self.prompt_file,
+                chat=self.chat,
+                system=self.system,
+                model=self.model,
+                drafting=self.drafting,
+                params=params,
+                batch_size=self.batch_size,
+                output=self.output,
+                notes=notes,
+            ).run()
+        return self._run_one(params, notes)
+
+    def _check(self, params: SamplingParams) -> None:
+        """Refuse what contradicts itself, before anything is loaded."""
+        check_model(self.model)
+        check_drafting(self.drafting)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"--batch-size {self.batch_size}: give at least 1")
+        if self.system is not None and not self.chat:
+            raise ValueError("--system without --chat: give --chat too, for the prompt is then a user's message")
+        if self.prompt_file is None:
+            if params.logprobs is not None and not self.output.json:
+                raise ValueError(f"--logprobs {params.logprobs}: a text has no place for them, give --json too")
+        elif self.prompt is not None:
+            raise ValueError("a prompt and --prompt-file: give one of them")
+        elif params.seed is None:
+            raise ValueError("--seed -1 with --prompt-file: it could not be resumed, give a seed from 0")
+        if self.output.overwrite and self.output.output in (None, STDOUT):
+            raise ValueError("--overwrite without --output FILE: there is nothing to overwrite")
+
+    def _run_one(self, params: SamplingParams, notes: Console) -> int:
+        path = self._destination()
+        text = read_prompt(self.prompt)
+        prompt = as_chat(text, system=self.system) if self.chat else text
+        target = load_target(self.model)
+        texts = stream(
+            target,
+            prompt if isinstance(prompt, str) else [prompt],
             params,
-            drafter=drafter,
-            verifier=self.verifier,
-            num_draft_tokens=self.num_draft_tokens,
+            drafter=choose_drafter(self.drafting, target=target),
+            verifier=self.drafting.verifier,
+            num_draft_tokens=num_draft_tokens(self.drafting),
+            batch_size=self.batch_size,
         )
+        start = time.perf_counter()
         console = Console(highlight=False)
-        if self.json:
-            complete = _drain(generation)
-            print(json.dumps(as_json(generation.results()[0])))
-        elif console.is_terminal:
-            complete = _show(generation, console, legend=drafter is not None)
-        else:
-            complete = _write(generation)
-        return EXIT_OK if complete else EXIT_INTERRUPTED
+        coloured = path is None and console.is_terminal and not self.output.json
+        with _open(path) as file:
+            if self.output.json:
+                complete = _print_json(texts, file)
+            else:
+                shower = OnTerminal(console, num_samples=params.n) if coloured else AsText(file)
+                complete = show_samples(texts, shower, num_samples=params.n)
+        seconds = time.perf_counter() - start
+        results = texts.results()
+        totals = _add_up(results)
+        if coloured and not self.output.quiet:
+            self._summarise(totals, notes, complete)
+        if self.output.stats:
+            notes.print(stats_table(totals, seconds=seconds))
+        errors = [result.error for result in results if result.error is not None]
+        for error in errors:
+            print(f"paceline: {error}", file=sys.stderr)
+        return EXIT_INTERRUPTED if not complete else EXIT_DIFFERENT if errors else EXIT_OK
+
+    def _destination(self) -> Path | None:
+        """The file to write, None for standard output; refused if it exists."""
+        path = self.output.output
+        if path is None or path == STDOUT:
+            return None
+        check_writable(path)
+        if path.exists() and not self.output.overwrite:
+            raise ValueError(f"--output {path}: exists already; give another name, or --overwrite")
+        return path
+
+    def _summarise(self, totals: Totals, notes: Console, complete: bool) -> None:
+        """A line below the text on a terminal, and what the colours mean."""
+        counts = totals.summary
+        if counts is None:
+            return
+        if self.drafting.draft is not None or self.drafting.drafter is not None:
+            print_legend(notes)
+        rate = f", {counts.acceptance_rate:.0%} of the drafted tokens kept" if sum(counts.drafted) else ""
+        notes.print(
+            f"{counts.emitted} tokens in {counts.steps} steps: {counts.mean_acceptance_length:.2f} per step{rate}"
+            f"{'' if complete else ' (interrupted)'}",
+            style="dim",
+            soft_wrap=True,
+        )
 
 
-def choose_drafter(draft: Path | None, name: str | None) -> DrafterLike:
-    """One drafter from --draft and --drafter, which may only be given together as ``--drafter model``."""
-    if draft is None:
-        return name
-    if name not in (None, "model"):
-        raise ValueError(f"--drafter {name} and --draft {draft}: give one of them")
-    return draft
+@contextmanager
+def _open(path: Path | None) -> Iterator[TextIO]:
+    """The file, or standard output, which stays open."""
+    if path is None:
+        yield sys.stdout
+        return
+    with path.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+        yield file
 
 
-def as_json(result: Result) -> dict[str, object]:
-    """A result in the words of the Python interface."""
-    stats = result.stats
-    return {
-        "text": result.text,
-        "tokens": result.tokens,
-        "finish_reason": result.finish_reason,
-        "prompt_tokens": result.prompt_tokens,
-        "source": result.source,
-        "stats": {
-            "steps": stats.steps,
-            "emitted": stats.summary.emitted,
-            "drafted": stats.drafted,
-            "accepted": stats.accepted,
-            "acceptance_rate": stats.acceptance_rate,
-            "mean_acceptance_length": stats.mean_acceptance_length,
-        },
-    }
-
-
-def _drain(generation: Stream) -> bool:
+def _print_json(texts: Stream, file: TextIO) -> bool:
+    """One object per sample, once all have ended; whether they did by themselves."""
+    complete = True
     try:
-        for _ in generation:
+        for _ in texts:
             pass
     except KeyboardInterrupt:
-        return False
-    return True
-
-
-def _write(generation: Stream) -> bool:
-    """The bare text, as it comes."""
-    complete = True
-    try:
-        for piece in generation:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
         complete = False
-    sys.stdout.write("\n")
+        texts.close()
+    for result in texts.results():
+        file.write(json.dumps(result_object(result)) + "\n")
+    file.flush()
     return complete
 
 
-def _show(generation: Stream, console: Console, *, legend: bool) -> bool:
-    """The text with its sources, and a summary on standard error."""
-    complete = True
-    printer = SourcePrinter(console=console)
-    try:
-        for piece in generation:
-            printer.piece(piece)
-    except KeyboardInterrupt:
-        complete = False
-    printer.end()
-    stats = generation.results()[0].stats
-    notes = Console(stderr=True, highlight=False, style="dim")
-    if legend:
-        print_legend(notes)
-    rate = f", {stats.acceptance_rate:.0%} of the drafted tokens kept" if sum(stats.drafted) else ""
-    notes.print(
-        f"{stats.summary.emitted} tokens in {stats.steps} steps: {stats.mean_acceptance_length:.2f} per step{rate}"
-        f"{'' if complete else ' (interrupted)'}",
-        soft_wrap=True,
-    )
-    return complete
+def _add_up(results: Sequence[Result]) -> Totals:
+    totals = Totals()
+    for result in results:
+        totals.add(result)
+    return totals

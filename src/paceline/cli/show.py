@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from paceline.api import Piece, Source
+from paceline.api import Source
 
 STYLES = {
     Source.DRAFTED: "green",
@@ -44,7 +44,7 @@ def print_legend(console: Console) -> None:
 
 @final
 class SourcePrinter:
-    """Prints pieces as they come; ``end`` closes the last line."""
+    """Prints text as it comes; ``end`` closes the last line."""
 
     def __init__(self, *, console: Console) -> None:
         self.console = console
@@ -56,9 +56,9 @@ class SourcePrinter:
         """Text that was given, not generated."""
         self._put(text, "dim", " ")
 
-    def piece(self, piece: Piece) -> None:
-        """One generated token."""
-        self._put(piece.text, STYLES[piece.source], MARKS[piece.source])
+    def put(self, text: str, source: Source) -> None:
+        """Generated text, of one source."""
+        self._put(text, STYLES[source], MARKS[source])
 
     def end(self) -> None:
         """Finish the line, if one is open."""

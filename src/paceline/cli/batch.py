@@ -1,0 +1,125 @@
+"""``paceline generate --prompt-file``: every prompt of a file through one engine, into a file that can be resumed.
+
+One bad prompt fails alone. Knows nothing of how lines are kept safe.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.api import Engine, Loaded, SamplingParams
+from paceline.api.engine import engine_for
+from paceline.cli import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.fingerprint import fingerprint
+from paceline.cli.journal import Kept, ResultFile, check_writable, read_kept
+from paceline.cli.models import choose_drafter, load_target, num_draft_tokens
+from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
+from paceline.cli.progress import PromptProgress
+from paceline.cli.prompts import Entry, encode_entries, read_prompts
+from paceline.cli.stats import stats_table
+from paceline.cli.work import PrintedLines, Work
+
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The options; ``run`` returns the exit code."""
+
+    prompt_file: Path
+    chat: bool
+    system: str | None
+    model: ModelOptions
+    drafting: DraftOptions
+    params: SamplingParams
+    batch_size: int | None
+    output: OutputOptions
+    notes: Console
+
+    def run(self) -> int:
+        """Generate what is missing; whatever can be refused is refused before a model is loaded."""
+        path = self._destination()
+        entries = read_prompts(self.prompt_file, chat=self.chat, system=self.system)
+        run = fingerprint(self.model, self.drafting, self.params)
+        kept = Kept()
+        if path is not None and not self.output.overwrite:
+            kept = read_kept(path, run=run, digests=[entry.digest for entry in entries])
+        target = load_target(self.model)
+        if target.tokenizer is None and self.params.stop_strings:
+            raise ValueError(f"--stop: {target.name} has no tokenizer to find it with; give --stop-token-id")
+        encoded = encode_entries(target, entries)
+        prompts = [self._fit(target, found, entry) for found, entry in zip(encoded, entries, strict=True)]
+        missing = [entry for entry in entries[kept.num_written :] if entry.index not in kept.waiting]
+        engine = self._engine(target, prompts) if any(isinstance(prompts[e.index], list) for e in missing) else None
+        num_done = len(entries) - len(missing)
+        if num_done:
+            self._say(f"{num_done} of {len(entries)} prompts are in {path} already")
+        sink = PrintedLines() if path is None else ResultFile(path, kept=kept)
+        waiting = {index: str(line["error"]) for index, line in kept.waiting.items() if "error" in line}
+        # Lines on the same terminal would run through the bar.
+        shown = not self.output.quiet and not (path is None and sys.stdout.isatty())
+        with PromptProgress(console=self.notes, total=len(entries), done=num_done, shown=shown) as progress:
+            work = Work(
+                engine=engine,
+                params=self.params,
+                run=run,
+                sink=sink,
+                progress=progress,
+                failed={**kept.failed, **waiting},
+            )
+            complete = work.through(missing, prompts)
+        return self._conclude(work, complete, len(entries))
+
+    def _conclude(self, work: Work, complete: bool, num_prompts: int) -> int:
+        if self.output.stats:
+            self.notes.print(stats_table(work.totals, seconds=work.seconds))
+        if work.failed:
+            first = work.failed[min(work.failed)]
+            print(f"paceline: {len(work.failed)} of {num_prompts} prompts failed; {first}", file=sys.stderr)
+        if not complete:
+            self._say(f"interrupted: {work.num_done} prompts were finished; the same command goes on from there")
+            return EXIT_INTERRUPTED
+        return EXIT_DIFFERENT if work.failed else EXIT_OK
+
+    def _destination(self) -> Path | None:
+        """The file to write; None is standard output."""
+        path = self.output.output
+        if path is None:
+            raise ValueError("--prompt-file without --output: give --output FILE.jsonl, or - for standard output")
+        if path == STDOUT:
+            return None
+        check_writable(path)
+        if path.exists() and path.samefile(self.prompt_file):
+            raise ValueError(f"--output {path} is the prompt file itself: give another name")
+        return path
+
+    def _fit(self, target: Loaded, found: list[int] | str, entry: Entry) -> list[int] | str:
+        """The prompt's tokens, or why the target cannot continue them."""
+        wanted, context = self.params.max_tokens or 1, target.lm.max_positions
+        if isinstance(found, list) and len(found) + wanted > context:
+            return (
+                f"{entry.name}: prompt of {len(found)} tokens and --max-tokens {wanted} exceed the context of "
+                f"{context} tokens; shorten the prompt or lower --max-tokens"
+            )
+        return found
+
+    def _engine(self, target: Loaded, prompts: Sequence[list[int] | str]) -> Engine:
+        """With room for the longest of all prompts, done or not, so that every run has the same shapes."""
+        lengths = [len(prompt) for prompt in prompts if isinstance(prompt, list)]
+        return engine_for(
+            target,
+            drafter=choose_drafter(self.drafting, target=target),
+            verifier=self.drafting.verifier,
+            num_draft_tokens=num_draft_tokens(self.drafting),
+            batch_size=self.batch_size,
+            num_texts=self.params.n * len(lengths),
+            max_length=max(lengths) + (self.params.max_tokens or 1),
+        )
+
+    def _say(self, text: str) -> None:
+        """Something nobody needs to know who is not looking."""
+        if self.notes.is_terminal and not self.output.quiet:
+            self.notes.print(text, style="dim", markup=False, soft_wrap=True)

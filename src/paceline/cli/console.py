@@ -1,0 +1,44 @@
+"""What is said on standard error: notes, tables, the log. Knows nothing of what is generated."""
+
+import logging
+from typing import final
+
+from rich.console import Console
+from rich.text import Text
+
+from paceline.cli.options import LOG_LEVELS
+
+STYLES = {logging.DEBUG: "dim", logging.INFO: "dim", logging.WARNING: "yellow", logging.ERROR: "red"}
+
+
+@final
+class LogHandler(logging.Handler):
+    """Shows records of the log through ``console``, one line each, beside a progress bar if there is one."""
+
+    def __init__(self, *, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        self.console.print(Text(text, STYLES.get(record.levelno, "")), soft_wrap=True)
+
+
+def open_notes(*, quiet: bool, log_level: str | None) -> Console:
+    """The console on standard error, which from now on shows the log of this package.
+
+    ``log_level`` None is "warning", or "error" if ``quiet``. Raises ValueError for an unknown level, or one with quiet.
+    """
+    if log_level is not None and log_level not in LOG_LEVELS:
+        raise ValueError(f"--log-level {log_level}: known are {', '.join(LOG_LEVELS)}")
+    if quiet and log_level not in (None, "error"):
+        raise ValueError(f"--quiet and --log-level {log_level}: give one of them")
+    level = log_level or ("error" if quiet else "warning")
+    console = Console(stderr=True, highlight=False)
+    logger = logging.getLogger("paceline")
+    for handler in list(logger.handlers):
+        if isinstance(handler, LogHandler):  # of a command before, in the same process
+            logger.removeHandler(handler)
+    logger.addHandler(LogHandler(console=console))
+    logger.setLevel(level.upper())
+    return console

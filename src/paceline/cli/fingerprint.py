@@ -1,0 +1,54 @@
+"""What decides the texts of a run over many prompts, as a short name: equal names, equal texts. Loads no weights."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.api import SamplingParams, build_verifier
+from paceline.cli.models import num_draft_tokens
+from paceline.cli.options import DraftOptions, ModelOptions
+from paceline.models import hub
+
+PARTS = ("another model or precision", "other sampling options", "another verifier, drafter or draft length")
+WEIGHTS = ".safetensors"
+
+
+def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingParams) -> str:
+    """A hash for each of PARTS, joined by dashes.
+
+    What drafts takes part only where tokens depend on it: with the verifier "coupled" they do not. Raises what loading
+    raises for a model that is not there.
+    """
+    verifier = build_verifier(drafting.verifier)
+    rule: dict[str, object] = {"verifier": drafting.verifier}
+    if not verifier.same_tokens:
+        rule["drafter"], rule["num_draft_tokens"] = drafting.drafter, num_draft_tokens(drafting)
+        rule["draft"] = None if drafting.draft is None else _files(drafting.draft, None)
+    parts = ({"dtype": model.dtype, "files": _files(model.model, model.revision)}, params.to_vllm(), rule)
+    return "-".join(_hash(part) for part in parts)
+
+
+def differences(one: str, other: str) -> str:
+    """In what two fingerprints differ, in words."""
+    pairs = list(zip(PARTS, one.split("-"), other.split("-"), strict=False))
+    found = [part for part, first, second in pairs if first != second]
+    return " and ".join(found) if found and one.count("-") == other.count("-") else "other options"
+
+
+def _files(model: str, revision: str | None) -> list[list[object]]:
+    """Every file that says what a model does: weights by size and time, small ones by content."""
+    folder = hub.fetch(model, revision) if hub.is_hub_id(model) else Path(model)
+    names = sorted(path for pattern in hub.WANTED for path in folder.glob(pattern) if path.is_file())
+    return [_facts(path) for path in dict.fromkeys(names)]
+
+
+def _facts(path: Path) -> list[object]:
+    if path.suffix == WEIGHTS:
+        facts = path.stat()
+        return [path.name, facts.st_size, facts.st_mtime_ns]
+    return [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
+
+
+def _hash(value: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,0 +1,236 @@
+"""The command ``paceline inspect``: what a model is, what can draft for it, and what it needs. Reads no weights."""
+
+import inspect
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from safetensors import SafetensorError, safe_open
+
+from paceline.api.build import check_vocabulary
+from paceline.api.engine import LONGEST
+from paceline.api.loading import DTYPES, Loaded, find_device, find_dtype
+from paceline.cli import EXIT_OK
+from paceline.cli.models import NUM_DRAFT_TOKENS
+from paceline.core.registry import Registry
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import Drafter
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.none import NoDrafter
+from paceline.engine.memory import row_bytes
+from paceline.models import hub
+from paceline.models.decoder import DecoderLM
+from paceline.models.loading import FLOATS, ModelError, configure, name_of, read_config
+from paceline.models.memory import free_memory
+from paceline.text.tokenizer import load_tokenizer, read_eos
+from paceline.verifiers import VERIFIERS
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A checkpoint as its headers describe it: ``loaded`` has a model of the right shapes and no content."""
+
+    loaded: Loaded
+    lm: DecoderLM
+    folder: Path
+    num_bytes: int  # of the weight files
+    precisions: tuple[str, ...]  # of the stored tensors, the most frequent first
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.lm.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        """In memory, in the precision that it would be loaded with."""
+        return self.num_parameters * self.loaded.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect:
+    """The command's options; ``run`` returns the exit code."""
+
+    model: str
+    draft: str | None
+    batch_size: int
+    context: int | None
+    num_draft_tokens: int | None
+    dtype: str | None
+    device: str | None
+    revision: str | None
+    json: bool
+
+    def run(self) -> int:
+        """Look and print."""
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size {self.batch_size}: give at least 1")
+        dtype = find_dtype(self.dtype)
+        device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        found = look(self.model, dtype=dtype, revision=self.revision)
+        draft = None if self.draft is None else look(self.draft, dtype=found.loaded.dtype, revision=None)
+        context = min(LONGEST, found.lm.max_positions) if self.context is None else self.context
+        if not 2 <= context <= found.lm.max_positions:
+            raise ValueError(f"--context {context}: give 2 to {found.lm.max_positions}, which is the model's context")
+        sections = {
+            "model": _describe(found),
+            "tokenizer": _describe_tokenizer(found),
+            "memory": self._memory(found, draft, context, device),
+            "drafters": _describe_registry(DRAFTERS),
+            "verifiers": _describe_registry(VERIFIERS),
+        }
+        if draft is not None:
+            sections["draft"] = {**_describe(draft), **_judge(found, draft)}
+        if self.json:
+            print(json.dumps(sections))
+        else:
+            _print(sections)
+        return EXIT_OK
+
+    def _memory(self, found: Found, draft: Found | None, context: int, device: torch.device) -> dict[str, object]:
+        """What an engine of this size would take, in bytes."""
+        drafter: Drafter = NoDrafter() if draft is None else ModelDrafter(lm=draft.lm)
+        count = NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens
+        each = row_bytes(found.lm, drafter, max_length=context, num_draft_tokens=count)
+        weights = found.weight_bytes + (0 if draft is None else draft.weight_bytes)
+        free = free_memory(device)
+        return {
+            "batch_size": self.batch_size,
+            "context": context,
+            "weights": weights,
+            "cache": self.batch_size * each,
+            "free": free,
+            "device": str(device),
+            "rows_that_fit": max(0, (free - weights) // each),
+        }
+
+
+def look(model: str, *, dtype: torch.dtype | None, revision: str | None) -> Found:
+    """A checkpoint by its config, its headers and its tokenizer. Raises ModelError for one that cannot be used."""
+    if revision is not None and not hub.is_hub_id(model):
+        raise ModelError(f"--revision {revision}: {model} is a local directory; only models of the Hub have revisions")
+    folder = hub.fetch(model, revision) if hub.is_hub_id(model) else Path(model)
+    config = read_config(folder)
+    shape = configure(config, folder)
+    with torch.device("meta"):
+        lm = DecoderLM(shape)
+    files = sorted(folder.glob("*.safetensors"))
+    stored = Counter[str]()
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                stored.update(opened.get_slice(name).get_dtype() for name in opened.keys())
+        except SafetensorError as error:
+            raise ModelError(f"{file} is not a safetensors file ({error})") from error
+    if not files:
+        raise ModelError(f"{folder} holds no safetensors weights; save it again with save_pretrained")
+    precisions = tuple(name_of(FLOATS[name]) if name in FLOATS else name for name, _ in stored.most_common())
+    chosen = dtype or DTYPES.get(precisions[0])
+    if chosen is None:
+        raise ModelError(f"{folder}: weights of {precisions[0]}: quantized weights are not supported")
+    return Found(
+        loaded=Loaded(
+            lm=lm.to(chosen),
+            tokenizer=load_tokenizer(folder),
+            eos=read_eos(folder),
+            name=model,
+            dtype=chosen,
+            config=config,
+        ),
+        lm=lm,
+        folder=folder,
+        num_bytes=sum(file.stat().st_size for file in files),
+        precisions=precisions,
+    )
+
+
+def _describe(found: Found) -> dict[str, object]:
+    shape = found.lm.config
+    return {
+        "name": found.loaded.name,
+        "architecture": found.loaded.config.get("model_type"),
+        "parameters": found.num_parameters,
+        "layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "heads": shape.num_heads,
+        "kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocabulary": shape.vocab_size,
+        "context": shape.max_positions,
+        "tied_head": shape.tied_head,
+        "precision": list(found.precisions),
+        "size_on_disk": found.num_bytes,
+    }
+
+
+def _describe_tokenizer(found: Found) -> dict[str, object]:
+    tokenizer = found.loaded.tokenizer
+    return {
+        "tokens": None if tokenizer is None else tokenizer.size,
+        "chat_template": tokenizer is not None and tokenizer.has_chat_template,
+        "end_of_text": list(found.loaded.eos),
+    }
+
+
+def _describe_registry(registry: Registry) -> dict[str, object]:
+    """Every name with the first line of its class's description, or with what is wrong with its package."""
+    return {name: _describe_class(registry, name) for name in registry}
+
+
+def _describe_class(registry: Registry, name: str) -> str:
+    try:
+        kind = registry.find(name)
+    except ValueError as error:
+        return f"cannot be used: {error}"
+    text = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+    return " ".join(text.replace("`", "").split()) or "says nothing of itself"
+
+
+def _judge(target: Found, draft: Found) -> dict[str, object]:
+    """Whether ``draft`` can draft for ``target``."""
+    reasons: list[str] = []
+    try:
+        check_vocabulary(target.loaded, draft.loaded)
+    except ValueError as error:
+        reasons.append(str(error))
+    short = draft.lm.max_positions < target.lm.max_positions
+    return {
+        "fits": not reasons,
+        "reasons": reasons,
+        "note": f"drafts nothing beyond its context of {draft.lm.max_positions} tokens" if short else None,
+        "relative_size": draft.num_parameters / target.num_parameters,
+    }
+
+
+def _print(sections: dict[str, dict[str, object]]) -> None:
+    console = Console(highlight=False)
+    for title, facts in sections.items():
+        console.print(Text(title, "bold"))
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in facts.items():
+            if value is not None:
+                table.add_row(Text(name.replace("_", " "), "dim"), Text(_spell(name, value)))
+        console.print(table)
+
+
+def _spell(name: str, value: object) -> str:
+    """A value as people read it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and name in ("weights", "cache", "free", "size_on_disk"):
+        return f"{value / GIB:.2f} GiB" if value >= GIB / 10 else f"{value / (1 << 20):.1f} MiB"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

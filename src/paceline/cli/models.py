@@ -1,0 +1,63 @@
+"""Models and drafters from the options of a command. Decodes nothing."""
+
+from paceline.api import Loaded, load
+from paceline.api.build import DrafterLike
+from paceline.cli.options import DTYPE_NAMES, DraftOptions, ModelOptions
+from paceline.drafters import DRAFTERS
+
+NUM_DRAFT_TOKENS = 5  # where nobody says otherwise
+
+
+def load_target(options: ModelOptions) -> Loaded:
+    """The model. Raises what ``paceline.load`` raises."""
+    check_model(options)
+    return load(
+        options.model,
+        dtype=options.dtype,
+        device=options.device,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        threads=options.threads,
+    )
+
+
+def check_model(options: ModelOptions) -> None:
+    """Raise ValueError for what can be told without the model's files."""
+    if options.dtype is not None and options.dtype not in DTYPE_NAMES:
+        raise ValueError(f"--dtype {options.dtype}: known are {', '.join(DTYPE_NAMES)}")
+    if options.threads is not None and options.threads < 1:
+        raise ValueError(f"--threads {options.threads}: give at least 1")
+
+
+def check_drafting(options: DraftOptions) -> None:
+    """Raise ValueError for options that contradict each other, before any model is loaded."""
+    given = options.drafter
+    if options.draft is not None and given not in (None, "model"):
+        raise ValueError(f"--drafter {given} and --draft {options.draft}: give one of them")
+    if given == "model" and options.draft is None:
+        raise ValueError("--drafter model: it needs a draft model, give --draft DIR")
+    if given is not None and _is_config(given) and options.num_draft_tokens is not None:
+        raise ValueError(
+            f"--num-draft-tokens {options.num_draft_tokens} and num_speculative_tokens in --drafter: give one of them"
+        )
+    if given is not None and not _is_config(given) and given not in DRAFTERS:
+        raise ValueError(
+            f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, or vLLM's speculative_config as JSON; a draft "
+            "model is given by --draft"
+        )
+
+
+def choose_drafter(options: DraftOptions, *, target: Loaded) -> DrafterLike:
+    """The drafter, loaded where it is a model."""
+    if options.draft is not None:
+        return load(options.draft, dtype=target.dtype, device=target.lm.device)
+    return options.drafter
+
+
+def num_draft_tokens(options: DraftOptions) -> int:
+    """How many tokens to draft per step, unless the drafter's own configuration says so."""
+    return NUM_DRAFT_TOKENS if options.num_draft_tokens is None else options.num_draft_tokens
+
+
+def _is_config(drafter: str) -> bool:
+    return drafter.lstrip().startswith("{")

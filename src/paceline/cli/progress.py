@@ -1,0 +1,55 @@
+"""A progress bar over prompts, on a terminal only. Knows nothing of files."""
+
+import time
+from collections.abc import Callable
+from typing import final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.core.stats import Summary
+
+PERIOD = 0.25  # seconds between two looks at texts in progress
+
+
+@final
+class PromptProgress:
+    """Prompts done, tokens per second, tokens per step and the time left; use as a context manager."""
+
+    def __init__(self, *, console: Console, total: int, done: int, shown: bool) -> None:
+        self._shown = shown and console.is_terminal
+        self._progress = Progress(
+            TextColumn("prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+            disable=not self._shown,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=total, completed=done, speed="")
+        self._start = self._looked = time.perf_counter()
+
+    def __enter__(self) -> "PromptProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def done(self) -> None:
+        """One more prompt has ended."""
+        self._progress.advance(self._task)
+
+    def look(self, count: Callable[[], Summary | None]) -> None:
+        """Show speeds of all tokens so far, if it is time to; ``count`` is asked only then."""
+        now = time.perf_counter()
+        if not self._shown or now - self._looked < PERIOD:
+            return
+        self._looked = now
+        counts = count()
+        if counts is not None and counts.steps:
+            speed = counts.emitted / (now - self._start)
+            text = f"{speed:.0f} tokens/s, {counts.mean_acceptance_length:.2f} tokens/step"
+            self._progress.update(self._task, speed=text)

@@ -1,0 +1,76 @@
+"""What drafting did, added up over texts and shown as a table. Knows nothing of where it is printed."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from paceline.api import Result
+from paceline.core.stats import Summary
+from paceline.engine.scheduler import Times
+from paceline.engine.watch import Speed
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """Counts of the texts that were added."""
+
+    num_texts: int = 0
+    summary: Summary | None = None
+    no_draft: Counter[str] = field(default_factory=Counter[str])
+    first_tokens: list[float] = field(default_factory=list[float])  # seconds
+    times: Times | None = None  # of the only text, or None
+    speed: Speed | None = None
+    lossless: bool = True
+
+    def add(self, result: Result) -> None:
+        """Count one text."""
+        stats = result.stats
+        self.summary = stats.summary if self.summary is None else self.summary + stats.summary
+        self.no_draft.update(stats.no_draft)
+        if stats.times.first_token is not None:
+            self.first_tokens.append(stats.times.first_token)
+        self.times = stats.times if self.num_texts == 0 else None
+        self.num_texts += 1
+        self.speed, self.lossless = stats.speed, stats.lossless
+
+
+def stats_table(totals: Totals, *, seconds: float) -> Table:
+    """``seconds`` is what generating took in all, loading aside."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    counts = totals.summary
+    if counts is None or not counts.steps:
+        table.add_row("texts", "none")
+        return table
+    if totals.num_texts > 1:
+        table.add_row("texts", str(totals.num_texts))
+    table.add_row("tokens", f"{counts.emitted} in {seconds:.2f} s: {counts.emitted / seconds:.1f} tokens/s")
+    table.add_row("target steps", f"{counts.steps}, counted for each text that took part")
+    table.add_row("tokens/step", f"{counts.mean_acceptance_length:.2f} = tokens / target steps; 1.00 is plain decoding")
+    if sum(counts.drafted):
+        table.add_row(
+            "accepted",
+            f"{counts.acceptance_rate:.0%} of the drafted tokens: {sum(counts.accepted)} of {sum(counts.drafted)}",
+        )
+        rates = " ".join(f"{rate:.2f}" for rate in counts.per_position_acceptance)
+        table.add_row("by position", f"{rates} of those drafted at depth 1, 2, ...")
+    if totals.no_draft:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in totals.no_draft.most_common())
+        table.add_row("without draft", f"{sum(totals.no_draft.values())} steps: {reasons}")
+    if totals.first_tokens:
+        mean = sum(totals.first_tokens) / len(totals.first_tokens)
+        table.add_row("first token", f"after {mean:.3f} s{' on average' if totals.num_texts > 1 else ''}")
+    if totals.times is not None:
+        times = totals.times
+        phases = ("prefill", times.prefill), ("draft", times.draft), ("target", times.target)
+        rest = ("verify", times.verify), ("rest", times.rest)
+        table.add_row("time", ", ".join(f"{name} {spent:.3f} s" for name, spent in (*phases, *rest)))
+    if totals.speed is not None:
+        table.add_row("measured", f"{totals.speed.drafted:.1f} tokens/s drafted, {totals.speed.plain:.1f} plainly")
+        if totals.speed.warning is not None:
+            table.add_row("warning", totals.speed.warning)
+    if not totals.lossless:
+        table.add_row("warning", "this verifier does not keep the model's law: the text may differ from its own")
+    return table
