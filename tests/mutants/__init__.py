@@ -22,6 +22,13 @@ LAWS = "tests/verifiers/test_laws_sampled.py"
 NOISE = "tests/core/test_noise.py"
 MODEL = "tests/drafters/test_model.py"
 TREES = "tests/conformance/test_trees.py"
+ADMISSION = "tests/core/test_admission.py"
+LOGPROBS = "tests/core/test_logprobs.py"
+FORKS = "tests/conformance/test_forks.py"
+SCHEDULER = "tests/engine/test_scheduler.py"
+STOPS = "tests/api/test_stops.py"
+STATISTICS = "tests/api/test_statistics.py"
+SEEDS = "tests/api/test_generate.py::test_{}"
 
 MUTANTS = (
     Mutant(
@@ -135,5 +142,132 @@ MUTANTS = (
         "num = torch.minimum(until, self.limit - self.length)",
         "num = until",
         (TREES,),
+    ),
+    Mutant(
+        "a fork copies one slot too few",
+        "core/cache.py",
+        "layer[admission.rows, :longest] = layer[admission.source, :longest]",
+        "layer[admission.rows, : longest - 1] = layer[admission.source, : longest - 1]",
+        (ADMISSION,),
+    ),
+    Mutant(
+        "rows are forked one after another",
+        "core/cache.py",
+        "layer[admission.rows, :longest] = layer[admission.source, :longest]",
+        "[layer[i, :longest].copy_(layer[j, :longest].clone()) for i, j in zip(admission.rows, admission.source)]",
+        (ADMISSION,),
+    ),
+    Mutant(
+        "a fork of the draft's cache is claimed and not made",
+        "drafters/model.py",
+        "view = storage.begin(admission, torch.minimum(admission.forked, storage.length[admission.source]))",
+        "length = torch.minimum(admission.forked, storage.length[admission.source]); "
+        "storage.length.index_copy_(0, admission.rows, length); view = storage.view(admission.rows)",
+        (f"{FORKS}::test_acceptance_after_a_fork_is_that_without",),
+    ),
+    Mutant(
+        "a draft that has fallen behind is forked as if it had not",
+        "drafters/model.py",
+        "torch.minimum(admission.forked, storage.length[admission.source])",
+        "admission.forked",
+        (f"{FORKS}::test_fork_of_a_row_whose_draft_has_fallen_behind",),
+    ),
+    Mutant(
+        "a stop token comes one token too late",
+        "core/batch.py",
+        "early = position < self.min_length[:, None]",
+        "early = position <= self.min_length[:, None]",
+        (ADMISSION,),
+    ),
+    Mutant(
+        "a log-probability is read at the token's own node",
+        "core/batch.py",
+        "nodes = torch.nn.functional.pad(outcome.path, (1, 0)).clamp(min=0)",
+        "nodes = torch.nn.functional.pad(outcome.path, (0, 1)).clamp(min=0)",
+        (LOGPROBS,),
+    ),
+    Mutant(
+        "the samples of a prompt share their noise",
+        "api/requests.py",
+        "split_seed(base, first + at)",
+        "split_seed(base, first)",
+        (SEEDS.format("one_seed_is_split_over_prompts_and_samples"),),
+    ),
+    Mutant(
+        "prompts without seeds share their noise",
+        "api/requests.py",
+        "first = count if shared or option.seed is None else 0",
+        "first = count if shared else 0",
+        (SEEDS.format("without_a_seed_no_two_texts_of_two_calls_share_their_noise"),),
+    ),
+    Mutant(
+        "a stop string ends the text with the step",
+        "api/continuation.py",
+        "                self._trim = (len(gain.tokens), gain.num_accepted, at + 1)\n                break",
+        "                self._trim = (len(gain.tokens), gain.num_accepted, at + 1)",
+        (STOPS,),
+    ),
+    Mutant(
+        "what a stop string cuts is counted",
+        "api/continuation.py",
+        "if self._trim is None:",
+        "if self._trim is not False:",
+        (STOPS,),
+    ),
+    Mutant(
+        "a stop string counts one token before min_tokens",
+        "api/continuation.py",
+        "armed = len(self._tokens) > self.params.min_tokens\n        stopped",
+        "armed = len(self._tokens) >= self.params.min_tokens\n        stopped",
+        (f"{STOPS}::test_min_tokens_hold_for_stop_strings",),
+    ),
+    Mutant(
+        "the beginning of a stop string is shown",
+        "text/stops.py",
+        "shown = len(pending) - state.length",
+        "shown = len(pending)",
+        (STOPS,),
+    ),
+    Mutant(
+        "a cancelled row runs on",
+        "engine/scheduler.py",
+        "            self.decoder.release([job.row])\n            self._leave(job)",
+        "            self._leave(job)",
+        (SCHEDULER,),
+    ),
+    Mutant(
+        "an interrupted admission loses its requests",
+        "engine/scheduler.py",
+        "self._waiting.extendleft(reversed(left))",
+        "del left",
+        (f"{SCHEDULER}::test_an_interrupted_admission_loses_no_request",),
+    ),
+    Mutant(
+        "a row whose admission failed serves as a prefix",
+        "engine/scheduler.py",
+        "if p.prefix is not None and self._held[p.prefix.row] else None",
+        "if p.prefix is not None else None",
+        (f"{SCHEDULER}::test_nobody_copies_from_a_row_whose_admission_failed",),
+    ),
+    Mutant(
+        "a row is taken to hold less than it does",
+        "engine/scheduler.py",
+        "self._held[row].extend(report.tokens[row])",
+        "self._held[row].extend(report.tokens[row][:-1])",
+        (f"{FORKS}::test_a_conversation_goes_on_from_what_its_row_holds",),
+    ),
+    Mutant(
+        "a row is taken to hold its newest token",
+        "engine/scheduler.py",
+        "text[:-1] for row, text in self._held.items()",
+        "text for row, text in self._held.items()",
+        (f"{FORKS}::test_a_conversation_goes_on_from_what_its_row_holds",),
+    ),
+    Mutant(
+        "steps are taken plainly where drafts decide the tokens",
+        "api/engine.py",
+        "watched = isinstance(count, int) and rule.same_tokens and",
+        "watched = isinstance(count, int) and",
+        (f"{STATISTICS}::test_no_plain_steps_under",),
     ),
 )
