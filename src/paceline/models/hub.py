@@ -32,7 +32,13 @@ def fetch(repository: str, revision: str | None) -> Path:
     that does not exist, access that is not granted, and a Hub that cannot be reached.
     """
     try:
-        folder = snapshot_download(repository, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=WANTED,
+            ignore_patterns=UNWANTED,
+            local_files_only=constants.HF_HUB_OFFLINE,  # older versions ask the Hub for a commit's files even then
+        )
     except Exception as error:  # whatever the layers of the network raise, it has one way out
         raise ModelError(_explain(repository, revision, error)) from error
     return Path(folder)
