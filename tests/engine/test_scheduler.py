@@ -222,6 +222,16 @@ def test_a_failure_is_told_even_if_the_step_after_it_fails_too():
     assert drain(made, told)[0][good] == expected(request([5], max_tokens=3))
 
 
+def test_nobody_is_told_of_a_failure_after_cancelling():
+    target = Breaking(tiny.target()[1], RuntimeError("no"), poison=POISON, at=3)
+    made = scheduler(target=target, rows=2)
+    good, bad = made.submit(request([5], max_tokens=3)), made.submit(request([POISON, 1], max_tokens=3))
+    with pytest.raises(RuntimeError):
+        made.advance()
+    made.cancel(bad)
+    assert {gain.ticket for gain in made.advance()} == {good}
+
+
 def test_gains_say_what_the_step_did():
     made = scheduler("model", rows=1)
     ticket = made.submit(request(LONG, max_tokens=30))

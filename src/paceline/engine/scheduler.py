@@ -105,6 +105,7 @@ class Scheduler:
     def cancel(self, ticket: int) -> None:
         """Stop a request wherever it is; its row is free at once. One that has ended is left alone."""
         if ticket in self._closed:
+            self._failed = [gain for gain in self._failed if gain.ticket != ticket]  # nobody waits to be told
             return
         job = self._find(ticket)
         if job.row >= 0:
