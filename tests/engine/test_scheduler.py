@@ -232,6 +232,37 @@ def test_nobody_is_told_of_a_failure_after_cancelling():
     assert {gain.ticket for gain in made.advance()} == {good}
 
 
+TORN = {
+    "after extending": lambda decoder: (decoder.cache, "commit"),
+    "after committing": lambda decoder: (decoder.drafter, "observe"),
+    "after observing": lambda decoder: (decoder.stats, "record"),
+    "after counting": lambda decoder: (decoder.batch, "record_logprobs"),
+    "before reading": lambda decoder: (decoder, "read"),
+}
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+@pytest.mark.parametrize("case", TORN)
+def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, monkeypatch):
+    """Their newest tokens are lost, so they must not go on as if nothing had happened; who waits is served."""
+    made = scheduler(drafter, rows=2)
+    wanted = [request(LONG, max_tokens=12), request([8, 8], max_tokens=12), request([*LONG, 1], max_tokens=9)]
+    tickets = [made.submit(one) for one in wanted]
+    gains = made.advance()
+    with monkeypatch.context() as patch:
+        patch.setattr(*TORN[case](made.decoder), lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            made.advance()
+    texts, gains = drain(made, gains)
+    assert [gain.ticket for gain in gains if gain.error is not None] == tickets[:2]
+    assert texts[tickets[2]] == expected(wanted[2])
+    for ticket, one in zip(tickets[:2], wanted, strict=False):
+        assert 0 < len(texts[ticket]) < 12 and texts[ticket] == expected(one)[: len(texts[ticket])]
+    again = [made.submit(one) for one in wanted]
+    texts, _ = drain(made)
+    assert [texts[ticket] for ticket in again] == [expected(one) for one in wanted]
+
+
 def test_gains_say_what_the_step_did():
     made = scheduler("model", rows=1)
     ticket = made.submit(request(LONG, max_tokens=30))

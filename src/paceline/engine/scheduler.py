@@ -12,6 +12,7 @@ from itertools import chain
 from typing import final
 
 from paceline.core.batch import Finish, Report, Request
+from paceline.core.host import integers
 from paceline.core.logprobs import Chosen
 from paceline.core.stats import Summary
 from paceline.core.tree import NoDraft
@@ -92,8 +93,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
-        return not self._waiting and not self._running
+        """Whether nothing waits, nothing runs, and nothing is left to be told."""
+        return not self._waiting and not self._running and not self._failed
 
     def submit(self, request: Request) -> int:
         """Queue a request; its ticket. Raises ValueError, before any work, if the decoder could never serve it."""
@@ -132,8 +133,12 @@ class Scheduler:
         gains: list[Gain] = []
         if self._running:
             self.clock.start()
-            self.decoder.step()
-            report = self.decoder.read()
+            try:
+                self.decoder.step()
+                report = self.decoder.read()
+            except BaseException:
+                self._drop_torn()
+                raise
             phases = self.clock.take()
             if self.watch is not None:
                 self.watch.took(sum(phases), rows=len(self._running), tokens=sum(report.num))
@@ -141,6 +146,16 @@ class Scheduler:
             gains = [self._gain(job, report, phases, now) for job in list(self._running.values())]
         failed, self._failed = self._failed, []
         return failed + gains
+
+    def _drop_torn(self) -> None:
+        """End the rows that a step had moved before it was cut off: nobody has seen their newest tokens."""
+        lengths = integers(self.decoder.batch.length)
+        for row, job in list(self._running.items()):
+            if lengths[row] != len(self._held[row]):
+                self.decoder.release([row])
+                self._leave(job)
+                error = RuntimeError("a step was interrupted after it had chosen tokens; submit the prompt again")
+                self._failed.append(Gain(ticket=job.ticket, error=error))
 
     def _gain(self, job: _Job, report: Report, phases: Phases, now: float) -> Gain:
         row = job.row
