@@ -43,6 +43,7 @@ CALLS = {
     "no prompts": (dict(prompts=[]), "no prompts: give at least one"),
     "empty text": (dict(prompts=""), "prompt 0: empty prompt: give at least one token"),
     "empty tokens": (dict(prompts=[[5], []]), "prompt 1: empty prompt: give at least one token"),
+    "a number": (dict(prompts=5), "5 is no prompt: give a text"),
     "a prompt that is none": (dict(prompts=["x", 2.5]), "prompt 1: 2.5 is no prompt: give a text, a list of token ids"),
     "mixed tokens": (dict(prompts=[[5], [5, "x"]]), r"prompt 1: \[5, 'x'\] is no prompt"),
     "messages without a template": (

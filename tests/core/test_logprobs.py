@@ -131,3 +131,12 @@ def test_outputs_of_models_are_left_as_they_are():
     output = Output(logits.clone(), {})
     look_up(output.logits, output.logits, torch.tensor([[0]]), 1)
     assert torch.equal(output.logits, logits)
+
+
+def test_more_likeliest_tokens_than_the_vocabulary_has_are_those_it_has():
+    logits = random(1, 2)
+    found = look_up(logits, logits, torch.tensor([[0, 1]]), 20)
+    [row] = found.read([20], [2])
+    for at, one in enumerate(row):
+        assert [token for token, _ in one.top_raw] == logits[0, at].argsort(descending=True).tolist()
+        assert len(one.top_raw) == logits.shape[-1]

@@ -55,6 +55,8 @@ def split(prompts: Prompts) -> list[Prompt]:
     """One prompt or several, as a list. Raises ValueError where there is none."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise ValueError(f"{_shorten(prompts)} is no prompt: give a text, a list of token ids or messages, or several")
     listed = list(prompts)
     if not listed:
         raise ValueError("no prompts: give at least one")

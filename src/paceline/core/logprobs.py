@@ -44,7 +44,8 @@ class StepLogprobs:
         depth, width = self.raw.shape[1], self.raw_top.shape[2]
 
         def best(tokens: list[float], values: list[float], at: int, count: int) -> tuple[tuple[int, float], ...]:
-            pairs = zip(tokens[at * width : at * width + count], values[at * width : at * width + count], strict=True)
+            chosen = slice(at * width, at * width + min(count, width))  # the vocabulary may hold fewer than were asked
+            pairs = zip(tokens[chosen], values[chosen], strict=True)
             return tuple((int(token), value) for token, value in pairs if value > -float("inf"))
 
         return [
