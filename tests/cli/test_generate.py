@@ -1,16 +1,18 @@
 import io
 import json
+import logging
+import os
+import shutil
 import subprocess
 import sys
 
 import pytest
-import torch
 
 from paceline import __version__
-from paceline.api import SamplingParams, generate, load
+from paceline.api import SamplingParams, generate, load, stream
 from paceline.cli import run
 from paceline.decode import Decoder
-from tests.api.checkpoints import CONTEXT, other_vocabulary, pair, without_tokenizer
+from tests.api.checkpoints import pair
 
 PROMPT = "def add(first,"
 
@@ -27,7 +29,7 @@ def expected():
 @pytest.mark.parametrize("drafter", ["", "--drafter ngram", "--draft DRAFT", "--draft DRAFT --drafter model"])
 def test_text_does_not_depend_on_the_drafter_and_is_all_there_is(drafter, expected, capsys):
     drafter = [str(pair().draft) if word == "DRAFT" else word for word in drafter.split()]
-    assert run(command("--max-tokens", 24, *drafter)) == 0
+    assert run(command("--max-tokens", 24, "--quiet", *drafter)) == 0
     captured = capsys.readouterr()
     assert captured.out == expected.text + "\n"
     assert captured.err == ""
@@ -85,46 +87,176 @@ def test_interruption_prints_what_was_generated(form, expected, capsys, monkeypa
         assert len(printed) > 3 and expected.text.startswith(printed[:-1]) and printed != expected.text + "\n"
 
 
-REFUSED = {
-    "no prompt": (["generate", "--model", "TARGET"], "Missing argument"),
-    "no model": (["generate", "x"], "Missing option"),
-    "unknown option": (command("--speed", "9"), "No such option: --speed"),
-    "no such command": (["summon"], "No such command"),
-    "no such file": (command(model="/nowhere/at/all"), "no such model directory: /nowhere/at/all"),
-    "not a model": (command(model="ROOT"), "not a model: "),
-    "no number": (command("--seed", "x"), "Invalid value for '--seed'"),
-    "unknown drafter": (command("--drafter", "oracle"), "unknown drafter 'oracle'"),
-    "drafter without its model": (command("--drafter", "model"), "needs a draft model"),
-    "two drafters": (command("--drafter", "ngram", "--draft", "DRAFT"), "--drafter ngram and --draft"),
-    "unknown verifier": (command("--verifier", "maybe"), "unknown verifier 'maybe'; known: coupled, rejection"),
-    "unknown dtype": (command("--dtype", "int3"), "unknown dtype 'int3'; known: float64, float32"),
-    "cold": (command("--temperature", "-1"), "temperature=-1.0: give a finite number of at least 0"),
-    "top-k": (command("--top-k", "-2"), "top_k=-2: give 0 (off)"),
-    "top-p": (command("--top-p", "1.5"), "top_p=1.5: give a number above 0 and at most 1"),
-    "min-p": (command("--min-p", "2"), "min_p=2.0: give a number from 0"),
-    "seed": (command("--seed", "-4"), "seed=-4: give an integer from 0"),
-    "draft length": (command("--num-draft-tokens", "-2"), "num_draft_tokens=-2: give 0"),
-    "no tokens": (command("--max-tokens", "0"), "max_tokens=0: give at least 1"),
-    "too many tokens": (command("--max-tokens", "99999"), f"exceed the limit of {CONTEXT} tokens; shorten the prompt"),
-    "empty prompt": (command(prompt=""), "empty prompt"),
-    "vocabulary": (command("--draft", "OTHER"), "(297 tokens) and draft"),
-    "no tokenizer": (command(model="BARE"), "put tokenizer.json beside config.json"),
+def test_text_held_back_for_a_stop_is_shown_when_interrupted(expected, capsys, monkeypatch):
+    stop = expected.text[:6] + "?"  # its beginning comes at once, its end never
+
+    def interrupted(self, step=Decoder.step):
+        if int(self.batch.steps[0]) == 2:
+            raise KeyboardInterrupt
+        step(self)
+
+    monkeypatch.setattr(Decoder, "step", interrupted)
+    assert run(command("--max-tokens", 24, "--stop", stop)) == 130
+    printed = capsys.readouterr().out.removesuffix("\n")
+    assert printed and expected.text.startswith(printed)
+
+
+EVERY = {
+    "--temperature": ("0.7", "temperature", 0.7),
+    "--top-k": ("9", "top_k", 9),
+    "--top-p": ("0.8", "top_p", 0.8),
+    "--min-p": ("0.1", "min_p", 0.1),
+    "--seed": ("4", "seed", 4),
+    "--n": ("2", "n", 2),
+    "--stop": ("x", "stop", ("x",)),
+    "--stop-token-id": ("7", "stop_token_ids", (7,)),
+    "--ignore-eos": (None, "ignore_eos", True),
+    "--max-tokens": ("11", "max_tokens", 11),
+    "--min-tokens": ("2", "min_tokens", 2),
+    "--logprobs": ("3", "logprobs", 3),
+    "--include-stop": (None, "include_stop_str_in_output", True),
+    "--keep-special": (None, "skip_special_tokens", False),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_one_clear_line_and_exit_code_two(case, tmp_path, capsys):
-    arguments, message = REFUSED[case]
-    places = {"TARGET": pair().target, "DRAFT": pair().draft, "ROOT": pair().root}
-    if "OTHER" in arguments:
-        places["OTHER"] = other_vocabulary(tmp_path / "other")
-    if "BARE" in arguments:
-        places["BARE"] = without_tokenizer(tmp_path / "bare")
-    assert run([str(places.get(word, word)) for word in arguments]) == 2
+def test_every_option_reaches_the_parameters(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(
+        "paceline.cli.generate.stream",
+        lambda target, prompt, params, **options: seen.append((params, options)) or stream(target, prompt, params),
+    )
+    words = [word for name, (value, _, _) in EVERY.items() for word in (name, value) if word is not None]
+    assert run(command("--json", "--num-draft-tokens", 2, "--verifier", "rejection", "--batch-size", 2, *words)) == 0
+    params, options = seen[0]
+    assert {field: getattr(params, field) for _, field, _ in EVERY.values()} == {
+        field: value for _, field, value in EVERY.values()
+    }
+    assert options == {"drafter": None, "verifier": "rejection", "num_draft_tokens": 2, "batch_size": 2}
+
+
+def test_defaults_are_greedy_and_short(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "paceline.cli.generate.stream",
+        lambda target, prompt, params, **options: seen.append(params) or stream(target, prompt, params),
+    )
+    assert run(command()) == 0
+    assert seen == [SamplingParams(temperature=0.0, max_tokens=128, seed=0)]
+
+
+def test_samples_come_one_after_another_and_as_json_lines(capsys):
+    options = ["-n", 3, "--temperature", "0.9", "--max-tokens", 12, "--draft", pair().draft]
+    params = SamplingParams(n=3, temperature=0.9, max_tokens=12, seed=0)
+    expected = generate(load(pair().target), PROMPT, params)
+    assert run(command(*options)) == 0
+    assert capsys.readouterr().out == "\n".join(f"{result.text}\n" for result in expected)
+    assert run(command(*options, "--json")) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["sample"], line["text"], line["seed"]) for line in printed] == [
+        (result.sample, result.text, result.seed) for result in expected
+    ]
+
+
+def test_terminal_has_a_rule_for_each_sample_and_a_summary(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    options = ["-n", 2, "--temperature", "0.9", "--max-tokens", 12, "--draft", pair().draft]
+    assert run(command(*options)) == 0
     captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.startswith("paceline: ") and captured.err.count("\n") == 1
-    assert captured.out == ""
+    assert captured.out.index("sample 1 of 2") < captured.out.index("sample 2 of 2") and "~~" in captured.out
+    assert "24 tokens in " in captured.err and "drafted and kept" in captured.err
+    assert run(command(*options, "--quiet")) == 0
+    assert capsys.readouterr() == (captured.out, "")
+
+
+def test_output_file_holds_what_would_be_printed(tmp_path, expected, capsys):
+    output = tmp_path / "text.txt"
+    assert run(command("--max-tokens", 24, "--output", output)) == 0
+    assert output.read_text(encoding="utf-8") == expected.text + "\n"
+    assert run(command("--max-tokens", 24, "--output", output, "--overwrite", "--json")) == 0
+    assert json.loads(output.read_text())["text"] == expected.text
+    assert capsys.readouterr() == ("", "")
+
+
+def test_logprobs_are_in_the_json(capsys):
+    options = ["--json", "--logprobs", 2, "--max-tokens", 3, "--temperature", "0.5", "--top-k", 1]
+    assert run(command(*options)) == 0
+    chosen = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["logprobs"]
+    assert len(chosen) == 3 and all(len(one["top_raw"]) == 2 and one["processed"] == 0 for one in chosen)
+    assert all(one["raw"] == pytest.approx(one["top_raw"][0][1]) for one in chosen), "the likeliest was taken"
+
+
+def test_stats_explain_themselves_on_standard_error(capsys):
+    assert run(command("--stats", "--max-tokens", 24, "--drafter", "ngram", "--quiet")) == 0
+    captured = capsys.readouterr()
+    words = (
+        "24 in",
+        "= tokens / target steps; 1.00 is plain decoding",
+        "by position",
+        "without draft",
+        "no n-gram match",
+    )
+    for word in (*words, "first token", "prefill"):
+        assert word in " ".join(captured.err.split())
+    assert "tokens/step" not in captured.out
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory):
+    """The target with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "target"
+    shutil.copytree(pair().target, folder)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}assistant:"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template.replace("\\\\", "\\")}))
+    return folder
+
+
+CHATS = {
+    "text": (["hello"], [{"role": "user", "content": "hello"}]),
+    "system": (
+        ["--system", "be brief", "hello"],
+        [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],
+    ),
+    "messages": (['[{"role": "user", "content": "one"}]'], [{"role": "user", "content": "one"}]),
+    "a list that is no chat": (["[1, 2]"], [{"role": "user", "content": "[1, 2]"}]),
+}
+
+
+@pytest.mark.parametrize("case", CHATS)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_chat_is_spelled_by_the_template(case, in_file, chatty, tmp_path, capsys):
+    words, messages = CHATS[case]
+    expected = generate(load(chatty), [messages], SamplingParams(max_tokens=8, temperature=0.0))[0]
+    if in_file:
+        objects = {"messages": json.loads(words[-1])} if case == "messages" else {"prompt": words[-1]}
+        (tmp_path / "p.jsonl").write_text(json.dumps(objects))
+        words = [*words[:-1], "--prompt-file", str(tmp_path / "p.jsonl"), "--output", "-"]
+    assert run(["generate", "--model", str(chatty), "--chat", "--max-tokens", "8", "--json", *words]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["samples"][0] if in_file else printed)["tokens"] == list(expected.tokens)
+
+
+def test_text_that_looks_like_messages_stays_text_without_chat(chatty, capsys):
+    prompt = '[{"role": "user", "content": "one"}]'
+    assert run(["generate", "--model", str(chatty), "--max-tokens", "4", "--json", prompt]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] == load(chatty).tokenizer.encode(prompt)
+
+
+def test_configuration_of_vllm_is_a_drafter(expected, capsys):
+    config = json.dumps({"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3})
+    assert run(command("--max-tokens", 24, "--drafter", config, "--json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["text"] == expected.text and len(printed["stats"]["drafted"]) == 2
+
+
+def test_log_level_decides_what_is_told(capsys):
+    for level, told in (("warning", True), ("error", False)):
+        assert run(command("--max-tokens", 2, "--log-level", level)) == 0
+        logging.getLogger("paceline").warning("something to %s", "know")
+        assert capsys.readouterr().err == ("warning: something to know\n" if told else "")
+    assert run(command("--max-tokens", 2, "-q")) == 0
+    logging.getLogger("paceline").warning("something")
+    assert capsys.readouterr().err == ""
 
 
 def test_version_is_printed(capsys):
@@ -132,11 +264,14 @@ def test_version_is_printed(capsys):
     assert capsys.readouterr().out == f"paceline {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["demo", "--help"], ["generate", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["demo", "--help"], ["generate", "-h"], ["score", "-h"], ["inspect", "-h"]]
+)
 def test_help_teaches_by_examples(arguments, capsys):
     assert run(arguments) == 0
     name = arguments[0] if arguments and not arguments[0].startswith("-") else "demo"
-    assert f"\n  paceline {name}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"\n  paceline {name}" in out and "Exit codes: 0 done; 1 " in out
 
 
 def test_help_loads_neither_torch_nor_transformers():
@@ -148,14 +283,40 @@ def test_help_loads_neither_torch_nor_transformers():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_shells_complete_commands_and_names():
+    """Through the script that the shell runs; names come from the registries, without torch."""
+    for words, expected in (("paceline ins", "inspect"), ("paceline generate --verifier cou", "coupled")):
+        environment = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        code = "import sys; from paceline.cli import run; sys.exit(run([]))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
+        )
+        assert done.stdout.split() == [expected], done.stderr
+
+
+def test_reader_that_goes_away_ends_it_quietly():
+    words = [sys.executable, "-m", "paceline.cli", *command("--max-tokens", 400, "--quiet", "--ignore-eos")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1 and process.stderr.read() == b""
+    process.stderr.close()
+
+
 def test_console_script_exits_with_the_code():
     done = subprocess.run([sys.executable, "-m", "paceline.cli", "generate", "x"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
-def test_dtype_is_used(capsys, monkeypatch):
+def test_dtype_device_and_threads_reach_the_model(monkeypatch):
     seen = []
-    monkeypatch.setattr("paceline.cli.generate.load", lambda path, dtype: seen.append(dtype) or load(path, dtype=dtype))
-    assert run(command("--dtype", "float32", "--max-tokens", 2)) == 0
+
+    def loading(path, **options):
+        seen.append(options)
+        return load(path, dtype=options["dtype"])
+
+    monkeypatch.setattr("paceline.cli.models.load", loading)
+    assert run(command("--dtype", "float32", "--device", "cpu", "--threads", 1, "--max-tokens", 2)) == 0
     assert run(command("--max-tokens", 2)) == 0
-    assert seen == [torch.float32, None]
+    names = ("dtype", "device", "threads", "revision", "trust_remote_code")
+    assert [seen[0][name] for name in names] == ["float32", "cpu", 1, None, False]
+    assert [seen[1][name] for name in names] == [None, None, None, None, False]

@@ -81,15 +81,18 @@ class Generate:
         text = read_prompt(self.prompt)
         prompt = as_chat(text, system=self.system) if self.chat else text
         target = load_target(self.model)
-        texts = stream(
-            target,
-            prompt if isinstance(prompt, str) else [prompt],
-            params,
-            drafter=choose_drafter(self.drafting, target=target),
-            verifier=self.drafting.verifier,
-            num_draft_tokens=num_draft_tokens(self.drafting),
-            batch_size=self.batch_size,
-        )
+        try:
+            texts = stream(
+                target,
+                prompt if isinstance(prompt, str) else [prompt],
+                params,
+                drafter=choose_drafter(self.drafting, target=target),
+                verifier=self.drafting.verifier,
+                num_draft_tokens=num_draft_tokens(self.drafting),
+                batch_size=self.batch_size,
+            )
+        except ValueError as error:  # there is only one prompt
+            raise ValueError(str(error).removeprefix("prompt 0: ")) from error
         start = time.perf_counter()
         console = Console(highlight=False)
         coloured = path is None and console.is_terminal and not self.output.json

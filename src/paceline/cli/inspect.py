@@ -71,6 +71,8 @@ class Inspect:
         """Look and print."""
         if self.batch_size < 1:
             raise ValueError(f"--batch-size {self.batch_size}: give at least 1")
+        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
+            raise ValueError(f"--num-draft-tokens {self.num_draft_tokens}: give at least 0")
         dtype = find_dtype(self.dtype)
         device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         found = look(self.model, dtype=dtype, revision=self.revision)

@@ -121,7 +121,9 @@ class Work:
         """Texts in progress, as far as they have come."""
         for entry, stream in self._running.values():
             stream.close()
-            self._sink.put_cancelled(self._line(entry, _samples(stream.results())))
+            results = stream.results()
+            if any(result.tokens for result in results):
+                self._sink.put_cancelled(self._line(entry, _samples(results)))
 
     def _line(self, entry: Entry, outcome: Mapping[str, object]) -> Line:
         named = {} if entry.id is None else {"id": entry.id}

@@ -1,0 +1,175 @@
+"""Every wrong input of the command line: one line that names the value, the limit and the way out, and exit code 2."""
+
+import io
+
+import pytest
+
+from paceline.cli import run
+from tests.api.checkpoints import CONTEXT, other_vocabulary, pair, without_tokenizer
+
+GIVEN = ["generate", "--model", "TARGET"]
+FILE = [*GIVEN, "--prompt-file", "PROMPTS"]
+
+
+def text(*words, prompt="def add("):
+    return [*GIVEN, *words, prompt]
+
+
+REFUSED = {
+    # what is asked of the shell
+    "no such command": (["summon"], ["No such command 'summon'"]),
+    "unknown option": (text("--speed", "9"), ["No such option: --speed"]),
+    "no model": (["generate", "x"], ["Missing option '--model'"]),
+    "no number": (text("--seed", "x"), ["Invalid value for '--seed'", "valid integer"]),
+    "no prompt on a terminal": (GIVEN, ["no prompt: give one as argument, pipe one in, or give --prompt-file FILE"]),
+    "prompt that is not UTF-8": ([*GIVEN, "-"], ["standard input is not UTF-8", "convert it"]),
+    "log level": (text("-v", "loud"), ["--log-level loud: known are debug, info, warning, error"]),
+    "quiet and loud": (text("-q", "-v", "info"), ["--quiet and --log-level info: give one of them"]),
+    # the model
+    "no such directory": (
+        ["generate", "--model", "/nowhere/at/all", "x"],
+        ["no such model directory: /nowhere/at/all"],
+    ),
+    "not a model": (["generate", "--model", "ROOT", "x"], ["not a model: ", "no config.json", "give a directory"]),
+    "no tokenizer": (
+        ["generate", "--model", "BARE", "x"],
+        ["has no tokenizer", "put tokenizer.json beside config.json"],
+    ),
+    "dtype": (text("--dtype", "int3"), ["--dtype int3: known are float32, bfloat16"]),
+    "device": (text("--device", "tpu"), ["unknown device 'tpu'; known: cpu, cuda"]),
+    "threads": (text("--threads", "0"), ["--threads 0: give at least 1"]),
+    "revision of a directory": (
+        text("--revision", "main"),
+        ["revision='main'", "only models of the Hub have revisions"],
+    ),
+    "batch size": (text("--batch-size", "0"), ["--batch-size 0: give at least 1"]),
+    # drafting
+    "unknown drafter": (text("--drafter", "oracle"), ["unknown drafter 'oracle'; known: model, n", "given by --draft"]),
+    "drafter without its model": (text("--drafter", "model"), ["needs a draft model, give --draft DIR"]),
+    "two drafters": (
+        text("--drafter", "ngram", "--draft", "DRAFT"),
+        ["--drafter ngram and --draft", "give one of them"],
+    ),
+    "name as a draft model": (text("--draft", "/none"), ["no such model directory: /none"]),
+    "vocabulary": (text("--draft", "OTHER"), ["(297 tokens) and draft", "different vocabularies; take a draft with"]),
+    "unknown verifier": (text("--verifier", "maybe"), ["unknown verifier 'maybe'; known: coupled, rejection"]),
+    "draft length": (text("--num-draft-tokens", "-2"), ["num_draft_tokens=-2: give 0 (no drafting) or a positive"]),
+    "draft length twice": (
+        text("--num-draft-tokens", "3", "--drafter", '{"method": "ngram", "num_speculative_tokens": 2}'),
+        ["--num-draft-tokens 3 and num_speculative_tokens in --drafter: give one of them"],
+    ),
+    "method of vLLM": (text("--drafter", '{"method": "eagle"}'), ["method='eagle' is not supported; known: ngram, d"]),
+    "broken JSON": (text("--drafter", '{"method"'), ["is not JSON"]),
+    # sampling
+    "cold": (text("--temperature", "-1"), ["temperature=-1.0: give a finite number of at least 0"]),
+    "top-k": (text("--top-k", "-2"), ["top_k=-2: give 0 (off)"]),
+    "top-p": (text("--top-p", "1.5"), ["top_p=1.5: give a number above 0 and at most 1"]),
+    "min-p": (text("--min-p", "2"), ["min_p=2.0: give a number from 0"]),
+    "seed": (text("--seed", "-4"), ["seed=-4: give an integer from 0"]),
+    "greedy samples": (text("-n", "2"), ["n=2 with temperature=0", "give n=1, or a temperature above 0"]),
+    "no samples": (text("-n", "0"), ["n=0: give at least 1"]),
+    # where texts end
+    "no tokens": (text("--max-tokens", "0"), ["max_tokens=0: give at least 1"]),
+    "too many tokens": (text("--max-tokens", "9999"), [f"exceed the limit of {CONTEXT} tokens; shorten the prompt or"]),
+    "minimum above maximum": (
+        text("--min-tokens", "9", "--max-tokens", "3"),
+        ["min_tokens=9", "max_tokens=3: lower it"],
+    ),
+    "empty stop": (text("--stop", ""), ["stop=['']: give a string or several, none of them empty"]),
+    "stop token": (text("--stop-token-id", "-1"), ["stop_token_ids=[-1]: give token ids of at least 0"]),
+    "empty prompt": (text(prompt=""), ["empty prompt: give at least one token"]),
+    # chats
+    "no template": (text("--chat"), ["has no chat template: give the prompt as text, or put chat_template.jinja"]),
+    "system without chat": (text("--system", "x"), ["--system without --chat: give --chat too"]),
+    "two systems": (
+        text("--chat", "--system", "x", prompt='[{"role": "system", "content": "y"}]'),
+        ["--system and messages that begin with a system message: give one of them"],
+    ),
+    # output
+    "logprobs in a text": (text("--logprobs", "2"), ["--logprobs 2: a text has no place for them, give --json too"]),
+    "too many logprobs": (text("--json", "--logprobs", "99"), ["logprobs=99: give a count from 0 to 20"]),
+    "output that exists": (text("--output", "PROMPTS"), ["exists already; give another name, or --overwrite"]),
+    "output in no directory": (text("--output", "/no/where/x"), ["no such directory: /no/where; create it, or give"]),
+    "output is a directory": (text("--output", "ROOT"), ["no plain file; give another name, or - for standard output"]),
+    "nothing to overwrite": (text("--overwrite"), ["--overwrite without --output FILE: there is nothing to overwrite"]),
+    # prompt files
+    "prompt and file": ([*FILE, "--output", "-", "x"], ["a prompt and --prompt-file: give one of them"]),
+    "file without output": (FILE, ["--prompt-file without --output: give --output FILE.jsonl, or - for standard"]),
+    "no such file": (
+        [*GIVEN, "--prompt-file", "/none.txt", "--output", "-"],
+        ["/none.txt: No such file", "can be read"],
+    ),
+    "empty file": ([*GIVEN, "--prompt-file", "EMPTY", "--output", "-"], ["no prompts in it; give one per line"]),
+    "output is the input": ([*FILE, "--output", "PROMPTS"], ["is the prompt file itself: give another name"]),
+    "results on a device": ([*FILE, "--output", "/dev/full"], ["/dev/full: no plain file; give another name, or -"]),
+    "results in no directory": ([*FILE, "--output", "/no/where/x"], ["no such directory: /no/where"]),
+    "fresh seed": ([*FILE, "--output", "-", "--seed", "-1"], ["could not be resumed, give a seed from 0"]),
+    "stop without tokenizer": (
+        ["generate", "--model", "BARE", "--prompt-file", "PROMPTS", "--output", "-", "--stop", "x"],
+        ["has no tokenizer to find it with; give --stop-token-id"],
+    ),
+    # scoring
+    "nothing to score": (["score", "--model", "TARGET"], ["nothing to score: give one of PROMPT CONTINUATION, --file"]),
+    "half a pair": (["score", "--model", "TARGET", "x"], ["PROMPT without CONTINUATION: give both, or --text FILE"]),
+    "two sources": (
+        ["score", "--model", "TARGET", "--text", "PROMPTS", "--file", "PROMPTS"],
+        ["--file and --text: give"],
+    ),
+    "stride of a pair": (["score", "--model", "TARGET", "--stride", "9", "x", "y"], ["--stride 9 without --text"]),
+    "stride": (["score", "--model", "TARGET", "--stride", "0", "--text", "PROMPTS"], ["stride=0: give 1 to 511"]),
+    "no such text": (["score", "--model", "TARGET", "--text", "/none"], ["--text /none: No such file"]),
+    "text too short": (["score", "--model", "TARGET", "--text", "SHORT"], ["short.txt: one token alone"]),
+    "no such pairs": (["score", "--model", "TARGET", "--file", "/none"], ["--file /none: No such file"]),
+    "empty pairs": (["score", "--model", "TARGET", "--file", "EMPTY"], ["no lines in it; give objects like"]),
+    "empty continuation": (["score", "--model", "TARGET", "x", ""], ["empty continuation: give at least one token"]),
+    "scoring batch": (
+        ["score", "--model", "TARGET", "--batch-size", "0", "x", "y"],
+        ["--batch-size 0: give at least 1"],
+    ),
+    # inspecting
+    "inspecting nothing": (["inspect"], ["Missing argument 'MODEL'"]),
+    "inspecting no model": (["inspect", "ROOT"], ["not a model: "]),
+    "inspecting nowhere": (["inspect", "/nowhere/at/all"], ["no such model directory: /nowhere/at/all"]),
+    "context": (["inspect", "TARGET", "--context", "99999"], [f"--context 99999: give 2 to {CONTEXT}"]),
+    "rows": (["inspect", "TARGET", "--batch-size", "0"], ["--batch-size 0: give at least 1"]),
+    "drafted": (["inspect", "TARGET", "--num-draft-tokens", "-1"], ["--num-draft-tokens -1: give at least 0"]),
+    "precision": (["inspect", "TARGET", "--dtype", "int3"], ["unknown dtype 'int3'; known: auto, float64"]),
+    "revision": (["inspect", "TARGET", "--revision", "x"], ["--revision x", "only models of the Hub have revisions"]),
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "prompts.txt").write_text("def add(\n")
+    (folder / "empty.jsonl").touch()
+    (folder / "short.txt").write_text("a")
+    return {
+        "TARGET": pair().target,
+        "DRAFT": pair().draft,
+        "ROOT": pair().root,
+        "OTHER": other_vocabulary(folder / "other"),
+        "BARE": without_tokenizer(folder / "bare"),
+        "PROMPTS": folder / "prompts.txt",
+        "EMPTY": folder / "empty.jsonl",
+        "SHORT": folder / "short.txt",
+    }
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_clear_line_and_exit_code_two(case, places, capsys, monkeypatch):
+    arguments, messages = REFUSED[case]
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8") if "-" in arguments else Terminal()
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert run([str(places.get(word, word)) for word in arguments]) == 2
+    captured = capsys.readouterr()
+    for message in messages:
+        assert message in captured.err
+    assert captured.err.startswith("paceline: ") and captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert places["PROMPTS"].read_text() == "def add(\n", "nothing was written"
