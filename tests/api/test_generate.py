@@ -86,7 +86,7 @@ def test_the_batch_size_changes_no_token(target, rows):
 
 
 def test_defaults_are_those_of_vllm(target):
-    [result] = generate(target, "x")
+    [result] = generate(replace(target, eos=()), "x")  # a fresh seed may end the text at any place
     assert len(result.tokens) == 16 and result.finish_reason == "length" and result.logprobs is None
     assert generate(target, "x")[0].tokens != result.tokens, "fresh noise every call"
 
