@@ -254,7 +254,7 @@ def test_two_runs_do_not_write_one_file(prompts, tmp_path, capsys):
     fcntl = pytest.importorskip("fcntl")
     output = tmp_path / "out.jsonl"
     with journal_of(output).open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_SH)
         assert generate_file(prompts, output) == 2
     assert "another run is writing it" in capsys.readouterr().err
     assert generate_file(prompts, output) == 0

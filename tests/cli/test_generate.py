@@ -101,6 +101,23 @@ def test_text_held_back_for_a_stop_is_shown_when_interrupted(expected, capsys, m
     assert printed and expected.text.startswith(printed)
 
 
+def test_second_sample_shows_what_it_held_back_when_interrupted(capsys, monkeypatch):
+    options = ["-n", 2, "--temperature", "0.9", "--max-tokens", 12, "--batch-size", 1]
+    first, second = generate(load(pair().target), PROMPT, SamplingParams(n=2, temperature=0.9, max_tokens=12, seed=0))
+    steps = []
+
+    def interrupted(self, step=Decoder.step):
+        steps.append(1)
+        if len(steps) == 12 + 4:
+            raise KeyboardInterrupt
+        step(self)
+
+    monkeypatch.setattr(Decoder, "step", interrupted)
+    assert run(command(*options, "--stop", second.text[:8] + "?")) == 130
+    shown = capsys.readouterr().out.removeprefix(f"{first.text}\n\n").removesuffix("\n")
+    assert shown and second.text.startswith(shown)
+
+
 EVERY = {
     "--temperature": ("0.7", "temperature", 0.7),
     "--top-k": ("9", "top_k", 9),

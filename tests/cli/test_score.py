@@ -58,6 +58,17 @@ def test_bad_lines_fail_alone(tmp_path, capsys, monkeypatch):
     assert found[6]["logprob"] == pytest.approx(alone.total)
 
 
+def test_lines_are_scored_each_after_its_own_prompt(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("paceline.cli.score.AT_ONCE", 2)
+    pairs = [("def add(", "first"), ("for", " item in"), ([5, 6], [7])]
+    lines = [json.dumps({"prompt": prompt, "continuation": continuation}) for prompt, continuation in pairs]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    assert run(command("--file", tmp_path / "pairs.jsonl")) == 0
+    target = load(pair().target)
+    expected = [score(target, [prompt], [continuation])[0].total for prompt, continuation in pairs]
+    assert [line["logprob"] for line in objects(capsys)] == pytest.approx(expected)
+
+
 def test_texts_have_a_perplexity_each_and_together(tmp_path, capsys):
     texts = ["def add(first, second):\n" * 90, "for item in items:\n"]
     for name, text in zip("ab", texts, strict=True):

@@ -1,5 +1,6 @@
 """Prompts from arguments, standard input and files of them. Reads and encodes; generates nothing."""
 
+import codecs
 import hashlib
 import json
 import sys
@@ -63,7 +64,8 @@ def read_prompts(path: Path, *, chat: bool, system: str | None) -> list[Entry]:
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"--prompt-file {path}: {error.strerror}; give a file that can be read") from error
-    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+    lines = content.split(b"\n") if content else []
     if not lines:
         raise ValueError(f"--prompt-file {path}: no prompts in it; give one per line")
     read = _read_object if path.suffix == ".jsonl" else _read_text
