@@ -23,10 +23,11 @@ CATCH_UP = (8, 64, 256)  # chunk sizes for rows that fell behind
 
 @final
 class ModelDrafter(Drafter):
-    """Any LM over the target's vocabulary; sizes may differ by padding at the end, which is cut or filled.
+    """A second, smaller language model with the target's vocabulary and a cache of its own.
 
-    Its cache commits the root itself, so after an ordinary step it lags by the root and, when the whole draft was
-    accepted, by the last drafted token, which it never read. A row that outgrows the draft's context drafts no more.
+    Vocabulary sizes may differ by padding at the end, which is cut or filled. Its cache commits the root itself, so
+    after an ordinary step it lags by the root and, when the whole draft was accepted, by the last drafted token, which
+    it never read. A row that outgrows the draft's context drafts no more.
     """
 
     origins = ("model",)

@@ -10,7 +10,7 @@ from paceline.drafters.base import StatelessDrafter
 
 @final
 class NoDrafter(StatelessDrafter):
-    """Proposes the root alone, which suits every verifier."""
+    """No draft: plain decoding, one token a step. Suits every verifier."""
 
     origins = ("none",)
     draws = frozenset(Draw)

@@ -13,7 +13,7 @@ from paceline.core.tree import Draw, Outcome, Tree, follow
 
 @final
 class Coupled:
-    """Emits exactly what plain decoding with the same seed emits, whatever was drafted.
+    """The tokens of plain decoding with the same seed, whatever was drafted.
 
     The noise of a pick is a function of (seed, position), so the pick at a node is the token that plain decoding would
     choose after that node's path. Drafts drawn with the same noise (``shared``) are accepted most often.

@@ -15,10 +15,11 @@ from paceline.core.tree import Draw, Outcome, Tree, follow
 
 @final
 class Rejection:
-    """Accept x with probability min(1, p(x) / q(x)); at the first refusal draw from relu(p - q), else a bonus from p.
+    """Speculative sampling: the target's law, though not the tokens of plain decoding.
 
-    A fixed choice has a one-hot q: accepted with probability p(x), replaced from p without x. Accept and residual
-    noise are keyed by the row's step and the node, so they are independent of the draft's and never used again.
+    Accept x with probability min(1, p(x) / q(x)); at the first refusal draw from relu(p - q), else a bonus from p. A
+    fixed choice has a one-hot q: accepted with probability p(x), replaced from p without x. Accept and residual noise
+    are keyed by the row's step and the node, so they are independent of the draft's and never used again.
     """
 
     lossless: ClassVar[bool] = True
