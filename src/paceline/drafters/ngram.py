@@ -17,7 +17,8 @@ from paceline.drafters.base import StatelessDrafter
 class NgramDrafter(StatelessDrafter):
     """Copies what followed the text's last tokens where they stood before; no model.
 
-    The longest match of the last ``max_ngram`` down to ``min_ngram`` tokens counts, the latest among equals. A copy that reaches the end of the text goes on with its own tokens, so a repeating text is drafted whole. Raises
+    The longest match of the last ``max_ngram`` down to ``min_ngram`` tokens counts, the latest among equals. A copy
+    that reaches the end of the text goes on with its own tokens, so a repeating text is drafted whole. Raises
     ValueError unless 1 <= min_ngram <= max_ngram.
     """
 
