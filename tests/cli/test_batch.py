@@ -107,7 +107,9 @@ def test_model_without_tokenizer_takes_token_ids(tmp_path):
     assert "has no tokenizer" in lines[1]["error"]
 
 
-@pytest.mark.parametrize("drafter", [[], ["--draft", str(pair().draft)], ["--drafter", "ngram"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "drafter", [[], ["--draft", str(pair().draft)], ["--drafter", "ngram"]], ids=["plain", "model", "ngram"]
+)
 def test_interrupted_runs_end_in_the_very_file_of_one_run_whatever_drafts(prompts, tmp_path, monkeypatch, drafter):
     whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     options = [*SAMPLED, "-n", "2", "--batch-size", "3", "--logprobs", "1"]
