@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
 import torch
 
 
@@ -16,14 +17,18 @@ class Machine:
     processor: str
     num_cores: int
     num_threads: int
+    memory_gib: float
+    accelerator: str | None
     system: str
     python: str
     versions: dict[str, str]
 
     def __str__(self) -> str:
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        accelerator = "" if self.accelerator is None else f"; {self.accelerator}"
         return (
-            f"{self.processor}, {self.num_cores} cores, {self.num_threads} threads; "
+            f"{self.processor}, {self.num_cores} cores, {self.num_threads} threads, "
+            f"{self.memory_gib:.0f} GiB of memory{accelerator}; "
             f"{self.system}; Python {self.python}, {packages}"
         )
 
@@ -34,6 +39,8 @@ def describe() -> Machine:
         processor=_processor(),
         num_cores=os.cpu_count() or 0,
         num_threads=torch.get_num_threads(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         system=platform.platform(terse=True),
         python=platform.python_version(),
         versions={name: _version(name) for name in ("paceline", "torch", "transformers")},

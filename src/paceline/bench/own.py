@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.api import Loaded, SamplingParams, build_drafter, generate, total
+from paceline.api import Loaded, Result, SamplingParams, build_drafter, generate, total
 from paceline.api.build import DrafterLike
 from paceline.api.prompts import encode
 from paceline.bench.runner import Configuration, Sample
@@ -24,26 +24,72 @@ def decoding(
 
     ``one_by_one`` decodes each prompt alone, as one user would; otherwise all are rows of one batch.
     """
-    built = build_drafter(drafter, target=target)
-    encoded = [encode(target, prompt) for prompt in prompts]
-    calls = [[prompt] for prompt in encoded] if one_by_one else [encoded]
-    bare = replace(target, tokenizer=None)
+    return continuing(
+        name,
+        target=target,
+        prompts=[encode(target, prompt) for prompt in prompts],
+        num_tokens=num_tokens,
+        drafter=drafter,
+        num_draft_tokens=num_draft_tokens,
+        batch_size=1 if one_by_one else len(prompts),
+        temperature=0.0,
+        seed=0,
+    )
 
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+
+def continuing(
+    name: str,
+    *,
+    target: Loaded,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    drafter: DrafterLike,
+    num_draft_tokens: int,
+    batch_size: int,
+    temperature: float,
+    seed: int,
+) -> Configuration:
+    """Continuations of token ids, exactly ``num_tokens`` each, in groups of ``batch_size`` that begin together.
+
+    A group is one call: its caches are made, its prompts read, its rows decoded to the last one's end. Prompt i is
+    sampled with the seed ``seed + i``, in whatever group it is.
+    """
+    built = build_drafter(drafter, target=target)
+    bare = replace(target, tokenizer=None)
+    params = [
+        SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=seed + index, ignore_eos=True)
+        for index in range(len(prompts))
+    ]
+    groups = [slice(at, at + batch_size) for at in range(0, len(prompts), batch_size)]
 
     def run() -> Sample:
         results = [
             result
-            for call in calls
+            for group in groups
             for result in generate(
                 bare,
-                call,
-                params,
+                [list(prompt) for prompt in prompts[group]],
+                params[group],
                 drafter=built,
                 num_draft_tokens=Fixed(num_draft_tokens),  # a plan, so that no step is spent on measuring
-                batch_size=len(call),
+                batch_size=batch_size,
             )
         ]
-        return Sample(tokens=tuple(result.tokens for result in results), summary=total(results))
+        return _sample(results)
 
     return Configuration(name=name, run=run)
+
+
+def _sample(results: Sequence[Result]) -> Sample:
+    times = [result.stats.times for result in results]
+    return Sample(
+        tokens=tuple(result.tokens for result in results),
+        summary=total(results),
+        texts=tuple(result.stats.summary for result in results),
+        phases=(
+            sum(spent.draft for spent in times),
+            sum(spent.target for spent in times),
+            sum(spent.verify for spent in times),
+            sum(spent.rest for spent in times),
+        ),
+    )

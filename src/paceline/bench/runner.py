@@ -21,6 +21,8 @@ class Sample:
 
     tokens: tuple[tuple[int, ...], ...]  # of each prompt
     summary: Summary | None
+    texts: tuple[Summary, ...] | None = None  # of each prompt
+    phases: tuple[float, float, float, float] | None = None  # seconds of Phase, a step counting for each row in it
 
     @property
     def num_tokens(self) -> int:
@@ -62,9 +64,14 @@ class Measured:
     seconds: Spread
     tokens_per_second: Spread
     speedup: Spread  # the baseline's seconds over its own, repeat by repeat
-    sample: Sample  # of the last repeat
+    samples: tuple[Sample, ...]  # of the repeats
     identical: bool  # every repeat emitted the baseline's tokens
-    num_looping: int  # texts of the sample that mostly repeat themselves
+    num_looping: int  # texts of the last sample that mostly repeat themselves
+
+    @property
+    def sample(self) -> Sample:
+        """Of the last repeat."""
+        return self.samples[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +142,7 @@ def _measure(
         seconds=Spread(values=tuple(seconds)),
         tokens_per_second=Spread(values=tuple(sample.num_tokens / own for own, _, sample, _ in pairs)),
         speedup=Spread(values=tuple(reference / own for own, reference, _, _ in pairs)),
-        sample=samples[-1],
+        samples=tuple(samples),
         identical=all(sample.tokens == reference.tokens for _, _, sample, reference in pairs),
         num_looping=sum(map(is_looping, samples[-1].tokens)),
     )

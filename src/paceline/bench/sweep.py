@@ -1,0 +1,187 @@
+"""Every combination of drafter, draft length, batch size, temperature and length, measured and kept. Draws no figure.
+
+A cell is one combination. It is timed beside plain decoding, which runs twice as a control, and its raw figures are
+appended to a file as soon as they are there; what the file holds is not measured again.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Protocol
+
+from paceline.bench.raw import CELL, RUN, RawFile, Record, fingerprint
+from paceline.bench.runner import Comparison, Configuration, Measured, compare
+from paceline.bench.statistics import first_difference, is_void
+from paceline.text.loops import distinct_share, is_looping
+
+PLAIN, CONTROL, CANDIDATE = "plain", "control", "candidate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One combination; ``num_draft_tokens`` is 0 for what drafts nothing."""
+
+    drafter: str
+    num_draft_tokens: int
+    batch_size: int
+    temperature: float
+    max_tokens: int
+
+    def __str__(self) -> str:
+        drafts = f" k={self.num_draft_tokens}" if self.num_draft_tokens else ""
+        return f"{self.drafter}{drafts}, batch {self.batch_size}, temperature {self.temperature:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """What is combined. ``plain`` names those of ``drafters`` that draft nothing, ``single`` those for one text."""
+
+    drafters: Sequence[str]
+    num_draft_tokens: Sequence[int]
+    batch_sizes: Sequence[int]
+    temperatures: Sequence[float]
+    max_tokens: Sequence[int]
+    plain: frozenset[str] = frozenset()
+    single: frozenset[str] = frozenset()
+
+    def cells(self) -> list[Cell]:
+        """All combinations that there are, those of a drafter together."""
+        return list(self._cells())
+
+    def _cells(self) -> Iterator[Cell]:
+        for temperature, max_tokens, batch, drafter in product(
+            self.temperatures, self.max_tokens, self.batch_sizes, self.drafters
+        ):
+            if drafter in self.single and batch > 1:
+                continue
+            for count in (0,) if drafter in self.plain else self.num_draft_tokens:
+                yield Cell(
+                    drafter=drafter,
+                    num_draft_tokens=count,
+                    batch_size=batch,
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                )
+
+
+class Workbench(Protocol):
+    """Makes what is timed."""
+
+    def plain(self, name: str, cell: Cell) -> Configuration:
+        """Plain decoding of the same prompts."""
+        ...
+
+    def candidate(self, name: str, cell: Cell) -> Configuration:
+        """The cell's own decoding."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocols:
+    """How a cell is timed. Raises ValueError for counts below 1."""
+
+    repeats: int = 5
+    warm_up: int = 1
+    attempts: int = 3  # of a cell whose control fails
+
+    def __post_init__(self) -> None:
+        for name, value in (("repeats", self.repeats), ("attempts", self.attempts)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: give at least 1")
+
+
+def run_sweep(
+    cells: Sequence[Cell],
+    *,
+    workbench: Workbench,
+    raw: RawFile,
+    conditions: Record,
+    notes: Record,
+    protocol: Protocols,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[Cell, int, str], None] | None = None,
+) -> str:
+    """Measure what ``raw`` lacks of ``cells``; the fingerprint of the run.
+
+    ``conditions`` must be equal for figures to belong together; ``notes`` (the date, say) need not. ``progress`` is
+    told the cell, how many are done, and what happens. Raises ValueError for unequal token counts.
+    """
+    whole = {**conditions, "protocol": asdict(protocol)}
+    run = fingerprint(whole)
+    if not any(record["kind"] == RUN and record["run"] == run for record in raw.records):
+        raw.append({"kind": RUN, "run": run, "conditions": whole, "notes": notes})
+    for done, cell in enumerate(cells):
+        for attempt in range(attempts_of(raw.records, run, cell), protocol.attempts):
+            if is_settled(raw.records, run, cell):
+                break
+            comparison = compare(
+                [
+                    workbench.plain(PLAIN, cell),
+                    workbench.candidate(CANDIDATE, cell),
+                    workbench.plain(CONTROL, cell),
+                ],
+                baseline=PLAIN,
+                repeats=protocol.repeats,
+                warm_up=protocol.warm_up,
+                clock=clock,
+                progress=None if progress is None else _telling(progress, cell, done),
+            )
+            raw.append({"kind": CELL, "run": run, "cell": asdict(cell), "attempt": attempt, **_record(comparison)})
+    return run
+
+
+def attempts_of(records: Sequence[Record], run: str, cell: Cell) -> int:
+    """How often a cell was measured."""
+    return sum(_is_of(record, run, cell) for record in records)
+
+
+def is_settled(records: Sequence[Record], run: str, cell: Cell) -> bool:
+    """Whether a cell was measured and its control held."""
+    return any(_is_of(record, run, cell) and not record["void"] for record in records)
+
+
+def _is_of(record: Record, run: str, cell: Cell) -> bool:
+    return record["kind"] == CELL and record["run"] == run and record["cell"] == asdict(cell)
+
+
+def _telling(progress: Callable[[Cell, int, str], None], cell: Cell, done: int) -> Callable[[str], None]:
+    return lambda what: progress(cell, done, what)
+
+
+def _record(comparison: Comparison) -> dict[str, object]:
+    plain, candidate, control = (comparison[name] for name in (PLAIN, CANDIDATE, CONTROL))
+    return {
+        "void": is_void(control.speedup.values),
+        "num_threads": comparison.num_threads,
+        "num_tokens": candidate.sample.num_tokens,
+        "seconds": {measured.name: list(measured.seconds.values) for measured in comparison.measured},
+        "phases": {measured.name: _phases(measured) for measured in (plain, candidate)},
+        "steps": {measured.name: _steps(measured) for measured in (plain, candidate)},
+        "repeatable": all(sample.tokens == candidate.sample.tokens for sample in candidate.samples),
+        "texts": _texts(candidate, plain),
+    }
+
+
+def _phases(measured: Measured) -> list[list[float]] | None:
+    taken = [sample.phases for sample in measured.samples]
+    return [list(phases) for phases in taken if phases is not None] if None not in taken else None
+
+
+def _steps(measured: Measured) -> int | None:
+    summary = measured.sample.summary
+    return None if summary is None else summary.steps
+
+
+def _texts(candidate: Measured, plain: Measured) -> list[dict[str, object]]:
+    texts = candidate.sample.texts or [None] * len(candidate.sample.tokens)
+    return [
+        {
+            "num_tokens": len(tokens),
+            "distinct": distinct_share(tokens),
+            "looping": is_looping(tokens),
+            "first_difference": first_difference(tokens, reference),
+            "counts": None if counts is None else asdict(counts),
+        }
+        for tokens, reference, counts in zip(candidate.sample.tokens, plain.sample.tokens, texts, strict=True)
+    ]
