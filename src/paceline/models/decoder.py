@@ -1,10 +1,9 @@
-"""The native decoder: a pre-norm transformer whose step has static shapes. Knows nothing of checkpoint files.
+"""The native decoder: a transformer whose step has static shapes. Knows nothing of checkpoint files.
 
 B rows, n nodes, T sequence length, V vocabulary, H hidden size.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,74 +13,21 @@ from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Tree
 from paceline.models.attention import Attend, CausalAttention, TreeAttention
 from paceline.models.base import Head, Output
-from paceline.models.layers import GatedFFN, PlainFFN, RMSNorm, Rotary, RotaryConfig, rotate
+from paceline.models.blocks import make_block
+from paceline.models.config import DecoderConfig
+from paceline.models.layers import Rotary, RotaryConfig, RoundedScaledEmbedding, ScaledEmbedding, WideRotary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """Everything that shapes a native decoder. ``rotary`` None means learned positions."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    max_positions: int
-    norm_eps: float
-    rotary: RotaryConfig | None
-    layer_norm: bool = False  # LayerNorm with bias instead of RMSNorm
-    gated: bool = True
-    bias: bool = False
-    tied_head: bool = False
+def _embedding(config: DecoderConfig) -> nn.Embedding:
+    factors = config.multipliers
+    if factors.embedding == 1.0:
+        return nn.Embedding(config.vocab_size, config.hidden_size)
+    make = RoundedScaledEmbedding if factors.round_embedding else ScaledEmbedding
+    return make(config.vocab_size, config.hidden_size, factors.embedding)
 
 
-def _norm(config: DecoderConfig) -> nn.Module:
-    if config.layer_norm:
-        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-    return RMSNorm(config.hidden_size, config.norm_eps)
-
-
-class Attention(nn.Module):
-    """Projections around an attention that the caller supplies."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        self.qkv = nn.Linear(config.hidden_size, width + 2 * kv_width, bias=config.bias)
-        self.output = nn.Linear(width, config.hidden_size, bias=config.bias)
-
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: tuple[Tensor, Tensor] | None) -> Tensor:
-        heads = self.qkv(x).view(*attend.positions.shape, -1, self.head_dim)  # [B, n, heads, E]
-        if table is None:
-            query, key, value = heads.split(self.sizes, dim=2)
-        else:
-            rotated, value = heads.split((sum(self.sizes[:2]), self.sizes[2]), dim=2)
-            query, key = rotate(rotated, *table).split(self.sizes[:2], dim=2)
-        return self.output(attend(layer, query, key, value).reshape(x.shape[0], -1))
-
-
-class Block(nn.Module):
-    """One pre-norm layer."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.attention_norm = _norm(config)
-        self.attention = Attention(config)
-        self.ffn_norm = _norm(config)
-        ffn = GatedFFN if config.gated else PlainFFN
-        self.ffn = ffn(config.hidden_size, config.ffn_size, bias=config.bias)
-
-    def forward(
-        self, x: Tensor, layer: int, attend: Attend, table: tuple[Tensor, Tensor] | None, dropout: float
-    ) -> Tensor:
-        added = self.attention(self.attention_norm(x), layer, attend, table)
-        x = x + (F.dropout(added, dropout) if dropout else added)
-        added = self.ffn(self.ffn_norm(x))
-        return x + (F.dropout(added, dropout) if dropout else added)
+def _rotary(config: RotaryConfig) -> Rotary:
+    return WideRotary(config) if config.wide else Rotary(config)
 
 
 class DecoderLM(nn.Module):
@@ -90,13 +36,14 @@ class DecoderLM(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.rotary = None if config.rotary is None else Rotary(config.rotary)
+        self.embed = _embedding(config)
+        self.rotary = None if config.rotary is None else _rotary(config.rotary)
         learned = config.rotary is None
         self.position = nn.Embedding(config.max_positions, config.hidden_size) if learned else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = _norm(config)
+        self.blocks = nn.ModuleList(make_block(config, layer) for layer in range(config.num_layers))
+        self.norm = config.norm(config.hidden_size, config.norm_eps)
         self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.logits_divisor = config.multipliers.logits
         self.dropout = 0.0  # training only
 
     @property
@@ -131,7 +78,11 @@ class DecoderLM(nn.Module):
         return self.embed.weight.device
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
-        """Storage for ``rows`` rows of ``capacity`` slots, in the model's own precision."""
+        """Storage for ``rows`` rows of ``capacity`` slots, in the model's own precision.
+
+        Raises ValueError for a capacity that exceeds the model's sliding window.
+        """
+        self._refuse_beyond_window(capacity)
         return SlotCache(
             num_layers=self.config.num_layers,
             rows=rows,
@@ -151,8 +102,12 @@ class DecoderLM(nn.Module):
         return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 
     def causal(self, tokens: Tensor, *, taps: Sequence[int] = ()) -> Output:
-        """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V]."""
+        """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V].
+
+        Raises ValueError for a T that exceeds the model's sliding window.
+        """
         rows, length = tokens.shape
+        self._refuse_beyond_window(length)
         attend = CausalAttention(rows, length, tokens.device)
         hidden = self._run(tokens, attend, range(self.num_layers), taps)
         return Output(self._head(hidden[-1], Head.ALL, None), {tap: hidden[tap] for tap in taps})
@@ -180,4 +135,13 @@ class DecoderLM(nn.Module):
             last = (valid.sum(-1) - 1).clamp(min=0)
             x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
         weight = self.embed.weight if self.head is None else self.head.weight
-        return F.linear(self.norm(x.flatten(0, 1)), weight).unflatten(0, x.shape[:2])
+        logits = F.linear(self.norm(x.flatten(0, 1)), weight).unflatten(0, x.shape[:2])
+        return logits if self.logits_divisor == 1.0 else logits / self.logits_divisor
+
+    def _refuse_beyond_window(self, length: int) -> None:
+        window = self.config.window
+        if window is not None and length > window:
+            raise ValueError(
+                f"a text of {length} tokens exceeds the sliding window of {window} tokens of this model, which the "
+                "native decoder does not apply: lower max_tokens or max_length"
+            )

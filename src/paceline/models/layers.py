@@ -5,6 +5,7 @@ B rows, n nodes, H hidden size, E head size.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 class RotaryConfig:
     """Rotary position embedding (2104.09864): inverse frequencies after any scaling, and the attention factor."""
 
-    inverse_frequencies: tuple[float, ...]  # E / 2
+    inverse_frequencies: tuple[float, ...]  # E / 2, or fewer where only the first numbers of a head are turned
     factor: float = 1.0
+    wide: bool = False  # turns in float32 whatever the model's precision
 
 
 class Rotary(nn.Module):
@@ -38,7 +40,7 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [B, n, 1, E] of ``positions`` [B, n]."""
+        """Cosine and sine [B, n, 1, turned] of ``positions`` [B, n]."""
         angle = positions[..., None, None].float() * self.frequencies
         angle = torch.cat((angle, angle), dim=-1)
         return (angle.cos() * self.config.factor).to(dtype), (angle.sin() * self.config.factor).to(dtype)
@@ -48,6 +50,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x`` [B, n, heads, E] in the half-split layout of Llama checkpoints."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def rotate_wide(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``rotate`` in the precision of the table, its result in that of ``x``."""
+    return rotate(x, cos, sin).to(x.dtype)
+
+
+def rotate_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``rotate`` of the first numbers of each head, as many as the table has; the others stay."""
+    turned = cos.shape[-1]
+    return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
+
+
+class WideRotary(Rotary):
+    """Angles whose table is not rounded to the model's precision (OLMo 2)."""
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return super().forward(positions, torch.float32)
 
 
 class RMSNorm(nn.Module):
@@ -64,26 +84,74 @@ class RMSNorm(nn.Module):
         return (wide * scale).to(x.dtype) * self.weight
 
 
-class GatedFFN(nn.Module):
-    """SwiGLU feed-forward (2002.05202)."""
+class LateRMSNorm(RMSNorm):
+    """RMSNorm that rounds to the model's precision after the weight (OLMo 2), not before it."""
 
-    def __init__(self, hidden: int, inner: int, *, bias: bool) -> None:
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)
+        return (self.weight * (wide * scale)).to(x.dtype)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """RMSNorm by one plus the weight, all of it in float32 at least (Gemma)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale * (1.0 + self.weight.to(wide.dtype))).to(x.dtype)
+
+
+class ScaledEmbedding(nn.Embedding):
+    """Token embeddings times a factor."""
+
+    def __init__(self, count: int, size: int, factor: float) -> None:
+        super().__init__(count, size)
+        self.factor = factor
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.factor
+
+
+class RoundedScaledEmbedding(ScaledEmbedding):
+    """Token embeddings times a factor that is rounded to their own precision, by way of float32 (Gemma)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.Embedding.forward(self, input) * _rounded(self.factor, self.weight.dtype)
+
+
+@cache
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(value, dtype=torch.float32, device="cpu").to(dtype))
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The tanh form of GELU."""
+    return F.gelu(x, approximate="tanh")
+
+
+class GatedFFN(nn.Module):
+    """Feed-forward with a gate (2002.05202)."""
+
+    def __init__(self, hidden: int, inner: int, *, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.gate_up = nn.Linear(hidden, 2 * inner, bias=bias)
         self.down = nn.Linear(inner, hidden, bias=bias)
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.activation(gate) * up)
 
 
 class PlainFFN(nn.Module):
-    """Two layers with the tanh form of GELU between them (GPT-2)."""
+    """Two layers with an activation between them."""
 
-    def __init__(self, hidden: int, inner: int, *, bias: bool) -> None:
+    def __init__(self, hidden: int, inner: int, *, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.up = nn.Linear(hidden, inner, bias=bias)
         self.down = nn.Linear(inner, hidden, bias=bias)
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(self.activation(self.up(x)))

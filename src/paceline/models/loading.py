@@ -45,7 +45,7 @@ def find_family(config: dict[str, object], path: Path | str) -> Family:
     """The native family of a config. Raises ModelError naming those that are known."""
     kind = config.get("model_type")
     if kind not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+        known = ", ".join(FAMILIES)
         raise ModelError(f"unsupported architecture {kind!r} in {path}; supported: {known}")
     return FAMILIES[str(kind)]
 

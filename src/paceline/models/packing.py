@@ -8,18 +8,18 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor
 
-from paceline.models.decoder import DecoderConfig
+from paceline.models.config import DecoderConfig
 
 ATTENTION = ("query", "key", "value")
 FFN = ("gate", "up")
 
 
 def unpack(config: DecoderConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Part by part; the parts are views."""
+    """Part by part; the parts are views. Interleaved queries, keys and values are one part."""
     kv = config.num_kv_heads * config.head_dim
     parts: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if ".attention.qkv." in name:
+        if ".attention.qkv." in name and not config.attention.interleaved:
             sizes = (config.num_heads * config.head_dim, kv, kv)
             parts.update(zip(_siblings(name, "qkv", ATTENTION), tensor.split(sizes), strict=True))
         elif ".ffn.gate_up." in name:

@@ -1,0 +1,148 @@
+"""What the families share: the shape of a family, names, and the reading of config fields. Knows no family.
+
+``parse`` asks transformers for the fields that a config.json leaves out.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from paceline.models.config import DecoderConfig
+from paceline.models.layers import RotaryConfig, gelu_tanh
+from paceline.models.packing import pack
+
+STATIC_SCALINGS = ("llama3", "linear", "yarn")  # frequencies that do not depend on the length of the text
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+}
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+IGNORED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")  # of old checkpoints: the config says it
+Parsed: TypeAlias = PreTrainedConfig
+Names: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Maps one ``model_type``."""
+
+    configure: Callable[[dict[str, object]], DecoderConfig]
+    read: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]]
+    write: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+@cache  # the same few names again and again, whenever a caller asks whether an adopted model is current
+def swap(pairs: Names, name: str, *, back: bool = False) -> str:
+    """``name`` with the stored words of ``pairs`` in place of ours, or ours in place of the stored."""
+    for stored, own in pairs:
+        pattern, replacement = (own, stored) if back else (stored, own)
+        found, changed = re.subn(rf"(^|\.){re.escape(pattern)}(\.|$)", rf"\g<1>{replacement}\g<2>", name)
+        if changed:
+            name = found
+    return name
+
+
+def renaming(configure: Callable[[dict[str, object]], DecoderConfig], names: Names, *, packed: bool = False) -> Family:
+    """A family whose tensors are ours under other names. ``packed``: stored as we pack them, not by their parts."""
+
+    def read(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        if not name.endswith(IGNORED):
+            yield swap(names, name), tensor
+
+    def write(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors = pack(dict(state)) if packed else state
+        return {swap(names, own, back=True): tensor for own, tensor in tensors.items()}
+
+    return Family(configure, read, write)
+
+
+def parse(raw: dict[str, object]) -> Parsed:
+    """transformers' reading of config.json. Raises ValueError for what it refuses."""
+    try:
+        fields = copy.deepcopy(raw)  # AutoConfig writes into nested dictionaries
+        return AutoConfig.for_model(str(fields.pop("model_type")), **fields)
+    except (StrictDataclassError, KeyError, TypeError) as error:
+        raise ValueError(f"transformers refuses config.json: {error.args[0] if error.args else error}") from error
+
+
+def rotary(config: Parsed, head_dim: int, *, partial: bool = False, wide: bool = False) -> RotaryConfig:
+    """Frequencies of a parsed config. ``partial``: perhaps of only the first numbers of a head. Raises ValueError."""
+    rope = dict(config.rope_parameters)
+    kind = rope.get("rope_type", "default")
+    turned = int(head_dim * rope.get("partial_rotary_factor", 1.0)) if partial else head_dim
+    if kind == "default":
+        exponents = torch.arange(0, turned, 2, dtype=torch.int64).float() / turned
+        frequencies, factor = 1.0 / rope["rope_theta"] ** exponents, 1.0
+    elif kind in STATIC_SCALINGS:
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    else:
+        raise ValueError(f"rope scaling {kind!r} is not supported; supported: default, {', '.join(STATIC_SCALINGS)}")
+    if 2 * len(frequencies) != turned:
+        raise ValueError("partial_rotary_factor is not supported by the native decoder")
+    return RotaryConfig(tuple(frequencies.tolist()), float(factor), wide)
+
+
+def require(raw: dict[str, object], name: str, value: object, default: object) -> None:
+    """Raise ValueError naming the option ``name`` unless it has the one value that is supported."""
+    found = raw.get(name, default)
+    if found != value:
+        raise ValueError(f"{name}={found!r} is not supported by the native decoder, only {value!r}")
+
+
+def integer(raw: dict[str, object], name: str, default: int | None = None) -> int:
+    """A positive count; null is the default. Raises KeyError if there is none, ValueError if it is not positive."""
+    value = raw.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int):
+        raise KeyError(name)
+    if value < 1:
+        raise ValueError(f"{name}={value}: a positive count is needed")
+    return value
+
+
+def number(raw: dict[str, object], name: str, default: float) -> float:
+    """A number, or the default."""
+    value = raw.get(name, default)
+    return float(value) if isinstance(value, int | float) else default
+
+
+def activation(fields: dict[str, object], name: str = "hidden_act") -> Callable[[Tensor], Tensor]:
+    """The function that ``fields`` names. Raises ValueError naming those that are known."""
+    found = fields.get(name)
+    if found not in ACTIVATIONS:
+        raise ValueError(
+            f"{name}={found!r} is not supported by the native decoder; supported: {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[str(found)]
+
+
+def complete(raw: dict[str, object]) -> Parsed:
+    """The parsed config, with what ``raw`` leaves out as transformers has it; sizes may not be left out.
+
+    Raises KeyError for a size that is missing, ValueError for one that is not positive and what transformers refuses.
+    """
+    for name in SIZES:
+        integer(raw, name)
+    return parse(raw)
+
+
+def window(fields: dict[str, object]) -> int | None:
+    """The tokens that a layer with a sliding window sees, None where no text can be longer."""
+    size, kinds = fields.get("sliding_window"), fields.get("layer_types")
+    if not isinstance(size, int) or size >= integer(fields, "max_position_embeddings"):
+        return None
+    return size if not isinstance(kinds, list) or "sliding_attention" in kinds else None

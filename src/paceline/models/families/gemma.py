@@ -1,0 +1,25 @@
+"""Gemma: embeddings times the root of the hidden size, norms by one plus their weight, a gate with GELU."""
+
+from dataclasses import replace
+
+from paceline.models.config import AttentionConfig, DecoderConfig, Multipliers
+from paceline.models.families.base import complete, renaming
+from paceline.models.families.llama import NAMES, shape
+from paceline.models.layers import OffsetRMSNorm
+
+
+def _configure(raw: dict[str, object]) -> DecoderConfig:
+    config = complete(raw)
+    fields = config.to_dict()
+    if fields["use_bidirectional_attention"]:
+        raise ValueError("use_bidirectional_attention=True is not supported by the native decoder, only False")
+    plain, bias = shape(config), bool(fields["attention_bias"])
+    return replace(
+        plain,
+        norm=OffsetRMSNorm,
+        attention=AttentionConfig(bias=bias, output_bias=bias),
+        multipliers=Multipliers(embedding=plain.hidden_size**0.5, round_embedding=True),
+    )
+
+
+FAMILIES = {"gemma": renaming(_configure, NAMES)}

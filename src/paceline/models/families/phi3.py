@@ -1,0 +1,19 @@
+"""Phi-3: Llama with its matrices packed as ours are, and rotation of a part of each head."""
+
+from paceline.models.config import DecoderConfig
+from paceline.models.families.base import Names, complete, renaming
+from paceline.models.families.llama import NAMES as LLAMA_NAMES
+from paceline.models.families.llama import shape
+
+NAMES: Names = (
+    *LLAMA_NAMES,
+    ("self_attn.qkv_proj", "attention.qkv"),
+    ("mlp.gate_up_proj", "ffn.gate_up"),
+)
+
+
+def _configure(raw: dict[str, object]) -> DecoderConfig:
+    return shape(complete(raw), partial=True)
+
+
+FAMILIES = {"phi3": renaming(_configure, NAMES, packed=True)}

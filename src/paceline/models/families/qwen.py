@@ -1,0 +1,27 @@
+"""Qwen 2 (biases of queries, keys and values alone) and Qwen 3 (norms of each query and key head)."""
+
+from dataclasses import replace
+
+from paceline.models.config import AttentionConfig, DecoderConfig, NormSpan
+from paceline.models.families.base import Names, complete, renaming
+from paceline.models.families.llama import NAMES, shape
+
+NORM_NAMES: Names = (
+    *NAMES,
+    ("self_attn.q_norm", "attention.heads.query_norm"),
+    ("self_attn.k_norm", "attention.heads.key_norm"),
+)
+
+
+def _configure_qwen2(raw: dict[str, object]) -> DecoderConfig:
+    return replace(shape(complete(raw)), attention=AttentionConfig(bias=True))
+
+
+def _configure_qwen3(raw: dict[str, object]) -> DecoderConfig:
+    config = complete(raw)
+    bias = bool(config.to_dict()["attention_bias"])
+    attention = AttentionConfig(bias=bias, output_bias=bias, norm_span=NormSpan.HEAD)
+    return replace(shape(config), attention=attention)
+
+
+FAMILIES = {"qwen2": renaming(_configure_qwen2, NAMES), "qwen3": renaming(_configure_qwen3, NORM_NAMES)}

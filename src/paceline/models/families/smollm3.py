@@ -1,0 +1,20 @@
+"""SmolLM3: Llama some of whose layers see no positions."""
+
+from dataclasses import replace
+
+from paceline.models.config import AttentionConfig, DecoderConfig
+from paceline.models.families.base import complete, renaming
+from paceline.models.families.llama import NAMES, shape
+
+
+def _configure(raw: dict[str, object]) -> DecoderConfig:
+    config = complete(raw)
+    fields = config.to_dict()
+    plain, bias, rotated = shape(config), bool(fields["attention_bias"]), fields["no_rope_layers"]
+    if not isinstance(rotated, list) or len(rotated) < plain.num_layers:
+        raise ValueError(f"no_rope_layers={rotated!r}: one number for each of {plain.num_layers} layers is needed")
+    unrotated = frozenset(layer for layer in range(plain.num_layers) if not rotated[layer])
+    return replace(plain, attention=AttentionConfig(bias=bias, output_bias=bias, unrotated=unrotated))
+
+
+FAMILIES = {"smollm3": renaming(_configure, NAMES)}
