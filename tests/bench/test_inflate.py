@@ -165,7 +165,7 @@ def test_transformers_reads_what_was_written(tmp_path):
     ours = load(tmp_path / "large")
     assert ours.tokenizer.size == load(source).tokenizer.size and ours.eos == (0,)
     params = paceline.SamplingParams(max_tokens=30, temperature=0.0)
-    texts = [paceline.generate(model, "def add(", params)[0].tokens for model in (source, tmp_path / "large")]
+    texts = [paceline.generate(model, "def add(", params)[0].tokens for model in (load(source), ours)]
     assert texts[0] == texts[1]
     with pytest.raises(ModelError, match="holds a model already"):
         write(large, tmp_path / "large", source=source)
