@@ -1,4 +1,9 @@
-"""Other people's decoders as configurations of the same benchmark, each with its best plain settings. Times nothing."""
+"""Other people's decoders as configurations of the same benchmark, each with its best settings. Times nothing.
+
+transformers' ``generate`` in its four ways: plain, assisted by a draft model with a fixed draft length, the same with
+its own rule that ends a draft early, and prompt lookup. All have their cache; input tensors and configurations are
+made once. End-of-text is off and the length fixed, so that every call does the same work as ours.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,31 +14,110 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paceline.bench.runner import Configuration, Sample
 
+PLAIN, ASSISTED, CONFIDENT, LOOKUP = (
+    "transformers",
+    "transformers-assisted",
+    "transformers-assisted-confident",
+    "transformers-lookup",
+)
+PEERS = (PLAIN, ASSISTED, CONFIDENT, LOOKUP)
+CONFIDENCE = 0.4  # transformers' default: a draft ends where its model is less sure
+
+
+def load_peer(path: Path, *, dtype: torch.dtype | None, device: torch.device | None = None) -> Any:
+    """A model of transformers without defaults of its own. ``dtype`` None keeps the precision of the files."""
+    # Any: transformers' own annotations do not let its checker bind ``generate``.
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto", local_files_only=True).eval()
+    if device is not None:
+        model.to(device)
+    # A model's own defaults would join the settings of a call: none may remain.
+    model.generation_config = GenerationConfig()
+    return model
+
 
 def transformers_plain(
     name: str, *, path: Path, prompts: Sequence[Sequence[int]], num_tokens: int, dtype: torch.dtype | None = None
 ) -> Configuration:
-    """transformers' ``generate``: greedy, with its cache, one prompt at a time, exactly ``num_tokens`` tokens each.
-
-    The input tensors and the configuration are made once, and end-of-text is off, so that every call does the same
-    work as ours. ``dtype`` None keeps the precision of the files, as our loader does.
-    """
-    # Any: transformers' own annotations do not let its checker bind ``generate``.
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto", local_files_only=True).eval()
-    # A model's own defaults would join the settings below: none may remain.
-    model.generation_config = GenerationConfig()
-    settings = GenerationConfig(
-        max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, use_cache=True, eos_token_id=None
+    """Greedy, one prompt at a time, exactly ``num_tokens`` tokens each."""
+    return transformers_decoding(
+        name,
+        model=load_peer(path, dtype=dtype),
+        draft=None,
+        kind=PLAIN,
+        prompts=prompts,
+        num_tokens=num_tokens,
+        num_draft_tokens=0,
+        batch_size=1,
+        temperature=0.0,
+        seed=0,
     )
-    inputs = [torch.tensor([list(prompt)]) for prompt in prompts]
-    masks = [torch.ones_like(tokens) for tokens in inputs]
+
+
+def transformers_decoding(
+    name: str,
+    *,
+    model: Any,
+    draft: Any,
+    kind: str,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    num_draft_tokens: int,
+    batch_size: int,
+    temperature: float,
+    seed: int,
+) -> Configuration:
+    """One of PEERS over all ``prompts``, exactly ``num_tokens`` tokens each; batches are padded on the left.
+
+    ``model`` and ``draft`` come from ``load_peer``. Raises ValueError for an unknown kind, for drafting in batches,
+    which transformers cannot, and for assistance without a draft.
+    """
+    if kind not in PEERS:
+        raise ValueError(f"unknown peer {kind!r}; known: {', '.join(PEERS)}")
+    if kind != PLAIN and batch_size > 1:
+        raise ValueError(f"{kind} with batch_size={batch_size}: transformers drafts for one text at a time; give 1")
+    if kind in (ASSISTED, CONFIDENT) and draft is None:
+        raise ValueError(f"{kind}: it needs a draft model; give one")
+    settings = GenerationConfig(
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=temperature > 0,
+        use_cache=True,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    if temperature > 0:
+        settings.update(temperature=temperature, top_k=0, top_p=1.0)
+    options: dict[str, Any] = {}
+    if kind == LOOKUP:
+        settings.update(prompt_lookup_num_tokens=num_draft_tokens)
+    drafting = None
+    if kind in (ASSISTED, CONFIDENT):
+        options["assistant_model"] = draft
+        drafting = GenerationConfig(
+            num_assistant_tokens=num_draft_tokens,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=CONFIDENCE if kind == CONFIDENT else 0.0,
+        )
+    groups = [_padded(prompts[at : at + batch_size], model.device) for at in range(0, len(prompts), batch_size)]
 
     @torch.inference_mode()
     def run() -> Sample:
-        texts = [
-            model.generate(tokens, attention_mask=mask, generation_config=settings)[0, tokens.shape[1] :]
-            for tokens, mask in zip(inputs, masks, strict=True)
-        ]
-        return Sample(tokens=tuple(tuple(text.tolist()) for text in texts), summary=None)
+        if drafting is not None:
+            draft.generation_config = drafting  # where transformers looks for it
+        texts: list[tuple[int, ...]] = []
+        for tokens, mask in groups:
+            if temperature > 0:
+                torch.manual_seed(seed + len(texts))
+            rows = model.generate(tokens, attention_mask=mask, generation_config=settings, **options)
+            texts.extend(tuple(row) for row in rows[:, tokens.shape[1] :].tolist())
+        return Sample(tokens=tuple(texts), summary=None)
 
     return Configuration(name=name, run=run)
+
+
+def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and mask of a batch, padded on the left."""
+    width = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    return tokens, mask

@@ -1,5 +1,25 @@
 """Prompts to measure on. Knows nothing of models or of how they are run."""
 
+import ast
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from textwrap import dedent
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Suite(Protocol):
+    """Chooses prompts."""
+
+    def __call__(self, count: int, *, seed: int) -> list[str]: ...
+
+
 # Written for this project, in the style of the library code that the embedded pair knows.
 PYTHON_PROMPTS = (
     '''class Stack:
@@ -46,3 +66,162 @@ def find_files(root, suffix):
             raise RuntimeError("timer is already running")
 ''',
 )
+
+# Written for this project too.
+PROSE_PROMPTS = (
+    "The harbour woke before the town did. Long before the first lamp was put out in the market street, men were "
+    "walking along the quay with their collars turned up, and",
+    "A library is judged by what it lets you forget. If you have to remember in which order its functions are called, "
+    "it has left a part of its work to you. A good one",
+    "Measure twice, says the carpenter, because wood cannot be lengthened. Programs can be changed at any time, and so "
+    "we measure once, or not at all, and then wonder why",
+    "In the autumn of that year the river rose higher than anyone could remember. The bridge held, but the road "
+    "behind it was gone, so that the village could be reached only",
+    "There are two ways to explain a proof. The first follows the order of its steps, and never says where it is "
+    "going. The second begins with the picture that its author had in mind, and",
+    "She kept a notebook in which she wrote down every mistake that had cost her more than an hour. After ten years it "
+    "had three hundred entries, and she had noticed that",
+    "Bread needs four things, and patience is the one that people leave out. Flour, water and salt can be bought, but "
+    "the dough takes as long as it takes. When it has risen,",
+    "The clock in the tower was always four minutes slow. Visitors laughed about it; the people of the town had their "
+    "trains, their school and their dinner by it, and saw no reason",
+)
+
+# Modules of the standard library that the embedded pair was not trained on.
+LIBRARY = (
+    "argparse",
+    "asyncio.queues",
+    "bisect",
+    "calendar",
+    "collections",
+    "csv",
+    "dataclasses",
+    "email.message",
+    "fractions",
+    "heapq",
+    "http.cookies",
+    "json.decoder",
+    "logging.handlers",
+    "queue",
+    "shlex",
+    "statistics",
+    "textwrap",
+    "zipfile",
+)
+CODE_LINES, COPY_LINES, BEGUN_LINES = 14, 12, 2
+LONGEST_COPIED_LINE = 70
+
+
+def code(count: int, *, seed: int) -> list[str]:
+    """Beginnings of functions of the standard library, to be continued."""
+    pieces = _functions(CODE_LINES)
+    return choose([*PYTHON_PROMPTS, *pieces], count, seed=seed)
+
+
+def prose(count: int, *, seed: int) -> list[str]:
+    """English: paragraphs of our own, and the first halves of long docstrings of the standard library."""
+    return choose([*PROSE_PROMPTS, *_paragraphs()], count, seed=seed)
+
+
+def copy(count: int, *, seed: int) -> list[str]:
+    """A piece of code, then the beginning of the same piece with one name changed: what editing looks like."""
+    pieces = [piece for piece in _functions(COPY_LINES) if len(max(piece.split("\n"), key=len)) <= LONGEST_COPIED_LINE]
+    return [_edited(piece) for piece in choose(pieces, count, seed=seed)]
+
+
+def mixed(count: int, *, seed: int) -> list[str]:
+    """Code, prose and copying in turn."""
+    share = -(-count // 3)
+    groups = zip(code(share, seed=seed), prose(share, seed=seed), copy(share, seed=seed), strict=True)
+    return [prompt for group in groups for prompt in group][:count]
+
+
+SUITES: dict[str, Suite] = {"code": code, "prose": prose, "copy": copy, "mixed": mixed}
+
+
+def prompts_of(suite: str, count: int, *, seed: int) -> list[str]:
+    """``count`` prompts of a suite; the same for the same seed and the same Python.
+
+    Raises ValueError for an unknown suite and for more prompts than it has.
+    """
+    if suite not in SUITES:
+        raise ValueError(f"unknown suite {suite!r}; known: {', '.join(SUITES)}")
+    if count < 1:
+        raise ValueError(f"num_prompts={count}: give at least 1")
+    return SUITES[suite](count, seed=seed)
+
+
+def read_questions(path: Path) -> list[tuple[str, str]]:
+    """Category and first turn of every question in the format of MT-Bench and Spec-Bench.
+
+    Its lines are objects with question_id, category and turns. Raises ValueError for any that is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}; give a file of questions that can be read") from error
+    found: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+            category, turn = value["category"], value["turns"][0]
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: no question: give question_id, category and turns") from error
+        if not isinstance(category, str) or not isinstance(turn, str) or not turn:
+            raise ValueError(f"{path}, line {number}: category and turns hold no text: give strings")
+        found.append((category, turn))
+    if not found:
+        raise ValueError(f"{path}: no questions in it; give one per line")
+    return found
+
+
+def choose(items: Sequence[T], count: int, *, seed: int) -> list[T]:
+    """``count`` of ``items``, chosen by the seed. Raises ValueError where there are fewer."""
+    if count > len(items):
+        raise ValueError(f"{count} prompts: there are {len(items)}; ask for fewer")
+    return Random(seed).sample(items, count)
+
+
+@cache
+def _functions(num_lines: int) -> tuple[str, ...]:
+    """The first lines of every longer function of LIBRARY."""
+    pieces: list[str] = []
+    for name in LIBRARY:
+        source = _source(name)
+        lines = source.split("\n")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno > 2 * num_lines:
+                piece = "\n".join(lines[node.lineno - 1 : node.lineno - 1 + num_lines])
+                pieces.append(dedent(piece) + "\n")
+    return tuple(pieces)
+
+
+@cache
+def _paragraphs() -> tuple[str, ...]:
+    """First halves of the longer paragraphs of LIBRARY's docstrings, on one line."""
+    found: list[str] = []
+    for name in LIBRARY:
+        for node in ast.walk(ast.parse(_source(name))):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
+                words = paragraph.split()
+                if len(words) >= 45 and all(word.isascii() for word in words) and ">>>" not in words:
+                    found.append(" ".join(words[: len(words) // 2]))
+    return tuple(dict.fromkeys(found))
+
+
+def _edited(piece: str) -> str:
+    """A piece, its end, and how it begins again under a new name."""
+    name = re.match(r"\s*(?:async )?def (\w+)", piece)
+    assert name is not None
+    again = piece.replace(name[1], f"{name[1]}_again")
+    begun = "\n".join(again.split("\n")[:BEGUN_LINES])
+    return f"{piece.rstrip()}\n\n\n# The same function under another name\n{begun}\n"
+
+
+def _source(module: str) -> str:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"this Python has no source of its module {module!r}; give prompts of your own")
+    return Path(spec.origin).read_text(encoding="utf-8")

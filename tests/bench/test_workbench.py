@@ -1,0 +1,114 @@
+import warnings
+
+import pytest
+import torch
+
+from paceline.api import load
+from paceline.bench.peers import ASSISTED, CONFIDENT, LOOKUP, PLAIN, load_peer, transformers_decoding
+from paceline.bench.raw import RawFile
+from paceline.bench.sweep import Cell, Protocols, run_sweep
+from paceline.bench.workbench import ModelBench, check_batches, check_lengths, peers_for
+from tests.api.checkpoints import pair
+
+PROMPTS = ["def add(first,", "x = 1\n", "for item in items:\n    print(item)\nfor", "import os"]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    target = load(pair().target)
+    return ModelBench(
+        target=target,
+        draft=load(pair().draft),
+        target_path=pair().target,
+        draft_path=pair().draft,
+        prompts=[target.tokenizer.encode(prompt) for prompt in PROMPTS],
+        seed=3,
+    )
+
+
+def cell(drafter, num_draft_tokens=3, batch_size=1, temperature=0.0):
+    return Cell(
+        drafter=drafter,
+        num_draft_tokens=num_draft_tokens,
+        batch_size=batch_size,
+        temperature=temperature,
+        max_tokens=12,
+    )
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        cell("ngram"),
+        cell("model"),
+        cell("model", batch_size=2),
+        cell("model", batch_size=4, temperature=0.9),
+        cell(PLAIN, 0),
+        cell(PLAIN, 0, batch_size=4),
+        cell(ASSISTED),
+        cell(CONFIDENT),
+        cell(LOOKUP),
+    ],
+    ids=str,
+)
+def test_every_way_gives_plain_texts(bench, chosen):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="transformers")
+        sample = bench.candidate("own", chosen).run()
+    assert sample.tokens == bench.plain("plain", chosen).run().tokens
+    assert sample.num_tokens == 4 * 12
+
+
+def test_sampled_texts_do_not_depend_on_the_batch(bench):
+    one = bench.plain("one", cell("ngram", temperature=0.9)).run().tokens
+    assert one == bench.plain("four", cell("ngram", batch_size=4, temperature=0.9)).run().tokens
+    assert one != bench.plain("greedy", cell("ngram")).run().tokens
+
+
+@pytest.mark.parametrize("kind", [PLAIN, ASSISTED, LOOKUP])
+def test_peers_sample_as_many_tokens(bench, kind):
+    chosen = cell(kind, temperature=0.9)
+    first, again = bench.candidate("own", chosen).run(), bench.candidate("own", chosen).run()
+    assert first.tokens == again.tokens and first.num_tokens == 4 * 12
+
+
+def test_runs_say_where_their_time_went(bench):
+    sample = bench.candidate("own", cell("model", batch_size=2)).run()
+    assert sample.phases is not None and all(seconds > 0 for seconds in sample.phases)
+    assert sample.texts is not None and sum(text.emitted for text in sample.texts) == 4 * 12
+    assert bench.plain("plain", cell("model")).run().summary.mean_acceptance_length == 1
+
+
+def test_a_sweep_over_models_counts_steps(bench, tmp_path):
+    raw = RawFile(tmp_path / "raw.jsonl")
+    protocol = Protocols(repeats=1, attempts=1)
+    run_sweep([cell("model")], workbench=bench, raw=raw, conditions={}, notes={}, protocol=protocol)
+    record = raw.records[-1]
+    assert record["steps"]["plain"] == 48 > record["steps"]["candidate"]
+    assert all(text["first_difference"] is None for text in record["texts"]) and record["repeatable"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "vllm"}, "unknown peer 'vllm'; known: transformers"),
+        ({"kind": LOOKUP, "batch_size": 2}, "one text at a time"),
+        ({"kind": ASSISTED}, "needs a draft model"),
+    ],
+)
+def test_what_a_peer_cannot_do_is_refused(changes, message):
+    settings = dict(prompts=[[1]], num_tokens=2, num_draft_tokens=2, batch_size=1, temperature=0.0, seed=0)
+    with pytest.raises(ValueError, match=message):
+        transformers_decoding("peer", model=None, draft=None, **{**settings, **changes})
+
+
+def test_peers_have_our_precision(bench):
+    assert load_peer(pair().target, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert peers_for(drafts=False) == [PLAIN, LOOKUP]
+
+
+def test_prompts_that_do_not_fit_are_refused(bench):
+    with pytest.raises(ValueError, match=r"prompt 1 of 3 tokens and 510 more leave the target's context of 512"):
+        check_lengths(bench.target, [[1], [1, 2, 3]], [12, 510])
+    with pytest.raises(ValueError, match="6 prompts and batch size 4"):
+        check_batches(6, [1, 2, 4])
