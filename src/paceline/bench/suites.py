@@ -215,7 +215,7 @@ def _edited(piece: str) -> str:
     """A piece, its end, and how it begins again under a new name."""
     name = re.match(r"\s*(?:async )?def (\w+)", piece)
     assert name is not None
-    again = piece.replace(name[1], f"{name[1]}_again")
+    again = re.sub(rf"\b{name[1]}\b", f"{name[1]}_again", piece)
     begun = "\n".join(again.split("\n")[:BEGUN_LINES])
     return f"{piece.rstrip()}\n\n\n# The same function under another name\n{begun}\n"
 
