@@ -296,7 +296,7 @@ def broken(kind, folder):
 DIRECTORIES = {
     "no config": "not a model: .* has no config.json",
     "config is no JSON": "not a model: .* is not JSON",
-    "architecture": "unsupported architecture 'mamba' in .*; supported: gpt2, llama",
+    "architecture": "unsupported architecture 'mamba' in .*: its recurrent or convolutional state",
     "no weights": "holds no safetensors weights; convert",
     "weights are no safetensors": "is not a safetensors file",
     "tokenizer": "tokenizer",

@@ -21,14 +21,14 @@ from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
 from paceline.api.hf_criteria import Criteria, Endings, StoppingCriterion, read_criteria
 from paceline.api.hf_inputs import Inputs, first_eos, merge, read_inputs
-from paceline.api.loading import Loaded, load
+from paceline.api.loading import Loaded, load, placement
 from paceline.api.params import SamplingParams
 from paceline.api.results import Result, Statistics
 from paceline.core.batch import MAX_STOP_TOKENS
 from paceline.core.noise import split_seed
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
-from paceline.models.adopt import TransformersModel, is_current, is_transformers_model, placement
+from paceline.models.adopt import TransformersModel, is_current, is_transformers_model
 from paceline.models.decoder import DecoderLM
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
@@ -116,11 +116,14 @@ def generate(
 
 
 def adopted(model: TransformersModel) -> Loaded:
-    """The decoder over the weights of ``model``: the one of the last call unless the weights have moved since."""
+    """An LM over the weights of ``model``: the decoder of the last call unless they have moved since, or an adapter."""
     known = _ADOPTED.get(model)
-    if known is None or not isinstance(known.lm, DecoderLM) or not is_current(known.lm, model):
-        known = _ADOPTED[model] = load(model)
-    return known
+    if known is not None and isinstance(known.lm, DecoderLM) and is_current(known.lm, model):
+        return known
+    loaded = load(model)
+    if isinstance(loaded.lm, DecoderLM):  # an adapter holds its model, which would then live as long as the table
+        _ADOPTED[model] = loaded
+    return loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 
-from paceline.models import adopt, hub, loading
+from paceline.models import adopt, hf, hf_files, hub, loading
 from paceline.models.adopt import TransformersModel
 from paceline.models.base import LM
+from paceline.models.families import FAMILIES
+from paceline.models.hf_support import check_model
 from paceline.models.loading import ModelError
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 
@@ -20,7 +22,7 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-BACKENDS = ("auto", "native")  # the same today
+BACKENDS = ("auto", "native", "hf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +56,12 @@ def load(
     A loaded transformers model is used without a second copy of its weights, and keeps working (models/adopt); its
     tokenizer is that of the local directory it came from.
 
+    ``backend`` "native" runs the model by Paceline's own code, "hf" by that of transformers (models/hf), and "auto"
+    natively where its architecture is known, else by transformers.
+
     ``dtype`` is a torch dtype, its name or "auto"; None and "auto" keep the precision of the weights. ``device`` None
-    is CUDA where there is one, else the CPU. ``trust_remote_code`` concerns tokenizers only: a model's own code never
-    runs. ``threads`` sets torch's number of threads for the whole process.
+    is CUDA where there is one, else the CPU. ``trust_remote_code`` lets a checkpoint's own code run, for its
+    tokenizer and under "hf"; never under "native". ``threads`` sets torch's number of threads for the whole process.
 
     Raises ValueError, naming the reason and the way out, for an option that is unknown or cannot be honoured, and for a
     model that is missing, of an unsupported architecture, unreadable, or larger than the device's free memory.
@@ -68,9 +73,9 @@ def load(
     precision = find_dtype(dtype)
     place = None if device is None else find_device(device)
     if adopt.is_transformers_model(model):
-        loaded = _from_memory(model, precision, place, revision, trust_remote_code)
+        loaded = _from_memory(model, precision, place, backend, revision, trust_remote_code)
     elif isinstance(model, str | Path):
-        loaded = _from_files(model, precision, place or _default_device(), revision, trust_remote_code)
+        loaded = _from_files(model, precision, place or _default_device(), backend, revision, trust_remote_code)
     else:
         raise ModelError(
             f"a model of type {type(model).__name__}: give a directory, a Hub id or a loaded transformers model "
@@ -79,6 +84,14 @@ def load(
     if threads is not None:
         torch.set_num_threads(threads)
     return loaded
+
+
+def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch.dtype, torch.device]:
+    """Precision and device of a loaded model. Raises ModelError if it is plain that ``load`` would refuse it."""
+    if _is_native(backend, model.config.to_dict()):
+        return adopt.placement(model)
+    check_model(model)
+    return hf.placement(model)
 
 
 def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -109,8 +122,17 @@ def _default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def _is_native(backend: str, config: dict[str, object]) -> bool:
+    return backend == "native" or (backend == "auto" and config.get("model_type") in FAMILIES)
+
+
 def _from_files(
-    model: str | Path, dtype: torch.dtype | None, device: torch.device, revision: str | None, trust_remote_code: bool
+    model: str | Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    backend: str,
+    revision: str | None,
+    trust_remote_code: bool,
 ) -> Loaded:
     if hub.is_hub_id(model):
         path = hub.fetch(str(model), revision)
@@ -118,24 +140,33 @@ def _from_files(
         raise ModelError(f"revision={revision!r}: {model} is a local directory; only models of the Hub have revisions")
     else:
         path = Path(model)
+    hf_files.check_format(path)
     config = loading.read_config(path)
-    loading.find_family(config, path)  # a model that cannot be used is no place to look for a tokenizer
-    tokenizer, eos = load_tokenizer(path, trust_remote_code=trust_remote_code), read_eos(path)
-    lm = loading.load(path, dtype=dtype, device=device)
-    return Loaded(lm=lm, tokenizer=tokenizer, eos=eos, name=str(model), dtype=lm.dtype, config=config)
+    # A model that cannot be used is no place to look for a tokenizer.
+    if _is_native(backend, config):
+        loading.find_family(config, path)
+        tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        lm = loading.load(path, dtype=dtype, device=device)
+    else:
+        found = hf_files.load(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        lm = hf.adapt(found)
+        tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+    return Loaded(lm=lm, tokenizer=tokenizer, eos=read_eos(path), name=str(model), dtype=lm.dtype, config=config)
 
 
 def _from_memory(
     model: TransformersModel,
     dtype: torch.dtype | None,
     device: torch.device | None,
+    backend: str,
     revision: str | None,
     trust_remote_code: bool,
 ) -> Loaded:
     name = type(model).__name__
+    config: dict[str, object] = model.config.to_dict()
     if revision is not None:
         raise ModelError(f"revision={revision!r}: {name} is loaded already; load the revision by its id")
-    own_dtype, own_device = adopt.placement(model)
+    own_dtype, own_device = placement(model, backend=backend)
     differs = dtype not in (None, own_dtype)
     if device is not None:
         differs |= device.type != own_device.type or device.index not in (None, own_device.index)
@@ -145,7 +176,7 @@ def _from_memory(
             f"{wanted}: {name} is already loaded as {loading.name_of(own_dtype)} on {own_device}; convert it yourself "
             "with model.to(...), or load its directory"
         )
-    lm = adopt.adopt(model)
+    lm = adopt.adopt(model) if _is_native(backend, config) else hf.adapt(model)
     source = model.config._name_or_path
     known = source != "" and Path(source).is_dir()
     return Loaded(
@@ -154,5 +185,5 @@ def _from_memory(
         eos=adopt.read_eos(model),
         name=name,
         dtype=own_dtype,
-        config=model.config.to_dict(),
+        config=config,
     )
