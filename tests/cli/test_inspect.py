@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from paceline.api import Engine, load
 from paceline.api.build import build_drafter
 from paceline.cli import run
 from paceline.drafters import DRAFTERS
+from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import weight_bytes
 from tests.api.checkpoints import CONTEXT, VOCAB, other_vocabulary, pair, without_tokenizer
 from tests.examples.installed import put_example
@@ -73,9 +75,10 @@ def test_everything_installed_that_can_draft_is_named_with_a_line(capsys, tmp_pa
         found = inspect(capsys, pair().target)
     finally:
         monkeypatch.undo()
+        sys.modules.pop("paceline_bigram", None)
         DRAFTERS.refresh()
     assert found["drafters"].keys() >= {"bigram", "model", "ngram", "none"}
-    assert found["drafters"]["none"] == "Proposes the root alone, which suits every verifier."
+    assert found["drafters"]["none"] == NoDrafter.__doc__
     assert found["verifiers"].keys() >= {"coupled", "rejection"}
     assert all(found["drafters"].values())
 
