@@ -4,7 +4,14 @@ import copy
 from functools import cache
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from paceline.models.families import FAMILIES
 from paceline.models.loading import build
@@ -46,6 +53,13 @@ def gpt2(seed=1, dtype=torch.float64, **overrides):
     """A random transformers GPT-2."""
     torch.manual_seed(seed)
     return GPT2LMHeadModel(GPT2Config(**{**GPT2, **overrides})).to(dtype).eval()
+
+
+def causal(kind, seed=1, dtype=torch.float64, **overrides):
+    """A random transformers model of the family ``kind``, whose config has Llama's fields."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **{**LLAMA, **overrides})
+    return AutoModelForCausalLM.from_config(config).to(dtype).eval()
 
 
 def native(model):

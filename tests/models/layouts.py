@@ -25,6 +25,36 @@ YARN_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
+GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=0.5)
+
+# Name -> family and options of a layout beside Llama's and GPT-2's.
+VARIANTS = {
+    "mistral": ("mistral", dict(sliding_window=None)),
+    "mistral-window": ("mistral", dict(sliding_window=80, head_dim=12)),
+    "qwen2": ("qwen2", {}),
+    "qwen2-yarn-tied": ("qwen2", dict(rope_parameters=YARN_ROPE, tie_word_embeddings=True)),
+    "qwen3": ("qwen3", dict(head_dim=12)),
+    "qwen3-bias": ("qwen3", dict(head_dim=8, attention_bias=True, tie_word_embeddings=True)),
+    "gpt_neox": ("gpt_neox", dict(rotary_pct=0.25)),
+    "gpt_neox-sequential": ("gpt_neox", dict(use_parallel_residual=False, rotary_pct=0.5, hidden_act="gelu_new")),
+    "gpt_neox-whole": ("gpt_neox", dict(rotary_pct=1.0, tie_word_embeddings=True, attention_bias=False)),
+    "gpt_neox-linear": ("gpt_neox", dict(rope_parameters={**LINEAR_ROPE, "partial_rotary_factor": 0.5})),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {}),
+    "phi3-partial": ("phi3", dict(partial_rotary_factor=0.5, sliding_window=128)),
+    "gemma": ("gemma", dict(head_dim=12)),
+    "granite": ("granite", GRANITE),
+    "granite-bias": ("granite", dict(GRANITE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)),
+    "smollm3": ("smollm3", dict(no_rope_layer_interval=2)),
+    "smollm3-listed": ("smollm3", dict(no_rope_layers=[0, 1, 0], tie_word_embeddings=False)),
+}
+
+
+def _variant(name):
+    kind, options = VARIANTS[name]
+    return lambda dtype: tiny.causal(kind, dtype=dtype, **options)
+
+
 LAYOUTS = {
     "llama-2": lambda dtype: tiny.llama(dtype=dtype, num_key_value_heads=4),
     "llama-3": lambda dtype: tiny.llama(dtype=dtype, rope_parameters=LLAMA3_ROPE),
@@ -36,6 +66,7 @@ LAYOUTS = {
     "head-dim": lambda dtype: tiny.llama(dtype=dtype, head_dim=12),
     "gpt2": lambda dtype: tiny.gpt2(dtype=dtype),
     "gpt2-inner-untied": lambda dtype: tiny.gpt2(dtype=dtype, n_inner=40, tie_word_embeddings=False),
+    **{name: _variant(name) for name in VARIANTS},
 }
 
 

@@ -171,7 +171,7 @@ def test_taps_on_every_layer_equal_transformers_hidden_states(layout):
     model, ours = pair(layout)
     text = texts(1, 24)
     last = []
-    layers = model.transformer.h if layout.startswith("gpt2") else model.model.layers
+    layers = model.transformer.h if layout.startswith("gpt2") else model.base_model.layers
     hook = layers[-1].register_forward_hook(lambda *call: last.append(call[2]))
     theirs = list(model(text, output_hidden_states=True, use_cache=False).hidden_states)
     hook.remove()

@@ -3,9 +3,9 @@
 B rows, n nodes, H hidden size, E head size.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -116,13 +116,21 @@ class ScaledEmbedding(nn.Embedding):
 class RoundedScaledEmbedding(ScaledEmbedding):
     """Token embeddings times a factor that is rounded to their own precision, by way of float32 (Gemma)."""
 
+    def __init__(self, count: int, size: int, factor: float) -> None:
+        super().__init__(count, size, factor)
+        single = _rounded(factor, torch.float32)
+        self.factors = {dtype: _rounded(single, dtype) for dtype in (torch.bfloat16, torch.float16)}
+        self.factors |= {dtype: single for dtype in (torch.float32, torch.float64)}
+
     def forward(self, input: Tensor) -> Tensor:
-        return nn.Embedding.forward(self, input) * _rounded(self.factor, self.weight.dtype)
+        return nn.Embedding.forward(self, input) * self.factors[self.weight.dtype]
 
 
-@cache
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(value, dtype=torch.float32, device="cpu").to(dtype))
+    """``value`` as ``dtype`` holds it; no tensor is made, because models are built on the meta device too."""
+    mantissa, exponent = math.frexp(value)
+    steps = 2 / torch.finfo(dtype).eps
+    return math.ldexp(round(mantissa * steps) / steps, exponent)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

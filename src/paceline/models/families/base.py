@@ -74,7 +74,7 @@ def parse(raw: dict[str, object]) -> Parsed:
     try:
         fields = copy.deepcopy(raw)  # AutoConfig writes into nested dictionaries
         return AutoConfig.for_model(str(fields.pop("model_type")), **fields)
-    except (StrictDataclassError, KeyError, TypeError) as error:
+    except (StrictDataclassError, LookupError, TypeError, ArithmeticError) as error:
         raise ValueError(f"transformers refuses config.json: {error.args[0] if error.args else error}") from error
 
 
