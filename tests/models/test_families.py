@@ -222,10 +222,6 @@ REFUSED = {
         dict(no_rope_layers=[1, 0], layer_types=None),
         "transformers refuses config.json: list index",
     ),
-        "smollm3",
-        dict(no_rope_layers=[1, 0], layer_types=None),
-        "transformers refuses config.json: list index",
-    ),
     "quantized": ("qwen2", dict(quantization_config={"quant_method": "awq"}), r"quantized weights \(quantization_conf"),
 }
 
