@@ -1,0 +1,199 @@
+"""Raw records to the figures of a report, one line per cell. Pure: reads no file, measures and draws nothing."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TypeAlias
+
+from paceline.bench.raw import CELL, RUN, Record
+from paceline.bench.statistics import (
+    BreakEven,
+    Estimate,
+    break_even,
+    efficiency,
+    estimate,
+    ideal_speedup,
+    paired_ratios,
+)
+from paceline.bench.sweep import CANDIDATE, CONTROL, PLAIN, Cell
+
+PHASES = ("draft", "target", "verify", "rest")
+Group: TypeAlias = tuple[str, str, float, int]  # label of the run, prompts, temperature, max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one cell came to. None where nothing counts steps, as in peers, or nothing was left to count.
+
+    Acceptance leaves out texts that mostly repeat themselves; everything else counts all texts.
+    """
+
+    run: str
+    label: str  # the run in words: precision and threads
+    suite: str
+    cell: Cell
+    void: bool  # its control failed at every attempt: the times say nothing
+    attempts: int
+    control: float  # an engine against itself; 1 but for noise
+    speedup: Estimate  # plain seconds over own, paired
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    tokens_per_step: float | None  # with the target's own token at the end of each step
+    accepted_per_step: float | None  # without it
+    acceptance: float | None
+    by_position: tuple[float, ...]
+    step_seconds: tuple[float, ...]  # of PHASES
+    plain_step_seconds: tuple[float, ...]
+    ideal: float | None
+    efficiency: float | None
+    num_texts: int
+    num_looping: int
+    num_different: int
+    first_difference: int | None  # the earliest
+
+    @property
+    def group(self) -> Group:
+        """What must be equal for lines to stand in one plot, batch sizes aside."""
+        return self.label, self.suite, self.cell.temperature, self.cell.max_tokens
+
+
+def figures_of(records: Iterable[Record]) -> list[Figures]:
+    """A line for every cell, of its last attempt, in the order they were first measured.
+
+    Raises ValueError for a cell whose run is described nowhere in the file.
+    """
+    runs: dict[str, Record] = {}
+    attempts: defaultdict[tuple[str, Cell], list[Record]] = defaultdict(list)
+    for record in records:
+        if record["kind"] == RUN:
+            runs[record["run"]] = record
+        elif record["kind"] == CELL:
+            attempts[record["run"], Cell(**record["cell"])].append(record)
+    missing = {run for run, _ in attempts} - set(runs)
+    if missing:
+        raise ValueError(f"no description of run {min(missing)}: the file is not whole; give the one that was written")
+    return [_figures(runs[run]["conditions"], cell, taken) for (run, cell), taken in attempts.items()]
+
+
+def runs_of(records: Iterable[Record]) -> list[Record]:
+    """The descriptions of the runs."""
+    return [record for record in records if record["kind"] == RUN]
+
+
+def break_evens(figures: Sequence[Figures]) -> list[tuple[Group, str, int, BreakEven]]:
+    """For every drafter and draft length that was timed at several batch sizes: where drafting stops paying."""
+    lines: defaultdict[tuple[Group, str, int], list[tuple[int, float]]] = defaultdict(list)
+    for line in figures:
+        if not line.void and line.cell.num_draft_tokens:
+            key = line.group, line.cell.drafter, line.cell.num_draft_tokens
+            lines[key].append((line.cell.batch_size, line.speedup.value))
+    return [(*key, break_even(points)) for key, points in lines.items() if len(points) > 1]
+
+
+def best(figures: Iterable[Figures]) -> list[Figures]:
+    """Of every group, batch size and drafter the draft length that was fastest; void lines take no part."""
+    found: dict[tuple[Group, int, str], Figures] = {}
+    for line in figures:
+        key = line.group, line.cell.batch_size, line.cell.drafter
+        if not line.void and (key not in found or line.speedup.value > found[key].speedup.value):
+            found[key] = line
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridLine:
+    """Means over the lengths of text that were timed."""
+
+    label: str
+    drafter: str
+    num_draft_tokens: int
+    max_tokens: tuple[int, ...]
+    speedup: float
+    tokens_per_second: float
+
+
+def grid(figures: Iterable[Figures]) -> list[GridLine]:
+    """The field's classic table: for every draft length, means over ``max_tokens``; void lines take no part."""
+    groups: defaultdict[tuple[str, float, int, str, int], list[Figures]] = defaultdict(list)
+    for line in figures:
+        cell = line.cell
+        if not line.void and cell.num_draft_tokens:
+            key = line.label, cell.temperature, cell.batch_size, cell.drafter, cell.num_draft_tokens
+            groups[key].append(line)
+    return [
+        GridLine(
+            label=label,
+            drafter=drafter,
+            num_draft_tokens=count,
+            max_tokens=tuple(line.cell.max_tokens for line in lines),
+            speedup=fmean(line.speedup.value for line in lines),
+            tokens_per_second=fmean(line.tokens_per_second for line in lines),
+        )
+        for (label, _, _, drafter, count), lines in groups.items()
+        if len(lines) > 1
+    ]
+
+
+def _figures(conditions: Record, cell: Cell, taken: Sequence[Record]) -> Figures:
+    record = taken[-1]
+    seconds, texts = record["seconds"], record["texts"]
+    speedup = estimate(paired_ratios(seconds[PLAIN], seconds[CANDIDATE]))
+    own, plain = (_step_seconds(record, name) for name in (CANDIDATE, PLAIN))
+    steps = record["steps"][CANDIDATE]
+    per_step = record["num_tokens"] / steps if steps else None
+    counted = [text["counts"] for text in texts if text["counts"] is not None and not text["looping"]]
+    rates = _by_position(counted)
+    drafted = sum(sum(counts["drafted"]) for counts in counted)
+    accepted = sum(sum(counts["accepted"]) for counts in counted)
+    counted_steps = sum(counts["steps"] for counts in counted)
+    differences = [text["first_difference"] for text in texts if text["first_difference"] is not None]
+    costs = (
+        {"tokens_per_step": per_step, "draft_seconds": own[0], "target_seconds": plain[1]}
+        if per_step is not None and own and plain
+        else None
+    )
+    return Figures(
+        run=record["run"],
+        label=_label(conditions["dtype"], record["num_threads"]),
+        suite=conditions["suite"],
+        cell=cell,
+        void=record["void"],
+        attempts=len(taken),
+        control=median(paired_ratios(seconds[PLAIN], seconds[CONTROL])),
+        speedup=speedup,
+        tokens_per_second=median(record["num_tokens"] / own_seconds for own_seconds in seconds[CANDIDATE]),
+        plain_tokens_per_second=median(record["num_tokens"] / plain_seconds for plain_seconds in seconds[PLAIN]),
+        tokens_per_step=sum(counts["emitted"] for counts in counted) / counted_steps if counted_steps else None,
+        accepted_per_step=accepted / counted_steps if counted_steps else None,
+        acceptance=accepted / drafted if drafted else None,
+        by_position=rates,
+        step_seconds=own,
+        plain_step_seconds=plain,
+        ideal=None if costs is None else ideal_speedup(**costs),
+        efficiency=None if costs is None else efficiency(speedup.value, **costs),
+        num_texts=len(texts),
+        num_looping=sum(text["looping"] for text in texts),
+        num_different=len(differences),
+        first_difference=min(differences, default=None),
+    )
+
+
+def _label(dtype: str, num_threads: int) -> str:
+    return f"{dtype}, {num_threads} thread{'s' if num_threads > 1 else ''}"
+
+
+def _step_seconds(record: Record, name: str) -> tuple[float, ...]:
+    """Seconds of a step by phase, mean over all steps of all repeats; nothing where no steps were counted."""
+    phases, steps = record["phases"].get(name), record["steps"].get(name)
+    if not phases or not steps:
+        return ()
+    return tuple(sum(repeat[at] for repeat in phases) / (len(phases) * steps) for at in range(len(PHASES)))
+
+
+def _by_position(counted: Sequence[Record]) -> tuple[float, ...]:
+    """Accepted over drafted tokens at every depth that was drafted."""
+    depth = max((len(counts["drafted"]) for counts in counted), default=0)
+    drafted = [sum(counts["drafted"][at] for counts in counted) for at in range(depth)]
+    accepted = [sum(counts["accepted"][at] for counts in counted) for at in range(depth)]
+    return tuple(kept / tried for kept, tried in zip(accepted, drafted, strict=True) if tried)

@@ -1,0 +1,44 @@
+"""Reports beside a file of raw figures, made from it alone. Measures nothing."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.bench.figures import figures_of
+from paceline.bench.raw import Record, read_records
+from paceline.bench.tables import break_even_table, grid_table, sweep_table, to_csv
+
+
+def check_drawing() -> None:
+    """Raise ValueError where plots cannot be drawn."""
+    if find_spec("matplotlib") is None:
+        raise ValueError("the HTML report needs matplotlib: run pip install 'paceline[bench]', or give --no-html")
+
+
+def print_tables(records: Sequence[Record], console: Console) -> None:
+    """Every table that the figures give."""
+    figures = figures_of(records)
+    console.print(sweep_table(figures))
+    for table in (break_even_table(figures), grid_table(figures)):
+        if table is not None:
+            console.print(table)
+
+
+def write_reports(path: Path, *, html: bool) -> list[Path]:
+    """CSV, and HTML if wanted, beside the raw figures at ``path``; the files written.
+
+    Raises ValueError for a file that holds no figures, or no matplotlib with ``html``, before anything is written.
+    """
+    if html:
+        check_drawing()
+    records = read_records(path)
+    texts = {path.with_suffix(".csv"): to_csv(figures_of(records))}
+    if html:
+        from paceline.bench.page import make_page  # needs the optional matplotlib
+
+        texts[path.with_suffix(".html")] = make_page(records, title=f"Paceline benchmark: {path.stem}")
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
+    return list(texts)
