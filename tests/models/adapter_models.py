@@ -1,4 +1,4 @@
-"""Small random transformers models of many architectures, float64, for the adapter to run or refuse."""
+"""Small random transformers models of many architectures, float64, that the adapter runs or refuses."""
 
 import torch
 import transformers as hf
@@ -60,34 +60,75 @@ LATENT = dict(
     n_group=2, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=1,
     num_key_value_heads=4,
 )  # fmt: skip
+GPT_NEO = dict(num_layers=3, num_heads=4, attention_types=[[["global", "local", "global"], 1]])
 OPT = dict(ffn_dim=48, word_embed_proj_dim=32, init_std=0.2)
 
-# Name -> a function that makes the model.
-MODELS = {
-    "stablelm": lambda: make("StableLm", SIZES),
-    "starcoder2": lambda: make("Starcoder2", SIZES),
-    "gpt-neox": lambda: make("GPTNeoX", SIZES, "num_key_value_heads"),
-    "phi": lambda: make("Phi", SIZES),
-    "olmo": lambda: make("Olmo", SIZES),
-    "opt": lambda: make("OPT", SIZES, **OPT),
-    "gpt2": lambda: make("GPT2", OLD),
-    "llama": lambda: make("Llama", SIZES),
-    "mixtral": lambda: make("Mixtral", SIZES, num_local_experts=4),
-    "qwen2-moe": lambda: make("Qwen2Moe", SIZES, **EXPERTS),
-    "gptj": lambda: make("GPTJ", OLD, rotary_dim=4),
-    "codegen": lambda: make("CodeGen", OLD, rotary_dim=4),
-    "cohere": lambda: make("Cohere", SIZES, logit_scale=0.5),
-    "falcon": lambda: make("Falcon", SIZES, *FALCON, **FALCON_SIZES, multi_query=True),
-    "falcon-new": lambda: make("Falcon", SIZES, *FALCON, **FALCON_SIZES, new_decoder_architecture=True, num_kv_heads=2),
-    "gpt-bigcode": lambda: make("GPTBigCode", OLD),
-    "gemma2": lambda: make("Gemma2", SIZES, **SOFTCAPS),
-    "deepseek-v3": lambda: make("DeepseekV3", SIZES, **LATENT),
-    "gpt-neo": lambda: make(
-        "GPTNeo", SIZES, "num_attention_heads", num_layers=3, num_heads=4, attention_types=[[["global"], 3]]
-    ),
-    "bloom": lambda: make("Bloom", SIZES, "num_attention_heads", n_layer=3, n_head=4),
-    "mpt": lambda: make("Mpt", SIZES, d_model=32, n_heads=4, n_layers=3, max_seq_len=CONTEXT),
-    "falcon-alibi": lambda: make("Falcon", SIZES, *FALCON, **FALCON_SIZES, alibi=True),
-    "ctrl": lambda: make("CTRL", OLD, dff=48),
-    "bert": lambda: make("Bert", SIZES, is_decoder=True),
+HYBRID = dict(layer_types=["linear_attention", "full_attention", "linear_attention"])
+MAMBA_SIZES = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
+VISION = dict(
+    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+)
+
+# Style -> name -> a function that makes the model.
+STYLES = {
+    "rotary positions": {
+        "stablelm": lambda: make("StableLm", SIZES),
+        "starcoder2": lambda: make("Starcoder2", SIZES),
+        "phi": lambda: make("Phi", SIZES),
+        "olmo": lambda: make("Olmo", SIZES),
+    },
+    "learned positions": {
+        "opt": lambda: make("OPT", SIZES, **OPT),
+        "gpt-neo": lambda: make("GPTNeo", SIZES, "num_attention_heads", **GPT_NEO),
+        "bert-decoder": lambda: make("Bert", SIZES, is_decoder=True),
+    },
+    "sinusoidal positions": {"ctrl": lambda: make("CTRL", OLD, dff=48)},
+    "experts": {
+        "mixtral": lambda: make("Mixtral", SIZES, num_local_experts=4),
+        "qwen2-moe": lambda: make("Qwen2Moe", SIZES, **EXPERTS),
+    },
+    "attention beside the feed-forward part": {
+        "gptj": lambda: make("GPTJ", OLD, rotary_dim=4),
+        "codegen": lambda: make("CodeGen", OLD, rotary_dim=4),
+        "cohere": lambda: make("Cohere", SIZES, logit_scale=0.5),
+    },
+    "one key-value head": {
+        "gpt-bigcode": lambda: make("GPTBigCode", OLD),
+        "falcon": lambda: make("Falcon", SIZES, *FALCON, **FALCON_SIZES, multi_query=True),
+    },
+    "capped logits": {"gemma2": lambda: make("Gemma2", SIZES, **SOFTCAPS)},
+    "keys and values of two sizes": {"deepseek-v3": lambda: make("DeepseekV3", SIZES, **LATENT)},
+    "native too": {"gpt2": lambda: make("GPT2", OLD), "llama": lambda: make("Llama", SIZES)},
 }
+MODELS = {name: maker for models in STYLES.values() for name, maker in models.items()}
+
+RECURRENT = "recurrent or convolutional state cannot go back"
+UNPACKED = r"cannot be run on trees: its forward fails with a mask of four axes over slots \(ValueError"
+POSITIONS = "derives positions from cache slots"
+
+# Name -> (a function that makes the model, why it is refused).
+REFUSED = {
+    "bloom": (lambda: make("Bloom", SIZES, "num_attention_heads", n_layer=3, n_head=4), UNPACKED),
+    "falcon-alibi": (lambda: make("Falcon", SIZES, *FALCON, **FALCON_SIZES, alibi=True), UNPACKED),
+    "mpt": (lambda: make("Mpt", SIZES, d_model=32, n_heads=4, n_layers=3, max_seq_len=CONTEXT), POSITIONS),
+    "bert-encoder": (lambda: make("Bert", SIZES), "ignores a mask of four axes"),
+    "mamba": (lambda: make("Mamba", MAMBA_SIZES, state_size=4), RECURRENT),
+    "rwkv": (lambda: make("Rwkv", MAMBA_SIZES), RECURRENT),
+    "recurrent-gemma": (lambda: make("RecurrentGemma", SIZES, attention_window_size=16), RECURRENT),
+    "jamba": (lambda: make("Jamba", SIZES, use_mamba_kernels=False), RECURRENT),
+    "falcon-h1": (lambda: make("FalconH1", SIZES), RECURRENT),
+    "qwen3-next": (lambda: make("Qwen3Next", SIZES, **EXPERTS, **HYBRID, head_dim=8), RECURRENT),
+    "lfm2": (lambda: make("Lfm2", SIZES, layer_types=["conv", "full_attention", "conv"]), RECURRENT),
+    "t5": (lambda: t5(), "an encoder-decoder reads its prompt by another network"),
+    "gemma3-vision": (lambda: gemma3(), "it takes more than text; give its language model alone"),
+}
+
+
+def t5():
+    torch.manual_seed(1)
+    return hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=VOCAB, d_model=32, num_layers=2, num_heads=4)).eval()
+
+
+def gemma3():
+    config = hf.Gemma3Config(text_config=dict(SIZES, head_dim=8), vision_config=VISION)
+    return hf.Gemma3ForConditionalGeneration(config).eval()

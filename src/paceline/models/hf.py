@@ -89,7 +89,10 @@ class TransformersLM:
             raise ValueError("a transformers model runs all of its layers: load it with backend='native' to run some")
         if self.model.training:
             raise ModelError(f"{type(self.model).__name__} is in training mode: call model.eval()")
-        attend = TreeAttention(tree, cache, start, max_positions=self.max_positions, group=1)
+        limit = self.measured.limit
+        # Nodes that cannot be accepted may stand beyond a limit, and must not move the others' positions.
+        most = self.max_positions if limit is None else limit.length
+        attend = TreeAttention(tree, cache, start, max_positions=most, group=1)
         tokens, valid = tree.tokens[:, start:], tree.valid[:, start:]
         with ExitStack() as stack:
             stack.enter_context(_masked_attention(self.model))
