@@ -9,24 +9,15 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
+from paceline.cli import looking
 from paceline.cli import options as o
-from paceline.core.registry import Registry
-
-EXIT_OK, EXIT_DIFFERENT, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
-EXIT_CODES = (
-    "Exit codes: 0 done; 1 the demo found a difference, or some prompts failed; 2 bad input, or a file that cannot be "
-    "read or written; 130 interrupted (what there was is printed or kept)."
-)
-
-COMMANDS = Registry(
-    "command",
-    {
-        "demo": "paceline.cli.demo:Demo",
-        "generate": "paceline.cli.generate:Generate",
-        "score": "paceline.cli.score:ScoreTexts",
-        "inspect": "paceline.cli.inspect:Inspect",
-    },
-)
+from paceline.cli.bench_options import bench
+from paceline.cli.commands import COMMANDS as COMMANDS
+from paceline.cli.commands import EXIT_BAD_INPUT as EXIT_BAD_INPUT
+from paceline.cli.commands import EXIT_CODES as EXIT_CODES
+from paceline.cli.commands import EXIT_DIFFERENT as EXIT_DIFFERENT
+from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+from paceline.cli.commands import EXIT_OK as EXIT_OK
 
 app = typer.Typer(
     rich_markup_mode="markdown",
@@ -238,43 +229,11 @@ def score(
     ).run()
 
 
-@app.command(epilog=EXIT_CODES)
-def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or Hub id.")],
-    draft: Annotated[str | None, typer.Option(help="Say whether this model can draft for it.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Memory for this many texts at once.")] = 8,
-    context: Annotated[
-        int | None, typer.Option(help="Memory for texts of this many tokens; the model's context, at most 2048.")
-    ] = None,
-    num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens drafted per step; 5 by default.")] = None,
-    dtype: o.Dtype = None,
-    device: o.Device = None,
-    revision: o.Revision = None,
-    json: o.Json = False,
-) -> int:
-    """Say what a model is, what can draft for it, and the memory it needs.
+app.command(epilog=EXIT_CODES)(looking.inspect)
+app.command(epilog=EXIT_CODES)(looking.roofline)
 
-    Reads the config, the tokenizer and the headers of the weights, so it takes no longer for a large model.
 
-    Examples:
-
-        paceline inspect DIR
-        paceline inspect DIR --draft SMALL_DIR --batch-size 16 --context 4096
-        paceline inspect DIR --json
-    """
-    return (
-        COMMANDS.find("inspect")(
-            model=model,
-            draft=draft,
-            batch_size=batch_size,
-            context=context,
-            num_draft_tokens=num_draft_tokens,
-            dtype=dtype,
-            device=device,
-            revision=revision,
-            json=json,
-        )
-    ).run()
+app.add_typer(bench, name="bench", epilog=EXIT_CODES)
 
 
 def run(arguments: Sequence[str]) -> int:

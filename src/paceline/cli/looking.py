@@ -1,0 +1,95 @@
+"""The options and help of the commands that decode nothing. Their code, and torch with it, loads when they run."""
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.commands import COMMANDS
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or Hub id.")],
+    draft: Annotated[str | None, typer.Option(help="Say whether this model can draft for it.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Memory for this many texts at once.")] = 8,
+    context: Annotated[
+        int | None, typer.Option(help="Memory for texts of this many tokens; the model's context, at most 2048.")
+    ] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens drafted per step; 5 by default.")] = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    revision: o.Revision = None,
+    json: o.Json = False,
+) -> int:
+    """Say what a model is, what can draft for it, and the memory it needs.
+
+    Reads the config, the tokenizer and the headers of the weights, so it takes no longer for a large model.
+
+    Examples:
+
+        paceline inspect DIR
+        paceline inspect DIR --draft SMALL_DIR --batch-size 16 --context 4096
+        paceline inspect DIR --json
+    """
+    return (
+        COMMANDS.find("inspect")(
+            model=model,
+            draft=draft,
+            batch_size=batch_size,
+            context=context,
+            num_draft_tokens=num_draft_tokens,
+            dtype=dtype,
+            device=device,
+            revision=revision,
+            json=json,
+        )
+    ).run()
+
+
+def roofline(
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hub id; without it only the machine is measured.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model; without it drafts are taken to cost nothing.")] = None,
+    num_draft_tokens: Annotated[int, typer.Option(help="Tokens drafted per step.")] = 5,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of the drafted tokens that is kept, or a list of shares, one for each position: 0.8,0.6,0.5. "
+            "Without it every token is taken to be kept."
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Texts at once.")] = 1,
+    context: Annotated[int, typer.Option(help="Slots of the cache that every text reads, its capacity.")] = 512,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    json: o.Json = False,
+) -> int:
+    """Measure how fast this machine can decode at best, plainly and with drafts.
+
+    Times reading memory and multiplying matrices, which takes some seconds. From these and the sizes in a model's files
+    follows the least time of a step: no code on these weights is faster than `limit`. What is `attainable` takes matrix
+    products as fast as they were measured with so few rows. The speed-up is that of drafting at this speed, and it pays
+    from that many tokens per step.
+
+    Examples:
+
+        paceline roofline
+        paceline roofline --model DIR --draft SMALL_DIR --acceptance 0.6 --threads 1
+        paceline roofline --model DIR --acceptance 0.5,0.3,0.2 --num-draft-tokens 3 --json
+    """
+    return (
+        COMMANDS.find("roofline")(
+            model=model,
+            draft=draft,
+            num_draft_tokens=num_draft_tokens,
+            acceptance=acceptance,
+            batch_size=batch_size,
+            context=context,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            json=json,
+        )
+    ).run()

@@ -1,0 +1,190 @@
+"""The command ``paceline roofline``: what this machine allows a model. Reads no weights, decodes nothing."""
+
+import json
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.api.loading import find_device, find_dtype
+from paceline.bench.machine import describe
+from paceline.cli.commands import EXIT_OK
+from paceline.cli.inspect import Found, look
+from paceline.diagnose.rates import WORKING_SET, Rates, measure_rates
+from paceline.diagnose.roofline import Limit, limit, work_of
+
+LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
+GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """The command's options; ``run`` returns the exit code."""
+
+    model: str | None
+    draft: str | None
+    num_draft_tokens: int
+    acceptance: str | None
+    batch_size: int
+    context: int
+    dtype: str | None
+    device: str | None
+    threads: int | None
+    json: bool
+    largest: int = WORKING_SET  # bytes
+
+    def run(self) -> int:
+        """Measure and print."""
+        series = self._kept()
+        dtype = find_dtype(self.dtype)
+        device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        target = None if self.model is None else look(self.model, dtype=dtype, revision=None)
+        draft = None
+        if target is not None and self.draft is not None:
+            draft = look(self.draft, dtype=target.loaded.dtype, revision=None)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        notes = Console(stderr=True, highlight=False)
+        with notes.status("measuring ...") as status:
+            rates = measure_rates(
+                dtypes=[torch.float32, torch.bfloat16, *([] if target is None else [target.loaded.dtype])],
+                device=device,
+                working_set=self._working_set(target, draft),
+                progress=lambda what: status.update(f"{what} ..."),
+            )
+        limits = [] if target is None else [self._limit(target, draft, rates, kept) for kept in ([], *series)]
+        if self.json:
+            print(json.dumps({"machine": str(describe()), "rates": _rates(rates), "limits": _limits(limits)}))
+        else:
+            _print(rates, limits)
+        return EXIT_OK
+
+    def _kept(self) -> list[list[float]]:
+        """For each draft length that is reckoned, what share of steps keeps each position. Raises ValueError."""
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size {self.batch_size}: give at least 1")
+        if self.context < 0:
+            raise ValueError(f"--context {self.context}: give at least 0")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"--threads {self.threads}: give at least 1")
+        for name, given in (("--draft", self.draft), ("--acceptance", self.acceptance)):
+            if given is not None and self.model is None:
+                raise ValueError(f"{name} {given}: it says nothing without a model, give --model DIR")
+        count = self.num_draft_tokens
+        if count < 1:
+            raise ValueError(f"--num-draft-tokens {count}: give at least 1; plain decoding is always shown")
+        if self.acceptance is None:
+            return [[1.0] * count]
+        try:
+            shares = [float(share) for share in self.acceptance.split(",")]
+        except ValueError:
+            shares = []
+        if not shares or not all(0 <= share <= 1 for share in shares):
+            raise ValueError(f"--acceptance {self.acceptance}: give a share from 0 to 1, or several: 0.8,0.6,0.5")
+        if len(shares) == 1:
+            return [shares * count]
+        if len(shares) < count:
+            raise ValueError(
+                f"--acceptance {self.acceptance}: {len(shares)} positions for --num-draft-tokens {count}: give a share "
+                "for each, or one for all"
+            )
+        return [shares[:length] for length in range(1, count + 1)]
+
+    def _working_set(self, target: Found | None, draft: Found | None) -> int:
+        """Bytes that a step reads, where the machine's caches may hold them; else more than caches hold."""
+        if target is None:
+            return self.largest
+        both = target.weight_bytes + (0 if draft is None else draft.weight_bytes)
+        return max(LEAST, min(self.largest, both))
+
+    def _limit(self, target: Found, draft: Found | None, rates: Rates, kept: list[float]) -> Limit:
+        other = None if draft is None else work_of(draft.lm)
+        return limit(work_of(target.lm), other, rates, kept=kept, rows=self.batch_size, slots=self.context)
+
+
+def _rates(rates: Rates) -> dict[str, object]:
+    return {
+        "device": rates.device,
+        "threads": rates.num_threads,
+        "working_set": rates.working_set,
+        "read_bytes_per_second": rates.read,
+        "copy_bytes_per_second": rates.copy,
+        "products": {
+            name: [
+                {"rows": rows, "weight_bytes_per_second": speed, "flops": flops}
+                for rows, speed, flops in zip(found.rows, found.bytes_per_second, found.flops, strict=True)
+            ]
+            for name, found in rates.products.items()
+        },
+    }
+
+
+def _limits(limits: list[Limit]) -> list[dict[str, object]]:
+    return [
+        {
+            "num_draft_tokens": one.num_draft_tokens,
+            "tokens_per_step": one.tokens_per_step,
+            "step_seconds": one.seconds,
+            "target_memory_seconds": one.target.memory,
+            "target_arithmetic_seconds": one.target.arithmetic,
+            "draft_seconds": 0.0 if one.draft is None else one.num_draft_tokens * one.draft.seconds,
+            "tokens_per_second": one.tokens_per_second,
+            "attainable_step_seconds": one.attainable,
+            "attainable_tokens_per_second": one.attainable_tokens_per_second,
+            "attainable_speed_up": one.speed_up(limits[0]),
+            "break_even_tokens_per_step": one.break_even(limits[0]),
+        }
+        for one in limits
+    ]
+
+
+def _print(rates: Rates, limits: list[Limit]) -> None:
+    console = Console(highlight=False)
+    console.print(Text("machine", "bold"))
+    console.print(Text(f"  {describe()}"), soft_wrap=True)
+    console.print(
+        Text(
+            f"  {rates.working_set / 2**20:.0f} MiB on {rates.device}, threads: {rates.num_threads}; "
+            f"reads {rates.read / GIGA:.1f} GB/s, copies {rates.copy / GIGA:.1f} GB/s"
+        )
+    )
+    console.print(Text("matrix products", "bold"))
+    console.print(_products(rates))
+    if limits:
+        console.print(Text("decoding", "bold"))
+        console.print(_decoding(limits))
+
+
+def _products(rates: Rates) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    table.add_column("rows", justify="right")
+    for name in rates.products:
+        table.add_column(f"{name} GB/s", justify="right")
+        table.add_column("GFLOP/s", justify="right")
+    found = list(rates.products.values())
+    for at, rows in enumerate(found[0].rows):
+        cells = ((f"{one.bytes_per_second[at] / GIGA:.1f}", f"{one.flops[at] / GIGA:.0f}") for one in found)
+        table.add_row(str(rows), *(cell for pair in cells for cell in pair))
+    table.add_row("most", *(cell for one in found for cell in ("", f"{one.peak / GIGA:.0f}")))
+    return table
+
+
+def _decoding(limits: list[Limit]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 1))
+    titles = ("drafted", "tokens\n/step", "least\nms", "bound\nby", "limit\ntokens/s", "attainable\ntokens/s")
+    for title in (*titles, "speed-up", "pays\nfrom"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in limits:
+        table.add_row(
+            str(one.num_draft_tokens),
+            f"{one.tokens_per_step:.2f}",
+            f"{1000 * one.seconds:.3g}",
+            one.target.binding,
+            f"{one.tokens_per_second:,.1f}",
+            f"{one.attainable_tokens_per_second:,.1f}",
+            f"{one.speed_up(limits[0]):.2f}",
+            "" if one.num_draft_tokens == 0 else f"{one.break_even(limits[0]):.2f}",
+        )
+    return table

@@ -1,0 +1,1 @@
+"""What a machine and a model allow, and what became of it."""

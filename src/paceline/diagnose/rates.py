@@ -1,0 +1,167 @@
+"""How fast a machine reads memory and multiplies matrices of few rows. Knows nothing of models or of decoding.
+
+Every figure is the best of several passes: other work on the machine can only make a pass slower.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.models.loading import name_of
+
+ROWS = (1, 2, 4, 6, 8, 16, 32)
+HIDDEN, INNER = 2048, 5632  # of a feed-forward layer of about a billion parameters
+SMALLEST = 256  # hidden size of the layers that stand for the smallest working sets
+WORKING_SET = 512 << 20  # bytes, larger than the caches of most processors
+MANY_ROWS = 256  # at which products take as long as their arithmetic
+REPEATS, SECONDS = 3, 0.2  # passes of one measurement, and the least time that they take together
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """Matrix products in one precision: weights [out, in] times ``rows`` rows, for each number of rows."""
+
+    itemsize: int  # bytes of a weight
+    rows: tuple[int, ...]  # rising
+    bytes_per_second: tuple[float, ...]  # of weights
+    peak: float  # operations per second at many rows, where reading weights does not count
+
+    @property
+    def flops(self) -> tuple[float, ...]:
+        """Floating-point operations per second, two for each weight and row."""
+        pairs = zip(self.rows, self.bytes_per_second, strict=True)
+        return tuple(2 * rows * speed / self.itemsize for rows, speed in pairs)
+
+    def seconds_per_byte(self, rows: int) -> float:
+        """Of weights, at ``rows`` rows: between two measured numbers on the line, beyond the last in proportion."""
+        cost = [1 / speed for speed in self.bytes_per_second]
+        if rows >= self.rows[-1]:
+            return cost[-1] * rows / self.rows[-1]
+        upper = next(at for at, measured in enumerate(self.rows) if measured >= rows)
+        if self.rows[upper] == rows or upper == 0:
+            return cost[upper]
+        share = (rows - self.rows[upper - 1]) / (self.rows[upper] - self.rows[upper - 1])
+        return cost[upper - 1] + share * (cost[upper] - cost[upper - 1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a device does with a working set of this size, on this many threads."""
+
+    device: str
+    num_threads: int
+    working_set: int  # bytes
+    read: float  # bytes per second
+    copy: float  # bytes read and written per second
+    products: dict[str, Products]  # by the precision's name
+
+
+def measure_rates(
+    *,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    working_set: int = WORKING_SET,
+    rows: Sequence[int] = ROWS,
+    repeats: int = REPEATS,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+) -> Rates:
+    """Measure a device, on the threads that torch has now; takes some seconds and about twice the working set.
+
+    ``working_set`` is in bytes. A model's own size makes figures that hold for it even where it fits into a cache.
+
+    Raises ValueError for a working set below 1 MiB, and for numbers of rows that do not rise from 1 on.
+    """
+    if working_set < 1 << 20:
+        raise ValueError(f"working_set={working_set}: give at least {1 << 20} bytes, or calls are measured, not memory")
+    if not rows or rows[0] < 1 or list(rows) != sorted(set(rows)):
+        raise ValueError(f"rows={list(rows)}: give rising numbers, at least 1")
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats}: give at least 1")
+    clock = _Clock(device, repeats, seconds)
+    say = progress or (lambda _: None)
+    say("reading memory")
+    read, copy = _move(working_set, device, clock)
+    products: dict[str, Products] = {}
+    for dtype in dict.fromkeys(dtypes):
+        say(f"multiplying in {name_of(dtype)}")
+        layers = _layers(working_set, dtype, device)
+        speeds = tuple(_multiply(layers, count, clock) for count in rows)
+        most = 2 * MANY_ROWS * _multiply(layers[:2], MANY_ROWS, clock) / dtype.itemsize
+        at_rows = (2 * count * speed / dtype.itemsize for count, speed in zip(rows, speeds, strict=True))
+        products[name_of(dtype)] = Products(
+            itemsize=dtype.itemsize, rows=tuple(rows), bytes_per_second=speeds, peak=max(most, *at_rows)
+        )
+    return Rates(
+        device=str(device),
+        num_threads=torch.get_num_threads(),
+        working_set=working_set,
+        read=read,
+        copy=copy,
+        products=products,
+    )
+
+
+def _move(working_set: int, device: torch.device, clock: "_Clock") -> tuple[float, float]:
+    """Bytes per second of reading, by the fastest of several reductions, and of copying, both ways added."""
+    # Written, not merely taken: the system may give one page of zeros for all that was never written.
+    source = torch.ones(working_set // 4, dtype=torch.float32, device=device)
+    target, whole = torch.empty_like(source), source.view(torch.int32)
+    size = source.numel() * source.itemsize
+    reading = min(clock.best(source.sum), clock.best(source.amax), clock.best(whole.amax))
+    return size / reading, 2 * size / clock.best(lambda: target.copy_(source))
+
+
+def _layers(working_set: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Up and down projections of feed-forward layers, about ``working_set`` bytes together, at least two pairs."""
+    hidden, inner = HIDDEN, INNER
+    while hidden > SMALLEST and 4 * hidden * inner * dtype.itemsize > working_set:
+        hidden, inner = hidden // 2, inner // 2
+    num_pairs = max(2, round(working_set / (2 * hidden * inner * dtype.itemsize)))
+    shapes = [(inner, hidden), (hidden, inner)] * num_pairs
+    return [torch.full(shape, 1 / shape[1], dtype=dtype, device=device) for shape in shapes]
+
+
+def _multiply(layers: list[Tensor], rows: int, clock: "_Clock") -> float:
+    """Bytes of weights per second, the layers one after another."""
+    start = torch.ones(rows, layers[0].shape[1], dtype=layers[0].dtype, device=layers[0].device)
+
+    def run() -> None:
+        x = start
+        for weight in layers:
+            x = F.linear(x, weight)
+
+    return sum(weight.numel() * weight.itemsize for weight in layers) / clock.best(run)
+
+
+class _Clock:
+    """Times passes on a device."""
+
+    def __init__(self, device: torch.device, repeats: int, seconds: float) -> None:
+        self._device, self._repeats, self._seconds = device, repeats, seconds
+
+    def best(self, run: Callable[[], object]) -> float:
+        """Seconds of the fastest of several passes after one that is not counted."""
+        self._time(run)
+        taken: list[float] = []
+        while len(taken) < self._repeats or sum(taken) < self._seconds:
+            taken.append(self._time(run))
+        return min(taken)
+
+    @torch.inference_mode()
+    def _time(self, run: Callable[[], object]) -> float:
+        self._wait()
+        start = time.perf_counter()
+        run()
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
