@@ -129,7 +129,7 @@ def test_reports_come_from_the_raw_file_alone(tmp_path):
     console = Console(width=200, record=True, quiet=False, file=io.StringIO())
     output.print_tables(raw.records, console)
     text = console.export_text()
-    assert "2.00 (2.00-2.00)" in text and "means over 8, 16 tokens" in text and "stops paying" in text
+    assert "2.00 2.00-2.00" in text and "means over 8, 16 tokens" in text and "stops paying" in text
 
 
 def test_half_a_file_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging
 
 from paceline.bench.runner import Configuration, Sample
 
@@ -26,6 +27,7 @@ CONFIDENCE = 0.4  # transformers' default: a draft ends where its model is less 
 
 def load_peer(path: Path, *, dtype: torch.dtype | None, device: torch.device | None = None) -> Any:
     """A model of transformers without defaults of its own. ``dtype`` None keeps the precision of the files."""
+    logging.disable_progress_bar()  # there is one of our own
     # Any: transformers' own annotations do not let its checker bind ``generate``.
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto", local_files_only=True).eval()
     if device is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from paceline.bench.figures import PHASES, Figures, break_evens, grid
+from paceline.bench.figures import PHASES, Figures, Group, break_evens, grid
 
 COLUMNS = (
     "run",
@@ -41,29 +41,31 @@ COLUMNS = (
 )
 
 
-def sweep_table(figures: Sequence[Figures]) -> Table:
-    """One line per cell: speed with its interval, and beside it what happened in a step and to the texts."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("precision", "drafter"):
-        table.add_column(name, overflow="fold")
-    headings = ("k", "batch", "temp", "tokens", "speed-up (95 %)", "tokens/s", "per step", "accepted", "effic.")
-    for name in (*headings, "differ", "loop"):
-        table.add_column(name, justify="right", no_wrap=True)
+def sweep_tables(figures: Sequence[Figures]) -> list[Table]:
+    """For all that was timed alike, one line per cell: speed with its 95 % interval, and beside it what happened."""
+    groups: dict[Group, list[Figures]] = {}
     for line in figures:
+        groups.setdefault(line.group, []).append(line)
+    return [_sweep_table(group, lines) for group, lines in groups.items()]
+
+
+def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
+    label, suite, temperature, max_tokens = group
+    title = f"{label}, {suite}, temperature {temperature:g}, {max_tokens} tokens"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("drafter", overflow="fold")
+    for name in ("k", "batch", "speed-up 95 %", "tokens/s", "/step", "accept", "effic.", "differ", "loop"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines:
         cell, speedup = line.cell, line.speedup
-        times = (
-            (f"void (A/A {line.control:.2f})", "-")
-            if line.void
-            else (f"{speedup.value:.2f} ({speedup.low:.2f}-{speedup.high:.2f})", f"{line.tokens_per_second:.0f}")
-        )
         table.add_row(
-            line.label,
             cell.drafter,
             str(cell.num_draft_tokens or "-"),
             str(cell.batch_size),
-            f"{cell.temperature:g}",
-            str(cell.max_tokens),
-            *times,
+            f"void, A/A {line.control:.2f}"
+            if line.void
+            else f"{speedup.value:.2f} {speedup.low:.2f}-{speedup.high:.2f}",
+            "-" if line.void else f"{line.tokens_per_second:.0f}",
             number(line.tokens_per_step),
             percent(line.acceptance),
             "-" if line.void else percent(line.efficiency),

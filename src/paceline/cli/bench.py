@@ -1,0 +1,258 @@
+"""The command ``paceline bench``: loads, chooses prompts, sweeps, reports. Knows nothing of how cells are timed."""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from paceline.api import Loaded, embedded_pair, load
+from paceline.api.prompts import Prompt, encode
+from paceline.bench.figures import figures_of
+from paceline.bench.machine import describe
+from paceline.bench.output import check_drawing, print_tables, write_reports
+from paceline.bench.raw import RawFile, Record, fingerprint, hash_model, read_records
+from paceline.bench.suites import choose, prompts_of, read_questions
+from paceline.bench.sweep import Axes, Cell, Protocols, run_sweep
+from paceline.bench.workbench import MODEL, ModelBench, check_batches, check_lengths, peers_for
+from paceline.cli import EXIT_OK
+from paceline.cli.models import check_model
+from paceline.cli.options import ModelOptions
+from paceline.cli.prompts import read_prompts
+from paceline.drafters import DRAFTERS
+from paceline.models import hub
+
+NUM_PROMPTS = 8
+GRID_DRAFT_TOKENS, GRID_MAX_TOKENS = "1,2,4,8", "50,100,200,500"
+DRAFT_TOKENS, MAX_TOKENS = "1-8", "64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """The command's options; ``run`` returns the exit code."""
+
+    target: str | None
+    draft: str | None
+    drafters: list[str] | None
+    num_draft_tokens: str | None
+    batch_sizes: str
+    temperatures: str
+    max_tokens: str | None
+    peers: bool
+    grid: bool
+    suite: str | None
+    prompt_file: Path | None
+    questions: Path | None
+    num_prompts: int | None
+    seed: int
+    repeats: int
+    attempts: int
+    dtype: str | None
+    device: str | None
+    threads: int | None
+    output: Path
+    html: bool
+    quiet: bool
+
+    def run(self) -> int:
+        """Measure what is missing, write the reports and print the table."""
+        axes, protocol = self._axes(), Protocols(repeats=self.repeats, attempts=self.attempts)
+        if self.html:
+            check_drawing()
+        raw = RawFile(self.output)
+        bench = self._bench()
+        check_batches(len(bench.prompts), axes.batch_sizes)
+        check_lengths(bench.target, bench.prompts, axes.max_tokens)
+        notes = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
+        cells = axes.cells()
+        console = Console(highlight=False)
+        with _progress(Console(stderr=True), shown=not self.quiet) as progress:
+            task = progress.add_task("", total=len(cells), what="warming up")
+
+            def tell(cell: Cell, done: int, what: str) -> None:
+                progress.update(task, completed=done, what=f"{cell}: {what}")
+
+            conditions = self._conditions(bench)
+            run_sweep(
+                cells,
+                workbench=bench,
+                raw=raw,
+                conditions=conditions,
+                notes=notes,
+                protocol=protocol,
+                progress=tell,
+            )
+        return _report(self.output, raw.records, html=self.html, console=console)
+
+    def _axes(self) -> Axes:
+        """What is combined. Raises ValueError for what cannot be."""
+        if (self.target is None) != (self.draft is None) and self.target is None:
+            raise ValueError(f"--draft {self.draft}: give --target too, or neither for the embedded pair")
+        if self.grid and (self.num_draft_tokens is not None or self.max_tokens is not None):
+            raise ValueError("--grid with --k or --max-tokens: the grid sets both; leave them out, or --grid")
+        if len([source for source in (self.suite, self.prompt_file, self.questions) if source is not None]) > 1:
+            raise ValueError("--suite, --prompt-file and --questions: give one of them")
+        drafts = self.target is None or self.draft is not None
+        default = [MODEL] if self.grid and drafts else ["ngram", *([MODEL] if drafts else [])]
+        drafters = self.drafters or default
+        known = [name for name in DRAFTERS if name not in ("none", MODEL)] + ([MODEL] if drafts else [])
+        for name in drafters:
+            if name not in known:
+                raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; model needs --draft DIR")
+        peers = peers_for(drafts=drafts) if self.peers else []
+        lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if self.grid else (DRAFT_TOKENS, MAX_TOKENS)
+        return Axes(
+            drafters=[*dict.fromkeys(drafters), *peers],
+            num_draft_tokens=read_counts(self.num_draft_tokens or lengths, option="--k"),
+            batch_sizes=read_counts(self.batch_sizes, option="--batch"),
+            temperatures=read_temperatures(self.temperatures),
+            max_tokens=read_counts(self.max_tokens or tokens, option="--max-tokens"),
+            plain=frozenset(peers[:1]),
+            single=frozenset(peers[1:]),
+        )
+
+    def _bench(self) -> ModelBench:
+        """Models and prompts, loaded."""
+        if self.num_prompts is not None and self.num_prompts < 1:
+            raise ValueError(f"--num-prompts {self.num_prompts}: give at least 1")
+        names = list(embedded_pair()) if self.target is None else [self.target, self.draft]
+        options = ModelOptions(
+            model=str(names[0]),
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+            revision=None,
+            trust_remote_code=False,
+        )
+        check_model(options)
+        paths = [None if name is None else _folder(name) for name in names]
+        target_path, draft_path = paths
+        assert target_path is not None
+        target = load(target_path, dtype=self.dtype, device=self.device, threads=self.threads)
+        draft = None if draft_path is None else load(draft_path, dtype=target.dtype, device=target.lm.device)
+        return ModelBench(
+            target=target,
+            draft=draft,
+            target_path=target_path,
+            draft_path=draft_path,
+            prompts=self._prompts(target),
+            seed=self.seed,
+        )
+
+    def _prompts(self, target: Loaded) -> list[list[int]]:
+        """Token ids of the prompts that the seed chooses."""
+        count = self.num_prompts or NUM_PROMPTS
+        prompts: list[Prompt]
+        if self.prompt_file is not None:
+            entries = read_prompts(self.prompt_file, chat=False, system=None)
+            errors = [entry.error for entry in entries if entry.error is not None]
+            if errors:
+                raise ValueError(f"--prompt-file {self.prompt_file}: {errors[0]}")
+            prompts = [entry.prompt for entry in entries if entry.prompt is not None]
+            count = self.num_prompts or len(prompts)
+        elif self.questions is not None:
+            turns = [turn for _, turn in read_questions(self.questions)]
+            chat = target.tokenizer is not None and target.tokenizer.has_chat_template
+            prompts = [[{"role": "user", "content": turn}] if chat else turn for turn in turns]
+        else:
+            prompts = list(prompts_of(self.suite or "code", count, seed=self.seed))
+        encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(prompts)]
+        return encoded if len(encoded) == count else choose(encoded, count, seed=self.seed)
+
+    def _conditions(self, bench: ModelBench) -> Record:
+        """What must be equal for figures to belong together."""
+        machine = describe()
+        draft = None if bench.draft_path is None else _identity(bench.draft_path)
+        source = self.prompt_file or self.questions
+        return {
+            "machine": {
+                "processor": machine.processor,
+                "num_cores": machine.num_cores,
+                "memory_gib": machine.memory_gib,
+                "accelerator": machine.accelerator,
+                "system": machine.system,
+                "python": machine.python,
+                "versions": machine.versions,
+            },
+            "num_threads": torch.get_num_threads(),
+            "dtype": str(bench.target.dtype).removeprefix("torch."),
+            "device": str(bench.target.lm.device),
+            "target": _identity(bench.target_path),
+            "draft": draft,
+            "suite": (self.suite or "code") if source is None else source.name,
+            "prompts": {
+                "count": len(bench.prompts),
+                "tokens": sum(map(len, bench.prompts)),
+                "hash": fingerprint({"prompts": [list(prompt) for prompt in bench.prompts]}),
+            },
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The reports of raw figures, made again."""
+
+    raw: Path
+    html: bool
+
+    def run(self) -> int:
+        """Write CSV and HTML, and print the table."""
+        return _report(self.raw, read_records(self.raw), html=self.html, console=Console(highlight=False))
+
+
+def read_counts(text: str, *, option: str) -> list[int]:
+    """Counts of at least 1 such as "1,2,4" or "1-8". Raises ValueError, naming ``option``, for anything else."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
+        if first < 1 or last < first:
+            raise ValueError(f"{option} {text}: give counts of at least 1, such as 1,2,4 or 1-8")
+        found.extend(range(first, last + 1))
+    return list(dict.fromkeys(found))
+
+
+def read_temperatures(text: str) -> list[float]:
+    """Temperatures such as "0,0.8". Raises ValueError for anything else."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= value < float("inf") for value in found):
+        raise ValueError(f"--temperature {text}: give numbers of at least 0, such as 0,0.8")
+    return list(dict.fromkeys(found))
+
+
+def _report(path: Path, records: list[Record], *, html: bool, console: Console) -> int:
+    if not figures_of(records):
+        raise ValueError(f"{path}: no cells in it: there is nothing to report yet")
+    written = write_reports(path, html=html)
+    print_tables(records, console)
+    console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
+    return EXIT_OK
+
+
+def _folder(model: str | Path) -> Path:
+    return hub.fetch(str(model), None) if hub.is_hub_id(model) else Path(model)
+
+
+def _identity(folder: Path) -> Record:
+    """Name and content of a model; not where it lies."""
+    return {"name": folder.name, "hash": hash_model(folder)}
+
+
+def _progress(console: Console, *, shown: bool) -> Progress:
+    return Progress(
+        TextColumn("cells"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}", markup=False),
+        console=console,
+        disable=not (shown and console.is_terminal),
+        transient=True,
+    )

@@ -1,0 +1,131 @@
+"""The options of ``paceline bench`` and their help. The command's code, and torch with it, loads only when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options as o
+from paceline.core.registry import Registry
+
+COMMANDS = Registry("command", {"run": "paceline.cli.bench:Bench", "report": "paceline.cli.bench:Report"})
+WHAT, HOW, PROMPTS = "What is combined", "How it is timed", "Prompts"
+
+Html = Annotated[bool, typer.Option("--html/--no-html", help="An HTML page beside the raw figures, or none.")]
+
+bench = typer.Typer(invoke_without_command=True, subcommand_metavar="[report RAW.jsonl]")
+
+
+@bench.callback()
+def run(
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Option(help="Target model: directory or Hub id; the embedded pair by default.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model of the same vocabulary.")] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Drafter by name; may be repeated. The draft model, called model, and ngram by default.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    k: Annotated[
+        str | None, typer.Option("--k", help="Draft tokens per step, such as 1,2,4 or 1-8.", rich_help_panel=WHAT)
+    ] = None,
+    batch: Annotated[
+        str, typer.Option(help="Texts at once, such as 1,4. Each must divide the prompts.", rich_help_panel=WHAT)
+    ] = "1",
+    temperature: Annotated[str, typer.Option(help="Temperatures, such as 0,0.8.", rich_help_panel=WHAT)] = "0",
+    max_tokens: Annotated[
+        str | None, typer.Option(help="Tokens per text, all of them always generated.", rich_help_panel=WHAT)
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Time transformers too, in all its ways.", rich_help_panel=WHAT)
+    ] = False,
+    grid: Annotated[
+        bool,
+        typer.Option("--grid", help="The classic grid: k in 1,2,4,8 and 50,100,200,500 tokens.", rich_help_panel=WHAT),
+    ] = False,
+    suite: Annotated[
+        str | None, typer.Option(help="code, prose, copy or mixed; code by default.", rich_help_panel=PROMPTS)
+    ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            help='Own prompts: one per line; in a .jsonl file {"prompt": ...}, {"tokens": ...}, {"messages": ...}.',
+            rich_help_panel=PROMPTS,
+        ),
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="Questions in the format of MT-Bench or Spec-Bench; first turns.", rich_help_panel=PROMPTS),
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="How many, chosen by the seed; 8 by default.", rich_help_panel=PROMPTS)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of prompts and of sampling.", rich_help_panel=PROMPTS)] = 0,
+    repeats: Annotated[int, typer.Option(help="Paired repeats of every cell.", rich_help_panel=HOW)] = 5,
+    attempts: Annotated[
+        int, typer.Option(help="How often a cell is timed while its control fails.", rich_help_panel=HOW)
+    ] = 3,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    output: Annotated[
+        Path, typer.Option(help="Raw figures; every finished cell is there at once, and is not measured again.")
+    ] = Path("bench.jsonl"),
+    html: Html = True,
+    quiet: o.Quiet = False,
+) -> int | None:
+    """Time drafting against plain decoding: paired, with a control, for every combination asked for.
+
+    Every cell is timed beside plain decoding, which runs twice: where it differs from itself by more than 3 %, the
+    cell is void and timed again. The raw figures go to a file, cell by cell; run the same command again to go on after
+    an interruption. CSV and an HTML page are written beside it, and a table is printed.
+
+    Examples:
+
+        paceline bench
+        paceline bench --target DIR --draft DIR --k 1-8 --batch 1,4,16 --num-prompts 16
+        paceline bench --drafter ngram --suite copy --peers
+        paceline bench --grid
+        paceline bench report bench.jsonl
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    return (
+        COMMANDS.find("run")(
+            target=target,
+            draft=draft,
+            drafters=drafter,
+            num_draft_tokens=k,
+            batch_sizes=batch,
+            temperatures=temperature,
+            max_tokens=max_tokens,
+            peers=peers,
+            grid=grid,
+            suite=suite,
+            prompt_file=prompt_file,
+            questions=questions,
+            num_prompts=num_prompts,
+            seed=seed,
+            repeats=repeats,
+            attempts=attempts,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            output=output,
+            html=html,
+            quiet=quiet,
+        )
+    ).run()
+
+
+@bench.command()
+def report(
+    raw: Annotated[Path, typer.Argument(help="What paceline bench wrote.")],
+    html: Html = True,
+) -> int:
+    """Make the table, CSV and HTML page of raw figures again, from the file alone."""
+    return COMMANDS.find("report")(raw=raw, html=html).run()

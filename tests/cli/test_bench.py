@@ -1,0 +1,133 @@
+import json
+
+import pytest
+
+from paceline.cli import run
+from paceline.cli.bench import read_counts
+from tests.api.checkpoints import pair
+
+SMALL = ("--num-prompts", 2, "--max-tokens", 8, "--repeats", 1, "--attempts", 1, "--no-html", "--dtype", "float64")
+
+
+def bench(output, *options):
+    own = () if set(options) & {"--suite", "--questions", "--prompt-file"} else ("--prompt-file", prompts(output))
+    pair_options = ("--target", pair().target, "--draft", pair().draft, "--output", output)
+    return run([str(word) for word in ("bench", *pair_options, *SMALL, *own, *options)])
+
+
+def prompts(output):
+    path = output.with_name("lines.txt")
+    path.write_text("def add(first,\nfor item in items:\nimport os\n")
+    return path
+
+
+def cells_of(path):
+    return [record for record in map(json.loads, path.read_text().splitlines()) if record["kind"] == "cell"]
+
+
+@pytest.fixture
+def raw(tmp_path):
+    return tmp_path / "raw.jsonl"
+
+
+def test_a_sweep_writes_raw_figures_and_a_table(raw, capsys):
+    assert bench(raw, "--k", "1-2", "--batch", "1,2") == 0
+    cells = [tuple(record["cell"].values()) for record in cells_of(raw)]
+    expected = [(name, k, batch, 0.0, 8) for batch in (1, 2) for name in ("ngram", "model") for k in (1, 2)]
+    assert cells == expected
+    assert all(record["num_tokens"] == 16 and record["num_threads"] == 1 for record in cells_of(raw))
+    out = capsys.readouterr().out
+    assert "ngram" in out and "float64, 1 thread, lines.txt, temperature 0, 8 tokens" in out
+    assert len(raw.with_suffix(".csv").read_text().splitlines()) == 9 and not raw.with_suffix(".html").exists()
+
+
+def test_running_it_again_measures_what_is_missing(raw):
+    assert bench(raw, "--drafter", "ngram", "--k", "1") == 0
+    before = raw.read_bytes()
+    assert bench(raw, "--drafter", "ngram", "--k", "1") == 0
+    assert raw.read_bytes() == before
+    assert bench(raw, "--drafter", "ngram", "--k", "1,3") == 0
+    assert raw.read_bytes().startswith(before) and len(cells_of(raw)) == 2
+    assert bench(raw, "--drafter", "ngram", "--k", "1", "--seed", "1") == 0
+    assert raw.read_text().count('"kind": "run"') == 2
+
+
+def test_reports_are_made_again_from_raw_figures(raw, capsys):
+    assert bench(raw, "--k", "2") == 0
+    table = capsys.readouterr().out.split("raw figures")[0]
+    raw.with_suffix(".csv").unlink()
+    assert run(["bench", "report", str(raw)]) == 0
+    assert capsys.readouterr().out.split("raw figures")[0] == table
+    assert raw.with_suffix(".csv").exists()
+    assert "<svg" in raw.with_suffix(".html").read_text() or table.count("void") == 2
+
+
+def test_peers_run_in_the_same_sweep(raw):
+    assert bench(raw, "--k", "2", "--drafter", "model", "--batch", "1,2", "--peers") == 0
+    found = [(record["cell"]["drafter"], record["cell"]["batch_size"]) for record in cells_of(raw)]
+    assert found.count(("transformers", 2)) == 1 and ("transformers-lookup", 1) in found
+    assert ("transformers-assisted", 2) not in found
+    assert all(text["first_difference"] is None for record in cells_of(raw) for text in record["texts"])
+
+
+def test_own_prompts_and_questions(raw, tmp_path):
+    own = tmp_path / "prompts.jsonl"
+    own.write_text('{"prompt": "x = 1"}\n{"tokens": [5, 6, 7]}\n{"prompt": "import os"}\n')
+    questions = tmp_path / "question.jsonl"
+    questions.write_text('{"question_id": 1, "category": "a", "turns": ["One?"]}\n' * 2)
+    assert bench(raw, "--k", "1", "--drafter", "ngram", "--prompt-file", own) == 0
+    assert bench(raw, "--k", "1", "--drafter", "ngram", "--questions", questions) == 0
+    assert [len(record["texts"]) for record in cells_of(raw)] == [2, 2]
+
+
+def test_the_grid_sets_both_of_its_axes(raw, monkeypatch):
+    monkeypatch.setattr("paceline.cli.bench.GRID_MAX_TOKENS", "4,6")
+    words = ("bench", "--target", pair().target, "--draft", pair().draft, "--output", raw, "--grid", "--no-html")
+    options = ("--num-prompts", 1, "--repeats", 1, "--attempts", 1, "--prompt-file", prompts(raw))
+    assert run([str(word) for word in (*words, *options)]) == 0
+    found = [(record["cell"]["num_draft_tokens"], record["cell"]["max_tokens"]) for record in cells_of(raw)]
+    assert found == [(k, tokens) for tokens in (4, 6) for k in (1, 2, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--k", "0"), "--k 0: give counts of at least 1"),
+        (("--k", "4-2"), "--k 4-2"),
+        (("--batch", "one"), "--batch one"),
+        (("--temperature", "-1"), "--temperature -1"),
+        (("--temperature", "warm"), "--temperature warm"),
+        (("--drafter", "oracle"), "--drafter oracle: known here are"),
+        (("--grid",), "--grid with --k or --max-tokens"),
+        (("--suite", "novel"), "unknown suite 'novel'"),
+        (("--suite", "code", "--questions", "file"), "give one of them"),
+        (("--suite", "code"), "leave the target's context of 512"),
+        (("--repeats", "0"), "repeats=0"),
+        (("--threads", "0"), "--threads 0"),
+        (("--num-prompts", "0"), "--num-prompts 0"),
+        (("--dtype", "int8"), "--dtype int8"),
+        (("--batch", "3"), "2 prompts and batch size 3"),
+        (("--max-tokens", "600"), "leave the target's context of 512"),
+        (("--prompt-file", "none.jsonl"), "none.jsonl"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_any_work(raw, capsys, options, message):
+    assert bench(raw, *options) == 2
+    assert message in capsys.readouterr().err
+    assert not raw.exists()
+
+
+def test_a_draft_needs_its_target(raw, capsys):
+    assert run(["bench", "--draft", str(pair().draft), "--output", str(raw)]) == 2
+    assert "give --target too" in capsys.readouterr().err
+
+
+def test_reports_of_other_files_are_refused(tmp_path, capsys):
+    assert run(["bench", "report", str(tmp_path / "none.jsonl")]) == 2
+    (tmp_path / "empty.jsonl").write_text("")
+    assert run(["bench", "report", str(tmp_path / "empty.jsonl")]) == 2
+    assert "nothing to report" in capsys.readouterr().err
+
+
+def test_counts_are_lists_and_ranges():
+    assert read_counts("1-3,8,2", option="--k") == [1, 2, 3, 8]
