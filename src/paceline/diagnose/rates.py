@@ -1,11 +1,13 @@
 """How fast a machine reads memory and multiplies matrices of few rows. Knows nothing of models or of decoding.
 
-Every figure is the best of several passes: other work on the machine can only make a pass slower.
+Every figure is the best of several passes: other work on the machine can only make a pass slower. Passes that are
+compared with each other take turns, so that it slows all of them alike.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ HIDDEN, INNER = 2048, 5632  # of a feed-forward layer of about a billion paramet
 SMALLEST = 256  # hidden size of the layers that stand for the smallest working sets
 WORKING_SET = 512 << 20  # bytes, larger than the caches of most processors
 MANY_ROWS = 256  # at which products take as long as their arithmetic
-REPEATS, SECONDS = 3, 0.2  # passes of one measurement, and the least time that they take together
+REPEATS, SECONDS = 5, 0.2  # passes of each measurement, and the least time that those of one kind take together
 
 Progress = Callable[[str], None]
 
@@ -86,14 +88,14 @@ def measure_rates(
         raise ValueError(f"repeats={repeats}: give at least 1")
     clock = _Clock(device, repeats, seconds)
     say = progress or (lambda _: None)
-    say("reading memory")
+    say("reading and copying memory")
     read, copy = _move(working_set, device, clock)
     products: dict[str, Products] = {}
     for dtype in dict.fromkeys(dtypes):
         say(f"multiplying in {name_of(dtype)}")
         layers = _layers(working_set, dtype, device)
-        speeds = tuple(_multiply(layers, count, clock) for count in rows)
-        most = 2 * MANY_ROWS * _multiply(layers[:2], MANY_ROWS, clock) / dtype.itemsize
+        speeds = _multiply(layers, rows, clock)
+        most = 2 * MANY_ROWS * _multiply(layers[:2], [MANY_ROWS], clock)[0] / dtype.itemsize
         at_rows = (2 * count * speed / dtype.itemsize for count, speed in zip(rows, speeds, strict=True))
         products[name_of(dtype)] = Products(
             itemsize=dtype.itemsize, rows=tuple(rows), bytes_per_second=speeds, peak=max(most, *at_rows)
@@ -114,8 +116,8 @@ def _move(working_set: int, device: torch.device, clock: "_Clock") -> tuple[floa
     source = torch.ones(working_set // 4, dtype=torch.float32, device=device)
     target, whole = torch.empty_like(source), source.view(torch.int32)
     size = source.numel() * source.itemsize
-    reading = min(clock.best(source.sum), clock.best(source.amax), clock.best(whole.amax))
-    return size / reading, 2 * size / clock.best(lambda: target.copy_(source))
+    *reading, copying = clock.best([source.sum, source.amax, whole.amax, lambda: target.copy_(source)])
+    return size / min(reading), 2 * size / copying
 
 
 def _layers(working_set: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
@@ -128,16 +130,15 @@ def _layers(working_set: int, dtype: torch.dtype, device: torch.device) -> list[
     return [torch.full(shape, 1 / shape[1], dtype=dtype, device=device) for shape in shapes]
 
 
-def _multiply(layers: list[Tensor], rows: int, clock: "_Clock") -> float:
-    """Bytes of weights per second, the layers one after another."""
-    start = torch.ones(rows, layers[0].shape[1], dtype=layers[0].dtype, device=layers[0].device)
+def _multiply(layers: list[Tensor], rows: Sequence[int], clock: "_Clock") -> tuple[float, ...]:
+    """Bytes of weights per second, the layers one after another, for each number of rows."""
 
-    def run() -> None:
-        x = start
-        for weight in layers:
-            x = F.linear(x, weight)
+    def passing(count: int) -> Callable[[], object]:
+        start = torch.ones(count, layers[0].shape[1], dtype=layers[0].dtype, device=layers[0].device)
+        return lambda: reduce(F.linear, layers, start)
 
-    return sum(weight.numel() * weight.itemsize for weight in layers) / clock.best(run)
+    size = sum(weight.numel() * weight.itemsize for weight in layers)
+    return tuple(size / seconds for seconds in clock.best([passing(count) for count in rows]))
 
 
 class _Clock:
@@ -146,13 +147,14 @@ class _Clock:
     def __init__(self, device: torch.device, repeats: int, seconds: float) -> None:
         self._device, self._repeats, self._seconds = device, repeats, seconds
 
-    def best(self, run: Callable[[], object]) -> float:
-        """Seconds of the fastest of several passes after one that is not counted."""
-        self._time(run)
-        taken: list[float] = []
-        while len(taken) < self._repeats or sum(taken) < self._seconds:
-            taken.append(self._time(run))
-        return min(taken)
+    def best(self, runs: Sequence[Callable[[], object]]) -> list[float]:
+        """Seconds of the fastest pass of each of ``runs``, which take turns, after one pass that is not counted."""
+        for run in runs:
+            self._time(run)
+        rounds: list[list[float]] = []
+        while len(rounds) < self._repeats or sum(map(sum, rounds)) < self._seconds:
+            rounds.append([self._time(run) for run in runs])
+        return [min(taken) for taken in zip(*rounds, strict=True)]
 
     @torch.inference_mode()
     def _time(self, run: Callable[[], object]) -> float:
