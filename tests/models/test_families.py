@@ -10,13 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM
 
 from paceline.drafters.model import ModelDrafter
 from paceline.models.adopt import adopt, is_current
+from paceline.models.base import Head
 from paceline.models.decoder import DecoderLM
 from paceline.models.families import FAMILIES
 from paceline.models.layers import OffsetRMSNorm, RoundedScaledEmbedding
 from paceline.models.loading import ModelError, load
+from paceline.models.prefill import feed
 from tests import tiny
 from tests.harness import decoder_for, expected, request, run
 from tests.models.layouts import LAYOUTS, VARIANTS, pair, path_to, plain, random_tree, shaken, texts, tokens_at
@@ -78,7 +81,7 @@ def test_a_model_in_memory_is_shared_and_not_copied(name):
     torch.testing.assert_close(ours.causal(text).logits[0], after, rtol=0, atol=2e-5)
 
 
-@every_variant
+@pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "olmo2", "phi3-partial", "gemma", "granite", "smollm3"])
 def test_the_step_runs_on_fake_tensors(name):
     _, ours = pair(name)
     with FakeTensorMode():
@@ -124,6 +127,22 @@ def test_olmo2_rounds_where_transformers_does():
     assert torch.equal(ours.norm(x), model.model.norm(x))
     cos, sin = ours.rotary(torch.arange(9)[None], torch.bfloat16)
     assert cos.dtype == sin.dtype == torch.float32
+
+
+@every_variant
+@torch.no_grad()
+def test_in_bfloat16_logits_are_as_near_to_the_exact_ones_as_those_of_transformers(name, tmp_path):
+    model = shaken(LAYOUTS[name](torch.float32))
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
+    model.save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    ours, text = load(tmp_path, dtype=torch.bfloat16), texts(4, 40)
+    found = feed(ours, ours.new_cache(4, 48).view(), text, torch.full((4,), 40), 40, head=Head.ALL).logits
+    assert found.dtype == torch.bfloat16
+    exact = torch.stack([plain(model, row.tolist()) for row in text])
+    wrong, allowed = ((logits - exact).abs().mean() for logits in (found, theirs(text, use_cache=False).logits))
+    assert wrong < 1.2 * allowed
 
 
 # Sliding windows are refused where they would matter, and only there.
