@@ -37,6 +37,8 @@ class TransformersLM:
         self._dtype, self._device = placement(model)
         self._context = read_context(model.config, type(model).__name__)
         self._base, self._head = base_of(model), model.get_output_embeddings()
+        parts = [model] if self._base is None else [model, self._base]
+        self._take_positions = {part for part in parts if _takes_positions(part)}
 
     @property
     def vocab_size(self) -> int:
@@ -115,7 +117,7 @@ class TransformersLM:
         return None if head is Head.NONE else _last(logits, valid)
 
     def _forward(self, module: PreTrainedModel, tokens: Tensor, attend: TreeAttention) -> Any:
-        given: dict[str, Any] = {"position_ids": attend.positions} if _takes_positions(module) else {}
+        given: dict[str, Any] = {"position_ids": attend.positions} if module in self._take_positions else {}
         cache = TreeCache(self.measured.shape, attend)
         return module(
             input_ids=tokens,

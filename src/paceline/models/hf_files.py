@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from paceline.models import memory
 from paceline.models.hf_support import check_config, first_line
@@ -43,6 +44,8 @@ def load(
     check_config(config, str(path))
     _check_weights(path, dtype, device)
     quantized = config.to_dict().get("quantization_config") is not None
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -57,6 +60,9 @@ def load(
         reason = "its quantized weights need a library" if quantized else "transformers refuses it"
         remedy = "install what is named, or give unquantized weights" if quantized else "save it anew, or give another"
         raise ModelError(f"{path}: {reason} ({first_line(error)}); {remedy}") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
     model, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:

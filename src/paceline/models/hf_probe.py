@@ -115,9 +115,10 @@ def _committed(lm: LM, text: Tensor, capacity: int, generator: torch.Generator) 
     for _ in range(0, max(LENGTHS), CHUNK):
         feed(lm, view, text, (length - view.length).clamp(0, CHUNK), CHUNK)
     scratch = torch.arange(capacity, device=lm.device) >= length[:, None]
-    for store in (view.storage.keys, view.storage.values):
-        poison = POISON * torch.randn(store[:, :2].shape, generator=generator).to(store)
-        store[:, :2] = torch.where(scratch[None, :, :, None, None], poison, store[:, :2])
+    keys, values = view.storage.keys, view.storage.values
+    poison = POISON * torch.randn(keys.shape[2:], generator=generator).to(keys)
+    for layer in (*keys, *values):
+        layer[:2] = torch.where(scratch[:, :, None, None], poison, layer[:2])
     return view
 
 

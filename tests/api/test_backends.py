@@ -1,0 +1,178 @@
+"""``backend``: the native decoder where there is one, else transformers' own code; all above works with either."""
+
+import copy
+import gc
+import json
+import weakref
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import paceline
+from paceline import hf as drop_in
+from paceline.api import hf as api_hf
+from paceline.api.loading import load
+from paceline.models.decoder import DecoderLM
+from paceline.models.hf import TransformersLM
+from paceline.models.loading import ModelError
+from tests import reference
+from tests.api.checkpoints import pair
+from tests.models.adapter_models import MODELS, SIZES, make
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]]
+
+
+@cache
+def opt():
+    return MODELS["opt"]()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An architecture without a native decoder."""
+    path = tmp_path_factory.mktemp("opt")
+    opt().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("backend", ["auto", "native"])
+def test_a_known_architecture_runs_natively(backend):
+    model = AutoModelForCausalLM.from_pretrained(pair().target).eval()
+    for given in (pair().target, model):
+        assert isinstance(load(given, backend=backend).lm, DecoderLM)
+
+
+def test_a_known_architecture_runs_by_transformers_where_that_is_asked():
+    own = load(pair().target)
+    other = load(pair().target, backend="hf")
+    assert isinstance(other.lm, TransformersLM) and other.dtype == torch.float64 == other.lm.dtype
+    assert (other.eos, other.name, other.config) == (own.eos, own.name, own.config)
+    assert other.tokenizer.encode("def") == own.tokenizer.encode("def")
+    params = paceline.SamplingParams(max_tokens=20, temperature=0.7, seed=4)
+    texts = [paceline.generate(one, PROMPTS, params, drafter="ngram") for one in (own, other)]
+    assert [result.tokens for result in texts[0]] == [result.tokens for result in texts[1]]
+
+
+@pytest.mark.parametrize("backend", ["auto", "hf"])
+def test_another_architecture_runs_by_transformers(backend, folder):
+    for given in (folder, opt()):
+        loaded = load(given, backend=backend)
+        assert isinstance(loaded.lm, TransformersLM) and loaded.dtype == torch.float64 and loaded.tokenizer is None
+        params = paceline.SamplingParams(max_tokens=24, temperature=0)
+        results = paceline.generate(loaded, PROMPTS, params, drafter=loaded, num_draft_tokens=3)
+        for prompt, result in zip(PROMPTS, results, strict=True):
+            assert list(result.tokens) == reference.decode(opt(), prompt, max_tokens=24)
+            assert result.stats.acceptance_rate == 1
+
+
+def test_a_loaded_model_is_wrapped_and_never_copied():
+    loaded = load(opt())
+    assert loaded.lm.model is opt() and loaded.name == "OPTForCausalLM" and loaded.config == opt().config.to_dict()
+
+
+def test_precision_of_a_directory_is_kept_or_changed(folder):
+    assert load(folder).dtype == torch.float64
+    loaded = load(folder, dtype="float32", device="cpu")
+    assert loaded.dtype == torch.float32 == loaded.lm.new_cache(1, 4).keys.dtype
+
+
+REFUSED = {
+    "native": (dict(backend="native"), "unsupported architecture 'opt' in .*; supported: "),
+    "dtype": (
+        dict(dtype="float32"),
+        "float32: OPTForCausalLM is already loaded as float64 on cpu; convert it yourself",
+    ),
+    "revision": (dict(revision="v1"), "revision='v1': OPTForCausalLM is loaded already"),
+    "backend": (dict(backend="vllm"), "backend 'vllm': known are auto, native, hf"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_option_that_cannot_be_honoured_is_refused(case):
+    options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        load(opt(), **options)
+
+
+def test_formats_that_are_no_directory_of_safetensors_are_refused(folder, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({}))
+    for path, message in (
+        (tmp_path / "model.gguf", "GGUF is for another runtime"),
+        (str(tmp_path / "model.gguf"), "GGUF is for another runtime"),
+        (tmp_path / "adapter", r"holds an adapter \(PEFT\), not a model; merge it"),
+        (folder / "model.safetensors", "is a file; give the directory"),
+    ):
+        for backend in ("auto", "native", "hf"):
+            with pytest.raises(ModelError, match=message):
+                load(path, backend=backend)
+
+
+def test_code_of_a_checkpoint_is_transformers_affair_alone(folder, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("paceline.models.hf_files.load", lambda path, **options: seen.append(options) or opt())
+    for trusted in (False, True):
+        load(folder, device="cpu", trust_remote_code=trusted)
+    assert [options["trust_remote_code"] for options in seen] == [False, True]
+
+
+def test_a_window_is_refused_before_any_work_with_both_numbers():
+    loaded = load(make("Starcoder2", SIZES, sliding_window=48))
+    params = paceline.SamplingParams(max_tokens=20, temperature=0)
+    assert len(paceline.generate(loaded, [[1, 2, 3]], params)[0].tokens) == 20
+    with pytest.raises(ValueError, match=r"texts of up to \d+ slots, drafts included, are longer than 48"):
+        paceline.generate(loaded, [[1] * 40], params)
+
+
+# The drop-in for model.generate
+
+
+@pytest.mark.parametrize("name", ["opt", "gptj", "qwen2-moe", "falcon"])
+def test_generate_of_transformers_gives_the_same_tokens(name):
+    model = MODELS[name]()
+    ids = torch.tensor(PROMPTS[:1])
+    wanted = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    for options in (dict(prompt_lookup_num_tokens=3), dict(assistant_model=copy.deepcopy(model))):
+        found = drop_in.generate(model, ids, max_new_tokens=20, do_sample=False, pad_token_id=0, **options)
+        assert torch.equal(found, wanted)
+
+
+def assert_same_text(model):
+    ids, options = torch.tensor(PROMPTS[:1]), dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert torch.equal(drop_in.generate(model, ids, **options), model.generate(ids, **options))
+
+
+def test_the_drop_in_follows_a_model_that_changes_and_lets_go_of_it():
+    model = MODELS["opt"]()
+    assert_same_text(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    assert_same_text(model)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    assert_same_text(model)
+    model.to(torch.float32)
+    assert api_hf.adopted(model).dtype == torch.float32
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_drop_in_refuses_what_cannot_be_adapted():
+    model = MODELS["opt"]().train()
+    with pytest.raises(ModelError, match=r"training mode, where it draws random dropout: call model.eval\(\)"):
+        drop_in.generate(model, torch.tensor(PROMPTS[:1]), max_new_tokens=3)
+
+
+def test_scores_are_those_of_the_model():
+    loaded = load(opt())
+    text = PROMPTS[2]
+    found = paceline.score(loaded, [text[:1]], [text[1:]])[0]
+    with torch.no_grad():
+        law = opt()(torch.tensor([text])).logits[0].log_softmax(-1)
+    wanted = [float(law[at, token]) for at, token in enumerate(text[1:])]
+    assert list(found.logprobs) == pytest.approx(wanted, abs=1e-4)
