@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -143,7 +144,7 @@ def _limits(limits: list[Limit]) -> list[dict[str, object]]:
 def _print(rates: Rates, limits: list[Limit]) -> None:
     console = Console(highlight=False)
     console.print(Text("machine", "bold"))
-    console.print(Text(f"  {describe()}"), soft_wrap=True)
+    console.print(Padding(Text(str(describe())), (0, 0, 0, 2)))
     console.print(
         Text(
             f"  {rates.working_set / 2**20:.0f} MiB on {rates.device}, threads: {rates.num_threads}; "
