@@ -166,6 +166,8 @@ NO_WINDOWS = {
     "phi3 longer than the context": ("phi3", dict(sliding_window=129)),
     "qwen2 switched off": ("qwen2", dict(use_sliding_window=False, sliding_window=40, max_window_layers=1)),
     "qwen2 in no layer": ("qwen2", dict(use_sliding_window=True, sliding_window=40, max_window_layers=3)),
+    "llama, which knows none": ("llama", dict(sliding_window=40)),
+    "granite, which knows none": ("granite", dict(sliding_window=40)),
     "smollm3 in no layer": ("smollm3", dict(use_sliding_window=True, sliding_window=40, no_rope_layers=[1, 1, 1])),
 }
 
@@ -231,7 +233,7 @@ REFUSED = {
         ),
         "rope scaling 'longrope' is not supported",
     ),
-    "odd part of a head": ("gpt_neox", dict(rotary_pct=0.4), "partial_rotary_factor is not supported"),
+    "odd part of a head": ("gpt_neox", dict(rotary_pct=0.4), "partial_rotary_factor: 3 of 8 numbers of a head"),
     "bidirectional": ("gemma", dict(use_bidirectional_attention=True), "use_bidirectional_attention=True is not supp"),
     "no sizes": ("qwen3", dict(hidden_size=None), "config.json lacks 'hidden_size'"),
     "no layers": ("olmo2", dict(num_hidden_layers=0), "num_hidden_layers=0: a positive count is needed"),

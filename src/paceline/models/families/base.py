@@ -91,6 +91,8 @@ def rotary(config: Parsed, head_dim: int, *, partial: bool = False, wide: bool =
     else:
         raise ValueError(f"rope scaling {kind!r} is not supported; supported: default, {', '.join(STATIC_SCALINGS)}")
     if 2 * len(frequencies) != turned:
+        if partial:
+            raise ValueError(f"partial_rotary_factor: {turned} of {head_dim} numbers of a head turned, no even count")
         raise ValueError("partial_rotary_factor is not supported by the native decoder")
     return RotaryConfig(tuple(frequencies.tolist()), float(factor), wide)
 
@@ -140,8 +142,9 @@ def complete(raw: dict[str, object]) -> Parsed:
     return parse(raw)
 
 
-def window(fields: dict[str, object]) -> int | None:
+def window(config: Parsed) -> int | None:
     """The tokens that a layer with a sliding window sees, None where no text can be longer."""
+    fields = config.to_dict()
     size, kinds = fields.get("sliding_window"), fields.get("layer_types")
     if not isinstance(size, int) or size >= integer(fields, "max_position_embeddings"):
         return None

@@ -11,7 +11,6 @@ from paceline.models.families.base import (
     renaming,
     require,
     rotary,
-    window,
 )
 
 NAMES: Names = (
@@ -51,7 +50,6 @@ def shape(config: Parsed, *, partial: bool = False, wide: bool = False) -> Decod
         rotary=rotary(config, head_dim, partial=partial, wide=wide),
         ffn=FFNConfig(activation=activation(fields), bias=bool(fields.get("mlp_bias", False))),
         tied_head=bool(fields.get("tie_word_embeddings", False)),
-        window=window(fields),
     )
 
 

@@ -1,13 +1,16 @@
 """Mistral: Llama with a sliding window."""
 
+from dataclasses import replace
+
 from paceline.models.config import DecoderConfig
-from paceline.models.families.base import complete, renaming, require
+from paceline.models.families.base import complete, renaming, require, window
 from paceline.models.families.llama import NAMES, shape
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
     require(raw, "layer_types", None, None)  # transformers' Mistral ignores them: such models are of another family
-    return shape(complete(raw))
+    config = complete(raw)
+    return replace(shape(config), window=window(config))
 
 
 FAMILIES = {"mistral": renaming(_configure, NAMES)}

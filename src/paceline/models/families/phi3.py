@@ -1,7 +1,9 @@
 """Phi-3: Llama with its matrices packed as ours are, and rotation of a part of each head."""
 
+from dataclasses import replace
+
 from paceline.models.config import DecoderConfig
-from paceline.models.families.base import Names, complete, renaming, require
+from paceline.models.families.base import Names, complete, renaming, require, window
 from paceline.models.families.llama import NAMES as LLAMA_NAMES
 from paceline.models.families.llama import shape
 
@@ -14,7 +16,8 @@ NAMES: Names = (
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
     require(raw, "layer_types", None, None)  # transformers' Phi-3 ignores them
-    return shape(complete(raw), partial=True)
+    config = complete(raw)
+    return replace(shape(config, partial=True), window=window(config))
 
 
 FAMILIES = {"phi3": renaming(_configure, NAMES, packed=True)}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from paceline.models.config import AttentionConfig, DecoderConfig, NormSpan
-from paceline.models.families.base import Names, complete, renaming
+from paceline.models.families.base import Names, complete, renaming, window
 from paceline.models.families.llama import NAMES, shape
 
 NORM_NAMES: Names = (
@@ -14,14 +14,15 @@ NORM_NAMES: Names = (
 
 
 def _configure_qwen2(raw: dict[str, object]) -> DecoderConfig:
-    return replace(shape(complete(raw)), attention=AttentionConfig(bias=True))
+    config = complete(raw)
+    return replace(shape(config), attention=AttentionConfig(bias=True), window=window(config))
 
 
 def _configure_qwen3(raw: dict[str, object]) -> DecoderConfig:
     config = complete(raw)
     bias = bool(config.to_dict()["attention_bias"])
     attention = AttentionConfig(bias=bias, output_bias=bias, norm_span=NormSpan.HEAD)
-    return replace(shape(config), attention=attention)
+    return replace(shape(config), attention=attention, window=window(config))
 
 
 FAMILIES = {"qwen2": renaming(_configure_qwen2, NAMES), "qwen3": renaming(_configure_qwen3, NORM_NAMES)}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from paceline.models.config import AttentionConfig, DecoderConfig
-from paceline.models.families.base import complete, renaming
+from paceline.models.families.base import complete, renaming, window
 from paceline.models.families.llama import NAMES, shape
 
 
@@ -14,7 +14,8 @@ def _configure(raw: dict[str, object]) -> DecoderConfig:
     if not isinstance(rotated, list) or len(rotated) < plain.num_layers:
         raise ValueError(f"no_rope_layers={rotated!r}: one number for each of {plain.num_layers} layers is needed")
     unrotated = frozenset(layer for layer in range(plain.num_layers) if not rotated[layer])
-    return replace(plain, attention=AttentionConfig(bias=bias, output_bias=bias, unrotated=unrotated))
+    attention = AttentionConfig(bias=bias, output_bias=bias, unrotated=unrotated)
+    return replace(plain, attention=attention, window=window(config))
 
 
 FAMILIES = {"smollm3": renaming(_configure, NAMES)}
