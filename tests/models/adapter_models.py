@@ -61,6 +61,8 @@ LATENT = dict(
     num_key_value_heads=4,
 )  # fmt: skip
 GPT_NEO = dict(num_layers=3, num_heads=4, attention_types=[[["global", "local", "global"], 1]])
+SINKS = dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=256)
+LLAMA4 = dict(attention_chunk_size=256, num_local_experts=2, intermediate_size_mlp=32, head_dim=8)
 OPT = dict(ffn_dim=48, word_embed_proj_dim=32, init_std=0.2)
 
 HYBRID = dict(layer_types=["linear_attention", "full_attention", "linear_attention"])
@@ -98,6 +100,8 @@ STYLES = {
     },
     "capped logits": {"gemma2": lambda: make("Gemma2", SIZES, **SOFTCAPS)},
     "keys and values of two sizes": {"deepseek-v3": lambda: make("DeepseekV3", SIZES, **LATENT)},
+    "attention sinks": {"gpt-oss": lambda: make("GptOss", SIZES, **SINKS)},
+    "chunked attention": {"llama4": lambda: make("Llama4Text", SIZES, **LLAMA4)},
     "native too": {"gpt2": lambda: make("GPT2", OLD), "llama": lambda: make("Llama", SIZES)},
 }
 MODELS = {name: maker for models in STYLES.values() for name, maker in models.items()}
@@ -119,6 +123,11 @@ REFUSED = {
     "falcon-h1": (lambda: make("FalconH1", SIZES), RECURRENT),
     "qwen3-next": (lambda: make("Qwen3Next", SIZES, **EXPERTS, **HYBRID, head_dim=8), RECURRENT),
     "lfm2": (lambda: make("Lfm2", SIZES, layer_types=["conv", "full_attention", "conv"]), RECURRENT),
+    "minimax-m3": (
+        lambda: make("MiniMaxM3VLText", SIZES, num_local_experts=2, head_dim=8),
+        r"its attention chooses which tokens to read \(index_topk_blocks\)",
+    ),
+    "deepseek-v3.2": (lambda: make("DeepseekV32", SIZES, **LATENT), "keeps more than keys and values"),
     "t5": (lambda: t5(), "an encoder-decoder reads its prompt by another network"),
     "gemma3-vision": (lambda: gemma3(), "it takes more than text; give its language model alone"),
 }

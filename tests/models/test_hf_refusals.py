@@ -13,7 +13,7 @@ from transformers import StableLmForCausalLM, dynamic_module_utils
 from paceline.models import hf_files, memory
 from paceline.models.hf import adapt
 from paceline.models.loading import ModelError
-from tests.models.adapter_models import MODELS, REFUSED, SIZES, make, shaken
+from tests.models.adapter_models import GPT_NEO, LLAMA4, MODELS, REFUSED, SIZES, make, shaken
 from tests.tiny import VOCAB
 
 
@@ -175,10 +175,11 @@ WINDOWS = {
     "sliding": lambda: make("Starcoder2", SIZES, sliding_window=64),
     "in some layers": lambda: make("Cohere2", SIZES, sliding_window=64, sliding_window_pattern=2),
     "experts": lambda: make("Mixtral", SIZES, num_local_experts=4, sliding_window=64),
-    "chunked": lambda: make("Llama4Text", SIZES, **LLAMA4),
+    "chunked": lambda: make("Llama4Text", SIZES, **{**LLAMA4, "attention_chunk_size": 64}),
+    "by another name": lambda: make("Doge", SIZES, keep_window_size=64),
+    "local layers": lambda: make("GPTNeo", SIZES, "num_attention_heads", **GPT_NEO, window_size=64),
     "longrope": lambda: make("Phi3", SIZES, "pad_token_id", **LONG_ROPE, pad_token_id=0),
 }
-LLAMA4 = dict(attention_chunk_size=64, num_local_experts=2, intermediate_size_mlp=32, head_dim=8)
 
 
 @pytest.mark.parametrize("name", WINDOWS)

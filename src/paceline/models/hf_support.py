@@ -16,7 +16,9 @@ from paceline.models.hf_cache import CacheShape, LayerShape
 from paceline.models.loading import ModelError
 
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
-WINDOW_FIELDS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
+WINDOW_FIELDS = ("window_size", "keep_window_size", "attention_window", "attention_window_size")
+UNTYPED_FIELDS = ("sliding_window", "attention_chunk_size")  # layer_types say whether these matter, where there are any
+SPARSE_FIELDS = ("index_topk", "index_topk_blocks")
 CAUSAL = "give a decoder-only model with ordinary key/value caches"
 
 
@@ -56,6 +58,11 @@ def check_config(config: PreTrainedConfig, name: str) -> None:
             raise ModelError(f"{kind}: layer {layer} keeps more than keys and values ({cached!r}); {CAUSAL}")
         if not isinstance(cached, DynamicLayer) and not _is_dummy(cached):
             raise ModelError(_recurrent(kind))
+    for field in SPARSE_FIELDS:
+        if config.to_dict().get(field):
+            raise ModelError(
+                f"{kind}: its attention chooses which tokens to read ({field}), scratch included; {CAUSAL}"
+            )
     read_context(config, name)
 
 
@@ -163,7 +170,7 @@ def _layer_shape(layer: object, length: int, name: str) -> LayerShape | None:
     keys, values = layer.keys, layer.values
     if keys.dim() != 4 or keys.shape[2] != length or keys.shape[:3] != values.shape[:3]:
         raise ModelError(
-            f"{name}: keys {tuple(keys.shape)} and values {tuple(values.shape)} of a layer are not ordinary"
+            f"{name}: keys {tuple(keys.shape)} and values {tuple(values.shape)} of a layer are not ordinary; {CAUSAL}"
         )
     return LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
 
@@ -178,10 +185,10 @@ def _windows(config: PreTrainedConfig, cache: Cache) -> Iterator[Limit]:
         if isinstance(layer, DynamicSlidingWindowLayer):
             yield Limit(length=layer.sliding_window, reason="its layers attend to a window of that many tokens")
     fields = config.to_dict()
-    if fields.get("layer_types") is None and fields.get("use_sliding_window", True):
-        for field in WINDOW_FIELDS:
-            if isinstance(fields.get(field), int):
-                yield Limit(length=fields[field], reason=f"its {field} says that layers attend to that many tokens")
+    untyped = fields.get("layer_types") is None and fields.get("use_sliding_window", True)
+    for field in (*WINDOW_FIELDS, *UNTYPED_FIELDS) if untyped else WINDOW_FIELDS:
+        if isinstance(fields.get(field), int) and fields[field] > 0:
+            yield Limit(length=fields[field], reason=f"its {field} says that layers attend to that many tokens")
 
 
 def _scalings(config: PreTrainedConfig) -> Iterator[Limit]:
