@@ -26,7 +26,7 @@ class Bench:
             self.now += seconds
             return sample
 
-        return Configuration(name=name, run=run)
+        return Configuration(name=name, parts=[run])
 
     def plain(self, name, cell):
         seconds = 2.0 * (next(self._controls, 1.0) if name == CONTROL else 1.0)

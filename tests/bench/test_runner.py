@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.bench.runner import Configuration, Sample, compare
+from paceline.bench.runner import Configuration, Sample, compare, join
 
 SAMPLE = Sample(tokens=((1, 2, 3), (4,)), summary=None)
 
@@ -22,7 +22,7 @@ class Bench:
             effect()
             return sample
 
-        return Configuration(name=name, run=run)
+        return Configuration(name=name, parts=[run])
 
     def compare(self, *configurations, **options):
         return compare(configurations, baseline="a", clock=lambda: self.now, **options)
@@ -44,6 +44,36 @@ def test_order_turns_round_from_repeat_to_repeat():
     bench = Bench()
     bench.compare(*(bench.configuration(name, [1] * 4) for name in "abc"), repeats=3)
     assert "".join(bench.order) == "cba" + "abc" + "cba" + "abc"
+
+
+def test_parts_are_timed_in_turn_and_joined():
+    bench, order = Bench(), []
+
+    def part(name, at, seconds):
+        def run():
+            order.append(f"{name}{at}")
+            bench.now += seconds
+            return Sample(tokens=((at,),), summary=None)
+
+        return run
+
+    def configuration(name, seconds):
+        return Configuration(name=name, parts=[part(name, at, seconds) for at in range(3)])
+
+    comparison = bench.compare(configuration("a", 2), configuration("b", 1), repeats=1, warm_up=0)
+    assert order == ["a0", "b0", "b1", "a1", "a2", "b2"]
+    assert comparison["a"].seconds.values == (6,) and comparison["b"].speedup.values == (2,)
+    assert comparison["b"].sample.tokens == ((0,), (1,), (2,))
+
+
+def test_other_numbers_of_parts_are_timed_whole():
+    bench = Bench()
+    first, second = bench.configuration("a", [2] * 2), bench.configuration("b", [1] * 4)
+    halves = Configuration(name="b", parts=[*second.parts, *second.parts])
+    twice = Configuration(name="a", parts=[lambda: join([first.run()] * 2)])
+    comparison = bench.compare(twice, halves, repeats=1)
+    assert "".join(bench.order) == "bba" + "abb"
+    assert comparison["b"].seconds.values == (2,)
 
 
 def test_results_keep_the_order_given():

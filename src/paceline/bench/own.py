@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from paceline.api import Loaded, Result, SamplingParams, build_drafter, generate, total
 from paceline.api.build import DrafterLike
@@ -51,8 +52,8 @@ def continuing(
 ) -> Configuration:
     """Continuations of token ids, exactly ``num_tokens`` each, in groups of ``batch_size`` that begin together.
 
-    A group is one call: its caches are made, its prompts read, its rows decoded to the last one's end. Prompt i is
-    sampled with the seed ``seed + i``, in whatever group it is.
+    A group is one call and one part: its caches are made, its prompts read, its rows decoded to the last one's end.
+    Prompt i is sampled with the seed ``seed + i``, in whatever group it is.
     """
     built = build_drafter(drafter, target=target)
     bare = replace(target, tokenizer=None)
@@ -60,24 +61,20 @@ def continuing(
         SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=seed + index, ignore_eos=True)
         for index in range(len(prompts))
     ]
-    groups = [slice(at, at + batch_size) for at in range(0, len(prompts), batch_size)]
 
-    def run() -> Sample:
-        results = [
-            result
-            for group in groups
-            for result in generate(
-                bare,
-                [list(prompt) for prompt in prompts[group]],
-                params[group],
-                drafter=built,
-                num_draft_tokens=Fixed(num_draft_tokens),  # a plan, so that no step is spent on measuring
-                batch_size=batch_size,
-            )
-        ]
+    def part(group: slice) -> Sample:
+        results = generate(
+            bare,
+            [list(prompt) for prompt in prompts[group]],
+            params[group],
+            drafter=built,
+            num_draft_tokens=Fixed(num_draft_tokens),  # a plan, so that no step is spent on measuring
+            batch_size=batch_size,
+        )
         return _sample(results)
 
-    return Configuration(name=name, run=run)
+    groups = [slice(at, at + batch_size) for at in range(0, len(prompts), batch_size)]
+    return Configuration(name=name, parts=[partial(part, group) for group in groups])
 
 
 def _sample(results: Sequence[Result]) -> Sample:

@@ -6,6 +6,7 @@ made once. End-of-text is off and the length fixed, so that every call does the 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,21 +101,19 @@ def transformers_decoding(
             num_assistant_tokens_schedule="constant",
             assistant_confidence_threshold=CONFIDENCE if kind == CONFIDENT else 0.0,
         )
-    groups = [_padded(prompts[at : at + batch_size], model.device) for at in range(0, len(prompts), batch_size)]
 
     @torch.inference_mode()
-    def run() -> Sample:
+    def part(at: int, tokens: torch.Tensor, mask: torch.Tensor) -> Sample:
         if drafting is not None:
             draft.generation_config = drafting  # where transformers looks for it
-        texts: list[tuple[int, ...]] = []
-        for tokens, mask in groups:
-            if temperature > 0:
-                torch.manual_seed(seed + len(texts))
-            rows = model.generate(tokens, attention_mask=mask, generation_config=settings, **options)
-            texts.extend(tuple(row) for row in rows[:, tokens.shape[1] :].tolist())
-        return Sample(tokens=tuple(texts), summary=None)
+        if temperature > 0:
+            torch.manual_seed(seed + at)
+        rows = model.generate(tokens, attention_mask=mask, generation_config=settings, **options)
+        return Sample(tokens=tuple(tuple(row) for row in rows[:, tokens.shape[1] :].tolist()), summary=None)
 
-    return Configuration(name=name, run=run)
+    starts = range(0, len(prompts), batch_size)
+    parts = [partial(part, at, *_padded(prompts[at : at + batch_size], model.device)) for at in starts]
+    return Configuration(name=name, parts=parts)
 
 
 def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,12 +1,16 @@
 """Compares configurations by paired, alternating runs after warm-up. Knows nothing of models; it calls and times.
 
-Every repeat runs each configuration once, in an order that turns round from repeat to repeat, so that a machine that
-slows down or speeds up favours none. Configurations must emit the same number of tokens on the same threads.
+Every repeat runs each configuration once, part by part in turn, in an order that turns round from part to part and from
+repeat to repeat, so that a machine that slows down or speeds up favours none. Configurations must emit the same number
+of tokens on the same threads.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+from operator import add
 from statistics import median
 
 import torch
@@ -29,12 +33,33 @@ class Sample:
         return sum(map(len, self.tokens))
 
 
+def join(samples: Sequence[Sample]) -> Sample:
+    """What the parts of one run emitted together; counts and phases where all parts have them."""
+    summaries = [sample.summary for sample in samples if sample.summary is not None]
+    texts = [sample.texts for sample in samples if sample.texts is not None]
+    phases = [sample.phases for sample in samples if sample.phases is not None]
+    draft, target, verify, rest = (sum(phase) for phase in zip(*phases, strict=True)) if phases else (0.0,) * 4
+    return Sample(
+        tokens=tuple(chain.from_iterable(sample.tokens for sample in samples)),
+        summary=reduce(add, summaries) if len(summaries) == len(samples) else None,
+        texts=tuple(chain.from_iterable(texts)) if len(texts) == len(samples) else None,
+        phases=(draft, target, verify, rest) if len(phases) == len(samples) else None,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A name and the work that it stands for."""
+    """A name and the work that it stands for, in parts that are timed in turn with those of the others.
+
+    Where others have another number of parts, all of it is one part.
+    """
 
     name: str
-    run: Callable[[], Sample]
+    parts: Sequence[Callable[[], Sample]]
+
+    def run(self) -> Sample:
+        """All parts, one after the other."""
+        return join([part() for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,25 +130,38 @@ def compare(
         raise ValueError(f"baseline {baseline!r} must be one of different names; given: {', '.join(names)}")
     if repeats < 1:
         raise ValueError(f"repeats={repeats}: give at least 1")
+    if len({len(configuration.parts) for configuration in configurations}) > 1:
+        configurations = [Configuration(name=whole.name, parts=[whole.run]) for whole in configurations]
     threads = torch.get_num_threads()
     seconds: dict[str, list[float]] = {name: [] for name in names}
     samples: dict[str, list[Sample]] = {name: [] for name in names}
     for repeat in range(-warm_up, repeats):
-        order = list(configurations) if repeat % 2 == 0 else list(reversed(configurations))
-        for configuration in order:
-            if progress is not None:
-                progress(f"{configuration.name}: {'warm-up' if repeat < 0 else f'repeat {repeat + 1} of {repeats}'}")
-            start = clock()
-            sample = configuration.run()
-            elapsed = clock() - start
-            if torch.get_num_threads() != threads:
-                raise ValueError(f"{configuration.name} changed the threads from {threads}; all must use the same")
-            if repeat >= 0:
-                seconds[configuration.name].append(elapsed)
-                samples[configuration.name].append(sample)
+        if progress is not None:
+            progress("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
+        taken = _take(configurations, repeat, threads=threads, clock=clock)
+        for name, (elapsed, sample) in taken.items() if repeat >= 0 else ():
+            seconds[name].append(elapsed)
+            samples[name].append(sample)
     _check_counts(samples)
     measured = [_measure(name, seconds[name], seconds[baseline], samples[name], samples[baseline]) for name in names]
     return Comparison(baseline=baseline, num_threads=threads, measured=tuple(measured))
+
+
+def _take(
+    configurations: Sequence[Configuration], repeat: int, *, threads: int, clock: Callable[[], float]
+) -> dict[str, tuple[float, Sample]]:
+    """One repeat: seconds and what was emitted, by name."""
+    seconds = {configuration.name: 0.0 for configuration in configurations}
+    parts: dict[str, list[Sample]] = {configuration.name: [] for configuration in configurations}
+    for at in range(len(configurations[0].parts)):
+        for configuration in configurations if (repeat + at) % 2 == 0 else reversed(configurations):
+            start = clock()
+            sample = configuration.parts[at]()
+            seconds[configuration.name] += clock() - start
+            parts[configuration.name].append(sample)
+            if torch.get_num_threads() != threads:
+                raise ValueError(f"{configuration.name} changed the threads from {threads}; all must use the same")
+    return {name: (seconds[name], join(parts[name])) for name in seconds}
 
 
 def _check_counts(samples: dict[str, list[Sample]]) -> None:
