@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests mutants docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench mutants docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,18 @@ imports: $(STAMP)
 
 tests: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+MATRIX ?= 5.17.0 5.23.0
+
+test-matrix: $(STAMP)  ## What meets transformers, under its lowest and its newest supported version
+	for version in $(MATRIX); do \
+	  $(BIN)/python -m pip install --quiet --target build/transformers-$$version "transformers==$$version" && \
+	  PYTHONPATH=build/transformers-$$version $(BIN)/python -m pytest -n auto --dist worksteal \
+	    tests/text tests/models tests/api tests/bench || exit 1; \
+	done
+
+bench: $(STAMP)  ## Drafting against plain decoding and against transformers, on the embedded pair
+	$(BIN)/paceline bench --peers --output build/bench.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants
