@@ -3,6 +3,7 @@
 import copy
 import gc
 import json
+import shutil
 import weakref
 from functools import cache
 
@@ -18,7 +19,7 @@ from paceline.models.decoder import DecoderLM
 from paceline.models.hf import TransformersLM
 from paceline.models.loading import ModelError
 from tests import reference
-from tests.api.checkpoints import pair
+from tests.api.checkpoints import config_of, pair
 from tests.models.adapter_models import MODELS, SIZES, make
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]]
@@ -176,3 +177,37 @@ def test_scores_are_those_of_the_model():
         law = opt()(torch.tensor([text])).logits[0].log_softmax(-1)
     wanted = [float(law[at, token]) for at, token in enumerate(text[1:])]
     assert list(found.logprobs) == pytest.approx(wanted, abs=1e-4)
+
+
+# What a known architecture may ask for that our decoder does not know
+
+
+def test_an_option_that_the_native_decoder_refuses_names_the_other_backend(tmp_path):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model = make("Llama", SIZES, rope_parameters=rope)
+    model.save_pretrained(tmp_path)
+    refusal = "rope scaling 'dynamic' is not supported"
+    with pytest.raises(ModelError, match=f"{refusal}.*; or give backend='hf', where transformers' own code runs"):
+        load(tmp_path)
+    with pytest.raises(ModelError, match=refusal) as native:
+        load(tmp_path, backend="native")
+    assert "backend" not in str(native.value)
+    params = paceline.SamplingParams(max_tokens=24, temperature=0)
+    results = paceline.generate(load(tmp_path, backend="hf"), PROMPTS, params, drafter="ngram")
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        assert list(result.tokens) == reference.decode(model, prompt, max_tokens=24)
+
+
+QUANTIZED = {
+    "auto": r"its quantized weights need a library \(.*\); install what is named",
+    "hf": r"its quantized weights need a library \(.*\); install what is named",
+    "native": r"quantized weights \(quantization_config\) are not supported; give unquantized ones",
+}
+
+
+@pytest.mark.parametrize("backend", QUANTIZED)
+def test_quantized_weights_are_left_to_the_library_that_made_them(backend, tmp_path):
+    shutil.copytree(pair().target, tmp_path, dirs_exist_ok=True)
+    config_of(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    with pytest.raises(ModelError, match=QUANTIZED[backend]):
+        load(tmp_path, device="cpu", backend=backend)

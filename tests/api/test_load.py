@@ -94,7 +94,7 @@ def test_devices_are_found_by_name_and_number(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["auto", "native"])
-def test_backends_are_the_same_today(backend, transformers_model):
+def test_a_known_architecture_runs_natively_unless_asked_otherwise(backend, transformers_model):
     assert same(load(pair().target, backend=backend), transformers_model)
 
 

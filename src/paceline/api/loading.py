@@ -57,7 +57,7 @@ def load(
     tokenizer is that of the local directory it came from.
 
     ``backend`` "native" runs the model by Paceline's own code, "hf" by that of transformers (models/hf), and "auto"
-    natively where its architecture is known, else by transformers.
+    natively where its architecture is known and its weights are not quantized, else by transformers.
 
     ``dtype`` is a torch dtype, its name or "auto"; None and "auto" keep the precision of the weights. ``device`` None
     is CUDA where there is one, else the CPU. ``trust_remote_code`` lets a checkpoint's own code run, for its
@@ -123,7 +123,20 @@ def _default_device() -> torch.device:
 
 
 def _is_native(backend: str, config: dict[str, object]) -> bool:
-    return backend == "native" or (backend == "auto" and config.get("model_type") in FAMILIES)
+    """Whether the native decoder is to run a model: quantized weights are left to whoever quantized them."""
+    if backend == "auto":
+        return config.get("model_type") in FAMILIES and not config.get("quantization_config")
+    return backend == "native"
+
+
+def _check_native(config: dict[str, object], path: Path, backend: str) -> None:
+    """Raise ModelError unless the native decoder knows all that ``config`` asks for."""
+    try:
+        loading.configure(config, path)
+    except ModelError as error:
+        if backend == "auto" and isinstance(error.__cause__, ValueError):
+            raise ModelError(f"{error}; or give backend='hf', where transformers' own code runs the model") from error
+        raise
 
 
 def _from_files(
@@ -144,7 +157,7 @@ def _from_files(
     config = loading.read_config(path)
     # A model that cannot be used is no place to look for a tokenizer.
     if _is_native(backend, config):
-        loading.find_family(config, path)
+        _check_native(config, path, backend)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         lm = loading.load(path, dtype=dtype, device=device)
     else:
