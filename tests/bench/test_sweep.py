@@ -73,6 +73,7 @@ def test_a_machine_that_never_rests_is_given_up(tmp_path):
     path, bench = tmp_path / "raw.jsonl", Bench(controls=[2.0] * 9)
     assert [cell["void"] for cell in sweep(path, bench)] == [True] * 3
     assert len(sweep(path, bench)) == 3
+    assert len(sweep(path, bench, protocol=Protocols(repeats=2, attempts=5))) == 5
 
 
 def test_a_torn_line_is_measured_again(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from paceline.bench.figures import PHASES, Figures, best
 
@@ -34,6 +35,7 @@ def speedup_over_k(figures: Sequence[Figures]) -> str:
                 axes.axhline(lines[0].speedup.value, linestyle=":", label=name, color="0.4")
                 continue
             _line(axes, [line.cell.num_draft_tokens for line in lines], lines, name)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _finish(axes, x=f"draft tokens per step (k), batch {smallest}", y="speed-up over plain")
         axes.axhline(1, color="black", linewidth=0.8)
 
@@ -73,6 +75,7 @@ def acceptance_by_position(figures: Sequence[Figures]) -> str:
             positions = range(1, len(longest.by_position) + 1)
             axes.plot(positions, longest.by_position, marker="o", label=f"{name}, k={longest.cell.num_draft_tokens}")
         axes.set_ylim(0, 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _finish(axes, x="position in the draft", y="accepted of those drafted there")
 
     return _svg(draw)

@@ -107,7 +107,7 @@ def run_sweep(
     ``conditions`` must be equal for figures to belong together; ``notes`` (the date, say) need not. ``progress`` is
     told the cell, how many are done, and what happens. Raises ValueError for unequal token counts.
     """
-    whole = {**conditions, "protocol": asdict(protocol)}
+    whole = {**conditions, "protocol": {"repeats": protocol.repeats, "warm_up": protocol.warm_up}}
     run = fingerprint(whole)
     if not any(record["kind"] == RUN and record["run"] == run for record in raw.records):
         raw.append({"kind": RUN, "run": run, "conditions": whole, "notes": notes})

@@ -52,7 +52,7 @@ def sweep_tables(figures: Sequence[Figures]) -> list[Table]:
 def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
     label, suite, temperature, max_tokens = group
     title = f"{label}, {suite}, temperature {temperature:g}, {max_tokens} tokens"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("drafter", overflow="fold", min_width=13)
     for name in ("k", "batch", "speed-up 95 %", "tokens/s", "/step", "accept", "effic.", "differ", "loop"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -228,10 +228,17 @@ def read_temperatures(text: str) -> list[float]:
 
 
 def _report(path: Path, records: list[Record], *, html: bool, console: Console) -> int:
-    if not figures_of(records):
+    figures = figures_of(records)
+    if not figures:
         raise ValueError(f"{path}: no cells in it: there is nothing to report yet")
     written = write_reports(path, html=html)
     print_tables(records, console)
+    void = sum(line.void for line in figures)
+    if void:
+        note = (
+            f"{void} of {len(figures)} cells are void: plain decoding differed from itself, the machine was not quiet."
+        )
+        console.print(f"{note} With more --attempts the same command times them again.", soft_wrap=True)
     console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     return EXIT_OK
 
