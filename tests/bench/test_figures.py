@@ -1,6 +1,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -73,6 +74,17 @@ def test_void_cells_decide_nothing(tmp_path):
     assert best([line]) == [] and grid([line]) == [] and break_evens([line]) == []
 
 
+def test_the_best_length_is_the_fastest_of_each_drafter(tmp_path):
+    figures = figures_of(measure(tmp_path).records)
+    slow = [
+        replace(line, speedup=replace(line.speedup, value=1.1)) if line.cell.num_draft_tokens == 1 else line
+        for line in figures
+    ]
+    assert [line.cell.num_draft_tokens for line in best(slow)] == [2] * 8
+    void = [replace(line, void=line.cell.num_draft_tokens == 2) for line in slow]
+    assert [line.cell.num_draft_tokens for line in best(void)] == [1] * 8
+
+
 def test_break_even_and_grid_take_what_belongs_together(tmp_path):
     figures = figures_of(measure(tmp_path).records)
     assert len(figures) == 16
@@ -129,7 +141,12 @@ def test_reports_come_from_the_raw_file_alone(tmp_path):
     console = Console(width=200, record=True, quiet=False, file=io.StringIO())
     output.print_tables(raw.records, console)
     text = console.export_text()
-    assert "2.00 2.00-2.00" in text and "means over 8, 16 tokens" in text and "stops paying" in text
+    assert (
+        "each at its best k" in text
+        and "2.00 2.00-2.00" in text
+        and "means over 8, 16 tokens" in text
+        and "stops paying" in text
+    )
 
 
 def test_half_a_file_is_refused(tmp_path):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from paceline.bench.figures import figures_of
 from paceline.bench.raw import Record, read_records
-from paceline.bench.tables import break_even_table, grid_table, sweep_tables, to_csv
+from paceline.bench.tables import best_table, break_even_table, grid_table, sweep_tables, to_csv
 
 
 def check_drawing() -> None:
@@ -20,7 +20,7 @@ def check_drawing() -> None:
 def print_tables(records: Sequence[Record], console: Console) -> None:
     """Every table that the figures give."""
     figures = figures_of(records)
-    for table in (*sweep_tables(figures), break_even_table(figures), grid_table(figures)):
+    for table in (*sweep_tables(figures), best_table(figures), break_even_table(figures), grid_table(figures)):
         if table is not None:
             console.print(table)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from paceline.bench.figures import PHASES, Figures, Group, break_evens, grid
+from paceline.bench.figures import PHASES, Figures, Group, best, break_evens, grid
 
 COLUMNS = (
     "run",
@@ -71,6 +71,28 @@ def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
             "-" if line.void else percent(line.efficiency),
             f"{line.num_different}/{line.num_texts}",
             f"{line.num_looping}/{line.num_texts}",
+        )
+    return table
+
+
+def best_table(figures: Sequence[Figures]) -> Table | None:
+    """Every drafter and peer at its best draft length; None where only one length was timed."""
+    if len({line.cell.num_draft_tokens for line in figures if line.cell.num_draft_tokens}) < 2:
+        return None
+    table = Table(title="each at its best k", title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+    for name in ("precision", "temp", "tokens", "batch", "drafter", "k", "speed-up 95 %", "tokens/s"):
+        table.add_column(name, justify="left" if name in ("precision", "drafter") else "right", overflow="fold")
+    for line in best(figures):
+        cell, speedup = line.cell, line.speedup
+        table.add_row(
+            line.label,
+            f"{cell.temperature:g}",
+            str(cell.max_tokens),
+            str(cell.batch_size),
+            cell.drafter,
+            str(cell.num_draft_tokens or "-"),
+            f"{speedup.value:.2f} {speedup.low:.2f}-{speedup.high:.2f}",
+            f"{line.tokens_per_second:.0f}",
         )
     return table
 
