@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.api import load
-from paceline.bench.machine import describe
+from paceline.bench.machine import describe, hash_source
 from paceline.bench.own import decoding
 from paceline.bench.peers import transformers_plain
 from paceline.bench.report import make_table
@@ -70,6 +70,7 @@ def test_a_machine_is_described():
     machine = describe()
     assert machine.num_threads == torch.get_num_threads() and machine.memory_gib > 0
     assert set(machine.versions) == {"paceline", "torch", "transformers"} and "GiB of memory" in str(machine)
+    assert hash_source() == hash_source() and len(hash_source()) == 16
 
 
 def test_configurations_need_no_text(target):

@@ -1,5 +1,6 @@
 """What the figures were taken on: a figure without its machine means nothing. Measures nothing itself."""
 
+import hashlib
 import os
 import platform
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import torch
+
+import paceline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,14 @@ def describe() -> Machine:
         python=platform.python_version(),
         versions={name: _version(name) for name in ("paceline", "torch", "transformers")},
     )
+
+
+def hash_source() -> str:
+    """A hash of this package's own code: figures of different code do not belong together."""
+    total, root = hashlib.sha256(), Path(paceline.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        total.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return total.hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.api import Loaded, embedded_pair, load
 from paceline.api.prompts import Prompt, encode
 from paceline.bench.figures import figures_of
-from paceline.bench.machine import describe
+from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import check_drawing, print_tables, write_reports
 from paceline.bench.raw import RawFile, Record, fingerprint, hash_model, read_records
 from paceline.bench.suites import choose, prompts_of, read_questions
@@ -177,6 +177,7 @@ class Bench:
                 "python": machine.python,
                 "versions": machine.versions,
             },
+            "source": hash_source(),
             "num_threads": torch.get_num_threads(),
             "dtype": str(bench.target.dtype).removeprefix("torch."),
             "device": str(bench.target.lm.device),
