@@ -12,7 +12,7 @@ from paceline.bench.figures import best, break_evens, figures_of, grid
 from paceline.bench.page import make_page
 from paceline.bench.raw import RawFile
 from paceline.bench.sweep import Axes, Protocols, run_sweep
-from paceline.bench.tables import COLUMNS, to_csv
+from paceline.bench.tables import COLUMNS, best_table, to_csv
 from tests.bench.scripted import TOKENS, Bench
 
 CONDITIONS = {"dtype": "float32", "suite": "code", "target": {"name": "<b>bold</b> & http://example.org/x"}}
@@ -71,7 +71,7 @@ def test_differences_are_counted_beside_the_speed(tmp_path):
 def test_void_cells_decide_nothing(tmp_path):
     line = one(tmp_path, Bench(controls=[1.5]))
     assert line.void and line.control == pytest.approx(1 / 1.5)
-    assert best([line]) == [] and grid([line]) == [] and break_evens([line]) == []
+    assert best([line]) == [] and best_table([line]) is None and grid([line]) == [] and break_evens([line]) == []
 
 
 def test_the_best_length_is_the_fastest_of_each_drafter(tmp_path):

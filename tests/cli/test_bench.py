@@ -122,6 +122,17 @@ def test_a_draft_needs_its_target(raw, capsys):
     assert "give --target too" in capsys.readouterr().err
 
 
+def test_an_interruption_keeps_what_is_done(raw, capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    assert bench(raw, "--drafter", "ngram", "--k", "1") == 0
+    before = raw.read_bytes()
+    monkeypatch.setattr("paceline.bench.sweep.compare", interrupt)
+    assert bench(raw, "--drafter", "ngram", "--k", "1,2") == 130
+    assert "run the same command to go on" in capsys.readouterr().err and raw.read_bytes() == before
+
+
 def test_reports_of_other_files_are_refused(tmp_path, capsys):
     assert run(["bench", "report", str(tmp_path / "none.jsonl")]) == 2
     (tmp_path / "empty.jsonl").write_text("")

@@ -77,12 +77,13 @@ def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
 
 def best_table(figures: Sequence[Figures]) -> Table | None:
     """Every drafter and peer at its best draft length; None where only one length was timed."""
-    if len({line.cell.num_draft_tokens for line in figures if line.cell.num_draft_tokens}) < 2:
+    chosen = best(figures)
+    if not chosen or len({line.cell.num_draft_tokens for line in figures if line.cell.num_draft_tokens}) < 2:
         return None
     table = Table(title="each at its best k", title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
     for name in ("precision", "temp", "tokens", "batch", "drafter", "k", "speed-up 95 %", "tokens/s"):
         table.add_column(name, justify="left" if name in ("precision", "drafter") else "right", overflow="fold")
-    for line in best(figures):
+    for line in chosen:
         cell, speedup = line.cell, line.speedup
         table.add_row(
             line.label,

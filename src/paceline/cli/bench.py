@@ -1,6 +1,7 @@
 """The command ``paceline bench``: loads, chooses prompts, sweeps, reports. Knows nothing of how cells are timed."""
 
 import re
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,22 +70,29 @@ class Bench:
         notes = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
         cells = axes.cells()
         console = Console(highlight=False)
-        with _progress(Console(stderr=True), shown=not self.quiet) as progress:
-            task = progress.add_task("", total=len(cells), what="warming up")
+        try:
+            with _progress(Console(stderr=True), shown=not self.quiet) as progress:
+                task = progress.add_task("", total=len(cells), what="warming up")
 
-            def tell(cell: Cell, done: int, what: str) -> None:
-                progress.update(task, completed=done, what=f"{cell}: {what}")
+                def tell(cell: Cell, done: int, what: str) -> None:
+                    progress.update(task, completed=done, what=f"{cell}: {what}")
 
-            conditions = self._conditions(bench)
-            run_sweep(
-                cells,
-                workbench=bench,
-                raw=raw,
-                conditions=conditions,
-                notes=notes,
-                protocol=protocol,
-                progress=tell,
+                conditions = self._conditions(bench)
+                run_sweep(
+                    cells,
+                    workbench=bench,
+                    raw=raw,
+                    conditions=conditions,
+                    notes=notes,
+                    protocol=protocol,
+                    progress=tell,
+                )
+        except KeyboardInterrupt:
+            print(
+                f"paceline: interrupted; {self.output} keeps what is done: run the same command to go on",
+                file=sys.stderr,
             )
+            raise
         return _report(self.output, raw.records, html=self.html, console=console)
 
     def _axes(self) -> Axes:
