@@ -80,7 +80,7 @@ TrustRemoteCode = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
-        help="Let a tokenizer without tokenizer.json run its own code. A model's code never runs.",
+        help="Let a checkpoint's own code run: its tokenizer's, and its model's where it has no native decoder.",
         rich_help_panel=MODEL,
     ),
 ]
