@@ -83,19 +83,23 @@ def runs_of(records: Iterable[Record]) -> list[Record]:
 
 def break_evens(figures: Sequence[Figures]) -> list[tuple[Group, str, int, BreakEven]]:
     """For every drafter and draft length that was timed at several batch sizes: where drafting stops paying."""
-    lines: defaultdict[tuple[Group, str, int], list[tuple[int, float]]] = defaultdict(list)
+    lines: defaultdict[tuple[str, Group, str, int], list[tuple[int, float]]] = defaultdict(list)
     for line in figures:
         if not line.void and line.cell.num_draft_tokens:
-            key = line.group, line.cell.drafter, line.cell.num_draft_tokens
+            key = line.run, line.group, line.cell.drafter, line.cell.num_draft_tokens  # runs had other conditions
             lines[key].append((line.cell.batch_size, line.speedup.value))
-    return [(*key, break_even(points)) for key, points in lines.items() if len(points) > 1]
+    return [
+        (group, drafter, count, break_even(points))
+        for (_, group, drafter, count), points in lines.items()
+        if len(points) > 1
+    ]
 
 
 def best(figures: Iterable[Figures]) -> list[Figures]:
-    """Of every group, batch size and drafter the draft length that was fastest; void lines take no part."""
-    found: dict[tuple[Group, int, str], Figures] = {}
+    """Of every run, group, batch size and drafter the draft length that was fastest; void lines take no part."""
+    found: dict[tuple[str, Group, int, str], Figures] = {}
     for line in figures:
-        key = line.group, line.cell.batch_size, line.cell.drafter
+        key = line.run, line.group, line.cell.batch_size, line.cell.drafter
         if not line.void and (key not in found or line.speedup.value > found[key].speedup.value):
             found[key] = line
     return list(found.values())
