@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.core.batch import Finish
+from paceline.core.batch import Finish, Request
 from paceline.core.tree import NoDraft
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.clock import HostClock
@@ -317,3 +317,14 @@ def test_a_draft_of_a_reused_row_is_as_good_as_in_a_fresh_one():
             "the draft is the target: it errs only if it is stale"
         )
         text += [*texts[ticket], turn]
+
+
+def test_what_only_an_ended_request_asked_for_is_no_longer_looked_up():
+    made = scheduler()
+    made.submit(Request(tokens=[5, 9], max_tokens=2, logprobs=3))
+    made.submit(request([1], max_tokens=6))
+    made.advance()
+    assert made.decoder.batch.step_logprobs is not None
+    made.advance()
+    made.advance()
+    assert made.decoder.batch.step_logprobs is None and not made.idle

@@ -231,8 +231,8 @@ MUTANTS = (
     Mutant(
         "a cancelled row runs on",
         "engine/scheduler.py",
-        "            self.decoder.release([job.row])\n            self._leave(job)",
-        "            self._leave(job)",
+        "        self.decoder.release([job.row])\n        del self._running",
+        "        del self._running",
         (SCHEDULER,),
     ),
     Mutant(

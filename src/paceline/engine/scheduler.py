@@ -110,7 +110,6 @@ class Scheduler:
             return
         job = self._find(ticket)
         if job.row >= 0:
-            self.decoder.release([job.row])
             self._leave(job)
         else:
             self._waiting.remove(job)
@@ -152,7 +151,6 @@ class Scheduler:
         lengths = integers(self.decoder.batch.length)
         for row, job in list(self._running.items()):
             if lengths[row] != len(self._held[row]):
-                self.decoder.release([row])
                 self._leave(job)
                 error = RuntimeError("a step was interrupted after it had chosen tokens; submit the prompt again")
                 self._failed.append(Gain(ticket=job.ticket, error=error))
@@ -233,7 +231,9 @@ class Scheduler:
                 self._failed.append(Gain(ticket=job.ticket, error=error))
 
     def _leave(self, job: _Job) -> None:
+        """Free a row; released, so that no step goes on looking up what only its request asked for."""
         self._close(job)
+        self.decoder.release([job.row])
         del self._running[job.row]
         self._free.append(job.row)
 
