@@ -1,5 +1,7 @@
 """Small random transformers models of many architectures, float64, that the adapter runs or refuses."""
 
+import warnings
+
 import torch
 import transformers as hf
 
@@ -36,7 +38,10 @@ def make(kind, fields, *drop, seed=1, **more):
     """A random causal LM of transformers' class ``<kind>ForCausalLM``, in evaluation mode."""
     torch.manual_seed(seed)
     config = getattr(hf, f"{kind}Config")(**{**{n: v for n, v in fields.items() if n not in drop}, **more})
-    model = hf.AutoModelForCausalLM.from_config(config).to(torch.float64).eval()
+    with warnings.catch_warnings():
+        # Before 5.23 the file of GPT-BigCode calls it when it is imported, which torch tells of.
+        warnings.filterwarnings("ignore", ".*torch.jit.script.* is deprecated", DeprecationWarning)
+        model = hf.AutoModelForCausalLM.from_config(config).to(torch.float64).eval()
     model.set_experts_implementation("eager")  # the others have no double precision
     return shaken(model)
 

@@ -350,6 +350,15 @@ def test_a_model_that_cannot_be_shared_is_refused_and_left_alone(case):
     assert pointers(model) == before
 
 
+def test_an_activation_that_the_family_reads_otherwise_is_refused():
+    """As transformers before 5.18 has the first Gemma: its files say "gelu" and mean the approximation."""
+    model = tiny.causal("gemma", head_dim=12)
+    assert is_current(adopt(model), model)
+    model.config.hidden_act = "gelu"
+    with pytest.raises(ModelError, match=r"made with hidden_act='gelu', which is not the activation .* 5\.18 or later"):
+        adopt(model)
+
+
 def test_a_missing_parameter_is_named_before_anything_is_changed():
     model = fresh("grouped")
     drop_a_parameter(model)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from paceline.models.decoder import DecoderConfig, DecoderLM
 from paceline.models.families import FAMILIES, Family
+from paceline.models.families.base import ACTIVATIONS
 from paceline.models.loading import FLOATS, ModelError, assemble, check, configure, find_family, name_of
 from paceline.models.packing import groups, unpack
 
@@ -30,7 +31,8 @@ def adopt(model: TransformersModel) -> DecoderLM:
     ``model`` is written to: parameters that the decoder packs become views of the packed tensors. In-place changes of
     parameters are shared from then on; after replacing or converting one the decoder keeps the old (``is_current``).
     Adopting again copies nothing. Raises ModelError, before anything is changed, for a model of an unsupported
-    architecture, and for parameters that are not plain floats of one precision on one device.
+    architecture or whose activation is not the family's, and for parameters that are not plain floats of one precision
+    on one device.
     """
     _, device = placement(model)
     name = type(model).__name__
@@ -39,6 +41,7 @@ def adopt(model: TransformersModel) -> DecoderLM:
     parameters = {own: parameter for own, parameter, _ in _parts(model, family)}
     parts = {own: part for own, _, part in _parts(model, family)}
     config = configure({**raw, "tie_word_embeddings": _is_tied(parts)}, name)
+    _check_activation(raw, config, name)
     check(config, parts, path=name)
     state: dict[str, Tensor] = {}
     # Parameters that were made in inference mode could not be trained any more.
@@ -111,6 +114,17 @@ def read_eos(model: TransformersModel) -> tuple[int, ...]:
     if found is None:
         return ()
     return (found,) if isinstance(found, int) else tuple(int(token) for token in found)
+
+
+def _check_activation(raw: dict[str, object], config: DecoderConfig, name: str) -> None:
+    """Raise ModelError where a family reads ``hidden_act`` otherwise than transformers, which made its layers by it."""
+    own = raw.get("hidden_act")
+    if own in ACTIVATIONS and ACTIVATIONS[str(own)] is not config.ffn.activation:
+        raise ModelError(
+            f"{name}: its layers were made with hidden_act={own!r}, which is not the activation that its weights are "
+            "for; load it with transformers 5.18 or later, which corrects the config, or give backend='hf' to run it "
+            "as it is"
+        )
 
 
 def _parts(model: TransformersModel, family: Family) -> Iterator[tuple[str, nn.Parameter, Tensor]]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from paceline.models.config import AttentionConfig, DecoderConfig, Multipliers
 from paceline.models.families.base import complete, renaming
 from paceline.models.families.llama import NAMES, shape
-from paceline.models.layers import OffsetRMSNorm
+from paceline.models.layers import OffsetRMSNorm, gelu_tanh
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
@@ -18,6 +18,8 @@ def _configure(raw: dict[str, object]) -> DecoderConfig:
         plain,
         norm=OffsetRMSNorm,
         attention=AttentionConfig(bias=bias, output_bias=bias),
+        # The first files say "gelu" and mean the approximation; transformers knows it from 5.18 on.
+        ffn=replace(plain.ffn, activation=gelu_tanh) if fields["hidden_act"] == "gelu" else plain.ffn,
         multipliers=Multipliers(embedding=plain.hidden_size**0.5, round_embedding=True),
     )
 
