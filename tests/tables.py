@@ -14,6 +14,7 @@ from paceline.models.base import Head, Output
 class TableLM:
     """``logits`` [V, V, V]: of the next token after (before, current)."""
 
+    max_slots = None
     num_layers = 1
     device = torch.device("cpu")
 

@@ -21,6 +21,7 @@ TEXT = f"def add(é, 日本):\n    return héé→日 + {EMOJI}{EMOJI}\nfor item
 class Script:
     """Certain of ``tokens``: the one after position p is ``tokens[p + 1]``."""
 
+    max_slots = None
     num_layers = 1
     slot_bytes = 16
     device = torch.device("cpu")

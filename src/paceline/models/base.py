@@ -41,6 +41,11 @@ class LM(Protocol):
     def max_positions(self) -> int: ...
 
     @property
+    def max_slots(self) -> int | None:
+        """The most slots per row that ``new_cache`` gives; None where the memory is the only limit."""
+        ...
+
+    @property
     def num_layers(self) -> int: ...
 
     @property
@@ -64,3 +69,8 @@ class LM(Protocol):
         the committed slots and its own ancestors. Only ``cache.commit`` makes a slot lasting.
         """
         ...
+
+
+def longest_text(lm: LM, *, num_nodes: int = 0) -> int:
+    """Tokens of the longest text that ``lm`` can read with ``num_nodes`` drafted ones behind it; below 1 if none."""
+    return lm.max_positions if lm.max_slots is None else min(lm.max_positions, lm.max_slots - num_nodes)

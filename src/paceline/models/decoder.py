@@ -55,6 +55,11 @@ class DecoderLM(nn.Module):
         return self.config.max_positions
 
     @property
+    def max_slots(self) -> int | None:
+        """The sliding window, which is not applied: where there is one, no text may be longer."""
+        return self.config.window
+
+    @property
     def group(self) -> int:
         """Query heads per key-value head."""
         return self.config.num_heads // self.config.num_kv_heads
@@ -142,6 +147,6 @@ class DecoderLM(nn.Module):
         window = self.config.window
         if window is not None and length > window:
             raise ValueError(
-                f"a text of {length} tokens exceeds the sliding window of {window} tokens of this model, which the "
-                "native decoder does not apply: lower max_tokens or max_length"
+                f"a text of {length} tokens, drafts included, exceeds the sliding window of {window} tokens of this "
+                "model, which the native decoder does not apply: lower max_tokens, max_length or num_draft_tokens"
             )

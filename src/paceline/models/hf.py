@@ -49,6 +49,11 @@ class TransformersLM:
         return self._context
 
     @property
+    def max_slots(self) -> int | None:
+        """What its attention window or its positions limit it to."""
+        return None if self.measured.limit is None else self.measured.limit.length
+
+    @property
     def num_layers(self) -> int:
         return int(self.model.config.num_hidden_layers)
 
