@@ -1,0 +1,101 @@
+"""Builds the kernel with the machine's own compiler at its first use, and keeps it. Knows nothing of models."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+logger = logging.getLogger("paceline")
+
+SOURCES = Path(__file__).parent / "kernel"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-w")
+THREADS = "-fopenmp"
+TIMEOUT = 300  # seconds
+
+
+class KernelError(RuntimeError):
+    """The kernel cannot be built here, with the reason."""
+
+
+@cache
+def load_kernel() -> ctypes.CDLL:
+    """The compiled kernel, from the cache or built now. Raises KernelError where there is no compiler or it fails.
+
+    The cache is ``kernels`` in $PACELINE_CACHE, by default $XDG_CACHE_HOME/paceline or ~/.cache/paceline. A library's
+    name is a hash of the sources, the compiler and the processor, so that none of them can change unseen.
+    """
+    compiler = find_compiler()
+    library = cache_folder() / f"cpu-{_identity(compiler)}.so"
+    if not library.is_file():
+        logger.info("building the CPU kernel with %s, once; it is kept as %s", compiler, library)
+        build(compiler, library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise KernelError(f"{library} cannot be loaded ({error}); remove it to have it built again") from error
+
+
+def find_compiler() -> str:
+    """$CXX, or the first C++ compiler on the path. Raises KernelError if there is none."""
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else ("c++", "g++", "clang++"):
+        found = shutil.which(name)
+        if found:
+            return found
+    raise KernelError(f"no C++ compiler: {wanted or 'c++, g++, clang++'} not found; install one, or set CXX")
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept."""
+    chosen = os.environ.get("PACELINE_CACHE")
+    if chosen:
+        return Path(chosen) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "kernels"
+
+
+def build(compiler: str, library: Path) -> None:
+    """Compile the sources to ``library``, which appears whole or not at all. Raises KernelError."""
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            made = Path(folder) / library.name
+            first = _compile(compiler, made, THREADS)
+            if first is not None:  # Apple's compiler has no OpenMP: then one thread has to do
+                second = _compile(compiler, made)
+                if second is not None:
+                    raise KernelError(f"{compiler} could not build the CPU kernel: {second}")
+            os.replace(made, library)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelError(f"the CPU kernel could not be built in {library.parent}: {error}") from error
+
+
+def _compile(compiler: str, library: Path, *more: str) -> str | None:
+    """What the compiler complained about; None if it did not."""
+    command = [compiler, *FLAGS, *more, "-o", str(library), str(SOURCES / "kernel.cpp")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    return None if done.returncode == 0 else done.stderr[-2000:] or f"exit code {done.returncode}"
+
+
+def _identity(compiler: str) -> str:
+    """A hash of everything that the library depends on."""
+    seen = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        seen.update(path.name.encode() + path.read_bytes())
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT).stdout
+    seen.update("\0".join((compiler, version, *FLAGS, platform.machine(), _processor())).encode())
+    return seen.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What tells processors of other abilities apart."""
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return platform.processor()
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,0 +1,158 @@
+// Numbers and vectors of 64 bytes. Everything above is written once for float, double and bfloat16.
+//
+// Sums are taken in float (double for double). A vector is summed up by one fixed tree of additions, so that a result
+// never depends on how many rows or columns were computed together.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace paceline {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+using Floats = float __attribute__((vector_size(64)));
+using Doubles = double __attribute__((vector_size(64)));
+using Ints = int32_t __attribute__((vector_size(64)));
+using Words = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+
+template <class T>
+struct Of {
+    using Acc = float;
+    using Vec = Floats;
+};
+template <>
+struct Of<double> {
+    using Acc = double;
+    using Vec = Doubles;
+};
+template <class T>
+using Acc = typename Of<T>::Acc;
+template <class T>
+using Vec = typename Of<T>::Vec;
+template <class T>
+constexpr int lanes = sizeof(Vec<T>) / sizeof(Acc<T>);
+
+inline float widen(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+}
+inline float widen(float x) { return x; }
+inline double widen(double x) { return x; }
+
+template <class T>
+inline T narrow(Acc<T> x) {
+    return x;
+}
+template <>
+inline bf16 narrow<bf16>(float x) {  // to nearest, ties to even; what is no number stays none
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (x != x) return {uint16_t((bits >> 16) | 0x40)};
+    return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+// x as it is after a trip through the model's precision.
+template <class T>
+inline Acc<T> rounded(Acc<T> x) {
+    return widen(narrow<T>(x));
+}
+
+inline Floats load(const float *p) {
+    Floats v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+inline Doubles load(const double *p) {
+    Doubles v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+inline Floats load(const bf16 *p) {
+    Halves h;
+    std::memcpy(&h, p, sizeof h);
+    return (Floats)(__builtin_convertvector(h, Words) << 16);
+}
+
+// The first count numbers, fewer than a vector holds, and zeros.
+template <class T>
+inline Vec<T> load_some(const T *p, int count) {
+    T padded[lanes<T>] = {};
+    std::memcpy(padded, p, count * sizeof(T));
+    return load(padded);
+}
+
+inline void store(float *p, Floats v) { std::memcpy(p, &v, sizeof v); }
+inline void store(double *p, Doubles v) { std::memcpy(p, &v, sizeof v); }
+
+template <class V>
+inline V splat(decltype(V{}[0] + 0) x) {
+    return V{} + x;
+}
+
+// Sums of four vectors. Each is (l0 + l2) + (l1 + l3) within quarters, then over quarters the same way.
+inline void sums(const Floats (&a)[4], float *out) {
+#if defined(__AVX512F__)
+    __m512 v0 = (__m512)a[0], v1 = (__m512)a[1], v2 = (__m512)a[2], v3 = (__m512)a[3];
+    __m512 t0 = _mm512_add_ps(_mm512_unpacklo_ps(v0, v1), _mm512_unpackhi_ps(v0, v1));
+    __m512 t1 = _mm512_add_ps(_mm512_unpacklo_ps(v2, v3), _mm512_unpackhi_ps(v2, v3));
+    __m512 u = _mm512_add_ps(_mm512_shuffle_ps(t0, t1, 0x44), _mm512_shuffle_ps(t0, t1, 0xee));
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(u), _mm512_extractf32x8_ps(u, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+#else
+    for (int i = 0; i < 4; i++) {
+        float q[4];
+        for (int j = 0; j < 4; j++) q[j] = (a[i][4 * j] + a[i][4 * j + 2]) + (a[i][4 * j + 1] + a[i][4 * j + 3]);
+        out[i] = (q[0] + q[2]) + (q[1] + q[3]);
+    }
+#endif
+}
+inline void sums(const Doubles (&a)[4], double *out) {
+    for (int i = 0; i < 4; i++) {
+        double q[4];
+        for (int j = 0; j < 4; j++) q[j] = a[i][j] + a[i][j + 4];
+        out[i] = (q[0] + q[2]) + (q[1] + q[3]);
+    }
+}
+template <class V>
+inline auto sum(V a) {
+    V four[4] = {a, V{}, V{}, V{}};
+    decltype(V{}[0] + 0) out[4];
+    sums(four, out);
+    return out[0];
+}
+
+// e to the x to about one unit in the last place; 0 below -87.
+inline Floats exponential(Floats x) {
+    Floats bounded = x < -87.3f ? splat<Floats>(-87.3f) : x;
+    bounded = bounded > 88.0f ? splat<Floats>(88.0f) : bounded;
+    Ints n = __builtin_convertvector(bounded * 1.44269504f + (bounded < 0.0f ? splat<Floats>(-0.5f) : splat<Floats>(0.5f)), Ints);
+    Floats f = __builtin_convertvector(n, Floats);
+    Floats r = bounded - f * 0.693359375f;
+    r = r + f * 2.12194440e-4f;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Floats scaled = p * (Floats)((n + 127) << 23);
+    return x < -87.3f ? Floats{} : scaled;
+}
+inline Doubles exponential(Doubles x) {
+    for (int i = 0; i < 8; i++) x[i] = std::exp(x[i]);
+    return x;
+}
+
+}  // namespace paceline

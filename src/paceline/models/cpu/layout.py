@@ -1,0 +1,85 @@
+"""The structures that the kernel reads, field by field as kernel/program.h has them. Knows nothing of modules."""
+
+import ctypes
+from ctypes import Structure, c_double, c_int64, c_void_p
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What an operation does to every row of a buffer."""
+
+    NORM = 0
+    LINEAR = 1
+    LINEAR_ADD = 2
+    GATE = 3
+    ACTIVATE = 4
+    ADD = 5
+    TURN = 6
+    ATTEND = 7
+
+
+class NormVariant(IntEnum):
+    RMS = 0
+    RMS_LATE = 1
+    RMS_OFFSET = 2
+    LAYER = 3
+
+
+class Activation(IntEnum):
+    SILU = 0
+    GELU = 1
+    GELU_TANH = 2
+    RELU = 3
+
+
+class Buffer(IntEnum):
+    """Rows of numbers, one per node; STREAM is the residual stream."""
+
+    STREAM = 0
+    NORMED = 1
+    HEADS = 2
+    ATTENDED = 3
+    INNER = 4
+    GATED = 5
+    ASIDE = 6
+
+
+
+class Operation(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in "kind variant source target inner outer count offset".split()),
+        *((name, c_double) for name in ("eps", "factor")),
+        *((name, c_void_p) for name in ("weight", "bias")),
+    ]
+
+
+class Model(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in "hidden vocab num_heads num_kv_heads head_dim max_positions".split()),
+        *((name, c_int64) for name in "query query_step key key_step value value_step wide_table".split()),
+        ("width", c_int64 * len(Buffer)),
+        *((name, c_double) for name in "scale embedding_factor divisor".split()),
+        *((name, c_void_p) for name in "embedding position".split()),
+        ("operations", ctypes.POINTER(Operation)),
+        ("layers", ctypes.POINTER(c_int64)),
+        ("norm", Operation),
+        ("head", Operation),
+    ]
+
+
+class Call(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in "rows nodes start chain threads head".split()),
+        *((name, c_void_p) for name in "tokens depth valid ancestors".split()),
+        *((name, c_int64) for name in "tokens_step depth_step valid_step ancestors_row_step ancestors_step".split()),
+        *((name, c_void_p) for name in "length row_index keys values".split()),
+        *((name, c_int64) for name in "layer_step row_step slot_step capacity".split()),
+        *((name, c_void_p) for name in "cos sin".split()),
+        *((name, c_int64) for name in "table turned".split()),
+        ("layers", ctypes.POINTER(c_int64)),
+        ("num_layers", c_int64),
+        ("taps", ctypes.POINTER(c_int64)),
+        ("hidden", ctypes.POINTER(c_void_p)),
+        ("num_taps", c_int64),
+        ("logits", c_void_p),
+    ]

@@ -1,0 +1,247 @@
+"""A native decoder as the list of operations that the kernel walks. Runs nothing, and copies no weight."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.models.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
+from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation
+from paceline.models.decoder import DecoderLM
+from paceline.models.heads import Interleaved, Normed, Plain, Rotated, Scaled, Split
+from paceline.models.layers import (
+    GatedFFN,
+    LateRMSNorm,
+    OffsetRMSNorm,
+    PlainFFN,
+    RMSNorm,
+    RoundedScaledEmbedding,
+    ScaledEmbedding,
+    gelu_tanh,
+)
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+NORMS: dict[type[nn.Module], NormVariant] = {
+    RMSNorm: NormVariant.RMS,
+    LateRMSNorm: NormVariant.RMS_LATE,
+    OffsetRMSNorm: NormVariant.RMS_OFFSET,
+    nn.LayerNorm: NormVariant.LAYER,
+}
+ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
+    F.silu: Activation.SILU,
+    F.gelu: Activation.GELU,
+    gelu_tanh: Activation.GELU_TANH,
+    F.relu: Activation.RELU,
+}
+
+
+class UnsupportedError(ValueError):
+    """A decoder with a part that the kernel does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The kernel's model, and the tensors and arrays that it points to."""
+
+    model: Model
+    held: tuple[object, ...]
+
+
+def compile_program(lm: DecoderLM) -> Program:
+    """The program of ``lm``, which reads its weights where they lie. Raises UnsupportedError naming what it lacks."""
+    if lm.dtype not in DTYPES or lm.device.type != "cpu":
+        raise UnsupportedError(f"{lm.dtype} on {lm.device}")
+    writer = _Writer(lm)
+    starts, operations = [0], []
+    for block in lm.blocks:
+        operations += writer.block(block)
+        starts.append(len(operations))
+    config, attention = lm.config, lm.blocks[0].attention
+    assert isinstance(attention, Attention)
+    head_dim, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
+    side = config.attention.interleaved  # query, key and value of a head side by side
+    array = (Operation * len(operations))(*operations)
+    layers = (ctypes.c_int64 * len(starts))(*starts)
+    head = lm.embed.weight if lm.head is None else lm.head.weight
+    model = Model(
+        hidden=config.hidden_size,
+        vocab=lm.vocab_size,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=lm.max_positions,
+        query=0,
+        query_step=3 * head_dim if side else head_dim,
+        key=head_dim if side else heads * head_dim,
+        key_step=3 * head_dim if side else head_dim,
+        value=2 * head_dim if side else (heads + kv_heads) * head_dim,
+        value_step=3 * head_dim if side else head_dim,
+        wide_table=config.rotary is not None and config.rotary.wide,
+        width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
+        scale=head_dim**-0.5,
+        embedding_factor=_embedding_factor(lm.embed),
+        divisor=lm.logits_divisor,
+        embedding=writer.point(lm.embed.weight),
+        position=None if lm.position is None else writer.point(lm.position.weight),
+        operations=array,
+        layers=layers,
+        norm=writer.norm(lm.norm, Buffer.STREAM, Buffer.NORMED),
+        head=writer.matrix(head, None, Buffer.NORMED, Buffer.STREAM),
+    )
+    return Program(model, (array, layers, *writer.held))
+
+
+def _embedding_factor(embed: nn.Embedding) -> float:
+    if isinstance(embed, RoundedScaledEmbedding):
+        return embed.factors[embed.weight.dtype]
+    return embed.factor if isinstance(embed, ScaledEmbedding) else 1.0
+
+
+class _Writer:
+    """Operations of one decoder's parts, in the order in which they run."""
+
+    def __init__(self, lm: DecoderLM) -> None:
+        config = lm.config
+        self.dtype, self.held = lm.dtype, list[Tensor]()
+        self.rotated = 0 if config.rotary is None else 2 * len(config.rotary.inverse_frequencies)
+        heads = config.num_heads * config.head_dim
+        self.widths = {
+            Buffer.STREAM: config.hidden_size,
+            Buffer.NORMED: config.hidden_size,
+            Buffer.HEADS: heads + 2 * config.num_kv_heads * config.head_dim,
+            Buffer.ATTENDED: heads,
+            Buffer.INNER: config.ffn_size * (2 if config.ffn.gated else 1),
+            Buffer.GATED: config.ffn_size,
+            Buffer.ASIDE: config.hidden_size,
+        }
+
+    def point(self, tensor: Tensor) -> int:
+        """Where ``tensor`` lies; it is kept alive."""
+        if tensor.dtype != self.dtype or not tensor.is_contiguous():
+            raise UnsupportedError(f"a weight of {tensor.dtype} or not contiguous")
+        self.held.append(tensor)
+        return tensor.data_ptr()
+
+    def block(self, block: nn.Module) -> Iterator[Operation]:
+        """One layer."""
+        kind = type(block)
+        if kind not in (Block, ScaledBlock, PostNormBlock, ParallelBlock) or not isinstance(block, Block):
+            raise UnsupportedError(f"a {kind.__name__}")
+        attention_norm, ffn_norm = block.attention_norm, block.ffn_norm
+        if kind is PostNormBlock:
+            yield from self.attention(block.attention, Buffer.STREAM)
+            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.NORMED)
+            yield self.norm(attention_norm, Buffer.NORMED, Buffer.NORMED)
+            yield self.add(Buffer.NORMED, Buffer.STREAM)
+            yield from self.ffn(block.ffn, Buffer.STREAM)
+            yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
+            yield self.norm(ffn_norm, Buffer.NORMED, Buffer.NORMED)
+            yield self.add(Buffer.NORMED, Buffer.STREAM)
+            return
+        yield self.norm(attention_norm, Buffer.STREAM, Buffer.NORMED)
+        yield from self.attention(block.attention, Buffer.NORMED)
+        if kind is ParallelBlock:
+            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ASIDE)
+            yield self.norm(ffn_norm, Buffer.STREAM, Buffer.NORMED)
+            yield from self.ffn(block.ffn, Buffer.NORMED)
+            yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
+            yield self.add(Buffer.ASIDE, Buffer.NORMED)
+            yield self.add(Buffer.NORMED, Buffer.STREAM)
+            return
+        factor = block.factor if isinstance(block, ScaledBlock) else 1.0
+        yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+        yield self.norm(ffn_norm, Buffer.STREAM, Buffer.NORMED)
+        yield from self.ffn(block.ffn, Buffer.NORMED)
+        yield self.linear(block.ffn.down, Buffer.GATED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+
+    def attention(self, attention: Attention, source: Buffer) -> Iterator[Operation]:
+        """From the block's input to ATTENDED."""
+        yield self.linear(attention.qkv, source, Buffer.HEADS)
+        yield from self.heads(attention.heads, 1.0)
+        yield Operation(kind=Kind.ATTEND, source=Buffer.HEADS, target=Buffer.ATTENDED)
+
+    def heads(self, split: Split, factor: float) -> Iterator[Operation]:
+        """Norms and rotation, after which queries lie in HEADS, keys and values in the cache."""
+        if isinstance(split, Scaled):
+            yield from self.heads(split.inner, factor * split.factor)
+            return
+        if isinstance(split, Normed):
+            sizes = (split.sizes[0] * self.head_dim(split), split.sizes[1] * self.head_dim(split))
+            places = ((split.query_norm, split.query_size, 0, sizes[0]), (split.key_norm, split.key_size, *sizes))
+            for norm, size, offset, whole in places:
+                one = self.norm(norm, Buffer.HEADS, Buffer.HEADS, size)
+                one.count, one.offset = whole // size, offset
+                yield one
+        elif not isinstance(split, Plain | Rotated | Interleaved):
+            raise UnsupportedError(f"heads of {type(split).__name__}")
+        turned = 0 if isinstance(split, Plain) else self.rotated
+        yield Operation(kind=Kind.TURN, source=Buffer.HEADS, target=Buffer.HEADS, inner=turned, factor=factor)
+
+    def head_dim(self, split: Normed) -> int:
+        """Numbers of one head."""
+        return self.widths[Buffer.HEADS] // sum(split.sizes)
+
+    def ffn(self, ffn: nn.Module, source: Buffer) -> Iterator[Operation]:
+        """From the block's input to GATED."""
+        if not isinstance(ffn, GatedFFN | PlainFFN) or ffn.activation not in ACTIVATIONS:
+            raise UnsupportedError("a feed-forward with an activation that the kernel does not have")
+        gated = isinstance(ffn, GatedFFN)
+        yield self.linear(ffn.gate_up if isinstance(ffn, GatedFFN) else ffn.up, source, Buffer.INNER)
+        yield Operation(
+            kind=Kind.GATE if gated else Kind.ACTIVATE,
+            variant=ACTIVATIONS[ffn.activation],
+            source=Buffer.INNER,
+            target=Buffer.GATED,
+            inner=self.widths[Buffer.GATED],
+        )
+
+    def norm(self, norm: nn.Module, source: Buffer, target: Buffer, size: int | None = None) -> Operation:
+        """A norm over whole rows, or over ``size`` numbers."""
+        if type(norm) not in NORMS or not isinstance(norm, RMSNorm | nn.LayerNorm):
+            raise UnsupportedError(f"a {type(norm).__name__}")
+        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+        return Operation(
+            kind=Kind.NORM,
+            variant=NORMS[type(norm)],
+            source=source,
+            target=target,
+            inner=size or self.widths[source],
+            count=1,
+            eps=norm.eps,
+            weight=self.point(norm.weight),
+            bias=None if bias is None else self.point(bias),
+        )
+
+    def linear(
+        self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
+    ) -> Operation:
+        """A product with a layer's matrix."""
+        return self.matrix(layer.weight, layer.bias, source, target, kind, factor)
+
+    def matrix(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        source: Buffer,
+        target: Buffer,
+        kind: Kind = Kind.LINEAR,
+        factor: float = 1.0,
+    ) -> Operation:
+        """A product with ``weight`` [outer, inner]."""
+        return Operation(
+            kind=kind,
+            source=source,
+            target=target,
+            inner=weight.shape[1],
+            outer=weight.shape[0],
+            factor=factor,
+            weight=self.point(weight),
+            bias=None if bias is None else self.point(bias),
+        )
+
+    def add(self, source: Buffer, target: Buffer) -> Operation:
+        """One buffer added to another."""
+        return Operation(kind=Kind.ADD, source=source, target=target, inner=self.widths[source], factor=1.0)

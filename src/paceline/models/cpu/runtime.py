@@ -1,0 +1,142 @@
+"""A native decoder whose forward is one call of the kernel: an LM (models/base) with the eager one's answers.
+
+B rows, n nodes, V vocabulary, H hidden size. What is not valid takes no part: its logits and taps are zero.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.core.cache import SlotCache, View
+from paceline.core.tree import Tree
+from paceline.models.base import Head, Output
+from paceline.models.cpu.build import load_kernel
+from paceline.models.cpu.layout import Call
+from paceline.models.cpu.program import compile_program
+from paceline.models.decoder import DecoderLM
+from paceline.models.loading import name_of
+
+
+@final
+class CpuDecoder:
+    """``lm`` by the kernel, on its own weights.
+
+    A row's numbers do not depend on what is computed beside it, so a token has the same logits, bit for bit, whether
+    it is scored alone, in a draft, in a batch or in a prompt.
+
+    Raises UnsupportedError for a decoder that the kernel does not know, KernelError where it cannot be built.
+    """
+
+    def __init__(self, lm: DecoderLM) -> None:
+        self.lm = lm
+        self._program = compile_program(lm)
+        self._source = lm.embed.weight.data_ptr()
+        self._run = getattr(load_kernel(), f"paceline_forward_{name_of(lm.dtype)}")
+        self._run.restype = None
+        self._cos = self._sin = torch.empty(0)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lm.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.lm.max_positions
+
+    @property
+    def num_layers(self) -> int:
+        return self.lm.num_layers
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.lm.slot_bytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm.device
+
+    def new_cache(self, rows: int, capacity: int) -> SlotCache:
+        """As the eager one's. Raises ValueError for a capacity that exceeds the model's sliding window."""
+        return self.lm.new_cache(rows, capacity)
+
+    def __call__(
+        self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
+    ) -> Output:
+        """Score nodes ``start`` on of ``tree`` (see models/base); traced by a compiler, it is the eager decoder."""
+        if torch.compiler.is_compiling():
+            return self.lm(tree, cache, start=start, taps=taps, head=head)
+        if self.lm.embed.weight.data_ptr() != self._source:  # the weights were moved
+            self._program, self._source = compile_program(self.lm), self.lm.embed.weight.data_ptr()
+        self._extend_table(min(cache.capacity, self.max_positions))
+        tokens, depth, valid = _rows(tree.tokens[:, start:]), _rows(tree.depth[:, start:]), _rows(tree.valid[:, start:])
+        ancestors, length, index = _rows(tree.ancestors[:, start:]), cache.length, cache.rows
+        rows, nodes = tokens.shape
+        storage = cache.storage
+        logits = self._empty_logits(rows, nodes, head)
+        hidden = {tap: torch.empty(rows, nodes, self.lm.config.hidden_size, dtype=self.dtype) for tap in taps}
+        call = Call(
+            rows=rows,
+            nodes=nodes,
+            start=start,
+            chain=tree.chain,
+            threads=torch.get_num_threads(),
+            head=head.value,
+            tokens=tokens.data_ptr(),
+            depth=depth.data_ptr(),
+            valid=valid.data_ptr(),
+            ancestors=ancestors.data_ptr(),
+            tokens_step=tokens.stride(0),
+            depth_step=depth.stride(0),
+            valid_step=valid.stride(0),
+            ancestors_row_step=ancestors.stride(0),
+            ancestors_step=ancestors.stride(1),
+            length=length.data_ptr(),
+            row_index=None if index is None else index.data_ptr(),
+            keys=storage.keys.data_ptr(),
+            values=storage.values.data_ptr(),
+            layer_step=storage.keys.stride(0),
+            row_step=storage.keys.stride(1),
+            slot_step=storage.keys.stride(2),
+            capacity=cache.capacity,
+            cos=self._cos.data_ptr(),
+            sin=self._sin.data_ptr(),
+            table=self._cos.shape[0],
+            turned=self._cos.shape[-1],
+            layers=_integers(cache.layers),
+            num_layers=len(cache.layers),
+            taps=_integers(taps),
+            hidden=(ctypes.c_void_p * len(taps))(*(hidden[tap].data_ptr() for tap in taps)),
+            num_taps=len(taps),
+            logits=None if logits is None else logits.data_ptr(),
+        )
+        self._run(ctypes.byref(self._program.model), ctypes.byref(call))
+        return Output(logits, hidden)
+
+    def _empty_logits(self, rows: int, nodes: int, head: Head) -> Tensor | None:
+        if head is Head.NONE:
+            return None
+        return torch.empty(rows, nodes if head is Head.ALL else 1, self.vocab_size, dtype=self.dtype)
+
+    def _extend_table(self, length: int) -> None:
+        """Angles of the positions below ``length``, as the eager decoder rounds them."""
+        if self.lm.rotary is None or self._cos.shape[0] >= length:
+            return
+        cos, sin = self.lm.rotary(torch.arange(length)[None], self.dtype)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self._cos, self._sin = cos[0, :, 0].to(wide).contiguous(), sin[0, :, 0].to(wide).contiguous()
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """``tensor`` with its last axis side by side in memory."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
