@@ -218,6 +218,22 @@ def test_a_criterion_that_raises_ends_its_own_text_alone(kind, caplog):
     assert again.tokens == script()[1:21], "its row serves again"
 
 
+def test_logs_number_prompts_through_all_submissions_or_call_them_by_name(caplog):
+    def criterion(tokens):
+        raise RuntimeError("out of ink")
+
+    running = Engine(scripted(), batch_size=2, max_length=64)
+    prompt, params = list(script()[:1]), greedy(max_tokens=4)
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        for name in (None, None, "line 7"):
+            running.submit(prompt, params, criterion=criterion, name=name).drain()
+        running.submit([prompt, prompt], params).drain()
+        results = running.submit([prompt] * 2, params, criterion=criterion).drain()
+    assert [result.index for result in results] == [0, 1]
+    names = [record.message.removesuffix(" failed: out of ink") for record in caplog.records]
+    assert names == ["prompt 0", "prompt 1", "line 7", "prompt 5", "prompt 6"]
+
+
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_a_prompt_that_cannot_be_read_fails_alone_and_its_row_serves_again(drafter, rows, caplog):

@@ -22,6 +22,7 @@ from paceline.engine.guard import Guarded
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.scheduler import Closing, Scheduler
 from paceline.engine.watch import Speed, Watch
+from paceline.models.base import longest_text
 
 logger = logging.getLogger("paceline")
 
@@ -35,6 +36,7 @@ class _Open:
 
     continuation: Continuation
     pieces: deque[Piece]
+    name: str  # in logs
 
 
 @final
@@ -48,7 +50,8 @@ class Engine:
       a verifier whose tokens do not depend on drafts, a few steps in a hundred are taken plainly to measure
       whether drafting pays; the results say so where it does not.
     - ``batch_size`` (8): rows; their caches are allocated here.
-    - ``max_length`` (None): tokens of a text, prompt included; None is the target's context, at most 2048.
+    - ``max_length`` (None): tokens of a text, prompt included; None is the target's context, at most 2048, and where an
+      attention window limits the target as many as fit into it with a draft behind them.
 
     Raises ValueError for what does not fit together, and when the caches exceed the free memory.
     """
@@ -75,7 +78,9 @@ class Engine:
         watched = isinstance(count, int) and rule.same_tokens and not isinstance(drafting.drafter, NoDrafter)
         self._watch = Watch(plan=plan) if watched else None
         agree(drafting.drafter, rule)  # refuses a pair by its own names, before it is guarded
-        length = min(LONGEST, target.lm.max_positions) if max_length is None else max_length
+        length = max_length
+        if length is None:
+            length = min(LONGEST, room(target, drafting.drafter.max_nodes(plan.max_draft_tokens)))
         check_memory(
             target.lm,
             drafting.drafter,
@@ -96,6 +101,7 @@ class Engine:
         )
         self._scheduler = Scheduler(decoder=self.decoder, clock=clock, watch=self._watch)
         self._open: dict[int, _Open] = {}
+        self._num_prompts = 0  # submitted so far
         self._warned = False
 
     @property
@@ -103,13 +109,21 @@ class Engine:
         """Tokens per second as drafted and as plain steps would have given; None before enough is known."""
         return None if self._watch is None else self._watch.speed
 
-    def submit(self, prompts: Prompts, params: ParamsLike = None, *, criterion: Criterion | None = None) -> "Stream":
+    def submit(
+        self,
+        prompts: Prompts,
+        params: ParamsLike = None,
+        *,
+        criterion: Criterion | None = None,
+        name: str | None = None,
+    ) -> "Stream":
         """Queue one prompt or several; their stream.
 
         - ``prompts``: a text, token ids or chat messages; or a list of these.
         - ``params`` (None, which is ``SamplingParams()``): one for all prompts, whose seed is then split per prompt and
           sample; or one per prompt, whose seed is split per sample only. Sample 0 of prompt 0 keeps the seed.
         - ``criterion`` (None): called with the tokens of each continuation as each arrives; true ends it there.
+        - ``name`` (None): what logs call these prompts; None numbers them in the order of all submissions, from 0.
 
         Raises ValueError naming the prompt, before anything is queued.
         """
@@ -117,8 +131,11 @@ class Engine:
         continuations = [one.continuation for one in asked]
         pieces: deque[Piece] = deque()
         tickets = [self._scheduler.submit(one.request) for one in asked]
+        first = self._num_prompts
         for ticket, continuation in zip(tickets, continuations, strict=True):
-            self._open[ticket] = _Open(continuation=continuation, pieces=pieces)
+            number = first + continuation.index
+            self._num_prompts = number + 1
+            self._open[ticket] = _Open(continuation=continuation, pieces=pieces, name=name or f"prompt {number}")
         return Stream(engine=self, tickets=tickets, continuations=continuations, pieces=pieces)
 
     def generate(self, prompts: Prompts, params: ParamsLike = None) -> list[Result]:
@@ -139,7 +156,7 @@ class Engine:
             except Exception as error:  # whatever is wrong with one request ends that one alone
                 entry.continuation.cancel(error)
             if entry.continuation.error is not None:
-                logger.warning("prompt %d failed: %s", entry.continuation.index, entry.continuation.error)
+                logger.warning("%s failed: %s", entry.name, entry.continuation.error)
             if entry.continuation.finish_reason is not None:
                 self._scheduler.cancel(gain.ticket)
                 del self._open[gain.ticket]
@@ -163,6 +180,17 @@ class Engine:
         self._scheduler.forget(ticket)
 
 
+def room(target: Loaded, num_nodes: int) -> int:
+    """Tokens of the longest text that ``target`` takes with ``num_nodes`` behind it. Raises ValueError below two."""
+    found = longest_text(target.lm, num_nodes=num_nodes)
+    if found < 2:
+        raise ValueError(
+            f"drafts of {num_nodes} tokens, their root included, leave no room for a text in the {target.lm.max_slots} "
+            f"that {target.name} attends to: lower num_draft_tokens"
+        )
+    return found
+
+
 def engine_for(
     target: Loaded,
     *,
@@ -171,18 +199,23 @@ def engine_for(
     num_draft_tokens: int | Plan,
     batch_size: int | None,
     num_texts: int,
-    max_length: int,
+    max_length: int | None,
 ) -> Engine:
-    """An engine for one call of ``num_texts``: as many rows as there are texts, at most 16 and what memory allows."""
+    """An engine for one call of ``num_texts``: as many rows as there are texts, at most 16 and what memory allows.
+
+    ``max_length`` None: texts as long as the target takes.
+    """
     drafting = build_drafting(drafter, target=target)
     count = drafting.num_draft_tokens or num_draft_tokens
+    most = count if isinstance(count, int) else count.max_draft_tokens
+    length = room(target, drafting.drafter.max_nodes(most)) if max_length is None else max_length
     rows = batch_size
     if rows is None:
         rows = fitting_rows(
             target.lm,
             drafting.drafter,
-            max_length=max_length,
-            num_draft_tokens=count if isinstance(count, int) else count.max_draft_tokens,
+            max_length=length,
+            num_draft_tokens=most,
             most=min(MOST_ROWS, num_texts),
         )
     return Engine(
@@ -191,7 +224,7 @@ def engine_for(
         verifier=verifier,
         num_draft_tokens=count,
         batch_size=min(rows, num_texts),  # more would only stand idle
-        max_length=max_length,
+        max_length=length,
     )
 
 

@@ -57,11 +57,11 @@ def stream(
     """As ``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early."""
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     options = per_prompt(params, len(encoded))
-    context = target.lm.max_positions
     wanted = [
-        context if option.max_tokens is None else len(tokens) + option.max_tokens
+        None if option.max_tokens is None else len(tokens) + option.max_tokens
         for tokens, option in zip(encoded, options, strict=True)
     ]
+    counted = [length for length in wanted if length is not None]
     engine = engine_for(
         target,
         drafter=drafter,
@@ -69,6 +69,6 @@ def stream(
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
         num_texts=sum(option.n for option in options),
-        max_length=min(context, max(wanted)),
+        max_length=None if len(counted) < len(wanted) else min(target.lm.max_positions, max(counted)),
     )
     return engine.submit(encoded, params)

@@ -210,7 +210,10 @@ def _run(engine: Engine, job: _Job, streamer: BaseStreamer | None) -> list[Resul
     seed = int(torch.randint(2**63 - 1, ())) if job.params.temperature > 0 else 0
     streams = [
         engine.submit(
-            [text], replace(job.params, seed=split_seed(seed, row)), criterion=job.endings.criterion(row)
+            [text],
+            replace(job.params, seed=split_seed(seed, row)),
+            criterion=job.endings.criterion(row),
+            name=f"row {row}",
         )  # apart, because each row has criteria of its own
         for row, text in enumerate(job.texts)
     ]

@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.api import Engine, Loaded, SamplingParams
-from paceline.api.engine import engine_for
+from paceline.api.build import build_drafting
+from paceline.api.engine import engine_for, room
 from paceline.cli import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.fingerprint import fingerprint
 from paceline.cli.journal import Kept, ResultFile, check_writable, read_kept
@@ -21,6 +22,7 @@ from paceline.cli.progress import PromptProgress
 from paceline.cli.prompts import Entry, encode_entries, read_prompts
 from paceline.cli.stats import stats_table
 from paceline.cli.work import PrintedLines, Work
+from paceline.drafters.base import Drafter
 
 STDOUT = Path("-")
 
@@ -51,9 +53,8 @@ class Batch:
         if target.tokenizer is None and self.params.stop_strings:
             raise ValueError(f"--stop: {target.name} has no tokenizer to find it with; give --stop-token-id")
         encoded = encode_entries(target, entries)
-        prompts = [self._fit(target, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         missing = [entry for entry in entries[kept.num_written :] if entry.index not in kept.waiting]
-        engine = self._engine(target, prompts) if any(isinstance(prompts[e.index], list) for e in missing) else None
+        prompts, engine = self._prepare(target, encoded, entries, missing)
         num_done = len(entries) - len(missing)
         if num_done:
             self._say(f"{num_done} of {len(entries)} prompts are in {path} already")
@@ -96,9 +97,26 @@ class Batch:
             raise ValueError(f"--output {path} is the prompt file itself: give another name")
         return path
 
-    def _fit(self, target: Loaded, found: list[int] | str, entry: Entry) -> list[int] | str:
-        """The prompt's tokens, or why the target cannot continue them."""
-        wanted, context = self.params.max_tokens or 1, target.lm.max_positions
+    def _prepare(
+        self,
+        target: Loaded,
+        encoded: Sequence[list[int] | str],
+        entries: Sequence[Entry],
+        missing: Sequence[Entry],
+    ) -> tuple[list[list[int] | str], Engine | None]:
+        """Each prompt's tokens, or why the target cannot continue them; and an engine, if there is anything for it."""
+        if not any(isinstance(encoded[entry.index], list) for entry in missing):
+            return list(encoded), None
+        drafting = build_drafting(choose_drafter(self.drafting, target=target), target=target)
+        count = drafting.num_draft_tokens or num_draft_tokens(self.drafting)
+        limit = room(target, drafting.drafter.max_nodes(count))
+        prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
+        any_left = any(isinstance(prompts[entry.index], list) for entry in missing)
+        return prompts, self._engine(target, prompts, drafting.drafter, count) if any_left else None
+
+    def _fit(self, context: int, found: list[int] | str, entry: Entry) -> list[int] | str:
+        """The prompt's tokens, or why no text of ``context`` tokens can continue them."""
+        wanted = self.params.max_tokens or 1
         if isinstance(found, list) and len(found) + wanted > context:
             return (
                 f"{entry.name}: prompt of {len(found)} tokens and --max-tokens {wanted} exceed the context of "
@@ -106,14 +124,14 @@ class Batch:
             )
         return found
 
-    def _engine(self, target: Loaded, prompts: Sequence[list[int] | str]) -> Engine:
+    def _engine(self, target: Loaded, prompts: Sequence[list[int] | str], drafter: Drafter, count: int) -> Engine:
         """With room for the longest of all prompts, done or not, so that every run has the same shapes."""
         lengths = [len(prompt) for prompt in prompts if isinstance(prompt, list)]
         return engine_for(
             target,
-            drafter=choose_drafter(self.drafting, target=target),
+            drafter=drafter,
             verifier=self.drafting.verifier,
-            num_draft_tokens=num_draft_tokens(self.drafting),
+            num_draft_tokens=count,
             batch_size=self.batch_size,
             num_texts=self.params.n * len(lengths),
             max_length=max(lengths) + (self.params.max_tokens or 1),

@@ -86,7 +86,8 @@ class Work:
                 if isinstance(prompt, str) or self._engine is None:
                     raise ValueError(prompt)
                 options = self._options(entry.index)
-                self._running[entry.index] = entry, self._engine.submit([prompt] * len(options), options)
+                stream = self._engine.submit([prompt] * len(options), options, name=entry.name)
+                self._running[entry.index] = entry, stream
             except ValueError as error:
                 reason = str(error).removeprefix("prompt 0: ").removeprefix(f"{entry.name}: ")
                 self._finish(entry, {"error": f"{entry.name}: {reason}"})
