@@ -12,16 +12,21 @@ def counts(steps, emitted, drafted, accepted):
 
 
 class Bench:
-    """Plain decoding takes 2 s, a candidate 1 s, and the control what ``controls`` says, comparison by comparison."""
+    """Plain decoding takes 2 s, a candidate 1 s or what ``seconds`` says of it.
 
-    def __init__(self, controls=(), tokens=TOKENS):
+    The control takes ``controls`` times as long, comparison by comparison.
+    """
+
+    def __init__(self, controls=(), tokens=TOKENS, seconds=None):
         self.now, self.made = 0.0, []
-        self._controls, self._tokens = iter(controls), tokens
+        self._controls, self._tokens, self._seconds = iter(controls), tokens, seconds or {}
 
     def clock(self):
         return self.now
 
     def _configuration(self, name, seconds, sample):
+        seconds *= next(self._controls, 1.0) if name == CONTROL else 1.0
+
         def run():
             self.now += seconds
             return sample
@@ -29,13 +34,13 @@ class Bench:
         return Configuration(name=name, parts=[run])
 
     def plain(self, name, cell):
-        seconds = 2.0 * (next(self._controls, 1.0) if name == CONTROL else 1.0)
         texts = (counts(4, 4, [0], [0]),) * 2
         sample = Sample(tokens=TOKENS, summary=texts[0] + texts[1], texts=texts, phases=(0.0, 0.8, 0.0, 0.2))
-        return self._configuration(name, seconds, sample)
+        return self._configuration(name, 2.0, sample)
 
     def candidate(self, name, cell):
-        self.made.append(cell)
+        if name != CONTROL:
+            self.made.append(cell)
         texts = (counts(2, 4, [2, 2], [2, 0]), counts(3, 4, [3, 3], [1, 0]))
         sample = Sample(tokens=self._tokens, summary=texts[0] + texts[1], texts=texts, phases=(0.1, 0.6, 0.05, 0.05))
-        return self._configuration(name, 1.0, sample)
+        return self._configuration(name, self._seconds.get(cell.way, 1.0), sample)

@@ -11,8 +11,9 @@ from paceline.bench import output
 from paceline.bench.figures import best, break_evens, figures_of, grid
 from paceline.bench.page import make_page
 from paceline.bench.raw import RawFile
+from paceline.bench.spreadsheets import COLUMNS, to_csv
 from paceline.bench.sweep import Axes, Protocols, run_sweep
-from paceline.bench.tables import COLUMNS, best_table, to_csv
+from paceline.bench.tables import best_table
 from tests.bench.scripted import TOKENS, Bench
 
 CONDITIONS = {"dtype": "float32", "suite": "code", "target": {"name": "<b>bold</b> & http://example.org/x"}}

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from paceline.bench.suites import LIBRARY, SUITES, prompts_of, read_questions
+from paceline.bench.suites import LIBRARY, SUITES, categories_of, prompts_of, read_questions
 from paceline.train.data import HELD_OUT
 
 
@@ -21,7 +21,14 @@ def test_copying_begins_a_second_time():
 
 
 def test_mixed_holds_a_third_of_each():
-    assert prompts_of("mixed", 6, seed=4)[1::3] == prompts_of("prose", 2, seed=4)
+    prompts, categories = prompts_of("mixed", 6, seed=4), categories_of("mixed", 6)
+    for category in ("code", "prose", "copy"):
+        own = [prompt for prompt, found in zip(prompts, categories, strict=True) if found == category]
+        assert own == prompts_of(category, 2, seed=4)
+
+
+def test_suites_of_one_kind_have_no_categories():
+    assert [suite for suite in SUITES if categories_of(suite, 5) is not None] == ["mixed"]
 
 
 @pytest.mark.parametrize(

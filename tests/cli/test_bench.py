@@ -3,9 +3,12 @@ from itertools import count
 
 import pytest
 
+from paceline.api import load
+from paceline.bench.raw import fingerprint
+from paceline.bench.suites import choose
 from paceline.bench.sweep import run_sweep
 from paceline.cli import run
-from paceline.cli.bench import read_counts
+from paceline.cli.bench_inputs import read_counts
 from tests.api.checkpoints import pair
 
 SMALL = ("--num-prompts", 2, "--max-tokens", 8, "--repeats", 1, "--attempts", 1, "--no-html", "--dtype", "float64")
@@ -78,6 +81,23 @@ def test_peers_run_in_the_same_sweep(raw):
     assert all(text["first_difference"] is None for record in cells_of(raw) for text in record["texts"])
 
 
+def test_peers_and_ours_meet_best_against_best(raw, capsys):
+    options = ("--k", "1,2", "--drafter", "model", "--batch", "1,2", "--peers")
+    assert bench(raw, *options) == 0
+    lines = [json.loads(line) for line in raw.read_text().splitlines()]
+    duels = [line["duel"] for line in lines if line["kind"] == "duel"]
+    found = [(duel["own"]["batch_size"], duel["own"]["drafter"], duel["other"]["drafter"]) for duel in duels]
+    assert found[0] == (1, "plain", "transformers") and found[-2:] == [
+        (2, "plain", "transformers"),
+        (2, "model", "transformers"),
+    ]
+    assert found[1][:2] == (1, "model") and found[1][2].startswith("transformers-")
+    assert all(text["first_difference"] is None for line in lines if line["kind"] == "duel" for text in line["texts"])
+    out, before = capsys.readouterr().out, raw.read_bytes()
+    assert "best against best" in out and raw.with_suffix(".duels.csv").exists()
+    assert bench(raw, *options) == 0 and raw.read_bytes() == before
+
+
 def test_own_prompts_and_questions(raw, tmp_path):
     own = tmp_path / "prompts.jsonl"
     own.write_text('{"prompt": "x = 1"}\n{"tokens": [5, 6, 7]}\n{"prompt": "import os"}\n')
@@ -86,6 +106,20 @@ def test_own_prompts_and_questions(raw, tmp_path):
     assert bench(raw, "--k", "1", "--drafter", "ngram", "--prompt-file", own) == 0
     assert bench(raw, "--k", "1", "--drafter", "ngram", "--questions", questions) == 0
     assert [len(record["texts"]) for record in cells_of(raw)] == [2, 2]
+    rows = raw.with_suffix(".categories.csv").read_text().splitlines()
+    assert len(rows) == 2 and ",a,False," in rows[1]
+
+
+def test_categories_follow_the_prompts_that_were_chosen(raw, tmp_path):
+    questions = tmp_path / "question.jsonl"
+    lines = [{"question_id": at, "category": f"c{at}", "turns": [f"Number {at}?"]} for at in range(9)]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert bench(raw, "--k", "1", "--drafter", "ngram", "--questions", questions, "--num-prompts", 4) == 0
+    tokenizer, order = load(pair().target).tokenizer, choose(range(9), 4, seed=0)
+    prompts = next(map(json.loads, raw.read_text().splitlines()))["conditions"]["prompts"]
+    assert prompts["categories"] == [f"c{at}" for at in order]
+    chosen = [tokenizer.encode(f"Number {at}?") for at in order]
+    assert prompts["hash"] == fingerprint({"prompts": chosen})
 
 
 def test_the_grid_sets_both_of_its_axes(raw, monkeypatch):

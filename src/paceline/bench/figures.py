@@ -1,10 +1,10 @@
 """Raw records to the figures of a report, one line per cell. Pure: reads no file, measures and draws nothing."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from paceline.bench.raw import CELL, RUN, Record
 from paceline.bench.statistics import (
@@ -19,6 +19,7 @@ from paceline.bench.statistics import (
 from paceline.bench.sweep import CANDIDATE, CONTROL, PLAIN, Cell
 
 PHASES = ("draft", "target", "verify", "rest")
+K = TypeVar("K")
 Group: TypeAlias = tuple[str, str, float, int]  # label of the run, prompts, temperature, max_tokens
 
 
@@ -63,17 +64,34 @@ def figures_of(records: Iterable[Record]) -> list[Figures]:
 
     Raises ValueError for a cell whose run is described nowhere in the file.
     """
+    taken = attempts_by(records, CELL, lambda record: Cell(**record["cell"]))
+    return [_figures(conditions, cell, attempts) for _, cell, conditions, attempts in taken]
+
+
+def attempts_by(
+    records: Iterable[Record], kind: str, task_of: Callable[[Record], K]
+) -> list[tuple[str, K, Record, list[Record]]]:
+    """Run, task, the run's conditions and all attempts, for every task of a kind, in the order of their first ones.
+
+    Raises ValueError for a task whose run is described nowhere in the file.
+    """
     runs: dict[str, Record] = {}
-    attempts: defaultdict[tuple[str, Cell], list[Record]] = defaultdict(list)
+    attempts: defaultdict[tuple[str, K], list[Record]] = defaultdict(list)
     for record in records:
         if record["kind"] == RUN:
-            runs[record["run"]] = record
-        elif record["kind"] == CELL:
-            attempts[record["run"], Cell(**record["cell"])].append(record)
+            runs[record["run"]] = record["conditions"]
+        elif record["kind"] == kind:
+            attempts[record["run"], task_of(record)].append(record)
     missing = {run for run, _ in attempts} - set(runs)
     if missing:
         raise ValueError(f"no description of run {min(missing)}: the file is not whole; give the one that was written")
-    return [_figures(runs[run]["conditions"], cell, taken) for (run, cell), taken in attempts.items()]
+    return [(run, task, runs[run], taken) for (run, task), taken in attempts.items()]
+
+
+def label_of(conditions: Record, record: Record) -> str:
+    """A run in words: precision and threads."""
+    num_threads = record["num_threads"]
+    return f"{conditions['dtype']}, {num_threads} thread{'s' if num_threads > 1 else ''}"
 
 
 def runs_of(records: Iterable[Record]) -> list[Record]:
@@ -159,7 +177,7 @@ def _figures(conditions: Record, cell: Cell, taken: Sequence[Record]) -> Figures
     )
     return Figures(
         run=record["run"],
-        label=_label(conditions["dtype"], record["num_threads"]),
+        label=label_of(conditions, record),
         suite=conditions["suite"],
         cell=cell,
         void=record["void"],
@@ -181,10 +199,6 @@ def _figures(conditions: Record, cell: Cell, taken: Sequence[Record]) -> Figures
         num_different=len(differences),
         first_difference=min(differences, default=None),
     )
-
-
-def _label(dtype: str, num_threads: int) -> str:
-    return f"{dtype}, {num_threads} thread{'s' if num_threads > 1 else ''}"
 
 
 def _step_seconds(record: Record, name: str) -> tuple[float, ...]:

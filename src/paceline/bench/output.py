@@ -6,9 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from paceline.bench.categories import at_best, category_figures_of
+from paceline.bench.duels import duel_figures_of
 from paceline.bench.figures import figures_of
 from paceline.bench.raw import Record, read_records
-from paceline.bench.tables import best_table, break_even_table, grid_table, sweep_tables, to_csv
+from paceline.bench.spreadsheets import categories_to_csv, duels_to_csv, to_csv
+from paceline.bench.tables import best_table, break_even_table, category_table, duel_table, grid_table, sweep_tables
 
 
 def check_drawing() -> None:
@@ -20,7 +23,14 @@ def check_drawing() -> None:
 def print_tables(records: Sequence[Record], console: Console) -> None:
     """Every table that the figures give."""
     figures = figures_of(records)
-    for table in (*sweep_tables(figures), best_table(figures), break_even_table(figures), grid_table(figures)):
+    for table in (
+        *sweep_tables(figures),
+        category_table(at_best(category_figures_of(records), figures)),
+        best_table(figures),
+        break_even_table(figures),
+        grid_table(figures),
+        duel_table(duel_figures_of(records)),
+    ):
         if table is not None:
             console.print(table)
 
@@ -28,12 +38,17 @@ def print_tables(records: Sequence[Record], console: Console) -> None:
 def write_reports(path: Path, *, html: bool) -> list[Path]:
     """CSV, and HTML if wanted, beside the raw figures at ``path``; the files written.
 
-    Raises ValueError for a file that holds no figures, or no matplotlib with ``html``, before anything is written.
+    Duels and categories have files of their own where there are any. Raises ValueError for a file that holds no
+    figures, or no matplotlib with ``html``, before anything is written.
     """
     if html:
         check_drawing()
     records = read_records(path)
     texts = {path.with_suffix(".csv"): to_csv(figures_of(records))}
+    if duels := duel_figures_of(records):
+        texts[path.with_suffix(".duels.csv")] = duels_to_csv(duels)
+    if categories := category_figures_of(records):
+        texts[path.with_suffix(".categories.csv")] = categories_to_csv(categories)
     if html:
         from paceline.bench.page import make_page  # needs the optional matplotlib
 

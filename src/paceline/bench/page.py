@@ -8,9 +8,12 @@ import jinja2
 from markupsafe import Markup
 
 from paceline.bench import plots
+from paceline.bench.categories import CategoryFigures, at_best, category_figures_of
+from paceline.bench.duels import DuelFigures, duel_figures_of
 from paceline.bench.figures import Figures, Group, best, break_evens, figures_of, grid, runs_of
 from paceline.bench.raw import Record
-from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW
+from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW, Estimate
+from paceline.bench.sweep import Cell
 from paceline.bench.tables import number, percent
 
 HEADINGS = (
@@ -31,6 +34,22 @@ HEADINGS = (
     "looping",
     "A/A",
 )
+DUEL_HEADINGS = (
+    "conditions",
+    "batch",
+    "ours",
+    "other",
+    "other's time over ours",
+    "95 %",
+    "tokens/s",
+    "other's",
+    "texts that differ",
+    "first at",
+    "looping",
+    "A/A",
+)
+CATEGORY_HEADINGS = ("conditions", "batch", "drafter", "category", "speed-up", "95 %", "tokens/step", "accepted")
+CATEGORY_HEADINGS += ("texts", "looping")
 CAPTIONS = (
     (plots.speedup_over_k, "Speed-up over the draft length; bars are 95 % intervals."),
     (plots.acceptance_by_position, "Acceptance by position in the draft, of the positions that were drafted."),
@@ -78,6 +97,10 @@ def make_page(records: Sequence[Record], *, title: str) -> str:
         headings=HEADINGS,
         sections=[_section(group, lines) for group, lines in groups.items()],
         grid=grid(figures),
+        duel_headings=DUEL_HEADINGS,
+        duels=[_duel_row(line) for line in duel_figures_of(records)],
+        category_headings=CATEGORY_HEADINGS,
+        categories=[_category_row(line) for line in at_best(category_figures_of(records), figures)],
     )
 
 
@@ -101,7 +124,7 @@ def _section(group: Group, lines: Sequence[Figures]) -> Section:
 
 def _row(line: Figures, *, fastest: bool) -> Row:
     cell, speedup = line.cell, line.speedup
-    times = (f"{speedup.value:.2f}", f"{speedup.low:.2f}-{speedup.high:.2f}", f"{line.tokens_per_second:.1f}")
+    times = (*_interval(speedup), f"{line.tokens_per_second:.1f}")
     values = (
         cell.drafter,
         str(cell.num_draft_tokens or "-"),
@@ -119,6 +142,46 @@ def _row(line: Figures, *, fastest: bool) -> Row:
         f"{line.control:.3f}",
     )
     return Row(kind="void" if line.void else "best" if fastest else "", values=values)
+
+
+def _duel_row(line: DuelFigures) -> Row:
+    own = line.duel.own
+    rates = (f"{line.tokens_per_second:.1f}", f"{line.other_tokens_per_second:.1f}")
+    values = (
+        _conditions(line.label, line.suite, own),
+        str(own.batch_size),
+        own.way,
+        line.duel.other.way,
+        *(("void", "-", "-", "-") if line.void else (*_interval(line.ratio), *rates)),
+        f"{line.num_different} of {line.num_texts}",
+        "-" if line.first_difference is None else str(line.first_difference),
+        f"{line.num_looping} of {line.num_texts}",
+        f"{line.control:.3f}",
+    )
+    return Row(kind="void" if line.void else "", values=values)
+
+
+def _category_row(line: CategoryFigures) -> Row:
+    values = (
+        _conditions(line.label, line.suite, line.cell),
+        str(line.cell.batch_size),
+        line.cell.way,
+        line.category,
+        *(("-", "-") if line.speedup is None else _interval(line.speedup)),
+        number(line.tokens_per_step),
+        percent(line.acceptance),
+        str(line.num_texts),
+        str(line.num_looping),
+    )
+    return Row(kind="", values=values)
+
+
+def _conditions(label: str, suite: str, cell: Cell) -> str:
+    return f"{label}, {suite}, temperature {cell.temperature:g}, {cell.max_tokens} tokens"
+
+
+def _interval(value: Estimate) -> tuple[str, str]:
+    return f"{value.value:.2f}", f"{value.low:.2f}-{value.high:.2f}"
 
 
 def _describe(run: Record) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Files of raw figures: one JSON object per line, each whole and written at once. Knows nothing of what they mean.
 
-A line of kind "run" says under what conditions the lines of kind "cell" with the same ``run`` were taken.
+A line of kind "run" says under what conditions the lines of kind "cell" and "duel" with the same ``run`` were taken;
+one of kind "choice" says why its duels have the sides they have.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 Record: TypeAlias = Mapping[str, Any]
-RUN, CELL = "run", "cell"
+RUN, CELL, CHOICE, DUEL = KINDS = "run", "cell", "choice", "duel"
 
 
 def fingerprint(conditions: Record) -> str:
@@ -47,7 +48,7 @@ def read_records(path: Path) -> list[Record]:
             record = json.loads(line)
         except ValueError:  # torn; the next line begins anew
             continue
-        if not isinstance(record, dict) or record.get("kind") not in (RUN, CELL) or "run" not in record:
+        if not isinstance(record, dict) or record.get("kind") not in KINDS or "run" not in record:
             raise ValueError(f"{path}, line {number}: no line of a benchmark; give a file that paceline bench wrote")
         records.append(record)
     return records

@@ -89,6 +89,7 @@ class Measured:
     seconds: Spread
     tokens_per_second: Spread
     speedup: Spread  # the baseline's seconds over its own, repeat by repeat
+    part_seconds: tuple[tuple[float, ...], ...]  # of every part, repeat by repeat; their sums are ``seconds``
     samples: tuple[Sample, ...]  # of the repeats
     identical: bool  # every repeat emitted the baseline's tokens
     num_looping: int  # texts of the last sample that mostly repeat themselves
@@ -133,14 +134,14 @@ def compare(
     if len({len(configuration.parts) for configuration in configurations}) > 1:
         configurations = [Configuration(name=whole.name, parts=[whole.run]) for whole in configurations]
     threads = torch.get_num_threads()
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
     samples: dict[str, list[Sample]] = {name: [] for name in names}
     for repeat in range(-warm_up, repeats):
         if progress is not None:
             progress("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
         taken = _take(configurations, repeat, threads=threads, clock=clock)
-        for name, (elapsed, sample) in taken.items() if repeat >= 0 else ():
-            seconds[name].append(elapsed)
+        for name, (spent, sample) in taken.items() if repeat >= 0 else ():
+            seconds[name].append(spent)
             samples[name].append(sample)
     _check_counts(samples)
     measured = [_measure(name, seconds[name], seconds[baseline], samples[name], samples[baseline]) for name in names]
@@ -149,19 +150,19 @@ def compare(
 
 def _take(
     configurations: Sequence[Configuration], repeat: int, *, threads: int, clock: Callable[[], float]
-) -> dict[str, tuple[float, Sample]]:
-    """One repeat: seconds and what was emitted, by name."""
-    seconds = {configuration.name: 0.0 for configuration in configurations}
+) -> dict[str, tuple[tuple[float, ...], Sample]]:
+    """One repeat: seconds of the parts and what was emitted, by name."""
+    seconds: dict[str, list[float]] = {configuration.name: [] for configuration in configurations}
     parts: dict[str, list[Sample]] = {configuration.name: [] for configuration in configurations}
     for at in range(len(configurations[0].parts)):
         for configuration in configurations if (repeat + at) % 2 == 0 else reversed(configurations):
             start = clock()
             sample = configuration.parts[at]()
-            seconds[configuration.name] += clock() - start
+            seconds[configuration.name].append(clock() - start)
             parts[configuration.name].append(sample)
             if torch.get_num_threads() != threads:
                 raise ValueError(f"{configuration.name} changed the threads from {threads}; all must use the same")
-    return {name: (seconds[name], join(parts[name])) for name in seconds}
+    return {name: (tuple(seconds[name]), join(parts[name])) for name in seconds}
 
 
 def _check_counts(samples: dict[str, list[Sample]]) -> None:
@@ -172,14 +173,20 @@ def _check_counts(samples: dict[str, list[Sample]]) -> None:
 
 
 def _measure(
-    name: str, seconds: list[float], base: list[float], samples: list[Sample], base_samples: list[Sample]
+    name: str,
+    parts: list[tuple[float, ...]],
+    base_parts: list[tuple[float, ...]],
+    samples: list[Sample],
+    base_samples: list[Sample],
 ) -> Measured:
+    seconds, base = ([sum(spent) for spent in taken] for taken in (parts, base_parts))
     pairs = list(zip(seconds, base, samples, base_samples, strict=True))
     return Measured(
         name=name,
         seconds=Spread(values=tuple(seconds)),
         tokens_per_second=Spread(values=tuple(sample.num_tokens / own for own, _, sample, _ in pairs)),
         speedup=Spread(values=tuple(reference / own for own, reference, _, _ in pairs)),
+        part_seconds=tuple(parts),
         samples=tuple(samples),
         identical=all(sample.tokens == reference.tokens for _, _, sample, reference in pairs),
         num_looping=sum(map(is_looping, samples[-1].tokens)),

@@ -136,6 +136,7 @@ def mixed(count: int, *, seed: int) -> list[str]:
     return [prompt for group in groups for prompt in group][:count]
 
 
+MIXED = ("code", "prose", "copy")  # what mixed takes in turn
 SUITES: dict[str, Suite] = {"code": code, "prose": prose, "copy": copy, "mixed": mixed}
 
 
@@ -149,6 +150,11 @@ def prompts_of(suite: str, count: int, *, seed: int) -> list[str]:
     if count < 1:
         raise ValueError(f"num_prompts={count}: give at least 1")
     return SUITES[suite](count, seed=seed)
+
+
+def categories_of(suite: str, count: int) -> list[str] | None:
+    """The category of each of ``count`` prompts of a suite; None for one that has no categories."""
+    return [MIXED[at % len(MIXED)] for at in range(count)] if suite == "mixed" else None
 
 
 def read_questions(path: Path) -> list[tuple[str, str]]:

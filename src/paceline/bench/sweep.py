@@ -1,14 +1,15 @@
 """Every combination of drafter, draft length, batch size, temperature and length, measured and kept. Draws no figure.
 
-A cell is one combination. It is timed beside plain decoding, which runs twice as a control, and its raw figures are
-appended to a file as soon as they are there; what the file holds is not measured again.
+A task is what is timed at once: a base, which runs twice as a control, and a candidate. Its raw figures are appended to
+a file as soon as they are there; what the file holds is not measured again. A cell is one combination, and its base is
+plain decoding. Other tasks (bench/duels) are run alike.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
 from paceline.bench.raw import CELL, RUN, RawFile, Record, fingerprint
 from paceline.bench.runner import Comparison, Configuration, Measured, compare
@@ -16,6 +17,7 @@ from paceline.bench.statistics import first_difference, is_void
 from paceline.text.loops import distinct_share, is_looping
 
 PLAIN, CONTROL, CANDIDATE = "plain", "control", "candidate"
+Sides: TypeAlias = tuple[Configuration, Configuration, Configuration]  # a base, a candidate, the base again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,24 @@ class Cell:
     max_tokens: int
 
     def __str__(self) -> str:
-        drafts = f" k={self.num_draft_tokens}" if self.num_draft_tokens else ""
-        return f"{self.drafter}{drafts}, batch {self.batch_size}, temperature {self.temperature:g}"
+        return f"{self.way}, batch {self.batch_size}, temperature {self.temperature:g}"
+
+    @property
+    def way(self) -> str:
+        """The drafter and its draft length."""
+        return f"{self.drafter} k={self.num_draft_tokens}" if self.num_draft_tokens else self.drafter
+
+    def identity(self) -> Record:
+        """The fields of its records that no other task's have."""
+        return {"kind": CELL, "cell": asdict(self)}
+
+    def sides(self, workbench: "Workbench") -> Sides:
+        """Its own decoding against plain decoding."""
+        return (
+            workbench.plain(PLAIN, self),
+            workbench.candidate(CANDIDATE, self),
+            workbench.plain(CONTROL, self),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +95,21 @@ class Workbench(Protocol):
         ...
 
 
+class Task(Protocol):
+    """What is timed at once. Equal identities are the same task."""
+
+    def identity(self) -> Record:
+        """The fields of its records that no other task's have, the kind among them."""
+        ...
+
+    def sides(self, workbench: Workbench) -> Sides:
+        """What is timed, in this order; the first is the base of all ratios, the last its control."""
+        ...
+
+
+T = TypeVar("T", bound=Task)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocols:
     """How a cell is timed. Raises ValueError for counts below 1."""
@@ -92,7 +125,7 @@ class Protocols:
 
 
 def run_sweep(
-    cells: Sequence[Cell],
+    tasks: Sequence[T],
     *,
     workbench: Workbench,
     raw: RawFile,
@@ -100,67 +133,71 @@ def run_sweep(
     notes: Record,
     protocol: Protocols,
     clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[Cell, int, str], None] | None = None,
+    progress: Callable[[T, int, str], None] | None = None,
 ) -> str:
-    """Measure what ``raw`` lacks of ``cells``; the fingerprint of the run.
+    """Measure what ``raw`` lacks of ``tasks``; the fingerprint of the run.
 
     ``conditions`` must be equal for figures to belong together; ``notes`` (the date, say) need not. ``progress`` is
-    told the cell, how many are done, and what happens. Raises ValueError for unequal token counts.
+    told the task, how many are done, and what happens. Raises ValueError for unequal token counts.
     """
     whole = {**conditions, "protocol": {"repeats": protocol.repeats, "warm_up": protocol.warm_up}}
     run = fingerprint(whole)
     if not any(record["kind"] == RUN and record["run"] == run for record in raw.records):
         raw.append({"kind": RUN, "run": run, "conditions": whole, "notes": notes})
-    for done, cell in enumerate(cells):
-        for attempt in range(attempts_of(raw.records, run, cell), protocol.attempts):
-            if is_settled(raw.records, run, cell):
+    for done, task in enumerate(tasks):
+        for attempt in range(attempts_of(raw.records, run, task), protocol.attempts):
+            if is_settled(raw.records, run, task):
                 break
+            sides = task.sides(workbench)
             comparison = compare(
-                [
-                    workbench.plain(PLAIN, cell),
-                    workbench.candidate(CANDIDATE, cell),
-                    workbench.plain(CONTROL, cell),
-                ],
-                baseline=PLAIN,
+                sides,
+                baseline=sides[0].name,
                 repeats=protocol.repeats,
                 warm_up=protocol.warm_up,
                 clock=clock,
-                progress=None if progress is None else _telling(progress, cell, done),
+                progress=None if progress is None else _telling(progress, task, done),
             )
-            raw.append({"kind": CELL, "run": run, "cell": asdict(cell), "attempt": attempt, **_record(comparison)})
+            raw.append({"run": run, **task.identity(), "attempt": attempt, **_record(comparison)})
     return run
 
 
-def attempts_of(records: Sequence[Record], run: str, cell: Cell) -> int:
-    """How often a cell was measured."""
-    return sum(_is_of(record, run, cell) for record in records)
+def attempts_of(records: Sequence[Record], run: str, task: Task) -> int:
+    """How often a task was measured."""
+    return len(_taken(records, run, task))
 
 
-def is_settled(records: Sequence[Record], run: str, cell: Cell) -> bool:
-    """Whether a cell was measured and its control held."""
-    return any(_is_of(record, run, cell) and not record["void"] for record in records)
+def is_settled(records: Sequence[Record], run: str, task: Task) -> bool:
+    """Whether a task was measured and its control held."""
+    return any(not record["void"] for record in _taken(records, run, task))
 
 
-def _is_of(record: Record, run: str, cell: Cell) -> bool:
-    return record["kind"] == CELL and record["run"] == run and record["cell"] == asdict(cell)
+def _taken(records: Sequence[Record], run: str, task: Task) -> list[Record]:
+    wanted = {"run": run, **task.identity()}.items()
+    return [record for record in records if all(record.get(name) == value for name, value in wanted)]
 
 
-def _telling(progress: Callable[[Cell, int, str], None], cell: Cell, done: int) -> Callable[[str], None]:
-    return lambda what: progress(cell, done, what)
+def _telling(progress: Callable[[T, int, str], None], task: T, done: int) -> Callable[[str], None]:
+    return lambda what: progress(task, done, what)
 
 
 def _record(comparison: Comparison) -> dict[str, object]:
-    plain, candidate, control = (comparison[name] for name in (PLAIN, CANDIDATE, CONTROL))
+    base, candidate, control = comparison.measured
     return {
         "void": is_void(control.speedup.values),
         "num_threads": comparison.num_threads,
         "num_tokens": candidate.sample.num_tokens,
         "seconds": {measured.name: list(measured.seconds.values) for measured in comparison.measured},
-        "phases": {measured.name: _phases(measured) for measured in (plain, candidate)},
-        "steps": {measured.name: _steps(measured) for measured in (plain, candidate)},
+        "part_seconds": {measured.name: _parts(measured) for measured in (base, candidate)},
+        "phases": {measured.name: _phases(measured) for measured in (base, candidate)},
+        "steps": {measured.name: _steps(measured) for measured in (base, candidate)},
         "repeatable": all(sample.tokens == candidate.sample.tokens for sample in candidate.samples),
-        "texts": _texts(candidate, plain),
+        "texts": _texts(candidate, base),
     }
+
+
+def _parts(measured: Measured) -> list[list[float]]:
+    """Seconds of every part, repeat by repeat."""
+    return [list(parts) for parts in measured.part_seconds]
 
 
 def _phases(measured: Measured) -> list[list[float]] | None:
@@ -173,7 +210,7 @@ def _steps(measured: Measured) -> int | None:
     return None if summary is None else summary.steps
 
 
-def _texts(candidate: Measured, plain: Measured) -> list[dict[str, object]]:
+def _texts(candidate: Measured, base: Measured) -> list[dict[str, object]]:
     texts = candidate.sample.texts or [None] * len(candidate.sample.tokens)
     return [
         {
@@ -183,5 +220,5 @@ def _texts(candidate: Measured, plain: Measured) -> list[dict[str, object]]:
             "first_difference": first_difference(tokens, reference),
             "counts": None if counts is None else asdict(counts),
         }
-        for tokens, reference, counts in zip(candidate.sample.tokens, plain.sample.tokens, texts, strict=True)
+        for tokens, reference, counts in zip(candidate.sample.tokens, base.sample.tokens, texts, strict=True)
     ]

@@ -1,44 +1,16 @@
-"""Figures as tables on a terminal and as CSV. Measures and computes nothing."""
+"""Figures as tables on a terminal. Measures and computes nothing."""
 
-import csv
-import io
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from paceline.bench.figures import PHASES, Figures, Group, best, break_evens, grid
+from paceline.bench.categories import CategoryFigures
+from paceline.bench.duels import DuelFigures
+from paceline.bench.figures import Figures, Group, best, break_evens, grid
 
-COLUMNS = (
-    "run",
-    "label",
-    "suite",
-    "drafter",
-    "num_draft_tokens",
-    "batch_size",
-    "temperature",
-    "max_tokens",
-    "void",
-    "attempts",
-    "control",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "tokens_per_second",
-    "plain_tokens_per_second",
-    "tokens_per_step",
-    "accepted_per_step",
-    "acceptance",
-    "acceptance_by_position",
-    "ideal",
-    "efficiency",
-    *(f"{phase}_ms" for phase in PHASES),
-    "plain_target_ms",
-    "num_texts",
-    "num_looping",
-    "num_different",
-    "first_difference",
-)
+DUELS = "best against best: each pair timed directly; above 1 ours is faster"
+CATEGORIES = "by category, each drafter at its best k"
 
 
 def sweep_tables(figures: Sequence[Figures]) -> list[Table]:
@@ -126,46 +98,55 @@ def grid_table(figures: Sequence[Figures]) -> Table | None:
     return table
 
 
-def to_csv(figures: Sequence[Figures]) -> str:
-    """COLUMNS of every cell; empty where there is no figure. Times are there for void cells too, marked as such."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for line in figures:
-        cell = line.cell
-        step = line.step_seconds or (None,) * len(PHASES)
-        row = (
-            line.run,
+def duel_table(lines: Sequence[DuelFigures]) -> Table | None:
+    """Sides that were timed against each other directly; None where none were."""
+    if not lines:
+        return None
+    table = Table(title=DUELS, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+    for name in ("precision", "temp", "tokens", "batch", "ours", "other", "ours/other 95 %", "tokens/s", "differ"):
+        left = name in ("precision", "ours", "other")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    for line in lines:
+        own, ratio = line.duel.own, line.ratio
+        rates = f"{line.tokens_per_second:.0f} : {line.other_tokens_per_second:.0f}"
+        table.add_row(
             line.label,
-            line.suite,
-            cell.drafter,
-            cell.num_draft_tokens,
-            cell.batch_size,
-            cell.temperature,
-            cell.max_tokens,
-            line.void,
-            line.attempts,
-            line.control,
-            line.speedup.value,
-            line.speedup.low,
-            line.speedup.high,
-            line.tokens_per_second,
-            line.plain_tokens_per_second,
-            line.tokens_per_step,
-            line.accepted_per_step,
-            line.acceptance,
-            " ".join(f"{rate:.4f}" for rate in line.by_position),
-            line.ideal,
-            line.efficiency,
-            *(None if seconds is None else 1e3 * seconds for seconds in step),
-            1e3 * line.plain_step_seconds[1] if line.plain_step_seconds else None,
-            line.num_texts,
-            line.num_looping,
-            line.num_different,
-            line.first_difference,
+            f"{own.temperature:g}",
+            str(own.max_tokens),
+            str(own.batch_size),
+            own.way,
+            line.duel.other.way,
+            f"void, A/A {line.control:.2f}" if line.void else f"{ratio.value:.2f} {ratio.low:.2f}-{ratio.high:.2f}",
+            "-" if line.void else rates,
+            f"{line.num_different}/{line.num_texts}",
         )
-        writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row)
-    return text.getvalue()
+    return table
+
+
+def category_table(lines: Sequence[CategoryFigures]) -> Table | None:
+    """Every category; None where the prompts have none."""
+    if not lines:
+        return None
+    table = Table(title=CATEGORIES, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+    names = ("precision", "temp", "tokens", "batch", "drafter", "category", "speed-up 95 %", "/step", "accept", "texts")
+    for name in names:
+        left = name in ("precision", "drafter", "category")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    for line in lines:
+        cell, speedup = line.cell, line.speedup
+        table.add_row(
+            line.label,
+            f"{cell.temperature:g}",
+            str(cell.max_tokens),
+            str(cell.batch_size),
+            cell.way,
+            line.category,
+            "-" if speedup is None else f"{speedup.value:.2f} {speedup.low:.2f}-{speedup.high:.2f}",
+            number(line.tokens_per_step),
+            percent(line.acceptance),
+            str(line.num_texts),
+        )
+    return table
 
 
 def number(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """The command ``paceline bench``: loads, chooses prompts, sweeps, reports. Knows nothing of how cells are timed."""
 
-import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,23 +10,21 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline.api import Loaded, embedded_pair, load
-from paceline.api.prompts import Prompt, encode
+from paceline.api import embedded_pair, load
+from paceline.bench.duels import choose_duels, duel_figures_of, keep_choices
 from paceline.bench.figures import figures_of
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import check_drawing, print_tables, write_reports
 from paceline.bench.raw import RawFile, Record, fingerprint, hash_model, read_records
-from paceline.bench.suites import choose, prompts_of, read_questions
-from paceline.bench.sweep import Axes, Cell, Protocols, run_sweep
+from paceline.bench.sweep import Axes, Protocols, Task, run_sweep
 from paceline.bench.workbench import MODEL, ModelBench, check_batches, check_lengths, peers_for
 from paceline.cli import EXIT_OK
+from paceline.cli.bench_inputs import ChosenPrompts, choose_prompts, read_counts, read_temperatures
 from paceline.cli.models import check_model
 from paceline.cli.options import ModelOptions
-from paceline.cli.prompts import read_prompts
 from paceline.drafters import DRAFTERS
 from paceline.models import hub
 
-NUM_PROMPTS = 8
 GRID_DRAFT_TOKENS, GRID_MAX_TOKENS = "1,2,4,8", "50,100,200,500"
 DRAFT_TOKENS, MAX_TOKENS = "1-8", "64"
 
@@ -64,36 +62,37 @@ class Bench:
         if self.html:
             check_drawing()
         raw = RawFile(self.output)
-        bench = self._bench()
+        bench, chosen = self._bench()
         check_batches(len(bench.prompts), axes.batch_sizes)
         check_lengths(bench.target, bench.prompts, axes.max_tokens)
+        conditions = self._conditions(bench, chosen)
         notes = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
-        cells = axes.cells()
-        console = Console(highlight=False)
         try:
             with _progress(Console(stderr=True), shown=not self.quiet) as progress:
-                task = progress.add_task("", total=len(cells), what="warming up")
 
-                def tell(cell: Cell, done: int, what: str) -> None:
-                    progress.update(task, completed=done, what=f"{cell}: {what}")
+                def measure(tasks: Sequence[Task], what: str) -> str:
+                    bar = progress.add_task(what, total=len(tasks), what="warming up")
+                    return run_sweep(
+                        tasks,
+                        workbench=bench,
+                        raw=raw,
+                        conditions=conditions,
+                        notes=notes,
+                        protocol=protocol,
+                        progress=lambda task, done, what: progress.update(bar, completed=done, what=f"{task}: {what}"),
+                    )
 
-                conditions = self._conditions(bench)
-                run_sweep(
-                    cells,
-                    workbench=bench,
-                    raw=raw,
-                    conditions=conditions,
-                    notes=notes,
-                    protocol=protocol,
-                    progress=tell,
-                )
+                run = measure(axes.cells(), "cells")
+                choices = choose_duels(figures_of(raw.records), run=run, axes=axes)
+                if choices:
+                    measure(keep_choices(choices, raw=raw, run=run), "best against best")
         except KeyboardInterrupt:
             print(
                 f"paceline: interrupted; {self.output} keeps what is done: run the same command to go on",
                 file=sys.stderr,
             )
             raise
-        return _report(self.output, raw.records, html=self.html, console=console)
+        return _report(self.output, raw.records, html=self.html, console=Console(highlight=False))
 
     def _axes(self) -> Axes:
         """What is combined. Raises ValueError for what cannot be."""
@@ -122,7 +121,7 @@ class Bench:
             single=frozenset(peers[1:]),
         )
 
-    def _bench(self) -> ModelBench:
+    def _bench(self) -> tuple[ModelBench, ChosenPrompts]:
         """Models and prompts, loaded."""
         if self.num_prompts is not None and self.num_prompts < 1:
             raise ValueError(f"--num-prompts {self.num_prompts}: give at least 1")
@@ -141,36 +140,25 @@ class Bench:
         assert target_path is not None
         target = load(target_path, dtype=self.dtype, device=self.device, threads=self.threads)
         draft = None if draft_path is None else load(draft_path, dtype=target.dtype, device=target.lm.device)
-        return ModelBench(
+        chosen = choose_prompts(
+            target,
+            suite=self.suite or "code",
+            prompt_file=self.prompt_file,
+            questions=self.questions,
+            count=self.num_prompts,
+            seed=self.seed,
+        )
+        bench = ModelBench(
             target=target,
             draft=draft,
             target_path=target_path,
             draft_path=draft_path,
-            prompts=self._prompts(target),
+            prompts=chosen.tokens,
             seed=self.seed,
         )
+        return bench, chosen
 
-    def _prompts(self, target: Loaded) -> list[list[int]]:
-        """Token ids of the prompts that the seed chooses."""
-        count = self.num_prompts or NUM_PROMPTS
-        prompts: list[Prompt]
-        if self.prompt_file is not None:
-            entries = read_prompts(self.prompt_file, chat=False, system=None)
-            errors = [entry.error for entry in entries if entry.error is not None]
-            if errors:
-                raise ValueError(f"--prompt-file {self.prompt_file}: {errors[0]}")
-            prompts = [entry.prompt for entry in entries if entry.prompt is not None]
-            count = self.num_prompts or len(prompts)
-        elif self.questions is not None:
-            turns = [turn for _, turn in read_questions(self.questions)]
-            chat = target.tokenizer is not None and target.tokenizer.has_chat_template
-            prompts = [[{"role": "user", "content": turn}] if chat else turn for turn in turns]
-        else:
-            prompts = list(prompts_of(self.suite or "code", count, seed=self.seed))
-        encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(prompts)]
-        return encoded if len(encoded) == count else choose(encoded, count, seed=self.seed)
-
-    def _conditions(self, bench: ModelBench) -> Record:
+    def _conditions(self, bench: ModelBench, chosen: ChosenPrompts) -> Record:
         """What must be equal for figures to belong together."""
         machine = describe()
         draft = None if bench.draft_path is None else _identity(bench.draft_path)
@@ -196,6 +184,7 @@ class Bench:
                 "count": len(bench.prompts),
                 "tokens": sum(map(len, bench.prompts)),
                 "hash": fingerprint({"prompts": [list(prompt) for prompt in bench.prompts]}),
+                "categories": chosen.categories,
             },
             "seed": self.seed,
         }
@@ -213,40 +202,18 @@ class Report:
         return _report(self.raw, read_records(self.raw), html=self.html, console=Console(highlight=False))
 
 
-def read_counts(text: str, *, option: str) -> list[int]:
-    """Counts of at least 1 such as "1,2,4" or "1-8". Raises ValueError, naming ``option``, for anything else."""
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
-        if first < 1 or last < first:
-            raise ValueError(f"{option} {text}: give counts of at least 1, such as 1,2,4 or 1-8")
-        found.extend(range(first, last + 1))
-    return list(dict.fromkeys(found))
-
-
-def read_temperatures(text: str) -> list[float]:
-    """Temperatures such as "0,0.8". Raises ValueError for anything else."""
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if not all(0 <= value < float("inf") for value in found):
-        raise ValueError(f"--temperature {text}: give numbers of at least 0, such as 0,0.8")
-    return list(dict.fromkeys(found))
-
-
 def _report(path: Path, records: list[Record], *, html: bool, console: Console) -> int:
     figures = figures_of(records)
     if not figures:
         raise ValueError(f"{path}: no cells in it: there is nothing to report yet")
     written = write_reports(path, html=html)
     print_tables(records, console)
-    void = sum(line.void for line in figures)
-    if void:
-        note = (
-            f"{void} of {len(figures)} cells are void: plain decoding differed from itself, the machine was not quiet."
-        )
+    duels = duel_figures_of(records)
+    for lines, what in ((figures, "cells are void: plain decoding"), (duels, "duels are void: the other side")):
+        void = sum(line.void for line in lines)
+        if not void:
+            continue
+        note = f"{void} of {len(lines)} {what} differed from itself, the machine was not quiet."
         console.print(f"{note} With more --attempts the same command times them again.", soft_wrap=True)
     console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     return EXIT_OK
@@ -263,7 +230,7 @@ def _identity(folder: Path) -> Record:
 
 def _progress(console: Console, *, shown: bool) -> Progress:
     return Progress(
-        TextColumn("cells"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

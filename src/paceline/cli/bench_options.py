@@ -41,7 +41,12 @@ def run(
         str | None, typer.Option(help="Tokens per text, all of them always generated.", rich_help_panel=WHAT)
     ] = None,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Time transformers too, in all its ways.", rich_help_panel=WHAT)
+        bool,
+        typer.Option(
+            "--peers",
+            help="Time transformers too, in all its ways, and the best of both against each other.",
+            rich_help_panel=WHAT,
+        ),
     ] = False,
     grid: Annotated[
         bool,
