@@ -171,7 +171,8 @@ def test_torn_and_broken_lines_are_written_again(prompts, tmp_path):
 
 
 OTHER_RUNS = {
-    "model": (["--dtype", "float32"], "another model or precision"),
+    "model": (["--dtype", "float32"], "another model, backend or precision"),
+    "backend": (["--backend", "hf"], "another model, backend or precision"),
     "sampling": (["--seed", "6"], "other sampling options"),
     "verifier": (["--verifier", "rejection"], "another verifier, drafter or draft length"),
     "several": (["--seed", "6", "--verifier", "rejection"], "other sampling options and another verifier"),

@@ -10,8 +10,10 @@ from paceline.cli import run
 from paceline.drafters import DRAFTERS
 from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import weight_bytes
+from paceline.models.hf import TransformersLM
 from tests.api.checkpoints import CONTEXT, VOCAB, other_vocabulary, pair, without_tokenizer
 from tests.examples.installed import put_example
+from tests.models.adapter_models import MODELS, REFUSED, SIZES, make
 
 
 def inspect(capsys, *words):
@@ -93,3 +95,73 @@ def test_table_is_for_people(capsys):
     out = capsys.readouterr().out
     for words in ("architecture", "llama", "rows that fit", "chat template", "MiB", "fits"):
         assert words in out
+
+
+# Who runs it
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Architectures without a native decoder: experts, positions that are learned, keys and values of two sizes."""
+    root = tmp_path_factory.mktemp("others")
+    for name in ("opt", "qwen2-moe", "deepseek-v3", "gpt2"):
+        MODELS[name]().save_pretrained(root / name)
+    REFUSED["mamba"][0]().save_pretrained(root / "mamba")
+    return root
+
+
+@pytest.mark.parametrize("name", ["opt", "qwen2-moe", "deepseek-v3"])
+def test_a_model_without_a_native_decoder_is_described_as_the_adapter_loads_it(name, others, capsys):
+    words = ["--batch-size", 3, "--context", 100, "--num-draft-tokens", 4, "--dtype", "float32"]
+    found = inspect(capsys, others / name, *words)
+    loaded = load(others / name, dtype="float32")
+    assert isinstance(loaded.lm, TransformersLM) and found["model"]["backend"] == "hf"
+    model, shape = found["model"], loaded.lm.measured.shape
+    assert model["parameters"] == sum(p.numel() for p in loaded.lm.model.parameters())
+    assert (model["architecture"], model["vocabulary"]) == (loaded.config["model_type"], loaded.lm.vocab_size)
+    assert (model["context"], model["layers"]) == (loaded.lm.max_positions, loaded.lm.num_layers)
+    assert (model["kv_heads"], model["head_dim"], model["heads"]) == (shape.num_heads, shape.head_dim, 4)
+    assert model["precision"][0] == "float64" and model["hidden_size"] == 32
+    storage = Engine(loaded, batch_size=3, max_length=100, num_draft_tokens=4).decoder.cache.storage
+    taken = storage.keys.numel() * 2 * storage.keys.element_size()
+    assert 0.7 * taken < found["memory"]["cache"] < 1.5 * taken
+
+
+@pytest.mark.parametrize(
+    ("words", "backend"), [([], "native"), (["--backend", "native"], "native"), (["--backend", "hf"], "hf")]
+)
+def test_the_backend_that_runs_a_model_is_named(words, backend, others, capsys):
+    found = inspect(capsys, others / "gpt2", *words, "--dtype", "float32")
+    other = inspect(capsys, others / "gpt2", "--dtype", "float32")
+    assert found["model"].pop("backend") == backend and other["model"].pop("backend") == "native"
+    for section in (found, other):
+        section["memory"].pop("free"), section["memory"].pop("rows_that_fit")
+    assert found == other, "and nothing else depends on it"
+
+
+def test_a_table_says_who_runs_a_model(others, capsys):
+    assert run(["inspect", str(others / "opt")]) == 0
+    assert "hf: transformers' own code" in " ".join(capsys.readouterr().out.split())
+
+
+NOT_RUN = {
+    "no decoder": (["opt", "--backend", "native"], "unsupported architecture 'opt'"),
+    "recurrent": (["mamba"], "unsupported architecture 'mamba' in"),
+    "name": (["opt", "--backend", "transformers"], "--backend transformers: known are auto, native, hf"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_RUN)
+def test_what_no_backend_runs_is_refused(case, others, capsys):
+    (name, *words), message = NOT_RUN[case]
+    assert run(["inspect", str(others / name), *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_window_shortens_the_texts_that_are_reckoned_with(tmp_path, capsys):
+    make("Mistral", SIZES, sliding_window=40).save_pretrained(tmp_path)
+    for backend in ("native", "hf"):
+        found = inspect(capsys, tmp_path, "--backend", backend)
+        assert (found["model"]["attention_window"], found["memory"]["context"]) == (40, 39)
+        assert run(["inspect", str(tmp_path), "--backend", backend, "--context", "40"]) == 2
+        assert "--context 40: give 2 to 39" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def load(
 
 def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch.dtype, torch.device]:
     """Precision and device of a loaded model. Raises ModelError if it is plain that ``load`` would refuse it."""
-    if _is_native(backend, model.config.to_dict()):
+    if is_native(backend, model.config.to_dict()):
         return adopt.placement(model)
     check_model(model)
     return hf.placement(model)
@@ -122,14 +122,14 @@ def _default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _is_native(backend: str, config: dict[str, object]) -> bool:
+def is_native(backend: str, config: dict[str, object]) -> bool:
     """Whether the native decoder is to run a model: quantized weights are left to whoever quantized them."""
     if backend == "auto":
         return config.get("model_type") in FAMILIES and not config.get("quantization_config")
     return backend == "native"
 
 
-def _check_native(config: dict[str, object], path: Path, backend: str) -> None:
+def check_native(config: dict[str, object], path: Path, backend: str) -> None:
     """Raise ModelError unless the native decoder knows all that ``config`` asks for."""
     try:
         loading.configure(config, path)
@@ -156,8 +156,8 @@ def _from_files(
     hf_files.check_format(path)
     config = loading.read_config(path)
     # A model that cannot be used is no place to look for a tokenizer.
-    if _is_native(backend, config):
-        _check_native(config, path, backend)
+    if is_native(backend, config):
+        check_native(config, path, backend)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         lm = loading.load(path, dtype=dtype, device=device)
     else:
@@ -189,7 +189,7 @@ def _from_memory(
             f"{wanted}: {name} is already loaded as {loading.name_of(own_dtype)} on {own_device}; convert it yourself "
             "with model.to(...), or load its directory"
         )
-    lm = adopt.adopt(model) if _is_native(backend, config) else hf.adapt(model)
+    lm = adopt.adopt(model) if is_native(backend, config) else hf.adapt(model)
     source = model.config._name_or_path
     known = source != "" and Path(source).is_dir()
     return Loaded(

@@ -10,7 +10,7 @@ from paceline.cli.models import num_draft_tokens
 from paceline.cli.options import DraftOptions, ModelOptions
 from paceline.models import hub
 
-PARTS = ("another model or precision", "other sampling options", "another verifier, drafter or draft length")
+PARTS = ("another model, backend or precision", "other sampling options", "another verifier, drafter or draft length")
 WEIGHTS = ".safetensors"
 
 
@@ -25,7 +25,10 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
     if not verifier.same_tokens:
         rule["drafter"], rule["num_draft_tokens"] = drafting.drafter, num_draft_tokens(drafting)
         rule["draft"] = None if drafting.draft is None else _files(drafting.draft, None)
-    parts = ({"dtype": model.dtype, "files": _files(model.model, model.revision)}, params.to_vllm(), rule)
+    own: dict[str, object] = {"dtype": model.dtype, "files": _files(model.model, model.revision)}
+    if model.backend != "auto":  # another backend rounds otherwise
+        own["backend"] = model.backend
+    parts = (own, params.to_vllm(), rule)
     return "-".join(_hash(part) for part in parts)
 
 

@@ -2,55 +2,33 @@
 
 import inspect
 import json
-from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from safetensors import SafetensorError, safe_open
 
 from paceline.api.build import check_vocabulary
-from paceline.api.engine import LONGEST
-from paceline.api.loading import DTYPES, Loaded, find_device, find_dtype
+from paceline.api.engine import LONGEST, room
+from paceline.api.loading import find_device, find_dtype
 from paceline.cli import EXIT_OK
-from paceline.cli.models import NUM_DRAFT_TOKENS
+from paceline.cli.headers import Found, look
+from paceline.cli.models import NUM_DRAFT_TOKENS, check_backend
 from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import row_bytes
-from paceline.models import hub
-from paceline.models.decoder import DecoderLM
-from paceline.models.loading import FLOATS, ModelError, configure, name_of, read_config
 from paceline.models.memory import free_memory
-from paceline.text.tokenizer import load_tokenizer, read_eos
 from paceline.verifiers import VERIFIERS
 
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A checkpoint as its headers describe it: ``loaded`` has a model of the right shapes and no content."""
-
-    loaded: Loaded
-    lm: DecoderLM
-    folder: Path
-    num_bytes: int  # of the weight files
-    precisions: tuple[str, ...]  # of the stored tensors, the most frequent first
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.lm.parameters())
-
-    @property
-    def weight_bytes(self) -> int:
-        """In memory, in the precision that it would be loaded with."""
-        return self.num_parameters * self.loaded.dtype.itemsize
+RUNNERS = {
+    "native": "native: Paceline's own code",
+    "hf": "hf: transformers' own code, which is tried on drafts when it is loaded",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +42,9 @@ class Inspect:
     num_draft_tokens: int | None
     dtype: str | None
     device: str | None
+    backend: str
     revision: str | None
+    trust_remote_code: bool
     json: bool
 
     def run(self) -> int:
@@ -73,17 +53,27 @@ class Inspect:
             raise ValueError(f"--batch-size {self.batch_size}: give at least 1")
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise ValueError(f"--num-draft-tokens {self.num_draft_tokens}: give at least 0")
+        check_backend(self.backend)
         dtype = find_dtype(self.dtype)
         device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        found = look(self.model, dtype=dtype, revision=self.revision)
+        found = look(
+            self.model,
+            dtype=dtype,
+            revision=self.revision,
+            backend=self.backend,
+            trust_remote_code=self.trust_remote_code,
+        )
         draft = None if self.draft is None else look(self.draft, dtype=found.loaded.dtype, revision=None)
-        context = min(LONGEST, found.lm.max_positions) if self.context is None else self.context
-        if not 2 <= context <= found.lm.max_positions:
-            raise ValueError(f"--context {context}: give 2 to {found.lm.max_positions}, which is the model's context")
+        count = NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens
+        drafter: Drafter = NoDrafter() if draft is None else ModelDrafter(lm=draft.lm)
+        longest = room(found.loaded, drafter.max_nodes(count))
+        context = min(LONGEST, longest) if self.context is None else self.context
+        if not 2 <= context <= longest:
+            raise ValueError(f"--context {context}: give 2 to {longest}, the most that the model takes")
         sections = {
             "model": _describe(found),
             "tokenizer": _describe_tokenizer(found),
-            "memory": self._memory(found, draft, context, device),
+            "memory": self._memory(found, draft, drafter, context, count, device),
             "drafters": _describe_registry(DRAFTERS),
             "verifiers": _describe_registry(VERIFIERS),
         }
@@ -95,10 +85,10 @@ class Inspect:
             _print(sections)
         return EXIT_OK
 
-    def _memory(self, found: Found, draft: Found | None, context: int, device: torch.device) -> dict[str, object]:
+    def _memory(
+        self, found: Found, draft: Found | None, drafter: Drafter, context: int, count: int, device: torch.device
+    ) -> dict[str, object]:
         """What an engine of this size would take, in bytes."""
-        drafter: Drafter = NoDrafter() if draft is None else ModelDrafter(lm=draft.lm)
-        count = NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens
         each = row_bytes(found.lm, drafter, max_length=context, num_draft_tokens=count)
         weights = found.weight_bytes + (0 if draft is None else draft.weight_bytes)
         free = free_memory(device)
@@ -113,59 +103,16 @@ class Inspect:
         }
 
 
-def look(model: str, *, dtype: torch.dtype | None, revision: str | None) -> Found:
-    """A checkpoint by its config, its headers and its tokenizer. Raises ModelError for one that cannot be used."""
-    if revision is not None and not hub.is_hub_id(model):
-        raise ModelError(f"--revision {revision}: {model} is a local directory; only models of the Hub have revisions")
-    folder = hub.fetch(model, revision) if hub.is_hub_id(model) else Path(model)
-    config = read_config(folder)
-    shape = configure(config, folder)
-    with torch.device("meta"):
-        lm = DecoderLM(shape)
-    files = sorted(folder.glob("*.safetensors"))
-    stored = Counter[str]()
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                stored.update(opened.get_slice(name).get_dtype() for name in opened.keys())
-        except SafetensorError as error:
-            raise ModelError(f"{file} is not a safetensors file ({error})") from error
-    if not files:
-        raise ModelError(f"{folder} holds no safetensors weights; save it again with save_pretrained")
-    precisions = tuple(name_of(FLOATS[name]) if name in FLOATS else name for name, _ in stored.most_common())
-    chosen = dtype or DTYPES.get(precisions[0])
-    if chosen is None:
-        raise ModelError(f"{folder}: weights of {precisions[0]}: quantized weights are not supported")
-    return Found(
-        loaded=Loaded(
-            lm=lm.to(chosen),
-            tokenizer=load_tokenizer(folder),
-            eos=read_eos(folder),
-            name=model,
-            dtype=chosen,
-            config=config,
-        ),
-        lm=lm,
-        folder=folder,
-        num_bytes=sum(file.stat().st_size for file in files),
-        precisions=precisions,
-    )
-
-
 def _describe(found: Found) -> dict[str, object]:
-    shape = found.lm.config
     return {
         "name": found.loaded.name,
         "architecture": found.loaded.config.get("model_type"),
+        "backend": found.backend,
         "parameters": found.num_parameters,
-        "layers": shape.num_layers,
-        "hidden_size": shape.hidden_size,
-        "heads": shape.num_heads,
-        "kv_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocabulary": shape.vocab_size,
-        "context": shape.max_positions,
-        "tied_head": shape.tied_head,
+        **found.facts,
+        "vocabulary": found.lm.vocab_size,
+        "context": found.lm.max_positions,
+        "attention_window": found.lm.max_slots,
         "precision": list(found.precisions),
         "size_on_disk": found.num_bytes,
     }
@@ -225,6 +172,8 @@ def _print(sections: dict[str, dict[str, object]]) -> None:
 
 def _spell(name: str, value: object) -> str:
     """A value as people read it."""
+    if name == "backend":
+        return RUNNERS[str(value)]
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and name in ("weights", "cache", "free", "size_on_disk"):

@@ -18,10 +18,12 @@ def inspect(
     num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens drafted per step; 5 by default.")] = None,
     dtype: o.Dtype = None,
     device: o.Device = None,
+    backend: o.Backend = "auto",
     revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     json: o.Json = False,
 ) -> int:
-    """Say what a model is, what can draft for it, and the memory it needs.
+    """Say what a model is, whose code runs it, what can draft for it, and the memory it needs.
 
     Reads the config, the tokenizer and the headers of the weights, so it takes no longer for a large model.
 
@@ -40,7 +42,9 @@ def inspect(
             num_draft_tokens=num_draft_tokens,
             dtype=dtype,
             device=device,
+            backend=backend,
             revision=revision,
+            trust_remote_code=trust_remote_code,
             json=json,
         )
     ).run()

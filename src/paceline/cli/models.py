@@ -2,7 +2,7 @@
 
 from paceline.api import Loaded, load
 from paceline.api.build import DrafterLike
-from paceline.cli.options import DTYPE_NAMES, DraftOptions, ModelOptions
+from paceline.cli.options import BACKEND_NAMES, DTYPE_NAMES, DraftOptions, ModelOptions
 from paceline.drafters import DRAFTERS
 
 NUM_DRAFT_TOKENS = 5  # where nobody says otherwise
@@ -15,6 +15,7 @@ def load_target(options: ModelOptions) -> Loaded:
         options.model,
         dtype=options.dtype,
         device=options.device,
+        backend=options.backend,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
         threads=options.threads,
@@ -25,8 +26,15 @@ def check_model(options: ModelOptions) -> None:
     """Raise ValueError for what can be told without the model's files."""
     if options.dtype is not None and options.dtype not in DTYPE_NAMES:
         raise ValueError(f"--dtype {options.dtype}: known are {', '.join(DTYPE_NAMES)}")
+    check_backend(options.backend)
     if options.threads is not None and options.threads < 1:
         raise ValueError(f"--threads {options.threads}: give at least 1")
+
+
+def check_backend(backend: str) -> None:
+    """Raise ValueError naming those that are known."""
+    if backend not in BACKEND_NAMES:
+        raise ValueError(f"--backend {backend}: known are {', '.join(BACKEND_NAMES)}")
 
 
 def check_drafting(options: DraftOptions) -> None:

@@ -11,6 +11,7 @@ from paceline.drafters import DRAFTERS
 from paceline.verifiers import VERIFIERS
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
+BACKEND_NAMES = ("auto", "native", "hf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MODEL, DRAFTING, SAMPLING, ENDING, OUTPUT = "Model", "Drafting", "Sampling", "Where texts end", "Output"
 
@@ -25,6 +26,7 @@ class ModelOptions:
     threads: int | None
     revision: str | None
     trust_remote_code: bool
+    backend: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,15 @@ Dtype = Annotated[
 ]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1 ...; CUDA where there is any by default.", rich_help_panel=MODEL)
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        help="Who runs it: native (Paceline's own code), hf (transformers), or auto: native where the architecture is "
+        "known.",
+        autocompletion=_completing(BACKEND_NAMES),
+        rich_help_panel=MODEL,
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; torch's own choice by default.", rich_help_panel=MODEL)]
 Revision = Annotated[

@@ -12,7 +12,7 @@ from rich.text import Text
 from paceline.api.loading import find_device, find_dtype
 from paceline.bench.machine import describe
 from paceline.cli.commands import EXIT_OK
-from paceline.cli.inspect import Found, look
+from paceline.cli.headers import Found, look
 from paceline.diagnose.rates import WORKING_SET, Rates, measure_rates
 from paceline.diagnose.roofline import Limit, limit, work_of
 
@@ -41,10 +41,10 @@ class Roofline:
         series = self._kept()
         dtype = find_dtype(self.dtype)
         device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        target = None if self.model is None else look(self.model, dtype=dtype, revision=None)
+        target = None if self.model is None else look(self.model, dtype=dtype, revision=None, backend="native")
         draft = None
         if target is not None and self.draft is not None:
-            draft = look(self.draft, dtype=target.loaded.dtype, revision=None)
+            draft = look(self.draft, dtype=target.loaded.dtype, revision=None, backend="native")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         notes = Console(stderr=True, highlight=False)
@@ -101,8 +101,9 @@ class Roofline:
         return max(LEAST, min(self.largest, both))
 
     def _limit(self, target: Found, draft: Found | None, rates: Rates, kept: list[float]) -> Limit:
-        other = None if draft is None else work_of(draft.lm)
-        return limit(work_of(target.lm), other, rates, kept=kept, rows=self.batch_size, slots=self.context)
+        assert target.decoder is not None  # as the backend is native
+        other = None if draft is None or draft.decoder is None else work_of(draft.decoder)
+        return limit(work_of(target.decoder), other, rates, kept=kept, rows=self.batch_size, slots=self.context)
 
 
 def _rates(rates: Rates) -> dict[str, object]:

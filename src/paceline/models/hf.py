@@ -30,11 +30,14 @@ _PROBED: WeakKeyDictionary[PreTrainedModel, tuple[object, Measure]] = WeakKeyDic
 
 
 class TransformersLM:
-    """A transformers model as an ``LM`` (models/base); made by ``adapt``. Holds the very model, and changes nothing."""
+    """A transformers model as an ``LM`` (models/base); made by ``adapt``. Holds the very model, and changes nothing.
 
-    def __init__(self, model: PreTrainedModel, measured: Measure) -> None:
+    ``place``: the model's precision and device.
+    """
+
+    def __init__(self, model: PreTrainedModel, measured: Measure, place: tuple[torch.dtype, torch.device]) -> None:
         self.model, self.measured = model, measured
-        self._dtype, self._device = placement(model)
+        self._dtype, self._device = place
         self._context = read_context(model.config, type(model).__name__)
         self._base, self._head = base_of(model), model.get_output_embeddings()
         parts = [model] if self._base is None else [model, self._base]
@@ -142,12 +145,13 @@ def adapt(model: PreTrainedModel) -> TransformersLM:
     are not those of its plain forward. A model is probed once for its precision, device and attention.
     """
     check_model(model)
-    state = (*placement(model), model.config._attn_implementation)
+    place = placement(model)
+    state = (*place, model.config._attn_implementation)
     known = _PROBED.get(model)
     if known is not None and known[0] == state:
-        return TransformersLM(model, known[1])
+        return TransformersLM(model, known[1], place)
     measured = measure(model)
-    adapted = TransformersLM(model, measured)
+    adapted = TransformersLM(model, measured, place)
     probe(adapted, model)
     _PROBED[model] = (state, measured)
     return adapted

@@ -42,7 +42,7 @@ def load(
     """
     config = read_model_config(path, trust_remote_code=trust_remote_code)
     check_config(config, str(path))
-    _check_weights(path, dtype, device)
+    _check_memory(find_weights(path), path, dtype, device)
     quantized = config.to_dict().get("quantization_config") is not None
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -81,7 +81,8 @@ def read_model_config(path: Path, *, trust_remote_code: bool) -> PreTrainedConfi
         ) from error
 
 
-def _check_weights(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> None:
+def find_weights(path: Path) -> list[Path]:
+    """The files of weights in a directory. Raises ModelError if there are none, naming what is there instead."""
     files = sorted(path.glob("*.safetensors"))
     if not files:
         pickled = next((file.name for pattern in PICKLES for file in sorted(path.glob(pattern))), None)
@@ -90,6 +91,10 @@ def _check_weights(path: Path, dtype: torch.dtype | None, device: torch.device |
             f"{path} holds no safetensors weights, {found}; convert them where you trust them with "
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
+    return files
+
+
+def _check_memory(files: list[Path], path: Path, dtype: torch.dtype | None, device: torch.device | str) -> None:
     needed, free = sum(file.stat().st_size for file in files), memory.free_memory(device)
     if needed > free and (dtype is None or dtype.itemsize > 1):
         sizes = f"{needed / GIB:.3g} GiB exceed the {free / GIB:.3g} GiB free on {device}"

@@ -133,7 +133,7 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel | None:
 
 def _has_plain_head(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
     base, head = base_of(model), model.get_output_embeddings()
-    if base is None or not isinstance(head, torch.nn.Module):
+    if base is None or not isinstance(head, torch.nn.Module) or model.device.type == "meta":
         return False
     hidden = base(input_ids=tokens, use_cache=False, return_dict=True)[0]
     logits = model(input_ids=tokens, use_cache=False, return_dict=True).logits

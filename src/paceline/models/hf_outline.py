@@ -1,0 +1,33 @@
+"""What transformers would make of a checkpoint directory, without its weights: for sizes alone."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from paceline.models.hf import TransformersLM
+from paceline.models.hf_files import read_model_config
+from paceline.models.hf_support import check_config, check_model, first_line, measure
+from paceline.models.loading import ModelError
+
+META = torch.device("meta")
+
+
+def outline(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> TransformersLM:
+    """An adapter over a model of ``path``'s config without content, which says sizes and can decode nothing.
+
+    What is refused by its kind is refused here too, with ModelError; the probe needs weights and is not run.
+    """
+    config = read_model_config(path, trust_remote_code=trust_remote_code)
+    check_config(config, str(path))
+    try:
+        with META:
+            # Of the ways to compute attention and experts those whose shapes depend on no content.
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation="eager", trust_remote_code=trust_remote_code
+            )
+        model.set_experts_implementation("batched_mm")
+    except Exception as error:  # whatever transformers or the model's own code raises
+        raise ModelError(f"{path}: transformers makes no model of its config.json ({first_line(error)})") from error
+    check_model(model.eval())
+    return TransformersLM(model, measure(model), (dtype, META))
