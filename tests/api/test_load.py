@@ -279,10 +279,11 @@ def test_what_the_hub_refuses_is_said_with_the_id_and_the_way_out(case, monkeypa
         load(NAME, revision="v3")
 
 
-def test_only_data_is_fetched_from_the_hub(monkeypatch):
+@pytest.mark.parametrize("trusted", [False, True])
+def test_only_data_is_fetched_from_the_hub_and_code_where_it_is_trusted(trusted, monkeypatch):
     asked = {}
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **options: asked.update(options) or str(pair().target))
-    load(NAME, revision="v1")
+    load(NAME, revision="v1", trust_remote_code=trusted)
     assert asked.pop("revision") == "v1"
     wanted = [
         "config.json",
@@ -296,11 +297,10 @@ def test_only_data_is_fetched_from_the_hub(monkeypatch):
         "chat_template.jinja",
         "additional_chat_templates/tools.jinja",
     ]
+    code = ["modeling_tiny.py", "tokenization_tiny.py", "tokenizer.py", "layers/norm.py"]
     others = [
         "README.md",
-        "modeling_tiny.py",
-        "tokenization_tiny.py",
-        "tokenizer.py",
+        "modeling_tiny.pyc",
         "pytorch_model.bin",
         "consolidated.safetensors",
         "original/model.safetensors",
@@ -308,7 +308,7 @@ def test_only_data_is_fetched_from_the_hub(monkeypatch):
         "model.gguf",
     ]
     patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects(wanted + others, **patterns)) == wanted
+    assert list(filter_repo_objects(wanted + code + others, **patterns)) == wanted + (code if trusted else [])
 
 
 # Loaded transformers models

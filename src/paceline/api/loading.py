@@ -148,7 +148,7 @@ def _from_files(
     trust_remote_code: bool,
 ) -> Loaded:
     if hub.is_hub_id(model):
-        path = hub.fetch(str(model), revision)
+        path = hub.fetch(str(model), revision, code=trust_remote_code)
     elif revision is not None:
         raise ModelError(f"revision={revision!r}: {model} is a local directory; only models of the Hub have revisions")
     else:

@@ -25,7 +25,10 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
     if not verifier.same_tokens:
         rule["drafter"], rule["num_draft_tokens"] = drafting.drafter, num_draft_tokens(drafting)
         rule["draft"] = None if drafting.draft is None else _files(drafting.draft, None)
-    own: dict[str, object] = {"dtype": model.dtype, "files": _files(model.model, model.revision)}
+    own: dict[str, object] = {
+        "dtype": model.dtype,
+        "files": _files(model.model, model.revision, code=model.trust_remote_code),
+    }
     if model.backend != "auto":  # another backend rounds otherwise
         own["backend"] = model.backend
     parts = (own, params.to_vllm(), rule)
@@ -39,10 +42,11 @@ def differences(one: str, other: str) -> str:
     return " and ".join(found) if found and one.count("-") == other.count("-") else "other options"
 
 
-def _files(model: str, revision: str | None) -> list[list[object]]:
-    """Every file that says what a model does: weights by size and time, small ones by content."""
-    folder = hub.fetch(model, revision) if hub.is_hub_id(model) else Path(model)
-    names = sorted(path for pattern in hub.WANTED for path in folder.glob(pattern) if path.is_file())
+def _files(model: str, revision: str | None, *, code: bool = False) -> list[list[object]]:
+    """Every file that says what a model does: weights by size and time, small ones by content; code where it runs."""
+    folder = hub.fetch(model, revision, code=code) if hub.is_hub_id(model) else Path(model)
+    patterns = [*hub.WANTED, hub.CODE] if code else hub.WANTED
+    names = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
     return [_facts(path) for path in dict.fromkeys(names)]
 
 

@@ -57,7 +57,7 @@ def look(
     """A checkpoint by its headers. Raises ModelError for one that ``paceline.load`` would plainly refuse."""
     if revision is not None and not hub.is_hub_id(model):
         raise ModelError(f"--revision {revision}: {model} is a local directory; only models of the Hub have revisions")
-    folder = hub.fetch(model, revision) if hub.is_hub_id(model) else Path(model)
+    folder = hub.fetch(model, revision, code=trust_remote_code) if hub.is_hub_id(model) else Path(model)
     hf_files.check_format(folder)
     config = read_config(folder)
     native = is_native(backend, config)

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub as local directories. Fetches data and never code; does not look into it."""
+"""Models of the Hugging Face Hub as local directories. Fetches code only where it is trusted, and runs none."""
 
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from huggingface_hub.errors import (
 from paceline.models.loading import ModelError
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
-UNWANTED = ["*/*.json", "*/*.safetensors", "consolidated*", "*.py", "*.bin"]  # other layouts of the same weights, code
+UNWANTED = ["*/*.json", "*/*.safetensors", "consolidated*", "*.bin"]  # other layouts of the same weights
+CODE = "*.py"
 
 
 def is_hub_id(model: str | Path) -> bool:
@@ -25,18 +26,19 @@ def is_hub_id(model: str | Path) -> bool:
     return not (Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") > 1)
 
 
-def fetch(repository: str, revision: str | None) -> Path:
+def fetch(repository: str, revision: str | None, *, code: bool = False) -> Path:
     """The directory of ``repository`` at ``revision`` (None is its main branch) in the Hub's cache, fetched if need be.
 
-    With HF_HUB_OFFLINE set nothing is fetched. Raises ModelError, naming the id and the way out, for an id or revision
-    that does not exist, access that is not granted, and a Hub that cannot be reached.
+    With ``code`` the repository's Python files are fetched too, otherwise none. With HF_HUB_OFFLINE set nothing is
+    fetched. Raises ModelError, naming the id and the way out, for an id or revision that does not exist, access that is
+    not granted, and a Hub that cannot be reached.
     """
     try:
         folder = snapshot_download(
             repository,
             revision=revision,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
+            allow_patterns=[*WANTED, CODE] if code else WANTED,
+            ignore_patterns=UNWANTED if code else [*UNWANTED, CODE],
             local_files_only=constants.HF_HUB_OFFLINE,  # older versions ask the Hub for a commit's files even then
         )
     except Exception as error:  # whatever the layers of the network raise, it has one way out
