@@ -11,7 +11,9 @@ from paceline.api.speculative_config import NgramSpeculation, Speculation, read_
 from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
+from paceline.engine.static import fastest
 from paceline.models.adopt import TransformersModel, is_transformers_model
+from paceline.models.base import LM
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
@@ -75,9 +77,9 @@ def check_vocabulary(target: Loaded, draft: Loaded) -> None:
 def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
     if isinstance(speculation, NgramSpeculation):
         return DRAFTERS.find("ngram")(max_ngram=speculation.max_ngram, min_ngram=speculation.min_ngram)
-    draft = load(speculation.model, dtype=target.dtype, device=target.lm.device, revision=speculation.revision)
+    draft = _load(speculation.model, target, revision=speculation.revision)
     _check_draft(target, draft)
-    return DRAFTERS.find("model")(lm=draft.lm, draws=speculation.draws)
+    return DRAFTERS.find("model")(lm=_runnable(draft), draws=speculation.draws)
 
 
 def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, target: Loaded) -> Drafter:
@@ -87,17 +89,28 @@ def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, ta
         return DRAFTERS.find("none")()
     if isinstance(drafter, Loaded):
         _check_draft(target, drafter)
-        return DRAFTERS.find("model")(lm=drafter.lm)
+        return DRAFTERS.find("model")(lm=_runnable(drafter))
     if is_transformers_model(drafter):
-        return _build(load(drafter, device=target.lm.device), target)
+        return _build(load(drafter, device=target.lm.device, enforce_eager=target.enforce_eager), target)
     if isinstance(drafter, str) and drafter in DRAFTERS:
         return _by_name(drafter)
     if isinstance(drafter, Path) or (isinstance(drafter, str) and _names_a_model(drafter)):
-        return _build(load(drafter, dtype=target.dtype, device=target.lm.device), target)
+        return _build(_load(drafter, target), target)
     known = f"known names: {', '.join(DRAFTERS)}; or give a draft model's directory, Hub id ('owner/name') or itself"
     if isinstance(drafter, str):
         raise ValueError(f"unknown drafter {drafter!r}: no such directory; {known}")
     raise ValueError(f"a drafter of type {type(drafter).__name__}; {known}")
+
+
+def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> Loaded:
+    """A draft model as ``target`` was loaded."""
+    return load(
+        path, dtype=target.dtype, device=target.lm.device, revision=revision, enforce_eager=target.enforce_eager
+    )
+
+
+def _runnable(draft: Loaded) -> LM:
+    return draft.lm if draft.enforce_eager else fastest(draft.lm)
 
 
 def _names_a_model(text: str) -> bool:

@@ -21,6 +21,7 @@ from paceline.engine.clock import clock_for
 from paceline.engine.guard import Guarded
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.scheduler import Closing, Scheduler
+from paceline.engine.static import fastest
 from paceline.engine.watch import Speed, Watch
 from paceline.models.base import longest_text
 
@@ -91,7 +92,7 @@ class Engine:
         )
         clock = clock_for(target.lm.device)
         self.decoder = Decoder(
-            target=target.lm,
+            target=target.lm if target.enforce_eager else fastest(target.lm),
             drafter=Guarded(drafter=drafting.drafter),
             verifier=rule,
             plan=self._watch or plan,

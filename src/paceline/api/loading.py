@@ -3,7 +3,7 @@
 Knows nothing of decoding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,8 @@ class Loaded:
     """A model ready to decode.
 
     ``tokenizer`` is None where there is none: prompts are then token ids. ``name`` is the directory, the Hub's id or
-    the class it came from, ``config`` what config.json says.
+    the class it came from, ``config`` what config.json says. ``enforce_eager`` keeps decoding from faster
+    implementations of the same forward.
     """
 
     lm: LM
@@ -39,6 +40,7 @@ class Loaded:
     name: str
     dtype: torch.dtype
     config: dict[str, object]
+    enforce_eager: bool = False
 
 
 def load(
@@ -50,6 +52,7 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     threads: int | None = None,
+    enforce_eager: bool = False,
 ) -> Loaded:
     """A model from a Hugging Face directory, a Hub id (``revision``: branch, tag or commit) or transformers' memory.
 
@@ -62,6 +65,8 @@ def load(
     ``dtype`` is a torch dtype, its name or "auto"; None and "auto" keep the precision of the weights. ``device`` None
     is CUDA where there is one, else the CPU. ``trust_remote_code`` lets a checkpoint's own code run, for its
     tokenizer and under "hf"; never under "native". ``threads`` sets torch's number of threads for the whole process.
+    ``enforce_eager`` decodes by plain torch operations where there is a faster way to the same numbers (engine/static),
+    for debugging.
 
     Raises ValueError, naming the reason and the way out, for an option that is unknown or cannot be honoured, and for a
     model that is missing, of an unsupported architecture, unreadable, or larger than the device's free memory.
@@ -83,7 +88,7 @@ def load(
         )
     if threads is not None:
         torch.set_num_threads(threads)
-    return loaded
+    return replace(loaded, enforce_eager=enforce_eager)
 
 
 def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch.dtype, torch.device]:

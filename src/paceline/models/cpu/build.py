@@ -14,8 +14,9 @@ from pathlib import Path
 logger = logging.getLogger("paceline")
 
 SOURCES = Path(__file__).parent / "kernel"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-w")
-THREADS = "-fopenmp"
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-shared", "-fPIC", "-w")
+# What is left out where a compiler does not know it: OpenMP on Apple's, and then one thread has to do.
+ATTEMPTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
 TIMEOUT = 300  # seconds
 
 
@@ -65,21 +66,22 @@ def build(compiler: str, library: Path) -> None:
         library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = Path(folder) / library.name
-            first = _compile(compiler, made, THREADS)
-            if first is not None:  # Apple's compiler has no OpenMP: then one thread has to do
-                second = _compile(compiler, made)
-                if second is not None:
-                    raise KernelError(f"{compiler} could not build the CPU kernel: {second}")
+            _compile(compiler, made)
             os.replace(made, library)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"the CPU kernel could not be built in {library.parent}: {error}") from error
 
 
-def _compile(compiler: str, library: Path, *more: str) -> str | None:
-    """What the compiler complained about; None if it did not."""
-    command = [compiler, *FLAGS, *more, "-o", str(library), str(SOURCES / "kernel.cpp")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    return None if done.returncode == 0 else done.stderr[-2000:] or f"exit code {done.returncode}"
+def _compile(compiler: str, library: Path) -> None:
+    """Compile with the first of ATTEMPTS that works. Raises KernelError with what the compiler said to the first."""
+    complaint = ""
+    for more in ATTEMPTS:
+        command = [compiler, *FLAGS, *more, "-o", str(library), str(SOURCES / "kernel.cpp")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        if done.returncode == 0:
+            return
+        complaint = complaint or done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
+    raise KernelError(f"{compiler} could not build the CPU kernel: {complaint}")
 
 
 def _identity(compiler: str) -> str:
@@ -88,7 +90,7 @@ def _identity(compiler: str) -> str:
     for path in sorted(SOURCES.iterdir()):
         seen.update(path.name.encode() + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT).stdout
-    seen.update("\0".join((compiler, version, *FLAGS, platform.machine(), _processor())).encode())
+    seen.update("\0".join((compiler, version, *FLAGS, str(ATTEMPTS), platform.machine(), _processor())).encode())
     return seen.hexdigest()[:16]
 
 

@@ -44,7 +44,6 @@ class Buffer(IntEnum):
     ASIDE = 6
 
 
-
 class Operation(Structure):
     _fields_ = [
         *((name, c_int64) for name in "kind variant source target inner outer count offset".split()),

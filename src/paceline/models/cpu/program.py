@@ -120,8 +120,10 @@ class _Writer:
 
     def point(self, tensor: Tensor) -> int:
         """Where ``tensor`` lies; it is kept alive."""
-        if tensor.dtype != self.dtype or not tensor.is_contiguous():
-            raise UnsupportedError(f"a weight of {tensor.dtype} or not contiguous")
+        if tensor.dtype != self.dtype:
+            raise UnsupportedError(f"a weight of {tensor.dtype} in a model of {self.dtype}")
+        if not tensor.is_contiguous():
+            raise UnsupportedError("a matrix that does not lie row by row")
         self.held.append(tensor)
         return tensor.data_ptr()
 

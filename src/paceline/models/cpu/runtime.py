@@ -25,18 +25,14 @@ class CpuDecoder:
     """``lm`` by the kernel, on its own weights.
 
     A row's numbers do not depend on what is computed beside it, so a token has the same logits, bit for bit, whether
-    it is scored alone, in a draft, in a batch or in a prompt.
+    it is scored alone, in a draft, in a batch or in a prompt. Weights may be changed in place or moved as a whole.
 
     Raises UnsupportedError for a decoder that the kernel does not know, KernelError where it cannot be built.
     """
 
     def __init__(self, lm: DecoderLM) -> None:
         self.lm = lm
-        self._program = compile_program(lm)
-        self._source = lm.embed.weight.data_ptr()
-        self._run = getattr(load_kernel(), f"paceline_forward_{name_of(lm.dtype)}")
-        self._run.restype = None
-        self._cos = self._sin = torch.empty(0)
+        self._prepare()
 
     @property
     def vocab_size(self) -> int:
@@ -49,6 +45,10 @@ class CpuDecoder:
     @property
     def num_layers(self) -> int:
         return self.lm.num_layers
+
+    @property
+    def max_slots(self) -> int | None:
+        return self.lm.max_slots
 
     @property
     def slot_bytes(self) -> int:
@@ -73,7 +73,7 @@ class CpuDecoder:
         if torch.compiler.is_compiling():
             return self.lm(tree, cache, start=start, taps=taps, head=head)
         if self.lm.embed.weight.data_ptr() != self._source:  # the weights were moved
-            self._program, self._source = compile_program(self.lm), self.lm.embed.weight.data_ptr()
+            self._prepare()
         self._extend_table(min(cache.capacity, self.max_positions))
         tokens, depth, valid = _rows(tree.tokens[:, start:]), _rows(tree.depth[:, start:]), _rows(tree.valid[:, start:])
         ancestors, length, index = _rows(tree.ancestors[:, start:]), cache.length, cache.rows
@@ -118,6 +118,13 @@ class CpuDecoder:
         )
         self._run(ctypes.byref(self._program.model), ctypes.byref(call))
         return Output(logits, hidden)
+
+    def _prepare(self) -> None:
+        self._program = compile_program(self.lm)
+        self._source = self.lm.embed.weight.data_ptr()
+        self._run = getattr(load_kernel(), f"paceline_forward_{name_of(self.lm.dtype)}")
+        self._run.restype = None
+        self._cos = self._sin = torch.empty(0)
 
     def _empty_logits(self, rows: int, nodes: int, head: Head) -> Tensor | None:
         if head is Head.NONE:

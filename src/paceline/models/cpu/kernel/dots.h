@@ -4,17 +4,43 @@
 // result does not depend on the rows beside it: a token scored alone and in a draft has the same logits, bit for bit.
 #pragma once
 
+#include <algorithm>
+
 #include "scalar.h"
 
 namespace paceline {
 
 constexpr int MOST_ROWS = 6;  // of x in one tile: with 4 rows of w, 24 sums and their operands fill the registers
+constexpr int AHEAD = 8;      // tiles between what is read and what is asked of memory
+constexpr long PASS = 128 * 1024;  // bytes of w that stay in the second-level cache while several tiles of x read them
 
-// One tile of N (4 or 8) rows of w and M rows of x; out[m * N + n].
+inline void want(const void *p) { __builtin_prefetch(p, 0, 3); }        // soon: in the first-level cache
+inline void want_later(const void *p) { __builtin_prefetch(p, 0, 2); }  // in the second
+
+// The memory after the rows of a tile, and that at far, line by line as the tile proceeds.
+template <int N>
+struct Ahead {
+    const char *near, *far;
+    inline void step() {
+        if constexpr (N > 1) {
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++) {
+                want(near + n * 64);
+                want_later(far + n * 64);
+            }
+            near += N * 64;
+            far += N * 64;
+        }
+    }
+};
+
+// One tile of N (1, 4 or 8) rows of w and M rows of x; out[m * N + n]. On the way it asks for the rows after these, and
+// for the N rows at far: a row is short, and the machine's own foresight starts anew with each.
 template <class T, int N, int M>
-inline void tile(const T *w, long ldw, const T *x, long ldx, int k, Acc<T> *out) {
+[[gnu::noinline]] void tile(const T *w, long ldw, const T *x, long ldx, int k, const T *far, Acc<T> *out) {
     using V = Vec<T>;
     V acc[M][N] = {};
+    Ahead<N> ahead{(const char *)(w + N * ldw), (const char *)far};
     int i = 0;
     auto add = [&](auto &&get) {
         V wide[N];
@@ -27,7 +53,10 @@ inline void tile(const T *w, long ldw, const T *x, long ldx, int k, Acc<T> *out)
             for (int n = 0; n < N; n++) acc[m][n] += wide[n] * row;
         }
     };
-    for (; i + lanes<T> <= k; i += lanes<T>) add([](const T *p) { return load(p); });
+    for (; i + lanes<T> <= k; i += lanes<T>) {
+        ahead.step();
+        add([](const T *p) { return load(p); });
+    }
     if (i < k) add([&](const T *p) { return load_some(p, k - i); });
     for (int m = 0; m < M; m++) {
         if constexpr (N == 1) {
@@ -44,8 +73,9 @@ inline void tile(const T *w, long ldw, const T *x, long ldx, int k, Acc<T> *out)
 #if defined(__AVX512BF16__)
 // The same for bfloat16 where the machine multiplies pairs of it.
 template <int N, int M>
-inline void tile_pairs(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, float *out) {
+[[gnu::noinline]] void tile_pairs(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, const bf16 *far, float *out) {
     __m512 acc[M][N];
+    Ahead<N> ahead{(const char *)(w + N * ldw), (const char *)far};
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
@@ -62,7 +92,10 @@ inline void tile_pairs(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, 
             for (int n = 0; n < N; n++) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], wide[n], row);
         }
     };
-    for (; i + 32 <= k; i += 32) add([](const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); });
+    for (; i + 32 <= k; i += 32) {
+        ahead.step();
+        add([](const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); });
+    }
     if (i < k) {
         __mmask32 some = (1u << (k - i)) - 1;
         add([&](const bf16 *p) { return (__m512bh)_mm512_maskz_loadu_epi16(some, p); });
@@ -78,15 +111,13 @@ inline void tile_pairs(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, 
         }
     }
 }
-template <>
-inline void tile<bf16, 1, 1>(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, float *out) {
-    tile_pairs<1, 1>(w, ldw, x, ldx, k, out);
-}
 #define PACELINE_PAIRS(N, M)                                                                                   \
     template <>                                                                                                \
-    inline void tile<bf16, N, M>(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, float *out) {        \
-        tile_pairs<N, M>(w, ldw, x, ldx, k, out);                                                              \
+    inline void tile<bf16, N, M>(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, const bf16 *far, \
+                                   float *out) {                                                               \
+        tile_pairs<N, M>(w, ldw, x, ldx, k, far, out);                                                         \
     }
+PACELINE_PAIRS(1, 1)
 PACELINE_PAIRS(1, 2)
 PACELINE_PAIRS(1, 3)
 PACELINE_PAIRS(1, 4)
@@ -104,14 +135,14 @@ PACELINE_PAIRS(8, 1)
 
 // A tile of m rows of x, 1 to MOST_ROWS.
 template <class T, int N>
-inline void tile_of(int m, const T *w, long ldw, const T *x, long ldx, int k, Acc<T> *out) {
+inline void tile_of(int m, const T *w, long ldw, const T *x, long ldx, int k, const T *far, Acc<T> *out) {
     switch (m) {
-        case 1: return tile<T, N, 1>(w, ldw, x, ldx, k, out);
-        case 2: return tile<T, N, 2>(w, ldw, x, ldx, k, out);
-        case 3: return tile<T, N, 3>(w, ldw, x, ldx, k, out);
-        case 4: return tile<T, N, 4>(w, ldw, x, ldx, k, out);
-        case 5: return tile<T, N, 5>(w, ldw, x, ldx, k, out);
-        default: return tile<T, N, 6>(w, ldw, x, ldx, k, out);
+        case 1: return tile<T, N, 1>(w, ldw, x, ldx, k, far, out);
+        case 2: return tile<T, N, 2>(w, ldw, x, ldx, k, far, out);
+        case 3: return tile<T, N, 3>(w, ldw, x, ldx, k, far, out);
+        case 4: return tile<T, N, 4>(w, ldw, x, ldx, k, far, out);
+        case 5: return tile<T, N, 5>(w, ldw, x, ldx, k, far, out);
+        default: return tile<T, N, 6>(w, ldw, x, ldx, k, far, out);
     }
 }
 
@@ -119,34 +150,41 @@ inline void tile_of(int m, const T *w, long ldw, const T *x, long ldx, int k, Ac
 template <class T, class Put>
 inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
     Acc<T> out[MOST_ROWS * 8];
+    auto one_by_one = [&](int n, int m, int size) {
+        for (; n < end; n++) {
+            tile_of<T, 1>(size, w + n * ldw, ldw, x + m * ldx, ldx, k, w, out);
+            for (int j = 0; j < size; j++) put(m + j, n, 1, out + j);
+        }
+    };
     if (rows == 1) {
         int n = begin;
         for (; n + 8 <= end; n += 8) {
-            tile<T, 8, 1>(w + n * ldw, ldw, x, ldx, k, out);
+            tile<T, 8, 1>(w + n * ldw, ldw, x, ldx, k, w + (n + 8 * AHEAD) * ldw, out);
             put(0, n, 8, out);
         }
-        for (; n < end; n++) {
-            tile<T, 1, 1>(w + n * ldw, ldw, x, ldx, k, out);
-            put(0, n, 1, out);
-        }
-        return;
+        return one_by_one(n, 0, 1);
     }
-    // Rows of x that stay in the second-level cache while all of w passes.
-    const int most = std::max<long>(MOST_ROWS, 256 * 1024 / (k * (long)sizeof(T)) / MOST_ROWS * MOST_ROWS);
-    for (int first = 0; first < rows; first += most) {
-        const int count = std::min(most, rows - first), tiles = (count + MOST_ROWS - 1) / MOST_ROWS;
-        auto sweep = [&](int n, auto width) {
-            constexpr int N = decltype(width)::value;
-            for (int t = 0, m = first; t < tiles; t++) {
-                const int size = (first + count - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
-                tile_of<T, N>(size, w + n * ldw, ldw, x + m * ldx, ldx, k, out);
-                for (int j = 0; j < size; j++) put(m + j, n, N, out + j * N);
-                m += size;
+    const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    // With one tile all of w passes once. With more, a piece of it stays near while the tiles of x take turns, and the
+    // last of them asks for the next piece.
+    const int whole = (end - begin) / 4 * 4, fitting = std::max<long>(1, PASS / (4 * k * (long)sizeof(T))) * 4;
+    const int piece = tiles == 1 ? whole : fitting, distance = tiles == 1 ? 4 * AHEAD : piece;
+    for (int first = begin; first < begin + whole; first += piece) {
+        const int last = std::min(begin + whole, first + piece);
+        for (int t = 0, m = 0; t < tiles; t++) {
+            const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
+            for (int n = first; n < last; n += 4) {
+                const T *far = w + (t + 1 == tiles ? n + distance : n) * ldw;
+                tile_of<T, 4>(size, w + n * ldw, ldw, x + m * ldx, ldx, k, far, out);
+                for (int j = 0; j < size; j++) put(m + j, n, 4, out + j * 4);
             }
-        };
-        int n = begin;
-        for (; n + 4 <= end; n += 4) sweep(n, std::integral_constant<int, 4>{});
-        for (; n < end; n++) sweep(n, std::integral_constant<int, 1>{});
+            m += size;
+        }
+    }
+    for (int t = 0, m = 0; t < tiles; t++) {
+        const int size = (rows - m + tiles - t - 1) / (tiles - t);
+        one_by_one(begin + whole, m, size);
+        m += size;
     }
 }
 
