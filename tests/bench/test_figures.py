@@ -95,6 +95,25 @@ def test_break_even_and_grid_take_what_belongs_together(tmp_path):
     assert [line.max_tokens for line in grid(figures)] == [(8, 16)] * 8
 
 
+def test_means_of_the_grid_are_over_its_lengths(tmp_path):
+    figures = figures_of(measure(tmp_path).records)
+    slower = [
+        replace(line, tokens_per_second=2.0, speedup=replace(line.speedup, value=1.0))
+        if line.cell.max_tokens == 16
+        else line
+        for line in figures
+    ]
+    (line,) = [
+        line for line in grid(slower) if (line.drafter, line.num_draft_tokens, line.batch_size) == ("ngram", 2, 4)
+    ]
+    assert (line.speedup, line.tokens_per_second, line.temperature) == (1.5, 5, 0)
+
+
+def test_runs_of_other_conditions_have_grids_of_their_own(tmp_path):
+    figures = figures_of(measure(tmp_path).records)
+    assert len(grid([*figures, *(replace(line, run="another") for line in figures)])) == 16
+
+
 def test_csv_has_a_line_for_every_cell(tmp_path):
     rows = list(csv.DictReader(io.StringIO(to_csv(figures_of(measure(tmp_path).records)))))
     assert len(rows) == 16 and tuple(rows[0]) == COLUMNS
@@ -145,7 +164,8 @@ def test_reports_come_from_the_raw_file_alone(tmp_path):
     assert (
         "each at its best k" in text
         and "2.00 2.00-2.00" in text
-        and "means over 8, 16 tokens" in text
+        and "means over lengths of text" in text
+        and "8, 16" in text
         and "stops paying" in text
     )
 

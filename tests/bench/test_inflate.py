@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,8 +7,9 @@ from transformers import AutoModelForCausalLM
 
 import paceline
 from paceline.api import load
+from paceline.bench.inflate import _Random as Random
 from paceline.bench.inflate import inflate, inflate_to, main, read_count, write
-from paceline.bench.widths import choose_widths, count_parameters
+from paceline.bench.widths import choose_widths, count_parameters, widened
 from paceline.core.batch import Request
 from paceline.core.plan import Fixed
 from paceline.decode import Decoder
@@ -72,6 +74,61 @@ def test_function_is_kept(widths, tied):
     single = inflate(lm.float(), **widths)
     assert single.dtype == torch.float32
     assert difference(single.causal(TOKENS).logits.double(), wanted) < 1e-5
+
+
+def forgotten_eps(config, *arguments):
+    """Widths with the eps of the narrow model."""
+    return replace(widened(config, *arguments), norm_eps=config.norm_eps)
+
+
+def unequal_shares(self, columns, source):
+    """Shares of heads and lanes that add up to all but the last one's noise."""
+    shares = SPLIT(self, columns, source)
+    shares[:, -1] += columns.std() / 100
+    return shares
+
+
+def whole_shares(self, columns, source):
+    """Copies that each have all of it."""
+    return columns[:, source]
+
+
+SPLIT = Random.split
+MISTAKES = [
+    ("paceline.bench.inflate.widened", forgotten_eps),
+    ("paceline.bench.inflate._Random.split", unequal_shares),
+    ("paceline.bench.inflate._Random.split", whole_shares),
+]
+
+
+@pytest.mark.parametrize(("name", "mistake"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("widths", WIDTHS)
+def test_mistakes_show_in_the_function(monkeypatch, widths, name, mistake):
+    """An eps that is not scaled and shares that do not sum are far beyond what the tests of the function allow."""
+    monkeypatch.setattr(name, mistake)
+    lm = small()
+    assert difference(inflate(lm, **widths).causal(TOKENS).logits, lm.causal(TOKENS).logits) > 1e-4
+
+
+def test_shares_of_every_column_sum_to_it():
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.randn(5, 3, 2, dtype=torch.float64, generator=generator)
+    source = torch.tensor([0, 1, 2, 0, 1, 0])
+    shares = Random(generator, torch.device("cpu")).split(columns, source)
+    assert torch.allclose(torch.zeros_like(columns).index_add(1, source, shares), columns, rtol=0, atol=1e-12)
+    assert (shares[:, 0] - shares[:, 3]).abs().min() > 0
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0])
+def test_eps_is_scaled_with_the_width(scale):
+    """Embeddings as small as eps: a norm there is all but decided by it."""
+    lm = small()
+    state = unpack(lm.config, lm.state_dict())
+    state["embed.weight"] *= scale
+    lm = loading.build(lm.config, state)
+    large = inflate(lm, hidden_size=96, ffn_size=100)
+    assert large.config.norm_eps == pytest.approx(lm.config.norm_eps / 3)
+    assert difference(large.causal(TOKENS).logits, lm.causal(TOKENS).logits) < 1e-9
 
 
 def test_multi_head_attention_and_one_key_value_head_are_widened_too():

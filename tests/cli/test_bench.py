@@ -1,9 +1,11 @@
 import json
+from importlib import import_module
 from itertools import count
 
 import pytest
 
 from paceline.api import load
+from paceline.bench import inflate
 from paceline.bench.raw import fingerprint
 from paceline.bench.suites import choose
 from paceline.bench.sweep import run_sweep
@@ -32,8 +34,9 @@ def cells_of(path):
 
 @pytest.fixture(autouse=True)
 def ticking(monkeypatch):
-    """Everything takes a second, so no cell is void and nothing depends on the machine."""
+    """Everything takes a second, so no cell is void; nothing depends on the machine or on who edits the source."""
     monkeypatch.setitem(run_sweep.__kwdefaults__, "clock", count().__next__)
+    monkeypatch.setattr(import_module("paceline.cli.bench"), "hash_source", lambda: "unchanged")
 
 
 @pytest.fixture
@@ -122,13 +125,32 @@ def test_categories_follow_the_prompts_that_were_chosen(raw, tmp_path):
     assert prompts["hash"] == fingerprint({"prompts": chosen})
 
 
-def test_the_grid_sets_both_of_its_axes(raw, monkeypatch):
-    monkeypatch.setattr("paceline.cli.bench.GRID_MAX_TOKENS", "4,6")
+def test_the_grid_is_one_command(raw, monkeypatch, capsys):
+    """The draft model alone, over the field's lengths, here shortened; a mean for each gamma."""
+    command = import_module("paceline.cli.bench")
+    assert (command.GRID_DRAFT_TOKENS, command.GRID_MAX_TOKENS) == ("1,2,4,8", "50,100,200,500")
+    monkeypatch.setattr(command, "GRID_MAX_TOKENS", "4,6")
     words = ("bench", "--target", pair().target, "--draft", pair().draft, "--output", raw, "--grid", "--no-html")
     options = ("--num-prompts", 1, "--repeats", 1, "--attempts", 1, "--prompt-file", prompts(raw))
     assert run([str(word) for word in (*words, *options)]) == 0
     found = [(record["cell"]["num_draft_tokens"], record["cell"]["max_tokens"]) for record in cells_of(raw)]
     assert found == [(k, tokens) for tokens in (4, 6) for k in (1, 2, 4, 8)]
+    means = capsys.readouterr().out.split("means over lengths of text")[1]
+    # Every side takes a second: speed-up 1, and 4 and 6 tokens in it.
+    assert [tuple(line.split()[-3:]) for line in means.splitlines() if "4, 6" in line] == [
+        (gamma, "1.00", "5.0") for gamma in ("1", "2", "4", "8")
+    ]
+
+
+def test_the_grid_as_it_is_fits_the_embedded_pair(raw, monkeypatch):
+    """All sixteen cells, of which only the first ticks of a scripted clock are seen here."""
+    found = []
+    monkeypatch.setattr(import_module("paceline.cli.bench"), "run_sweep", lambda tasks, **_: found.extend(tasks))
+    options = ("--grid", "--no-html", "--num-prompts", "8", "--output", str(raw))
+    assert run(["bench", *options]) == 2  # nothing was measured, so there is nothing to report
+    assert {(task.drafter, task.num_draft_tokens, task.max_tokens) for task in found} == {
+        ("model", k, tokens) for k in (1, 2, 4, 8) for tokens in (50, 100, 200, 500)
+    }
 
 
 @pytest.mark.parametrize(
@@ -157,6 +179,15 @@ def test_what_cannot_be_measured_is_refused_before_any_work(raw, capsys, options
     assert bench(raw, *options) == 2
     assert message in capsys.readouterr().err
     assert not raw.exists()
+
+
+def test_peers_cannot_assist_with_another_vocabulary(raw, tmp_path, capsys):
+    words = ["--model", str(pair().target), "--output", str(tmp_path / "wide"), "--vocab", "2000"]
+    assert inflate.main(words) == 0
+    assert bench(raw, "--target", tmp_path / "wide", "--peers") == 2
+    assert "--peers with 2000 token ids of the target" in capsys.readouterr().err
+    assert not raw.exists()
+    assert bench(raw, "--target", tmp_path / "wide", "--k", "1", "--drafter", "model") == 0
 
 
 def test_a_draft_needs_its_target(raw, capsys):

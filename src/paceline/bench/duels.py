@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from statistics import median
 
-from paceline.bench.figures import Figures, attempts_by, label_of
+from paceline.bench.figures import Figures, Group, attempts_by, label_of
 from paceline.bench.raw import CHOICE, DUEL, RawFile, Record
 from paceline.bench.runner import Configuration
 from paceline.bench.statistics import Estimate, estimate, paired_ratios
@@ -89,6 +89,11 @@ class DuelFigures:
     num_looping: int
     num_different: int  # 0: both sides emitted the same tokens
     first_difference: int | None  # the earliest
+
+    @property
+    def group(self) -> Group:
+        """What must be equal for lines to stand in one table, batch sizes aside."""
+        return self.label, self.suite, self.duel.own.temperature, self.duel.own.max_tokens
 
 
 def choose_duels(figures: Iterable[Figures], *, run: str, axes: Axes) -> list[Choice]:

@@ -128,31 +128,37 @@ class GridLine:
     """Means over the lengths of text that were timed."""
 
     label: str
+    suite: str
     drafter: str
+    batch_size: int
+    temperature: float
     num_draft_tokens: int
-    max_tokens: tuple[int, ...]
+    max_tokens: tuple[int, ...]  # those of them whose cells are not void
     speedup: float
     tokens_per_second: float
 
 
 def grid(figures: Iterable[Figures]) -> list[GridLine]:
     """The field's classic table: for every draft length, means over ``max_tokens``; void lines take no part."""
-    groups: defaultdict[tuple[str, float, int, str, int], list[Figures]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, float, int, str, int], list[Figures]] = defaultdict(list)
     for line in figures:
         cell = line.cell
         if not line.void and cell.num_draft_tokens:
-            key = line.label, cell.temperature, cell.batch_size, cell.drafter, cell.num_draft_tokens
+            key = line.run, line.suite, cell.temperature, cell.batch_size, cell.drafter, cell.num_draft_tokens
             groups[key].append(line)
     return [
         GridLine(
-            label=label,
+            label=lines[0].label,
+            suite=suite,
             drafter=drafter,
+            batch_size=batch,
+            temperature=temperature,
             num_draft_tokens=count,
             max_tokens=tuple(line.cell.max_tokens for line in lines),
             speedup=fmean(line.speedup.value for line in lines),
             tokens_per_second=fmean(line.tokens_per_second for line in lines),
         )
-        for (label, _, _, drafter, count), lines in groups.items()
+        for (_, suite, temperature, batch, drafter, count), lines in groups.items()
         if len(lines) > 1
     ]
 

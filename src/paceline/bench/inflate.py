@@ -20,8 +20,8 @@ and 1e-9 in float64. Rounding the new weights to bfloat16 rounds other numbers t
 in bfloat16 differ after some tokens and acceptance moves a little.
 
 There are widths only. Layers that add nothing would keep the function too, but such layers could be skipped, or left
-early, at no loss: drafters that do so would be measured as free. Nor is the vocabulary widened: a head without bias
-has no row whose logit is always low.
+early, at no loss: drafters that do so would be measured as free. The vocabulary is widened first, where that is wanted,
+in a way of its own (bench/vocabulary); that holds for greedy decoding only.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from paceline.bench.vocabulary import widen_vocabulary
 from paceline.bench.widths import choose_widths, count_parameters, widened
 from paceline.models.decoder import DecoderConfig, DecoderLM
 from paceline.models.loading import ModelError, build, configure, load, name_of, read_config, save
@@ -55,10 +56,13 @@ tags: [paceline, inflated]
 Inflated from `{name}`: costs are those of the large model, acceptance is real.
 
 {before:,} parameters have become {after:,}: hidden size {hidden}, feed-forward {ffn}, {heads} query and {kv_heads}
-key-value heads, weights in {dtype}. It computes what the small model computes, up to rounding. It knows no more, and
-its texts are no better. Use it to time decoding, and for nothing else. The licence is that of `{name}`. Made by
-`python -m paceline.bench.inflate`.
+key-value heads, {vocab:,} token ids, weights in {dtype}. {ids}It computes
+what the small model computes, up to rounding. It knows no more, and its texts are no better. Use it to time decoding,
+and for nothing else. The licence is that of `{name}`. Made by `python -m paceline.bench.inflate`.
 """
+
+IDS = """Of the ids only {known:,} are the tokenizer's; the others never have the largest logit, but are drawn at a
+temperature above 0: decode greedily. """
 
 Progress = Callable[[int, int], None]  # layers done, of how many
 
@@ -152,7 +156,8 @@ def write(
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "rms_norm_eps": shape.norm_eps,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": shape.tied_head,
+        "vocab_size": shape.vocab_size,
         "torch_dtype": name_of(dtype),
         "paceline_inflated_from": name,
     }
@@ -173,7 +178,9 @@ def write(
         ffn=shape.ffn_size,
         heads=shape.num_heads,
         kv_heads=shape.num_kv_heads,
+        vocab=shape.vocab_size,
         dtype=name_of(dtype),
+        ids=IDS.format(known=before.vocab_size) if shape.vocab_size > before.vocab_size else "",
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -225,7 +232,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--model", type=Path, required=True, help="directory of the trained model, of the Llama layout")
     parser.add_argument(
-        "--parameters", required=True, help="how many the result has, such as 200M or 1.5B; within 5 %%"
+        "--parameters", help="how many the result has, such as 200M or 1.5B; within 5 %%; widths stay without it"
+    )
+    parser.add_argument(
+        "--vocab", type=int, help="token ids of the result, the new ones never chosen; widen the draft alike"
     )
     parser.add_argument("--output", type=Path, required=True, help="directory to write, which must hold no model")
     parser.add_argument("--name", help="what the card calls the trained model; its directory by default")
@@ -239,11 +249,15 @@ def main(arguments: Sequence[str]) -> int:
         print(f"\rlayer {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
     try:
-        number = read_count(given.parameters)
+        if given.parameters is None and given.vocab is None:
+            raise ValueError("neither --parameters nor --vocab: give one of them, or both")
+        number = None if given.parameters is None else read_count(given.parameters)
         if (given.output / "config.json").exists():
             raise ModelError(f"{given.output} holds a model already; remove it or give another folder")
         lm = load(given.model, dtype=DTYPES[given.dtype])
-        large = inflate_to(lm, num_parameters=number, seed=given.seed, progress=progress)
+        large = lm if given.vocab is None else widen_vocabulary(lm, given.vocab, seed=given.seed)
+        if number is not None:
+            large = inflate_to(large, num_parameters=number, seed=given.seed, progress=progress)
         write(large, given.output, source=given.model, name=given.name)
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -251,7 +265,8 @@ def main(arguments: Sequence[str]) -> int:
     shape = large.config
     sizes = f"{count_parameters(shape):,} parameters in {given.dtype}, from {count_parameters(lm.config):,}"
     heads = f"{shape.num_heads} query and {shape.num_kv_heads} key-value heads"
-    print(f"{given.output}: {sizes}; hidden size {shape.hidden_size}, feed-forward {shape.ffn_size}, {heads}")
+    ids = "" if given.vocab is None else f", {shape.vocab_size:,} token ids"
+    print(f"{given.output}: {sizes}; hidden size {shape.hidden_size}, feed-forward {shape.ffn_size}, {heads}{ids}")
     return 0
 
 

@@ -11,7 +11,7 @@ from paceline.bench.duels import duel_figures_of
 from paceline.bench.figures import figures_of
 from paceline.bench.raw import Record, read_records
 from paceline.bench.spreadsheets import categories_to_csv, duels_to_csv, to_csv
-from paceline.bench.tables import best_table, break_even_table, category_table, duel_table, grid_table, sweep_tables
+from paceline.bench.tables import best_table, break_even_table, category_tables, duel_tables, grid_table, sweep_tables
 
 
 def check_drawing() -> None:
@@ -25,11 +25,11 @@ def print_tables(records: Sequence[Record], console: Console) -> None:
     figures = figures_of(records)
     for table in (
         *sweep_tables(figures),
-        category_table(at_best(category_figures_of(records), figures)),
+        *category_tables(at_best(category_figures_of(records), figures)),
         best_table(figures),
         break_even_table(figures),
         grid_table(figures),
-        duel_table(duel_figures_of(records)),
+        *duel_tables(duel_figures_of(records)),
     ):
         if table is not None:
             console.print(table)

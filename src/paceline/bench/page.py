@@ -13,8 +13,7 @@ from paceline.bench.duels import DuelFigures, duel_figures_of
 from paceline.bench.figures import Figures, Group, best, break_evens, figures_of, grid, runs_of
 from paceline.bench.raw import Record
 from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW, Estimate
-from paceline.bench.sweep import Cell
-from paceline.bench.tables import number, percent
+from paceline.bench.tables import describe_group, number, percent
 
 HEADINGS = (
     "drafter",
@@ -105,7 +104,6 @@ def make_page(records: Sequence[Record], *, title: str) -> str:
 
 
 def _section(group: Group, lines: Sequence[Figures]) -> Section:
-    label, suite, temperature, max_tokens = group
     sound = [line for line in lines if not line.void]
     drawings: list[tuple[str, Markup]] = []
     if sound:
@@ -115,7 +113,7 @@ def _section(group: Group, lines: Sequence[Figures]) -> Section:
             drawings.insert(1, (OVER_BATCH, Markup(plots.speedup_over_batch(sound))))
     fastest = {id(line) for line in best(lines)}
     return Section(
-        title=f"{label}, {suite}, temperature {temperature:g}, {max_tokens} tokens",
+        title=describe_group(group),
         plots=drawings,
         rows=[_row(line, fastest=id(line) in fastest) for line in lines],
         crossings=[(drafter, count, str(crossing)) for _, drafter, count, crossing in break_evens(lines)],
@@ -148,7 +146,7 @@ def _duel_row(line: DuelFigures) -> Row:
     own = line.duel.own
     rates = (f"{line.tokens_per_second:.1f}", f"{line.other_tokens_per_second:.1f}")
     values = (
-        _conditions(line.label, line.suite, own),
+        describe_group(line.group),
         str(own.batch_size),
         own.way,
         line.duel.other.way,
@@ -163,7 +161,7 @@ def _duel_row(line: DuelFigures) -> Row:
 
 def _category_row(line: CategoryFigures) -> Row:
     values = (
-        _conditions(line.label, line.suite, line.cell),
+        describe_group(line.group),
         str(line.cell.batch_size),
         line.cell.way,
         line.category,
@@ -174,10 +172,6 @@ def _category_row(line: CategoryFigures) -> Row:
         str(line.num_looping),
     )
     return Row(kind="", values=values)
-
-
-def _conditions(label: str, suite: str, cell: Cell) -> str:
-    return f"{label}, {suite}, temperature {cell.temperature:g}, {cell.max_tokens} tokens"
 
 
 def _interval(value: Estimate) -> tuple[str, str]:

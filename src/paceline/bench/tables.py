@@ -9,9 +9,6 @@ from paceline.bench.categories import CategoryFigures
 from paceline.bench.duels import DuelFigures
 from paceline.bench.figures import Figures, Group, best, break_evens, grid
 
-DUELS = "best against best: each pair timed directly; above 1 ours is faster"
-CATEGORIES = "by category, each drafter at its best k"
-
 
 def sweep_tables(figures: Sequence[Figures]) -> list[Table]:
     """For all that was timed alike, one line per cell: speed with its 95 % interval, and beside it what happened."""
@@ -22,9 +19,7 @@ def sweep_tables(figures: Sequence[Figures]) -> list[Table]:
 
 
 def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
-    label, suite, temperature, max_tokens = group
-    title = f"{label}, {suite}, temperature {temperature:g}, {max_tokens} tokens"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+    table = Table(title=describe_group(group), title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("drafter", overflow="fold", min_width=13)
     for name in ("k", "batch", "speed-up 95 %", "tokens/s", "/step", "accept", "effic.", "differ", "loop"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -88,58 +83,67 @@ def grid_table(figures: Sequence[Figures]) -> Table | None:
     lines = grid(figures)
     if not lines:
         return None
-    lengths = ", ".join(map(str, lines[0].max_tokens))
-    table = Table(title=f"means over {lengths} tokens", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("precision", "drafter", "gamma", "speed-up", "tokens/s"):
-        table.add_column(name, justify="left" if name in ("precision", "drafter") else "right")
+    table = Table(title="means over lengths of text", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("precision", "temp", "batch", "drafter", "tokens", "gamma", "speed-up", "tokens/s"):
+        table.add_column(name, justify="left" if name in ("precision", "drafter") else "right", overflow="fold")
     for line in lines:
-        rate = f"{line.tokens_per_second:.1f}"
-        table.add_row(line.label, line.drafter, str(line.num_draft_tokens), f"{line.speedup:.2f}", rate)
+        table.add_row(
+            line.label,
+            f"{line.temperature:g}",
+            str(line.batch_size),
+            line.drafter,
+            ", ".join(map(str, line.max_tokens)),
+            str(line.num_draft_tokens),
+            f"{line.speedup:.2f}",
+            f"{line.tokens_per_second:.1f}",
+        )
     return table
 
 
-def duel_table(lines: Sequence[DuelFigures]) -> Table | None:
-    """Sides that were timed against each other directly; None where none were."""
-    if not lines:
-        return None
-    table = Table(title=DUELS, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
-    for name in ("precision", "temp", "tokens", "batch", "ours", "other", "ours/other 95 %", "tokens/s", "differ"):
-        left = name in ("precision", "ours", "other")
-        table.add_column(name, justify="left" if left else "right", overflow="fold")
+def duel_tables(lines: Sequence[DuelFigures]) -> list[Table]:
+    """For all that was timed alike, the sides that were timed against each other directly."""
+    groups: dict[Group, list[DuelFigures]] = {}
     for line in lines:
-        own, ratio = line.duel.own, line.ratio
-        rates = f"{line.tokens_per_second:.0f} : {line.other_tokens_per_second:.0f}"
+        groups.setdefault(line.group, []).append(line)
+    return [_duel_table(group, found) for group, found in groups.items()]
+
+
+def _duel_table(group: Group, lines: Sequence[DuelFigures]) -> Table:
+    table = _table(f"best against best, {describe_group(group)}; above 1 ours is faster")
+    for name in ("batch", "ours", "other", "ratio 95 %", "tokens/s", "differ"):
+        folds = name in ("ours", "other")
+        table.add_column(name, justify="left" if folds else "right", overflow="fold", no_wrap=not folds)
+    for line in lines:
+        ratio = line.ratio
         table.add_row(
-            line.label,
-            f"{own.temperature:g}",
-            str(own.max_tokens),
-            str(own.batch_size),
-            own.way,
+            str(line.duel.own.batch_size),
+            line.duel.own.way,
             line.duel.other.way,
             f"void, A/A {line.control:.2f}" if line.void else f"{ratio.value:.2f} {ratio.low:.2f}-{ratio.high:.2f}",
-            "-" if line.void else rates,
+            "-" if line.void else f"{line.tokens_per_second:.0f} : {line.other_tokens_per_second:.0f}",
             f"{line.num_different}/{line.num_texts}",
         )
     return table
 
 
-def category_table(lines: Sequence[CategoryFigures]) -> Table | None:
-    """Every category; None where the prompts have none."""
-    if not lines:
-        return None
-    table = Table(title=CATEGORIES, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
-    names = ("precision", "temp", "tokens", "batch", "drafter", "category", "speed-up 95 %", "/step", "accept", "texts")
-    for name in names:
-        left = name in ("precision", "drafter", "category")
-        table.add_column(name, justify="left" if left else "right", overflow="fold")
+def category_tables(lines: Sequence[CategoryFigures]) -> list[Table]:
+    """For all that was timed alike, a line for every category."""
+    groups: dict[Group, list[CategoryFigures]] = {}
     for line in lines:
-        cell, speedup = line.cell, line.speedup
+        groups.setdefault(line.group, []).append(line)
+    return [_category_table(group, found) for group, found in groups.items()]
+
+
+def _category_table(group: Group, lines: Sequence[CategoryFigures]) -> Table:
+    table = _table(f"by category, each drafter at its best k, {describe_group(group)}")
+    for name in ("batch", "drafter", "category", "speed-up 95 %", "/step", "accept", "texts"):
+        folds = name in ("drafter", "category")
+        table.add_column(name, justify="left" if folds else "right", overflow="fold", no_wrap=not folds)
+    for line in lines:
+        speedup = line.speedup
         table.add_row(
-            line.label,
-            f"{cell.temperature:g}",
-            str(cell.max_tokens),
-            str(cell.batch_size),
-            cell.way,
+            str(line.cell.batch_size),
+            line.cell.way,
             line.category,
             "-" if speedup is None else f"{speedup.value:.2f} {speedup.low:.2f}-{speedup.high:.2f}",
             number(line.tokens_per_step),
@@ -147,6 +151,16 @@ def category_table(lines: Sequence[CategoryFigures]) -> Table | None:
             str(line.num_texts),
         )
     return table
+
+
+def describe_group(group: Group) -> str:
+    """A group in words."""
+    label, suite, temperature, max_tokens = group
+    return f"{label}, {suite}, temperature {temperature:g}, {max_tokens} tokens"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0))
 
 
 def number(value: float | None) -> str:

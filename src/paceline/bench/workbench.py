@@ -77,6 +77,15 @@ def peers_for(*, drafts: bool) -> list[str]:
     return [PLAIN, LOOKUP, *([ASSISTED, CONFIDENT] if drafts else [])]
 
 
+def check_peers(target: Loaded, draft: Loaded | None) -> None:
+    """Raise ValueError for a draft that transformers cannot assist with: it takes no vocabularies of two sizes."""
+    if draft is not None and draft.lm.vocab_size != target.lm.vocab_size:
+        raise ValueError(
+            f"--peers with {target.lm.vocab_size} token ids of the target and {draft.lm.vocab_size} of the draft: "
+            "transformers assists only where both have as many; pad the smaller model, or leave --peers out"
+        )
+
+
 def check_lengths(target: Loaded, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> None:
     """Raise ValueError for a prompt whose longest continuation leaves the target's context."""
     longest, context = max(max_tokens), target.lm.max_positions

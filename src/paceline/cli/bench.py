@@ -17,7 +17,7 @@ from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import check_drawing, print_tables, write_reports
 from paceline.bench.raw import RawFile, Record, fingerprint, hash_model, read_records
 from paceline.bench.sweep import Axes, Protocols, Task, run_sweep
-from paceline.bench.workbench import MODEL, ModelBench, check_batches, check_lengths, peers_for
+from paceline.bench.workbench import MODEL, ModelBench, check_batches, check_lengths, check_peers, peers_for
 from paceline.cli import EXIT_OK
 from paceline.cli.bench_inputs import ChosenPrompts, choose_prompts, read_counts, read_temperatures
 from paceline.cli.models import check_model
@@ -51,6 +51,7 @@ class Bench:
     attempts: int
     dtype: str | None
     device: str | None
+    backend: str
     threads: int | None
     output: Path
     html: bool
@@ -63,6 +64,8 @@ class Bench:
             check_drawing()
         raw = RawFile(self.output)
         bench, chosen = self._bench()
+        if self.peers:
+            check_peers(bench.target, bench.draft)
         check_batches(len(bench.prompts), axes.batch_sizes)
         check_lengths(bench.target, bench.prompts, axes.max_tokens)
         conditions = self._conditions(bench, chosen)
@@ -133,12 +136,13 @@ class Bench:
             threads=self.threads,
             revision=None,
             trust_remote_code=False,
+            backend=self.backend,
         )
         check_model(options)
         paths = [None if name is None else _folder(name) for name in names]
         target_path, draft_path = paths
         assert target_path is not None
-        target = load(target_path, dtype=self.dtype, device=self.device, threads=self.threads)
+        target = load(target_path, dtype=self.dtype, device=self.device, backend=self.backend, threads=self.threads)
         draft = None if draft_path is None else load(draft_path, dtype=target.dtype, device=target.lm.device)
         chosen = choose_prompts(
             target,
@@ -177,6 +181,7 @@ class Bench:
             "num_threads": torch.get_num_threads(),
             "dtype": str(bench.target.dtype).removeprefix("torch."),
             "device": str(bench.target.lm.device),
+            **({} if self.backend == "auto" else {"backend": self.backend}),
             "target": _identity(bench.target_path),
             "draft": draft,
             "suite": (self.suite or "code") if source is None else source.name,

@@ -76,6 +76,7 @@ def run(
     ] = 3,
     dtype: o.Dtype = None,
     device: o.Device = None,
+    backend: o.Backend = "auto",
     threads: o.Threads = None,
     output: Annotated[
         Path, typer.Option(help="Raw figures; every finished cell is there at once, and is not measured again.")
@@ -119,6 +120,7 @@ def run(
             attempts=attempts,
             dtype=dtype,
             device=device,
+            backend=backend,
             threads=threads,
             output=output,
             html=html,
