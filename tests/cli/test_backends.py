@@ -1,6 +1,7 @@
 """``--backend``: who runs the model of a command, by the names of ``paceline.load``."""
 
 import json
+from importlib import import_module
 
 import pytest
 
@@ -32,7 +33,8 @@ def loaded(monkeypatch):
         kinds.append(type(found.lm))
         return found
 
-    monkeypatch.setattr("paceline.cli.models.load", telling)
+    for module in ("models", "bench"):
+        monkeypatch.setattr(import_module(f"paceline.cli.{module}"), "load", telling)
     return kinds
 
 
@@ -58,3 +60,16 @@ def test_prompts_of_a_file_go_through_it_too(loaded, tmp_path):
     prompts, output = write(tmp_path / "p.txt", ["def add(", "import os"]), tmp_path / "out.jsonl"
     assert generate_file(prompts, output, "--backend", "hf", "--drafter", "ngram") == 0
     assert loaded == [TransformersLM] and len(lines_of(output)) == 2
+
+
+def test_a_benchmark_times_the_backend_that_was_asked_for(loaded, tmp_path, capsys):
+    raw = tmp_path / "bench.jsonl"
+    words = ["bench", "--target", str(pair().target), "--drafter", "ngram", "--k", "2", "--max-tokens", "4"]
+    words += ["--num-prompts", "1", "--repeats", "1", "--attempts", "1", "--output", str(raw), "--quiet"]
+    assert run([*words, "--backend", "vllm"]) == 2
+    assert "--backend vllm: known are auto, native, hf" in capsys.readouterr().err
+    for backend in ("native", "hf"):
+        assert run([*words, "--backend", backend]) == 0
+    assert loaded == [DecoderLM, TransformersLM]
+    conditions = [line["conditions"] for line in map(json.loads, raw.read_text().splitlines()) if "conditions" in line]
+    assert [one["backend"] for one in conditions] == ["native", "hf"]
