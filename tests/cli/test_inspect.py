@@ -127,6 +127,26 @@ def test_a_model_without_a_native_decoder_is_described_as_the_adapter_loads_it(n
     assert 0.7 * taken < found["memory"]["cache"] < 1.5 * taken
 
 
+LONG = dict(rope_theta=10000.0, factor=2.0, short_factor=[1.0] * 4, long_factor=[2.0] * 4)
+ROTATIONS = {
+    "dynamic": ("Llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
+    "longrope": (
+        "Phi3",
+        dict(rope_parameters=dict(LONG, rope_type="longrope"), original_max_position_embeddings=64, pad_token_id=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_rotations_that_depend_on_the_length_need_no_weights_either(name, tmp_path, capsys):
+    kind, options = ROTATIONS[name]
+    make(kind, SIZES, "pad_token_id", **options).save_pretrained(tmp_path)
+    found = inspect(capsys, tmp_path, "--backend", "hf")
+    loaded = load(tmp_path, backend="hf")
+    assert found["model"]["attention_window"] == loaded.lm.max_slots
+    assert (found["model"]["kv_heads"], found["model"]["context"]) == (2, loaded.lm.max_positions)
+
+
 @pytest.mark.parametrize(
     ("words", "backend"), [([], "native"), (["--backend", "native"], "native"), (["--backend", "hf"], "hf")]
 )

@@ -1,8 +1,11 @@
 """What transformers would make of a checkpoint directory, without its weights: for sizes alone."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.models.hf import TransformersLM
@@ -30,4 +33,21 @@ def outline(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) 
     except Exception as error:  # whatever transformers or the model's own code raises
         raise ModelError(f"{path}: transformers makes no model of its config.json ({first_line(error)})") from error
     check_model(model.eval())
-    return TransformersLM(model, measure(model), (dtype, META))
+    with _Zero():
+        measured = measure(model)
+    return TransformersLM(model, measured, (dtype, META))
+
+
+class _Zero(TorchDispatchMode):
+    """Whoever asks for a number of a tensor without content gets zero, such as rotations that depend on the length."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return torch.zeros((), dtype=args[0].dtype).item()
+        return func(*args, **(kwargs or {}))
