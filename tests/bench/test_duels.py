@@ -28,7 +28,7 @@ CONDITIONS = {"dtype": "float32", "suite": "code"}
 PROTOCOL = Protocols(repeats=3, attempts=1)
 
 
-def measure(path, bench=None, axes=AXES, protocol=PROTOCOL):
+def measure(path, bench=None, axes=AXES, protocol=PROTOCOL, conditions=CONDITIONS):
     """A sweep and its duels; all records."""
     bench, raw = bench or Bench(seconds=SECONDS), RawFile(path)
 
@@ -37,7 +37,7 @@ def measure(path, bench=None, axes=AXES, protocol=PROTOCOL):
             tasks,
             workbench=bench,
             raw=raw,
-            conditions=CONDITIONS,
+            conditions=conditions,
             notes={},
             protocol=protocol,
             clock=bench.clock,
@@ -133,6 +133,15 @@ def test_void_cells_are_not_chosen(path):
     assert [line.void for line in figures_of(records)][:4] == [False, False, False, True]
     assert pairs(records)[1] == (1, "ngram k=1", "assisted k=1")
     assert pairs(records)[3] == (4, "model k=2", "peer")
+
+
+def test_cells_of_another_run_decide_nothing(path):
+    measure(path, Bench(seconds={**SECONDS, "ngram k=1": 0.1}), conditions={**CONDITIONS, "dtype": "bfloat16"})
+    found = pairs(measure(path))
+    assert [own for batch, own, _ in found if batch == 1] == ["plain", "ngram k=1", "plain", "model k=2"]
+    assert [line.label for line in duel_figures_of(measure(path))] == ["bfloat16, 1 thread"] * 4 + [
+        "float32, 1 thread"
+    ] * 4
 
 
 def test_void_duels_are_timed_again_and_say_so(path):
