@@ -76,9 +76,11 @@ def test_padded_vocabularies_of_one_tokenizer_fit(target, tmp_path):
 
 
 def test_target_drafts_for_itself(target, tmp_path):
-    assert build_drafter(target, target=target).lm is target.lm
+    assert build_drafter(target, target=target).lm.lm is target.lm
     bare = load(without_tokenizer(tmp_path / "bare"), device="cpu")
-    assert build_drafter(bare, target=bare).lm is bare.lm
+    assert build_drafter(bare, target=bare).lm.lm is bare.lm
+    eager = replace(bare, enforce_eager=True)
+    assert build_drafter(eager, target=eager).lm is bare.lm
 
 
 def test_transformers_model_drafts_over_its_own_weights(target):
@@ -87,7 +89,7 @@ def test_transformers_model_drafts_over_its_own_weights(target):
     assert isinstance(drafter, ModelDrafter)
     with torch.no_grad():
         model.lm_head.weight.fill_(0.5)
-    assert bool((drafter.lm.head.weight == 0.5).all())
+    assert bool((drafter.lm.lm.head.weight == 0.5).all())
 
 
 def test_transformers_model_of_another_vocabulary_is_refused(target):

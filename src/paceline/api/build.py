@@ -6,14 +6,12 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from paceline.api.loading import Loaded, load
+from paceline.api.loading import Loaded, load, runnable
 from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
 from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
-from paceline.engine.static import fastest
 from paceline.models.adopt import TransformersModel, is_transformers_model
-from paceline.models.base import LM
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
@@ -79,7 +77,7 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
         return DRAFTERS.find("ngram")(max_ngram=speculation.max_ngram, min_ngram=speculation.min_ngram)
     draft = _load(speculation.model, target, revision=speculation.revision)
     _check_draft(target, draft)
-    return DRAFTERS.find("model")(lm=_runnable(draft), draws=speculation.draws)
+    return DRAFTERS.find("model")(lm=runnable(draft), draws=speculation.draws)
 
 
 def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, target: Loaded) -> Drafter:
@@ -89,7 +87,7 @@ def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, ta
         return DRAFTERS.find("none")()
     if isinstance(drafter, Loaded):
         _check_draft(target, drafter)
-        return DRAFTERS.find("model")(lm=_runnable(drafter))
+        return DRAFTERS.find("model")(lm=runnable(drafter))
     if is_transformers_model(drafter):
         return _build(load(drafter, device=target.lm.device, enforce_eager=target.enforce_eager), target)
     if isinstance(drafter, str) and drafter in DRAFTERS:
@@ -107,10 +105,6 @@ def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> L
     return load(
         path, dtype=target.dtype, device=target.lm.device, revision=revision, enforce_eager=target.enforce_eager
     )
-
-
-def _runnable(draft: Loaded) -> LM:
-    return draft.lm if draft.enforce_eager else fastest(draft.lm)
 
 
 def _names_a_model(text: str) -> bool:

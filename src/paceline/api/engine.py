@@ -10,7 +10,7 @@ import torch
 
 from paceline.api.build import DrafterLike, build_drafting, build_verifier
 from paceline.api.continuation import Continuation, Criterion
-from paceline.api.loading import Loaded
+from paceline.api.loading import Loaded, runnable
 from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
@@ -21,7 +21,6 @@ from paceline.engine.clock import clock_for
 from paceline.engine.guard import Guarded
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.scheduler import Closing, Scheduler
-from paceline.engine.static import fastest
 from paceline.engine.watch import Speed, Watch
 from paceline.models.base import longest_text
 
@@ -92,7 +91,7 @@ class Engine:
         )
         clock = clock_for(target.lm.device)
         self.decoder = Decoder(
-            target=target.lm if target.enforce_eager else fastest(target.lm),
+            target=runnable(target),
             drafter=Guarded(drafter=drafting.drafter),
             verifier=rule,
             plan=self._watch or plan,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.engine.static import fastest
 from paceline.models import adopt, hf, hf_files, hub, loading
 from paceline.models.adopt import TransformersModel
 from paceline.models.base import LM
@@ -89,6 +90,11 @@ def load(
     if threads is not None:
         torch.set_num_threads(threads)
     return replace(loaded, enforce_eager=enforce_eager)
+
+
+def runnable(loaded: Loaded) -> LM:
+    """The model as it is run: the fastest implementation that there is, unless ``enforce_eager`` keeps from it."""
+    return loaded.lm if loaded.enforce_eager else fastest(loaded.lm)
 
 
 def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch.dtype, torch.device]:

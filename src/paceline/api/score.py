@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from paceline.api.loading import Loaded
+from paceline.api.loading import Loaded, runnable
 from paceline.api.prompts import Prompt, Prompts, encode, kind_of, split
 from paceline.models.base import longest_text
 from paceline.models.scoring import Passage, TopTokens, score_passages
@@ -117,7 +117,7 @@ def score(
     passages = [Passage(tokens=(*before, *after), first=len(before)) for before, after in pairs]
     for index, passage in enumerate(passages):
         _check(target, passage, name=f"prompt {index}")
-    scores = score_passages(target.lm, passages, top=top, batch_size=batch_size)
+    scores = score_passages(runnable(target), passages, top=top, batch_size=batch_size)
     return [
         Score(
             prompt_tokens=passage.tokens[: passage.first],
@@ -140,7 +140,7 @@ def prompt_logprobs(
     ]
     for index, passage in enumerate(passages):
         _check(target, passage, name=f"prompt {index}")
-    scores = score_passages(target.lm, passages, top=top, batch_size=batch_size)
+    scores = score_passages(runnable(target), passages, top=top, batch_size=batch_size)
     return [
         PromptScore(tokens=passage.tokens, logprobs=(None, *found.logprobs), top=(None, *found.top))
         for passage, found in zip(passages, scores, strict=True)
@@ -179,7 +179,7 @@ def perplexity(
             passages.append(Passage(tokens=tuple(tokens[begin:end]), first=first - begin))
             owners.append(index)
     sums: list[list[float]] = [[] for _ in encoded]
-    for owner, found in zip(owners, score_passages(target.lm, passages, batch_size=batch_size), strict=True):
+    for owner, found in zip(owners, score_passages(runnable(target), passages, batch_size=batch_size), strict=True):
         sums[owner].extend(found.logprobs)
     return Perplexity(texts=tuple(TextScore(num_tokens=len(logs), total=math.fsum(logs)) for logs in sums))
 

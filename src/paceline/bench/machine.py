@@ -53,7 +53,7 @@ def describe() -> Machine:
 def hash_source() -> str:
     """A hash of this package's own code: figures of different code do not belong together."""
     total, root = hashlib.sha256(), Path(paceline.__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp")):
         total.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
     return total.hexdigest()[:16]
 

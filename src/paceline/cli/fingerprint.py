@@ -29,6 +29,8 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
         "dtype": model.dtype,
         "files": _files(model.model, model.revision, code=model.trust_remote_code),
     }
+    if model.enforce_eager:
+        own["enforce_eager"] = True
     if model.backend != "auto":  # another backend rounds otherwise
         own["backend"] = model.backend
     parts = (own, params.to_vllm(), rule)

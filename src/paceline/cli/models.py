@@ -16,6 +16,7 @@ def load_target(options: ModelOptions) -> Loaded:
         dtype=options.dtype,
         device=options.device,
         backend=options.backend,
+        enforce_eager=options.enforce_eager,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
         threads=options.threads,

@@ -27,6 +27,7 @@ class ModelOptions:
     revision: str | None
     trust_remote_code: bool
     backend: str = "auto"
+    enforce_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,14 @@ Backend = Annotated[
         help="Who runs it: native (Paceline's own code), hf (transformers), or auto: native where the architecture is "
         "known.",
         autocompletion=_completing(BACKEND_NAMES),
+        rich_help_panel=MODEL,
+    ),
+]
+EnforceEager = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager",
+        help="Decode by plain torch operations where there is a faster way to the same numbers; for debugging.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -3,8 +3,6 @@
 from copy import deepcopy
 from functools import cache
 
-import torch
-
 from tests.models.layouts import pair
 
 

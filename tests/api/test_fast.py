@@ -1,0 +1,48 @@
+"""Decoding by the kernel: the eager decoder's texts; in any precision one text, drafted or not, in any batch."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.api import Engine, SamplingParams, generate, load, score
+from paceline.models.cpu.runtime import CpuDecoder
+from tests.api.checkpoints import pair
+
+PROMPTS = ["def add(first, second):", "for item in items:", "\n    return", "class"]
+LONG = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+SAMPLED = [replace(LONG, temperature=0.9, top_p=0.9, seed=seed) for seed in range(4)]
+
+
+def tokens(target, params, **options):
+    results = generate(target, PROMPTS, params, **options)
+    return [result.tokens for result in results], sum(sum(result.stats.accepted) for result in results)
+
+
+@pytest.mark.parametrize("params", [LONG, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_drafts_and_batches_change_no_token_in_any_precision(dtype, params):
+    target = load(pair().target, dtype=dtype, device="cpu")
+    plain, _ = tokens(target, params, batch_size=1)
+    for draft, accepts in ((target, 150), (load(pair().draft, dtype=dtype, device="cpu"), 5), ("ngram", -1)):
+        drafted, num_accepted = tokens(target, params, drafter=draft, batch_size=3)
+        assert drafted == plain
+        assert num_accepted > accepts
+
+
+def test_texts_and_scores_are_the_eager_ones():
+    target = load(pair().target, dtype="float64", device="cpu")
+    eager = load(pair().target, dtype="float64", device="cpu", enforce_eager=True)
+    assert tokens(target, LONG)[0] == tokens(eager, LONG)[0]
+    for own, other in zip(score(target, PROMPTS, PROMPTS), score(eager, PROMPTS, PROMPTS), strict=True):
+        assert own.logprobs == pytest.approx(other.logprobs, abs=1e-9)
+
+
+def test_engines_run_the_kernel_unless_told_otherwise():
+    target = load(pair().target, device="cpu")
+    engine = Engine(target, drafter=pair().draft, max_length=32)
+    assert isinstance(engine.decoder.target, CpuDecoder)
+    assert isinstance(engine.decoder.drafter.drafter.lm, CpuDecoder)
+    eager = replace(target, enforce_eager=True)
+    engine = Engine(eager, drafter=pair().draft, max_length=32)
+    assert engine.decoder.target is target.lm
+    assert not isinstance(engine.decoder.drafter.drafter.lm, CpuDecoder)
