@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from paceline.bench import output
-from paceline.bench.duels import Duel, choose_duels, duel_figures_of, keep_choices
+from paceline.bench.duels import Duel, choose_duels, duel_figures_of, keep_choices, undecided
 from paceline.bench.figures import figures_of
 from paceline.bench.page import make_page
 from paceline.bench.raw import RawFile
@@ -133,6 +133,14 @@ def test_void_cells_are_not_chosen(path):
     assert [line.void for line in figures_of(records)][:4] == [False, False, False, True]
     assert pairs(records)[1] == (1, "ngram k=1", "assisted k=1")
     assert pairs(records)[3] == (4, "model k=2", "peer")
+
+
+def test_sides_without_a_sound_cell_are_named(path):
+    """All nine cells of batch size 1 are void."""
+    records = measure(path, Bench(seconds=SECONDS, controls=[2] * 9))
+    assert pairs(records) == [(1, "plain", "peer"), (4, "plain", "peer"), (4, "model k=2", "peer")]
+    assert undecided(records) == ["batch 1, temperature 0, 8 tokens"]
+    assert undecided(measure(path, protocol=Protocols(repeats=3, attempts=2))) == []
 
 
 def test_cells_of_another_run_decide_nothing(path):

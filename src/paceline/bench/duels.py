@@ -139,6 +139,15 @@ def duel_figures_of(records: Sequence[Record]) -> list[DuelFigures]:
     return [_figures(*key, *conditions[key]) for key in chosen if key in conditions]
 
 
+def undecided(records: Sequence[Record]) -> list[str]:
+    """The groups, in words, whose best could not be chosen: all cells of one side are void or missing."""
+    return [
+        "batch {batch_size}, temperature {temperature:g}, {max_tokens} tokens".format(**record["group"])
+        for record in _last_choices(records).values()
+        if all(duel[OWN]["drafter"] == PLAIN for duel in record["duels"])
+    ]
+
+
 def _duels(lines: Sequence[Figures], *, axes: Axes, batch: int, temperature: float, max_tokens: int) -> Iterator[Duel]:
     for name in sorted(axes.plain):
         plain, plain_peer = (

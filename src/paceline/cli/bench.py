@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.api import embedded_pair, load
-from paceline.bench.duels import choose_duels, duel_figures_of, keep_choices
+from paceline.bench.duels import choose_duels, duel_figures_of, keep_choices, undecided
 from paceline.bench.figures import figures_of
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import check_drawing, print_tables, write_reports
@@ -220,6 +220,9 @@ def _report(path: Path, records: list[Record], *, html: bool, console: Console) 
             continue
         note = f"{void} of {len(lines)} {what} differed from itself, the machine was not quiet."
         console.print(f"{note} With more --attempts the same command times them again.", soft_wrap=True)
+    for group in undecided(records):
+        note = f"No drafted pair meets best against best at {group}: no sound cell of one of the sides to choose from."
+        console.print(note, soft_wrap=True)
     console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     return EXIT_OK
 
