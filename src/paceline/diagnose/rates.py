@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import reduce
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.engine.static import product_for
 from paceline.models.loading import name_of
 
 ROWS = (1, 2, 4, 6, 8, 16, 32)
@@ -61,7 +61,7 @@ class Rates:
     working_set: int  # bytes
     read: float  # bytes per second
     copy: float  # bytes read and written per second
-    products: dict[str, Products]  # by the precision's name
+    products: dict[str, Products]  # by the precision's name; the products that decoding runs
 
 
 def measure_rates(
@@ -100,6 +100,7 @@ def measure_rates(
         products[name_of(dtype)] = Products(
             itemsize=dtype.itemsize, rows=tuple(rows), bytes_per_second=speeds, peak=max(most, *at_rows)
         )
+        read = max(read, speeds[0])  # a product reads too, and may ask memory for it more cleverly
     return Rates(
         device=str(device),
         num_threads=torch.get_num_threads(),
@@ -133,9 +134,11 @@ def _layers(working_set: int, dtype: torch.dtype, device: torch.device) -> list[
 def _multiply(layers: list[Tensor], rows: Sequence[int], clock: "_Clock") -> tuple[float, ...]:
     """Bytes of weights per second, the layers one after another, for each number of rows."""
 
+    product = product_for(layers[0].dtype, layers[0].device)
+
     def passing(count: int) -> Callable[[], object]:
         start = torch.ones(count, layers[0].shape[1], dtype=layers[0].dtype, device=layers[0].device)
-        return lambda: reduce(F.linear, layers, start)
+        return lambda: reduce(product, layers, start)
 
     size = sum(weight.numel() * weight.itemsize for weight in layers)
     return tuple(size / seconds for seconds in clock.best([passing(count) for count in rows]))

@@ -4,11 +4,17 @@ The only place that knows there is more than one. Every fast path gives what the
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from paceline.models.base import LM
-from paceline.models.cpu.build import KernelError
-from paceline.models.cpu.program import UnsupportedError
+from paceline.models.cpu.build import KernelError, load_kernel
+from paceline.models.cpu.product import multiply
+from paceline.models.cpu.program import DTYPES, UnsupportedError
 from paceline.models.cpu.runtime import CpuDecoder
 from paceline.models.decoder import DecoderLM
 
@@ -26,6 +32,18 @@ def fastest(lm: LM) -> LM:
     except UnsupportedError as error:
         logger.info("the CPU kernel does not know this model (%s): it runs eagerly", error)
     return lm
+
+
+def product_for(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """The product of rows [B, in] with weights [out, in] that native models of this precision run here."""
+    if device.type != "cpu" or dtype not in DTYPES:
+        return F.linear
+    try:
+        load_kernel()
+    except KernelError as error:
+        _warn(str(error))
+        return F.linear
+    return multiply
 
 
 @cache

@@ -107,7 +107,7 @@ struct Attention {
         const int shared = call.chain ? longest : length;
         const Acc<T> scale = model.scale;
         multiply(slots.keys, slots.step, 0, shared, queries.data(), size, num, size,
-                 [&](int m, int n, int width, const Acc<T> *sums) {
+                 [&](int m, int n, auto width, const Acc<T> *sums) {
                      for (int j = 0; j < width; j++) scores[m * ld + n + j] = sums[j] * scale;
                  });
         if (call.chain) {
@@ -124,7 +124,7 @@ struct Attention {
                 if (mine[j]) path.push_back(length + j);
             for (int t = 0; t < (int)path.size(); t++)
                 multiply(slots.keys + path[t] * slots.step, slots.step, 0, 1, &queries[i * group * size], size, group, size,
-                         [&](int m, int, int, const Acc<T> *sums) {
+                         [&](int m, int, auto, const Acc<T> *sums) {
                              scores[(i * group + m) * ld + length + t] = sums[0] * scale;
                          });
             for (int g = 0; g < group; g++) soften(&scores[(i * group + g) * ld], length + path.size(), ld);

@@ -146,21 +146,25 @@ inline void tile_of(int m, const T *w, long ldw, const T *x, long ldx, int k, co
     }
 }
 
-// Hands every y[m][n], n from begin to end, to put(m, n, N, sums): N of one row side by side.
+// How many numbers stand side by side, known to the compiler.
+template <int N>
+using Count = std::integral_constant<int, N>;
+
+// Hands every y[m][n], n from begin to end, to put(m, n, Count<N>, sums): N of one row side by side.
 template <class T, class Put>
 inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
     Acc<T> out[MOST_ROWS * 8];
     auto one_by_one = [&](int n, int m, int size) {
         for (; n < end; n++) {
             tile_of<T, 1>(size, w + n * ldw, ldw, x + m * ldx, ldx, k, w, out);
-            for (int j = 0; j < size; j++) put(m + j, n, 1, out + j);
+            for (int j = 0; j < size; j++) put(m + j, n, Count<1>{}, out + j);
         }
     };
     if (rows == 1) {
         int n = begin;
         for (; n + 8 <= end; n += 8) {
             tile<T, 8, 1>(w + n * ldw, ldw, x, ldx, k, w + (n + 8 * AHEAD) * ldw, out);
-            put(0, n, 8, out);
+            put(0, n, Count<8>{}, out);
         }
         return one_by_one(n, 0, 1);
     }
@@ -176,7 +180,7 @@ inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long 
             for (int n = first; n < last; n += 4) {
                 const T *far = w + (t + 1 == tiles ? n + distance : n) * ldw;
                 tile_of<T, 4>(size, w + n * ldw, ldw, x + m * ldx, ldx, k, far, out);
-                for (int j = 0; j < size; j++) put(m + j, n, 4, out + j * 4);
+                for (int j = 0; j < size; j++) put(m + j, n, Count<4>{}, out + j * 4);
             }
             m += size;
         }

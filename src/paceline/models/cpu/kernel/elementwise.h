@@ -121,10 +121,10 @@ inline void add(const Operation &op, const T *x, T *y) {
 }
 
 // y = W x + bias for N of its numbers whose sums are known, added to what is there where the operation says so.
-template <class T>
-inline void put(const Operation &op, T *y, int n, int count, const Acc<T> *sums, Acc<T> divisor) {
+template <class T, int N>
+inline void put(const Operation &op, T *y, int n, const Acc<T> *sums, Acc<T> divisor) {
     const T *bias = (const T *)op.bias;
-    for (int j = 0; j < count; j++) {
+    for (int j = 0; j < N; j++) {
         Acc<T> v = bias ? sums[j] + widen(bias[n + j]) : sums[j];
         if (op.kind == LINEAR_ADD) {
             v = rounded<T>(v);

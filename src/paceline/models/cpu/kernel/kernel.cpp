@@ -210,7 +210,9 @@ class Forward {
     void linear(const Operation &op, const T *x, long ldx, int rows, int thread, Row &&row, Acc<T> divisor) {
         const Share columns(op.outer, COLUMNS, thread, threads_);
         multiply((const T *)op.weight, op.inner, columns.begin, columns.end, x, ldx, rows, op.inner,
-                 [&](int m, int n, int count, const Acc<T> *sums) { put(op, row(m), n, count, sums, divisor); });
+                 [&](int m, int n, auto count, const Acc<T> *sums) {
+                     put<T, decltype(count)::value>(op, row(m), n, sums, divisor);
+                 });
     }
 
     void attend(int layer, int first, int size, Attention<T> &attention, int thread) {
@@ -245,10 +247,31 @@ void forward(const Model *model, const Call *call) {
     Forward<T>(*model, *call).run();
 }
 
+// y = x w^T, shared out among threads as in a forward.
+template <class T>
+void product(const void *w, const void *x, void *y, int64_t rows, int64_t inner, int64_t outer, int64_t threads) {
+    Operation op{};
+    op.kind = LINEAR;
+#pragma omp parallel num_threads(threads)
+    {
+        const Share columns(outer, COLUMNS, team_rank(), team_size());
+        multiply((const T *)w, inner, columns.begin, columns.end, (const T *)x, inner, rows, inner,
+                 [&](int m, int n, auto count, const Acc<T> *sums) {
+                     put<T, decltype(count)::value>(op, (T *)y + m * outer, n, sums, Acc<T>(1));
+                 });
+    }
+}
+
 }  // namespace paceline
 
-extern "C" {
-void paceline_forward_float32(const paceline::Model *model, const paceline::Call *call) { paceline::forward<float>(model, call); }
-void paceline_forward_float64(const paceline::Model *model, const paceline::Call *call) { paceline::forward<double>(model, call); }
-void paceline_forward_bfloat16(const paceline::Model *model, const paceline::Call *call) { paceline::forward<paceline::bf16>(model, call); }
-}
+#define PACELINE_EXPORT(T, name)                                                                         \
+    extern "C" void paceline_forward_##name(const paceline::Model *model, const paceline::Call *call) {  \
+        paceline::forward<T>(model, call);                                                               \
+    }                                                                                                    \
+    extern "C" void paceline_product_##name(const void *w, const void *x, void *y, int64_t rows,         \
+                                            int64_t inner, int64_t outer, int64_t threads) {             \
+        paceline::product<T>(w, x, y, rows, inner, outer, threads);                                      \
+    }
+PACELINE_EXPORT(float, float32)
+PACELINE_EXPORT(double, float64)
+PACELINE_EXPORT(paceline::bf16, bfloat16)
