@@ -55,8 +55,16 @@ def test_catches_up_after_pauses(lengths, temperature):
     assert result.summary.acceptance_rate == 1.0, "a stale draft cache costs acceptance"
 
 
-def test_a_draft_with_a_shorter_context_stops_drafting_for_that_row():
-    draft = models.native(models.llama(1, max_position_embeddings=24))  # the target's weights, a shorter context
+# The target's weights; the longest text that is drafted after is 24 tokens for both, as three slots are for the draft.
+SHORT = {
+    "context": lambda: models.native(models.llama(1, max_position_embeddings=24)),
+    "window": lambda: models.native(models.causal("mistral", 1, sliding_window=27)),
+}
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_a_draft_with_a_shorter_reach_stops_drafting_for_that_row(kind):
+    draft = SHORT[kind]()
     requests = [request([7, 3, 5], max_tokens=60), request([4] * 10, max_tokens=20), request([6] * 40, max_tokens=9)]
     result = run(ModelDrafter(lm=draft), "coupled", requests, k=3)
     assert result.texts == [expected(r) for r in requests]
@@ -70,15 +78,21 @@ def test_a_draft_with_a_shorter_context_stops_drafting_for_that_row():
                 lengths[row] += report.num[row]
 
 
-def test_a_prompt_beyond_the_drafts_context_is_decoded_plainly_until_the_row_is_reused():
-    draft = models.native(models.llama(1, max_position_embeddings=24))
-    decoder = decoder_for(ModelDrafter(lm=draft), "coupled", k=3)
+@pytest.mark.parametrize("kind", SHORT)
+def test_a_prompt_beyond_the_drafts_reach_is_decoded_plainly_until_the_row_is_reused(kind):
+    decoder = decoder_for(ModelDrafter(lm=SHORT[kind]()), "coupled", k=3)
     first, second = request([6] * 40, max_tokens=6), request([7, 3], max_tokens=16)
     decoder.admit([first], [0])
     assert finish(decoder, rows=[0], prompts=[first.tokens]).texts == [expected(first)]
     decoder.admit([second], [0])
     result = finish(decoder, rows=[0], prompts=[second.tokens])
     assert result.texts == [expected(second)] and result.steps == 4
+
+
+def test_a_window_without_room_for_a_draft_is_refused():
+    draft = models.native(models.causal("mistral", 1, sliding_window=3))
+    with pytest.raises(ValueError, match=r"3 draft tokens leave no room in the 3 slots .*: lower num_draft_tokens"):
+        decoder_for(ModelDrafter(lm=draft), "coupled", k=3)
 
 
 @pytest.mark.parametrize("vocab", [models.VOCAB - 6, models.VOCAB + 6])

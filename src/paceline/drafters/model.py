@@ -14,7 +14,7 @@ from paceline.core.noise import Stream
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.models.base import LM, Head, Output
+from paceline.models.base import LM, Head, Output, longest_text
 from paceline.models.prefill import feed, prefill
 
 ORDINARY_LAG = 2  # the root, and the last drafted token when the whole draft was accepted
@@ -43,18 +43,24 @@ class ModelDrafter(Drafter):
     def start(self, setting: Setting) -> None:
         """A cache for the longest text that both the target's rows and the draft's context allow."""
         self.setting = setting
-        longest = min(setting.max_length, self.lm.max_positions)
-        self.cache = self.lm.new_cache(setting.rows, longest + max(ORDINARY_LAG, setting.max_draft_tokens)).view()
+        ahead = max(ORDINARY_LAG, setting.max_draft_tokens)
+        self.reach = longest_text(self.lm, num_nodes=ahead)
+        if self.reach < 1:
+            raise ValueError(
+                f"{setting.max_draft_tokens} draft tokens leave no room in the {self.lm.max_slots} slots of the "
+                "draft model's window: lower num_draft_tokens"
+            )
+        self.cache = self.lm.new_cache(setting.rows, min(setting.max_length, self.reach) + ahead).view()
         self.lag = ORDINARY_LAG  # host's bound on the tokens that any row has yet to read, the root included
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots, each from where its own cache ends."""
-        storage, known = self.cache.storage, admission.known.clamp(max=self.lm.max_positions)
+        storage, known = self.cache.storage, admission.known.clamp(max=self.reach)
         view = storage.begin(admission, torch.minimum(admission.forked, storage.length[admission.source]))
         # Its cache may hold less of a prefix than the target's; how much less is not known on the host.
         unread = int((known - view.length).max()) if admission.longest_forked else admission.unread
         text = self._readable(batch)[admission.rows]
-        prefill(self.lm, view, text, known, min(unread, self.lm.max_positions), taps=())
+        prefill(self.lm, view, text, known, min(unread, self.reach), taps=())
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """A chain [B, k + 1], each token drawn as the verifier asked."""
@@ -62,7 +68,7 @@ class ModelDrafter(Drafter):
             return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
         draw = self.setting.draw
         logits = self._read_text(batch)
-        room = torch.minimum(batch.draft_room, self.lm.max_positions - batch.length + 1)
+        room = torch.minimum(batch.draft_room, self.reach - batch.length + 1)
         room = torch.where(batch.active, room, 0)
         index = torch.arange(plan.num_draft_tokens, device=batch.device)
         valid = index < room[:, None]  # [B, k]
@@ -117,7 +123,7 @@ class ModelDrafter(Drafter):
 
     def _missing(self, batch: Batch) -> Tensor:
         """Known tokens not yet read [B]; none for inactive rows and beyond the draft's context."""
-        missing = batch.length.clamp(max=self.lm.max_positions) - self.cache.length
+        missing = batch.length.clamp(max=self.reach) - self.cache.length
         return torch.where(batch.active, missing, 0)
 
     def _readable(self, batch: Batch) -> Tensor:
