@@ -109,6 +109,6 @@ def test_peers_have_our_precision(bench):
 
 def test_prompts_that_do_not_fit_are_refused(bench):
     with pytest.raises(ValueError, match=r"prompt 1 of 3 tokens and 510 more leave the target's context of 512"):
-        check_lengths(bench.target, [[1], [1, 2, 3]], [12, 510])
+        check_lengths(bench.target, [[1], [1, 2, 3]], [12, 510], num_nodes=3)
     with pytest.raises(ValueError, match="6 prompts and batch size 4"):
         check_batches(6, [1, 2, 4])

@@ -181,9 +181,7 @@ def test_a_text_beyond_the_sliding_window_is_refused_before_any_work(case):
     text = texts(1, 40)
     torch.testing.assert_close(ours.causal(text).logits[0], plain(model, text[0].tolist()), rtol=0, atol=1e-4)
     assert ours.max_positions == 128 and ours.new_cache(1, 40).capacity == 40
-    message = (
-        "a text of 41 tokens, drafts included, exceeds the sliding window of 40 tokens .*: lower max_tokens, max"
-    )
+    message = "a text of 41 tokens, drafts included, exceeds the sliding window of 40 tokens .*: lower max_tokens, max"
     assert ours.max_slots == 40 and longest_text(ours) == 40 and longest_text(ours, num_nodes=6) == 34
     with pytest.raises(ValueError, match=message):
         ours.new_cache(1, 41)

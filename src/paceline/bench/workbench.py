@@ -11,6 +11,7 @@ from paceline.bench.own import continuing
 from paceline.bench.peers import ASSISTED, CONFIDENT, LOOKUP, PEERS, PLAIN, load_peer, transformers_decoding
 from paceline.bench.runner import Configuration
 from paceline.bench.sweep import Cell
+from paceline.models.base import longest_text
 
 MODEL = "model"  # the name of the draft model's drafter
 
@@ -86,9 +87,11 @@ def check_peers(target: Loaded, draft: Loaded | None) -> None:
         )
 
 
-def check_lengths(target: Loaded, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> None:
-    """Raise ValueError for a prompt whose longest continuation leaves the target's context."""
-    longest, context = max(max_tokens), target.lm.max_positions
+def check_lengths(
+    target: Loaded, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], *, num_nodes: int
+) -> None:
+    """Raise ValueError for a prompt whose longest continuation, and ``num_nodes`` drafted, the target cannot hold."""
+    longest, context = max(max_tokens), longest_text(target.lm, num_nodes=num_nodes)
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {index}: no tokens in it; give at least one")

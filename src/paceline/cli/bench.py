@@ -67,7 +67,7 @@ class Bench:
         if self.peers:
             check_peers(bench.target, bench.draft)
         check_batches(len(bench.prompts), axes.batch_sizes)
-        check_lengths(bench.target, bench.prompts, axes.max_tokens)
+        check_lengths(bench.target, bench.prompts, axes.max_tokens, num_nodes=1 + max(axes.num_draft_tokens))
         conditions = self._conditions(bench, chosen)
         notes = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
         try:

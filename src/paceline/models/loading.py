@@ -81,7 +81,8 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
         for own, part in family.read(name, tensor):
             if own not in skipped:
                 state[own] = part.to(device=device, dtype=dtype).contiguous()
-    return assemble(config, pack(state), device=device)
+    packed = pack(state)
+    return assemble(config, memory.settle(packed) if device.type == "cpu" else packed, device=device)
 
 
 def build(

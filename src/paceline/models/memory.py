@@ -1,7 +1,15 @@
-"""How much memory a device has left. Knows nothing of what it is wanted for."""
+"""Memory of devices: how much is left, and weights laid out so that they are read fast. Knows nothing of models."""
+
+import ctypes
+import sys
 
 import psutil
 import torch
+from torch import Tensor
+
+LARGE_PAGE = 2 << 20  # bytes
+ALIGNMENT = 64  # of every tensor, in bytes
+_USE_LARGE_PAGES = 14  # Linux's MADV_HUGEPAGE
 
 
 def free_memory(device: torch.device | str) -> int:
@@ -12,3 +20,28 @@ def free_memory(device: torch.device | str) -> int:
         # What the allocator keeps back counts as taken there, but serves the next tensor.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return psutil.virtual_memory().available
+
+
+def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors, copied side by side into one piece of memory, of large pages where the system has them.
+
+    Weights are read from end to end in every step, and small pages cost a fifth of the speed. Empties ``tensors`` on
+    the way, so that no more than one lies in memory twice.
+    """
+    sizes = {name: -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for name, tensor in tensors.items()}
+    whole = torch.empty(sum(sizes.values()) + LARGE_PAGE, dtype=torch.uint8)
+    start = -whole.data_ptr() % LARGE_PAGE
+    _advise(whole[start:])
+    settled: dict[str, Tensor] = {}
+    for name, size in sizes.items():
+        tensor = tensors.pop(name)
+        settled[name] = whole[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        start += size
+    return settled
+
+
+def _advise(piece: Tensor) -> None:
+    """Ask for large pages, before the first touch; nothing is lost where there are none."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.nbytes), ctypes.c_int(_USE_LARGE_PAGES))

@@ -124,16 +124,27 @@ inline void add(const Operation &op, const T *x, T *y) {
 template <class T, int N>
 inline void put(const Operation &op, T *y, int n, const Acc<T> *sums, Acc<T> divisor) {
     const T *bias = (const T *)op.bias;
-    for (int j = 0; j < N; j++) {
-        Acc<T> v = bias ? sums[j] + widen(bias[n + j]) : sums[j];
-        if (op.kind == LINEAR_ADD) {
-            v = rounded<T>(v);
-            if (op.factor != 1) v = rounded<T>(v * Acc<T>(op.factor));
-            v = widen(y[n + j]) + v;
-        } else if (divisor != 1) {
-            v = rounded<T>(v) / divisor;
+    if constexpr (N == 1) {
+        Acc<T> four[4] = {*sums};
+        T last[4] = {y[n]}, added[4] = {bias ? bias[n] : narrow<T>(0)};
+        Operation one = op;
+        one.bias = bias ? added : nullptr;
+        put<T, 4>(one, last, 0, four, divisor);
+        y[n] = last[0];
+    } else {
+        for (int j = 0; j < N; j += 4) {
+            Four<T> v;
+            std::memcpy(&v, sums + j, sizeof v);
+            if (bias) v += widen_four(bias + n + j);
+            if (op.kind == LINEAR_ADD) {
+                v = rounded_four<T>(v);
+                if (op.factor != 1) v = rounded_four<T>(v * Acc<T>(op.factor));
+                v += widen_four(y + n + j);
+            } else if (divisor != 1) {
+                v = rounded_four<T>(v) / divisor;
+            }
+            narrow_four(y + n + j, v);
         }
-        y[n + j] = narrow<T>(v);
     }
 }
 

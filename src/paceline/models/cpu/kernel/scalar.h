@@ -29,11 +29,13 @@ template <class T>
 struct Of {
     using Acc = float;
     using Vec = Floats;
+    using Four = float __attribute__((vector_size(16)));
 };
 template <>
 struct Of<double> {
     using Acc = double;
     using Vec = Doubles;
+    using Four = double __attribute__((vector_size(32)));
 };
 template <class T>
 using Acc = typename Of<T>::Acc;
@@ -99,6 +101,43 @@ inline void store(double *p, Doubles v) { std::memcpy(p, &v, sizeof v); }
 template <class V>
 inline V splat(decltype(V{}[0] + 0) x) {
     return V{} + x;
+}
+
+// Four numbers at once, for what is done to results.
+template <class T>
+using Four = typename Of<T>::Four;
+
+template <class T>
+inline Four<T> widen_four(const T *p) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        using Narrow = uint16_t __attribute__((vector_size(8)));
+        using Wide = uint32_t __attribute__((vector_size(16)));
+        Narrow h;
+        std::memcpy(&h, p, sizeof h);
+        return (Four<T>)(__builtin_convertvector(h, Wide) << 16);
+    } else {
+        Four<T> v;
+        std::memcpy(&v, p, sizeof v);
+        return v;
+    }
+}
+template <class T>
+inline void narrow_four(T *p, Four<T> v) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        using Narrow = uint16_t __attribute__((vector_size(8)));
+        using Wide = uint32_t __attribute__((vector_size(16)));
+        const Wide bits = (Wide)v, near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        const Narrow h = __builtin_convertvector(v == v ? near : (bits >> 16) | 0x40, Narrow);
+        std::memcpy(p, &h, sizeof h);
+    } else {
+        std::memcpy(p, &v, sizeof v);
+    }
+}
+template <class T>
+inline Four<T> rounded_four(Four<T> v) {
+    T narrow[4];
+    narrow_four<T>(narrow, v);
+    return widen_four<T>(narrow);
 }
 
 // Sums of four vectors. Each is (l0 + l2) + (l1 + l3) within quarters, then over quarters the same way.
