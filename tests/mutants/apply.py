@@ -31,6 +31,8 @@ def kill(mutant: Mutant, folder: Path) -> str | None:
     broken.write_text(broken.read_text(encoding="utf-8").replace(mutant.before, mutant.after), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    if broken.suffix != ".py":  # a broken kernel is not kept with the good ones
+        environment["PACELINE_CACHE"] = str(folder / "cache")
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     dead = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
     if run.returncode not in (0, 1) or (run.returncode == 1 and dead is None):

@@ -42,9 +42,8 @@ def fitting_rows(target: LM, drafter: Drafter, *, max_length: int, num_draft_tok
 
 
 def weight_bytes(models: Sequence[torch.nn.Module]) -> int:
-    """Bytes of all parameters, each storage once."""
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for m in models for p in m.parameters()}
-    return sum(storages.values())
+    """Bytes of all parameters, those that lie in one place once."""
+    return sum({p.data_ptr(): p.nbytes for m in models for p in m.parameters()}.values())
 
 
 def _gib(count: int) -> str:
