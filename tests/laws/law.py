@@ -12,7 +12,7 @@ from paceline.core.plan import Fixed
 from paceline.decode import Decoder
 from tests.harness import request
 from tests.laws.enumerator import Enumerator, Frontier, expand
-from tests.tables import TableLM
+from tests.tables import TableLM, index_of
 
 PROMPT = (2, 1)
 
@@ -27,13 +27,13 @@ class Found:
     weight: float  # of all scripts together
 
 
-def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, depth: int | None = None, **sampling) -> Found:
-    """The law of the L = steps * (depth + 1) tokens after PROMPT.
+def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **sampling) -> Found:
+    """The law of the L = steps * (k + 1) tokens after PROMPT.
 
     ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter. Where steps emit fewer tokens than
     L, the rest is drawn from the target's own law: an error in what was emitted stays, and nothing is added to it.
     """
-    vocab, length = target.shape[-1], steps * ((depth or k) + 1)
+    length = steps * (k + 1)
     scripts: list[Tensor] = []
     weights = torch.ones(1, dtype=torch.float64)
     accepted, done = 0.0, 0
@@ -60,51 +60,39 @@ def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, depth: 
                     done += 1
                     break
             else:
-                return Found(_complete(decoder, weights, target, length, sampling), len(weights), accepted, float(weights.sum()))
+                law = _complete(decoder, weights, target, length, sampling)
+                return Found(law=law, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
         except Frontier as frontier:
             rows, weights, outcomes = expand(weights, frontier)
             scripts = [*(before[rows] for before in scripts), outcomes]
-    raise AssertionError(vocab)
 
 
 def merge(decoder: Decoder, weights: Tensor) -> tuple[Tensor, Tensor]:
     """One row for each state that the next step can meet: its index, and the weight of all rows in that state."""
     batch = decoder.batch
-    state = [batch.tokens[:, :-1] * (torch.arange(batch.tokens.shape[1] - 1) < batch.length[:, None]), batch.length[:, None]]
+    known = torch.arange(batch.max_length) < batch.length[:, None]
+    state = [batch.tokens[:, :-1] * known, batch.length[:, None]]
     cache = getattr(decoder.drafter, "cache", None)
     if cache is not None:
         state.append(cache.length[:, None])
     _, cell = torch.unique(torch.cat(state, dim=1), dim=0, return_inverse=True)
     total = torch.zeros(int(cell.max()) + 1, dtype=torch.float64).index_add_(0, cell, weights)
-    first = torch.full_like(total, len(cell), dtype=torch.int64).scatter_reduce_(0, cell, torch.arange(len(cell)), "amin")
+    first = torch.full_like(total, len(cell), dtype=torch.int64)
+    first.scatter_reduce_(0, cell, torch.arange(len(cell)), "amin")
     return first, total
-
-
-def laws_of(decoder_batch, target: Tensor, sampling) -> Tensor:
-    """The target's law after every context [V, V, V], warped as the decoder warps it."""
-    vocab = target.shape[-1]
-    scores = decoder_batch.sampling.warp(target.reshape(1, -1, vocab))
-    return scores[0].softmax(-1).reshape(target.shape)
 
 
 def _complete(decoder: Decoder, weights: Tensor, target: Tensor, length: int, sampling) -> Tensor:
     """Law [V ** L]: what was emitted, and the target's own law for what is missing."""
     vocab, batch = target.shape[-1], decoder.batch
-    law = _warped(target, sampling)
+    law = warped(target, sampling)
     num = batch.length - len(PROMPT)
-    total = torch.zeros(1, dtype=torch.float64)  # over texts of the tokens so far
-    mass = {0: total}
+    mass = torch.zeros(1, dtype=torch.float64)  # of the rows that have ended, over texts of the tokens so far
     for count in range(1, length + 1):
-        here = torch.zeros(vocab**count, dtype=torch.float64)
-        rows = (num >= count).nonzero()[:, 0] if count == length else (num == count).nonzero()[:, 0]
-        cell = torch.zeros(len(rows), dtype=torch.int64)
-        for at in range(count):
-            cell = cell * vocab + batch.tokens[rows, len(PROMPT) + at]
-        here.index_add_(0, cell, weights[rows])
-        mass[count] = here
-    for count in range(1, length + 1):
-        mass[count] = mass[count] + extend(mass[count - 1], law, count - 1)
-    return mass[length]
+        rows = (num == count).nonzero()[:, 0]
+        cells = index_of(batch.tokens[rows, len(PROMPT) : len(PROMPT) + count], vocab)
+        mass = extend(mass, law, count - 1).index_add_(0, cells, weights[rows])
+    return mass
 
 
 def extend(mass: Tensor, law: Tensor, count: int) -> Tensor:
@@ -118,18 +106,19 @@ def extend(mass: Tensor, law: Tensor, count: int) -> Tensor:
 
 def target_law(target: Tensor, length: int, sampling) -> Tensor:
     """The law of the next ``length`` tokens by the target alone."""
-    law, mass = _warped(target, sampling), torch.ones(1, dtype=torch.float64)
+    law, mass = warped(target, sampling), torch.ones(1, dtype=torch.float64)
     for count in range(length):
         mass = extend(mass, law, count)
     return mass
 
 
-def _warped(target: Tensor, sampling) -> Tensor:
+def warped(target: Tensor, sampling) -> Tensor:
     """The target's law after every context, by plain formulas that share nothing with the decoder."""
-    temperature, top_k, top_p = (sampling.get(name, off) for name, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)))
-    scores = target / temperature
+    top_k, top_p = sampling.get("top_k", 0), sampling.get("top_p", 1.0)
+    scores = target / sampling.get("temperature", 1.0)
     if top_k:
-        scores = scores.masked_fill(scores < scores.sort(-1, descending=True).values[..., top_k - 1 : top_k], -torch.inf)
+        least = scores.sort(-1, descending=True).values[..., top_k - 1 : top_k]
+        scores = scores.masked_fill(scores < least, -torch.inf)
     law = scores.softmax(-1)
     if top_p < 1:
         order = law.sort(-1, descending=True)

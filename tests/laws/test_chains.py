@@ -22,7 +22,6 @@ class Guess(StatelessDrafter):
 
     def propose(self, batch, plan):
 
-
         root = batch.root[:, None]
         drafts = (root + 1 + torch.arange(plan.num_draft_tokens) % 2) % 3
         room = torch.arange(plan.num_draft_tokens) < batch.draft_room[:, None]
