@@ -1,6 +1,7 @@
 """Targets and drafts that rules have failed on, and the warpings they are tried under. V = 3.
 
-Degenerate laws alone would let many wrong rules pass, so tables of full support that differ after every context come first.
+Degenerate laws alone would let many wrong rules pass, so tables of full support that differ after every context come
+first.
 """
 
 import torch

@@ -105,7 +105,7 @@ def _hash(key, shape) -> Tensor:
 
 
 def expand(weights: Tensor, frontier: Frontier) -> tuple[Tensor, Tensor, Tensor]:
-    """Every row for every outcome of the next call: which row it comes from [S], its weight [S], the outcomes [S, n]."""
+    """Every row for every outcome of the next call: the row it comes from [S], its weight [S], the outcomes [S, n]."""
     rows = torch.arange(len(weights))
     outcomes = torch.empty(len(weights), 0, dtype=torch.int64)
     for at in range(frontier.laws.shape[1]):

@@ -1,4 +1,4 @@
-"""Every rule that promises the target's law, over trees: siblings drawn with and without replacement, and fixed ones."""
+"""Every rule that promises the target's law, over trees: siblings with and without replacement, and fixed ones."""
 
 import pytest
 
