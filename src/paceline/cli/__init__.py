@@ -107,6 +107,7 @@ def generate(
     device: o.Device = None,
     backend: o.Backend = "auto",
     enforce_eager: o.EnforceEager = False,
+    exact: o.Exact = False,
     threads: o.Threads = None,
     revision: o.Revision = None,
     trust_remote_code: o.TrustRemoteCode = False,
@@ -150,6 +151,7 @@ def generate(
                 trust_remote_code=trust_remote_code,
                 backend=backend,
                 enforce_eager=enforce_eager,
+                exact=exact,
             ),
             drafting=o.DraftOptions(draft=draft, drafter=drafter, num_draft_tokens=num_draft_tokens, verifier=verifier),
             params={
