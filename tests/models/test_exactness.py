@@ -61,7 +61,7 @@ def test_exactness_is_kept_and_other_verifiers_are_refused():
     (plain,) = generate(target, [3, 1, 4], params)
     (drafted,) = generate(target, [3, 1, 4], params, drafter=pair().draft)
     assert plain.tokens == drafted.tokens
-    with pytest.raises(ValueError, match="verifier 'rejection' under exact=True: .* choose 'coupled'"):
+    with pytest.raises(ValueError, match=r"verifier 'rejection' under exact=True: .* choose 'coupled'"):
         generate(target, [3, 1, 4], params, drafter=pair().draft, verifier="rejection")
 
 

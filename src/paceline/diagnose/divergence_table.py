@@ -1,4 +1,4 @@
-"""``python -m paceline.diagnose.divergence_table``: how often drafting changes a text, by backend, precision and batch."""
+"""``python -m paceline.diagnose.divergence_table``: how often drafting changes a text, by backend and precision."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Whether a model gives a token the same logits, bit for bit, in any company. Asked of the model itself; trains nothing.
+"""Whether a model gives a token the same logits, bit for bit, in any company. The model itself is asked.
 
 Matrix libraries add up in other orders for other numbers of rows, so most models do not. B rows, V vocabulary.
 """
