@@ -71,7 +71,7 @@ class TableTrees(StatelessDrafter):
 
     def _draw(self, batch, scores, position, parent, children):
         if self.draw is Draw.FIXED:
-            return scores.argsort(-1, descending=True, stable=True)[:, : len(children)].unbind(1)
+            return scores.sort(dim=-1, descending=True, stable=True).indices[:, : len(children)].unbind(1)
         if self.draw is Draw.NO_REPLACEMENT:
             key = batch.key(position, Stream.DRAFT, lane=parent)
             return batch.noise.order(scores[:, None], key, len(children))[:, 0].unbind(1)
