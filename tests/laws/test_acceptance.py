@@ -126,7 +126,8 @@ def test_siblings_are_accepted_within_the_bounds(verifier, shape, table):
         temperature=1.0,
     )
     count, one = len(SHAPES[shape]), float(torch.minimum(p, q).sum())
-    assert one - 1e-12 <= found.accepted <= optimum(p, q, count) + 1e-12
+    slack = 1e-4 if verifier == "spectr" else 1e-12  # its rho is found to a few digits, on the valid side
+    assert one - slack <= found.accepted <= optimum(p, q, count) + 1e-12
     if verifier == "spectr":
         best = k_seq(p, q, count)
-        assert best - 1e-4 <= found.accepted <= best + 1e-9  # rho is found to a few digits, on the valid side
+        assert best - slack <= found.accepted <= best + 1e-9
