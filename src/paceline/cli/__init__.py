@@ -241,6 +241,7 @@ def score(
 
 app.command(epilog=EXIT_CODES)(looking.inspect)
 app.command(epilog=EXIT_CODES)(looking.roofline)
+app.command(epilog=EXIT_CODES)(looking.audit)
 
 
 app.add_typer(bench, name="bench", epilog=EXIT_CODES)

@@ -13,30 +13,10 @@ from rich.table import Table
 from paceline.api import Loaded, embedded_pair, load
 from paceline.api.prompts import encode
 from paceline.diagnose.divergence import Divergence, measure
+from paceline.diagnose.prompts import BEGINNINGS
 
 BACKENDS = ("kernel", "eager", "hf")
 DTYPES = ("bfloat16", "float32")
-BEGINNINGS = tuple(
-    f"def {verb}_{what}({argument}):\n    "
-    for verb, what, argument in (
-        ("read", "lines", "path"),
-        ("count", "words", "text"),
-        ("merge", "sorted", "first, second"),
-        ("parse", "header", "data"),
-        ("find", "duplicates", "items"),
-        ("write", "report", "rows, file"),
-        ("check", "types", "values"),
-        ("split", "path", "name"),
-        ("remove", "prefix", "text, prefix"),
-        ("open", "socket", "host, port"),
-        ("format", "time", "seconds"),
-        ("walk", "tree", "node"),
-        ("sum", "columns", "table"),
-        ("load", "module", "name"),
-        ("compare", "versions", "old, new"),
-        ("close", "all", "handles"),
-    )
-)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -86,7 +86,6 @@ class Tokens:
             rank_p=self._chi_square(),
         )
 
-
     def _chi_square(self) -> float:
         """Probability of at least this weighted excess, by the chi-square law of as many ranks as vary."""
         values, vectors = torch.linalg.eigh(self._covariance)
