@@ -29,9 +29,7 @@ class LossyLenient:
 
     def __init__(self, *, lenience: float = 0.5) -> None:
         if not 0 < lenience <= 1:
-            raise ValueError(
-                f"lenience={lenience}: give a number above 0 and at most 1 (1 is the verifier 'rejection')"
-            )
+            raise ValueError(f"lenience={lenience}: give a number above 0 and at most 1 (1 is 'rejection')")
         self.lenience = lenience
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:

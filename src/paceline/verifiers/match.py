@@ -15,8 +15,8 @@ from paceline.core.tree import Draw, Outcome, Tree, follow
 class Match:
     """The tokens of plain decoding with the same seed, from drafts that know nothing of the target's noise.
 
-    As ``coupled``, but never asks a drafter to draw with the target's noise: the likeliest tokens are asked for, since a
-    fixed choice x is kept with probability p(x), and drafts with noise of their own are taken.
+    As ``coupled``, but never asks a drafter to draw with the target's noise: the likeliest tokens are asked for, since
+    a fixed choice x is kept with probability p(x), and drafts with noise of their own are taken.
     """
 
     lossless: ClassVar[bool] = True

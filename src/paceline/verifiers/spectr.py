@@ -36,7 +36,7 @@ class SpecTr:
         """Down from the root as long as some candidate is accepted."""
         if tree.laws is None and tree.num_nodes > 1:
             raise ValueError(
-                "the verifier 'spectr' needs drafts drawn from a law, and this drafter recorded none; choose 'recursive'"
+                "the verifier 'spectr' needs drafts drawn from a law, and these have none; choose 'recursive'"
             )
         position = batch.length[:, None] + tree.depth  # of the token after each node
         laws = batch.scores(logits, position).softmax(-1)  # [B, N, V]
