@@ -41,7 +41,7 @@ def noisy(name, draw, lm=None):
     return ModelDrafter(lm=lm or draft(), shape=SHAPES[name], draws=frozenset({draw}))
 
 
-def requests(temperature, max_tokens=40, **options):
+def requests(temperature, max_tokens=30, **options):
     return [
         request(p, max_tokens=max_tokens - i, temperature=temperature, seed=50 + i, **options)
         for i, p in enumerate(PROMPTS)
