@@ -30,7 +30,7 @@ def test_no_node_stands_deeper_than_the_limit_leaves(name, draw, max_tokens):
     deepest = torch.where(tree.valid, tree.depth, 0).amax(-1)
     deepest_of = min(max_tokens - 1, SHAPES[name].depth)
     if name == "confident":  # which need not propose a node of every depth
-        assert int(deepest.max()) <= deepest_of and int(tree.valid.sum(-1).min()) == min(deepest_of, 1) * 9 + 1
+        assert int(deepest.max()) <= deepest_of and int(tree.valid.sum(-1).min()) == SHAPES[name].cut(deepest_of).num_drafted + 1
     else:
         assert deepest.tolist() == [deepest_of] * len(PROMPTS)
     assert finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS).texts == [expected(r) for r in wanted]
