@@ -136,7 +136,9 @@ def test_finishers_in_order_are_draws_without_replacement(dtype):
 
 
 def test_the_first_finisher_is_the_one_chosen_and_the_excluded_come_last():
-    scores = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).masked_fill(torch.arange(40) >= 6, -torch.inf)
+    scores = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).masked_fill(
+        torch.arange(40) >= 6, -torch.inf
+    )
     seeds = key(torch.arange(300), 4, shape=(300,))
     whole = NOISE.order(scores, seeds, 40)
     assert torch.equal(whole[:, 0], NOISE.choose(scores, seeds))

@@ -28,7 +28,9 @@ def naive_tree(decoder, row, shape):
     return [path for _, path in sorted(scored, key=lambda node: -node[0])[: shape.num_drafted]]
 
 
-@pytest.mark.parametrize("shape", [Confident(num_drafted=7, depth=3, width=3), Confident(num_drafted=12, depth=4, width=2)])
+@pytest.mark.parametrize(
+    "shape", [Confident(num_drafted=7, depth=3, width=3), Confident(num_drafted=12, depth=4, width=2)]
+)
 def test_the_proposed_nodes_are_the_likeliest_of_all_scored(shape):
     drafter = ModelDrafter(lm=draft(), shape=shape)
     decoder = decoder_for(drafter, "coupled", k=shape.depth, rows=len(PROMPTS))
@@ -75,6 +77,8 @@ def test_among_equals_the_shallower_comes_first_so_no_node_lacks_its_parent(num_
             assert 0 <= parent < node
             assert tree.depth[row, node] == tree.depth[row, parent] + 1
             assert not tree.valid[row, node] or (tree.valid[row, parent] and tree.depth[row, node] <= depth)
-        sure = [[(int(batch.root[row]) + i) % models.VOCAB for i in range(1, d + 1)] for d in range(1, min(depth, 4) + 1)]
+        sure = [
+            [(int(batch.root[row]) + i) % models.VOCAB for i in range(1, d + 1)] for d in range(1, min(depth, 4) + 1)
+        ]
         proposed = [p for p, valid in zip(paths_of(tree, row)[1:], tree.valid[row, 1:], strict=True) if valid]
         assert all(path in proposed for path in sure[:num_drafted])

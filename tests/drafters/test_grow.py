@@ -13,7 +13,7 @@ from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
 from paceline.models.prefill import prefill
 from tests import tiny as models
-from tests.harness import decoder_for, expected, finish, request, run
+from tests.harness import decoder_for, expected, request, run
 
 PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6])
 MEDUSA = Topology(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1)))
@@ -25,7 +25,10 @@ STATIC = {
     "flat": Topology.branching((4,)),
     "medusa": MEDUSA,
 }
-CONFIDENT = {"confident": Confident(num_drafted=9, depth=3, width=3), "all": Confident(num_drafted=99, depth=2, width=2)}
+CONFIDENT = {
+    "confident": Confident(num_drafted=9, depth=3, width=3),
+    "all": Confident(num_drafted=99, depth=2, width=2),
+}
 SHAPES = {**STATIC, **CONFIDENT}
 CASES = [(name, draw) for name, shape in SHAPES.items() for draw in Draw if draw in shape.draws]
 every_case = pytest.mark.parametrize(("name", "draw"), CASES, ids=lambda value: getattr(value, "name", value))
@@ -107,7 +110,9 @@ def check_tree(decoder, tree, draw):
                 assert int(tree.tokens[row, node]) == int(best.argsort(descending=True)[among])
                 if draw is Draw.IID or (draw is Draw.NO_REPLACEMENT and sampled):
                     assert tree.draw[row, node] == draw
-                    wanted = law.softmax(-1) if sampled else torch.nn.functional.one_hot(law.argmax(), len(law)).double()
+                    wanted = (
+                        law.softmax(-1) if sampled else torch.nn.functional.one_hot(law.argmax(), len(law)).double()
+                    )
                     torch.testing.assert_close(tree.laws[row, int(tree.law[row, node])], wanted)
                 else:
                     assert tree.law[row, node] == -1

@@ -11,11 +11,12 @@ from paceline.drafters.model import ModelDrafter
 from paceline.models.decoder import DecoderLM
 from tests import tiny as models
 from tests.core.test_noise import Ledger
-from tests.drafters.test_grow import CASES, PROMPTS, SHAPES, every_case, itself, noisy, requests
+from tests.drafters.test_grow import PROMPTS, SHAPES, every_case, itself, noisy, requests
 from tests.harness import decoder_for, expected, finish, request, run
 
 every_shape = pytest.mark.parametrize(
-    ("name", "draw"), [("medusa", Draw.SHARED), ("binary", Draw.SHARED), ("flat", Draw.SHARED), ("confident", Draw.FIXED)]
+    ("name", "draw"),
+    [("medusa", Draw.SHARED), ("binary", Draw.SHARED), ("flat", Draw.SHARED), ("confident", Draw.FIXED)],
 )
 
 
@@ -30,7 +31,10 @@ def test_no_node_stands_deeper_than_the_limit_leaves(name, draw, max_tokens):
     deepest = torch.where(tree.valid, tree.depth, 0).amax(-1)
     deepest_of = min(max_tokens - 1, SHAPES[name].depth)
     if name == "confident":  # which need not propose a node of every depth
-        assert int(deepest.max()) <= deepest_of and int(tree.valid.sum(-1).min()) == SHAPES[name].cut(deepest_of).num_drafted + 1
+        assert (
+            int(deepest.max()) <= deepest_of
+            and int(tree.valid.sum(-1).min()) == SHAPES[name].cut(deepest_of).num_drafted + 1
+        )
     else:
         assert deepest.tolist() == [deepest_of] * len(PROMPTS)
     assert finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS).texts == [expected(r) for r in wanted]

@@ -8,7 +8,7 @@ from paceline.drafters.grow.topology import TopologyGrower
 
 
 def make_grower(shape: Shape, setting: Setting) -> Grower:
-    """What grows ``shape`` as ``setting`` says. Raises ValueError for nodes with more children than there are tokens."""
+    """What grows ``shape`` as ``setting`` says. Raises ValueError for nodes of more children than there are tokens."""
     if shape.max_width > setting.vocab_size:
         raise ValueError(
             f"a tree of {shape.max_width} children per node and a vocabulary of {setting.vocab_size}: lower the width"

@@ -55,7 +55,9 @@ class Topology:
     def __post_init__(self) -> None:
         known = set(self.nodes)
         if len(known) < len(self.nodes):
-            raise ValueError(f"a tree of {len(self.nodes)} nodes of which only {len(known)} differ: give each node once")
+            raise ValueError(
+                f"a tree of {len(self.nodes)} nodes of which only {len(known)} differ: give each node once"
+            )
         for node in self.nodes:
             if not node or min(node) < 0:
                 raise ValueError(f"tree node {node}: give the ranks of children from the root, each at least 0")
