@@ -8,7 +8,7 @@ from paceline.drafters.grow.confident import ConfidentGrower
 from paceline.drafters.grow.shapes import Confident
 from paceline.drafters.model import ModelDrafter
 from tests import tiny as models
-from tests.drafters.test_grow import PROMPTS, draft, naive_scores, paths_of, requests
+from tests.drafters.test_grow import PROMPTS, draft, naive_scores, paths_of, requests, watch
 from tests.harness import decoder_for
 
 
@@ -36,14 +36,16 @@ def test_the_proposed_nodes_are_the_likeliest_of_all_scored(shape):
     decoder = decoder_for(drafter, "coupled", k=shape.depth, rows=len(PROMPTS))
     decoder.admit(requests(0.0), range(len(PROMPTS)))
     topologies = set()
-    for _ in range(2):
-        with torch.inference_mode():
-            tree = drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+
+    def look(tree):
         assert tree.valid.all()
         for row in range(len(PROMPTS)):
             paths = paths_of(tree, row)[1:]
             assert sorted(paths) == sorted(naive_tree(decoder, row, shape))
             topologies.add(tuple(tree.parents[row].tolist()))
+
+    watch(decoder, look)
+    for _ in range(3):
         decoder.step()
     assert len(topologies) > 1, "the topology is data"
 

@@ -51,6 +51,19 @@ def requests(temperature, max_tokens=30, **options):
     ]
 
 
+def watch(decoder, look):
+    """Call ``look(tree)`` with every tree that is proposed, before it is verified."""
+    drafter = decoder.drafter
+    propose = drafter.propose
+
+    def proposing(batch, plan):
+        tree = propose(batch, plan)
+        look(tree)
+        return tree
+
+    drafter.propose = proposing
+
+
 def paths_of(tree, row):
     """Tokens from the root to each node, the root less."""
     found = []
@@ -125,12 +138,17 @@ def test_every_node_is_what_a_naive_forward_of_its_path_gives(name, draw):
     decoder = decoder_for(noisy(name, draw), "coupled", k=3, rows=len(PROMPTS))
     mixed = [r if i % 2 else s for i, (r, s) in enumerate(zip(requests(0.0), requests(0.8), strict=True))]
     decoder.admit(mixed, range(len(PROMPTS)))
-    for _ in range(3):
-        with torch.inference_mode():
-            tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    trees = []
+
+    def look(tree):
         assert tree.valid.all(), "there is room, and no filter"
         check_tree(decoder, tree, draw)
+        trees.append(tree)
+
+    watch(decoder, look)
+    for _ in range(4):
         decoder.step()
+    assert len(trees) == 4
 
 
 @every_case
