@@ -23,6 +23,10 @@ NOISE = "tests/core/test_noise.py"
 RULE = "tests/verifiers/test_{}.py"
 MODEL = "tests/drafters/test_model.py"
 TREES = "tests/conformance/test_trees.py"
+GROW = "tests/drafters/test_grow.py"
+GROWN_LIMITS = "tests/drafters/test_grow_limits.py"
+CONFIDENT = "tests/drafters/test_confident.py"
+OPTIMAL = "tests/drafters/test_optimal_tree.py"
 ADMISSION = "tests/core/test_admission.py"
 LOGPROBS = "tests/core/test_logprobs.py"
 FORKS = "tests/conformance/test_forks.py"
@@ -72,15 +76,15 @@ MUTANTS = (
     Mutant(
         "forget the draft's catch-up",
         "drafters/model.py",
-        "read = tree.max_depth - 1",
-        "read = tree.max_depth",
+        "(outcome.num_committed - 1).clamp(0, tree.max_depth - 1)",
+        "(outcome.num_committed - 1).clamp(0, tree.max_depth)",
         (MODEL,),
     ),
     Mutant(
         "verify with a law that was not sampled from",
-        "drafters/model.py",
-        "return token[:, 0], scores.softmax(-1)[:, 0]",
-        "return token[:, 0], logits.softmax(-1)[:, 0]",
+        "drafters/grow/draws.py",
+        "laws=scores.softmax(-1))",
+        "laws=logits.softmax(-1))",
         (LAWS,),
     ),
     Mutant(
@@ -539,5 +543,111 @@ MUTANTS = (
         "if (!filled[row]) std::memset",
         "if (false) std::memset",
         (KERNEL,),
+    ),
+    Mutant(
+        "commit a draft's tree as if it were a chain",
+        "drafters/model.py",
+        "torch.where(kept, slots + 1, -1)",
+        "None",
+        (f"{GROW}::test_after_every_step_the_drafts_cache_equals_a_fresh_reading",),
+    ),
+    Mutant(
+        "commit the wrong path in the draft's cache",
+        "drafters/model.py",
+        "torch.where(kept, slots + 1, -1)",
+        "torch.where(kept, outcome.path, -1)",
+        (f"{GROW}::test_after_every_step_the_drafts_cache_equals_a_fresh_reading",),
+    ),
+    Mutant(
+        "commit the root behind its path",
+        "drafters/model.py",
+        "self.cache.truncate(self.cache.length - rooted.long())",
+        "pass",
+        (f"{GROW}::test_after_every_step_the_drafts_cache_equals_a_fresh_reading",),
+    ),
+    Mutant(
+        "siblings share a lane",
+        "drafters/grow/draws.py",
+        "lane=level.node)",
+        "lane=level.first.index_select(0, level.parent))",
+        (f"{GROWN_LIMITS}::test_no_own_noise_is_consumed_twice",),
+    ),
+    Mutant(
+        "parents share a race",
+        "drafters/grow/draws.py",
+        "lane=level.first)",
+        "lane=0)",
+        (f"{GROW}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
+    ),
+    Mutant(
+        "a tree one deeper than its limit",
+        "drafters/grow/topology.py",
+        "(depth <= room)",
+        "(depth - 1 <= room)",
+        (f"{GROWN_LIMITS}::test_no_node_stands_deeper_than_the_limit_leaves",),
+    ),
+    Mutant(
+        "a child below an invalid parent",
+        "drafters/grow/topology.py",
+        "grows = drawn.possible & valid[:, step.parents] &",
+        "grows = drawn.possible & batch.active[:, None] &",
+        (f"{GROWN_LIMITS}::test_a_padded_vocabulary_is_cut_or_filled_though_it_be_narrower_than_the_tree", GROW),
+    ),
+    Mutant(
+        "shared draws one position too far",
+        "drafters/grow/topology.py",
+        "batch.length[:, None] + depth - 1, step.level",
+        "batch.length[:, None] + depth, step.level",
+        (f"{GROW}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
+    ),
+    Mutant(
+        "greedy rows draw siblings from a law that has one token",
+        "drafters/grow/draws.py",
+        "    order = torch.where(rows, likeliest(logits, level.width), order)\n",
+        "",
+        (f"{GROW}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
+    ),
+    Mutant(
+        "a law of the wrong parent",
+        "drafters/grow/topology.py",
+        "place = {node: i for i, node in enumerate(inner)}",
+        "place = {node: 0 for node in inner}",
+        (f"{GROW}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
+    ),
+    Mutant(
+        "a rerank that drops parents",
+        "drafters/grow/confident.py",
+        "best = worth[:, 1:].sort(dim=-1, descending=True, stable=True).indices[:, : self.shape.num_drafted] + 1",
+        "best = worth.shape[1] - worth[:, 1:].flip(1).sort(dim=-1, descending=True, stable=True)"
+        ".indices[:, : self.shape.num_drafted] - 1",
+        (CONFIDENT,),
+    ),
+    Mutant(
+        "worth of a node without its path's",
+        "drafters/grow/confident.py",
+        "[..., None] + share).flatten(1)",
+        "[..., None] * 0 + share).flatten(1)",
+        (CONFIDENT,),
+    ),
+    Mutant(
+        "expanded nodes take others' slots",
+        "drafters/grow/confident.py",
+        "above = place.gather(1, keep // width)",
+        "above = place.gather(1, keep % place.shape[1])",
+        (CONFIDENT,),
+    ),
+    Mutant(
+        "finishers in reverse",
+        "core/noise.py",
+        "topk(count, dim=-1)",
+        "topk(count, dim=-1, largest=False)",
+        (NOISE,),
+    ),
+    Mutant(
+        "a tree's value without its depth",
+        "drafters/grow/optimal.py",
+        "best(size - 1, levels - 1, 0)",
+        "best(size - 1, levels, 0)",
+        (OPTIMAL,),
     ),
 )
