@@ -1,4 +1,4 @@
-"""The command ``paceline audit``: whether a model, a drafter and a verifier keep their promises. Draws no sample itself."""
+"""The command ``paceline audit``: whether a model, a drafter and a verifier keep their promises."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -120,9 +120,9 @@ def audit(
 ) -> int:
     """Check that drafting keeps its promises with this model: equal tokens, the target's law, the acceptance due.
 
-    Greedy and sampled texts are compared with plain decoding. Sampled tokens are judged against the target's laws, which
-    plain forwards give: their surprise, their places, their ranks; a bias of 2 % in total variation is found in 20,000
-    tokens. With a draft model, acceptance is compared with its closed form. Takes minutes.
+    Greedy and sampled texts are compared with plain decoding. Sampled tokens are judged against the target's laws,
+    which plain forwards give: their surprise, their places, their ranks; a bias of 2 % in total variation is found in
+    20,000 tokens. With a draft model, acceptance is compared with its closed form. Takes minutes.
 
     Examples:
 
