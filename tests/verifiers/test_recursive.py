@@ -37,6 +37,11 @@ def test_invalid_nodes_are_as_if_absent(shape):
         assert distance(enumerate_step(Recursive(), SHAPES[shape], tables(1), valid=valid)) < 1e-12
 
 
+def test_an_only_valid_sibling_is_kept_as_often_as_an_only_child():
+    second = enumerate_step(Recursive(), SHAPES["two without replacement"], tables(1), valid=[False, True])
+    assert abs(second.accepted - enumerate_step(Recursive(), SHAPES["chain of 1"], tables(1)).accepted) < 1e-12
+
+
 def test_more_siblings_keep_more_and_more_yet_without_replacement():
     kept = [
         enumerate_step(Recursive(), shape, tables(2)).accepted

@@ -35,6 +35,11 @@ def test_invalid_nodes_are_as_if_absent(shape):
         assert distance(enumerate_step(Traversal(), SHAPES[shape], tables(1), valid=valid)) < 1e-12
 
 
+def test_an_only_valid_sibling_is_kept_as_often_as_an_only_child():
+    second = enumerate_step(Traversal(), SHAPES["two without replacement"], tables(1), valid=[False, True])
+    assert abs(second.accepted - enumerate_step(Traversal(), SHAPES["chain of 1"], tables(1)).accepted) < 1e-12
+
+
 @pytest.mark.parametrize("shape", ["two by two", "two by two without replacement", "two chains", "three chains"])
 def test_it_keeps_at_least_what_recursive_rejection_keeps(shape):
     for seed in (2, 3):
