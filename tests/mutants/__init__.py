@@ -133,7 +133,7 @@ MUTANTS = (
         "block: the token rule's residual",
         "verifiers/block.py",
         "law = rest.gather(1, row)",
-        "law = (scores.softmax(-1) - torch.nn.functional.pad(q, (0, 0, 0, 1))).clamp(min=0).gather(1, row)",
+        "law = (scores.softmax(-1) - q).clamp(min=0).gather(1, row)",
         (RULE.format("block"),),
     ),
     Mutant(
@@ -146,8 +146,8 @@ MUTANTS = (
     Mutant(
         "block: a bonus from the residual of a token that was not drafted",
         "verifiers/drafted.py",
-        "laws = tree.laws[rows, index.clamp(min=0)].to(like.dtype) * (valid & (index >= 0))[..., None]",
-        "laws = tree.laws[rows, index.clamp(min=0)].to(like.dtype) * (index >= 0)[..., None]",
+        "laws.mul_((valid & (index >= 0))[..., None])",
+        "laws.mul_((index >= 0)[..., None])",
         (RULE.format("block"),),
     ),
     Mutant(
@@ -322,8 +322,8 @@ MUTANTS = (
     Mutant(
         "the lenience reaches the residual",
         "verifiers/lossy_lenient.py",
-        "rest = (law - torch.nn.functional.pad(q, (0, 0, 0, 1)).gather(1, row)).clamp(min=0)",
-        "rest = (law - self.lenience * torch.nn.functional.pad(q, (0, 0, 0, 1)).gather(1, row)).clamp(min=0)",
+        "rest = (law - q.gather(1, row)).clamp(min=0)",
+        "rest = (law - self.lenience * q.gather(1, row)).clamp(min=0)",
         (RULE.format("lossy_lenient"),),
     ),
     Mutant(

@@ -114,7 +114,7 @@ def tables(seed):
     return Tables(random_table(seed), tuple(random_table(100 * seed + i) for i in range(1, 4)))
 
 
-def walk(shape, tokens, valid=None):
+def walk(shape, tokens):
     """The tokens before every node and the node's own: ``before`` and ``current`` [B, N], the root first."""
     before, current = [torch.full_like(tokens[:, 0], BEFORE)], [torch.full_like(tokens[:, 0], ROOT)]
     for node, parent in enumerate(shape.parents, 1):
@@ -123,10 +123,11 @@ def walk(shape, tokens, valid=None):
     return torch.stack(before, dim=1), torch.stack(current, dim=1)
 
 
-def drafts(shape, tables, *, repeat=1, one_law=False):
+def drafts(shape, tables, *, repeat=1, one_law=False, valid=None):
     """Every draft: the tree, and the probability of drawing it [B]; each row ``repeat`` times.
 
-    Siblings share a recorded law if ``one_law``, else each node has one of its own.
+    Siblings share a recorded law if ``one_law``, else each node has one of its own. Nodes that are not ``valid`` (all
+    are, if left out) leave their token to later siblings.
     """
     options = [[shape.fixed[i]] if draw is FIXED else range(VOCAB) for i, draw in enumerate(shape.draws)]
     tokens = torch.tensor(list(itertools.product(*options))).repeat_interleave(repeat, 0)
@@ -148,7 +149,7 @@ def drafts(shape, tables, *, repeat=1, one_law=False):
         left = law.clone()
         if draw is WITHOUT:
             for j in range(i):
-                if shape.parents[j] == parent:
+                if shape.parents[j] == parent and (valid is None or valid[j]):
                     left.scatter_(1, tokens[:, j, None], 0.0)
             left = left / left.sum(-1, keepdim=True)
         weight *= left.gather(1, tokens[:, i, None])[:, 0]
@@ -167,6 +168,19 @@ def drafts(shape, tables, *, repeat=1, one_law=False):
     )
     draw = torch.tensor([0, *(int(d) for d in shape.draws)]).expand(rows, -1)
     return replace_tree(made, draw=draw, chain=straight), weight
+
+
+def partial(shape):
+    """Which nodes are valid: in a row near its limit, in a narrower tree, in one without its first branches, nowhere.
+
+    A node is valid only if its parent is.
+    """
+    firsts = [parent not in shape.parents[:i] for i, parent in enumerate(shape.parents)]
+    for wanted in ([parent == 0 for parent in shape.parents], firsts, [not first for first in firsts], [False] * 9):
+        valid = []
+        for ok, parent in zip(wanted, shape.parents, strict=False):
+            valid.append(ok and (parent == 0 or valid[parent - 1]))
+        yield valid
 
 
 def replace_tree(tree, **changes):
@@ -211,7 +225,7 @@ def enumerate_step(rule, shape, tables, *, valid=None, one_law=False, dtype=torc
     """Run ``rule`` on every draft of ``shape`` under every pattern of coins."""
     patterns = torch.tensor(list(itertools.product((False, True), repeat=shape.num_nodes - 1)))
     patterns = torch.cat((torch.zeros(len(patterns), 1, dtype=torch.bool), patterns), dim=1)
-    tree, weight = drafts(shape, tables, repeat=len(patterns), one_law=one_law)
+    tree, weight = drafts(shape, tables, repeat=len(patterns), one_law=one_law, valid=valid)
     if valid is not None:
         tree = replace_tree(tree, valid=torch.tensor([True, *valid]).expand(len(weight), -1))
     noise = Scripted(patterns.repeat(len(weight) // len(patterns), 1))

@@ -23,6 +23,9 @@ def test_it_keeps_more_and_no_token_comes_too_often(lenience, seed):
     found = enumerate_step(LossyLenient(lenience=lenience), chain(1), tables(seed))
     p = tables(seed).target.softmax(-1)[BEFORE, ROOT]
     first = found.joint().view(3, 3).sum(1)
+    q = tables(seed).drafts[0].softmax(-1)[BEFORE, ROOT]
+    kept, rest = torch.minimum(q, p / lenience), (p - q).clamp(min=0)
+    torch.testing.assert_close(first, kept + (1 - kept.sum()) * rest / rest.sum())
     assert bool((first <= p / lenience + 1e-12).all())
     assert distance(found) > 1e-3
     assert found.accepted > enumerate_step(Rejection(), chain(1), tables(seed)).accepted

@@ -18,6 +18,7 @@ from tests.verifiers.enumerated import (
     distance,
     drafts,
     enumerate_step,
+    partial,
     replace_tree,
     tables,
 )
@@ -32,14 +33,13 @@ def test_the_law_is_the_targets(shape, one_law):
 
 @pytest.mark.parametrize("shape", ["two by two", "two by two without replacement", "two chains", "chain of 3"])
 def test_invalid_nodes_are_as_if_absent(shape):
-    """Nodes below a depth, as a row near its limit has them; and the later sibling, as a narrower tree has it."""
-    whole = SHAPES[shape]
-    shallow = [parent == 0 for parent in whole.parents]
-    assert distance(enumerate_step(Recursive(), whole, tables(1), valid=shallow)) < 1e-12
-    first = [parent not in whole.parents[:i] for i, parent in enumerate(whole.parents)]
-    first = [ok and (parent == 0 or first[parent - 1]) for ok, parent in zip(first, whole.parents, strict=True)]
-    assert distance(enumerate_step(Recursive(), whole, tables(1), valid=first)) < 1e-12
-    assert distance(enumerate_step(Recursive(), whole, tables(1), valid=[False] * len(first))) < 1e-12
+    for valid in partial(SHAPES[shape]):
+        assert distance(enumerate_step(Recursive(), SHAPES[shape], tables(1), valid=valid)) < 1e-12
+
+
+def test_an_only_valid_sibling_is_kept_as_often_as_an_only_child():
+    second = enumerate_step(Recursive(), SHAPES["two without replacement"], tables(1), valid=[False, True])
+    assert abs(second.accepted - enumerate_step(Recursive(), SHAPES["chain of 1"], tables(1)).accepted) < 1e-12
 
 
 def test_more_siblings_keep_more_and_more_yet_without_replacement():

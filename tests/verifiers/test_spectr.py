@@ -43,21 +43,37 @@ def test_fixed_choices_are_passed_over():
     assert not bool(((found.outcome.path == 2).any(-1) & (found.weight > 0)).any())
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_of_independent_candidates_it_keeps_what_rho_allows(number):
-    """1 - (1 - beta)^k at the least valid rho, found here by a fine search."""
-    given = tables(1)
-    found = enumerate_step(SpecTr(), Shape((0,) * number, (IID,) * number), given)
-    p, q = given.target.softmax(-1)[2, 1], given.drafts[0].softmax(-1)[2, 1]
+def best(p, q, number):
+    """Acceptance of ``number`` candidates at the least valid rho, by a fine search."""
     for rho in torch.linspace(1, number, 30_001, dtype=torch.float64):
         beta = torch.minimum(q, p / rho).sum()
         some = 1 - (1 - beta) ** number
         if some <= rho * beta + 1e-15:
-            break
-    assert abs(found.accepted - float(some)) < 1e-4
+            return float(some)
+    raise AssertionError("the largest rho is always valid")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_of_independent_candidates_it_keeps_what_rho_allows(number):
+    given = tables(1)
+    found = enumerate_step(SpecTr(), Shape((0,) * number, (IID,) * number), given)
+    p, q = given.target.softmax(-1)[2, 1], given.drafts[0].softmax(-1)[2, 1]
+    assert abs(found.accepted - best(p, q, number)) < 1e-4
     overlap = float(torch.minimum(p, q).sum())
     assert found.accepted >= (1 - 0.37) * overlap
     assert number > 1 or abs(found.accepted - overlap) < 1e-12
+
+
+def test_paths_that_agree_stay_alive_together():
+    """The draft is certain of its first token, so both paths have it, and the second tokens are two candidates."""
+    given = tables(1)
+    draft = given.drafts[0].clone()
+    draft[2, 1] = torch.tensor([0.0, -torch.inf, -torch.inf])
+    given = Tables(given.target, (draft,))
+    p, q = given.target.softmax(-1), draft.softmax(-1)
+    first, second = (best(p[text], q[text], 2) for text in ((2, 1), (1, 0)))
+    assert abs(enumerate_step(SpecTr(), SHAPES["two chains"], given).accepted - first * (1 + second)) < 1e-4
+    assert second > best(p[1, 0], q[1, 0], 1) + 0.01
 
 
 def test_more_paths_keep_more():

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.drafted import chain_laws, outcome_at
+from paceline.verifiers.drafted import child_laws, outcome_at
 
 
 @final
@@ -33,16 +33,15 @@ class Block:
         position = batch.length[:, None] + tree.depth  # of the token after each node
         scores = batch.scores(logits, position)  # [B, N, V]
         rest = scores.softmax(-1)  # the law after each node, and below what the rule leaves of it
-        q = chain_laws(tree, rest)  # [B, N - 1, V]: 0 after the end, so that the end needs no case of its own
+        q = child_laws(tree, rest)  # [B, N, V]: 0 after the end, so that the end needs no case of its own
         token = tree.tokens[:, 1:, None]
-        ratio = rest[:, :-1].gather(-1, token)[..., 0] / q.gather(-1, token)[..., 0]  # no sense beyond the end
+        ratio = (rest[:, :-1].gather(-1, token) / q[:, :-1].gather(-1, token))[..., 0]  # no sense beyond the end
         weights = [torch.ones_like(rest[:, 0, 0])]
         for i in range(tree.num_nodes - 1):
             weights.append((weights[i] * ratio[:, i]).clamp(max=1))
         weight = torch.stack(weights, dim=1)  # [B, N]
         rest.mul_(weight[..., None])
-        rest[:, :-1].sub_(q)
-        rest.clamp_(min=0)
+        rest.sub_(q).clamp_(min=0)
         left = rest.sum(-1)
         passes = batch.noise.coin(
             left[:, 1:],

@@ -9,16 +9,19 @@ from torch import Tensor
 from paceline.core.tree import Draw, Outcome, Tree, follow
 
 
-def chain_laws(tree: Tree, like: Tensor) -> Tensor:
-    """Of a chain, the law of every drafted node [B, N - 1, V] in the precision of ``like``; 0 for invalid nodes."""
-    index, token = tree.law[:, 1:], tree.tokens[:, 1:]
-    valid = tree.valid[:, 1:]
-    shape = (*token.shape, like.shape[-1])
+def child_laws(tree: Tree, like: Tensor) -> Tensor:
+    """Of a chain, the law that each node's child was drawn from [B, N, V]; 0 where it has no valid child.
+
+    In the precision of ``like``; the law of a fixed choice is one-hot.
+    """
+    pad = torch.nn.functional.pad
+    index, token, valid = (pad(field[:, 1:], (0, 1)) for field in (tree.law, tree.tokens, tree.valid))
     if tree.laws is None or tree.num_nodes == 1:
-        laws = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        laws = torch.zeros(*token.shape, like.shape[-1], dtype=like.dtype, device=like.device)
     else:
         rows = torch.arange(len(token), device=token.device)[:, None]
-        laws = tree.laws[rows, index.clamp(min=0)].to(like.dtype) * (valid & (index >= 0))[..., None]
+        laws = tree.laws[rows, index.clamp(min=0)].to(like.dtype)
+        laws.mul_((valid & (index >= 0))[..., None])
     return laws.scatter_add_(-1, token[..., None], (valid & (index < 0)).to(like.dtype)[..., None])
 
 

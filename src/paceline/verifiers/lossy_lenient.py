@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.drafted import chain_laws
+from paceline.verifiers.drafted import child_laws
 
 
 @final
@@ -36,18 +36,18 @@ class LossyLenient:
         """The longest accepted prefix of the chain and one token after it."""
         position = batch.length[:, None] + tree.depth  # of the token after each node
         p = batch.scores(logits, position).softmax(-1)  # [B, N, V]
-        q = chain_laws(tree, p)  # [B, N - 1, V], 0 after the end
+        q = child_laws(tree, p)  # [B, N, V], 0 after the end
         token = tree.tokens[:, 1:, None]
         keep = batch.noise.coin(
             p[:, :-1].gather(-1, token)[..., 0],
-            self.lenience * q.gather(-1, token)[..., 0],
+            self.lenience * q[:, :-1].gather(-1, token)[..., 0],
             batch.key(position[:, :-1], Stream.ACCEPT, lane=tree.depth[:, 1:]),
         )
         leaf, path, length = follow(tree, torch.nn.functional.pad(keep, (1, 0)))
         at = leaf[:, None]
         row = at[..., None].expand(-1, 1, p.shape[-1])
         law = p.gather(1, row)
-        rest = (law - torch.nn.functional.pad(q, (0, 0, 0, 1)).gather(1, row)).clamp(min=0)
+        rest = (law - q.gather(1, row)).clamp(min=0)
         law = torch.where(rest.sum(-1, keepdim=True) > 0, rest, law)
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
         return Outcome(path=path, num_committed=length + 1, next=batch.noise.choose(law.log(), key)[:, 0])

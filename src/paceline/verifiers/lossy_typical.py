@@ -36,7 +36,7 @@ class LossyTypical:
         """The longest path of tokens that are likely enough, and one token of the target's after it."""
         position = batch.length[:, None] + tree.depth  # of the token after each node
         law = batch.scores(logits, position).softmax(-1)  # [B, N, V]
-        bound = (self.delta * torch.exp(-torch.special.entr(law).sum(-1))).clamp(max=self.epsilon)  # [B, N]
+        bound = (self.delta * torch.exp(torch.xlogy(law, law).sum(-1))).clamp(max=self.epsilon)  # [B, N]
         rows = torch.arange(batch.rows, device=law.device)[:, None]
         parent = tree.parents.clamp(min=0)
         chance = law[rows, parent, tree.tokens]
