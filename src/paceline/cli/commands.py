@@ -16,5 +16,6 @@ COMMANDS = Registry(
         "score": "paceline.cli.score:ScoreTexts",
         "inspect": "paceline.cli.inspect:Inspect",
         "roofline": "paceline.cli.roofline:Roofline",
+        "tree": "paceline.cli.tree:Tree",
     },
 )
