@@ -154,7 +154,7 @@ def test_every_node_is_what_a_naive_forward_of_its_path_gives(name, draw):
 @every_case
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_text_equals_the_reference(name, draw, temperature):
-    wanted = requests(temperature)
+    wanted = requests(temperature, max_tokens=40)
     result = run(noisy(name, draw), "coupled", wanted, k=3)
     assert result.texts == [expected(r) for r in wanted]
     reached = {accepted for report in result.reports for accepted in report.accepted}

@@ -149,6 +149,7 @@ def test_a_padded_vocabulary_is_cut_or_filled_though_it_be_narrower_than_the_tre
     with torch.inference_mode():
         tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
     assert (tree.tokens[tree.valid] < vocab).all()
+    assert not (tree.valid & ~tree.valid.gather(1, tree.parents.clamp(min=0))).any(), "no node without its parent"
     assert finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS).texts == [expected(r) for r in wanted]
 
 

@@ -1,4 +1,4 @@
-"""The trees that a draft model grows, under every rule: warped like the target, cut at the row's limits, over two steps."""
+"""Trees that a draft model grows, under every rule: warped like the target, over two steps."""
 
 import pytest
 

@@ -18,6 +18,7 @@ from paceline.cli.commands import EXIT_CODES as EXIT_CODES
 from paceline.cli.commands import EXIT_DIFFERENT as EXIT_DIFFERENT
 from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from paceline.cli.commands import EXIT_OK as EXIT_OK
+from paceline.cli.tree_options import tree
 
 app = typer.Typer(
     rich_markup_mode="markdown",
@@ -242,6 +243,7 @@ def score(
 app.command(epilog=EXIT_CODES)(looking.inspect)
 app.command(epilog=EXIT_CODES)(looking.roofline)
 app.command(epilog=EXIT_CODES)(looking.audit)
+app.command(epilog=EXIT_CODES)(tree)
 
 
 app.add_typer(bench, name="bench", epilog=EXIT_CODES)

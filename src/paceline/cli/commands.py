@@ -17,5 +17,6 @@ COMMANDS = Registry(
         "inspect": "paceline.cli.inspect:Inspect",
         "roofline": "paceline.cli.roofline:Roofline",
         "audit": "paceline.cli.audit:AuditModel",
+        "tree": "paceline.cli.tree:Tree",
     },
 )
