@@ -70,7 +70,7 @@ class Traversal:
     @staticmethod
     def _turn(tree: Tree) -> Tensor:
         """When each valid node is tested [B, N]: after its descendants, and after its earlier siblings and theirs."""
-        descends = (tree.ancestors & tree.valid[..., None]).float()  # [b, n, m]: n is m or below it
+        descends = tree.ancestors & tree.valid[..., None]  # [b, n, m]: n is m or below it
         size = descends.sum(1)  # [B, N] of the subtree under each node, itself included
         before = (earlier_siblings(tree) * size[:, None, :]).sum(-1)
-        return ((tree.ancestors.float() @ before[..., None])[..., 0] + size).long() - 1
+        return (tree.ancestors * before[:, None, :]).sum(-1) + size - 1
