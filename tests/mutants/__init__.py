@@ -351,7 +351,7 @@ MUTANTS = (
         "drafters/grow/draws.py",
         "lane=level.node)",
         "lane=level.first[0])",
-        (f"{GROWN_LIMITS}::test_no_own_noise_is_consumed_twice",),
+        (f"{GROW}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
     ),
     Mutant(
         "parents share a race",

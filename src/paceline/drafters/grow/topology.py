@@ -79,8 +79,10 @@ class TopologyGrower(Grower):
     def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, blame: NoDraft) -> Grown:
         within = self.depths <= room[:, None]  # [B, D]
         tokens, valid = [batch.root[:, None]], [batch.active[:, None]]
-        above, seen, known = valid[0], list[Tensor](), list[Tensor]()
-        laws, chosen = list[Tensor](), None
+        seen: list[Tensor] = []  # tokens of the forest, and whether they can be proposed
+        known: list[Tensor] = []
+        laws: list[Tensor] = []
+        above, chosen = valid[0], None
         for depth, step in enumerate(self.steps):
             if step.forest is not None:
                 above = take(valid[-1], step.inner)
