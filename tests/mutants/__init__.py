@@ -569,8 +569,8 @@ MUTANTS = (
         "siblings share a lane",
         "drafters/grow/draws.py",
         "lane=level.node)",
-        "lane=level.first.index_select(0, level.parent))",
-        (f"{GROWN_LIMITS}::test_no_own_noise_is_consumed_twice",),
+        "lane=level.first[0])",
+        (f"{GROW}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
     ),
     Mutant(
         "parents share a race",
@@ -582,22 +582,22 @@ MUTANTS = (
     Mutant(
         "a tree one deeper than its limit",
         "drafters/grow/topology.py",
-        "(depth <= room)",
-        "(depth - 1 <= room)",
+        "self.depths <= room[:, None]",
+        "self.depths - 1 <= room[:, None]",
         (f"{GROWN_LIMITS}::test_no_node_stands_deeper_than_the_limit_leaves",),
     ),
     Mutant(
         "a child below an invalid parent",
         "drafters/grow/topology.py",
-        "grows = drawn.possible & valid[:, step.parents] &",
-        "grows = drawn.possible & batch.active[:, None] &",
+        "grows = take(above, step.level.parent) &",
+        "grows = batch.active[:, None] &",
         (f"{GROWN_LIMITS}::test_a_padded_vocabulary_is_cut_or_filled_though_it_be_narrower_than_the_tree",),
     ),
     Mutant(
         "shared draws one position too far",
         "drafters/grow/topology.py",
-        "batch.length[:, None] + depth - 1, step.level",
         "batch.length[:, None] + depth, step.level",
+        "batch.length[:, None] + depth + 1, step.level",
         (f"{GROW}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
     ),
     Mutant(

@@ -53,14 +53,22 @@ class Grower(ABC):
 class Frame:
     """A static topology as tensors, made once; parents stand before their children."""
 
-    def __init__(self, parents: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, parents: Sequence[int], device: torch.device, *, draw: Draw = Draw.FIXED, law: Sequence[int] | None = None
+    ) -> None:
+        def constant(values: Sequence[int]) -> Tensor:
+            return torch.tensor(list(values), dtype=torch.int64, device=device)
+
         paths: list[tuple[int, ...]] = []
         for node, parent in enumerate(parents):
             paths.append((*paths[parent], node) if parent >= 0 else (node,))
-        self.parents = torch.tensor(list(parents), dtype=torch.int64, device=device)
-        self.depth = torch.tensor([len(path) - 1 for path in paths], dtype=torch.int64, device=device)
+        self.parents = constant(parents)
+        self.depth = constant([len(path) - 1 for path in paths])
         reach = [[node in path for node in range(len(paths))] for path in paths]
         self.ancestors = torch.tensor(reach, dtype=torch.bool, device=device)
+        self.draw = torch.full_like(self.parents, int(draw))
+        self.law = torch.full_like(self.parents, -1) if law is None else constant(law)
+        self.origin = torch.zeros_like(self.parents)
         self.max_depth = max(len(path) for path in paths) - 1
         self.chain = all(parent == node - 1 for node, parent in enumerate(parents))
 
@@ -69,23 +77,26 @@ class Frame:
         tokens: Tensor,
         valid: Tensor,
         *,
-        draw: Tensor | None = None,
-        law: Tensor | None = None,
         laws: Tensor | None = None,
+        chosen: Tensor | None = None,
         blame: NoDraft = NoDraft.DECLINED,
     ) -> Tree:
-        """With ``tokens`` and ``valid`` [B, N]; fixed choices unless ``draw`` and ``law`` [B, N] say otherwise."""
+        """With ``tokens`` and ``valid`` [B, N]; in rows that are ``chosen`` [B] all are fixed choices."""
         rows, nodes = tokens.shape
+        draw, law = self.draw.expand(rows, nodes), self.law.expand(rows, nodes)
+        if chosen is not None:
+            draw = torch.where(chosen[:, None], int(Draw.FIXED), draw)
+            law = torch.where(chosen[:, None], -1, law)
         return Tree(
             tokens=tokens,
             parents=self.parents.expand(rows, nodes),
             depth=self.depth.expand(rows, nodes),
             ancestors=self.ancestors.expand(rows, nodes, nodes),
             valid=valid,
-            draw=torch.full_like(tokens, int(Draw.FIXED)) if draw is None else draw,
-            law=torch.full_like(tokens, -1) if law is None else law,
+            draw=draw,
+            law=law,
             laws=laws,
-            origin=torch.zeros_like(tokens),
+            origin=self.origin.expand(rows, nodes),
             max_depth=self.max_depth,
             chain=self.chain,
             blame=blame,

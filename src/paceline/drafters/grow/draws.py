@@ -19,15 +19,15 @@ from paceline.core.tree import Draw
 class Level:
     """The children to draw: static, the same for all rows."""
 
-    parent: Tensor  # [n] which of the F parents
-    rank: Tensor  # [n] which of its children
+    parent: Tensor | None  # [n] which of the F parents; None: one child each
+    place: Tensor | None  # [n] which of the F * w children that parents could have; None: all of them
     node: Tensor  # [n] index in the tree
     first: Tensor  # [F] index in the tree of each parent's first child
     width: int  # w
 
     def spread(self, ranked: Tensor) -> Tensor:
         """Of what every parent's w children would have [B, F, w], that of those there are [B, n]."""
-        return ranked.flatten(1).index_select(1, self.parent * self.width + self.rank)
+        return take(ranked.flatten(1), self.place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Drawn:
     """Tokens, and how they came about."""
 
     tokens: Tensor  # [B, n]
-    possible: Tensor  # [B, n] bool; false where no token was left to draw
+    possible: Tensor | None = None  # [B, n] bool; false where no token was left to draw; None: there always was
     laws: Tensor | None = None  # [B, F, V] each parent's, where the draw has one
     chosen: Tensor | None = None  # [B] bool: rows whose tokens are fixed choices all the same
 
@@ -74,11 +74,17 @@ def iid(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
     """Each from its parent's law, with noise of its own: siblings may be the same."""
     scores = batch.scores(logits, position)
     key = batch.key(position, Stream.DRAFT, lane=level.node)
-    tokens = batch.noise.choose(scores.index_select(1, level.parent), key)
-    return Drawn(tokens=tokens, possible=torch.ones_like(tokens, dtype=torch.bool), laws=scores.softmax(-1))
+    tokens = batch.noise.choose(take(scores, level.parent), key)
+    return Drawn(tokens=tokens, laws=scores.softmax(-1))
 
 
 RULES: dict[Draw, Rule] = {Draw.FIXED: fixed, Draw.SHARED: shared, Draw.IID: iid, Draw.NO_REPLACEMENT: no_replacement}
+LAWFUL = frozenset({Draw.IID, Draw.NO_REPLACEMENT})  # draws whose laws are kept
+
+
+def take(values: Tensor, index: Tensor | None) -> Tensor:
+    """Of ``values`` [B, m, ...] those of ``index`` [n]; None takes all."""
+    return values if index is None else values.index_select(1, index)
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:
@@ -87,6 +93,8 @@ def likeliest(logits: Tensor, count: int) -> Tensor:
 
 
 def _drawn(scores: Tensor, order: Tensor, level: Level) -> Drawn:
+    if level.width == 1:  # every law has a first token
+        return Drawn(tokens=level.spread(order))
     possible = level.spread(scores.gather(-1, order) > -torch.inf)
     # Ids beyond the draft's vocabulary may stand where no token is left.
     return Drawn(tokens=torch.where(possible, level.spread(order), 0), possible=possible)
