@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench mutants docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench laws divergence mutants docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,12 @@ test-matrix: $(STAMP)  ## What meets transformers, under its lowest and its newe
 
 bench: $(STAMP)  ## Drafting against plain decoding and against transformers, on the embedded pair
 	$(BIN)/paceline bench --peers --output build/bench.jsonl
+
+laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
+	$(BIN)/python -m tests.laws
+
+divergence: $(STAMP)  ## How often drafting changes a text at near ties, per backend and precision
+	$(BIN)/python -m paceline.diagnose.divergence_table
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants

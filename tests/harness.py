@@ -104,7 +104,7 @@ def expected(request, model=None):
     options = request.sampling
     key = (id(model), tuple(request.tokens), request.max_tokens, tuple(request.stop_tokens), options)
     if key not in _KNOWN:
-        _KNOWN[key] = reference.decode(
+        text = reference.decode(
             model,
             list(request.tokens),
             max_tokens=request.max_tokens,
@@ -115,4 +115,5 @@ def expected(request, model=None):
             min_p=options.min_p,
             seed=options.seed,
         )
-    return _KNOWN[key]
+        _KNOWN[key] = (text, model)  # kept alive: another model must not get its id
+    return _KNOWN[key][0]

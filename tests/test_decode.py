@@ -60,7 +60,7 @@ REFUSALS = {
         "Rejection verifies chains and Branching",
     ),
     "unknown drafter": (lambda: DRAFTERS.find("medusa2"), "unknown drafter 'medusa2'; known: model, ngram, none"),
-    "unknown verifier": (lambda: VERIFIERS.find("vibes"), "unknown verifier 'vibes'; known: coupled, rejection"),
+    "unknown verifier": (lambda: VERIFIERS.find("vibes"), "unknown verifier 'vibes'; known: block, coupled"),
 }
 
 

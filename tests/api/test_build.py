@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import paceline
 from paceline.api.build import Drafting, build_drafter, build_drafting
 from paceline.api.loading import load
 from paceline.api.speculative_config import ModelSpeculation, NgramSpeculation, read_speculative_config
 from paceline.core.registry import Registry
 from paceline.core.tree import Draw
 from paceline.drafters import DRAFTERS
+from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
@@ -20,7 +22,8 @@ from tests import tiny
 from tests.api.checkpoints import CONTEXT, VOCAB, make_tokenizer, other_vocabulary, pair, without_tokenizer
 from tests.harness import request, run
 
-ANY = frozenset({Draw.SHARED, Draw.IID, Draw.FIXED})
+ANY = frozenset(Draw)
+TREE = "[(0,), (1,), (1,0), (0, 0), (0,0,0)]"
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +155,16 @@ def test_registered_drafter_that_needs_options_is_refused_by_their_names(target,
         build_drafter("heads", target=target)
 
 
+def test_a_configured_tree_is_drafted_to_its_depth_and_leaves_the_text_alone(target):
+    config = {"model": str(pair().draft), "speculative_token_tree": TREE}
+    drafting = build_drafting(config, target=target)
+    assert drafting.num_draft_tokens == 3 and drafting.drafter.max_nodes(3) == 6
+    params = paceline.SamplingParams(max_tokens=12, temperature=0.8, seed=3)
+    plain, drafted = (paceline.generate(target, [[5, 9, 2], [7]], params, drafter=d) for d in (None, config))
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert [len(r.stats.per_position_acceptance) for r in drafted] == [3, 3]
+
+
 N = {"num_speculative_tokens": 4}
 NGRAM = {"method": "ngram", **N}
 MODEL = {"method": "draft_model", "model": "owner/draft", **N}
@@ -185,8 +198,26 @@ READ = {
     ),
     "drawing model": (
         {**MODEL, "draft_sample_method": "probabilistic", "draft_tensor_parallel_size": 1},
+        ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision=None, draws=ANY - {Draw.FIXED}),
+    ),
+    "tree": (
+        {"model": "owner/draft", "num_speculative_tokens": 5, "speculative_token_tree": TREE},
         ModelSpeculation(
-            num_draft_tokens=4, model="owner/draft", revision=None, draws=frozenset({Draw.SHARED, Draw.IID})
+            num_draft_tokens=3,
+            model="owner/draft",
+            revision=None,
+            draws=ANY,
+            tree=Topology(((0,), (1,), (0, 0), (1, 0), (0, 0, 0))),
+        ),
+    ),
+    "tree that says its size": (
+        {"model": "owner/draft", "speculative_token_tree": "((0,), (1,))", "draft_sample_method": "greedy"},
+        ModelSpeculation(
+            num_draft_tokens=1,
+            model="owner/draft",
+            revision=None,
+            draws=frozenset({Draw.FIXED}),
+            tree=Topology(((0,), (1,))),
         ),
     ),
     "rejection as always": (
@@ -218,7 +249,27 @@ REFUSED = {
         {**MODEL, "quantization": "fp8", "parallel_drafting": False},
         "speculative_config: quantization='fp8', parallel_drafting=False cannot be honoured with method='draft_model'; "
         "known: method, num_speculative_tokens, rejection_sample_method, model, revision, draft_sample_method, "
-        "draft_tensor_parallel_size",
+        "speculative_token_tree, draft_tensor_parallel_size",
+    ),
+    "tree that is no list": (
+        {**MODEL, "speculative_token_tree": "[(0,), 1]"},
+        "speculative_token_tree='[(0,), 1]': give a list of tuples, like '[(0,), (1,), (0, 0)]'",
+    ),
+    "tree of truths": ({**MODEL, "speculative_token_tree": "[(False,)]"}, "give a list of tuples"),
+    "broken tree": ({**MODEL, "speculative_token_tree": "[(0,"}, "give a list of tuples"),
+    "tree that calls": ({**MODEL, "speculative_token_tree": "list()"}, "give a list of tuples"),
+    "no tree": ({**MODEL, "speculative_token_tree": "[]"}, "give a list of tuples"),
+    "tree without a node": (
+        {**MODEL, "speculative_token_tree": "[(0,), (1, 0)]"},
+        "speculative_token_tree='[(0,), (1, 0)]': tree node (1, 0) without its parent (1,): give that one too",
+    ),
+    "tree of another size": (
+        {**MODEL, "speculative_token_tree": TREE},
+        "speculative_config: num_speculative_tokens=4 and a speculative_token_tree of 5 nodes: give 5, or leave it out",
+    ),
+    "tree for copies": (
+        {**NGRAM, "speculative_token_tree": TREE},
+        "cannot be honoured with method='ngram'",
     ),
     "key of the other method": (
         {**NGRAM, "draft_sample_method": "greedy"},
@@ -294,7 +345,7 @@ def test_ngram_of_a_configuration_matches_as_asked(target):
 
 @pytest.mark.parametrize(
     ("method", "draws"),
-    [(None, ANY), ("greedy", {Draw.FIXED}), ("probabilistic", {Draw.SHARED, Draw.IID})],
+    [(None, ANY), ("greedy", {Draw.FIXED}), ("probabilistic", ANY - {Draw.FIXED})],
 )
 def test_model_of_a_configuration_draws_as_asked_and_leaves_the_text(target, method, draws):
     config = {"method": "draft_model", "model": str(pair().draft), "num_speculative_tokens": 3}

@@ -91,7 +91,7 @@ CALLS = {
     "negative draft length": (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
     "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: model, ngram, none"),
     "nameless draft": (dict(drafter="model"), "drafter 'model' needs a draft model: give its directory"),
-    "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'; known: coupled, rejection"),
+    "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'; known: block, coupled"),
     "nothing in common": (
         dict(drafter=Sharing(), verifier="rejection"),
         "Sharing draws shared and Rejection takes fixed, iid: nothing in common; choose the verifier 'coupled'",

@@ -62,7 +62,8 @@ def test_a_turn_equals_one_call_over_the_whole_text(target, name, verifier, para
         text = [*result.prompt_tokens, *result.tokens]
     assert list(session.tokens) == text
     if name == "model":
-        assert session.result.stats.mean_acceptance_length > 1.3
+        # Tokens that know nothing of the target's noise are kept less often.
+        assert session.result.stats.mean_acceptance_length > (1.1 if verifier == "match" else 1.3)
 
 
 def test_a_turn_reads_only_what_is_new(target, monkeypatch):

@@ -52,7 +52,7 @@ REFUSED = {
     ),
     "name as a draft model": (text("--draft", "/none"), ["no such model directory: /none"]),
     "vocabulary": (text("--draft", "OTHER"), ["(297 tokens) and draft", "different vocabularies; take a draft with"]),
-    "unknown verifier": (text("--verifier", "maybe"), ["unknown verifier 'maybe'; known: coupled, rejection"]),
+    "unknown verifier": (text("--verifier", "maybe"), ["unknown verifier 'maybe'; known: block, coupled"]),
     "draft length": (text("--num-draft-tokens", "-2"), ["num_draft_tokens=-2: give 0 (no drafting) or a positive"]),
     "draft length twice": (
         text("--num-draft-tokens", "3", "--drafter", '{"method": "ngram", "num_speculative_tokens": 2}'),

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from paceline.core.noise import Key, Philox, Stream, philox, split_seed
+from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
 from tests.harness import decoder_for, finish, pairs, request, tiny_drafter
 
@@ -123,6 +124,30 @@ def test_race_frequencies_equal_a_law_over_a_large_vocabulary():
     assert len(tail.unique()) > 0.99 * len(tail), "coarse noise makes ties, and ties repeat tokens"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_finishers_in_order_are_draws_without_replacement(dtype):
+    law = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0], dtype=torch.float64)
+    rows = 200_000
+    order = NOISE.order(law.log().to(dtype).expand(rows, 5), key(torch.arange(rows), 9, shape=(rows,)), 3)
+    pairs = torch.bincount(order[:, 0] * 5 + order[:, 1], minlength=25).double()
+    wanted = law[:, None] * law / (1 - law[:, None]) * (1 - torch.eye(5, dtype=torch.float64))
+    assert pairs[wanted.flatten() == 0].sum() == 0
+    assert abs(chi_square(pairs, wanted.flatten())) < 4
+    assert all(len({*row}) == 3 for row in order[:500].tolist())
+
+
+def test_the_first_finisher_is_the_one_chosen_and_the_excluded_come_last():
+    scores = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).masked_fill(
+        torch.arange(40) >= 6, -torch.inf
+    )
+    seeds = key(torch.arange(300), 4, shape=(300,))
+    whole = NOISE.order(scores, seeds, 40)
+    assert torch.equal(whole[:, 0], NOISE.choose(scores, seeds))
+    assert torch.equal(whole[:, :6].sort(-1).values, torch.arange(6).expand(300, 6))
+    for count in (1, 2, 5):
+        assert torch.equal(NOISE.order(scores, seeds, count), whole[:, :count])
+
+
 class Scripted(Philox):
     """Every word the same."""
 
@@ -178,7 +203,8 @@ def test_no_own_noise_is_consumed_twice(drafter, verifier):
     finish(decoder, rows=[0, 1, 2], prompts=prompts)
     own = [entry for entry in noise.used if entry[0] != Stream.TARGET]
     assert len(own) == len(set(own))
-    if verifier == "rejection":
+    rule = VERIFIERS.find(verifier)
+    if rule.lossless and not rule.same_tokens:
         assert {entry[0] for entry in own} >= {Stream.RESIDUAL} | ({Stream.ACCEPT} if drafter != "none" else set())
     for entry in noise.used:
         if entry[0] == Stream.TARGET:

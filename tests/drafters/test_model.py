@@ -106,17 +106,14 @@ def test_a_padded_vocabulary_is_cut_or_filled(vocab, verifier):
     assert result.summary.mean_acceptance_length > 2
 
 
-@pytest.mark.parametrize("draw", [Draw.FIXED, Draw.SHARED, Draw.IID])
-def test_only_iid_draws_carry_laws(draw):
-    decoder = decoder_for(itself(), "rejection" if draw is not Draw.SHARED else "coupled", k=3)
-    decoder.drafter.setting = type(decoder.drafter.setting)(
-        **{
-            name: getattr(decoder.drafter.setting, name) for name in decoder.drafter.setting.__slots__ if name != "draw"
-        },
-        draw=draw,
-    )
+@pytest.mark.parametrize("draw", Draw)
+def test_only_draws_from_a_law_carry_it(draw):
+    drafter = ModelDrafter(lm=models.target()[1], draws=frozenset({draw}))
+    decoder = decoder_for(drafter, "coupled", k=3)
     decoder.admit([request([7, 3], max_tokens=20, temperature=1.0)], [0])
-    tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
-    assert (tree.laws is not None) == (draw is Draw.IID)
+    tree = drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    assert tree.draw.tolist() == [[draw] * 4]
+    assert (tree.laws is not None) == (draw in (Draw.IID, Draw.NO_REPLACEMENT))
     if tree.laws is not None:
         torch.testing.assert_close(tree.laws.sum(-1), torch.ones(1, 3, dtype=torch.float64))
+        assert tree.law.tolist() == [[-1, 0, 1, 2]]

@@ -56,16 +56,23 @@ def warped(table, temperature=1.0, top_k=0):
     return scores.softmax(-1)
 
 
+MAKERS = {"model": lambda: ModelDrafter(lm=TableLM(random_table(2))), "fixed": Guess}
+LOSSLESS = [name for name in VERIFIERS.builtin if VERIFIERS.find(name).lossless]
+PAIRS = [
+    (drafter, name)
+    for name in LOSSLESS
+    for drafter, make in MAKERS.items()
+    if make().draws & set(VERIFIERS.find(name).wants)
+]
 OPTIONS = {"plain": {}, "warped": dict(temperature=0.6, top_k=2)}
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS.builtin)
-@pytest.mark.parametrize("drafter", ["model", "fixed"])
+@pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("options", sorted(OPTIONS))
-def test_joint_law_over_several_steps_is_the_targets(verifier, drafter, k, options):
+def test_joint_law_over_several_steps_is_the_targets(drafter, verifier, k, options):
     table = random_table(1)
-    instance = ModelDrafter(lm=TableLM(random_table(2))) if drafter == "model" else Guess()
+    instance = MAKERS[drafter]()
     choice = {"temperature": 1.0, **OPTIONS[options]}
     texts, decoder = sample(TableLM(table), instance, verifier, k=k, seed=10**6 * k, caps=k == 2, **choice)
     law = joint(warped(table, choice["temperature"], choice.get("top_k", 0)), *PROMPT, LENGTH)
@@ -105,12 +112,12 @@ def test_rejection_accepts_exactly_the_overlap_of_the_laws():
     assert 0.2 < alpha < 0.9
 
 
-def test_a_fixed_choice_is_accepted_with_the_targets_probability():
+@pytest.mark.parametrize("verifier", [verifier for drafter, verifier in PAIRS if drafter == "fixed"])
+def test_a_fixed_choice_is_accepted_with_the_targets_probability(verifier):
     p = random_table(1)
     chance = float(p.softmax(-1)[2, 1, 2])  # Guess proposes root + 1
-    for verifier in VERIFIERS.builtin:
-        rate = one_step(Guess(), verifier, p, seed=5)
-        assert abs(rate - chance) < 4 * (chance * (1 - chance) / ROWS) ** 0.5
+    rate = one_step(Guess(), verifier, p, seed=5)
+    assert abs(rate - chance) < 4 * (chance * (1 - chance) / ROWS) ** 0.5
 
 
 def test_shared_noise_accepts_as_often_as_the_race_allows():
@@ -124,11 +131,12 @@ def test_shared_noise_accepts_as_often_as_the_race_allows():
     assert match > float((a * b).sum()), "independent draws would match less often"
 
 
-def test_zero_probability_tokens_never_appear_and_equal_laws_always_pass():
+@pytest.mark.parametrize("verifier", VERIFIERS.builtin)
+def test_zero_probability_tokens_never_appear_and_equal_laws_always_pass(verifier):
     table = random_table(4)
     table[..., 1] = -torch.inf
-    for verifier in VERIFIERS.builtin:
-        texts, _ = sample(TableLM(table), ModelDrafter(lm=TableLM(random_table(5))), verifier, k=2, temperature=1.0)
-        assert not bool((texts == 1).any())
+    texts, _ = sample(TableLM(table), ModelDrafter(lm=TableLM(random_table(5))), verifier, k=2, temperature=1.0)
+    assert not bool((texts == 1).any())
+    if verifier not in ("match", "lossy_typical"):  # their drafts are accepted by what they are, not by their law
         _, decoder = sample(TableLM(table), ModelDrafter(lm=TableLM(table)), verifier, k=2, temperature=1.0)
         assert decoder.stats.summary().acceptance_rate == 1.0

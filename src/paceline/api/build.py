@@ -77,7 +77,7 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
         return DRAFTERS.find("ngram")(max_ngram=speculation.max_ngram, min_ngram=speculation.min_ngram)
     draft = _load(speculation.model, target, revision=speculation.revision)
     _check_draft(target, draft)
-    return DRAFTERS.find("model")(lm=runnable(draft), draws=speculation.draws)
+    return DRAFTERS.find("model")(lm=runnable(draft), draws=speculation.draws, shape=speculation.tree)
 
 
 def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, target: Loaded) -> Drafter:

@@ -77,6 +77,11 @@ class Engine:
         plan = Fixed(count) if isinstance(count, int) else count
         watched = isinstance(count, int) and rule.same_tokens and not isinstance(drafting.drafter, NoDrafter)
         self._watch = Watch(plan=plan) if watched else None
+        if target.exact and not rule.same_tokens:
+            raise ValueError(
+                f"verifier {verifier!r} under exact=True: its tokens depend on what is drafted; choose 'coupled', or "
+                "load the target without exact"
+            )
         agree(drafting.drafter, rule)  # refuses a pair by its own names, before it is guarded
         length = max_length
         if length is None:

@@ -12,6 +12,7 @@ from paceline.engine.static import fastest
 from paceline.models import adopt, hf, hf_files, hub, loading
 from paceline.models.adopt import TransformersModel
 from paceline.models.base import LM
+from paceline.models.exactness import find_dependence
 from paceline.models.families import FAMILIES
 from paceline.models.hf_support import check_model
 from paceline.models.loading import ModelError
@@ -24,6 +25,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 BACKENDS = ("auto", "native", "hf")
+EXACT_ROWS, EXACT_NODES = 4, 9  # of the batches and drafts that ``exact`` is tried with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class Loaded:
 
     ``tokenizer`` is None where there is none: prompts are then token ids. ``name`` is the directory, the Hub's id or
     the class it came from, ``config`` what config.json says. ``enforce_eager`` keeps decoding from faster
-    implementations of the same forward.
+    implementations of the same forward; ``exact`` from verifiers that do not give the tokens of plain decoding.
     """
 
     lm: LM
@@ -42,6 +44,7 @@ class Loaded:
     dtype: torch.dtype
     config: dict[str, object]
     enforce_eager: bool = False
+    exact: bool = False
 
 
 def load(
@@ -54,6 +57,7 @@ def load(
     trust_remote_code: bool = False,
     threads: int | None = None,
     enforce_eager: bool = False,
+    exact: bool = False,
 ) -> Loaded:
     """A model from a Hugging Face directory, a Hub id (``revision``: branch, tag or commit) or transformers' memory.
 
@@ -67,7 +71,8 @@ def load(
     is CUDA where there is one, else the CPU. ``trust_remote_code`` lets a checkpoint's own code run, for its
     tokenizer and under "hf"; never under "native". ``threads`` sets torch's number of threads for the whole process.
     ``enforce_eager`` decodes by plain torch operations where there is a faster way to the same numbers (engine/static),
-    for debugging.
+    for debugging. ``exact`` asks for the tokens of plain decoding bit for bit: the model is tried, and refused if a
+    token's logits depend on what is computed beside it (models/exactness).
 
     Raises ValueError, naming the reason and the way out, for an option that is unknown or cannot be honoured, and for a
     model that is missing, of an unsupported architecture, unreadable, or larger than the device's free memory.
@@ -89,12 +94,25 @@ def load(
         )
     if threads is not None:
         torch.set_num_threads(threads)
-    return replace(loaded, enforce_eager=enforce_eager)
+    loaded = replace(loaded, enforce_eager=enforce_eager, exact=exact)
+    if exact:
+        _check_exact(loaded)
+    return loaded
 
 
 def runnable(loaded: Loaded) -> LM:
     """The model as it is run: the fastest implementation that there is, unless ``enforce_eager`` keeps from it."""
     return loaded.lm if loaded.enforce_eager else fastest(loaded.lm)
+
+
+def _check_exact(loaded: Loaded) -> None:
+    """Raise ModelError unless a token's logits are the same bits in any company."""
+    found = find_dependence(runnable(loaded), rows=EXACT_ROWS, num_nodes=EXACT_NODES)
+    if found is not None:
+        raise ModelError(
+            f"exact=True: with {loaded.name} a token's logits depend, in their last bits, on {found}; load it natively "
+            "on a CPU in bfloat16, float32 or float64 with a C++ compiler at hand, or leave exact out"
+        )
 
 
 def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch.dtype, torch.device]:

@@ -1,20 +1,22 @@
 """vLLM's ``speculative_config``, as a mapping or JSON, to what is to draft. Loads nothing, knows nothing of targets."""
 
+import ast
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from paceline.core.tree import Draw
+from paceline.drafters.grow.shapes import Topology
 
 DEFAULT_NGRAM = 5  # of vLLM, where neither prompt_lookup_max nor prompt_lookup_min is given
 
 # How a draft model draws: vLLM's names, and what they leave to the verifier's choice.
 DRAWS: dict[str, frozenset[Draw]] = {
     "greedy": frozenset({Draw.FIXED}),
-    "probabilistic": frozenset({Draw.SHARED, Draw.IID}),
+    "probabilistic": frozenset({Draw.SHARED, Draw.IID, Draw.NO_REPLACEMENT}),
 }
-ANY_DRAW = frozenset({Draw.SHARED, Draw.IID, Draw.FIXED})
+ANY_DRAW = frozenset(Draw)
 
 # Accepted because they ask for what a lossless verifier does anyway.
 REJECTION_SAMPLE_METHODS = ("standard", "strict")
@@ -33,12 +35,16 @@ class NgramSpeculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpeculation:
-    """Draft ``num_draft_tokens`` a step with the model of a directory or Hub id, in one of the ways ``draws``."""
+    """Draft ``num_draft_tokens`` a step with the model of a directory or Hub id, in one of the ways ``draws``.
+
+    With a ``tree`` the number is its depth.
+    """
 
     num_draft_tokens: int
     model: str
     revision: str | None
     draws: frozenset[Draw]
+    tree: Topology | None = None
 
 
 Speculation: TypeAlias = NgramSpeculation | ModelSpeculation
@@ -48,12 +54,14 @@ def read_speculative_config(config: Mapping[str, object] | str) -> Speculation:
     """What a ``speculative_config`` asks for, given as a mapping or as a JSON object. None means not given, as in vLLM.
 
     - ``method``: "ngram" or "draft_model"; may be missing where ``model`` is given.
-    - ``num_speculative_tokens``: required; how many tokens to draft a step, at least 1.
+    - ``num_speculative_tokens``: how many tokens to draft a step, at least 1; required but where a tree says it.
     - ``prompt_lookup_max``, ``prompt_lookup_min`` (ngram): tokens of the longest and shortest match; where one is given
       the other equals it, where none is both are 5.
     - ``model`` (draft_model): required; a directory or Hub id. ``revision``: of a Hub id.
     - ``draft_sample_method`` (draft_model): "greedy" drafts the likeliest token, "probabilistic" draws; where it is not
       given the verifier chooses. The text is the target's in every case.
+    - ``speculative_token_tree`` (draft_model): the nodes of a tree to draft, as vLLM writes them in a string: each is
+      its path of child ranks, "[(0,), (1,), (0, 0)]"; as many as ``num_speculative_tokens`` where that is given.
     - ``draft_tensor_parallel_size`` (draft_model): 1.
     - ``rejection_sample_method``: "standard" and "strict" change nothing; the verifier is chosen elsewhere.
 
@@ -74,13 +82,11 @@ def read_speculative_config(config: Mapping[str, object] | str) -> Speculation:
             f"{', '.join(COMMON + own)}"
         )
     _one_of(values, "rejection_sample_method", REJECTION_SAMPLE_METHODS)
-    num_draft_tokens = _count(values, "num_speculative_tokens")
-    if num_draft_tokens is None:
-        raise ValueError("speculative_config without num_speculative_tokens: give how many tokens to draft a step")
-    return read(values, num_draft_tokens)
+    return read(values)
 
 
-def _read_ngram(values: Mapping[str, object], num_draft_tokens: int) -> NgramSpeculation:
+def _read_ngram(values: Mapping[str, object]) -> NgramSpeculation:
+    num_draft_tokens = _num_draft_tokens(values)
     longest, shortest = _count(values, "prompt_lookup_max"), _count(values, "prompt_lookup_min")
     longest = longest or shortest or DEFAULT_NGRAM
     shortest = shortest or longest
@@ -91,7 +97,8 @@ def _read_ngram(values: Mapping[str, object], num_draft_tokens: int) -> NgramSpe
     return NgramSpeculation(num_draft_tokens=num_draft_tokens, max_ngram=longest, min_ngram=shortest)
 
 
-def _read_model(values: Mapping[str, object], num_draft_tokens: int) -> ModelSpeculation:
+def _read_model(values: Mapping[str, object]) -> ModelSpeculation:
+    tree = _tree(values, "speculative_token_tree")
     model = _text(values, "model")
     if model is None:
         raise ValueError("speculative_config: method='draft_model' needs model: give a directory or Hub id")
@@ -100,17 +107,21 @@ def _read_model(values: Mapping[str, object], num_draft_tokens: int) -> ModelSpe
         raise ValueError(f"speculative_config: draft_tensor_parallel_size={size} is not supported; give 1")
     draw = _one_of(values, "draft_sample_method", tuple(DRAWS))
     return ModelSpeculation(
-        num_draft_tokens=num_draft_tokens,
+        num_draft_tokens=_num_draft_tokens(values) if tree is None else tree.depth,
         model=model,
         revision=_text(values, "revision"),
         draws=ANY_DRAW if draw is None else DRAWS[draw],
+        tree=tree,
     )
 
 
 # Name -> the keys that the method reads beside the common ones, and how it reads them.
-METHODS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, object], int], Speculation]]] = {
+METHODS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, object]], Speculation]]] = {
     "ngram": (("prompt_lookup_max", "prompt_lookup_min"), _read_ngram),
-    "draft_model": (("model", "revision", "draft_sample_method", "draft_tensor_parallel_size"), _read_model),
+    "draft_model": (
+        ("model", "revision", "draft_sample_method", "speculative_token_tree", "draft_tensor_parallel_size"),
+        _read_model,
+    ),
 }
 
 
@@ -124,6 +135,40 @@ def _mapping(config: Mapping[str, object] | str) -> Mapping[str, object]:
     if not isinstance(values, dict):
         raise ValueError(f'speculative_config {config!r} is no JSON object: give one, like \'{{"method": "ngram"}}\'')
     return values
+
+
+def _num_draft_tokens(values: Mapping[str, object]) -> int:
+    count = _count(values, "num_speculative_tokens")
+    if count is None:
+        raise ValueError("speculative_config without num_speculative_tokens: give how many tokens to draft a step")
+    return count
+
+
+def _tree(values: Mapping[str, object], name: str) -> Topology | None:
+    text = _text(values, name)
+    if text is None:
+        return None
+    try:
+        nodes = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        nodes = None
+    if not isinstance(nodes, list | tuple) or not nodes or not all(_is_path(node) for node in nodes):
+        raise ValueError(f"speculative_config: {name}={text!r}: give a list of tuples, like '[(0,), (1,), (0, 0)]'")
+    try:
+        tree = Topology(tuple(tuple(node) for node in nodes))
+    except ValueError as error:
+        raise ValueError(f"speculative_config: {name}={text!r}: {error}") from error
+    count = _count(values, "num_speculative_tokens")
+    if count not in (None, tree.num_drafted):
+        raise ValueError(
+            f"speculative_config: num_speculative_tokens={count} and a {name} of {tree.num_drafted} nodes: give "
+            f"{tree.num_drafted}, or leave it out"
+        )
+    return tree
+
+
+def _is_path(node: object) -> bool:
+    return isinstance(node, tuple) and all(type(rank) is int for rank in node)
 
 
 def _count(values: Mapping[str, object], name: str) -> int | None:

@@ -18,6 +18,7 @@ from paceline.cli.commands import EXIT_CODES as EXIT_CODES
 from paceline.cli.commands import EXIT_DIFFERENT as EXIT_DIFFERENT
 from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from paceline.cli.commands import EXIT_OK as EXIT_OK
+from paceline.cli.tree_options import tree
 
 app = typer.Typer(
     rich_markup_mode="markdown",
@@ -107,6 +108,7 @@ def generate(
     device: o.Device = None,
     backend: o.Backend = "auto",
     enforce_eager: o.EnforceEager = False,
+    exact: o.Exact = False,
     threads: o.Threads = None,
     revision: o.Revision = None,
     trust_remote_code: o.TrustRemoteCode = False,
@@ -150,6 +152,7 @@ def generate(
                 trust_remote_code=trust_remote_code,
                 backend=backend,
                 enforce_eager=enforce_eager,
+                exact=exact,
             ),
             drafting=o.DraftOptions(draft=draft, drafter=drafter, num_draft_tokens=num_draft_tokens, verifier=verifier),
             params={
@@ -239,6 +242,8 @@ def score(
 
 app.command(epilog=EXIT_CODES)(looking.inspect)
 app.command(epilog=EXIT_CODES)(looking.roofline)
+app.command(epilog=EXIT_CODES)(looking.audit)
+app.command(epilog=EXIT_CODES)(tree)
 
 
 app.add_typer(bench, name="bench", epilog=EXIT_CODES)

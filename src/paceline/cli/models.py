@@ -17,6 +17,7 @@ def load_target(options: ModelOptions) -> Loaded:
         device=options.device,
         backend=options.backend,
         enforce_eager=options.enforce_eager,
+        exact=options.exact,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
         threads=options.threads,

@@ -28,6 +28,7 @@ class ModelOptions:
     trust_remote_code: bool
     backend: str = "auto"
     enforce_eager: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,14 @@ EnforceEager = Annotated[
     typer.Option(
         "--enforce-eager",
         help="Decode by plain torch operations where there is a faster way to the same numbers; for debugging.",
+        rich_help_panel=MODEL,
+    ),
+]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Refuse a model that does not give the tokens of plain decoding bit for bit, drafted or not.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -50,6 +50,13 @@ class Noise(Protocol):
         """Index drawn with probability proportional to exp(scores) over the last axis; key shape = scores' less it."""
         ...
 
+    def order(self, scores: Tensor, key: Key, count: int) -> Tensor:
+        """The first ``count`` finishers [..., count] of the race that ``choose`` returns the winner of.
+
+        They are draws without replacement, in draw order. Those with a score of -inf come last, in any order.
+        """
+        ...
+
     def coin(self, numerator: Tensor, denominator: Tensor, key: Key) -> Tensor:
         """True with probability min(1, numerator / denominator); never if the numerator is 0."""
         ...
@@ -74,9 +81,19 @@ class Philox:
 
         Small exponentials win, and they come from small u, where 32 bits in floating point stay exact.
         """
+        return self._race(scores, key).argmax(-1)
+
+    def order(self, scores: Tensor, key: Key, count: int) -> Tensor:
+        """The race's ranking as far as ``count``: the next finisher among the rest is a draw from their law."""
+        if count == 1:
+            return self.choose(scores, key)[..., None]
+        return self._race(scores, key).topk(count, dim=-1).indices
+
+    def _race(self, scores: Tensor, key: Key) -> Tensor:
+        """log(p_v / E_v), up to a constant."""
         u = (self.bits(key, scores.shape[-1]).to(scores.dtype) + 0.5) * 2.0**-32
         exponential = -torch.log1p(-u.clamp(max=1 - 2.0**-24))
-        return (scores - exponential.log()).argmax(-1)
+        return scores - exponential.log()
 
     def coin(self, numerator: Tensor, denominator: Tensor, key: Key) -> Tensor:
         """``u * denominator < numerator``, strictly and without a division: numerator 0 never passes."""

@@ -1,6 +1,6 @@
-"""A second, smaller language model drafts a chain with a cache of its own.
+"""A second, smaller language model drafts a chain or a tree with a cache of its own.
 
-B rows, k draft tokens, V the target's vocabulary.
+B rows, N nodes, D depth of the tree, V' the draft's vocabulary, V the target's.
 """
 
 from typing import final
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
-from paceline.core.noise import Stream
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
+from paceline.drafters.grow import make_grower
+from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.models.base import LM, Head, Output, longest_text
 from paceline.models.prefill import feed, prefill
 
@@ -26,29 +27,43 @@ class ModelDrafter(Drafter):
     """A second, smaller language model with the target's vocabulary and a cache of its own.
 
     Vocabulary sizes may differ by padding at the end, which is cut or filled. Its cache commits the root itself, so
-    after an ordinary step it lags by the root and, when the whole draft was accepted, by the last drafted token, which
-    it never read. A row that outgrows the draft's context drafts no more.
+    after an ordinary step it lags by the root and, when the accepted path ended in a node that it never read, by that
+    one. A row that outgrows the draft's context drafts no more.
+
+    ``shape`` (None: a chain as long as asked for) is what it drafts; the number of draft tokens that a plan asks for
+    then is the depth to which the shape is grown. ``draws`` (None: all that the shape allows) limits how tokens are
+    drawn. Raises ValueError where the shape allows none of them.
     """
 
     origins = ("model",)
 
-    def __init__(self, *, lm: LM, draws: frozenset[Draw] = frozenset({Draw.SHARED, Draw.IID, Draw.FIXED})) -> None:
-        self.lm = lm
-        self.draws = draws
+    def __init__(self, *, lm: LM, draws: frozenset[Draw] | None = None, shape: Shape | None = None) -> None:
+        possible = frozenset(Draw) if shape is None else shape.draws
+        self.lm, self.shape = lm, shape
+        self.draws = possible if draws is None else possible & draws
+        if not self.draws:
+            given, allowed = (", ".join(d.name.lower() for d in sorted(some)) for some in (draws or (), possible))
+            raise ValueError(f"a {type(shape).__name__} tree has tokens that are {allowed}, not {given}: change one")
+        self.branches = shape is not None and shape.max_width > 1
 
     @property
     def slot_bytes(self) -> int:
         return self.lm.slot_bytes
 
+    def max_nodes(self, num_draft_tokens: int) -> int:
+        return 1 + self._shape(num_draft_tokens).num_drafted
+
     def start(self, setting: Setting) -> None:
         """A cache for the longest text that both the target's rows and the draft's context allow."""
         self.setting = setting
-        ahead = max(ORDINARY_LAG, setting.max_draft_tokens)
+        depths = range(1, setting.max_draft_tokens + 1)
+        self.growers = [make_grower(self._shape(depth), setting) for depth in depths]
+        ahead = max(ORDINARY_LAG, 1 + max((grower.num_read for grower in self.growers), default=0))
         self.reach = longest_text(self.lm, num_nodes=ahead)
         if self.reach < 1:
             raise ValueError(
-                f"{setting.max_draft_tokens} draft tokens leave no room in the {self.lm.max_slots} slots of the "
-                "draft model's window: lower num_draft_tokens"
+                f"{self.max_nodes(setting.max_draft_tokens) - 1} draft tokens leave no room in the "
+                f"{self.lm.max_slots} slots of the draft model's window: lower num_draft_tokens"
             )
         self.cache = self.lm.new_cache(setting.rows, min(setting.max_length, self.reach) + ahead).view()
         self.lag = ORDINARY_LAG  # host's bound on the tokens that any row has yet to read, the root included
@@ -63,55 +78,43 @@ class ModelDrafter(Drafter):
         prefill(self.lm, view, text, known, min(unread, self.reach), taps=())
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
-        """A chain [B, k + 1], each token drawn as the verifier asked."""
+        """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
         if plan.num_draft_tokens == 0:
             return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
-        draw = self.setting.draw
-        logits = self._read_text(batch)
+        logits = self._fit(self._read_text(batch))
         room = torch.minimum(batch.draft_room, self.reach - batch.length + 1)
-        room = torch.where(batch.active, room, 0)
-        index = torch.arange(plan.num_draft_tokens, device=batch.device)
-        valid = index < room[:, None]  # [B, k]
-        tokens, laws = [], []
-        for lane in range(plan.num_draft_tokens):
-            if lane > 0:
-                chain = Tree.make_chain(torch.stack(tokens, dim=1), valid[:, :lane])
-                output = self.lm(chain, self.cache, start=lane - 1)
-                logits = output.logits
-            token, law = self._draw(batch, logits, lane, draw)
-            tokens.append(token)
-            laws.append(law)
-        return Tree.make_chain(
-            torch.cat((batch.root[:, None], torch.stack(tokens, dim=1)), dim=1),
-            torch.cat((batch.active[:, None], valid), dim=1),
-            draw=draw,
-            laws=torch.stack(laws, dim=1) if draw is Draw.IID else None,
-            blame=NoDraft.CONTEXT,
-        )
+        grower = self.growers[plan.num_draft_tokens - 1]
+        grown = grower.grow(batch, logits, room, self._read, NoDraft.CONTEXT)
+        self.slots = grown.slots
+        return grown.tree
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
-        """Keep what was accepted of what it read: all but the last drafted token."""
+        """Keep what was accepted of what it read: all but the last drafted token at most."""
         if tree.max_depth == 0:
             self.lag += 1
             return
-        read = tree.max_depth - 1
-        self.cache.commit((outcome.num_committed - 1).clamp(0, read))
         self.lag = ORDINARY_LAG
+        if tree.chain:
+            self.cache.commit((outcome.num_committed - 1).clamp(0, tree.max_depth - 1))
+            return
+        slots = self.slots.gather(1, outcome.path.clamp(min=0))  # [B, D]
+        accepted = torch.arange(tree.max_depth, device=batch.device) < outcome.num_committed[:, None] - 1
+        kept = accepted & (outcome.path >= 0) & (slots >= 0)
+        # Where the root was read it lies before the forest: it is taken back, to be committed with its path.
+        rooted = (outcome.num_committed > 0) & (self.cache.length == batch.length - outcome.num_committed)
+        self.cache.truncate(self.cache.length - rooted.long())
+        self.cache.commit(torch.where(rooted, 1 + kept.sum(-1), 0), torch.where(kept, slots + 1, -1))
 
-    def _draw(self, batch: Batch, logits: Tensor | None, lane: int, draw: Draw) -> tuple[Tensor, Tensor]:
-        """One token [B] for the position ``lane`` beyond the text, and its law [B, V] if drawn from one."""
-        assert logits is not None
-        position = batch.length[:, None] + lane
-        logits = batch.allowed(self._fit(logits), position)
-        if draw is Draw.FIXED:
-            return logits.argmax(-1)[:, 0], logits
-        if draw is Draw.SHARED:
-            return batch.pick(logits, position)[:, 0], logits
-        scores = batch.sampling.warp(logits)
-        token = batch.noise.choose(scores, batch.key(position, Stream.DRAFT, lane=lane + 1))
-        return token[:, 0], scores.softmax(-1)[:, 0]
+    def _shape(self, depth: int) -> Shape:
+        return Topology.chain(depth) if self.shape is None else self.shape.cut(depth)
 
-    def _read_text(self, batch: Batch) -> Tensor | None:
+    def _read(self, forest: Tree, start: int) -> Tensor:
+        """Logits [B, n, V] after nodes ``start`` on of what is drafted so far."""
+        output = self.lm(forest, self.cache, start=start)
+        assert output.logits is not None
+        return self._fit(output.logits)
+
+    def _read_text(self, batch: Batch) -> Tensor:
         """Read what the cache lacks up to the root; logits [B, 1, V'] after it."""
         text = self._readable(batch)
         while self.lag > ORDINARY_LAG:
@@ -119,7 +122,9 @@ class ModelDrafter(Drafter):
             # The root is left for the call below, which wants the logits after it.
             feed(self.lm, self.cache, text, (self._missing(batch) - 1).clamp(0, size), size)
             self.lag -= size
-        return feed(self.lm, self.cache, text, self._missing(batch), ORDINARY_LAG, head=Head.LAST).logits
+        logits = feed(self.lm, self.cache, text, self._missing(batch), ORDINARY_LAG, head=Head.LAST).logits
+        assert logits is not None
+        return logits
 
     def _missing(self, batch: Batch) -> Tensor:
         """Known tokens not yet read [B]; none for inactive rows and beyond the draft's context."""

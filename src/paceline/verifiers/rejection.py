@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree, follow
+from paceline.verifiers.drafted import child_laws
 
 
 @final
@@ -31,31 +32,20 @@ class Rejection:
         """The longest accepted prefix of the chain and one token of the target's law after it."""
         position = batch.length[:, None] + tree.depth  # of the token after each node
         p = batch.scores(logits, position).softmax(-1)  # [B, N, V]: the law after each node
-        q = self._laws(tree, p)  # [B, N - 1, V]: the law that each drafted node was drawn from
+        q = child_laws(tree, p)  # [B, N, V]: the law that each node's child was drawn from, 0 if it has none
         token = tree.tokens[:, 1:, None]
         lane = tree.depth[:, 1:]
         keep = batch.noise.coin(
             p[:, :-1].gather(-1, token)[..., 0],
-            q.gather(-1, token)[..., 0],
+            q[:, :-1].gather(-1, token)[..., 0],
             batch.key(position[:, :-1], Stream.ACCEPT, lane=lane),
         )
         leaf, path, length = follow(tree, torch.nn.functional.pad(keep, (1, 0)))
         at = leaf[:, None]
         row = at[..., None].expand(-1, 1, p.shape[-1])
         law = p.gather(1, row)
-        # After a whole draft there is no q to take away: the bonus comes from p itself.
-        refused = torch.nn.functional.pad(q * tree.valid[:, 1:, None], (0, 0, 0, 1)).gather(1, row)
+        refused = q.gather(1, row)  # after a whole draft there is nothing to take away: the bonus comes from p itself
         residual = (law - refused).clamp(min=0)
         law = torch.where(residual.sum(-1, keepdim=True) > 0, residual, law)
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
         return Outcome(path=path, num_committed=length + 1, next=batch.noise.choose(law.log(), key)[:, 0])
-
-    @staticmethod
-    def _laws(tree: Tree, p: Tensor) -> Tensor:
-        """q of every drafted node [B, N - 1, V]: its recorded law, or one-hot for a fixed choice."""
-        index, token = tree.law[:, 1:, None], tree.tokens[:, 1:, None]
-        fixed = torch.zeros_like(p[:, 1:]).scatter_(-1, token, 1.0)
-        if tree.laws is None or tree.num_nodes == 1:
-            return fixed
-        recorded = tree.laws.gather(1, index.clamp(min=0).expand_as(fixed))
-        return torch.where(index >= 0, recorded, fixed)

@@ -1,0 +1,112 @@
+"""The command ``paceline tree``: measures what a draft's choices are worth and prints the tree that follows."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.api import SamplingParams, load
+from paceline.cli.bench_inputs import choose_prompts
+from paceline.cli.commands import EXIT_OK
+from paceline.cli.console import open_notes
+from paceline.cli.models import load_target
+from paceline.cli.options import ModelOptions
+from paceline.diagnose.trees import Advice, Candidate, advise_tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The command's options; ``run`` returns the exit code."""
+
+    model: ModelOptions
+    draft: str
+    num_nodes: int
+    depth: int
+    width: int
+    prompt_file: Path | None
+    num_prompts: int | None
+    max_tokens: int
+    temperature: float
+    seed: int
+    verifier: str
+    json: bool
+
+    def run(self) -> int:
+        """Measure, decode again with what was found, and print."""
+        notes = open_notes(quiet=self.json, log_level=None)
+        self._check()
+        params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
+        target = load_target(self.model)
+        draft = load(self.draft, dtype=target.dtype, device=target.lm.device)
+        prompts = choose_prompts(
+            target, suite="code", prompt_file=self.prompt_file, questions=None, count=self.num_prompts, seed=0
+        )
+        with notes.status("measuring ..."):
+            advice = advise_tree(
+                target,
+                draft,
+                prompts.tokens,
+                params,
+                num_drafted=self.num_nodes,
+                depth=self.depth,
+                width=self.width,
+                verifier=self.verifier,
+            )
+        if self.json:
+            print(json.dumps(_object(advice)))
+        else:
+            _print(advice)
+        return EXIT_OK
+
+    def _check(self) -> None:
+        """Raise ValueError for counts that nothing can be made of, before anything is loaded."""
+        counts = {
+            "--num-nodes": self.num_nodes,
+            "--depth": self.depth,
+            "--width": self.width,
+            "--max-tokens": self.max_tokens,
+            "--num-prompts": 1 if self.num_prompts is None else self.num_prompts,
+        }
+        for name, value in counts.items():
+            if value < 1:
+                raise ValueError(f"{name} {value}: give at least 1")
+
+
+def _object(advice: Advice) -> dict[str, object]:
+    def candidate(found: Candidate) -> dict[str, object]:
+        return {
+            "num_draft_tokens": found.topology.num_drafted,
+            "depth": found.topology.depth,
+            "speculative_token_tree": str(list(found.topology.nodes)),
+            "expected_tokens_per_step": found.expected,
+            "tokens_per_step": found.measured,
+        }
+
+    return {
+        "acceptance_by_rank": advice.rates,
+        "tree": candidate(advice.tree),
+        "chain": candidate(advice.chain),
+    }
+
+
+def _print(advice: Advice) -> None:
+    console = Console(highlight=False)
+    ranks = Table(box=None, padding=(0, 2, 0, 0))
+    ranks.add_column("the draft's choice")
+    ranks.add_column("kept", justify="right")
+    for rank, rate in enumerate(advice.rates, start=1):
+        ranks.add_row(str(rank), f"{rate:.1%}")
+    console.print(ranks)
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("", "draft tokens", "depth", "tokens per step", "expected"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, found in (("tree", advice.tree), ("chain", advice.chain)):
+        shape = found.topology
+        cells = (str(shape.num_drafted), str(shape.depth), f"{found.measured:.2f}", f"{found.expected:.2f}")
+        table.add_row(name, *cells)
+    console.print(table)
+    console.print()
+    console.print(f'"speculative_token_tree": "{list(advice.tree.topology.nodes)}"', soft_wrap=True)

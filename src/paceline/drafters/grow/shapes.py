@@ -1,0 +1,160 @@
+"""What a draft tree looks like, as a value: which children there are, or how they are chosen. Knows no tensors.
+
+The root is the newest known token and never counted here; depth 1 are its children.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from paceline.core.tree import Draw
+
+
+class Shape(Protocol):
+    """The shape of a tree before it has grown; a frozen value."""
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest node."""
+        ...
+
+    @property
+    def num_drafted(self) -> int:
+        """Nodes that it proposes."""
+        ...
+
+    @property
+    def max_width(self) -> int:
+        """The most children of a node; a vocabulary must be as large."""
+        ...
+
+    @property
+    def draws(self) -> frozenset[Draw]:
+        """How its tokens can be drawn."""
+        ...
+
+    def cut(self, depth: int) -> "Shape":
+        """What is left of it down to ``depth``."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The same tree at every step. Each node is its path of child ranks: (0,) is the root's first child, (0, 1) that
+    one's second.
+
+    How siblings come about is the draw's business: with ``FIXED`` rank r is the (r + 1)-th likeliest token, with
+    ``SHARED`` the (r + 1)-th finisher of the target's race, with ``NO_REPLACEMENT`` the (r + 1)-th token drawn, and
+    with ``IID`` each is drawn alone, so that two may be the same. Nodes are kept by depth, then by ranks. Raises
+    ValueError for a node whose parent or earlier sibling is missing, and for one given twice.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        known = set(self.nodes)
+        if len(known) < len(self.nodes):
+            raise ValueError(
+                f"a tree of {len(self.nodes)} nodes of which only {len(known)} differ: give each node once"
+            )
+        for node in self.nodes:
+            if not node or min(node) < 0:
+                raise ValueError(f"tree node {node}: give the ranks of children from the root, each at least 0")
+            *parent, rank = node
+            if parent and tuple(parent) not in known:
+                raise ValueError(f"tree node {node} without its parent {tuple(parent)}: give that one too")
+            if rank and (*parent, rank - 1) not in known:
+                raise ValueError(f"tree node {node} without its sibling {(*parent, rank - 1)}: give that one too")
+        object.__setattr__(self, "nodes", tuple(sorted(self.nodes, key=lambda node: (len(node), node))))
+
+    @staticmethod
+    def chain(num_tokens: int) -> "Topology":
+        """One token after the other."""
+        return Topology.branching((1,) * num_tokens)
+
+    @staticmethod
+    def branching(widths: Sequence[int]) -> "Topology":
+        """Every node at depth d has ``widths[d]`` children, d = 0 being the root."""
+        if min(widths, default=1) < 1:
+            raise ValueError(f"widths {tuple(widths)}: give each depth at least 1 child")
+        last: list[tuple[int, ...]] = [()]
+        nodes: list[tuple[int, ...]] = []
+        for width in widths:
+            last = [(*node, rank) for node in last for rank in range(width)]
+            nodes.extend(last)
+        return Topology(tuple(nodes))
+
+    @staticmethod
+    def parallel(count: int, num_tokens: int) -> "Topology":
+        """``count`` paths of ``num_tokens`` from the root that share nothing; i.i.d. drafts where draws are ``IID``."""
+        if count < 1:
+            raise ValueError(f"{count} paths: give at least 1")
+        return Topology.branching((count,) + (1,) * (num_tokens - 1) if num_tokens else ())
+
+    @property
+    def draws(self) -> frozenset[Draw]:
+        return frozenset(Draw)
+
+    @property
+    def depth(self) -> int:
+        return len(self.nodes[-1]) if self.nodes else 0
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def max_width(self) -> int:
+        return max((node[-1] + 1 for node in self.nodes), default=0)
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Each node's parent, the root being node 0 with parent -1."""
+        index = {(): 0, **{node: i for i, node in enumerate(self.nodes, start=1)}}
+        return (-1, *(index[node[:-1]] for node in self.nodes))
+
+    def cut(self, depth: int) -> "Topology":
+        return Topology(tuple(node for node in self.nodes if len(node) <= depth))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confident:
+    """The nodes that the draft is surest of, chosen anew for each row and step (EAGLE-2, 2406.16858).
+
+    At every depth the ``width`` nodes that are likeliest by the product of draft probabilities along their paths get
+    ``width`` children each; of all nodes scored, the likeliest ``num_drafted`` are proposed. Which nodes stand in such
+    a tree depends on their tokens, so no law that they were drawn from could be verified: tokens are ``FIXED``. Raises
+    ValueError for counts below 1.
+    """
+
+    num_drafted: int
+    depth: int
+    width: int
+
+    def __post_init__(self) -> None:
+        for name, value in (("num_drafted", self.num_drafted), ("width", self.width)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: give at least 1")
+        if self.depth < 0:
+            raise ValueError(f"depth={self.depth}: give at least 0")
+
+    @property
+    def draws(self) -> frozenset[Draw]:
+        return frozenset({Draw.FIXED})
+
+    @property
+    def max_width(self) -> int:
+        return self.width
+
+    @property
+    def num_scored(self) -> int:
+        """Nodes among which the proposed ones are chosen."""
+        return self.width + (self.depth - 1) * self.width**2 if self.depth else 0
+
+    def cut(self, depth: int) -> Shape:
+        if depth < 1 or self.depth < 1:
+            return Topology(())
+        small = Confident(num_drafted=self.num_drafted, depth=min(depth, self.depth), width=self.width)
+        return Confident(num_drafted=min(self.num_drafted, small.num_scored), depth=small.depth, width=self.width)

@@ -1,0 +1,53 @@
+"""Speculative sampling with a lenient test (2211.17192, appendix). Does not keep the target's law.
+
+B rows, N = k + 1 nodes, V vocabulary.
+"""
+
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from paceline.core.batch import Batch
+from paceline.core.noise import Stream
+from paceline.core.tree import Draw, Outcome, Tree, follow
+from paceline.verifiers.drafted import child_laws
+
+
+@final
+class LossyLenient:
+    """Not the target's law: as ``rejection``, but x is accepted with probability min(1, p(x) / (lenience q(x))).
+
+    No token is emitted with more than 1 / lenience times the target's probability. At temperature 0 the tokens are
+    those of plain decoding. Raises ValueError unless ``lenience`` is above 0 and at most 1 (1 is ``rejection``).
+    """
+
+    lossless: ClassVar[bool] = False
+    same_tokens: ClassVar[bool] = False
+    wants: ClassVar[tuple[Draw, ...]] = (Draw.IID, Draw.FIXED)
+    branches: ClassVar[bool] = False
+
+    def __init__(self, *, lenience: float = 0.5) -> None:
+        if not 0 < lenience <= 1:
+            raise ValueError(f"lenience={lenience}: give a number above 0 and at most 1 (1 is 'rejection')")
+        self.lenience = lenience
+
+    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+        """The longest accepted prefix of the chain and one token after it."""
+        position = batch.length[:, None] + tree.depth  # of the token after each node
+        p = batch.scores(logits, position).softmax(-1)  # [B, N, V]
+        q = child_laws(tree, p)  # [B, N, V], 0 after the end
+        token = tree.tokens[:, 1:, None]
+        keep = batch.noise.coin(
+            p[:, :-1].gather(-1, token)[..., 0],
+            self.lenience * q[:, :-1].gather(-1, token)[..., 0],
+            batch.key(position[:, :-1], Stream.ACCEPT, lane=tree.depth[:, 1:]),
+        )
+        leaf, path, length = follow(tree, torch.nn.functional.pad(keep, (1, 0)))
+        at = leaf[:, None]
+        row = at[..., None].expand(-1, 1, p.shape[-1])
+        law = p.gather(1, row)
+        rest = (law - q.gather(1, row)).clamp(min=0)
+        law = torch.where(rest.sum(-1, keepdim=True) > 0, rest, law)
+        key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
+        return Outcome(path=path, num_committed=length + 1, next=batch.noise.choose(law.log(), key)[:, 0])

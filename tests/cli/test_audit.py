@@ -1,0 +1,50 @@
+"""paceline audit: what it prints, what it returns, what it refuses."""
+
+import json
+
+import pytest
+
+from paceline.cli import run
+from paceline.diagnose import audit as auditing
+from tests.api.checkpoints import pair
+
+WORDS = ["audit", str(pair().target), "--num-tokens", "300", "--text-length", "20", "--dtype", "bfloat16"]
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr("paceline.cli.audit.BEGINNINGS", ("def add(", "for item", "return"))
+
+
+def test_a_sound_model_passes_and_every_check_has_a_line(capsys):
+    assert run([*WORDS, "--draft", str(pair().draft)]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "greedy texts equal to plain ones",
+        "3 of 3",
+        "surprise of 300",
+        "first tokens accepted",
+        "nothing speaks",
+    ):
+        assert line in out
+
+
+def test_json_has_the_figures(capsys):
+    assert run([*WORDS, "--drafter", "ngram", "--verifier", "rejection", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["failures"] == [] and found["law"]["num_tokens"] == 300
+    assert found["coupled"] is None and found["acceptance"] is None and found["bitwise"] is False
+
+
+def test_a_broken_promise_is_named_and_is_exit_code_1(capsys, monkeypatch):
+    real = auditing.laws_of
+    monkeypatch.setattr(auditing, "laws_of", lambda lm, result: (0.3 * real(lm, result).log()).softmax(-1))
+    assert run([*WORDS, "--draft", str(pair().draft)]) == 1
+    assert "FAILED: sampled tokens do not have the target's law" in capsys.readouterr().out
+
+
+def test_wrong_words_are_refused(capsys):
+    assert run([*WORDS, "--draft", str(pair().draft), "--drafter", "ngram"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+    assert run([*WORDS[:2], "--num-tokens", "0"]) == 2
+    assert "give at least 1" in capsys.readouterr().err

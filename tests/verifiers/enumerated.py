@@ -1,0 +1,257 @@
+"""Exact laws of verifiers, by trying every draft and every pattern of coins at once, each in a row of its own.
+
+The target is a table: the law of a token depends on the two before it. So is the draft, another one.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from paceline.core.noise import Key, Stream
+from paceline.core.tree import Draw, Tree
+from tests.tables import random_table
+
+VOCAB = 3
+BEFORE, ROOT = 2, 1  # the text before the draft
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Nodes without the root: parents, draws, and the tokens of fixed ones. ``own`` gives each node's draft table."""
+
+    parents: tuple
+    draws: tuple
+    fixed: tuple = ()
+    own: tuple = ()
+
+    @property
+    def num_nodes(self):
+        return len(self.parents) + 1
+
+
+def chain(length, draw=Draw.IID, fixed=()):
+    return Shape(tuple(range(length)), (draw,) * length, fixed)
+
+
+IID, WITHOUT, FIXED = Draw.IID, Draw.NO_REPLACEMENT, Draw.FIXED
+SHAPES = {
+    "chain of 1": chain(1),
+    "chain of 3": chain(3),
+    "chain of fixed choices": chain(3, FIXED, (2, 0, 1)),
+    "chain of both": Shape((0, 1, 2, 3), (IID, FIXED, IID, FIXED), (0, 2, 0, 1)),
+    "two siblings": Shape((0, 0), (IID, IID)),
+    "three siblings": Shape((0, 0, 0), (IID,) * 3),
+    "three siblings of different laws": Shape((0, 0, 0), (IID,) * 3, own=(0, 1, 2)),
+    "two without replacement": Shape((0, 0), (WITHOUT,) * 2),
+    "three without replacement": Shape((0, 0, 0), (WITHOUT,) * 3),
+    "siblings of fixed choices": Shape((0, 0, 1, 1), (FIXED,) * 4, (2, 0, 1, 2)),
+    "siblings of equal fixed choices": Shape((0, 0, 1), (FIXED,) * 3, (2, 2, 0)),
+    "a drawn, a fixed and a drawn sibling": Shape((0, 0, 0, 2), (IID, FIXED, IID, IID), (0, 1, 0, 0)),
+    "a fixed sibling and two without replacement": Shape((0, 0, 0), (FIXED, WITHOUT, WITHOUT), (1, 0, 0)),
+    "two by two": Shape((0, 0, 1, 1, 2, 2), (IID,) * 6),
+    "two by two without replacement": Shape((0, 0, 1, 1, 2, 2), (WITHOUT,) * 6),
+    "two chains": Shape((0, 0, 1, 2), (IID,) * 4),
+    "three chains": Shape((0, 0, 0, 1, 2, 3), (IID,) * 6),
+    "two chains, one after the other": Shape((0, 1, 0, 3), (IID,) * 4),
+    "a chain that forks": Shape((0, 1, 1, 2), (IID, WITHOUT, WITHOUT, IID)),
+    "deep first": Shape((0, 0, 1, 3), (IID,) * 4),
+}
+
+
+class Scripted:
+    """Noise whose coins land as told; the probability of that, and the law of the last choice, are kept."""
+
+    def __init__(self, coins):
+        self.coins = coins  # [B, N] bool
+        self.weight = torch.ones(len(coins), dtype=torch.float64)
+        self.asked = torch.zeros_like(coins)
+        self.law = None
+
+    def coin(self, numerator, denominator, key):
+        assert key.stream is Stream.ACCEPT
+        lane = torch.as_tensor(key.lane).expand(numerator.shape)
+        asked = lane < self.coins.shape[1]
+        assert not bool((numerator[~asked] > 0).any()), "a coin that can be accepted has a node's lane"
+        u = (numerator / denominator).clamp(max=1)
+        chance = torch.where(numerator > 0, u, 0.0)  # also 0 where both are 0
+        lands = self.coins.gather(1, lane.clamp(max=self.coins.shape[1] - 1)) & asked
+        self.weight *= torch.where(asked, torch.where(lands, chance, 1 - chance), 1.0).prod(-1)
+        at = torch.where(asked, lane, 0)
+        assert not bool((self.asked.gather(1, at) & asked).any()), "one coin for each node"
+        self.asked = self.asked.scatter(1, at, torch.ones_like(asked))
+        return lands
+
+    def choose(self, scores, key):
+        assert key.stream is Stream.RESIDUAL
+        self.law = scores.softmax(-1)[:, 0]
+        return scores.argmax(-1)
+
+
+class Rows:
+    """What a verifier asks of a batch."""
+
+    def __init__(self, noise, rows):
+        self.noise, self.rows = noise, rows
+        self.length = torch.full((rows,), 2)
+
+    def scores(self, logits, position):
+        return logits
+
+    def key(self, position, stream, lane=0, stage=0):
+        return Key(seed=torch.zeros_like(position), position=position, stream=stream, lane=lane, stage=stage)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Logits [V, V, V] of the target and of draft models."""
+
+    target: torch.Tensor
+    drafts: tuple
+
+
+def tables(seed):
+    return Tables(random_table(seed), tuple(random_table(100 * seed + i) for i in range(1, 4)))
+
+
+def walk(shape, tokens):
+    """The tokens before every node and the node's own: ``before`` and ``current`` [B, N], the root first."""
+    before, current = [torch.full_like(tokens[:, 0], BEFORE)], [torch.full_like(tokens[:, 0], ROOT)]
+    for node, parent in enumerate(shape.parents, 1):
+        before.append(current[parent])
+        current.append(tokens[:, node - 1])
+    return torch.stack(before, dim=1), torch.stack(current, dim=1)
+
+
+def drafts(shape, tables, *, repeat=1, one_law=False, valid=None):
+    """Every draft: the tree, and the probability of drawing it [B]; each row ``repeat`` times.
+
+    Siblings share a recorded law if ``one_law``, else each node has one of its own. Nodes that are not ``valid`` (all
+    are, if left out) leave their token to later siblings.
+    """
+    options = [[shape.fixed[i]] if draw is FIXED else range(VOCAB) for i, draw in enumerate(shape.draws)]
+    tokens = torch.tensor(list(itertools.product(*options))).repeat_interleave(repeat, 0)
+    rows, nodes = len(tokens), shape.num_nodes
+    before, current = walk(shape, tokens)
+    own = shape.own or (0,) * (nodes - 1)
+    laws, index, weight = [], [], torch.ones(rows, dtype=torch.float64)
+    for i, (parent, draw) in enumerate(zip(shape.parents, shape.draws, strict=True)):
+        law = tables.drafts[own[i]].softmax(-1)[before[:, parent], current[:, parent]]
+        twin = next((j for j in range(i) if (shape.parents[j], own[j]) == (parent, own[i]) and index[j] >= 0), None)
+        if draw is FIXED:
+            index.append(-1)
+            continue
+        if one_law and twin is not None:
+            index.append(index[twin])
+        else:
+            index.append(len(laws))
+            laws.append(law)
+        left = law.clone()
+        if draw is WITHOUT:
+            for j in range(i):
+                if shape.parents[j] == parent and (valid is None or valid[j]):
+                    left.scatter_(1, tokens[:, j, None], 0.0)
+            left = left / left.sum(-1, keepdim=True)
+        weight *= left.gather(1, tokens[:, i, None])[:, 0]
+    parents = torch.tensor([-1, *shape.parents]).expand(rows, -1)
+    straight = shape.parents == tuple(range(nodes - 1))
+    depth = [0]
+    for parent in shape.parents:
+        depth.append(depth[parent] + 1)
+    made = Tree.make(
+        current,
+        parents,
+        torch.ones(rows, nodes, dtype=torch.bool),
+        max_depth=max(depth),
+        law=torch.tensor([-1, *index]).expand(rows, -1),
+        laws=torch.stack(laws, dim=1) if laws else None,
+    )
+    draw = torch.tensor([0, *(int(d) for d in shape.draws)]).expand(rows, -1)
+    return replace_tree(made, draw=draw, chain=straight), weight
+
+
+def partial(shape):
+    """Which nodes are valid: in a row near its limit, in a narrower tree, in one without its first branches, nowhere.
+
+    A node is valid only if its parent is.
+    """
+    firsts = [parent not in shape.parents[:i] for i, parent in enumerate(shape.parents)]
+    for wanted in ([parent == 0 for parent in shape.parents], firsts, [not first for first in firsts], [False] * 9):
+        valid = []
+        for ok, parent in zip(wanted, shape.parents, strict=False):
+            valid.append(ok and (parent == 0 or valid[parent - 1]))
+        yield valid
+
+
+def replace_tree(tree, **changes):
+    """``dataclasses.replace`` for a slotted class with a field of each name."""
+    names = Tree.__dataclass_fields__
+    return Tree(**{name: changes.get(name, getattr(tree, name)) for name in names})
+
+
+@dataclass
+class Found:
+    """Every way that one step can go: rows [R] with their probabilities."""
+
+    tree: Tree
+    outcome: object
+    weight: torch.Tensor  # [R]
+    law: torch.Tensor  # [R, V] of the token after the path
+    tables: Tables
+
+    @property
+    def accepted(self):
+        """Expected number of accepted tokens."""
+        return float((self.weight * (self.outcome.num_committed - 1)).sum())
+
+    def joint(self):
+        """The law of the first D + 1 tokens [V ** (D + 1)], the target going on after the step."""
+        length = self.tree.max_depth + 1
+        num = self.outcome.num_committed - 1
+        padded = torch.nn.functional.pad(self.outcome.path, (0, 1)).clamp(min=0)
+        drafted = self.tree.tokens.gather(1, padded)  # [R, D + 1]
+        laws, total = self.tables.target.softmax(-1), torch.zeros(VOCAB**length, dtype=torch.float64)
+        for cell, text in enumerate(itertools.product(range(VOCAB), repeat=length)):
+            chance, context = self.weight.clone(), [BEFORE, ROOT]
+            for at, token in enumerate(text):
+                there = torch.where(at < num, (drafted[:, at] == token).double(), laws[context[-2], context[-1], token])
+                chance *= torch.where(at == num, self.law[:, token], there)
+                context.append(token)
+            total[cell] = chance.sum()
+        return total
+
+
+def enumerate_step(rule, shape, tables, *, valid=None, one_law=False, dtype=torch.float64):
+    """Run ``rule`` on every draft of ``shape`` under every pattern of coins."""
+    patterns = torch.tensor(list(itertools.product((False, True), repeat=shape.num_nodes - 1)))
+    patterns = torch.cat((torch.zeros(len(patterns), 1, dtype=torch.bool), patterns), dim=1)
+    tree, weight = drafts(shape, tables, repeat=len(patterns), one_law=one_law, valid=valid)
+    if valid is not None:
+        tree = replace_tree(tree, valid=torch.tensor([True, *valid]).expand(len(weight), -1))
+    noise = Scripted(patterns.repeat(len(weight) // len(patterns), 1))
+    before = tree.tokens.gather(1, tree.parents.clamp(min=0))
+    before = torch.where(tree.parents < 0, BEFORE, before)
+    logits = tables.target[before, tree.tokens].to(dtype)
+    outcome = rule(tree, logits, Rows(noise, len(weight)))
+    idle = (noise.coins & ~noise.asked)[:, 1:].any(-1)  # coins that nobody asked for lie in one way only
+    weight = torch.where(idle, 0.0, weight * noise.weight)
+    law = torch.where(weight[:, None] > 0, noise.law.double(), 0.0)
+    return Found(tree, outcome, weight, law, tables)
+
+
+def target_joint(tables, length):
+    laws, total = tables.target.softmax(-1), []
+    for text in itertools.product(range(VOCAB), repeat=length):
+        chance, context = 1.0, [BEFORE, ROOT]
+        for token in text:
+            chance *= float(laws[context[-2], context[-1], token])
+            context.append(token)
+        total.append(chance)
+    return torch.tensor(total, dtype=torch.float64)
+
+
+def distance(found):
+    """Total variation between the emitted law and the target's."""
+    law = found.joint()
+    assert abs(float(law.sum()) - 1) < 1e-5  # single precision is tested too
+    return float((law - target_joint(found.tables, found.tree.max_depth + 1)).abs().sum() / 2)

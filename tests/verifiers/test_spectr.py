@@ -1,0 +1,124 @@
+"""SpecTr: its exact law over independent paths, what it keeps, and where it is the token rule."""
+
+import pytest
+import torch
+
+from paceline.core.noise import Philox
+from paceline.verifiers.rejection import Rejection
+from paceline.verifiers.spectr import SpecTr
+from tests.verifiers.enumerated import (
+    IID,
+    SHAPES,
+    Rows,
+    Shape,
+    Tables,
+    chain,
+    distance,
+    drafts,
+    enumerate_step,
+    replace_tree,
+    tables,
+)
+
+TREES = ["chain of 1", "chain of 3", "two siblings", "three siblings", "two by two", "two chains", "three chains"]
+TREES += ["two chains, one after the other", "deep first"]
+
+
+@pytest.mark.parametrize("shape", TREES)
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("one_law", [True, False])
+def test_the_law_is_the_targets(shape, seed, one_law):
+    assert distance(enumerate_step(SpecTr(), SHAPES[shape], tables(seed), one_law=one_law)) < 1e-12
+
+
+@pytest.mark.parametrize("valid", [(1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 0), (0, 0, 0, 0)])
+def test_invalid_nodes_are_as_if_absent(valid):
+    valid = [bool(v) for v in valid]
+    assert distance(enumerate_step(SpecTr(), SHAPES["two chains"], tables(1), valid=valid)) < 1e-12
+
+
+def test_fixed_choices_are_passed_over():
+    found = enumerate_step(SpecTr(), SHAPES["a drawn, a fixed and a drawn sibling"], tables(1))
+    assert distance(found) < 1e-12
+    assert not bool(((found.outcome.path == 2).any(-1) & (found.weight > 0)).any())
+
+
+def best(p, q, number):
+    """Acceptance of ``number`` candidates at the least valid rho, by a fine search."""
+    for rho in torch.linspace(1, number, 30_001, dtype=torch.float64):
+        beta = torch.minimum(q, p / rho).sum()
+        some = 1 - (1 - beta) ** number
+        if some <= rho * beta + 1e-15:
+            return float(some)
+    raise AssertionError("the largest rho is always valid")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_of_independent_candidates_it_keeps_what_rho_allows(number):
+    given = tables(1)
+    found = enumerate_step(SpecTr(), Shape((0,) * number, (IID,) * number), given)
+    p, q = given.target.softmax(-1)[2, 1], given.drafts[0].softmax(-1)[2, 1]
+    assert abs(found.accepted - best(p, q, number)) < 1e-4
+    overlap = float(torch.minimum(p, q).sum())
+    assert found.accepted >= (1 - 0.37) * overlap
+    assert number > 1 or abs(found.accepted - overlap) < 1e-12
+
+
+def test_paths_that_agree_stay_alive_together():
+    """The draft is certain of its first token, so both paths have it, and the second tokens are two candidates."""
+    given = tables(1)
+    draft = given.drafts[0].clone()
+    draft[2, 1] = torch.tensor([0.0, -torch.inf, -torch.inf])
+    given = Tables(given.target, (draft,))
+    p, q = given.target.softmax(-1), draft.softmax(-1)
+    first, second = (best(p[text], q[text], 2) for text in ((2, 1), (1, 0)))
+    assert abs(enumerate_step(SpecTr(), SHAPES["two chains"], given).accepted - first * (1 + second)) < 1e-4
+    assert second > best(p[1, 0], q[1, 0], 1) + 0.01
+
+
+def test_more_paths_keep_more():
+    kept = [enumerate_step(SpecTr(), s, tables(1)).accepted for s in (chain(2), SHAPES["two chains"])]
+    kept.append(enumerate_step(SpecTr(), SHAPES["three chains"], tables(1)).accepted)
+    assert kept[0] + 0.01 < kept[1] and kept[1] + 0.01 < kept[2]
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_one_path_is_rejection_token_for_token(length):
+    given = tables(3)
+    tree, _ = drafts(chain(3), given, repeat=20)
+    tree = replace_tree(tree, valid=(torch.arange(4) <= length).expand(tree.tokens.shape))
+    before = torch.where(tree.parents < 0, 2, tree.tokens.gather(1, tree.parents.clamp(min=0)))
+    logits = given.target[before, tree.tokens]
+    batch = Rows(Philox(), len(tree.tokens))
+    batch.length = batch.length + torch.arange(batch.rows)
+    ours, theirs = SpecTr()(tree, logits, batch), Rejection()(tree, logits, batch)
+    for a, b in ((ours.path, theirs.path), (ours.num_committed, theirs.num_committed), (ours.next, theirs.next)):
+        assert torch.equal(a, b)
+
+
+def test_the_path_lies_on_one_branch_even_where_two_texts_are_equal():
+    found = enumerate_step(SpecTr(), SHAPES["two chains"], tables(1))
+    path = found.outcome.path
+    both = path[:, 1] >= 0
+    assert bool(both.any())
+    assert bool((found.tree.parents.gather(1, path[:, 1:].clamp(min=0))[both, 0] == path[both, 0]).all())
+
+
+def test_drafts_without_laws_are_refused():
+    tree, _ = drafts(Shape((0, 0), (IID,) * 2), tables(1))
+    tree = replace_tree(tree, laws=None)
+    logits = torch.zeros(len(tree.tokens), 3, 3)
+    with pytest.raises(ValueError, match="'spectr' needs drafts drawn from a law"):
+        SpecTr()(tree, logits, Rows(Philox(), len(tree.tokens)))
+
+
+def test_zeros_in_either_law():
+    laws = torch.tensor([[0.5, 0.5, 0], [0, 0.3, 0.7], [1, 0, 0], [0.6, 0.1, 0.3]], dtype=torch.float64)
+    for p in laws:
+        for q in laws:
+            given = Tables(p.log().expand(3, 3, 3), (q.log().expand(3, 3, 3),))
+            assert distance(enumerate_step(SpecTr(), SHAPES["two chains"], given)) < 1e-12
+
+
+def test_single_precision_is_enough():
+    assert distance(enumerate_step(SpecTr(), SHAPES["two chains"], tables(2), dtype=torch.float32)) < 1e-6
