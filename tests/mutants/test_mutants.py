@@ -1,11 +1,25 @@
-"""Every mutant dies by an ordinary test."""
+"""Every mutant dies by an ordinary test. Of the larger families a run of the suite plants a few, `make mutants` all."""
 
 import pytest
 
 from tests.mutants import MUTANTS
 from tests.mutants.apply import kill
 
+FAMILIES = ("drafters/grow/", "models/cpu/", "verifiers/")
+FEW = 3  # of each family
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+
+def cases():
+    seen = dict.fromkeys(FAMILIES, 0)
+    for mutant in MUTANTS:
+        family = next((prefix for prefix in FAMILIES if mutant.file.startswith(prefix)), None)
+        late = family is not None and seen[family] >= FEW
+        if family is not None:
+            seen[family] += 1
+        marks = [pytest.mark.slow] if late else []
+        yield pytest.param(mutant, marks=marks, id=mutant.name.replace(" ", "-"))
+
+
+@pytest.mark.parametrize("mutant", list(cases()))
 def test_an_ordinary_test_kills_the_mutant(mutant, tmp_path):
     assert kill(mutant, tmp_path) is not None, f"{mutant.name} survived"
