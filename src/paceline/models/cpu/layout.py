@@ -19,6 +19,8 @@ class Kind(IntEnum):
 
 
 class NormVariant(IntEnum):
+    """Which norm a NORM is; the eager classes are in models/layers."""
+
     RMS = 0
     RMS_LATE = 1
     RMS_OFFSET = 2
@@ -26,6 +28,8 @@ class NormVariant(IntEnum):
 
 
 class Activation(IntEnum):
+    """Which function a GATE or an ACTIVATE applies."""
+
     SILU = 0
     GELU = 1
     GELU_TANH = 2
@@ -45,6 +49,8 @@ class Buffer(IntEnum):
 
 
 class Operation(Structure):
+    """One operation on every row of a buffer."""
+
     _fields_ = [
         *((name, c_int64) for name in "kind variant source target inner outer count offset".split()),
         *((name, c_double) for name in ("eps", "factor")),
@@ -53,6 +59,8 @@ class Operation(Structure):
 
 
 class Model(Structure):
+    """A decoder: its sizes, where heads lie in a row, and the operations of its layers."""
+
     _fields_ = [
         *((name, c_int64) for name in "hidden vocab num_heads num_kv_heads head_dim max_positions".split()),
         *((name, c_int64) for name in "query query_step key key_step value value_step wide_table".split()),
@@ -67,6 +75,8 @@ class Model(Structure):
 
 
 class Call(Structure):
+    """One forward: the tree, the cache, and where results go. Steps are strides in numbers, not bytes."""
+
     _fields_ = [
         *((name, c_int64) for name in "rows nodes start chain threads head".split()),
         *((name, c_void_p) for name in "tokens depth valid ancestors".split()),
