@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench laws divergence mutants docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench laws divergence rank-verifiers mutants docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,9 @@ laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
 
 divergence: $(STAMP)  ## How often drafting changes a text at near ties, per backend and precision
 	$(BIN)/python -m paceline.diagnose.divergence_table
+
+rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 20 minutes; goes on after an interruption)
+	$(BIN)/python -m paceline.bench.rank_verifiers --output benchmarks/rules-embedded.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -34,6 +34,10 @@ class Machine:
             f"{self.memory_gib:.0f} GiB of memory{accelerator}; "
             f"{self.system}; Python {self.python}, {packages}"
         )
+
+    def identity(self) -> dict[str, object]:
+        """What must be equal for figures to belong together; the threads are those of a run, not of the machine."""
+        return {name: value for name, value in asdict(self).items() if name != "num_threads"}
 
 
 def describe() -> Machine:

@@ -49,6 +49,8 @@ def continuing(
     batch_size: int,
     temperature: float,
     seed: int,
+    top_p: float = 1.0,
+    verifier: str = "coupled",
 ) -> Configuration:
     """Continuations of token ids, exactly ``num_tokens`` each, in groups of ``batch_size`` that begin together.
 
@@ -58,7 +60,7 @@ def continuing(
     built = build_drafter(drafter, target=target)
     bare = replace(target, tokenizer=None)
     params = [
-        SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=seed + index, ignore_eos=True)
+        SamplingParams(max_tokens=num_tokens, temperature=temperature, top_p=top_p, seed=seed + index, ignore_eos=True)
         for index in range(len(prompts))
     ]
 
@@ -68,6 +70,7 @@ def continuing(
             [list(prompt) for prompt in prompts[group]],
             params[group],
             drafter=built,
+            verifier=verifier,
             num_draft_tokens=Fixed(num_draft_tokens),  # a plan, so that no step is spent on measuring
             batch_size=batch_size,
         )

@@ -123,13 +123,20 @@ def _finish(axes: Axes, *, x: str, y: str) -> None:
 
 
 def _svg(draw: Callable[[Axes], None]) -> str:
-    """A drawing without anything that a page would have to load; text stays text."""
+    """A drawing to stand inside a page."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         draw(figure.add_subplot())
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+        text = to_svg(figure)
     return re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+
+
+def to_svg(figure: Figure) -> str:
+    """A figure without anything that a page would have to load; text stays text. The same figure gives the same bytes.
+
+    Draw and call this under ``matplotlib.rc_context(STYLE)``.
+    """
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)

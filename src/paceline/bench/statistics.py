@@ -65,6 +65,27 @@ def is_void(ratios: Sequence[float], *, low: float = CONTROL_LOW, high: float = 
     return not low <= median(ratios) <= high
 
 
+def pooled_ratio(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """The sum of ``numerators`` over that of ``denominators``, and the percentile interval over resampled pairs.
+
+    Raises ValueError for unequal or no pairs.
+    """
+    if len(numerators) != len(denominators) or not numerators:
+        raise ValueError(f"{len(numerators)} and {len(denominators)} values: give as many of each, at least one")
+    pairs = np.asarray([numerators, denominators], dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(0, pairs.shape[1], size=(resamples, pairs.shape[1]))
+    above, below = pairs[:, drawn].sum(-1)
+    low, high = np.quantile(above / below, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(value=float(pairs[0].sum() / pairs[1].sum()), low=float(low), high=float(high))
+
+
 def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
     """Position of the first token that differs, 0 for the first; None for equal texts."""
     if tuple(tokens) == tuple(reference):

@@ -164,19 +164,10 @@ class Bench:
 
     def _conditions(self, bench: ModelBench, chosen: ChosenPrompts) -> Record:
         """What must be equal for figures to belong together."""
-        machine = describe()
         draft = None if bench.draft_path is None else _identity(bench.draft_path)
         source = self.prompt_file or self.questions
         return {
-            "machine": {
-                "processor": machine.processor,
-                "num_cores": machine.num_cores,
-                "memory_gib": machine.memory_gib,
-                "accelerator": machine.accelerator,
-                "system": machine.system,
-                "python": machine.python,
-                "versions": machine.versions,
-            },
+            "machine": describe().identity(),
             "source": hash_source(),
             "num_threads": torch.get_num_threads(),
             "dtype": str(bench.target.dtype).removeprefix("torch."),
