@@ -173,6 +173,19 @@ def test_a_race_never_picks_an_excluded_token(word, dtype):
     assert int(Scripted(word).choose(scores, key(5, 5))) == 1
 
 
+@pytest.mark.parametrize("word", [3 << 20, 3 << 29, 15 << 28])
+@pytest.mark.parametrize(("dtype", "step"), [(torch.float32, 2**10), (torch.float64, 1)])
+def test_words_that_differ_in_single_precision_decide_differently(word, dtype, step):
+    """A uniform in half precision, as of models, would take thousands of words for one."""
+    at, one = torch.tensor([word * 2.0**-32], dtype=dtype), torch.ones(1, dtype=dtype)
+    lane = key(torch.arange(1), 0, shape=(1,))
+    assert Scripted(word - step).coin(at, one, lane).tolist() == [True]
+    assert Scripted(word).coin(at, one, lane).tolist() == [False]
+    for order in ([word - step, word], [word, word - step]):
+        winner = Scripted(torch.tensor(order)).choose(torch.zeros(1, 2, dtype=dtype), lane)
+        assert winner.tolist() == [order.index(word - step)]
+
+
 def test_a_coin_lands_at_its_rate():
     p, q = torch.full((200_000,), 0.18), torch.full((200_000,), 0.6)
     heads = NOISE.coin(p, q, key(torch.arange(200_000), 2, stream=Stream.ACCEPT, shape=(200_000,))).double().mean()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import paceline
-from tests.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 SOURCE = Path(paceline.__file__).parent
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,174 @@
+"""Mutants of the rules for chains, of matching rules, and of noise and laws."""
+
+from tests.mutants.mutant import CONFORMANCE, LAWS, NOISE, RULE, SAMPLING, TREES, Mutant
+
+MUTANTS = (
+    Mutant(
+        "share draft and accept noise",
+        "verifiers/rejection.py",
+        "Stream.ACCEPT",
+        "Stream.DRAFT",
+        (LAWS, NOISE),
+    ),
+    Mutant(
+        "accept with >=",
+        "core/noise.py",
+        "return u * denominator < numerator",
+        "return u * denominator <= numerator",
+        (NOISE,),
+    ),
+    Mutant(
+        "residual from p",
+        "verifiers/rejection.py",
+        "residual = (law - refused).clamp(min=0)",
+        "residual = law",
+        (LAWS,),
+    ),
+    Mutant(
+        "residual subtracts q at the refused token alone",
+        "verifiers/rejection.py",
+        "residual = (law - refused).clamp(min=0)",
+        "residual = (law - refused * (refused == refused.amax(-1, keepdim=True))).clamp(min=0)",
+        (LAWS,),
+    ),
+    Mutant(
+        "un-warped bonus",
+        "verifiers/rejection.py",
+        "law = p.gather(1, row)",
+        "law = torch.where((leaf == tree.valid.sum(-1) - 1)[:, None, None], logits.softmax(-1), p).gather(1, row)",
+        (LAWS,),
+    ),
+    Mutant(
+        "block: break at the first failure",
+        "verifiers/block.py",
+        "leaf = torch.where(passes & tree.valid[:, 1:], tree.depth[:, 1:], 0)",
+        "leaf = torch.where((passes & tree.valid[:, 1:]).long().cumprod(-1) > 0, tree.depth[:, 1:], 0)",
+        (RULE.format("block"),),
+    ),
+    Mutant(
+        "block: the token rule's residual",
+        "verifiers/block.py",
+        "law = rest.gather(1, row)",
+        "law = (scores.softmax(-1) - q).clamp(min=0).gather(1, row)",
+        (RULE.format("block"),),
+    ),
+    Mutant(
+        "block: the token rule's test",
+        "verifiers/block.py",
+        "weights.append((weights[i] * ratio[:, i]).clamp(max=1))",
+        "weights.append(ratio[:, i].clamp(max=1))",
+        (RULE.format("block"),),
+    ),
+    Mutant(
+        "block: un-warped bonus",
+        "verifiers/block.py",
+        "scores = batch.scores(logits, position)  # [B, N, V]",
+        "scores = torch.where((tree.depth < tree.valid.sum(-1, keepdim=True) - 1)[..., None], "
+        "batch.scores(logits, position), logits)",
+        (LAWS,),
+    ),
+    Mutant(
+        "matching draws with noise of its own",
+        "verifiers/match.py",
+        "own = batch.pick(logits, batch.length[:, None] + tree.depth)",
+        "own = batch.pick(logits, batch.length[:, None] + 10 + tree.depth)",
+        (RULE.format("match"),),
+    ),
+    Mutant(
+        "a lenient rule passes for lossless",
+        "verifiers/lossy_lenient.py",
+        "lossless: ClassVar[bool] = False",
+        "lossless: ClassVar[bool] = True",
+        (RULE.format("lossy_lenient"),),
+    ),
+    Mutant(
+        "the lenience reaches the residual",
+        "verifiers/lossy_lenient.py",
+        "rest = (law - q.gather(1, row)).clamp(min=0)",
+        "rest = (law - self.lenience * q.gather(1, row)).clamp(min=0)",
+        (RULE.format("lossy_lenient"),),
+    ),
+    Mutant(
+        "typical: the first path instead of the likeliest",
+        "verifiers/lossy_typical.py",
+        "score = (tree.ancestors * score[:, None, :]).sum(-1)",
+        "score = (tree.ancestors * score[:, None, :]).sum(-1) * 0",
+        (RULE.format("lossy_typical"),),
+    ),
+    Mutant(
+        "typical: the larger of both bounds",
+        "verifiers/lossy_typical.py",
+        ".clamp(max=self.epsilon)",
+        ".clamp(min=self.epsilon)",
+        (RULE.format("lossy_typical"),),
+    ),
+    Mutant(
+        "finishers in reverse",
+        "core/noise.py",
+        "topk(count, dim=-1)",
+        "topk(count, dim=-1, largest=False)",
+        (NOISE,),
+    ),
+    Mutant(
+        "coupled: noise by node instead of depth",
+        "verifiers/coupled.py",
+        "tree.depth)  # [B, N]",
+        "(tree.depth * 0).cumsum(-1) + (tree.depth * 0 + 1).cumsum(-1) - 1)",
+        (TREES,),
+    ),
+    Mutant(
+        "coupled: the target chooses anew after the last kept draft",
+        "verifiers/coupled.py",
+        "next=picks.gather(1, leaf[:, None])[:, 0]",
+        "next=logits.argmax(-1).gather(1, leaf[:, None])[:, 0]",
+        (CONFORMANCE,),
+    ),
+    Mutant(
+        "share accept and residual noise",
+        "verifiers/rejection.py",
+        "Stream.RESIDUAL, lane=at)",
+        "Stream.ACCEPT, lane=at + 1)",
+        (LAWS, NOISE),
+    ),
+    Mutant(
+        "a draft of the likeliest token passes without a test",
+        "verifiers/rejection.py",
+        "        leaf, path, length",
+        "        keep |= tree.tokens[:, 1:] == p[:, :-1].argmax(-1)\n        leaf, path, length",
+        (LAWS,),
+    ),
+    Mutant(
+        "a draft of low probability is not submitted",
+        "verifiers/rejection.py",
+        "        q = child_laws",
+        "        low = tree.laws is not None and tree.chain\n"
+        "        low = low and (tree.laws.gather(-1, tree.tokens[:, 1:, None])[..., 0] > 0.3).long().cumprod(-1) > 0\n"
+        "        if low is not False:\n"
+        "            tree = __import__('dataclasses').replace(\n"
+        "                tree, valid=tree.valid & torch.nn.functional.pad(low, (1, 0), value=True)\n"
+        "            )\n"
+        "        q = child_laws",
+        (LAWS,),
+    ),
+    Mutant(
+        "uniforms in half precision",
+        "core/noise.py",
+        "u = (self.bits(key, 1)[..., 0].to(numerator.dtype) * 2.0**-32)",
+        "u = (self.bits(key, 1)[..., 0].to(numerator.dtype) * 2.0**-32).to(torch.bfloat16).to(numerator.dtype)",
+        (NOISE,),
+    ),
+    Mutant(
+        "races in half precision",
+        "core/noise.py",
+        "exponential = -torch",
+        "u = u.to(torch.bfloat16).to(scores.dtype); exponential = -torch",
+        (NOISE,),
+    ),
+    Mutant(
+        "laws in half precision",
+        "core/sampling.py",
+        "scores = logits.to(torch.promote_types(logits.dtype, torch.float32))",
+        "scores = logits.to(torch.bfloat16).float()",
+        (SAMPLING,),
+    ),
+)
