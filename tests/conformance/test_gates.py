@@ -4,13 +4,31 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
 from paceline.models.decoder import DecoderLM
+from paceline.verifiers import VERIFIERS
 from tests import tiny
 from tests.harness import decoder_for, pairs, request, tiny_drafter
 
 K = 3
-every_pair = pytest.mark.parametrize(("drafter", "verifier"), pairs())
+TREE, BRANCHING = "tree", Topology.branching((2, 1))
+PAIRS = [*pairs(), *((TREE, name) for name in VERIFIERS.builtin if VERIFIERS.find(name).branches)]
+every_pair = pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
+
+
+def make(drafter, target):
+    """A drafter of a tiny model; "tree" is the draft model with branches."""
+    if drafter == TREE:
+        return ModelDrafter(lm=tiny_drafter("model", target).lm, shape=BRANCHING)
+    return tiny_drafter(drafter, target)
+
+
+def make_fake(drafter, config):
+    """The same around a model without numbers."""
+    if drafter in ("model", TREE):
+        return ModelDrafter(lm=DecoderLM(config), shape=BRANCHING if drafter == TREE else None)
+    return tiny_drafter(drafter, DecoderLM(config))
 
 
 def requests(sampled):
@@ -24,8 +42,7 @@ def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):
     _, target = tiny.target()
     with FakeTensorMode():
         fake = DecoderLM(target.config)
-        instance = ModelDrafter(lm=DecoderLM(target.config)) if drafter == "model" else tiny_drafter(drafter, fake)
-        decoder = decoder_for(instance, verifier, target=fake, k=K, rows=3)
+        decoder = decoder_for(make_fake(drafter, target.config), verifier, target=fake, k=K, rows=3)
         decoder.admit(requests(sampled), range(3))
         for _ in range(3):
             decoder.step()
@@ -33,11 +50,18 @@ def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):
             decoder.read()  # the host lane is where reading belongs, and the gate would notice one elsewhere
 
 
-@every_pair
+@pytest.mark.parametrize(
+    ("drafter", "verifier"),
+    # Of the trees, one here: compiling takes half a minute each, and every rule is compiled on trees elsewhere.
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] if pair[0] == TREE and pair[1] != "recursive" else [])
+        for pair in PAIRS
+    ],
+)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_step_compiles_whole_and_once(drafter, verifier, sampled):
     _, target = tiny.target()
-    eager, compiled = (decoder_for(tiny_drafter(drafter, target), verifier, k=K, rows=3) for _ in range(2))
+    eager, compiled = (decoder_for(make(drafter, target), verifier, k=K, rows=3) for _ in range(2))
     for decoder in (eager, compiled):
         decoder.admit(requests(sampled), range(3))
     torch._dynamo.reset()

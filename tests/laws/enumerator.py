@@ -43,6 +43,15 @@ class Enumerator:
         """One of the vocabulary, by the exponentials of ``scores`` [R, ..., V]."""
         return self._take(scores.double().softmax(-1), key)
 
+    def choose_at(self, scores: Tensor, key, at: Tensor) -> Tensor:
+        """One key for several laws: what couples them is a race, which has no outcomes to walk."""
+        raise SharedNoise("choices that share their noise are proved pathwise, not by enumeration")
+
+    def draw(self, weights: Tensor, key) -> Tensor:
+        """One of the vocabulary, by ``weights`` [R, ..., V]."""
+        weights = weights.double()
+        return self._take(weights / weights.sum(-1, keepdim=True).clamp(min=1e-300), key)
+
     def order(self, scores: Tensor, key, count: int) -> Tensor:
         """``count`` different ones in the order in which they are drawn; those without weight come last, in order."""
         weights = (scores - scores.amax(-1, keepdim=True)).double().exp()

@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "matching draws with noise of its own",
         "verifiers/match.py",
-        "own = batch.pick(logits, batch.length[:, None] + tree.depth)",
-        "own = batch.pick(logits, batch.length[:, None] + 10 + tree.depth)",
+        "batch.picks(tree, logits)",
+        "batch.pick(logits, batch.length[:, None] + 10 + tree.depth)",
         (RULE.format("match"),),
     ),
     Mutant(
@@ -110,17 +110,17 @@ MUTANTS = (
         (NOISE,),
     ),
     Mutant(
-        "coupled: noise by node instead of depth",
-        "verifiers/coupled.py",
-        "tree.depth)  # [B, N]",
-        "(tree.depth * 0).cumsum(-1) + (tree.depth * 0 + 1).cumsum(-1) - 1)",
+        "coupled: a tree takes noise of positions further on",
+        "core/batch.py",
+        "levels = self.length[:, None] + torch.arange(tree.max_depth + 1, device=self.device)",
+        "levels = self.length[:, None] + torch.arange(tree.max_depth + 1, device=self.device) * 2",
         (TREES,),
     ),
     Mutant(
-        "coupled: the target chooses anew after the last kept draft",
-        "verifiers/coupled.py",
+        "the token after a draft is the one after the root",
+        "verifiers/drafted.py",
         "next=picks.gather(1, leaf[:, None])[:, 0]",
-        "next=logits.argmax(-1).gather(1, leaf[:, None])[:, 0]",
+        "next=(picks * 0 + picks[:, :1]).gather(1, leaf[:, None])[:, 0]",
         (CONFORMANCE,),
     ),
     Mutant(

@@ -5,6 +5,7 @@ The target is a table: the law of a token depends on the two before it. So is th
 
 import itertools
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -82,14 +83,16 @@ class Scripted:
         self.asked = self.asked.scatter(1, at, torch.ones_like(asked))
         return lands
 
-    def choose(self, scores, key):
+    def draw(self, weights, key):
         assert key.stream is Stream.RESIDUAL
-        self.law = scores.softmax(-1)[:, 0]
-        return scores.argmax(-1)
+        self.law = (weights / weights.sum(-1, keepdim=True))[:, 0]
+        return weights.argmax(-1)
 
 
 class Rows:
     """What a verifier asks of a batch."""
+
+    sampling = SimpleNamespace(any_sampled=True)
 
     def __init__(self, noise, rows):
         self.noise, self.rows = noise, rows

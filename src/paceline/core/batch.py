@@ -107,6 +107,15 @@ class Batch:
             return self.allowed(logits, position).argmax(-1)
         return self.noise.choose(self.scores(logits, position), self.key(position, Stream.TARGET))
 
+    def picks(self, tree: Tree, logits: Tensor) -> Tensor:
+        """The target's own choice [R, N] after every node of ``tree``, from ``logits`` [R, N, V]."""
+        position = self.length[:, None] + tree.depth
+        if tree.chain or not self.sampling.any_sampled:
+            return self.pick(logits, position)
+        levels = self.length[:, None] + torch.arange(tree.max_depth + 1, device=self.device)
+        key = self.key(levels, Stream.TARGET)
+        return self.noise.choose_at(self.scores(logits, position), key, tree.depth)
+
     def scores(self, logits: Tensor, position: Tensor) -> Tensor:
         """Scores [R, n, V] whose exponentials are the laws of the tokens at ``position`` [R, n], up to a factor."""
         return self.sampling.warp(self.allowed(logits, position))

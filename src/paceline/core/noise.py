@@ -50,6 +50,14 @@ class Noise(Protocol):
         """Index drawn with probability proportional to exp(scores) over the last axis; key shape = scores' less it."""
         ...
 
+    def choose_at(self, scores: Tensor, key: Key, at: Tensor) -> Tensor:
+        """``choose`` for ``scores`` [R, n, V] where the key of entry [b, i] is the one at [b, at[b, i]] of [R, m]."""
+        ...
+
+    def draw(self, weights: Tensor, key: Key) -> Tensor:
+        """Index drawn with probability proportional to ``weights`` [..., V], none below 0; no race to share."""
+        ...
+
     def order(self, scores: Tensor, key: Key, count: int) -> Tensor:
         """The first ``count`` finishers [..., count] of the race that ``choose`` returns the winner of.
 
@@ -83,6 +91,21 @@ class Philox:
         """
         return self._race(scores, key).argmax(-1)
 
+    def choose_at(self, scores: Tensor, key: Key, at: Tensor) -> Tensor:
+        """Races of entries with the same key have the same times, which are made once."""
+        times = self._times(key, scores.shape[-1], scores.dtype)  # [R, m, V]
+        rows = torch.arange(len(scores), device=scores.device)
+        # One by one: what a race passes through stays in the cache.
+        winners = [(scores[:, i] - times[rows, at[:, i]]).argmax(-1) for i in range(scores.shape[1])]
+        return torch.stack(winners, dim=1)
+
+    def draw(self, weights: Tensor, key: Key) -> Tensor:
+        """The inverse of the distribution function at one number of 53 bits; a weight of 0 is never met."""
+        reach = weights.double().cumsum(-1)
+        high, low = self.bits(key, 2).unbind(-1)
+        goal = ((high << 21) | (low >> 11)).double()[..., None] * 2.0**-53 * reach[..., -1:]
+        return torch.searchsorted(reach, goal, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
+
     def order(self, scores: Tensor, key: Key, count: int) -> Tensor:
         """The race's ranking as far as ``count``: the next finisher among the rest is a draw from their law."""
         if count == 1:
@@ -91,9 +114,13 @@ class Philox:
 
     def _race(self, scores: Tensor, key: Key) -> Tensor:
         """log(p_v / E_v), up to a constant."""
-        u = (self.bits(key, scores.shape[-1]).to(scores.dtype) + 0.5) * 2.0**-32
+        return scores - self._times(key, scores.shape[-1], scores.dtype)
+
+    def _times(self, key: Key, count: int, dtype: torch.dtype) -> Tensor:
+        """log(E_v) of ``count`` runners."""
+        u = (self.bits(key, count).to(dtype) + 0.5) * 2.0**-32
         exponential = -torch.log1p(-u.clamp(max=1 - 2.0**-24))
-        return scores - exponential.log()
+        return exponential.log()
 
     def coin(self, numerator: Tensor, denominator: Tensor, key: Key) -> Tensor:
         """``u * denominator < numerator``, strictly and without a division: numerator 0 never passes."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.drafted import child_laws, outcome_at
+from paceline.verifiers.drafted import child_laws, follow_picks, outcome_at
 
 
 @final
@@ -30,6 +30,8 @@ class Block:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The longest prefix that passes and one token after it."""
+        if not batch.sampling.any_sampled:  # the law is certain everywhere
+            return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         scores = batch.scores(logits, position)  # [B, N, V]
         rest = scores.softmax(-1)  # the law after each node, and below what the rule leaves of it
@@ -55,4 +57,4 @@ class Block:
         law = rest.gather(1, row)
         law = torch.where(law.sum(-1, keepdim=True) > 0, law, scores.gather(1, row).softmax(-1))
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        return outcome_at(tree, leaf, batch.noise.choose(law.log(), key)[:, 0])
+        return outcome_at(tree, leaf, batch.noise.draw(law, key)[:, 0])

@@ -8,7 +8,8 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from paceline.core.batch import Batch
-from paceline.core.tree import Draw, Outcome, Tree, follow
+from paceline.core.tree import Draw, Outcome, Tree
+from paceline.verifiers.drafted import follow_picks
 
 
 @final
@@ -26,7 +27,4 @@ class Coupled:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """Follow the picks from the root as far as the tree goes."""
-        picks = batch.pick(logits, batch.length[:, None] + tree.depth)  # [B, N]
-        wanted = picks.gather(1, tree.parents.clamp(min=0))
-        leaf, path, length = follow(tree, tree.tokens == wanted)
-        return Outcome(path=path, num_committed=length + 1, next=picks.gather(1, leaf[:, None])[:, 0], picks=picks)
+        return follow_picks(tree, batch.picks(tree, logits))

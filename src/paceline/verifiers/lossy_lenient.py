@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.drafted import child_laws
+from paceline.verifiers.drafted import child_laws, follow_picks
 
 
 @final
@@ -34,6 +34,8 @@ class LossyLenient:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token after it."""
+        if not batch.sampling.any_sampled:  # the law is certain everywhere
+            return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         p = batch.scores(logits, position).softmax(-1)  # [B, N, V]
         q = child_laws(tree, p)  # [B, N, V], 0 after the end
@@ -50,4 +52,4 @@ class LossyLenient:
         rest = (law - q.gather(1, row)).clamp(min=0)
         law = torch.where(rest.sum(-1, keepdim=True) > 0, rest, law)
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        return Outcome(path=path, num_committed=length + 1, next=batch.noise.choose(law.log(), key)[:, 0])
+        return Outcome(path=path, num_committed=length + 1, next=batch.noise.draw(law, key)[:, 0])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.drafted import outcome_at
+from paceline.verifiers.drafted import follow_picks, outcome_at
 
 
 @final
@@ -34,6 +34,8 @@ class LossyTypical:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The longest path of tokens that are likely enough, and one token of the target's after it."""
+        if not batch.sampling.any_sampled:  # the law is certain everywhere
+            return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         law = batch.scores(logits, position).softmax(-1)  # [B, N, V]
         bound = (self.delta * torch.exp(torch.xlogy(law, law).sum(-1))).clamp(max=self.epsilon)  # [B, N]

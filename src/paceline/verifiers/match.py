@@ -8,7 +8,8 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from paceline.core.batch import Batch
-from paceline.core.tree import Draw, Outcome, Tree, follow
+from paceline.core.tree import Draw, Outcome, Tree
+from paceline.verifiers.drafted import follow_picks
 
 
 @final
@@ -26,6 +27,4 @@ class Match:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """Follow the target's tokens from the root as far as the tree has them."""
-        own = batch.pick(logits, batch.length[:, None] + tree.depth)  # [B, N]
-        leaf, path, length = follow(tree, tree.tokens == own.gather(1, tree.parents.clamp(min=0)))
-        return Outcome(path=path, num_committed=length + 1, next=own.gather(1, leaf[:, None])[:, 0], picks=own)
+        return follow_picks(tree, batch.picks(tree, logits))

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.drafted import earlier_siblings, law_of
+from paceline.verifiers.drafted import earlier_siblings, follow_picks, law_of
 
 
 @final
@@ -30,6 +30,8 @@ class Recursive:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """Down from the root through the first accepted child of each node."""
+        if not batch.sampling.any_sampled:  # the law is certain everywhere
+            return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         left = batch.scores(logits, position).softmax(-1)  # [B, N, V]: of the law after each node
         rows = torch.arange(batch.rows, device=left.device)
@@ -58,5 +60,5 @@ class Recursive:
         leaf, path, length = follow(tree, keep)
         at = leaf[:, None]
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        token = batch.noise.choose(left[rows, leaf].log()[:, None], key)[:, 0]
+        token = batch.noise.draw(left[rows, leaf][:, None], key)[:, 0]
         return Outcome(path=path, num_committed=length + 1, next=token)

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.drafted import child_laws
+from paceline.verifiers.drafted import child_laws, follow_picks
 
 
 @final
@@ -30,6 +30,8 @@ class Rejection:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token of the target's law after it."""
+        if not batch.sampling.any_sampled:  # the law is certain everywhere
+            return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         p = batch.scores(logits, position).softmax(-1)  # [B, N, V]: the law after each node
         q = child_laws(tree, p)  # [B, N, V]: the law that each node's child was drawn from, 0 if it has none
@@ -48,4 +50,4 @@ class Rejection:
         residual = (law - refused).clamp(min=0)
         law = torch.where(residual.sum(-1, keepdim=True) > 0, residual, law)
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        return Outcome(path=path, num_committed=length + 1, next=batch.noise.choose(law.log(), key)[:, 0])
+        return Outcome(path=path, num_committed=length + 1, next=batch.noise.draw(law, key)[:, 0])

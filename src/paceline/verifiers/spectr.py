@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.drafted import outcome_at
+from paceline.verifiers.drafted import follow_picks, outcome_at
 
 BISECTIONS = 16  # of the interval [1, k]; whatever they leave costs acceptance, never the law
 
@@ -38,6 +38,8 @@ class SpecTr:
             raise ValueError(
                 "the verifier 'spectr' needs drafts drawn from a law, and these have none; choose 'recursive'"
             )
+        if not batch.sampling.any_sampled:  # the law is certain everywhere
+            return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         laws = batch.scores(logits, position).softmax(-1)  # [B, N, V]
         rows = torch.arange(batch.rows, device=laws.device)
@@ -67,7 +69,7 @@ class SpecTr:
             alive = candidate & hit[:, None] & (tree.tokens == tree.tokens[rows, chosen][:, None])
         at = leaf[:, None]
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        return outcome_at(tree, leaf, batch.noise.choose(law.log()[:, None], key)[:, 0])
+        return outcome_at(tree, leaf, batch.noise.draw(law[:, None], key)[:, 0])
 
     @staticmethod
     def _plan(p: Tensor, q: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:

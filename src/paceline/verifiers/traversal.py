@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.drafted import earlier_siblings, law_of, outcome_at
+from paceline.verifiers.drafted import earlier_siblings, follow_picks, law_of, outcome_at
 
 
 @final
@@ -30,6 +30,8 @@ class Traversal:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The first node to pass in the order of the test, the root last, and one token after it."""
+        if not batch.sampling.any_sampled:  # the law is certain everywhere
+            return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         left = batch.scores(logits, position).softmax(-1)  # [B, N, V]: the measure of each node, below
         rows, first = torch.arange(batch.rows, device=left.device), left[:, 0].clone()
@@ -64,7 +66,7 @@ class Traversal:
         law = left[rows, leaf]
         # Only rounding leaves nothing at the node that is kept, and only at the root.
         law = torch.where(law.sum(-1, keepdim=True) > 0, law, first)
-        token = batch.noise.choose(law.log()[:, None], key)[:, 0]
+        token = batch.noise.draw(law[:, None], key)[:, 0]
         return outcome_at(tree, leaf, token)
 
     @staticmethod
