@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench laws divergence mutants docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers laws divergence mutants docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,9 @@ test-matrix: $(STAMP)  ## What meets transformers, under its lowest and its newe
 
 bench: $(STAMP)  ## Drafting against plain decoding and against transformers, on the embedded pair
 	$(BIN)/paceline bench --peers --output build/bench.jsonl
+
+bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
+	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output benchmarks/verifiers.jsonl
 
 laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
 	$(BIN)/python -m tests.laws

@@ -18,6 +18,7 @@ ROWS, VOCABS, LENGTHS = (1, 8), (4096, 32768, 131072), (1, 4, 8)
 QUICK_ROWS, QUICK_VOCABS, QUICK_LENGTHS = (2,), (512,), (1, 4)
 MANY_ROWS, MANY_VOCAB = 32, 131072
 COMMON = ("coupled", "rejection")  # timed at many rows, and greedily too
+REPEATS, SECONDS = 7, 2.0
 WIDTH = 140  # of the tables where there is no terminal
 
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     try:
-        records = _measure(given, console) if given.show is None else read_rules(given.show)
+        records = _measure(given, console) if given.show is None else _read(given)
         _print(records, console)
         if given.output is not None:
             table = given.output.with_suffix(".csv")
@@ -61,9 +62,17 @@ def plan(
     return work
 
 
+def _read(given: argparse.Namespace) -> list[Record]:
+    others = [name for name, value in vars(given).items() if name != "show" and value not in (None, False)]
+    if others:
+        raise ValueError(f"--show times nothing, so --{others[0]} has no effect; leave it out")
+    return read_rules(given.show)
+
+
 def _measure(given: argparse.Namespace, console: Console) -> list[Record]:
-    if given.threads < 1:
-        raise ValueError(f"threads={given.threads}: give at least 1")
+    threads = 1 if given.threads is None else given.threads
+    if threads < 1:
+        raise ValueError(f"threads={threads}: give at least 1")
     if given.output is not None and not given.output.parent.is_dir():
         raise ValueError(f"{given.output}: no such directory: {given.output.parent}; create it, or give another")
     if given.output is not None and given.output.suffix == ".csv":
@@ -78,10 +87,13 @@ def _measure(given: argparse.Namespace, console: Console) -> list[Record]:
         lengths=given.k or (QUICK_LENGTHS if given.quick else LENGTHS),
         many=grid,
     )
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(threads)
     with console.status("") as status:
         return measure_rules(
-            work, repeats=given.repeats, seconds=given.seconds, progress=lambda text: status.update(text)
+            work,
+            repeats=REPEATS if given.repeats is None else given.repeats,
+            seconds=SECONDS if given.seconds is None else given.seconds,
+            progress=status.update,
         )
 
 
@@ -103,9 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocab", type=int, action="append", help="4096, 32768 and 131072 by default")
     parser.add_argument("--k", type=int, action="append", help="lengths of chains; 1, 4 and 8 by default")
     parser.add_argument("--verifier", action="append", help="all that are registered by default")
-    parser.add_argument("--repeats", type=int, default=7, help="of every call at least")
-    parser.add_argument("--seconds", type=float, default=2.0, help="that the repeats of a cell take at least")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, help="of every call at least; 7 by default")
+    parser.add_argument("--seconds", type=float, help="that the repeats of a cell take at least; 2 by default")
+    parser.add_argument("--threads", type=int, help="1 by default")
     parser.add_argument("--quick", action="store_true", help="2 rows, vocabulary 512, k of 1 and 4 unless given")
     parser.add_argument("--output", type=Path, help="file for the raw figures, FILE.jsonl; a CSV is put beside it")
     parser.add_argument("--show", type=Path, help="print the tables of such a file and time nothing")

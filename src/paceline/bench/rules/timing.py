@@ -28,7 +28,7 @@ def time_in_turn(
     taken: dict[str, list[float]] = {name: [] for name in calls}
     total, repeat = 0.0, -warm_up
     while repeat < repeats or total < seconds:
-        for name in calls if repeat % 2 == 0 else reversed(calls):
+        for name in calls if repeat % 2 == 0 else reversed(list(calls)):
             start = clock()
             calls[name]()
             spent = clock() - start
