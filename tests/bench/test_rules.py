@@ -25,7 +25,7 @@ QUICK = ["--quick", "--repeats", "1", "--seconds", "0"]
 @pytest.fixture
 def rate(monkeypatch):
     """Memory that is read at 1 GB/s, found without reading any."""
-    monkeypatch.setattr(measure, "read_rate", lambda: 1e9)
+    monkeypatch.setattr(measure, "read_rate", lambda **_: 1e9)
 
 
 def small(lengths=(1, 3)):
@@ -136,6 +136,17 @@ def test_the_command_shows_every_rule_with_footnotes_and_shows_its_file_again(ra
     assert capsys.readouterr().out == out.rpartition(str(path.with_suffix(".jsonl")) + " and")[0]
 
 
+def test_a_file_is_shown_in_part(rate, tmp_path, capsys):
+    path = tmp_path / "rules.jsonl"
+    assert main([*QUICK, "--rows", "1", "--rows", "3", "--processor-time", "--output", str(path)]) == 0
+    assert "processor time, 1 repeats" in capsys.readouterr().out
+    assert main(["--show", str(path), "--rows", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "3 rows, vocabulary 512" in out and "1 row, vocabulary" not in out
+    assert main(["--show", str(path), "--vocab", "64"]) == 2
+    assert "1 x 512, 3 x 512" in capsys.readouterr().err
+
+
 def test_many_rows_are_for_the_common_rules_and_the_rest_is_footnoted():
     cells = {
         (cell.num_rows, cell.vocab_size): rules
@@ -160,11 +171,16 @@ def test_many_rows_are_for_the_common_rules_and_the_rest_is_footnoted():
         (["--show", "nowhere.jsonl"], "No such file"),
         (["--show", "nowhere.jsonl", "--threads", "2"], "--threads has no effect"),
         (["--show", "nowhere.jsonl", "--quick"], "--quick has no effect"),
+        (["--processor-time", "--threads", "2"], "processor time of 2 threads"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_what_cannot_be_honoured_is_refused_by_name(words, message, capsys):
-    assert main(["--quick", *words] if "--show" not in words else words) == 2
+    threads = torch.get_num_threads()
+    try:
+        assert main(["--quick", *words] if "--show" not in words else words) == 2
+    finally:
+        torch.set_num_threads(threads)
     assert message in capsys.readouterr().err
 
 

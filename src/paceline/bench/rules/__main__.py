@@ -63,10 +63,20 @@ def plan(
 
 
 def _read(given: argparse.Namespace) -> list[Record]:
-    others = [name for name, value in vars(given).items() if name != "show" and value not in (None, False)]
+    known = ("show", "rows", "vocab")
+    others = [name for name, value in vars(given).items() if name not in known and value not in (None, False)]
     if others:
-        raise ValueError(f"--show times nothing, so --{others[0]} has no effect; leave it out")
-    return read_rules(given.show)
+        raise ValueError(f"--show times nothing, so --{others[0].replace('_', '-')} has no effect; leave it out")
+    conditions, *cells = read_rules(given.show)
+    found = [
+        cell
+        for cell in cells
+        if cell["rows"] in (given.rows or [cell["rows"]]) and cell["vocab"] in (given.vocab or [cell["vocab"]])
+    ]
+    if not found:
+        sizes = ", ".join(dict.fromkeys(f"{cell['rows']} x {cell['vocab']}" for cell in cells))
+        raise ValueError(f"{given.show} has no such cells; its rows and vocabularies: {sizes}")
+    return [conditions, *found]
 
 
 def _measure(given: argparse.Namespace, console: Console) -> list[Record]:
@@ -93,6 +103,7 @@ def _measure(given: argparse.Namespace, console: Console) -> list[Record]:
             work,
             repeats=REPEATS if given.repeats is None else given.repeats,
             seconds=SECONDS if given.seconds is None else given.seconds,
+            processor_time=given.processor_time,
             progress=status.update,
         )
 
@@ -102,7 +113,8 @@ def _print(records: Sequence[Record], console: Console) -> None:
     machine = first["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     console.print(f"{machine['processor']}, {first['threads']} threads of {machine['num_cores']} cores; {versions}")
-    console.print(f"{first['precision']}, T = 1 unless T = 0 is said; {first['repeats']} repeats at least", end="\n\n")
+    clock = "processor time" if first["processor_time"] else "time that passed"
+    console.print(f"{first['precision']}, T = 1 unless T = 0 is said; {clock}, {first['repeats']} repeats at least\n")
     for table in rule_tables(records):
         console.print(table, end="\n\n")
     for line in footnotes(records):
@@ -118,9 +130,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, help="of every call at least; 7 by default")
     parser.add_argument("--seconds", type=float, help="that the repeats of a cell take at least; 2 by default")
     parser.add_argument("--threads", type=int, help="1 by default")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="where other programs run: what was computed, not what passed"
+    )
     parser.add_argument("--quick", action="store_true", help="2 rows, vocabulary 512, k of 1 and 4 unless given")
     parser.add_argument("--output", type=Path, help="file for the raw figures, FILE.jsonl; a CSV is put beside it")
-    parser.add_argument("--show", type=Path, help="print the tables of such a file and time nothing")
+    parser.add_argument(
+        "--show", type=Path, help="print the tables of such a file, of --rows and --vocab if given; times nothing"
+    )
     return parser
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.raw import Record, fingerprint
 from paceline.bench.rules.cases import DISTANCE, SPREAD, Call, Cell, Prepared, Rule
-from paceline.bench.rules.timing import read_rate, time_in_turn
+from paceline.bench.rules.timing import Clock, read_rate, time_in_turn
 from paceline.bench.statistics import paired_ratios
 
 RUN, CELL = "rules", "rules-cell"
@@ -28,12 +29,14 @@ def measure_rules(
     repeats: int,
     seconds: float,
     seed: int = 0,
+    processor_time: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> list[Record]:
     """Time the rules of every cell in turn, on torch's threads as they are now; one record of conditions, one per cell.
 
-    A cell has ``repeats`` at least, and more until they have taken ``seconds`` together. Raises ValueError for fewer
-    repeats than 1, and for no cells.
+    A cell has ``repeats`` at least, and more until they have taken ``seconds`` together. ``processor_time`` counts what
+    the threads computed, the system's work for them included, and not when they had to wait for other programs. Raises
+    ValueError for fewer repeats than 1, less than no seconds, no cells, and processor time on several threads.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats}: give at least 1")
@@ -41,6 +44,12 @@ def measure_rules(
         raise ValueError(f"seconds={seconds}: give 0 or more")
     if not work:
         raise ValueError("no cells: give at least one number of rows, vocabulary and draft length")
+    if processor_time and torch.get_num_threads() > 1:
+        raise ValueError(
+            f"processor time of {torch.get_num_threads()} threads is the sum of theirs, which nobody waits for; "
+            "take one thread, or the time that passes"
+        )
+    clock = time.process_time if processor_time else time.perf_counter
     say = progress or (lambda _: None)
     say("reading memory")
     conditions: dict[str, Any] = {
@@ -53,18 +62,21 @@ def measure_rules(
         "seed": seed,
         "spread": SPREAD,
         "distance": DISTANCE,
-        "bytes_per_second": read_rate(),
+        "processor_time": processor_time,
+        "bytes_per_second": read_rate(clock=clock),
     }
     run = fingerprint(conditions)
     records: list[Record] = [{"kind": RUN, "run": run, **conditions}]
     for number, (cell, rules) in enumerate(work, start=1):
         say(f"cell {number} of {len(work)}: {cell.num_rows} rows, vocabulary {cell.vocab_size}, {cell.shape.name}")
-        found = _measure_cell(Prepared(cell, seed=seed), rules, repeats=repeats, seconds=seconds)
+        found = _measure_cell(Prepared(cell, seed=seed), rules, repeats=repeats, seconds=seconds, clock=clock)
         records.append({"kind": CELL, "run": run, **found})
     return records
 
 
-def _measure_cell(prepared: Prepared, rules: Sequence[Rule], *, repeats: int, seconds: float) -> dict[str, Any]:
+def _measure_cell(
+    prepared: Prepared, rules: Sequence[Rule], *, repeats: int, seconds: float, clock: Clock
+) -> dict[str, Any]:
     calls: dict[str, Call] = {PLAIN_PICK: prepared.plain(1.0)}
     temperature = {PLAIN_PICK: 1.0, **{rule.name: rule.temperature for rule in rules}}
     if any(rule.temperature == 0 for rule in rules):
@@ -85,7 +97,7 @@ def _measure_cell(prepared: Prepared, rules: Sequence[Rule], *, repeats: int, se
     with torch.inference_mode():
         for name in runs.keys() - tokens.keys():
             runs[name]()
-    taken = time_in_turn({**runs, CONTROL: runs[PLAIN_PICK]}, repeats=repeats, seconds=seconds, warm_up=0)
+    taken = time_in_turn({**runs, CONTROL: runs[PLAIN_PICK]}, repeats=repeats, seconds=seconds, warm_up=0, clock=clock)
     again = taken.pop(CONTROL)
     cell = prepared.cell
     return {
