@@ -21,9 +21,8 @@ from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
 SPREAD = 2.0  # standard deviation of the draft's logits
-DISTANCE = (
-    0.77  # of the target's from the draft's: laws of many tokens then share 2 Phi(-0.77 / 2) = 70 % of their mass
-)
+# Of the target's logits from the draft's: two laws of many tokens share 2 Phi(-0.77 / 2) = 70 % of their mass then.
+DISTANCE = 0.77
 PLAIN = "coupled"  # picks for plain decoding
 PROMPT = [0] * 16
 CPU = torch.device("cpu")
