@@ -116,7 +116,8 @@ def _print(records: Sequence[Record], console: Console) -> None:
     clock = "processor time" if first["processor_time"] else "time that passed"
     console.print(f"{first['precision']}, T = 1 unless T = 0 is said; {clock}, {first['repeats']} repeats at least\n")
     for table in rule_tables(records):
-        console.print(table, end="\n\n")
+        console.print(table)
+        console.print()
     for line in footnotes(records):
         console.print(line, soft_wrap=True)
 
