@@ -112,7 +112,7 @@ def _print(records: Sequence[Record], console: Console) -> None:
     first = records[0]
     machine = first["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    console.print(f"{machine['processor']}, {first['threads']} threads of {machine['num_cores']} cores; {versions}")
+    console.print(f"{machine['processor']}, threads: {first['threads']} of {machine['num_cores']} cores; {versions}")
     clock = "processor time" if first["processor_time"] else "time that passed"
     console.print(f"{first['precision']}, T = 1 unless T = 0 is said; {clock}, {first['repeats']} repeats at least\n")
     for table in rule_tables(records):
