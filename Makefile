@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench laws divergence rank-verifiers mutants docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers rank-verifiers laws divergence mutants docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,9 @@ test-matrix: $(STAMP)  ## What meets transformers, under its lowest and its newe
 bench: $(STAMP)  ## Drafting against plain decoding and against transformers, on the embedded pair
 	$(BIN)/paceline bench --peers --output build/bench.jsonl
 
+bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
+	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output benchmarks/verifiers.jsonl
+
 laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
 	$(BIN)/python -m tests.laws
 
@@ -49,7 +52,7 @@ divergence: $(STAMP)  ## How often drafting changes a text at near ties, per bac
 	$(BIN)/python -m paceline.diagnose.divergence_table
 
 rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 20 minutes; goes on after an interruption)
-	$(BIN)/python -m paceline.bench.rank_verifiers --output benchmarks/rules-embedded.jsonl
+	$(BIN)/python -m paceline.bench.ranking --output benchmarks/rules-embedded.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants
