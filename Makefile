@@ -52,7 +52,7 @@ divergence: $(STAMP)  ## How often drafting changes a text at near ties, per bac
 	$(BIN)/python -m paceline.diagnose.divergence_table
 
 rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 20 minutes; goes on after an interruption)
-	$(BIN)/python -m paceline.bench.ranking --output benchmarks/rules-embedded.jsonl
+	$(BIN)/python -m paceline.bench.ranking --output benchmarks/verifiers-embedded.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants

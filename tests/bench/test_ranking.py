@@ -3,9 +3,9 @@ import json
 import pytest
 
 from paceline.api import build_drafter, load
-from paceline.bench import rank_verifiers
-from paceline.bench.ranking import CONTROL, PLAIN, Contest, Way, all_ways, run_contests
-from paceline.bench.ranking_figures import rankings_of
+from paceline.bench.ranking import __main__ as command
+from paceline.bench.ranking.contests import CONTROL, PLAIN, Contest, Way, all_ways, run_contests
+from paceline.bench.ranking.figures import rankings_of
 from paceline.bench.raw import RawFile, read_records
 from paceline.verifiers import VERIFIERS
 from tests.api.checkpoints import pair
@@ -60,7 +60,7 @@ def scripted(void, factor=1.0):
         for name, (seconds, steps) in sides.items()
     }
     contest = {"temperature": 1.0, "top_p": 1.0}
-    return {"kind": "rules", "run": "a", "contest": contest, "void": void, "sides": texts}
+    return {"kind": "contest", "run": "a", "contest": contest, "void": void, "sides": texts}
 
 
 RUN = {
@@ -94,13 +94,15 @@ def test_figures_of_something_else_are_refused():
 
 
 def test_the_command_writes_figures_a_picture_and_tables(tmp_path, capsys):
-    path = tmp_path / "rules.jsonl"
+    path = tmp_path / "ranking.jsonl"
     options = (
         f"--target {pair().target} --draft {pair().draft} --dtype float32 --num-prompts 1 --seeds 1 --max-tokens 4"
     )
-    assert rank_verifiers.main([*options.split(), "--temperature", "1", "--top-p", "1", "--output", str(path)]) == 0
+    assert command.main([*options.split(), "--temperature", "1", "--top-p", "1", "--output", str(path)]) == 0
     shown = capsys.readouterr().out
     assert all(str(way.verifier) in shown for way in all_ways()) and "T=1" in shown
     assert path.with_suffix(".svg").read_text(encoding="utf-8").startswith("<svg")
-    assert rank_verifiers.main(["--target", str(pair().target), "--output", str(path)]) == 2
+    size = path.stat().st_size
+    assert command.main(["--output", str(path), "--report"]) == 0 and path.stat().st_size == size
+    assert command.main(["--target", str(pair().target), "--output", str(path)]) == 2
     assert "give both" in capsys.readouterr().err

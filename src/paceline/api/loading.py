@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.engine.static import fastest
+from paceline.core.noise import Noise, Philox
+from paceline.engine.static import fastest, noise_for
 from paceline.models import adopt, hf, hf_files, hub, loading
 from paceline.models.adopt import TransformersModel
 from paceline.models.base import LM
@@ -98,6 +99,11 @@ def load(
     if exact:
         _check_exact(loaded)
     return loaded
+
+
+def noise_of(loaded: Loaded) -> Noise:
+    """The noise that texts of this model are drawn with; the same numbers however they are made."""
+    return Philox() if loaded.enforce_eager else noise_for(loaded.lm.device)
 
 
 def runnable(loaded: Loaded) -> LM:

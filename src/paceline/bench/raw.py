@@ -1,7 +1,7 @@
 """Files of raw figures: one JSON object per line, each whole and written at once. Knows nothing of what they mean.
 
 A line of kind "run" says under what conditions the lines of kind "cell" and "duel" with the same ``run`` were taken;
-one of kind "choice" says why its duels have the sides they have; one of kind "rules" compares verifiers.
+one of kind "choice" says why its duels have the sides they have; one of kind "contest" compares verifiers.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 Record: TypeAlias = Mapping[str, Any]
-RUN, CELL, CHOICE, DUEL, RULES = KINDS = "run", "cell", "choice", "duel", "rules"
+RUN, CELL, CHOICE, DUEL, CONTEST = KINDS = "run", "cell", "choice", "duel", "contest"
 
 
 def fingerprint(conditions: Record) -> str:

@@ -79,8 +79,7 @@ class Philox:
         group = torch.arange((count + 3) // 4, device=zero.device)
         position, step, lane = ((zero + field)[..., None] + group * 0 for field in (key.position, key.step, key.lane))
         seed = (zero + key.seed)[..., None]
-        tag = (int(key.stream) << 28) | (key.stage << 20)
-        counter = (position * 0 + group, position & MASK, step & MASK, tag | lane)
+        counter = (position * 0 + group, position & MASK, step & MASK, tag_of(key) | lane)
         words = philox(counter, (seed & MASK, (seed >> 32) & MASK))
         return torch.stack(words, dim=-1).flatten(-2)[..., :count]
 
@@ -118,14 +117,22 @@ class Philox:
 
     def _times(self, key: Key, count: int, dtype: torch.dtype) -> Tensor:
         """log(E_v) of ``count`` runners."""
-        u = (self.bits(key, count).to(dtype) + 0.5) * 2.0**-32
-        exponential = -torch.log1p(-u.clamp(max=1 - 2.0**-24))
-        return exponential.log()
+        exponential = self.uniforms(key, count, dtype).neg_().log1p_().neg_()
+        return exponential.log_()
+
+    def uniforms(self, key: Key, count: int, dtype: torch.dtype) -> Tensor:
+        """``count`` new numbers [..., count] between 0 and 1, neither of them included."""
+        return ((self.bits(key, count).to(dtype) + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
 
     def coin(self, numerator: Tensor, denominator: Tensor, key: Key) -> Tensor:
         """``u * denominator < numerator``, strictly and without a division: numerator 0 never passes."""
         u = (self.bits(key, 1)[..., 0].to(numerator.dtype) * 2.0**-32).clamp(max=1 - 2.0**-24)
         return u * denominator < numerator
+
+
+def tag_of(key: Key) -> int:
+    """What the stream and the stage are in the last word of the counter, beside the lane."""
+    return (int(key.stream) << 28) | (key.stage << 20)
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Which implementation of a model's forward the steps run: the fastest that this machine has, the eager one at worst.
+"""Which implementation of a model's forward and of noise the steps run: the fastest there is, the eager one at worst.
 
 The only place that knows there is more than one. Every fast path gives what the eager decoder gives.
 """
@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.noise import Noise, Philox
 from paceline.models.base import LM
 from paceline.models.cpu.build import KernelError, load_kernel
+from paceline.models.cpu.noise import CpuNoise
 from paceline.models.cpu.product import multiply
 from paceline.models.cpu.program import DTYPES, UnsupportedError
 from paceline.models.cpu.runtime import CpuDecoder
@@ -44,6 +46,17 @@ def product_for(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, T
         _warn(str(error))
         return F.linear
     return multiply
+
+
+def noise_for(device: torch.device) -> Noise:
+    """The noise of real runs, by the fastest way to the same words."""
+    if device.type != "cpu":
+        return Philox()
+    try:
+        return CpuNoise()
+    except KernelError as error:
+        _warn(str(error))
+        return Philox()
 
 
 @cache

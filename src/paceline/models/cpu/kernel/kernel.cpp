@@ -13,6 +13,7 @@
 #endif
 
 #include "attention.h"
+#include "noise.h"
 
 namespace paceline {
 
@@ -275,3 +276,16 @@ void product(const void *w, const void *x, void *y, int64_t rows, int64_t inner,
 PACELINE_EXPORT(float, float32)
 PACELINE_EXPORT(double, float64)
 PACELINE_EXPORT(paceline::bf16, bfloat16)
+
+extern "C" void paceline_words(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, int64_t *out,
+                               int64_t threads) {
+    paceline::words(keys, count, fields, tag, out, threads);
+}
+extern "C" void paceline_uniforms_float32(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag,
+                                          float *out, int64_t threads) {
+    paceline::uniforms(keys, count, fields, tag, out, threads);
+}
+extern "C" void paceline_uniforms_float64(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag,
+                                          double *out, int64_t threads) {
+    paceline::uniforms(keys, count, fields, tag, out, threads);
+}

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from paceline.bench.ranking import CONTROL, PLAIN, Contest, Way
-from paceline.bench.raw import RULES, RUN, Record
+from paceline.bench.ranking.contests import CONTROL, PLAIN, Contest, Way
+from paceline.bench.raw import CONTEST, RUN, Record
 from paceline.bench.statistics import Estimate, pooled_ratio
 
 
@@ -52,7 +52,7 @@ def rankings_of(records: Sequence[Record]) -> list[Ranking]:
     ways = [Way(verifier=way["verifier"], shape=tuple(way["shape"])) for way in run["conditions"]["ways"]]
     chosen: dict[Contest, Record] = {}
     for record in records:
-        if record["kind"] == RULES and record["run"] == run["run"]:
+        if record["kind"] == CONTEST and record["run"] == run["run"]:
             contest = Contest(**record["contest"])
             if contest not in chosen or not record["void"]:
                 chosen[contest] = record

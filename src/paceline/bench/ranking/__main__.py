@@ -1,4 +1,4 @@
-"""``python -m paceline.bench.rank_verifiers``: which verification rule gains most, by measurement."""
+"""``python -m paceline.bench.ranking``: which verification rule gains most, by measurement."""
 
 import argparse
 import sys
@@ -14,8 +14,8 @@ from paceline.api import build_drafter, embedded_pair, load
 from paceline.api.prompts import encode
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import check_drawing
-from paceline.bench.ranking import Contest, all_ways, run_contests
-from paceline.bench.ranking_figures import best_table, rankings_of, whole_table
+from paceline.bench.ranking.contests import Contest, all_ways, run_contests
+from paceline.bench.ranking.figures import best_table, rankings_of, whole_table
 from paceline.bench.raw import RawFile, fingerprint, hash_model
 from paceline.bench.suites import SUITES, prompts_of
 from paceline.drafters.model import ModelDrafter
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         _run(given)
     except ValueError as error:
-        print(f"rank_verifiers: {error}", file=sys.stderr)
+        print(f"ranking: {error}", file=sys.stderr)
         return 2
     return 0
 
@@ -37,6 +37,22 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError("--target and --draft: give both, or neither for the embedded pair")
     check_drawing()
     raw = RawFile(given.output)
+    if not given.report:
+        _measure(given, raw)
+    rankings = rankings_of(raw.records)
+    from paceline.bench.ranking.plot import draw  # needs the optional matplotlib
+
+    title = "the embedded pair" if given.target is None else Path(given.target).name
+    picture = given.output.with_suffix(".svg")
+    picture.write_text(draw(rankings, title=title), encoding="utf-8")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for ranking in rankings:
+        console.print(whole_table(ranking))
+    console.print(best_table(rankings, f"{title}: the fastest draft of each verifier"))
+    console.print(f"raw figures: {given.output}; written: {picture}", soft_wrap=True, markup=False)
+
+
+def _measure(given: argparse.Namespace, raw: RawFile) -> None:
     target_path, draft_path = embedded_pair() if given.target is None else (Path(given.target), Path(given.draft))
     target, draft = (
         load(path, dtype=given.dtype, device=torch.device("cpu"), threads=given.threads)
@@ -49,8 +65,7 @@ def _run(given: argparse.Namespace) -> None:
         Contest(temperature=temperature, top_p=top_p)
         for top_p, temperature in product(given.top_p or (1.0, 0.95), given.temperature or (0.5, 0.7, 1.0))
     ]
-    console = Console(stderr=True, highlight=False)
-    with console.status("measuring ...") as status:
+    with Console(stderr=True, highlight=False).status("measuring ...") as status:
         run_contests(
             contests,
             all_ways(),
@@ -74,20 +89,10 @@ def _run(given: argparse.Namespace) -> None:
             notes={"date": datetime.now(UTC).isoformat(timespec="seconds")},
             progress=lambda contest, what: status.update(f"{contest}: {what} ..."),
         )
-    rankings = rankings_of(raw.records)
-    from paceline.bench.ranking_plot import draw  # needs the optional matplotlib
-
-    picture = given.output.with_suffix(".svg")
-    picture.write_text(draw(rankings, title=target_path.name), encoding="utf-8")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    for ranking in rankings:
-        console.print(whole_table(ranking))
-    console.print(best_table(rankings, f"{target_path.name}, {given.dtype}: the fastest shape of each verifier"))
-    console.print(f"raw figures: {given.output}; written: {picture}", soft_wrap=True, markup=False)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m paceline.bench.rank_verifiers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m paceline.bench.ranking", description=__doc__)
     parser.add_argument("--target", help="directory; the embedded pair by default")
     parser.add_argument("--draft", help="directory of its draft")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -100,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, action="append", help="0.5, 0.7 and 1 by default")
     parser.add_argument("--top-p", type=float, action="append", help="1 and 0.95 by default")
     parser.add_argument("--output", type=Path, required=True, help="file of raw figures, continued if it is there")
+    parser.add_argument("--report", action="store_true", help="measure nothing: print what the file holds")
     return parser
 
 

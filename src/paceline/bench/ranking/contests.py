@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from paceline.api import Loaded
 from paceline.bench.own import continuing
-from paceline.bench.raw import RULES, RUN, RawFile, Record, fingerprint
+from paceline.bench.raw import CONTEST, RUN, RawFile, Record, fingerprint
 from paceline.bench.runner import Configuration, Measured, compare
 from paceline.bench.statistics import is_void
 from paceline.drafters.grow.shapes import Topology
@@ -91,7 +91,7 @@ def run_contests(
         raw.append({"kind": RUN, "run": run, "conditions": whole, "notes": notes})
     texts = [prompt for _ in range(num_seeds) for prompt in prompts]
     for contest in contests:
-        identity = {"kind": RULES, "run": run, "contest": asdict(contest)}
+        identity = {"kind": CONTEST, "run": run, "contest": asdict(contest)}
         if any(identity.items() <= record.items() and not record["void"] for record in raw.records):
             continue
 

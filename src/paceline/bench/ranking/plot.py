@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from paceline.bench.plots import STYLE, to_svg
-from paceline.bench.ranking_figures import Ranking, verifiers_of
+from paceline.bench.ranking.figures import Ranking, verifiers_of
 
 SIZE = (7.2, 5.6)  # inches
 

@@ -1,0 +1,63 @@
+// Philox4x32-10 (Salmon and others, SC'11), the words of core/noise.py: a counter of 128 bits, a key of 64.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace paceline {
+
+constexpr int LANES = 16;     // counters at once, so that the compiler makes vectors of them
+constexpr int WORTH = 1 << 15;  // words for which several threads are woken
+
+// Calls put(index, word) for every one of count words of a key, in order of the counters.
+template <class Put>
+void philox(uint64_t seed, uint32_t position, uint32_t step, uint32_t tag, int64_t count, Put put) {
+    for (int64_t first = 0; first < count; first += 4 * LANES) {
+        uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
+        for (int i = 0; i < LANES; i++) c0[i] = first / 4 + i, c1[i] = position, c2[i] = step, c3[i] = tag;
+        uint32_t k0 = seed, k1 = seed >> 32;
+        for (int round = 0; round < 10; round++) {
+            for (int i = 0; i < LANES; i++) {
+                const uint64_t a = uint64_t(0xD2511F53u) * c0[i], b = uint64_t(0xCD9E8D57u) * c2[i];
+                c0[i] = uint32_t(b >> 32) ^ c1[i] ^ k0, c1[i] = b;
+                c2[i] = uint32_t(a >> 32) ^ c3[i] ^ k1, c3[i] = a;
+            }
+            k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+        }
+        const int64_t left = count - first;
+        if (left >= 4 * LANES) {
+            for (int i = 0; i < LANES; i++) {
+                put(first + 4 * i, c0[i]), put(first + 4 * i + 1, c1[i]);
+                put(first + 4 * i + 2, c2[i]), put(first + 4 * i + 3, c3[i]);
+            }
+        } else {
+            const uint32_t *words[4] = {c0, c1, c2, c3};
+            for (int64_t j = 0; j < left; j++) put(first + j, words[j % 4][j / 4]);
+        }
+    }
+}
+
+// Of every key, count words; fields are int64, one per key.
+inline void words(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, int64_t *out, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (keys > 1 && keys * count > WORTH)
+    for (int64_t k = 0; k < keys; k++)
+        philox(fields[0][k], fields[1][k], fields[2][k], uint32_t(tag | fields[3][k]), count,
+               [row = out + k * count](int64_t at, uint32_t word) { row[at] = word; });
+}
+
+// A word as a number: (word + 1/2) / 2**32, rounded as torch rounds it, at most 1 - 2**-24.
+template <class T>
+T number(uint32_t word) {
+    return std::min((T(word) + T(0.5)) * (T(1) / 4294967296), T(1) - T(1) / 16777216);
+}
+
+// Of every key, count numbers.
+template <class T>
+void uniforms(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, T *out, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (keys > 1 && keys * count > WORTH)
+    for (int64_t k = 0; k < keys; k++)
+        philox(fields[0][k], fields[1][k], fields[2][k], uint32_t(tag | fields[3][k]), count,
+               [row = out + k * count](int64_t at, uint32_t word) { row[at] = number<T>(word); });
+}
+
+}  // namespace paceline
