@@ -13,6 +13,7 @@ from itertools import cycle, product
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from paceline.core.batch import Request
 from paceline.core.plan import StepPlan
@@ -22,6 +23,7 @@ from paceline.core.tree import Draw
 from paceline.decode import Decoder
 from paceline.drafters.grow.shapes import Confident, Shape, Topology
 from paceline.drafters.model import ModelDrafter
+from paceline.models.base import LM
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 from tests import reference, tiny
@@ -57,23 +59,30 @@ class Group:
 
 
 GROUPS = (
-    Group(name="plain", prompt=(3,), length=3, more=3, share=6, warp=dict(temperature=1.0)),
+    Group(name="plain", prompt=(3,), length=3, more=2, share=6, warp=dict(temperature=1.0)),
     Group(name="cool", prompt=(1, 4, 0, 2), length=4, share=6, warp=dict(temperature=0.6)),
     Group(name="top-k", prompt=(2, 2, 0, 1, 3, 4, 4, 1, 0), length=4, share=4, warp=dict(temperature=0.9, top_k=2)),
     Group(name="top-p", prompt=(0, 3), length=4, share=5, warp=dict(temperature=1.2, top_p=0.7)),
     Group(name="min-p", prompt=(4, 1, 1), length=3, more=1, share=5, warp=dict(temperature=1.4, min_p=0.3, top_k=4)),
     Group(name="stop", prompt=(0, 2, 4, 1, 3, 2), length=4, stop=2, share=5, warp=dict(temperature=1.0, top_k=3)),
-    Group(
-        name="late stop", prompt=(3, 0), length=3, more=1, stop=0, min_tokens=2, share=4, warp=dict(temperature=0.8)
-    ),
-    Group(name="greedy", prompt=(2, 1, 3, 0, 4), length=4, more=4, share=1),
+    Group(name="late stop", prompt=(3, 0), length=3, more=1, stop=0, min_tokens=2, share=4, warp=dict(temperature=0.8)),
+    Group(name="greedy", prompt=(2, 1, 3, 0, 4), length=4, more=1, share=1),
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Target and draft, each as transformers runs it in float64 and as we do in float32."""
+
+    target: LM
+    draft: LM
+    target_known: PreTrainedModel
+    draft_known: PreTrainedModel
+
+
 @cache
-def models():
-    """(transformers' target in float64, ours and our draft in float32)."""
-    model = tiny.llama(
+def pair() -> Pair:
+    known = tiny.llama(
         6,
         dtype=torch.float32,
         vocab_size=VOCAB,
@@ -84,14 +93,26 @@ def models():
         num_key_value_heads=1,
         initializer_range=0.5,
     )
-    target = tiny.native(model)
-    return model.double(), target, tiny.noisy(target, 0.2)
+    with torch.no_grad():
+        other = tiny.noisy(known, 0.2)
+    target, draft = tiny.native(known), tiny.native(other)
+    return Pair(target=target, draft=draft, target_known=known.double(), draft_known=other.double())
 
 
 @cache
 def exact(group: Group) -> Tensor:
     """The law [C] of the group's texts; one that ends early goes on with its stop token."""
-    model = models()[0]
+    return law_of(group, pair().target_known)
+
+
+@cache
+def favoured(group: Group) -> Tensor:
+    """The texts [C] that the draft would give more often than the target does, bool."""
+    return law_of(group, pair().draft_known) > exact(group)
+
+
+def law_of(group: Group, model: PreTrainedModel) -> Tensor:
+    """The law [C] of the group's texts if ``model`` gave them."""
     mass = torch.ones(1, dtype=torch.float64)
     for count in range(group.length):
         texts = torch.tensor(list(product(range(VOCAB), repeat=count)), dtype=torch.int64).reshape(VOCAB**count, count)
@@ -154,8 +175,17 @@ class Case:
     def __str__(self) -> str:
         return f"{self.verifier}-{self.draw.name.lower()}-{self.shape}".replace(" ", "_")
 
+    @property
+    def lossless(self) -> bool:
+        return VERIFIERS.find(self.verifier).lossless
+
+    @property
+    def knows_laws(self) -> bool:
+        """Whether the rule weighs the law that a token was drawn from, beyond comparing it with the target's pick."""
+        return not VERIFIERS.find(self.verifier).same_tokens
+
     def drafter(self) -> ModelDrafter:
-        return ModelDrafter(lm=models()[2], draws=frozenset({self.draw}), shape=SHAPES[self.shape][0])
+        return ModelDrafter(lm=pair().draft, draws=frozenset({self.draw}), shape=SHAPES[self.shape][0])
 
 
 def cases(*, lossless: bool) -> list[Case]:
@@ -178,11 +208,20 @@ class Sampled:
     drafted: list[int]  # by depth
     accepted: list[int]
     steps: int
+    emitted: int  # tokens
 
     @property
-    def first(self) -> float:
-        """Share of the steps with a draft whose first token was kept."""
-        return self.accepted[0] / self.drafted[0]
+    def acceptance(self) -> list[float]:
+        """By depth, the share of the steps with a draft so deep that kept a token there."""
+        return [kept / tried for kept, tried in zip(self.accepted, self.drafted, strict=True)]
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.emitted / self.steps
+
+    @property
+    def num_texts(self) -> int:
+        return sum(int(counts.sum()) for counts in self.counts)
 
     def __add__(self, other: "Sampled") -> "Sampled":
         def add(one, another):
@@ -193,6 +232,7 @@ class Sampled:
             drafted=add(self.drafted, other.drafted),
             accepted=add(self.accepted, other.accepted),
             steps=self.steps + other.steps,
+            emitted=self.emitted + other.emitted,
         )
 
 
@@ -206,7 +246,7 @@ def sample(
     """
     plan = InTurn(SHAPES[case.shape][1])
     decoder = Decoder(
-        target=models()[1],
+        target=pair().target,
         drafter=case.drafter(),
         verifier=(verifier or VERIFIERS.find(case.verifier))(),
         plan=plan,
@@ -220,9 +260,9 @@ def sample(
         for at, index in enumerate(mixed.choices(shares, k=num_texts))
     ]
     counts = [torch.zeros(VOCAB**group.length, dtype=torch.float64) for group in GROUPS]
-    totals = torch.zeros(2, plan.max_draft_tokens, dtype=torch.int64)
-    group_of = torch.full((rows,), -1)
-    steps = 0
+    drafted, accepted = torch.zeros(2, plan.max_draft_tokens, dtype=torch.int64)
+    steps = emitted = 0
+    group_of = torch.full((rows,), -1)  # -1: free
     while waiting or bool((group_of >= 0).any()):
         free = (group_of < 0).nonzero()[:, 0].tolist()
         if waiting and len(free) >= min(rows // 3, len(waiting)):
@@ -231,15 +271,17 @@ def sample(
             decoder.admit([request for _, request in taken], free)
             group_of[free] = torch.tensor([index for index, _ in taken])
         decoder.step()
-        steps += int((decoder.batch.active | (group_of >= 0)).sum())
         assert bool((decoder.cache.length == decoder.batch.length - 1).all())
         ended = (group_of >= 0) & ~decoder.batch.active
-        totals += torch.stack((decoder.stats.drafted[ended].sum(0), decoder.stats.accepted[ended].sum(0)))
+        drafted += decoder.stats.drafted[ended].sum(0)
+        accepted += decoder.stats.accepted[ended].sum(0)
+        steps += int(decoder.stats.steps[ended].sum())
+        emitted += int(decoder.stats.emitted[ended].sum())
         for index, group in enumerate(GROUPS):
             texts = texts_of(decoder, (ended & (group_of == index)).nonzero()[:, 0], group)
             counts[index] += torch.bincount(index_of(texts, VOCAB), minlength=len(counts[index]))
         group_of[ended] = -1
-    return Sampled(counts=counts, drafted=totals[0].tolist(), accepted=totals[1].tolist(), steps=steps)
+    return Sampled(counts=counts, drafted=drafted.tolist(), accepted=accepted.tolist(), steps=steps, emitted=emitted)
 
 
 def texts_of(decoder: Decoder, rows: Tensor, group: Group) -> Tensor:
@@ -252,14 +294,22 @@ def texts_of(decoder: Decoder, rows: Tensor, group: Group) -> Tensor:
 
 
 def chances(sampled: Sampled) -> dict[str, float]:
-    """The p-value of each group's joint law, and of all groups together.
+    """The p-value of each group's joint law, of all groups together, and of how many texts the draft favours.
 
-    Groups are independent, so the sum of their statistics has the chi-square law of the summed degrees of freedom.
+    Groups are independent, so the sum of their statistics has the chi-square law of the summed degrees of freedom. How
+    many favoured texts there are varies over groups of different laws less than over one of their mean, so that test
+    errs to the safe side; it sees what the others need more texts for, since rules go wrong toward the draft's law.
     """
     found, total, freedom = {}, 0.0, 0
+    seen = wanted = number = 0.0
     for group, counts in zip(GROUPS, sampled.counts, strict=True):
-        statistic, own = g_test(counts, exact(group))
+        law, leaning = exact(group), favoured(group)
+        statistic, own = g_test(counts, law)
         found[group.name] = tail(statistic, own)
         total, freedom = total + statistic, freedom + own
+        seen, number = seen + float(counts[leaning].sum()), number + float(counts.sum())
+        wanted += float(law[leaning].sum() * counts.sum())
     found["together"] = tail(total, freedom)
+    shares = torch.tensor([wanted, number - wanted], dtype=torch.float64) / number
+    found["toward the draft"] = tail(*g_test(torch.tensor([seen, number - seen], dtype=torch.float64), shares))
     return found
