@@ -31,7 +31,7 @@ from tests.laws.gtest import g_test, tail
 from tests.tables import index_of
 
 VOCAB = 5  # the noise of a choice comes in groups of four words: five tokens take two
-CAPS = (None, 2, None, 1, None, 3, None, 0)  # draft lengths that rows allow, in turn
+CAPS = (None, 2, None, 1, None, 3, None, 0)  # draft lengths that rows allow, one of them at random
 
 
 @dataclass(frozen=True, kw_only=True)
