@@ -272,6 +272,7 @@ def sample(
             group_of[free] = torch.tensor([index for index, _ in taken])
         decoder.step()
         assert bool((decoder.cache.length == decoder.batch.length - 1).all())
+        assert bool((decoder.batch.length <= decoder.batch.limit).all())
         ended = (group_of >= 0) & ~decoder.batch.active
         drafted += decoder.stats.drafted[ended].sum(0)
         accepted += decoder.stats.accepted[ended].sum(0)
