@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers rank-verifiers laws divergence mutants docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers rank-verifiers laws laws-long divergence mutants docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,9 @@ bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by ro
 
 laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
 	$(BIN)/python -m tests.laws
+
+laws-long: $(STAMP)  ## Ten minutes of sampled texts of a tiny transformer against their exact joint law, fresh seeds
+	$(BIN)/python -m tests.laws.long
 
 divergence: $(STAMP)  ## How often drafting changes a text at near ties, per backend and precision
 	$(BIN)/python -m paceline.diagnose.divergence_table
