@@ -14,10 +14,11 @@ from paceline.api import Loaded, Result, SamplingParams, generate
 from paceline.api.build import DrafterLike, VerifierLike, build_drafter, build_verifier
 from paceline.api.results import Source
 from paceline.core.plan import Fixed
-from paceline.core.tree import Draw, Tree
+from paceline.core.tree import Draw
 from paceline.decode import agree
 from paceline.diagnose.divergence import Divergence, measure
 from paceline.diagnose.honesty import Rate, Tokens, Verdict, chance_of_coupling, chance_of_rejection, judge_rate
+from paceline.diagnose.laws import laws_after
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import LM
 from paceline.verifiers.base import Verifier
@@ -125,15 +126,9 @@ def audit(
     )
 
 
-@torch.inference_mode()
 def laws_of(lm: LM, result: Result) -> Tensor:
-    """The law [T, V] before each token of a text, by one plain forward of the whole of it."""
-    text = torch.tensor([[*result.prompt_tokens, *result.tokens[:-1]]], device=lm.device)
-    text = text.clamp(max=lm.vocab_size - 1)
-    tree = Tree.make_chain(text, torch.ones_like(text, dtype=torch.bool))
-    logits = lm(tree, lm.new_cache(1, text.shape[1]).view()).logits
-    assert logits is not None
-    return logits[0, len(result.prompt_tokens) - 1 :].double().softmax(-1).cpu()
+    """The law [T, V] before each token of a text."""
+    return laws_after(lm, result.prompt_tokens, result.tokens)
 
 
 def _acceptance(lm: LM, drafter: object, rule: Verifier, draw: Callable[[], list[Result]]) -> Rate | None:
