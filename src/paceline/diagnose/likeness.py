@@ -10,7 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.diagnose.honesty import HALF_WIDTH, Verdict, chi_square, facts_of, kolmogorov, two_sided
+from paceline.diagnose.honesty import HALF_WIDTH, RANKS, Verdict, chi_square, facts_of, kolmogorov, two_sided
+
+FEWEST = 4 * (1 + RANKS)  # texts that are compared
 
 
 @final
@@ -61,10 +63,10 @@ class Texts:
 def compare(texts: Texts, reference: Texts) -> Verdict:
     """What the tests say of ``texts``; what should be is what was seen of ``reference``.
 
-    Raises ValueError where either has fewer than two texts.
+    Raises ValueError where either has fewer than FEWEST texts: their differences would not say how much they vary.
     """
-    if min(texts.num_texts, reference.num_texts) < 2:
-        raise ValueError(f"{texts.num_texts} texts against {reference.num_texts}: give at least 2 of each")
+    if min(texts.num_texts, reference.num_texts) < FEWEST:
+        raise ValueError(f"{texts.num_texts} texts against {reference.num_texts}: give at least {FEWEST} of each")
     (mean, covariance), (other, uncertainty) = texts.mean(), reference.mean()
     difference, spread = mean - other, covariance + uncertainty
     deviation = math.sqrt(float(spread[0, 0]))
