@@ -15,9 +15,7 @@ from tests import tiny
 EOS = 0
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 PAIRS = [("d", "e"), ("r", "e"), ("i", "n"), ("e", "t"), ("(", ")")]
-BEGINNINGS = tuple(
-    f"def {name}({argument}):\n    " for name in ("read", "count", "merge", "find") for argument in "abcd"
-)
+BEGINNINGS = tuple(f"def {name}({argument}):\n    " for name in ("read", "count", "merge", "find") for argument in "ab")
 
 
 def make_tokenizer():
@@ -36,7 +34,9 @@ def folder():
     atexit.register(shutil.rmtree, path.parent)
     tokenizer = make_tokenizer()
     size = tokenizer.get_vocab_size()
-    tiny.llama(vocab_size=size, max_position_embeddings=256, eos_token_id=EOS).float().save_pretrained(path)
+    tiny.llama(
+        vocab_size=size, num_hidden_layers=1, max_position_embeddings=256, eos_token_id=EOS
+    ).float().save_pretrained(path)
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"clean_up_tokenization_spaces": False}))
     return path

@@ -7,7 +7,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import final
@@ -80,7 +80,7 @@ class Server:
         if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
             raise ValueError("the key holds spaces or characters that no header can: set the variable anew")
         self.url, self.timeout, self._key = url.rstrip("/"), timeout, key
-        self._rung = 0
+        self._rung, self._settled = 0, False
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     @property
@@ -117,31 +117,27 @@ class Server:
             raise ServerError(f"{self.url} serves {_list(listed)}: say which by --served-model NAME")
         return chosen
 
-    def complete_all(
-        self, model: str, asks: Sequence[Ask], *, at_once: int, done: Callable[[], None] = lambda: None
-    ) -> list[Completion]:
-        """The completions of ``asks``, in their order, ``at_once`` at a time; ``done`` is called after each.
+    def complete_all(self, model: str, asks: Sequence[Ask], *, at_once: int) -> list[Completion]:
+        """The completions of ``asks``, in their order, ``at_once`` at a time.
 
-        The first is alone, to find what the server lets be asked. Raises ServerError for the first that fails.
+        The first of all is alone, to find what the server lets be asked. Raises ServerError for the first that fails.
         """
-        if not asks:
-            return []
-        found = [self._settle(model, asks[0])]
-        done()
+        found = [] if self._settled else [self._settle(model, ask) for ask in asks[:1]]
         pool = ThreadPoolExecutor(max_workers=at_once)
         try:
-            for completion in pool.map(lambda ask: self._complete(model, ask), asks[1:]):
+            for completion in pool.map(lambda ask: self._complete(model, ask), asks[len(found) :]):
                 found.append(completion)
-                done()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         return found
 
     def _settle(self, model: str, ask: Ask) -> Completion:
-        """Of the first rung from where the last call stood that the server does not refuse as badly worded."""
+        """Of the first rung that the server does not refuse as badly worded."""
         while True:
             try:
-                return self._complete(model, ask)
+                found = self._complete(model, ask)
+                self._settled = True
+                return found
             except _Refused as refusal:
                 if refusal.status not in (400, 422) or self._rung == len(RUNGS) - 1:
                     raise
