@@ -246,3 +246,16 @@ def test_a_model_that_is_not_in_the_list_is_refused_with_what_is(case):
 def test_a_server_without_a_list_is_believed_a_name():
     with answering(lambda *_: (404, {})) as url:
         assert Server(url=url).find_model("a", others=()) == "a"
+
+
+def test_one_that_fails_ends_the_others():
+    asks = [Ask(prompt=str(number), max_tokens=1, temperature=0.0, seed=0) for number in range(200)]
+    seen = []
+
+    def answer(path, body, headers):
+        seen.append(body["prompt"])
+        return (500, {"error": "gone"}) if len(seen) > 5 else (200, GOOD)
+
+    with pytest.raises(ServerError, match="answers 500: gone"):
+        complete(answer, asks)
+    assert len(seen) < 50

@@ -15,7 +15,7 @@ from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_model, load_target
 from paceline.cli.options import ModelOptions
 from paceline.diagnose.prompts import BEGINNINGS
-from paceline.diagnose.served import Served, audit_server, check_counts
+from paceline.diagnose.served import FAR_LOGPROBS, Served, audit_server, check_counts
 from paceline.diagnose.server import Server
 
 
@@ -98,27 +98,19 @@ def _progress() -> Progress:
 def _print(found: Served) -> None:
     console = Console(highlight=False)
     table = Table("check", "found", "expected", "", box=None, padding=(0, 2, 0, 0))
+    greedy, repeats, law, sampled = found.greedy, found.repeats, found.law, found.sampled
     if found.misread is not None:
         same = found.num_prompts - len(found.misread)
-        table.add_row(
-            "prompts read as as many tokens", f"{same} of {found.num_prompts}", "all", _verdict(not found.misread)
-        )
-    greedy, law, repeats = found.greedy, found.law, found.repeats
+        table.add_row("prompts of as many tokens", f"{same} of {found.num_prompts}", "all", _verdict(not found.misread))
     same = greedy.num_texts - len(greedy.partings)
     expected = "all, but for near ties" if greedy.partings else "all"
-    table.add_row(
-        "greedy texts equal to the model's", f"{same} of {greedy.num_texts}", expected, _verdict(not greedy.errors)
-    )
+    good = _verdict(not greedy.errors)
+    table.add_row("greedy texts equal to the model's", f"{same} of {greedy.num_texts}", expected, good)
     if greedy.partings:
         largest = max(one.margin for one in greedy.partings)
-        table.add_row("  largest margin where they part, nats", f"{largest:.3g}", f"{greedy.near_tie:g} at most", "")
-    seeds = f"{repeats.num_equal} of {repeats.num_texts}"
-    table.add_row(
-        "sampled texts that come again with their seed",
-        seeds,
-        "all",
-        "" if repeats.num_equal < repeats.num_texts else "ok",
-    )
+        table.add_row("  largest margin where they part", f"{largest:.3g}", f"at most {greedy.near_tie:g}", "")
+    again = "ok" if repeats.num_equal == repeats.num_texts else "see note"
+    table.add_row("same text for the same seed", f"{repeats.num_equal} of {repeats.num_texts}", "all", again)
     table.add_row(
         f"surprise of {law.num_tokens:,} sampled tokens, nats",
         f"{law.surprise:.4f}",
@@ -129,13 +121,13 @@ def _print(found: Served) -> None:
     table.add_row("  how often the likeliest were drawn", "", "", mark(law.rank_p))
     if found.logprobs is not None:
         near = found.logprobs
-        mean = f"{near.mean:.2g}, at most {near.largest:.2g}"
-        table.add_row(f"log-probabilities of {near.count:,} tokens, mean difference", mean, "near 0", "")
-    sampled = found.sampled
-    table.add_row("tokens known by", sampled.telling, "", "")
+        expected = f"at most {FAR_LOGPROBS:g}"
+        good = _verdict(near.mean <= FAR_LOGPROBS)
+        table.add_row("  their log-probabilities, mean error", f"{near.mean:.2g}", expected, good)
+    table.add_row("  known by", sampled.telling, "", "")
     if sampled.num_dropped or sampled.num_cut:
-        left = f"{sampled.num_dropped} left out, {sampled.num_cut} read in part"
-        table.add_row(f"  of {sampled.num_texts} texts", left, "", "")
+        for number, what in ((sampled.num_dropped, "left out"), (sampled.num_cut, "read in part")):
+            table.add_row(f"  texts {what}", f"{number} of {sampled.num_texts}", "", "")
     console.print(table)
     for note in found.notes:
         console.print(Text(f"note: {note}", "yellow"))

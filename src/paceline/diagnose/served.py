@@ -126,6 +126,12 @@ def audit_server(
     if tokenizer is None:
         raise ValueError(f"{target.name} has no tokenizer: give a directory that holds one")
     encoded = [encode(target, text) for text in prompts]
+    longest, limit = max(map(len, encoded)), target.lm.max_positions
+    if longest + text_length > limit:
+        raise ValueError(
+            f"prompt of {longest} tokens and --text-length {text_length} exceed the limit of {limit} tokens; lower "
+            "--text-length"
+        )
 
     def ask(temperature: float, run: int) -> list[Completion]:
         asks = [

@@ -7,9 +7,11 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
 from typing import final
 from urllib.parse import urlsplit
 
@@ -123,13 +125,31 @@ class Server:
         The first of all is alone, to find what the server lets be asked. Raises ServerError for the first that fails.
         """
         found = [] if self._settled else [self._settle(model, ask) for ask in asks[:1]]
-        pool = ThreadPoolExecutor(max_workers=at_once)
+        waiting, answers = deque(enumerate(asks[len(found) :])), SimpleQueue[tuple[int, Completion | Exception]]()
+        rest: list[Completion | None] = [None] * len(waiting)
+
+        def work() -> None:
+            while waiting:
+                try:
+                    at, ask = waiting.popleft()
+                except IndexError:  # another was quicker
+                    return
+                try:
+                    answers.put((at, self._complete(model, ask)))
+                except Exception as error:  # raised below, where the caller is
+                    answers.put((at, error))
+
+        for _ in range(min(at_once, len(waiting))):
+            Thread(target=work, daemon=True).start()  # a pool's threads would keep Ctrl-C waiting for their answers
         try:
-            for completion in pool.map(lambda ask: self._complete(model, ask), asks[len(found) :]):
-                found.append(completion)
+            for _ in rest:
+                at, answer = answers.get()
+                if isinstance(answer, Exception):
+                    raise answer
+                rest[at] = answer
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        return found
+            waiting.clear()
+        return [*found, *(answer for answer in rest if answer is not None)]
 
     def _settle(self, model: str, ask: Ask) -> Completion:
         """Of the first rung that the server does not refuse as badly worded."""

@@ -23,8 +23,8 @@ ENOUGH = 0.9  # of the vocabulary must have a spelling of its own for spellings 
 class Telling(Enum):
     """How tokens are known, best first; the value is for people."""
 
-    NUMBERS = "the server's token ids"
-    SPELLINGS = "the server's token strings"
+    NUMBERS = "token ids"
+    SPELLINGS = "token strings"
     TEXT = "texts encoded anew"
 
 
