@@ -50,6 +50,7 @@ class Stub:
     finish: str = "stop"
     usage: bool = True
     shift: float = 0.0  # of the log-probabilities it gives
+    drafting: dict = field(default_factory=dict)
     refuse: tuple[int, dict] | None = None
     asked: list = field(default_factory=list)
 
@@ -91,7 +92,7 @@ class Stub:
         prompts = [([0] if self.bos else []) + self.target.tokenizer.encode(body["prompt"]) for body in bodies]
         return [
             self._answer(result, body)
-            for result, body in zip(generate(self.target, prompts, params), bodies, strict=True)
+            for result, body in zip(generate(self.target, prompts, params, **self.drafting), bodies, strict=True)
         ]
 
     def _answer(self, result, body):

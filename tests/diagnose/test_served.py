@@ -99,6 +99,11 @@ def test_greedy_texts_that_part_are_placed_and_near_ties_are_told_from_errors(ta
     assert not any("greedy" in failure for failure in excused.failures)
 
 
+def test_a_server_that_drafts_by_a_lossy_rule_is_found_out(target):
+    stub = Stub(target=target, drafting=dict(drafter=target, verifier="lossy_typical:epsilon=1e-9"))
+    assert run(target, stub).failures == ["sampled tokens do not have the reference's law"]
+
+
 def test_a_server_that_ignores_seeds_is_said_to(target):
     found = run(target, Stub(target=target, seeds=False))
     assert found.failures == [] and found.repeats.num_equal < 8
