@@ -164,9 +164,15 @@ def agree(drafter: Drafter, verifier: Verifier) -> Draw:
     """The draw that both can do, the verifier's favourite. Raises ValueError when there is none."""
     kind, rule = type(drafter).__name__, type(verifier).__name__
     if drafter.branches and not verifier.branches:
-        raise ValueError(f"{rule} verifies chains and {kind} proposes trees; choose the verifier 'coupled'")
+        raise ValueError(
+            f"{rule} verifies chains and {kind} proposes trees; choose a verifier that follows trees, such as "
+            "'coupled' or 'recursive'"
+        )
     for draw in verifier.wants:
         if draw in drafter.draws:
             return draw
     have, want = (", ".join(d.name.lower() for d in sorted(ds)) for ds in (drafter.draws, verifier.wants))
-    raise ValueError(f"{kind} draws {have} and {rule} takes {want}: nothing in common; choose the verifier 'coupled'")
+    raise ValueError(
+        f"{kind} draws {have} and {rule} takes {want}: nothing in common; choose the verifier 'coupled', which takes "
+        "every draw"
+    )

@@ -8,16 +8,19 @@ import pytest
 import torch
 
 import paceline
-from paceline.api.build import Drafting, build_drafter, build_drafting
+from paceline.api.build import Drafting, build_drafter, build_drafting, build_verifier
 from paceline.api.loading import load
 from paceline.api.speculative_config import ModelSpeculation, NgramSpeculation, read_speculative_config
 from paceline.core.registry import Registry
 from paceline.core.tree import Draw
+from paceline.decode import agree
 from paceline.drafters import DRAFTERS
 from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
+from paceline.verifiers import VERIFIERS
+from paceline.verifiers.lossy_typical import LossyTypical
 from tests import tiny
 from tests.api.checkpoints import CONTEXT, VOCAB, make_tokenizer, other_vocabulary, pair, without_tokenizer
 from tests.harness import request, run
@@ -151,8 +154,162 @@ class NeedsOptions(NgramDrafter.__base__):
 def test_registered_drafter_that_needs_options_is_refused_by_their_names(target, monkeypatch):
     entries = {**DRAFTERS.entries, "heads": f"{__name__}:NeedsOptions"}
     monkeypatch.setattr("paceline.api.build.DRAFTERS", Registry("drafter", entries))
-    with pytest.raises(ValueError, match="drafter 'heads' needs heads: give a NeedsOptions instead of the name"):
+    with pytest.raises(
+        ValueError, match="drafter 'heads' needs heads: give a NeedsOptions instead of the name, or heads:"
+    ):
         build_drafter("heads", target=target)
+
+
+class Configurable:
+    """A verifier of another package with options of every kind."""
+
+    lossless, same_tokens, wants, branches = False, False, (Draw.FIXED,), True
+
+    def __init__(
+        self, *, width: int, rate: float = 0.5, on: bool = False, word: "str | None" = None, lm: object = None
+    ):
+        self.options = (width, rate, on, word)
+
+    def __call__(self, tree, logits, batch):
+        raise NotImplementedError
+
+
+class Unannotated(Configurable):
+    def __init__(self, width=3, *more, other=None, **rest):
+        self.options = (width,)
+
+
+class Misannotated(Configurable):
+    def __init__(self, *, width: "Elsewhere" = 3):  # noqa: F821
+        self.options = (width,)
+
+
+@pytest.fixture
+def verifiers(monkeypatch):
+    kinds = {"own": "Configurable", "bare": "Unannotated", "broken": "Misannotated"}
+    entries = {name: f"{__name__}:{kind}" for name, kind in kinds.items()}
+    monkeypatch.setattr("paceline.api.build.VERIFIERS", Registry("verifier", {**VERIFIERS.entries, **entries}))
+
+
+OPTIONS = {
+    "own:width=4": (4, 0.5, False, None),
+    "own:width=-4,rate=1e-3,on=true,word=left:right": (-4, 0.001, True, "left:right"),
+    "own: on = False , width = 1, rate=2": (1, 2.0, False, None),
+    "own:width=1,word=a=b": (1, 0.5, False, "a=b"),
+    "own:width=1,word=none": (1, 0.5, False, None),
+    "bare": (3,),
+    "bare:width=9": (9,),
+    "broken": (3,),
+}
+
+
+@pytest.mark.parametrize("text", OPTIONS)
+def test_options_of_a_verifier_are_read_by_their_types(verifiers, text):
+    assert build_verifier(text).options == OPTIONS[text]
+
+
+def test_thresholds_of_lossy_rules_are_set_by_name_and_change_what_is_kept(target):
+    rule = build_verifier("lossy_typical:epsilon=0.3,delta=0.09")
+    assert isinstance(rule, LossyTypical) and (rule.epsilon, rule.delta) == (0.3, 0.09)
+    assert build_verifier("lossy_lenient:lenience=1").lenience == 1.0
+    params = paceline.SamplingParams(max_tokens=24, temperature=1.0, seed=2)
+
+    def run_with(verifier):
+        (result,) = paceline.generate(target, [[5, 9, 2] * 4], params, drafter="ngram", verifier=verifier)
+        assert not result.stats.lossless
+        return result
+
+    easy, strict = (run_with(f"lossy_typical:epsilon={value}") for value in ("1e-9", "1.0,delta=1"))
+    assert easy.stats.acceptance_rate == 1.0 > strict.stats.acceptance_rate
+    assert run_with(LossyTypical(epsilon=1e-9)).tokens == easy.tokens
+
+
+def test_a_verifier_itself_is_taken_as_it_is():
+    ready = LossyTypical(epsilon=0.5)
+    assert build_verifier(ready) is ready
+
+
+WRONG = {
+    "unknown verifier": ("typical:epsilon=1", "unknown verifier 'typical'; known: bare, block"),
+    "unknown option": (
+        "lossy_typical:gamma=1",
+        "verifier 'lossy_typical' has no option 'gamma'; known: epsilon=0.09, delta=0.3",
+    ),
+    "unknown option beside one that is needed": ("own:depth=1", "'own' has no option 'depth'; known: width, rate=0.5"),
+    "options of a rule that has none": (
+        "coupled:epsilon=1",
+        "verifier 'coupled' has no option 'epsilon'; it takes none",
+    ),
+    "what is collected": ("bare:more=1", "verifier 'bare' has no option 'more'; known: width=3, other=None"),
+    "missing option": (
+        "own:rate=1",
+        "verifier 'own' needs width: give a Configurable instead of the name, or own:width=",
+    ),
+    "no number": (
+        "lossy_typical:epsilon=high",
+        "epsilon=high of the verifier 'lossy_typical': give a number",
+    ),
+    "no whole number": ("own:width=1.5", "width=1.5 of the verifier 'own': give a whole number"),
+    "no truth": ("own:width=1,on=1", "on=1 of the verifier 'own': give true or false"),
+    "an object": (
+        "own:width=1,lm=dir",
+        "lm=dir of the verifier 'own': it takes object, which cannot be written as text",
+    ),
+    "no type at all": ("bare:other=1", "other=1 of the verifier 'bare': it takes an object, which cannot be written"),
+    "a type from elsewhere": ("broken:width=1", "width=1 of the verifier 'broken': it takes an object, which cannot"),
+    "a refused value": ("lossy_lenient:lenience=0", "lenience=0.0: give a number above 0 and at most 1"),
+    "nothing after the colon": (
+        "coupled:",
+        "verifier 'coupled:': '' is no option; write NAME:option=value,option=value",
+    ),
+    "no value": ("own:width", "verifier 'own:width': 'width' is no option; write NAME:option=value"),
+    "empty value": ("own:width=", "verifier 'own:width=': 'width=' is no option"),
+    "empty option": ("own:=1", "'=1' is no option"),
+    "a comma too many": ("own:width=1,", "verifier 'own:width=1,': '' is no option"),
+    "given twice": ("own:width=1,width=2", "verifier 'own:width=1,width=2': width is given twice; give it once"),
+    "no name": ("", "unknown verifier ''; known"),
+    "a class": (LossyTypical, "a verifier the class LossyTypical; known names: bare, block"),
+    "a number": (5, "a verifier of type int; known names: bare, block"),
+    "nothing": (None, "a verifier of type NoneType; known names: bare"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_names_no_verifier_is_refused_with_what_is_known(verifiers, case):
+    verifier, message = WRONG[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build_verifier(verifier)
+
+
+def test_drafters_take_options_in_the_same_words(target):
+    drafter = build_drafter("ngram:max_ngram=4,min_ngram=2", target=target)
+    assert (drafter.max_ngram, drafter.min_ngram) == (4, 2)
+    for text, message in (
+        ("ngram:depth=2", "drafter 'ngram' has no option 'depth'; known: max_ngram=3, min_ngram=1"),
+        ("ngram:max_ngram=x", "max_ngram=x of the drafter 'ngram': give a whole number"),
+        ("ngram:max_ngram=0", "min_ngram=1, max_ngram=0: need 1 <= min_ngram <= max_ngram"),
+        ("none:k=1", "drafter 'none' has no option 'k'; it takes none: give 'none' alone"),
+        ("model:lm=x", "drafter 'model' needs a draft model"),
+        ("ngrm:max_ngram=4", "unknown drafter 'ngrm:max_ngram=4': no such directory; known names"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            build_drafter(text, target=target)
+
+
+class Branching(NgramDrafter.__base__):
+    draws, branches = ANY, True
+
+    def propose(self, batch, plan):
+        raise NotImplementedError
+
+
+def test_trees_for_a_rule_of_chains_name_rules_that_follow_trees():
+    with pytest.raises(
+        ValueError, match="Branching proposes trees; choose a verifier that follows trees, such as"
+    ) as told:
+        agree(Branching(), build_verifier("rejection"))
+    named = re.findall(r"'(\w+)'", str(told.value))
+    assert named and all(build_verifier(name).branches for name in named)
 
 
 def test_a_configured_tree_is_drafted_to_its_depth_and_leaves_the_text_alone(target):

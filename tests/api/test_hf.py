@@ -200,6 +200,7 @@ SAMPLED = {
     "plain": {},
     "assistant": {"assistant_model": "noisy", "num_assistant_tokens": 2},
     "assistant under rejection": {"assistant_model": "noisy", "num_assistant_tokens": 2, "verifier": "rejection"},
+    "assistant under a rule with options": {"assistant_model": "noisy", "verifier": "lossy_lenient:lenience=1"},
 }
 NUM_SAMPLES = 1000
 SAMPLING = dict(do_sample=True, top_k=3, max_new_tokens=2, num_return_sequences=NUM_SAMPLES, batch_size=500)

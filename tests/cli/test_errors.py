@@ -53,6 +53,16 @@ REFUSED = {
     "name as a draft model": (text("--draft", "/none"), ["no such model directory: /none"]),
     "vocabulary": (text("--draft", "OTHER"), ["(297 tokens) and draft", "different vocabularies; take a draft with"]),
     "unknown verifier": (text("--verifier", "maybe"), ["unknown verifier 'maybe'; known: block, coupled"]),
+    "unknown option of a verifier": (
+        text("--verifier", "lossy_typical:gamma=1"),
+        ["verifier 'lossy_typical' has no option 'gamma'; known: epsilon=0.09, delta=0.3"],
+    ),
+    "threshold": (text("--verifier", "lossy_typical:epsilon=2"), ["epsilon=2.0, delta=0.3: give numbers above 0"]),
+    "unknown option of a drafter": (
+        text("--drafter", "ngram:depth=2"),
+        ["drafter 'ngram' has no option 'depth'; known: max_ngram=3, min_ngram=1"],
+    ),
+    "model by name with options": (text("--drafter", "model:lm=x"), ["--drafter model:lm=x: it needs a draft model"]),
     "draft length": (text("--num-draft-tokens", "-2"), ["num_draft_tokens=-2: give 0 (no drafting) or a positive"]),
     "draft length twice": (
         text("--num-draft-tokens", "3", "--drafter", '{"method": "ngram", "num_speculative_tokens": 2}'),

@@ -50,13 +50,21 @@ def test_json_holds_the_whole_result(expected, capsys):
 def test_sampling_options_reach_the_target(capsys):
     options = dict(temperature=0.9, top_k=30, top_p=0.8, min_p=0.01, seed=5)
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    for verifier in ("coupled", "rejection"):
+    for verifier in ("coupled", "rejection", "lossy_typical:epsilon=0.01,delta=1"):
         assert run(command("--json", "--verifier", verifier, "--draft", pair().draft, "--max-tokens", 24, *words)) == 0
         tokens = json.loads(capsys.readouterr().out)["tokens"]
         target = load(pair().target)
         params = SamplingParams(max_tokens=24, **options)
         same = generate(target, PROMPT, params, drafter=pair().draft, verifier=verifier)
         assert tokens == list(same[0].tokens)
+
+
+def test_options_of_a_drafter_follow_its_name(capsys):
+    words = ("--json", "--max-tokens", 24, "--drafter")
+    assert run(command(*words, "ngram:max_ngram=7,min_ngram=7")) == 0
+    assert json.loads(capsys.readouterr().out)["stats"]["drafted"][0] == 0  # nothing repeats for so long
+    assert run(command(*words, "ngram")) == 0
+    assert json.loads(capsys.readouterr().out)["stats"]["drafted"][0] > 0
 
 
 def test_dash_reads_the_prompt_from_standard_input(expected, capsys, monkeypatch):

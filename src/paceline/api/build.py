@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from paceline.api.loading import Loaded, load, runnable
+from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
-from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.models.adopt import TransformersModel, is_transformers_model
@@ -17,6 +16,7 @@ from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
 DrafterLike: TypeAlias = str | Path | Mapping[str, object] | Loaded | TransformersModel | Drafter | None
+VerifierLike: TypeAlias = str | Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     """A drafter for ``target`` from what users write. The text never depends on it, only the time does.
 
     - None: plain decoding.
-    - A registered name, such as "ngram".
+    - A registered name, such as "ngram", with options if wanted: "ngram:max_ngram=4,min_ngram=2".
     - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model; of the target's
       vocabulary and on its device. Those loaded here take the target's precision.
     - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``).
@@ -50,9 +50,20 @@ def build_drafter(drafter: DrafterLike, *, target: Loaded) -> Drafter:
     return build_drafting(drafter, target=target).drafter
 
 
-def build_verifier(name: str) -> Verifier:
-    """The verifier called ``name``. Raises ValueError naming those that are known, or the options that it needs."""
-    return _make(VERIFIERS, name)
+def build_verifier(verifier: VerifierLike) -> Verifier:
+    """The verifier called "NAME" or "NAME:option=value,option=value"; a ``Verifier`` is taken as it is.
+
+    Options are the arguments of the verifier's class: "lossy_typical:epsilon=0.3,delta=0.09". Raises ValueError, naming
+    what is known, for anything else, and for a value that the class refuses.
+    """
+    if isinstance(verifier, str):
+        return read_named(VERIFIERS, verifier).make()
+    if isinstance(verifier, Verifier) and not isinstance(verifier, type):
+        return verifier
+    given = f"the class {verifier.__name__}" if isinstance(verifier, type) else f"of type {type(verifier).__name__}"
+    raise ValueError(
+        f"a verifier {given}; known names: {', '.join(VERIFIERS)}; or give a Verifier, made with its options"
+    )
 
 
 def check_vocabulary(target: Loaded, draft: Loaded) -> None:
@@ -90,7 +101,7 @@ def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, ta
         return DRAFTERS.find("model")(lm=runnable(drafter))
     if is_transformers_model(drafter):
         return _build(load(drafter, device=target.lm.device, enforce_eager=target.enforce_eager), target)
-    if isinstance(drafter, str) and drafter in DRAFTERS:
+    if isinstance(drafter, str) and name_of(drafter) in DRAFTERS:
         return _by_name(drafter)
     if isinstance(drafter, Path) or (isinstance(drafter, str) and _names_a_model(drafter)):
         return _build(_load(drafter, target), target)
@@ -112,24 +123,11 @@ def _names_a_model(text: str) -> bool:
     return "/" in text or (text != "" and Path(text).is_dir())
 
 
-def _by_name(name: str) -> Drafter:
-    """The drafter called ``name``. Raises ValueError for one that cannot be made without options."""
-    if name == "model":
+def _by_name(text: str) -> Drafter:
+    """The drafter that ``text`` names. Raises ValueError for one that needs more than text can give."""
+    if name_of(text) == "model":
         raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")
-    return _make(DRAFTERS, name)
-
-
-def _make(registry: Registry, name: str) -> Any:
-    """The registered part called ``name``, made without options. Raises ValueError naming those that it needs."""
-    kind = registry.find(name)
-    collecting = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    options = [option for option in signature(kind).parameters.values() if option.kind not in collecting]
-    needed = [option.name for option in options if option.default is Parameter.empty]
-    if needed:
-        raise ValueError(
-            f"{registry.kind} {name!r} needs {', '.join(needed)}: give a {kind.__name__} instead of the name"
-        )
-    return kind()
+    return read_named(DRAFTERS, text).make()
 
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from paceline.api.build import DrafterLike, build_drafting, build_verifier
+from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier
 from paceline.api.continuation import Continuation, Criterion
 from paceline.api.loading import Loaded, noise_of, runnable
 from paceline.api.prompts import Prompts
@@ -45,7 +45,7 @@ class Engine:
 
     - ``drafter`` (None): a registered name, a loaded draft, a draft directory, a Drafter, vLLM's speculative_config, or
       None for plain decoding. A Drafter serves one engine at a time.
-    - ``verifier`` ("coupled"): with it the tokens depend on the seed alone, whatever is drafted.
+    - ``verifier`` ("coupled", whose tokens depend on the seed alone): a name, "NAME:option=value", or a Verifier.
     - ``num_draft_tokens`` (5): drafted per step; or a Plan, which is then followed to the letter. Under a number, and
       a verifier whose tokens do not depend on drafts, a few steps in a hundred are taken plainly to measure
       whether drafting pays; the results say so where it does not.
@@ -61,7 +61,7 @@ class Engine:
         target: Loaded,
         *,
         drafter: DrafterLike = None,
-        verifier: str = "coupled",
+        verifier: VerifierLike = "coupled",
         num_draft_tokens: int | Plan = 5,
         batch_size: int = 8,
         max_length: int | None = None,
@@ -78,8 +78,9 @@ class Engine:
         watched = isinstance(count, int) and rule.same_tokens and not isinstance(drafting.drafter, NoDrafter)
         self._watch = Watch(plan=plan) if watched else None
         if target.exact and not rule.same_tokens:
+            name = verifier if isinstance(verifier, str) else type(rule).__name__
             raise ValueError(
-                f"verifier {verifier!r} under exact=True: its tokens depend on what is drafted; choose 'coupled', or "
+                f"verifier {name!r} under exact=True: its tokens depend on what is drafted; choose 'coupled', or "
                 "load the target without exact"
             )
         agree(drafting.drafter, rule)  # refuses a pair by its own names, before it is guarded
@@ -201,7 +202,7 @@ def engine_for(
     target: Loaded,
     *,
     drafter: DrafterLike,
-    verifier: str,
+    verifier: VerifierLike,
     num_draft_tokens: int | Plan,
     batch_size: int | None,
     num_texts: int,

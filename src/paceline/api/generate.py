@@ -1,6 +1,6 @@
 """Prompts in, texts out, in one call, with an engine of the right size made for it. Knows nothing of files."""
 
-from paceline.api.build import DrafterLike
+from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.engine import Stream, engine_for
 from paceline.api.loading import Loaded
 from paceline.api.prompts import Prompts, encode, split
@@ -15,7 +15,7 @@ def generate(
     params: ParamsLike = None,
     *,
     drafter: DrafterLike = None,
-    verifier: str = "coupled",
+    verifier: VerifierLike = "coupled",
     num_draft_tokens: int | Plan = 5,
     batch_size: int | None = None,
 ) -> list[Result]:
@@ -24,9 +24,11 @@ def generate(
     - ``prompts``: a text, token ids or chat messages; or a list of these.
     - ``params`` (None, which is ``SamplingParams()``: 16 tokens at temperature 1): one for all prompts, or one for
       each. A seed given for all is split per prompt and sample, so that their noise is independent: ``Engine.submit``.
-    - ``drafter`` (None: plain decoding): a registered name, a loaded draft, a draft directory, a Drafter, or vLLM's
-      speculative_config as a dictionary or JSON. With the verifier "coupled" the tokens do not depend on it.
-    - ``verifier`` ("coupled"): the rule that decides how much of a draft is kept.
+    - ``drafter`` (None: plain decoding): a registered name, with options if wanted ("ngram:max_ngram=4"), a loaded
+      draft, a draft directory, a Drafter, or vLLM's speculative_config as a dictionary or JSON. With the verifier
+      "coupled" the tokens do not depend on it.
+    - ``verifier`` ("coupled"): the rule that decides how much of a draft is kept: a name, with options as in
+      "lossy_typical:epsilon=0.3,delta=0.09", or a Verifier.
     - ``num_draft_tokens`` (5): drafted per step; or a Plan.
     - ``batch_size`` (None: as many as there are texts, at most 16 and what half of the free memory holds): rows that
       run together. It changes no token.
@@ -50,7 +52,7 @@ def stream(
     params: ParamsLike = None,
     *,
     drafter: DrafterLike = None,
-    verifier: str = "coupled",
+    verifier: VerifierLike = "coupled",
     num_draft_tokens: int | Plan = 5,
     batch_size: int | None = None,
 ) -> Stream:

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from paceline.api.build import DrafterLike
+from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
@@ -58,7 +58,7 @@ def generate(
     streamer: BaseStreamer | None = None,
     return_dict_in_generate: bool | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    verifier: str = "coupled",
+    verifier: VerifierLike = "coupled",
     batch_size: int | None = None,
     **options: object,
 ) -> Tensor | SpeculativeOutput:

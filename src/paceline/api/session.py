@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from paceline.api.build import DrafterLike
+from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.engine import Engine
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
@@ -29,7 +29,7 @@ class Session:
         target: Loaded,
         *,
         drafter: DrafterLike = None,
-        verifier: str = "coupled",
+        verifier: VerifierLike = "coupled",
         num_draft_tokens: int | Plan = 5,
         max_length: int | None = None,
         messages: Sequence[Message] = (),

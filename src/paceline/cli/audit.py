@@ -78,14 +78,14 @@ def _print(found: Audit) -> None:
         f"surprise of {law.num_tokens:,} sampled tokens, nats",
         f"{law.surprise:.4f}",
         f"{law.entropy:.4f} +- {law.half_width:.4f}",
-        _mark(law.surprise_p),
+        mark(law.surprise_p),
     )
-    table.add_row("  their places in the law, distance", f"{law.place_distance:.4f}", "", _mark(law.place_p))
-    table.add_row("  how often the likeliest were drawn", "", "", _mark(law.rank_p))
+    table.add_row("  their places in the law, distance", f"{law.place_distance:.4f}", "", mark(law.place_p))
+    table.add_row("  how often the likeliest were drawn", "", "", mark(law.rank_p))
     if found.acceptance is not None:
         rate = found.acceptance
         expected = f"{rate.expected:.4f} +- {rate.half_width:.4f}"
-        table.add_row(f"first tokens accepted, of {rate.count:,}", f"{rate.seen:.4f}", expected, _mark(rate.p))
+        table.add_row(f"first tokens accepted, of {rate.count:,}", f"{rate.seen:.4f}", expected, mark(rate.p))
     table.add_row("tokens per step, greedy", f"{greedy.mean_acceptance_length:.2f}", "", "")
     console.print(table)
     for failure in found.failures:
@@ -101,5 +101,6 @@ def _equal(num: int, of: int, found: Audit) -> tuple[str, str]:
     return "all", "ok" if num == of else "FAILED"
 
 
-def _mark(p: float) -> str:
+def mark(p: float) -> str:
+    """How likely so much is for honest draws."""
     return f"p = {p:.3f}" if p >= 0.001 else f"p = {p:.1e}"

@@ -1,7 +1,8 @@
 """Models and drafters from the options of a command. Decodes nothing."""
 
 from paceline.api import Loaded, load
-from paceline.api.build import DrafterLike
+from paceline.api.build import DrafterLike, build_verifier
+from paceline.api.named import name_of, read_named
 from paceline.cli.options import BACKEND_NAMES, DTYPE_NAMES, DraftOptions, ModelOptions
 from paceline.drafters import DRAFTERS
 
@@ -42,19 +43,28 @@ def check_backend(backend: str) -> None:
 def check_drafting(options: DraftOptions) -> None:
     """Raise ValueError for options that contradict each other, before any model is loaded."""
     given = options.drafter
+    build_verifier(options.verifier)
     if options.draft is not None and given not in (None, "model"):
         raise ValueError(f"--drafter {given} and --draft {options.draft}: give one of them")
-    if given == "model" and options.draft is None:
-        raise ValueError("--drafter model: it needs a draft model, give --draft DIR")
-    if given is not None and _is_config(given) and options.num_draft_tokens is not None:
-        raise ValueError(
-            f"--num-draft-tokens {options.num_draft_tokens} and num_speculative_tokens in --drafter: give one of them"
-        )
-    if given is not None and not _is_config(given) and given not in DRAFTERS:
+    if given is not None and name_of(given) == "model":
+        if options.draft is None:
+            raise ValueError(f"--drafter {given}: it needs a draft model, give --draft DIR")
+        return
+    if given is not None and _is_config(given):
+        if options.num_draft_tokens is not None:
+            raise ValueError(
+                f"--num-draft-tokens {options.num_draft_tokens} and num_speculative_tokens in --drafter: give one of "
+                "them"
+            )
+        return
+    if given is None:
+        return
+    if name_of(given) not in DRAFTERS:
         raise ValueError(
             f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, or vLLM's speculative_config as JSON; a draft "
             "model is given by --draft"
         )
+    read_named(DRAFTERS, given)
 
 
 def choose_drafter(options: DraftOptions, *, target: Loaded) -> DrafterLike:

@@ -133,7 +133,8 @@ Draft = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Drafter by name, such as ngram, which needs no model; or vLLM's speculative_config as JSON.",
+        help="Drafter by name, such as ngram, which needs no model, or with options, ngram:max_ngram=4; or vLLM's "
+        "speculative_config as JSON.",
         autocompletion=_completing(DRAFTERS),
         rich_help_panel=DRAFTING,
     ),
@@ -144,7 +145,8 @@ NumDraftTokens = Annotated[
 Verifier = Annotated[
     str,
     typer.Option(
-        help="How drafts are checked; coupled gives the text that no drafter at all would give.",
+        help="How drafts are checked; coupled gives the text that no drafter at all would give. Options follow the "
+        "name: lossy_typical:epsilon=0.3,delta=0.09.",
         autocompletion=_completing(VERIFIERS),
         rich_help_panel=DRAFTING,
     ),

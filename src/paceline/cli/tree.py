@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from paceline.api import SamplingParams, load
+from paceline.api import SamplingParams, build_verifier, load
 from paceline.cli.bench_inputs import choose_prompts
 from paceline.cli.commands import EXIT_OK
 from paceline.cli.console import open_notes
@@ -61,7 +61,8 @@ class Tree:
         return EXIT_OK
 
     def _check(self) -> None:
-        """Raise ValueError for counts that nothing can be made of, before anything is loaded."""
+        """Raise ValueError for a verifier or counts that nothing can be made of, before anything is loaded."""
+        build_verifier(self.verifier)
         counts = {
             "--num-nodes": self.num_nodes,
             "--depth": self.depth,

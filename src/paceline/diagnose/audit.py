@@ -11,17 +11,24 @@ import torch
 from torch import Tensor
 
 from paceline.api import Loaded, Result, SamplingParams, generate
-from paceline.api.build import DrafterLike, build_drafter, build_verifier
+from paceline.api.build import DrafterLike, VerifierLike, build_drafter, build_verifier
 from paceline.api.results import Source
 from paceline.core.plan import Fixed
-from paceline.core.tree import Draw, Tree
+from paceline.core.tree import Draw
 from paceline.decode import agree
 from paceline.diagnose.divergence import Divergence, measure
 from paceline.diagnose.honesty import Rate, Tokens, Verdict, chance_of_coupling, chance_of_rejection, judge_rate
+from paceline.diagnose.laws import laws_after
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import LM
+from paceline.verifiers.base import Verifier
+from paceline.verifiers.block import Block
+from paceline.verifiers.coupled import Coupled
+from paceline.verifiers.recursive import Recursive
+from paceline.verifiers.rejection import Rejection
 
 LEVEL = 0.01  # of a false alarm about acceptance
+CLOSED_FORMS = (Block, Coupled, Recursive, Rejection)  # whose first acceptance has one
 ROOTS = 400  # steps whose acceptance is compared with its closed form
 Tell = Callable[[str], None]
 
@@ -65,7 +72,7 @@ def audit(
     prompts: Sequence[Sequence[int]],
     *,
     drafter: DrafterLike,
-    verifier: str,
+    verifier: VerifierLike,
     num_draft_tokens: int,
     num_tokens: int,
     text_length: int,
@@ -92,7 +99,7 @@ def audit(
             SamplingParams(temperature=1.0, max_tokens=text_length, ignore_eos=True, seed=seed + 1000 * run + index)
             for index in range(len(texts))
         ]
-        given = {"drafter": built, "verifier": verifier, "num_draft_tokens": Fixed(count), **options}
+        given = {"drafter": built, "verifier": rule, "num_draft_tokens": Fixed(count), **options}
         return generate(bare, texts, params, batch_size=batch_size, **given)  # type: ignore[arg-type]
 
     tell("greedy texts")
@@ -114,26 +121,19 @@ def audit(
         greedy=greedy,
         coupled=coupled,
         law=tokens.verdict(),
-        acceptance=_acceptance(target.lm, built, verifier, lambda: draw(1, runs)),
+        acceptance=_acceptance(target.lm, built, rule, lambda: draw(1, runs)),
         bitwise=bitwise and rule.same_tokens,
     )
 
 
-@torch.inference_mode()
 def laws_of(lm: LM, result: Result) -> Tensor:
-    """The law [T, V] before each token of a text, by one plain forward of the whole of it."""
-    text = torch.tensor([[*result.prompt_tokens, *result.tokens[:-1]]], device=lm.device)
-    text = text.clamp(max=lm.vocab_size - 1)
-    tree = Tree.make_chain(text, torch.ones_like(text, dtype=torch.bool))
-    logits = lm(tree, lm.new_cache(1, text.shape[1]).view()).logits
-    assert logits is not None
-    return logits[0, len(result.prompt_tokens) - 1 :].double().softmax(-1).cpu()
+    """The law [T, V] before each token of a text."""
+    return laws_after(lm, result.prompt_tokens, result.tokens)
 
 
-def _acceptance(lm: LM, drafter: object, verifier: str, draw: Callable[[], list[Result]]) -> Rate | None:
+def _acceptance(lm: LM, drafter: object, rule: Verifier, draw: Callable[[], list[Result]]) -> Rate | None:
     """First tokens drafted by a model, one per step, against their closed form: of SHARED and of IID draws."""
-    rule = build_verifier(verifier)
-    if not isinstance(drafter, ModelDrafter) or verifier not in ("coupled", "rejection", "block", "recursive"):
+    if not isinstance(drafter, ModelDrafter) or not isinstance(rule, CLOSED_FORMS):
         return None
     kind = agree(drafter, rule)
     chance = {Draw.SHARED: chance_of_coupling, Draw.IID: chance_of_rejection}.get(kind)

@@ -71,9 +71,9 @@ def measure(
         at = next((at for at, (own, theirs) in enumerate(pairs) if own != theirs), None)
         end = num_tokens if at is None else at + 1
         compared += end
-        smallest = min(smallest, *(_margin(one, place) for place in range(end)))
+        smallest = min(smallest, *(margin(one, place) for place in range(end)))
         if at is not None:
-            partings.append(Parting(prompt=index, position=at, margin=_margin(one, at)))
+            partings.append(Parting(prompt=index, position=at, margin=margin(one, at)))
     steps = sum(result.stats.steps for result in drafted)
     return Divergence(
         num_texts=len(texts),
@@ -84,7 +84,7 @@ def measure(
     )
 
 
-def _margin(result: Result, position: int) -> float:
+def margin(result: Result, position: int) -> float:
     """Difference of the two largest logits before a token."""
     assert result.logprobs is not None
     first, second = (value for _, value in result.logprobs[position].top_raw[:2])

@@ -36,12 +36,43 @@ class Verdict:
         return 3 * min(self.surprise_p, self.place_p, self.rank_p) >= LEVEL
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the tests look at, for each of T tokens; natural logarithms."""
+
+    surprise: Tensor  # [T], -log p(token)
+    entropy: Tensor  # [T], what it should be on average
+    variance: Tensor  # [T], of the surprise
+    places: Tensor  # [T] in 0 .. 1: the mass of likelier tokens, and a random part of the token's own
+    hits: Tensor  # [T, RANKS], 1 where the token is the likeliest, the second ...
+    likeliest: Tensor  # [T, RANKS], what that should be on average
+
+
+def facts_of(laws: Tensor, tokens: Tensor, generator: torch.Generator) -> Facts:
+    """Of ``tokens`` [T] under ``laws`` [T, V]; ``generator`` decides where in its own interval a token lies."""
+    laws = laws.double()
+    logs = torch.where(laws > 0, laws, 1.0).log()
+    entropy = -(laws * logs).sum(-1)
+    own = laws.gather(-1, tokens[:, None])
+    before = (laws > own) | ((laws == own) & (torch.arange(laws.shape[-1]) < tokens[:, None]))
+    within = torch.rand(len(tokens), generator=generator, dtype=torch.float64)
+    largest = laws.topk(min(RANKS, laws.shape[-1])).values
+    return Facts(
+        surprise=-own[:, 0].log(),
+        entropy=entropy,
+        variance=((laws * logs**2).sum(-1) - entropy**2).clamp(min=0),
+        places=(laws * before).sum(-1) + within * own[:, 0],
+        hits=(before.sum(-1)[:, None] == torch.arange(RANKS)).double(),
+        likeliest=torch.nn.functional.pad(largest, (0, RANKS - largest.shape[-1])),
+    )
+
+
 @final
 class Tokens:
     """Adds up tokens and the laws before them."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        self._generator = torch.Generator().manual_seed(seed)  # for where in its own interval a token lies
+        self._generator = torch.Generator().manual_seed(seed)
         self._surprise, self._entropy, self._variance = 0.0, 0.0, 0.0
         self._places: list[Tensor] = []
         self._excess = torch.zeros(RANKS, dtype=torch.float64)  # tokens of each rank beyond what is expected
@@ -49,21 +80,13 @@ class Tokens:
 
     def add(self, laws: Tensor, tokens: Tensor) -> None:
         """``tokens`` [T], each with the law [T, V] it should have been drawn from."""
-        laws = laws.double()
-        logs = torch.where(laws > 0, laws, 1.0).log()
-        entropy = -(laws * logs).sum(-1)
-        own = laws.gather(-1, tokens[:, None])
-        self._surprise -= float(own.log().sum())
-        self._entropy += float(entropy.sum())
-        self._variance += float(((laws * logs**2).sum(-1) - entropy**2).clamp(min=0).sum())
-        before = (laws > own) | ((laws == own) & (torch.arange(laws.shape[-1]) < tokens[:, None]))
-        within = torch.rand(len(tokens), generator=self._generator, dtype=torch.float64)
-        self._places.append((laws * before).sum(-1) + within * own[:, 0])
-        largest = laws.topk(min(RANKS, laws.shape[-1])).values
-        likeliest = torch.nn.functional.pad(largest, (0, RANKS - largest.shape[-1]))
-        hits = before.sum(-1)[:, None] == torch.arange(RANKS)
-        self._excess += (hits.double() - likeliest).sum(0)
-        self._covariance += likeliest.sum(0).diag() - likeliest.T @ likeliest
+        facts = facts_of(laws, tokens, self._generator)
+        self._surprise += float(facts.surprise.sum())
+        self._entropy += float(facts.entropy.sum())
+        self._variance += float(facts.variance.sum())
+        self._places.append(facts.places)
+        self._excess += (facts.hits - facts.likeliest).sum(0)
+        self._covariance += facts.likeliest.sum(0).diag() - facts.likeliest.T @ facts.likeliest
 
     def verdict(self) -> Verdict:
         """Of everything so far. Raises ValueError where nothing was added."""
@@ -80,31 +103,33 @@ class Tokens:
             surprise=self._surprise / count,
             entropy=self._entropy / count,
             half_width=HALF_WIDTH * deviation / count,
-            surprise_p=_two_sided(difference, deviation),
+            surprise_p=two_sided(difference, deviation),
             place_distance=distance,
-            place_p=_kolmogorov(distance, count),
-            rank_p=self._chi_square(),
+            place_p=kolmogorov(distance, count),
+            rank_p=chi_square(self._excess, self._covariance),
         )
 
-    def _chi_square(self) -> float:
-        """Probability of at least this weighted excess, by the chi-square law of as many ranks as vary."""
-        values, vectors = torch.linalg.eigh(self._covariance)
-        kept = values > 1e-9 * max(1.0, float(values.max()))
-        along = (vectors.T @ self._excess)[kept]
-        freedom, statistic = int(kept.sum()), float((along**2 / values[kept]).sum())
-        if freedom == 0:
-            return 1.0 if float(self._excess.abs().max()) < 1e-6 else 0.0
-        halves = (torch.tensor(number / 2, dtype=torch.float64) for number in (freedom, statistic))
-        return float(torch.special.gammaincc(*halves))
+
+def chi_square(excess: Tensor, covariance: Tensor) -> float:
+    """Probability of at least the weighted size of ``excess`` [R], by the law of as many directions as vary."""
+    values, vectors = torch.linalg.eigh(covariance)
+    kept = values > 1e-9 * max(1.0, float(values.max()))
+    along = (vectors.T @ excess)[kept]
+    freedom, statistic = int(kept.sum()), float((along**2 / values[kept]).sum())
+    if freedom == 0:
+        return 1.0 if float(excess.abs().max()) < 1e-6 else 0.0
+    halves = (torch.tensor(number / 2, dtype=torch.float64) for number in (freedom, statistic))
+    return float(torch.special.gammaincc(*halves))
 
 
-def _two_sided(difference: float, deviation: float) -> float:
+def two_sided(difference: float, deviation: float) -> float:
+    """Probability of at least this difference, either way, by the normal law."""
     if deviation == 0:  # certain laws leave no room
         return 1.0 if difference < 1e-9 else 0.0
     return math.erfc(difference / deviation / math.sqrt(2))
 
 
-def _kolmogorov(distance: float, count: int) -> float:
+def kolmogorov(distance: float, count: float) -> float:
     """Probability of at least this distance for uniform places, by the asymptotic series with Stephens' correction."""
     root = math.sqrt(count)
     scaled = (root + 0.12 + 0.11 / root) * distance
@@ -137,7 +162,7 @@ def judge_rate(hits: Tensor, chances: Tensor) -> Rate:
         seen=float(hits.double().mean()),
         expected=float(chances.mean()),
         half_width=HALF_WIDTH * deviation / count,
-        p=_two_sided(difference, deviation),
+        p=two_sided(difference, deviation),
     )
 
 

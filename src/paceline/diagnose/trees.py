@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.api.build import build_drafter
+from paceline.api.build import VerifierLike, build_drafter
 from paceline.api.generate import generate
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
@@ -42,7 +42,7 @@ def advise_tree(
     num_drafted: int,
     depth: int,
     width: int,
-    verifier: str = "coupled",
+    verifier: VerifierLike = "coupled",
 ) -> Advice:
     """Draft for ``prompts`` with a comb of ``width``, find the best tree of ``num_drafted`` nodes and ``depth`` levels.
 

@@ -4,7 +4,7 @@ B rows, N nodes, V vocabulary.
 """
 
 from abc import abstractmethod
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from paceline.core.batch import Batch
 from paceline.core.tree import Draw, Outcome, Tree
 
 
+@runtime_checkable
 class Verifier(Protocol):
     """Pure: the outcome is a function of the tree, the target's logits and the rows' noise."""
 

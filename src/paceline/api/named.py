@@ -1,0 +1,124 @@
+"""Registered parts from text: "NAME" or "NAME:option=value,option=value". Knows nothing of what the parts do.
+
+Options are the keyword arguments of the part's class; a value is read by the type that the class annotates.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from paceline.core.registry import Registry
+
+NOTHING = "none"  # the value of an option that may be None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A registered class, and the options it is to be made with."""
+
+    kind: type
+    options: Mapping[str, object]
+
+    def make(self) -> Any:
+        """The part itself. Raises ValueError for what its class refuses."""
+        return self.kind(**self.options)
+
+
+def name_of(text: str) -> str:
+    """The name that ``text`` begins with."""
+    return text.partition(":")[0]
+
+
+def read_named(registry: Registry, text: str) -> Named:
+    """The class and the options that ``text`` names; nothing is made yet.
+
+    Raises ValueError naming what is known: for an unknown name or option, for a value that is not of the option's type,
+    for what is not written as option=value, and for options that the class needs and ``text`` lacks.
+    """
+    name, colon, rest = text.partition(":")
+    kind = registry.find(name)
+    part = f"{registry.kind} {name!r}"
+    known = _options(kind)
+    written = _split(f"{registry.kind} {text!r}", rest) if colon else {}
+    for option in written:
+        if option not in known:
+            raise ValueError(f"{part} has no option {option!r}; {_describe(known, f'give {name!r} alone')}")
+    options = {option: _read(part, kind, known[option], value) for option, value in written.items()}
+    missing = [option for option, of in known.items() if of.default is Parameter.empty and option not in options]
+    if missing:
+        raise ValueError(
+            f"{part} needs {', '.join(missing)}: give a {kind.__name__} instead of the name, or "
+            f"{name}:{','.join(f'{option}=VALUE' for option in missing)}"
+        )
+    return Named(kind=kind, options=options)
+
+
+def _options(kind: type) -> dict[str, Parameter]:
+    """The arguments of a class that have names of their own."""
+    collecting = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return {name: option for name, option in signature(kind).parameters.items() if option.kind not in collecting}
+
+
+def _split(whole: str, text: str) -> dict[str, str]:
+    """Options as they are written. Raises ValueError for what is none, and for an option given twice."""
+    written: dict[str, str] = {}
+    for one in text.split(","):
+        option, equals, value = (piece.strip() for piece in one.partition("="))
+        if not (option and equals and value):
+            raise ValueError(f"{whole}: {one.strip()!r} is no option; write NAME:option=value,option=value")
+        if option in written:
+            raise ValueError(f"{whole}: {option} is given twice; give it once")
+        written[option] = value
+    return written
+
+
+def _describe(known: Mapping[str, Parameter], otherwise: str) -> str:
+    if not known:
+        return f"it takes none: {otherwise}"
+    defaults = ((name, option.default) for name, option in known.items())
+    return f"known: {', '.join(name if value is Parameter.empty else f'{name}={value}' for name, value in defaults)}"
+
+
+def _read(part: str, kind: type, option: Parameter, text: str) -> object:
+    """The value of ``option``. Raises ValueError for a text that is none of its type, and for types that have none."""
+    types = _types(kind, option)
+    unreadable = [one for one in types if one is not NoneType and one not in _READERS]
+    if unreadable or not types:
+        wanted = " or ".join(getattr(one, "__name__", str(one)) for one in unreadable) or "an object"
+        raise ValueError(
+            f"{option.name}={text} of the {part}: it takes {wanted}, which cannot be written as text; give a "
+            f"{kind.__name__} instead of the name"
+        )
+    if NoneType in types and text.lower() == NOTHING:
+        return None
+    for one in (kind for kind in _READERS if kind in types):
+        try:
+            return _READERS[one](text)
+        except ValueError:
+            continue
+    wanted = " or ".join(NOTHING if one is NoneType else _WORDS[one] for one in types)
+    raise ValueError(f"{option.name}={text} of the {part}: give {wanted}")
+
+
+def _types(kind: type, option: Parameter) -> tuple[type, ...]:
+    """What an option's annotation allows; where it has none, the type of its default; nothing where neither says."""
+    try:
+        given = signature(kind, eval_str=True).parameters[option.name].annotation
+    except NameError:  # an annotation that its own module does not import
+        return ()
+    if given is Parameter.empty:
+        return () if option.default in (Parameter.empty, None) else (type(option.default),)
+    return get_args(given) if get_origin(given) in (Union, UnionType) else (given,)
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+# In the order in which a value that may be several is tried.
+_READERS: dict[type, Callable[[str], object]] = {bool: _truth, int: int, float: float, str: str}
+_WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}

@@ -1,0 +1,141 @@
+"""The command ``paceline audit --url``: whether a server gives the texts of the model that it says it serves."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.audit import mark
+from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
+from paceline.cli.models import check_model, load_target
+from paceline.cli.options import ModelOptions
+from paceline.diagnose.prompts import BEGINNINGS
+from paceline.diagnose.served import FAR_LOGPROBS, Served, audit_server, check_counts
+from paceline.diagnose.server import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditServer:
+    """The command's options; ``run`` returns the exit code."""
+
+    model: ModelOptions
+    url: str
+    served_model: str | None
+    api_key_env: str | None
+    timeout: float
+    near_tie: float
+    num_tokens: int
+    text_length: int
+    batch_size: int
+    seed: int
+    json: bool
+
+    def run(self) -> int:
+        """Ask, and print what was found. The server is looked for before the model is loaded."""
+        check_counts(
+            num_tokens=self.num_tokens,
+            text_length=self.text_length,
+            batch_size=self.batch_size,
+            near_tie=self.near_tie,
+        )
+        check_model(self.model)
+        server = Server(url=self.url, key=self._key(), timeout=self.timeout)
+        own = self.model.model
+        name = server.find_model(self.served_model, others=(own, str(Path(own).absolute()), Path(own).name))
+        target = load_target(self.model)
+        with _progress() as progress:
+            task = progress.add_task("", total=self.num_tokens)
+            found = audit_server(
+                target,
+                server,
+                BEGINNINGS,
+                model=name,
+                num_tokens=self.num_tokens,
+                text_length=self.text_length,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                near_tie=self.near_tie,
+                tell=lambda what, done: progress.update(task, description=what, completed=min(done, self.num_tokens)),
+            )
+        if self.json:
+            print(json.dumps({**asdict(found), "failures": found.failures, "notes": found.notes}))
+        else:
+            _print(found)
+        return EXIT_DIFFERENT if found.failures else EXIT_OK
+
+    def _key(self) -> str | None:
+        """The key, where its variable is named. Raises ValueError where that is not set."""
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise ValueError(
+                f"--api-key-env {self.api_key_env}: this variable is not set; give the name of one that is"
+            )
+        return key
+
+
+def _progress() -> Progress:
+    """Tokens judged so far, on standard error where that is a terminal."""
+    console = Console(stderr=True, highlight=False)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tokens judged"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+def _print(found: Served) -> None:
+    console = Console(highlight=False)
+    table = Table("check", "found", "expected", "", box=None, padding=(0, 2, 0, 0))
+    greedy, repeats, law, sampled = found.greedy, found.repeats, found.law, found.sampled
+    if found.misread is not None:
+        same = found.num_prompts - len(found.misread)
+        table.add_row("prompts of as many tokens", f"{same} of {found.num_prompts}", "all", _verdict(not found.misread))
+    same = greedy.num_texts - len(greedy.partings)
+    expected = "all, but for near ties" if greedy.partings else "all"
+    good = _verdict(not greedy.errors)
+    table.add_row("greedy texts equal to the model's", f"{same} of {greedy.num_texts}", expected, good)
+    if greedy.partings:
+        largest = max(one.margin for one in greedy.partings)
+        table.add_row("  largest margin where they part", f"{largest:.3g}", f"at most {greedy.near_tie:g}", "")
+    again = "ok" if repeats.num_equal == repeats.num_texts else "see note"
+    table.add_row("same text for the same seed", f"{repeats.num_equal} of {repeats.num_texts}", "all", again)
+    table.add_row(
+        f"surprise of {law.num_tokens:,} sampled tokens, nats",
+        f"{law.surprise:.4f}",
+        f"{law.entropy:.4f} +- {law.half_width:.4f}",
+        mark(law.surprise_p),
+    )
+    table.add_row("  their places in the law, distance", f"{law.place_distance:.4f}", "", mark(law.place_p))
+    table.add_row("  how often the likeliest were drawn", "", "", mark(law.rank_p))
+    if found.logprobs is not None:
+        near = found.logprobs
+        expected = f"at most {FAR_LOGPROBS:g}"
+        good = _verdict(near.mean <= FAR_LOGPROBS)
+        table.add_row("  their log-probabilities, mean error", f"{near.mean:.2g}", expected, good)
+    table.add_row("  known by", sampled.telling, "", "")
+    if sampled.num_dropped or sampled.num_cut:
+        for number, what in ((sampled.num_dropped, "left out"), (sampled.num_cut, "read in part")):
+            table.add_row(f"  texts {what}", f"{number} of {sampled.num_texts}", "", "")
+    console.print(table)
+    for note in found.notes:
+        console.print(Text(f"note: {note}", "yellow"))
+    for failure in found.failures:
+        console.print(Text(f"FAILED: {failure}", "bold red"))
+    if not found.failures:
+        console.print(Text("nothing speaks against it", "bold green"))
+
+
+def _verdict(good: bool) -> str:
+    return "ok" if good else "FAILED"
