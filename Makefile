@@ -43,7 +43,7 @@ bench: $(STAMP)  ## Drafting against plain decoding and against transformers, on
 	$(BIN)/paceline bench --peers --output build/bench.jsonl
 
 bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
-	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output benchmarks/verifiers.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output benchmarks/verifiers-cost.jsonl
 
 laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
 	$(BIN)/python -m tests.laws
