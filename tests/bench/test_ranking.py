@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from paceline.api import build_drafter, load
 from paceline.bench.ranking import __main__ as command
@@ -50,6 +51,16 @@ def test_every_way_decodes_every_text_once_and_is_not_measured_twice(tmp_path):
     path.write_text("".join(json.dumps(record) + "\n" for record in sound), encoding="utf-8")
     measure(path)
     assert len(read_records(path)) == len(records)
+
+
+def test_processor_time_is_of_one_thread(tmp_path):
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="take one thread"):
+            measure(tmp_path / "raw.jsonl", processor_time=True)
+    finally:
+        torch.set_num_threads(1)
+    measure(tmp_path / "raw.jsonl", processor_time=True)
 
 
 def scripted(void, factor=1.0):

@@ -87,6 +87,7 @@ def _measure(given: argparse.Namespace, raw: RawFile) -> None:
                 "prompts": fingerprint({"prompts": prompts}),
             },
             notes={"date": datetime.now(UTC).isoformat(timespec="seconds")},
+            processor_time=given.processor_time,
             progress=lambda contest, what: status.update(f"{contest}: {what} ..."),
         )
 
@@ -104,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--temperature", type=float, action="append", help="0.5, 0.7 and 1 by default")
     parser.add_argument("--top-p", type=float, action="append", help="1 and 0.95 by default")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="where other programs run: what was computed, not what passed"
+    )
     parser.add_argument("--output", type=Path, required=True, help="file of raw figures, continued if it is there")
     parser.add_argument("--report", action="store_true", help="measure nothing: print what the file holds")
     return parser

@@ -5,8 +5,11 @@ same prompts with the same seeds, text by text in turn (bench/runner); what one 
 once, and what the file holds is not measured again unless the machine was not quiet.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+
+import torch
 
 from paceline.api import Loaded
 from paceline.bench.own import continuing
@@ -74,17 +77,27 @@ def run_contests(
     raw: RawFile,
     conditions: Record,
     notes: Record,
+    processor_time: bool = False,
     progress: Callable[[Contest, str], None] | None = None,
 ) -> str:
     """Measure what ``raw`` lacks of ``contests``; the fingerprint of the run.
 
     Every prompt is continued by ``num_tokens`` tokens with ``num_seeds`` seeds of its own. A contest in which plain
-    decoding differed from itself is measured again, once a call. Raises ValueError for counts below 1.
+    decoding differed from itself is measured again, once a call. ``processor_time`` counts what the thread computed
+    instead of what passed. Raises ValueError for counts below 1, and for processor time on several threads.
     """
     for name, value in (("num_seeds", num_seeds), ("num_tokens", num_tokens), ("number of prompts", len(prompts))):
         if value < 1:
             raise ValueError(f"{name}={value}: give at least 1")
-    counts = {"num_prompts": len(prompts), "num_seeds": num_seeds, "num_tokens": num_tokens, "seed": seed}
+    if processor_time and torch.get_num_threads() > 1:
+        raise ValueError(f"processor time of {torch.get_num_threads()} threads is the sum of theirs: take one thread")
+    counts = {
+        "num_prompts": len(prompts),
+        "num_seeds": num_seeds,
+        "num_tokens": num_tokens,
+        "seed": seed,
+        "processor_time": processor_time,
+    }
     whole = {**conditions, **counts, "ways": [asdict(way) for way in ways]}
     run = fingerprint(whole)
     if not any(record["kind"] == RUN and record["run"] == run for record in raw.records):
@@ -133,6 +146,7 @@ def run_contests(
             baseline=PLAIN,
             repeats=1,
             warm_up=0,
+            clock=time.process_time if processor_time else time.perf_counter,
             progress=None if progress is None else lambda what, contest=contest: progress(contest, what),
         )
         sides_taken = {measured.name: _record(measured) for measured in compared.measured}
