@@ -160,8 +160,8 @@ MUTANTS = (
     Mutant(
         "races in half precision",
         "core/noise.py",
-        "exponential = -torch",
-        "u = u.to(torch.bfloat16).to(scores.dtype); exponential = -torch",
+        "self.uniforms(key, count, dtype).neg_()",
+        "self.uniforms(key, count, dtype).to(torch.bfloat16).to(dtype).neg_()",
         (NOISE,),
     ),
     Mutant(

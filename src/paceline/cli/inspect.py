@@ -25,6 +25,7 @@ from paceline.models.memory import free_memory
 from paceline.verifiers import VERIFIERS
 
 GIB = 1 << 30
+REGISTERED = ("drafters", "verifiers")  # sections whose names users type
 RUNNERS = {
     "native": "native: Paceline's own code",
     "hf": "hf: transformers' own code, which is tried on drafts when it is loaded",
@@ -166,7 +167,9 @@ def _print(sections: dict[str, dict[str, object]]) -> None:
         table.add_column(overflow="fold")
         for name, value in facts.items():
             if value is not None:
-                table.add_row(Text(name.replace("_", " "), "dim"), Text(_spell(name, value)))
+                table.add_row(
+                    Text(name if title in REGISTERED else name.replace("_", " "), "dim"), Text(_spell(name, value))
+                )
         console.print(table)
 
 
