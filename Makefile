@@ -54,7 +54,7 @@ laws-long: $(STAMP)  ## Ten minutes of sampled texts of a tiny transformer again
 divergence: $(STAMP)  ## How often drafting changes a text at near ties, per backend and precision
 	$(BIN)/python -m paceline.diagnose.divergence_table
 
-rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 20 minutes; goes on after an interruption)
+rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 10 minutes; goes on after an interruption)
 	$(BIN)/python -m paceline.bench.ranking --output benchmarks/verifiers-embedded.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices

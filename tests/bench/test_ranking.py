@@ -99,6 +99,13 @@ def test_a_sound_measurement_stands_before_a_void_one():
     assert ranking.void
 
 
+def test_several_contests_are_added_up():
+    other = {**scripted(False, 2.0), "contest": {"temperature": 0.5, "top_p": 1.0}}
+    one, two, both = rankings_of([RUN, scripted(False), other])
+    assert [one.name, two.name, both.name] == ["T=1", "T=0.5", "all together"]
+    assert both.plain.value == pytest.approx(20 / 6) and both.best("block").tokens_per_step.value == 2.5
+
+
 def test_figures_of_something_else_are_refused():
     with pytest.raises(ValueError, match="rank-verifiers"):
         rankings_of([{"kind": "run", "run": "a", "conditions": {}}])

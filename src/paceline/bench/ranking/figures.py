@@ -9,12 +9,13 @@ from paceline.bench.ranking.contests import CONTROL, PLAIN, Contest, Way
 from paceline.bench.raw import CONTEST, RUN, Record
 from paceline.bench.statistics import Estimate, pooled_ratio
 
+ALL = "all together"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """One way in one contest."""
 
-    contest: Contest
     way: Way
     tokens_per_step: Estimate
     tokens_per_second: Estimate
@@ -24,9 +25,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """All ways of one contest, as they were given."""
+    """All ways of one contest or of several together, in the order given."""
 
-    contest: Contest
+    name: str  # the contest's, or ALL
     plain: Estimate  # tokens per second
     control: Estimate  # plain decoding's speed-up over itself
     void: bool  # the machine was not quiet, so times say nothing; tokens per step do not depend on it
@@ -44,7 +45,10 @@ class Ranking:
 
 
 def rankings_of(records: Sequence[Record]) -> list[Ranking]:
-    """Of the last run in ``records``, every contest by its last sound measurement. Raises ValueError for no run."""
+    """Of the last run in ``records``, every contest by its last sound measurement, then all of several together.
+
+    Raises ValueError for no run.
+    """
     runs = [record for record in records if record["kind"] == RUN and "ways" in record["conditions"]]
     if not runs:
         raise ValueError("no comparison of verifiers in these figures: give a file that make rank-verifiers wrote")
@@ -56,18 +60,21 @@ def rankings_of(records: Sequence[Record]) -> list[Ranking]:
             contest = Contest(**record["contest"])
             if contest not in chosen or not record["void"]:
                 chosen[contest] = record
-    return [_rank(contest, record, ways) for contest, record in chosen.items()]
+    rankings = [_rank(str(contest), [record], ways) for contest, record in chosen.items()]
+    return [*rankings, _rank(ALL, list(chosen.values()), ways)] if len(rankings) > 1 else rankings
 
 
-def _rank(contest: Contest, record: Record, ways: Sequence[Way]) -> Ranking:
-    sides = record["sides"]
+def _rank(name: str, records: Sequence[Record], ways: Sequence[Way]) -> Ranking:
+    sides = {
+        side: {field: [value for record in records for value in record["sides"][side][field]] for field in fields}
+        for side, fields in records[0]["sides"].items()
+    }
     plain = sides[PLAIN]
 
     def place(way: Way) -> Placed:
         own = sides[str(way)]
         rival = sides.get(str(Way(verifier="coupled", shape=way.shape)))
         return Placed(
-            contest=contest,
             way=way,
             tokens_per_step=pooled_ratio(own["tokens"], own["steps"]),
             tokens_per_second=pooled_ratio(own["tokens"], own["seconds"]),
@@ -76,10 +83,10 @@ def _rank(contest: Contest, record: Record, ways: Sequence[Way]) -> Ranking:
         )
 
     return Ranking(
-        contest=contest,
+        name=name,
         plain=pooled_ratio(plain["tokens"], plain["seconds"]),
         control=pooled_ratio(plain["seconds"], sides[CONTROL]["seconds"]),
-        void=record["void"],
+        void=any(record["void"] for record in records),
         placed=tuple(map(place, ways)),
     )
 
@@ -93,7 +100,7 @@ def best_table(rankings: Sequence[Ranking], title: str) -> Table:
     """Every verifier at its fastest shape in every contest: speed-up over plain, tokens per step, shape."""
     table = Table("verifier", title=title)
     for ranking in rankings:
-        table.add_column(str(ranking.contest), justify="right")
+        table.add_column(ranking.name, justify="right")
     for verifier in verifiers_of(rankings):
         cells = [ranking.best(verifier) for ranking in rankings]
         table.add_row(verifier, *("-" if placed is None else _cell(placed) for placed in cells))
@@ -104,7 +111,7 @@ def best_table(rankings: Sequence[Ranking], title: str) -> Table:
 
 def whole_table(ranking: Ranking) -> Table:
     """Every way of one contest."""
-    table = Table("draft", "verifier", title=str(ranking.contest))
+    table = Table("draft", "verifier", title=ranking.name)
     for title in ("tokens/step", "tokens/s", "over plain", "over coupled"):
         table.add_column(title, justify="right")
     for placed in ranking.placed:
