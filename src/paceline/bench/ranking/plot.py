@@ -41,6 +41,6 @@ def draw(rankings: Sequence[Ranking], *, title: str) -> str:
         above.axhline(1, color="black", linewidth=0.8)
         above.set_ylabel("speed-up over plain")
         below.set_ylabel("tokens per step, at most")
-        below.set_xticks(range(len(rankings)), labels=[ranking.name for ranking in rankings])
+        below.set_xticks(range(len(rankings)), labels=[ranking.name.replace(", ", "\n") for ranking in rankings])
         above.legend(fontsize=8, ncols=3)
         return to_svg(figure)
