@@ -50,15 +50,15 @@ def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):
             decoder.read()  # the host lane is where reading belongs, and the gate would notice one elsewhere
 
 
-@pytest.mark.parametrize(
-    ("drafter", "verifier"),
-    # Of the trees, one here: compiling takes half a minute each, and every rule is compiled on trees elsewhere.
-    [
-        pytest.param(*pair, marks=[pytest.mark.slow] if pair[0] == TREE and pair[1] != "recursive" else [])
-        for pair in PAIRS
-    ],
-)
-@pytest.mark.parametrize("sampled", [False, True])
+def compiled_cases():
+    """Compiling takes up to half a minute: trees and greedy texts with one rule each, the others among the slow."""
+    for sampled in (False, True):
+        for drafter, verifier in PAIRS:
+            soon = verifier == "recursive" if drafter == TREE else sampled or verifier == "coupled"
+            yield pytest.param(drafter, verifier, sampled, marks=[] if soon else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("drafter", "verifier", "sampled"), list(compiled_cases()))
 def test_the_step_compiles_whole_and_once(drafter, verifier, sampled):
     _, target = tiny.target()
     eager, compiled = (decoder_for(make(drafter, target), verifier, k=K, rows=3) for _ in range(2))

@@ -5,8 +5,8 @@ import pytest
 from tests.mutants import MUTANTS
 from tests.mutants.apply import kill
 
-FAMILIES = ("drafters/grow/", "models/cpu/", "verifiers/")
-FEW = 3  # of each family
+FAMILIES = ("api/", "core/", "drafters/", "engine/", "models/cpu/", "verifiers/")
+FEW = 4  # of each family
 
 
 def cases():
