@@ -6,7 +6,7 @@ from tests.mutants import MUTANTS
 from tests.mutants.apply import kill
 
 FAMILIES = ("api/", "core/", "drafters/", "engine/", "models/cpu/", "verifiers/")
-FEW = 4  # of each family
+FEW = 2  # of each family
 
 
 def cases():
