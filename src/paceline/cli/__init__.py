@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import looking
+from paceline.cli import audit_options, looking
 from paceline.cli import options as o
-from paceline.cli.audit_options import audit
 from paceline.cli.bench_options import bench
 from paceline.cli.commands import COMMANDS as COMMANDS
 from paceline.cli.commands import EXIT_BAD_INPUT as EXIT_BAD_INPUT
@@ -243,7 +242,7 @@ def score(
 
 app.command(epilog=EXIT_CODES)(looking.inspect)
 app.command(epilog=EXIT_CODES)(looking.roofline)
-app.command(epilog=EXIT_CODES)(audit)
+app.command(epilog=EXIT_CODES)(audit_options.audit)
 app.command(epilog=EXIT_CODES)(tree)
 
 
