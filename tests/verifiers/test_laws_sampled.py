@@ -68,8 +68,15 @@ OPTIONS = {"plain": {}, "warped": dict(temperature=0.6, top_k=2)}
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("options", sorted(OPTIONS))
+@pytest.mark.parametrize(
+    ("k", "options"),
+    # tests/laws enumerates the same laws; here two of the four ways in a run of the suite.
+    [
+        pytest.param(k, name, marks=[] if (k == 1) == (name == "plain") else [pytest.mark.slow])
+        for k in (1, 2)
+        for name in sorted(OPTIONS)
+    ],
+)
 def test_joint_law_over_several_steps_is_the_targets(drafter, verifier, k, options):
     table = random_table(1)
     instance = MAKERS[drafter]()

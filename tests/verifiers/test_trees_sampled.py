@@ -96,6 +96,7 @@ def decode(verifier, shape, draw, rows, table, **options):
     return decoder
 
 
+@pytest.mark.slow  # the same laws are enumerated, and sampled from real models, in tests/laws
 @every_case
 def test_joint_law_over_several_steps_is_the_targets(verifier, shape, draw):
     if not VERIFIERS.find(verifier).lossless:
