@@ -186,6 +186,29 @@ def test_words_that_differ_in_single_precision_decide_differently(word, dtype, s
         assert winner.tolist() == [order.index(word - step)]
 
 
+@pytest.mark.parametrize(("word", "drawn"), [(0, 1), (2**31, 3), (2**32 - 1, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_draw_never_meets_a_token_without_weight(word, drawn, dtype):
+    weights = torch.tensor([[0.0, 0.6, 0.0, 1.3, 0.0]], dtype=dtype)
+    assert Scripted(word).draw(weights, key(torch.arange(1), 0, shape=(1,))).tolist() == [drawn]
+
+
+def test_a_draw_has_the_law_of_its_weights():
+    weights = torch.tensor([0.5, 0.0, 3.0, 1.5])
+    drawn = NOISE.draw(weights.expand(200_000, 4), key(torch.arange(200_000), 3, Stream.RESIDUAL, shape=(200_000,)))
+    shares = torch.bincount(drawn, minlength=4) / 200_000
+    wanted = weights / weights.sum()
+    assert bool(((shares - wanted).abs() <= 4 * (wanted * (1 - wanted) / 200_000).sqrt()).all())
+
+
+def test_entries_with_one_key_run_one_race():
+    scores = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(2))
+    at = torch.tensor([[0, 1, 1, 2, 0], [0, 2, 1, 1, 1], [2, 2, 0, 0, 1]])
+    positions = torch.arange(9).reshape(3, 3)
+    apart = NOISE.choose(scores, key(positions.gather(1, at), 4, shape=(3, 5)))
+    assert torch.equal(NOISE.choose_at(scores, key(positions, 4, shape=(3, 3)), at), apart)
+
+
 def test_a_coin_lands_at_its_rate():
     p, q = torch.full((200_000,), 0.18), torch.full((200_000,), 0.6)
     heads = NOISE.coin(p, q, key(torch.arange(200_000), 2, stream=Stream.ACCEPT, shape=(200_000,))).double().mean()

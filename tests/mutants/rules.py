@@ -158,6 +158,13 @@ MUTANTS = (
         (NOISE,),
     ),
     Mutant(
+        "a draw may meet a token without weight",
+        "core/noise.py",
+        "goal, right=True)",
+        "goal, right=False)",
+        (NOISE,),
+    ),
+    Mutant(
         "races in half precision",
         "core/noise.py",
         "self.uniforms(key, count, dtype).neg_()",
