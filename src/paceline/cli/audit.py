@@ -4,14 +4,13 @@ import json
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from paceline.api.loading import runnable
 from paceline.api.prompts import encode
 from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_drafting, choose_drafter, load_target, num_draft_tokens
 from paceline.cli.options import DraftOptions, ModelOptions
+from paceline.cli.verdicts import add_law, mark, new_table, say
 from paceline.diagnose.audit import Audit, audit
 from paceline.diagnose.prompts import BEGINNINGS
 from paceline.models.exactness import find_dependence
@@ -61,7 +60,7 @@ class AuditModel:
 
 def _print(found: Audit) -> None:
     console = Console(highlight=False)
-    table = Table("check", "found", "expected", "", box=None, padding=(0, 2, 0, 0))
+    table = new_table()
     greedy, law = found.greedy, found.law
     same = greedy.num_texts - len(greedy.partings)
     table.add_row(
@@ -74,24 +73,14 @@ def _print(found: Audit) -> None:
         own = found.coupled
         equality = _equal(own.num_equal, own.num_texts, found)
         table.add_row("sampled texts equal to plain ones", f"{own.num_equal} of {own.num_texts}", *equality)
-    table.add_row(
-        f"surprise of {law.num_tokens:,} sampled tokens, nats",
-        f"{law.surprise:.4f}",
-        f"{law.entropy:.4f} +- {law.half_width:.4f}",
-        mark(law.surprise_p),
-    )
-    table.add_row("  their places in the law, distance", f"{law.place_distance:.4f}", "", mark(law.place_p))
-    table.add_row("  how often the likeliest were drawn", "", "", mark(law.rank_p))
+    add_law(table, law)
     if found.acceptance is not None:
         rate = found.acceptance
         expected = f"{rate.expected:.4f} +- {rate.half_width:.4f}"
         table.add_row(f"first tokens accepted, of {rate.count:,}", f"{rate.seen:.4f}", expected, mark(rate.p))
     table.add_row("tokens per step, greedy", f"{greedy.mean_acceptance_length:.2f}", "", "")
     console.print(table)
-    for failure in found.failures:
-        console.print(Text(f"FAILED: {failure}", "bold red"))
-    if not found.failures:
-        console.print(Text("nothing speaks against it", "bold green"))
+    say(console, found.failures)
 
 
 def _equal(num: int, of: int, found: Audit) -> tuple[str, str]:
@@ -99,8 +88,3 @@ def _equal(num: int, of: int, found: Audit) -> tuple[str, str]:
     if not found.bitwise:
         return ("all, but for near ties" if num < of else "all"), ""
     return "all", "ok" if num == of else "FAILED"
-
-
-def mark(p: float) -> str:
-    """How likely so much is for honest draws."""
-    return f"p = {p:.3f}" if p >= 0.001 else f"p = {p:.1e}"

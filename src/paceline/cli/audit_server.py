@@ -7,13 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.audit import mark
 from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_model, load_target
 from paceline.cli.options import ModelOptions
+from paceline.cli.verdicts import add_law, new_table, say
 from paceline.diagnose.prompts import BEGINNINGS
 from paceline.diagnose.served import FAR_LOGPROBS, Served, audit_server, check_counts
 from paceline.diagnose.server import Server
@@ -97,7 +96,7 @@ def _progress() -> Progress:
 
 def _print(found: Served) -> None:
     console = Console(highlight=False)
-    table = Table("check", "found", "expected", "", box=None, padding=(0, 2, 0, 0))
+    table = new_table()
     greedy, repeats, law, sampled = found.greedy, found.repeats, found.law, found.sampled
     if found.misread is not None:
         same = found.num_prompts - len(found.misread)
@@ -111,14 +110,7 @@ def _print(found: Served) -> None:
         table.add_row("  largest margin where they part", f"{largest:.3g}", f"at most {greedy.near_tie:g}", "")
     again = "ok" if repeats.num_equal == repeats.num_texts else "see note"
     table.add_row("same text for the same seed", f"{repeats.num_equal} of {repeats.num_texts}", "all", again)
-    table.add_row(
-        f"surprise of {law.num_tokens:,} sampled tokens, nats",
-        f"{law.surprise:.4f}",
-        f"{law.entropy:.4f} +- {law.half_width:.4f}",
-        mark(law.surprise_p),
-    )
-    table.add_row("  their places in the law, distance", f"{law.place_distance:.4f}", "", mark(law.place_p))
-    table.add_row("  how often the likeliest were drawn", "", "", mark(law.rank_p))
+    add_law(table, law)
     if found.logprobs is not None:
         near = found.logprobs
         expected = f"at most {FAR_LOGPROBS:g}"
@@ -131,10 +123,7 @@ def _print(found: Served) -> None:
     console.print(table)
     for note in found.notes:
         console.print(Text(f"note: {note}", "yellow"))
-    for failure in found.failures:
-        console.print(Text(f"FAILED: {failure}", "bold red"))
-    if not found.failures:
-        console.print(Text("nothing speaks against it", "bold green"))
+    say(console, found.failures)
 
 
 def _verdict(good: bool) -> str:
