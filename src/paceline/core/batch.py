@@ -101,6 +101,11 @@ class Batch:
             return Key(seed=seed, position=position, stream=stream)
         return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage)
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether the target picks the likeliest of all tokens in every row."""
+        return not (self.sampling.any_sampled or self._any_min_tokens)
+
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """The target's own choice [R, n] from ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
         if not self.sampling.any_sampled:

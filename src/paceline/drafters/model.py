@@ -15,7 +15,7 @@ from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
 from paceline.drafters.grow import make_grower
 from paceline.drafters.grow.shapes import Shape, Topology
-from paceline.models.base import LM, Head, Output, longest_text
+from paceline.models.base import LM, Ahead, Head, Output, longest_text
 from paceline.models.prefill import feed, prefill
 
 ORDINARY_LAG = 2  # the root, and the last drafted token when the whole draft was accepted
@@ -57,7 +57,8 @@ class ModelDrafter(Drafter):
         """A cache for the longest text that both the target's rows and the draft's context allow."""
         self.setting = setting
         depths = range(1, setting.max_draft_tokens + 1)
-        self.growers = [make_grower(self._shape(depth), setting) for depth in depths]
+        run = self._run_ahead if isinstance(self.lm, Ahead) else None
+        self.growers = [make_grower(self._shape(depth), setting, run) for depth in depths]
         ahead = max(ORDINARY_LAG, 1 + max((grower.num_read for grower in self.growers), default=0))
         self.reach = longest_text(self.lm, num_nodes=ahead)
         if self.reach < 1:
@@ -113,6 +114,11 @@ class ModelDrafter(Drafter):
         output = self.lm(forest, self.cache, start=start)
         assert output.logits is not None
         return self._fit(output.logits)
+
+    def _run_ahead(self, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
+        """Draft and read a chain in one call."""
+        assert isinstance(self.lm, Ahead)
+        self.lm.run_ahead(self.cache, logits, tokens, valid)
 
     def _read_text(self, batch: Batch) -> Tensor:
         """Read what the cache lacks up to the root; logits [B, 1, V'] after it."""

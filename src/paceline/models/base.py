@@ -3,6 +3,7 @@
 B rows, n nodes of the call, V vocabulary, H hidden size.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -67,6 +68,20 @@ class LM(Protocol):
 
         Node i of row b is written to slot length[b] + i and sits at position length[b] + depth[b, i]; it attends to
         the committed slots and its own ancestors. Only ``cache.commit`` makes a slot lasting.
+        """
+        ...
+
+
+class Ahead(ABC):
+    """An LM that also picks and reads several tokens by itself, faster than call by call."""
+
+    @abstractmethod
+    def run_ahead(self, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
+        """Continue each row by its likeliest tokens, from the ``logits`` [B, 1, V] after its root.
+
+        ``tokens`` and ``valid`` [B, 1 + D] are contiguous; column 0 is the root, which ``cache`` has read. What is
+        valid is written to ``tokens``, and all but the last column of it read into the scratch of ``cache``. V may be larger
+        or smaller than the model's vocabulary: ids that only one of them has are not picked.
         """
         ...
 

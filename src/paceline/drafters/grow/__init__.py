@@ -1,14 +1,21 @@
 """Growing trees, for any drafter that can score a node from its path."""
 
+from paceline.core.tree import Draw
 from paceline.drafters.base import Setting
 from paceline.drafters.grow.base import Grower
+from paceline.drafters.grow.chain import ChainGrower, Run
 from paceline.drafters.grow.confident import ConfidentGrower
 from paceline.drafters.grow.shapes import Confident, Shape, Topology
 from paceline.drafters.grow.topology import TopologyGrower
 
+OWN_PICKS = frozenset({Draw.FIXED, Draw.SHARED})  # where all rows are greedy these are the likeliest tokens
 
-def make_grower(shape: Shape, setting: Setting) -> Grower:
-    """What grows ``shape`` as ``setting`` says. Raises ValueError for nodes of more children than there are tokens."""
+
+def make_grower(shape: Shape, setting: Setting, run: Run | None = None) -> Grower:
+    """What grows ``shape`` as ``setting`` says; chains of a model's own picks by ``run``, if there is one.
+
+    Raises ValueError for nodes of more children than there are tokens.
+    """
     if shape.max_width > setting.vocab_size:
         raise ValueError(
             f"a tree of {shape.max_width} children per node and a vocabulary of {setting.vocab_size}: lower the width"
@@ -16,4 +23,7 @@ def make_grower(shape: Shape, setting: Setting) -> Grower:
     if isinstance(shape, Confident):
         return ConfidentGrower(shape)
     assert isinstance(shape, Topology)
-    return TopologyGrower(shape, setting.draw, setting.device)
+    plain = TopologyGrower(shape, setting.draw, setting.device)
+    if run is None or shape.max_width > 1 or shape.depth == 0 or setting.draw not in OWN_PICKS:
+        return plain
+    return ChainGrower(plain, run)

@@ -94,6 +94,17 @@ class Call(Structure):
     ]
 
 
+class Chain(Structure):
+    """Several tokens that a model picks by itself, each read before the next."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "depth vocab".split()),
+        ("logits", c_void_p),
+        ("logits_step", c_int64),
+        *((name, c_void_p) for name in "valid tokens".split()),
+    ]
+
+
 class Rows(Structure):
     """Values of every row of texts, the rows ``step`` apart."""
 

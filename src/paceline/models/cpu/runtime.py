@@ -12,16 +12,16 @@ from torch import Tensor
 
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Tree
-from paceline.models.base import Head, Output
+from paceline.models.base import Ahead, Head, Output
+from paceline.models.cpu import layout
 from paceline.models.cpu.build import load_kernel
-from paceline.models.cpu.layout import Call
 from paceline.models.cpu.program import compile_program
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
 
 
 @final
-class CpuDecoder:
+class CpuDecoder(Ahead):
     """``lm`` by the kernel, on its own weights.
 
     A row's numbers do not depend on what is computed beside it, so a token has the same logits, bit for bit, whether
@@ -72,31 +72,52 @@ class CpuDecoder:
         """Score nodes ``start`` on of ``tree`` (see models/base); traced by a compiler, it is the eager decoder."""
         if torch.compiler.is_compiling():
             return self.lm(tree, cache, start=start, taps=taps, head=head)
-        if self.lm.embed.weight.data_ptr() != self._source:  # the weights were moved
-            self._prepare()
-        self._extend_table(min(cache.capacity, self.max_positions))
+        self._refresh(cache)
         tokens, depth, valid = _rows(tree.tokens[:, start:]), _rows(tree.depth[:, start:]), _rows(tree.valid[:, start:])
-        ancestors, length, index = _rows(tree.ancestors[:, start:]), cache.length, cache.rows
+        ancestors = _rows(tree.ancestors[:, start:])
         rows, nodes = tokens.shape
-        storage = cache.storage
         logits = self._empty_logits(rows, nodes, head)
         hidden = {tap: torch.empty(rows, nodes, self.lm.config.hidden_size, dtype=self.dtype) for tap in taps}
-        call = Call(
+        call, held = self._call(cache, rows=rows, nodes=nodes, head=head)
+        call.start, call.chain = start, tree.chain
+        call.tokens, call.tokens_step = tokens.data_ptr(), tokens.stride(0)
+        call.depth, call.depth_step = depth.data_ptr(), depth.stride(0)
+        call.valid, call.valid_step = valid.data_ptr(), valid.stride(0)
+        call.ancestors = ancestors.data_ptr()
+        call.ancestors_row_step, call.ancestors_step = ancestors.stride(0), ancestors.stride(1)
+        call.taps, call.num_taps = _integers(taps), len(taps)
+        call.hidden = (ctypes.c_void_p * len(taps))(*(hidden[tap].data_ptr() for tap in taps))
+        call.logits = None if logits is None else logits.data_ptr()
+        self._run(ctypes.byref(self._program.model), ctypes.byref(call))
+        del held
+        return Output(logits, hidden)
+
+    def run_ahead(self, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
+        """See models/base; one call for all of it."""
+        self._refresh(cache)
+        rows, width = tokens.shape
+        logits = _rows(logits[:, 0])
+        call, held = self._call(cache, rows=rows, nodes=1, head=Head.ALL)
+        call.chain = True
+        plan = layout.Chain(
+            depth=width - 1,
+            vocab=min(self.vocab_size, logits.shape[-1]),
+            logits=logits.data_ptr(),
+            logits_step=logits.stride(0),
+            valid=valid.data_ptr(),
+            tokens=tokens.data_ptr(),
+        )
+        self._ahead(ctypes.byref(self._program.model), ctypes.byref(call), ctypes.byref(plan))
+        del held
+
+    def _call(self, cache: View, *, rows: int, nodes: int, head: Head) -> tuple[layout.Call, list[Tensor]]:
+        """What a call says of the cache and the angles, and the tensors that it points to; the tree is missing."""
+        length, index, storage = cache.length, cache.rows, cache.storage
+        call = layout.Call(
             rows=rows,
             nodes=nodes,
-            start=start,
-            chain=tree.chain,
             threads=torch.get_num_threads(),
             head=head.value,
-            tokens=tokens.data_ptr(),
-            depth=depth.data_ptr(),
-            valid=valid.data_ptr(),
-            ancestors=ancestors.data_ptr(),
-            tokens_step=tokens.stride(0),
-            depth_step=depth.stride(0),
-            valid_step=valid.stride(0),
-            ancestors_row_step=ancestors.stride(0),
-            ancestors_step=ancestors.stride(1),
             length=length.data_ptr(),
             row_index=None if index is None else index.data_ptr(),
             keys=storage.keys.data_ptr(),
@@ -111,19 +132,22 @@ class CpuDecoder:
             turned=self._cos.shape[-1],
             layers=_integers(cache.layers),
             num_layers=len(cache.layers),
-            taps=_integers(taps),
-            hidden=(ctypes.c_void_p * len(taps))(*(hidden[tap].data_ptr() for tap in taps)),
-            num_taps=len(taps),
-            logits=None if logits is None else logits.data_ptr(),
         )
-        self._run(ctypes.byref(self._program.model), ctypes.byref(call))
-        return Output(logits, hidden)
+        return call, [length] if index is None else [length, index]
+
+    def _refresh(self, cache: View) -> None:
+        """Look whether weights were moved and whether angles reach as far as ``cache``."""
+        if self.lm.embed.weight.data_ptr() != self._source:
+            self._prepare()
+        self._extend_table(min(cache.capacity, self.max_positions))
 
     def _prepare(self) -> None:
         self._program = compile_program(self.lm)
         self._source = self.lm.embed.weight.data_ptr()
         self._run = getattr(load_kernel(), f"paceline_forward_{name_of(self.lm.dtype)}")
         self._run.restype = None
+        self._ahead = getattr(load_kernel(), f"paceline_ahead_{name_of(self.lm.dtype)}")
+        self._ahead.restype = None
         self._cos = self._sin = torch.empty(0)
 
     def _empty_logits(self, rows: int, nodes: int, head: Head) -> Tensor | None:

@@ -242,11 +242,50 @@ class Forward {
     }
 };
 
+inline std::mutex one;  // the buffers serve one call at a time
+
 template <class T>
 void forward(const Model *model, const Call *call) {
-    static std::mutex one;  // the buffers serve one call at a time
     std::lock_guard<std::mutex> held(one);
     Forward<T>(*model, *call).run();
+}
+
+// The first of the largest.
+template <class T>
+int64_t likeliest(const T *logits, int64_t vocab) {
+    int64_t best = 0;
+    Acc<T> most = widen(logits[0]);
+    for (int64_t v = 1; v < vocab; v++)
+        if (widen(logits[v]) > most) most = widen(logits[v]), best = v;
+    return best;
+}
+
+// call is for one node per row; what it reads of the tree is set here, depth by depth.
+template <class T>
+void ahead(const Model *model, const Call *call, const Chain *plan) {
+    static std::vector<T> memory;
+    std::lock_guard<std::mutex> held(one);
+    memory.resize(call->rows * model->vocab);
+    const int64_t width = plan->depth + 1;
+    const T *logits = (const T *)plan->logits;
+    int64_t step = plan->logits_step;
+    for (int64_t depth = 1; depth < width; depth++) {
+        for (int64_t row = 0; row < call->rows; row++)
+            if (plan->valid[row * width + depth])
+                plan->tokens[row * width + depth] = likeliest(logits + row * step, plan->vocab);
+        if (depth == plan->depth) return;
+        Call next = *call;
+        const int64_t beyond = depth - 1;
+        next.start = beyond;
+        next.tokens = plan->tokens + depth;
+        next.valid = plan->valid + depth;
+        next.tokens_step = next.valid_step = width;
+        next.depth = &beyond;
+        next.depth_step = 0;
+        next.logits = memory.data();
+        Forward<T>(*model, next).run();
+        logits = memory.data(), step = model->vocab;
+    }
 }
 
 // y = x w^T, shared out among threads as in a forward.
@@ -269,6 +308,10 @@ void product(const void *w, const void *x, void *y, int64_t rows, int64_t inner,
 #define PACELINE_EXPORT(T, name)                                                                         \
     extern "C" void paceline_forward_##name(const paceline::Model *model, const paceline::Call *call) {  \
         paceline::forward<T>(model, call);                                                               \
+    }                                                                                                    \
+    extern "C" void paceline_ahead_##name(const paceline::Model *model, const paceline::Call *call,      \
+                                          const paceline::Chain *plan) {                                 \
+        paceline::ahead<T>(model, call, plan);                                                           \
     }                                                                                                    \
     extern "C" void paceline_product_##name(const void *w, const void *x, void *y, int64_t rows,         \
                                             int64_t inner, int64_t outer, int64_t threads) {             \

@@ -1,0 +1,101 @@
+"""Running ahead in one call gives what picking and reading token by token gives, cache included."""
+
+import pytest
+import torch
+
+from paceline.core.tree import Tree
+from paceline.drafters.grow.chain import ChainGrower
+from paceline.drafters.model import ModelDrafter
+from paceline.models.base import Head
+from paceline.models.cpu.runtime import CpuDecoder
+from paceline.models.prefill import feed
+from tests.harness import decoder_for, finish, request
+from tests.models.cpu.models import native
+from tests.models.layouts import texts
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+LAYOUTS = ("grouped", "gpt2", "olmo2")
+LENGTHS = (3, 6, 4)
+ROOM = ((1, 1, 1, 1, 1), (1, 1, 0, 0, 0), (0, 0, 0, 0, 0))  # of three rows: all, two tokens, none (idle)
+
+
+def begun(model):
+    """Three texts of different lengths in a cache, and the logits after them."""
+    cache = model.new_cache(3, 24).view()
+    lengths = torch.tensor(LENGTHS)
+    logits = feed(model, cache, texts(3, max(LENGTHS)), lengths, max(LENGTHS), head=Head.LAST).logits
+    return cache, logits
+
+
+def one_by_one(model, cache, logits, tokens, valid, vocab):
+    for depth in range(1, tokens.shape[1]):
+        picked = logits[:, -1, :vocab].argmax(-1)
+        tokens[:, depth] = torch.where(valid[:, depth], picked, tokens[:, depth])
+        if depth + 1 < tokens.shape[1]:
+            forest = Tree.make_chain(tokens[:, 1 : depth + 1], valid[:, 1 : depth + 1])
+            logits = model(forest, cache, start=depth - 1).logits
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("vocab", [None, 11])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_and_cache_are_those_of_single_calls(layout, dtype, vocab):
+    model = CpuDecoder(native(layout, dtype))
+    made = []
+    for run in (one_by_one, None):
+        cache, logits = begun(model)
+        valid = torch.tensor(ROOM).bool()
+        tokens = torch.zeros(3, 5, dtype=torch.int64)
+        if run is None:
+            model.run_ahead(cache, logits[..., :vocab], tokens, valid)
+        else:
+            run(model, cache, logits, tokens, valid, vocab)
+        made.append((tokens, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
+    for alone, together in zip(*made, strict=True):
+        assert torch.equal(alone, together)
+    assert vocab is None or int(made[0][0].max()) < vocab
+    assert bool((made[0][0][0, 1:] != 0).any())
+
+
+def drafted(drafter, target, sampled=0.0):
+    """The trees of a whole run, and its texts."""
+    decoder = decoder_for(drafter, "coupled", target=target, k=4, rows=3)
+    prompts = [[5, 9, 2], [1], [17, 4, 33, 17, 4]]
+    requests = [
+        request(prompt, max_tokens=12 + 5 * row, temperature=sampled, seed=row) for row, prompt in enumerate(prompts)
+    ]
+    trees, propose = [], drafter.propose
+    drafter.propose = lambda batch, plan: trees.append(propose(batch, plan)) or trees[-1]
+    decoder.admit(requests, range(3))
+    texts = finish(decoder, rows=[0, 1, 2], prompts=prompts).texts
+    return trees, texts, decoder.stats.summary()
+
+
+@pytest.mark.parametrize("sampled", [0.0, 0.8])
+def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(sampled):
+    model = native("grouped", torch.float32)
+    target = CpuDecoder(model)
+    ahead = ModelDrafter(lm=CpuDecoder(model))
+    trees, texts, summary = drafted(ahead, target, sampled)
+    assert all(isinstance(grower, ChainGrower) for grower in ahead.growers)
+    wanted, others, other = drafted(slow(model), target, sampled)
+    assert texts == others
+    assert summary == other
+    assert summary.mean_acceptance_length > 4
+    for one, two in zip(trees, wanted, strict=True):
+        assert torch.equal(one.valid, two.valid)
+        assert torch.equal(torch.where(one.valid, one.tokens, 0), torch.where(two.valid, two.tokens, 0))
+
+
+def slow(model):
+    """A drafter that is given the growers of models that cannot run ahead."""
+    drafter = ModelDrafter(lm=CpuDecoder(model))
+    start = drafter.start
+
+    def plainly(setting):
+        start(setting)
+        drafter.growers = [grower.plain for grower in drafter.growers]
+
+    drafter.start = plainly
+    return drafter
