@@ -80,8 +80,8 @@ class Ahead(ABC):
         """Continue each row by its likeliest tokens, from the ``logits`` [B, 1, V] after its root.
 
         ``tokens`` and ``valid`` [B, 1 + D] are contiguous; column 0 is the root, which ``cache`` has read. What is
-        valid is written to ``tokens``, and all but the last column of it read into the scratch of ``cache``. V may be larger
-        or smaller than the model's vocabulary: ids that only one of them has are not picked.
+        valid is written to ``tokens``, and all but the last column of it read into the scratch of ``cache``. V may be
+        larger or smaller than the model's vocabulary: ids that only one of them has are not picked.
         """
         ...
 
