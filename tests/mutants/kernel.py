@@ -1,6 +1,6 @@
 """Mutants of the CPU kernel."""
 
-from tests.mutants.mutant import INVARIANCE, KERNEL, Mutant
+from tests.mutants.mutant import AHEAD, ENDING, INVARIANCE, KERNEL, PRODUCT, Mutant
 
 MUTANTS = (
     Mutant(
@@ -51,5 +51,47 @@ MUTANTS = (
         "if (!filled[row]) std::memset",
         "if (false) std::memset",
         (KERNEL,),
+    ),
+    Mutant(
+        "kernel: every block's sums begin anew",
+        "models/cpu/kernel/dots.h",
+        "acc[m][n] = first ? Vec<T>{} : sums.of[m * N + n];",
+        "acc[m][n] = Vec<T>{};",
+        (PRODUCT,),
+    ),
+    Mutant(
+        "kernel: one block's sums serve all tiles that take turns",
+        "models/cpu/kernel/dots.h",
+        "sums[g], at == 0",
+        "sums[0], at == 0",
+        (PRODUCT,),
+    ),
+    Mutant(
+        "kernel: what runs ahead reads all tokens at one place",
+        "models/cpu/kernel/kernel.cpp",
+        "next.start = beyond;",
+        "next.start = 0;",
+        (AHEAD,),
+    ),
+    Mutant(
+        "kernel: what runs ahead passes the limits of its row",
+        "models/cpu/kernel/kernel.cpp",
+        "if (plan->valid[row * width + depth])",
+        "if (true)",
+        (AHEAD,),
+    ),
+    Mutant(
+        "kernel: a text goes on after its stop token",
+        "models/cpu/kernel/ending.h",
+        "if (stops) until = at + 1;",
+        "",
+        (ENDING,),
+    ),
+    Mutant(
+        "kernel: an idle row's steps are not counted",
+        "models/cpu/kernel/ending.h",
+        "t.steps[row] += 1;",
+        "t.steps[row] += active;",
+        (ENDING,),
     ),
 )

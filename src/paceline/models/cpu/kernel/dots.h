@@ -2,6 +2,10 @@
 //
 // y[m][n] = sum over k of w[n][k] x[m][k]. Every sum runs over k in the same order whatever the tile, so that a row's
 // result does not depend on the rows beside it: a token scored alone and in a draft has the same logits, bit for bit.
+//
+// With up to MOST_ROWS rows w passes once, in tiles that fill the registers, and what comes next is asked of memory
+// while they compute. With more, a piece of w stays near while tiles of x take turns, each asking for its share of the
+// next piece: reading and computing overlap there too.
 #pragma once
 
 #include <algorithm>
@@ -10,139 +14,83 @@
 
 namespace paceline {
 
-constexpr int MOST_ROWS = 6;  // of x in one tile: with 4 rows of w, 24 sums and their operands fill the registers
-constexpr int AHEAD = 8;      // tiles between what is read and what is asked of memory
-constexpr long PASS = 128 * 1024;  // bytes of w that stay in the second-level cache while several tiles of x read them
+constexpr int WIDE = 3;              // rows of w in a tile: with 9 of x, 27 sums and their operands fill 32 registers
+constexpr int MOST_ROWS = 9;         // of x in a tile
+constexpr int GROUPS = 8;            // tiles of w that take turns with one block of x
+constexpr int COLUMNS = WIDE * GROUPS;  // a thread's share of a product begins at a multiple of it
+constexpr long BLOCK = 2048;         // bytes of a row of x, so that a tile's stay in the first-level cache
+constexpr long PIECE = 256 * 1024;   // bytes of w that stay in the second while several tiles of x read them
+constexpr int AHEAD = 32;            // rows of w between what is read and what is asked of memory
 
-inline void want(const void *p) { __builtin_prefetch(p, 0, 3); }        // soon: in the first-level cache
-inline void want_later(const void *p) { __builtin_prefetch(p, 0, 2); }  // in the second
+inline void want(const void *p) { __builtin_prefetch(p, 0, 2); }  // soon, in the second-level cache
 
-// The memory after the rows of a tile, and that at far, line by line as the tile proceeds.
-template <int N>
-struct Ahead {
-    const char *near, *far;
-    inline void step() {
-        if constexpr (N > 1) {
-#pragma GCC unroll 8
-            for (int n = 0; n < N; n++) {
-                want(near + n * 64);
-                want_later(far + n * 64);
-            }
-            near += N * 64;
-            far += N * 64;
-        }
-    }
+// How numbers are multiplied: a vector at a time, or pairs of bfloat16 where the machine can.
+template <class T>
+struct Step {
+    using Operand = Vec<T>;
+    static constexpr int size = lanes<T>;
+    static Operand get(const T *p) { return load(p); }
+    static Operand some(const T *p, int count) { return load_some(p, count); }
+    static Vec<T> add(Vec<T> sum, Operand a, Operand b) { return sum + a * b; }
 };
-
-// One tile of N (1, 4 or 8) rows of w and M rows of x; out[m * N + n]. On the way it asks for the rows after these, and
-// for the N rows at far: a row is short, and the machine's own foresight starts anew with each.
-template <class T, int N, int M>
-[[gnu::noinline]] void tile(const T *w, long ldw, const T *x, long ldx, int k, const T *far, Acc<T> *out) {
-    using V = Vec<T>;
-    V acc[M][N] = {};
-    Ahead<N> ahead{(const char *)(w + N * ldw), (const char *)far};
-    int i = 0;
-    auto add = [&](auto &&get) {
-        V wide[N];
-#pragma GCC unroll 8
-        for (int n = 0; n < N; n++) wide[n] = get(w + n * ldw + i);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            V row = get(x + m * ldx + i);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; n++) acc[m][n] += wide[n] * row;
-        }
-    };
-    for (; i + lanes<T> <= k; i += lanes<T>) {
-        ahead.step();
-        add([](const T *p) { return load(p); });
-    }
-    if (i < k) add([&](const T *p) { return load_some(p, k - i); });
-    for (int m = 0; m < M; m++) {
-        if constexpr (N == 1) {
-            out[m] = sum(acc[m][0]);
-        } else {
-            for (int n = 0; n < N; n += 4) {
-                V four[4] = {acc[m][n], acc[m][n + 1], acc[m][n + 2], acc[m][n + 3]};
-                sums(four, out + m * N + n);
-            }
-        }
-    }
-}
-
 #if defined(__AVX512BF16__)
-// The same for bfloat16 where the machine multiplies pairs of it.
-template <int N, int M>
-[[gnu::noinline]] void tile_pairs(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, const bf16 *far, float *out) {
-    __m512 acc[M][N];
-    Ahead<N> ahead{(const char *)(w + N * ldw), (const char *)far};
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-        for (int n = 0; n < N; n++) acc[m][n] = _mm512_setzero_ps();
-    int i = 0;
-    auto add = [&](auto &&get) {
-        __m512bh wide[N];
-#pragma GCC unroll 8
-        for (int n = 0; n < N; n++) wide[n] = get(w + n * ldw + i);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            __m512bh row = get(x + m * ldx + i);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; n++) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], wide[n], row);
-        }
-    };
-    for (; i + 32 <= k; i += 32) {
-        ahead.step();
-        add([](const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); });
-    }
-    if (i < k) {
-        __mmask32 some = (1u << (k - i)) - 1;
-        add([&](const bf16 *p) { return (__m512bh)_mm512_maskz_loadu_epi16(some, p); });
-    }
-    for (int m = 0; m < M; m++) {
-        if constexpr (N == 1) {
-            out[m] = sum((Floats)acc[m][0]);
-        } else {
-            for (int n = 0; n < N; n += 4) {
-                Floats four[4] = {(Floats)acc[m][n], (Floats)acc[m][n + 1], (Floats)acc[m][n + 2], (Floats)acc[m][n + 3]};
-                sums(four, out + m * N + n);
-            }
-        }
-    }
-}
-#define PACELINE_PAIRS(N, M)                                                                                   \
-    template <>                                                                                                \
-    inline void tile<bf16, N, M>(const bf16 *w, long ldw, const bf16 *x, long ldx, int k, const bf16 *far, \
-                                   float *out) {                                                               \
-        tile_pairs<N, M>(w, ldw, x, ldx, k, far, out);                                                         \
-    }
-PACELINE_PAIRS(1, 1)
-PACELINE_PAIRS(1, 2)
-PACELINE_PAIRS(1, 3)
-PACELINE_PAIRS(1, 4)
-PACELINE_PAIRS(1, 5)
-PACELINE_PAIRS(1, 6)
-PACELINE_PAIRS(4, 1)
-PACELINE_PAIRS(4, 2)
-PACELINE_PAIRS(4, 3)
-PACELINE_PAIRS(4, 4)
-PACELINE_PAIRS(4, 5)
-PACELINE_PAIRS(4, 6)
-PACELINE_PAIRS(8, 1)
-#undef PACELINE_PAIRS
+template <>
+struct Step<bf16> {
+    using Operand = __m512bh;
+    static constexpr int size = 32;
+    static Operand get(const bf16 *p) { return (Operand)_mm512_loadu_si512(p); }
+    static Operand some(const bf16 *p, int count) { return (Operand)_mm512_maskz_loadu_epi16((1u << count) - 1, p); }
+    static Floats add(Floats sum, Operand a, Operand b) { return (Floats)_mm512_dpbf16_ps((__m512)sum, a, b); }
+};
 #endif
 
-// A tile of m rows of x, 1 to MOST_ROWS.
-template <class T, int N>
-inline void tile_of(int m, const T *w, long ldw, const T *x, long ldx, int k, const T *far, Acc<T> *out) {
-    switch (m) {
-        case 1: return tile<T, N, 1>(w, ldw, x, ldx, k, far, out);
-        case 2: return tile<T, N, 2>(w, ldw, x, ldx, k, far, out);
-        case 3: return tile<T, N, 3>(w, ldw, x, ldx, k, far, out);
-        case 4: return tile<T, N, 4>(w, ldw, x, ldx, k, far, out);
-        case 5: return tile<T, N, 5>(w, ldw, x, ldx, k, far, out);
-        default: return tile<T, N, 6>(w, ldw, x, ldx, k, far, out);
+// Vectors of a tile's sums, carried from one block of x to the next; enough for sums of four at a time.
+template <class T, int N, int M>
+struct Sums {
+    static constexpr int count = (M * N + 3) / 4 * 4;
+    Vec<T> of[count];
+};
+
+// Adds one block, count numbers of N rows of w and M rows of x, to sums; after the last one out[m * N + n] has them.
+// On the way it asks for as many bytes at far.
+template <class T, int N, int M>
+[[gnu::noinline]] void tile(const T *w, long ldw, const T *x, long ldx, int count, const char *far, Sums<T, N, M> &sums,
+                            bool first, bool last, Acc<T> *out) {
+    using S = Step<T>;
+    Vec<T> acc[M][N];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) acc[m][n] = first ? Vec<T>{} : sums.of[m * N + n];
+    int i = 0;
+    auto add = [&](auto &&get) {
+        typename S::Operand wide[N];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) wide[n] = get(w + n * ldw + i);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) {
+            const auto row = get(x + m * ldx + i);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) acc[m][n] = S::add(acc[m][n], wide[n], row);
+        }
+    };
+    for (; i + S::size <= count; i += S::size, far += N * S::size * sizeof(T)) {
+#pragma GCC unroll 4
+        for (int line = 0; line < int(N * S::size * sizeof(T)); line += 64) want(far + line);
+        add([](const T *p) { return S::get(p); });
+    }
+    if (i < count) add([&](const T *p) { return S::some(p, count - i); });
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sums.of[m * N + n] = acc[m][n];
+    if (!last) return;
+    for (int at = 0; at < M * N; at += 4) {
+        Vec<T> four[4];
+        for (int j = 0; j < 4; j++) four[j] = at + j < M * N ? sums.of[at + j] : Vec<T>{};
+        Acc<T> done[4];
+        paceline::sums(four, done);
+        for (int j = 0; j < 4 && at + j < M * N; j++) out[at + j] = done[j];
     }
 }
 
@@ -150,45 +98,79 @@ inline void tile_of(int m, const T *w, long ldw, const T *x, long ldx, int k, co
 template <int N>
 using Count = std::integral_constant<int, N>;
 
+// M rows of x with the rows first to last of w, N at a time, as many as there are; returns where it stopped. far(n)
+// says what comes into the cache during the tile at n.
+template <class T, int N, int M, class Far, class Put>
+inline int strip(const T *w, long ldw, int first, int last, const T *x, long ldx, int k, Far &&far, Put &&put) {
+    Sums<T, N, M> sums[GROUPS];
+    Acc<T> out[M * N], rows[M][N * GROUPS];
+    const long bytes = k * (long)sizeof(T);
+    const int blocks = std::max<long>(1, (bytes + BLOCK / 2) / BLOCK), block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
+    int n = first;
+    while (n + N <= last) {
+        const int turns = std::min(GROUPS, (last - n) / N), count = turns * N;
+        for (int at = 0; at < k; at += block)
+            for (int g = 0; g < turns; g++) {
+                const int row = n + g * N;
+                tile<T, N, M>(w + row * ldw + at, ldw, x + at, ldx, std::min(block, k - at),
+                              (const char *)(w + far(row) * ldw + at * N), sums[g], at == 0, at + block >= k, out);
+                if (at + block < k) continue;
+                for (int m = 0; m < M; m++)
+                    for (int j = 0; j < N; j++) rows[m][g * N + j] = out[m * N + j];
+            }
+        for (int m = 0; m < M; m++) {
+            int j = 0;
+            for (; j + 4 <= count; j += 4) put(m, n + j, Count<4>{}, rows[m] + j);
+            for (; j < count; j++) put(m, n + j, Count<1>{}, rows[m] + j);
+        }
+        n += count;
+    }
+    return n;
+}
+
+// The same for m rows of x, 1 to MOST_ROWS, with all rows of w.
+template <class T, class Far, class Put>
+inline void strips(int m, const T *w, long ldw, int first, int last, const T *x, long ldx, int k, Far &&far, Put &&put) {
+    auto wide = [&](auto rows) {
+        return strip<T, WIDE, decltype(rows)::value>(w, ldw, first, last, x, ldx, k, far, put);
+    };
+    int n = first;
+    switch (m) {
+        case 1: n = wide(Count<1>{}); break;
+        case 2: n = wide(Count<2>{}); break;
+        case 3: n = wide(Count<3>{}); break;
+        case 4: n = wide(Count<4>{}); break;
+        case 5: n = wide(Count<5>{}); break;
+        case 6: n = wide(Count<6>{}); break;
+        case 7: n = wide(Count<7>{}); break;
+        case 8: n = wide(Count<8>{}); break;
+        default: n = wide(Count<9>{});
+    }
+    for (int j = 0; n < last && j < m; j++)
+        strip<T, 1, 1>(w, ldw, n, last, x + j * ldx, ldx, k, [](int row) { return row; },
+                       [&](int, int at, auto count, const Acc<T> *sums) { put(j, at, count, sums); });
+}
+
 // Hands every y[m][n], n from begin to end, to put(m, n, Count<N>, sums): N of one row side by side.
 template <class T, class Put>
 inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
-    Acc<T> out[MOST_ROWS * 8];
-    auto one_by_one = [&](int n, int m, int size) {
-        for (; n < end; n++) {
-            tile_of<T, 1>(size, w + n * ldw, ldw, x + m * ldx, ldx, k, w, out);
-            for (int j = 0; j < size; j++) put(m + j, n, Count<1>{}, out + j);
-        }
-    };
-    if (rows == 1) {
-        int n = begin;
-        for (; n + 8 <= end; n += 8) {
-            tile<T, 8, 1>(w + n * ldw, ldw, x, ldx, k, w + (n + 8 * AHEAD) * ldw, out);
-            put(0, n, Count<8>{}, out);
-        }
-        return one_by_one(n, 0, 1);
-    }
     const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    // With one tile all of w passes once. With more, a piece of it stays near while the tiles of x take turns, and the
-    // last of them asks for the next piece.
-    const int whole = (end - begin) / 4 * 4, fitting = std::max<long>(1, PASS / (4 * k * (long)sizeof(T))) * 4;
-    const int piece = tiles == 1 ? whole : fitting, distance = tiles == 1 ? 4 * AHEAD : piece;
-    for (int first = begin; first < begin + whole; first += piece) {
-        const int last = std::min(begin + whole, first + piece);
+    const long fitting = std::max<long>(1, PIECE / (COLUMNS * k * (long)sizeof(T))) * COLUMNS;
+    const int piece = tiles == 1 ? end - begin : std::min<long>(fitting, end - begin);
+    for (int first = begin; first < end; first += piece) {
+        const int last = std::min(end, first + piece);
         for (int t = 0, m = 0; t < tiles; t++) {
             const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
-            for (int n = first; n < last; n += 4) {
-                const T *far = w + (t + 1 == tiles ? n + distance : n) * ldw;
-                tile_of<T, 4>(size, w + n * ldw, ldw, x + m * ldx, ldx, k, far, out);
-                for (int j = 0; j < size; j++) put(m + j, n, Count<4>{}, out + j * 4);
-            }
+            const long share = last + (long)t * (last - first) / tiles;
+            strips(
+                size, w, ldw, first, last, x + m * ldx, ldx, k,
+                [&](int n) -> long {
+                    if (tiles == 1) return n + AHEAD;
+                    return (n - first) / WIDE % tiles ? n : share + (n - first) / tiles;
+                },
+                [&](int row, int n, auto count, const Acc<T> *sums) { put(m + row, n, count, sums); });
             m += size;
         }
-    }
-    for (int t = 0, m = 0; t < tiles; t++) {
-        const int size = (rows - m + tiles - t - 1) / (tiles - t);
-        one_by_one(begin + whole, m, size);
-        m += size;
     }
 }
 

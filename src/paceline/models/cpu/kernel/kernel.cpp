@@ -21,7 +21,6 @@ namespace paceline {
 constexpr int CHUNK = 512;         // nodes whose buffers exist at once
 constexpr int QUERIES = 12;        // of one piece of attention's work
 constexpr int SPINS = 20000;       // before a waiting thread lets others run
-constexpr int COLUMNS = 8;         // a thread's share of a product begins at a multiple of it
 constexpr int NUMBERS = 256;       // of a row, the same for activations
 
 class Barrier {
