@@ -104,7 +104,7 @@ class Batch:
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """The target's own choice [R, n] from ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
         if not self.sampling.any_sampled:
-            return self.allowed(logits, position).argmax(-1)
+            return self.likeliest(logits, position)
         return self.noise.choose(self.scores(logits, position), self.key(position, Stream.TARGET))
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
@@ -115,6 +115,10 @@ class Batch:
         levels = self.length[:, None] + torch.arange(tree.max_depth + 1, device=self.device)
         key = self.key(levels, Stream.TARGET)
         return self.noise.choose_at(self.scores(logits, position), key, tree.depth)
+
+    def likeliest(self, logits: Tensor, position: Tensor) -> Tensor:
+        """The first of the largest ``logits`` [R, n, V] that may stand at ``position`` [R, n], however rows sample."""
+        return self.allowed(logits, position).argmax(-1)
 
     def scores(self, logits: Tensor, position: Tensor) -> Tensor:
         """Scores [R, n, V] whose exponentials are the laws of the tokens at ``position`` [R, n], up to a factor."""

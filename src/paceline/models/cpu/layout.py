@@ -126,3 +126,25 @@ class Counters(Structure):
         *((name, c_int64) for name in "rows max_depth".split()),
         *((name, c_void_p) for name in "steps emitted drafted accepted".split()),
     ]
+
+
+class Options(Structure):
+    """How each row samples and what may not be chosen yet (core/sampling, core/batch)."""
+
+    _fields_ = [
+        ("stops", c_int64),
+        *((name, c_void_p) for name in "temperature top_p min_p top_k seed stop min_length".split()),
+    ]
+
+
+class Choices(Structure):
+    """Logits of some nodes per row, and where what comes of them goes. Steps are strides in numbers, not bytes."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "rows nodes size threads bans".split()),
+        ("logits", c_void_p),
+        *((name, c_int64) for name in "row_step step".split()),
+        ("position", c_void_p),
+        *((name, c_int64) for name in "position_row_step position_step".split()),
+        ("out", c_void_p),
+    ]

@@ -15,6 +15,7 @@
 #include "attention.h"
 #include "ending.h"
 #include "noise.h"
+#include "sampling.h"
 
 namespace paceline {
 
