@@ -66,7 +66,12 @@ class Chooser:
         return out
 
     def _run(
-        self, functions: dict[torch.dtype, Callable[..., None]], logits: Tensor, position: Tensor, bans: bool, out: Tensor
+        self,
+        functions: dict[torch.dtype, Callable[..., None]],
+        logits: Tensor,
+        position: Tensor,
+        bans: bool,
+        out: Tensor,
     ) -> None:
         run = functions.get(logits.dtype)
         if run is None:  # half precision that the kernel does not know; single holds all of its numbers

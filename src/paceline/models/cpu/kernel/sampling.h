@@ -8,7 +8,7 @@
 
 namespace paceline {
 
-constexpr double FALLS[] = {8, 16, 1e300};  // below the largest score: where candidates of top-p are looked for
+constexpr double FALLS[] = {8, 11, 16, 1e300};  // below the largest score: where candidates of top-p are looked for
 
 // The rows' options and what may not be chosen yet (core/sampling.py's SamplingState, core/batch.py).
 struct Options {
@@ -70,7 +70,7 @@ A kept_from(const Law &law, int64_t size, A highest, Desk<A> &desk) {
         for (double fall : FALLS) {
             const A from = std::max(least, highest - A(std::min<double>(fall, std::numeric_limits<A>::max())));
             const int64_t count = gather(size, from, desk);
-            if (weigh(count, highest, desk) < goal && fall != FALLS[2]) continue;
+            if (weigh(count, highest, desk) < goal && fall != FALLS[3]) continue;
             least = std::max(least, boundary(desk.values.data(), desk.weights.data(), count, goal));
             break;
         }
