@@ -64,6 +64,8 @@ def test_ties_at_the_boundary_are_all_kept(dtype):
     scores = torch.tensor([[3.0, 2.0, 2.0, 2.0, -1.0, -torch.inf]], dtype=dtype)
     kept = keep_until(scores, torch.ones_like(scores), torch.tensor([[2.0]], dtype=dtype))
     assert torch.isfinite(kept).tolist() == [[True, True, True, True, False, False]]
+    zeros = torch.tensor([[0.0, -0.0, 0.0, -1.0]], dtype=dtype)
+    assert torch.isfinite(keep_until(zeros, torch.ones_like(zeros), torch.ones(1, 1, dtype=dtype))).sum() == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,6 +1,6 @@
 """Mutants of the CPU kernel."""
 
-from tests.mutants.mutant import AHEAD, ENDING, INVARIANCE, KERNEL, PRODUCT, Mutant
+from tests.mutants.mutant import AHEAD, CHOICES, ENDING, INVARIANCE, KERNEL, PRODUCT, Mutant
 
 MUTANTS = (
     Mutant(
@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         "kernel: what runs ahead passes the limits of its row",
         "models/cpu/kernel/kernel.cpp",
-        "if (plan->valid[row * width + depth])",
+        "if (chain->valid[row * width + depth])",
         "if (true)",
         (AHEAD,),
     ),
@@ -93,5 +93,40 @@ MUTANTS = (
         "t.steps[row] += 1;",
         "t.steps[row] += active;",
         (ENDING,),
+    ),
+    Mutant(
+        "kernel: what reaches the goal is not enough for it",
+        "models/cpu/kernel/boundary.h",
+        "if (reached >= goal) return value;",
+        "if (reached > goal) return value;",
+        (CHOICES,),
+    ),
+    Mutant(
+        "kernel: top-p takes its share of what top-k has dropped too",
+        "models/cpu/kernel/sampling.h",
+        "mass(size, highest, least, desk)",
+        "mass(size, highest, NEVER<A>, desk)",
+        (CHOICES,),
+    ),
+    Mutant(
+        "kernel: picks use the noise of the position before",
+        "models/cpu/kernel/sampling.h",
+        "uint32_t(position), 0, 0",
+        "uint32_t(position - 1), 0, 0",
+        (CHOICES,),
+    ),
+    Mutant(
+        "kernel: a listed runner has its neighbour's word",
+        "models/cpu/kernel/race.h",
+        "tokens[first + i] % 4 : 0]",
+        "(tokens[first + i] + 1) % 4 : 0]",
+        (CHOICES,),
+    ),
+    Mutant(
+        "kernel: runners that would win by little are passed over",
+        "models/cpu/kernel/race.h",
+        "bar_ = value - (A(1e-4)",
+        "bar_ = value + (A(0.3)",
+        (CHOICES,),
     ),
 )

@@ -101,15 +101,10 @@ class Batch:
             return Key(seed=seed, position=position, stream=stream)
         return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage)
 
-    @property
-    def likeliest(self) -> bool:
-        """Whether the target picks the likeliest of all tokens in every row."""
-        return not (self.sampling.any_sampled or self._any_min_tokens)
-
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """The target's own choice [R, n] from ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
         if not self.sampling.any_sampled:
-            return self.allowed(logits, position).argmax(-1)
+            return self.likeliest(logits, position)
         return self.noise.choose(self.scores(logits, position), self.key(position, Stream.TARGET))
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
@@ -121,13 +116,17 @@ class Batch:
         key = self.key(levels, Stream.TARGET)
         return self.noise.choose_at(self.scores(logits, position), key, tree.depth)
 
+    def likeliest(self, logits: Tensor, position: Tensor) -> Tensor:
+        """The first of the largest ``logits`` [R, n, V] that may stand at ``position`` [R, n], however rows sample."""
+        return self.allowed(logits, position).argmax(-1)
+
     def scores(self, logits: Tensor, position: Tensor) -> Tensor:
         """Scores [R, n, V] whose exponentials are the laws of the tokens at ``position`` [R, n], up to a factor."""
         return self.sampling.warp(self.allowed(logits, position))
 
     def allowed(self, logits: Tensor, position: Tensor) -> Tensor:
         """``logits`` [R, n, V] without the tokens that may not stand at ``position`` [R, n]: stop tokens too early."""
-        if not self._any_min_tokens:
+        if not self.any_min_tokens:
             return logits
         size = logits.shape[-1]
         known = (self.stop >= 0) & (self.stop < size)
@@ -165,7 +164,7 @@ class Batch:
     def _flag(self) -> None:
         """What any row uses at all, known on the host."""
         known = [request for request in self.requests if request is not None]
-        self._any_min_tokens = any(request.min_tokens > 0 for request in known)
+        self.any_min_tokens = any(request.min_tokens > 0 for request in known)
         asked = [request.logprobs for request in known if request.logprobs is not None]
         self._num_logprobs = max(asked) if asked else None
 

@@ -106,7 +106,7 @@ def keep_until(scores: Tensor, weight: Tensor, goal: Tensor) -> Tensor:
     digit in the order-preserving integers of the floats, by histograms of weight: no sort, no transfer to the host.
     """
     wide = scores.dtype == torch.float64
-    bits = scores.view(torch.int64 if wide else torch.int32)
+    bits = (scores + 0.0).view(torch.int64 if wide else torch.int32)  # both zeros are one number
     lowest = torch.iinfo(bits.dtype).min
     # More negative floats have larger magnitudes; the sign bit is flipped so that digits order as unsigned numbers.
     order = (torch.where(bits < 0, lowest - bits - 1, bits) ^ lowest).long()

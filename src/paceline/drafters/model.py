@@ -115,10 +115,10 @@ class ModelDrafter(Drafter):
         assert output.logits is not None
         return self._fit(output.logits)
 
-    def _run_ahead(self, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
+    def _run_ahead(self, batch: Batch, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         """Draft and read a chain in one call."""
         assert isinstance(self.lm, Ahead)
-        self.lm.run_ahead(self.cache, logits, tokens, valid)
+        return self.lm.run_ahead(batch, self.cache, logits, tokens, valid, greedy=greedy)
 
     def _read_text(self, batch: Batch) -> Tensor:
         """Read what the cache lacks up to the root; logits [B, 1, V'] after it."""

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Tree
 
@@ -73,15 +74,19 @@ class LM(Protocol):
 
 
 class Ahead(ABC):
-    """An LM that also picks and reads several tokens by itself, faster than call by call."""
+    """An LM that can also pick and read several tokens by itself, faster than call by call."""
 
     @abstractmethod
-    def run_ahead(self, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
-        """Continue each row by its likeliest tokens, from the ``logits`` [B, 1, V] after its root.
+    def run_ahead(
+        self, batch: Batch, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool
+    ) -> bool:
+        """Continue each row of ``batch`` by its own picks, from the ``logits`` [B, 1, V] after its root.
 
         ``tokens`` and ``valid`` [B, 1 + D] are contiguous; column 0 is the root, which ``cache`` has read. What is
-        valid is written to ``tokens``, and all but the last column of it read into the scratch of ``cache``. V may be
-        larger or smaller than the model's vocabulary: ids that only one of them has are not picked.
+        valid is written to ``tokens``, and all but the last column of it read into the scratch of ``cache``. Tokens are
+        what ``batch.pick`` gives at their positions, or ``batch.likeliest`` where ``greedy``. V may be larger or
+        smaller than the model's vocabulary: ids that only one of them has are not picked. Returns False, and does
+        nothing, where it cannot.
         """
         ...
 

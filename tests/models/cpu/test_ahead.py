@@ -3,10 +3,15 @@
 import pytest
 import torch
 
+from paceline.core.batch import Request
+from paceline.core.noise import Philox
+from paceline.core.sampling import Sampling
 from paceline.core.tree import Tree
 from paceline.drafters.grow.chain import ChainGrower
 from paceline.drafters.model import ModelDrafter
+from paceline.engine.static import parts_for
 from paceline.models.base import Head
+from paceline.models.cpu.ending import CpuBatch
 from paceline.models.cpu.runtime import CpuDecoder
 from paceline.models.prefill import feed
 from tests.harness import decoder_for, finish, request
@@ -16,7 +21,7 @@ from tests.models.layouts import texts
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 LAYOUTS = ("grouped", "gpt2", "olmo2")
 LENGTHS = (3, 6, 4)
-ROOM = ((1, 1, 1, 1, 1), (1, 1, 0, 0, 0), (0, 0, 0, 0, 0))  # of three rows: all, two tokens, none (idle)
+ROOM = ((1, 1, 1, 1, 1), (1, 1, 1, 0, 0), (0, 0, 0, 0, 0))  # of three rows: all, two tokens, none (idle)
 
 
 def begun(model):
@@ -27,30 +32,48 @@ def begun(model):
     return cache, logits
 
 
-def one_by_one(model, cache, logits, tokens, valid, vocab):
+def asked():
+    """Rows that are greedy, that sample, and that may not end yet."""
+    batch = CpuBatch(rows=3, max_length=24, max_depth=4, noise=Philox(), device=torch.device("cpu"))
+    options = (Sampling(), Sampling(temperature=0.9, top_p=0.9, seed=4), Sampling(temperature=1.3, seed=9))
+    batch.admit(
+        range(3),
+        [
+            Request(
+                tokens=[1] * (length + 1), max_tokens=8, sampling=sampling, stop_tokens=range(8), min_tokens=row * 2
+            )
+            for row, (length, sampling) in enumerate(zip(LENGTHS, options, strict=True))
+        ],
+    )
+    return batch
+
+
+def one_by_one(model, batch, cache, logits, tokens, valid, greedy):
     for depth in range(1, tokens.shape[1]):
-        picked = logits[:, -1, :vocab].argmax(-1)
+        pick = batch.likeliest if greedy else batch.pick
+        picked = pick(logits[:, -1:], batch.length[:, None] + depth - 1)[:, 0]
         tokens[:, depth] = torch.where(valid[:, depth], picked, tokens[:, depth])
         if depth + 1 < tokens.shape[1]:
             forest = Tree.make_chain(tokens[:, 1 : depth + 1], valid[:, 1 : depth + 1])
-            logits = model(forest, cache, start=depth - 1).logits
+            logits = model(forest, cache, start=depth - 1).logits[..., : logits.shape[-1]]
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "as the batch"])
 @pytest.mark.parametrize("vocab", [None, 11])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_and_cache_are_those_of_single_calls(layout, dtype, vocab):
+def test_tokens_and_cache_are_those_of_single_calls(layout, dtype, vocab, greedy):
     model = CpuDecoder(native(layout, dtype))
     made = []
-    for run in (one_by_one, None):
-        cache, logits = begun(model)
+    for together in (False, True):
+        batch, (cache, logits) = asked(), begun(model)
         valid = torch.tensor(ROOM).bool()
         tokens = torch.zeros(3, 5, dtype=torch.int64)
-        if run is None:
-            model.run_ahead(cache, logits[..., :vocab], tokens, valid)
+        if together:
+            assert model.run_ahead(batch, cache, logits[..., :vocab], tokens, valid, greedy=greedy)
         else:
-            run(model, cache, logits, tokens, valid, vocab)
+            one_by_one(model, batch, cache, logits[..., :vocab], tokens, valid, greedy)
         made.append((tokens, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
     for alone, together in zip(*made, strict=True):
         assert torch.equal(alone, together)
@@ -58,9 +81,21 @@ def test_tokens_and_cache_are_those_of_single_calls(layout, dtype, vocab):
     assert bool((made[0][0][0, 1:] != 0).any())
 
 
+def test_noise_that_the_kernel_does_not_know_is_left_to_others():
+    class Other(Philox):
+        pass
+
+    model, batch = CpuDecoder(native("grouped", torch.float32)), asked()
+    batch.noise = Other()
+    cache, logits = begun(model)
+    tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.tensor(ROOM).bool()
+    assert not model.run_ahead(batch, cache, logits, tokens, valid, greedy=False)
+    assert not bool(tokens.any())
+
+
 def drafted(drafter, target, sampled=0.0):
     """The trees of a whole run, and its texts."""
-    decoder = decoder_for(drafter, "coupled", target=target, k=4, rows=3)
+    decoder = decoder_for(drafter, "coupled", target=target, k=4, rows=3, parts=parts_for(torch.device("cpu")))
     prompts = [[5, 9, 2], [1], [17, 4, 33, 17, 4]]
     requests = [
         request(prompt, max_tokens=12 + 5 * row, temperature=sampled, seed=row) for row, prompt in enumerate(prompts)

@@ -8,7 +8,7 @@ from paceline.drafters.grow.confident import ConfidentGrower
 from paceline.drafters.grow.shapes import Confident, Shape, Topology
 from paceline.drafters.grow.topology import TopologyGrower
 
-OWN_PICKS = frozenset({Draw.FIXED, Draw.SHARED})  # where all rows are greedy these are the likeliest tokens
+PICKED = frozenset({Draw.FIXED, Draw.SHARED})  # a chain's tokens that need no noise but the target's
 
 
 def make_grower(shape: Shape, setting: Setting, run: Run | None = None) -> Grower:
@@ -24,6 +24,6 @@ def make_grower(shape: Shape, setting: Setting, run: Run | None = None) -> Growe
         return ConfidentGrower(shape)
     assert isinstance(shape, Topology)
     plain = TopologyGrower(shape, setting.draw, setting.device)
-    if run is None or shape.max_width > 1 or shape.depth == 0 or setting.draw not in OWN_PICKS:
+    if run is None or shape.max_width > 1 or shape.depth == 0 or setting.draw not in PICKED:
         return plain
-    return ChainGrower(plain, run)
+    return ChainGrower(plain, run, greedy=setting.draw is Draw.FIXED)

@@ -3,8 +3,7 @@
 B rows, D depth, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -14,25 +13,30 @@ from paceline.core.tree import NoDraft
 from paceline.drafters.grow.base import Grower, Grown, Read
 from paceline.drafters.grow.topology import TopologyGrower
 
-Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
-"""(logits [B, 1, V] after the root, tokens [B, 1 + D] to be written, valid [B, 1 + D]): see models/base.Ahead."""
+
+class Run(Protocol):
+    """Picks and reads a chain: see models/base.Ahead."""
+
+    def __call__(self, batch: Batch, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool: ...
 
 
 @final
 class ChainGrower(Grower):
-    """What ``plain`` grows, tokens that ``run`` picks; ``plain`` itself where that cannot pick as it does."""
+    """The chains that ``plain`` grows, by ``run``; by ``plain`` itself where that cannot.
 
-    def __init__(self, plain: TopologyGrower, run: Run) -> None:
-        self.plain, self.run = plain, run
+    Tokens are the batch's own picks, or where ``greedy`` the likeliest.
+    """
+
+    def __init__(self, plain: TopologyGrower, run: Run, *, greedy: bool) -> None:
+        self.plain, self.run, self.greedy = plain, run, greedy
         self.num_read = plain.num_read
 
     def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, blame: NoDraft) -> Grown:
-        if torch.compiler.is_compiling() or not batch.likeliest:
-            return self.plain.grow(batch, logits, room, read, blame)
-        within = self.plain.depths <= room[:, None]  # [B, D]
-        valid = torch.cat([batch.active[:, None], within & batch.active[:, None]], dim=1)
+        active = batch.active[:, None]
+        valid = torch.cat([active, (self.plain.depths <= room[:, None]) & active], dim=1)
         tokens = torch.zeros_like(valid, dtype=torch.int64)
         tokens[:, 0] = batch.root
-        self.run(logits, tokens, valid)
+        if not self.run(batch, logits, tokens, valid, greedy=self.greedy):
+            return self.plain.grow(batch, logits, room, read, blame)
         tree = self.plain.frame.tree(tokens, valid, blame=blame)
         return Grown(tree=tree, slots=self.plain.slots.expand_as(tokens))

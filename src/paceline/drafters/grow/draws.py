@@ -46,6 +46,8 @@ Rule: TypeAlias = Callable[[Batch, Tensor, Tensor, Level], Drawn]
 
 def fixed(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
     """The likeliest tokens."""
+    if level.width == 1:  # every law has a first token
+        return Drawn(tokens=level.spread(batch.likeliest(logits, position)[..., None]))
     logits = batch.allowed(logits, position)
     return _drawn(logits, likeliest(logits, level.width), level)
 
@@ -54,6 +56,8 @@ def shared(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Draw
     """The first finishers of the very race in which the target picks; where it is greedy, the likeliest tokens."""
     if not batch.sampling.any_sampled:
         return fixed(batch, logits, position, level)
+    if level.width == 1:
+        return Drawn(tokens=level.spread(batch.pick(logits, position)[..., None]))
     scores = batch.scores(logits, position)
     order = batch.noise.order(scores, batch.key(position, Stream.TARGET), level.width)
     return _or_likeliest(batch, batch.allowed(logits, position), scores, order, level)[0]

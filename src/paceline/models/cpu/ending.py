@@ -1,6 +1,6 @@
 """How a step ends, as one call of the kernel for the texts and one for the counters; what is written is the same.
 
-R rows, N nodes, D depth of the tree.
+So are the tokens that are chosen on the way there. R rows, N nodes, D depth of the tree, V vocabulary.
 """
 
 import ctypes
@@ -15,11 +15,16 @@ from paceline.core.stats import Stats
 from paceline.core.tree import Outcome, Tree
 from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.layout import Counters, Decision, Rows, Texts
+from paceline.models.cpu.sampling import Chooser, known
 
 
 @final
 class CpuBatch(Batch):
-    """A batch on the CPU whose texts grow by the kernel. Raises KernelError where it cannot be built."""
+    """A batch on the CPU whose tokens are chosen and whose texts grow by the kernel.
+
+    Traced by a compiler it does what the plain one does; so it does, in choosing, with noise that the kernel does not
+    know. Raises KernelError where it cannot be built.
+    """
 
     def __init__(self, *, rows: int, max_length: int, max_depth: int, noise: Noise, device: torch.device) -> None:
         super().__init__(rows=rows, max_length=max_length, max_depth=max_depth, noise=noise, device=device)
@@ -41,9 +46,35 @@ class CpuBatch(Batch):
             report=self.report.data_ptr(),
             active=self.active.data_ptr(),
         )
+        self._chooser = Chooser(sampling=self.sampling, stop=self.stop, min_length=self.min_length)
+        self._keyed = known(noise)
+
+    def pick(self, logits: Tensor, position: Tensor) -> Tensor:
+        """As the plain one."""
+        if torch.compiler.is_compiling() or not self._keyed:
+            return super().pick(logits, position)
+        return self._chooser.pick(logits, position, bans=self.any_min_tokens)
+
+    def picks(self, tree: Tree, logits: Tensor) -> Tensor:
+        """As the plain one."""
+        if torch.compiler.is_compiling() or not self._keyed:
+            return super().picks(tree, logits)
+        return self.pick(logits, self.length[:, None] + tree.depth)
+
+    def likeliest(self, logits: Tensor, position: Tensor) -> Tensor:
+        """As the plain one."""
+        if torch.compiler.is_compiling():
+            return super().likeliest(logits, position)
+        return self._chooser.likeliest(logits, position, bans=self.any_min_tokens)
+
+    def scores(self, logits: Tensor, position: Tensor) -> Tensor:
+        """As the plain one."""
+        if torch.compiler.is_compiling():
+            return super().scores(logits, position)
+        return self._chooser.warp(logits, position, bans=self.any_min_tokens)
 
     def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
-        """As the plain one; traced by a compiler it is the plain one."""
+        """As the plain one."""
         if torch.compiler.is_compiling():
             return super().extend(tree, outcome)
         num = torch.empty_like(outcome.num_committed)

@@ -98,10 +98,10 @@ class Chain(Structure):
     """Several tokens that a model picks by itself, each read before the next."""
 
     _fields_ = [
-        *((name, c_int64) for name in "depth vocab".split()),
+        *((name, c_int64) for name in "depth vocab greedy bans".split()),
         ("logits", c_void_p),
         ("logits_step", c_int64),
-        *((name, c_void_p) for name in "valid tokens".split()),
+        *((name, c_void_p) for name in "length valid tokens".split()),
     ]
 
 
@@ -136,4 +136,26 @@ class Counters(Structure):
     _fields_ = [
         *((name, c_int64) for name in "rows max_depth".split()),
         *((name, c_void_p) for name in "steps emitted drafted accepted".split()),
+    ]
+
+
+class Options(Structure):
+    """How each row samples and what may not be chosen yet (core/sampling, core/batch)."""
+
+    _fields_ = [
+        ("stops", c_int64),
+        *((name, c_void_p) for name in "temperature top_p min_p top_k seed stop min_length".split()),
+    ]
+
+
+class Choices(Structure):
+    """Logits of some nodes per row, and where what comes of them goes. Steps are strides in numbers, not bytes."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "rows nodes size threads bans".split()),
+        ("logits", c_void_p),
+        *((name, c_int64) for name in "row_step step".split()),
+        ("position", c_void_p),
+        *((name, c_int64) for name in "position_row_step position_step".split()),
+        ("out", c_void_p),
     ]

@@ -10,12 +10,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Tree
 from paceline.models.base import Ahead, Head, Output
 from paceline.models.cpu import layout
 from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.program import compile_program
+from paceline.models.cpu.sampling import known, options_of
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
 
@@ -92,23 +94,32 @@ class CpuDecoder(Ahead):
         del held
         return Output(logits, hidden)
 
-    def run_ahead(self, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
-        """See models/base; one call for all of it."""
+    def run_ahead(
+        self, batch: Batch, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool
+    ) -> bool:
+        """See models/base; one call for all of it, with noise that the kernel knows."""
+        if torch.compiler.is_compiling() or logits.dtype != self.dtype or not known(batch.noise):
+            return False
         self._refresh(cache)
         rows, width = tokens.shape
         logits = _rows(logits[:, 0])
         call, held = self._call(cache, rows=rows, nodes=1, head=Head.ALL)
         call.chain = True
-        plan = layout.Chain(
+        chain = layout.Chain(
             depth=width - 1,
             vocab=min(self.vocab_size, logits.shape[-1]),
+            greedy=greedy,
+            bans=batch.any_min_tokens,
             logits=logits.data_ptr(),
             logits_step=logits.stride(0),
+            length=batch.length.data_ptr(),
             valid=valid.data_ptr(),
             tokens=tokens.data_ptr(),
         )
-        self._ahead(ctypes.byref(self._program.model), ctypes.byref(call), ctypes.byref(plan))
+        options = options_of(batch.sampling, batch.stop, batch.min_length)
+        self._ahead(*map(ctypes.byref, (self._program.model, call, options, chain)))
         del held
+        return True
 
     def _call(self, cache: View, *, rows: int, nodes: int, head: Head) -> tuple[layout.Call, list[Tensor]]:
         """What a call says of the cache and the angles, and the tensors that it points to; the tree is missing."""

@@ -18,7 +18,7 @@ constexpr int WIDE = 3;              // rows of w in a tile: with 9 of x, 27 sum
 constexpr int MOST_ROWS = 9;         // of x in a tile
 constexpr int GROUPS = 8;            // tiles of w that take turns with one block of x
 constexpr int COLUMNS = WIDE * GROUPS;  // a thread's share of a product begins at a multiple of it
-constexpr long BLOCK = 2048;         // bytes of a row of x, so that a tile's stay in the first-level cache
+constexpr long NEARBY = 2048;        // bytes of a row of x, so that a tile's stay in the first-level cache
 constexpr long PIECE = 256 * 1024;   // bytes of w that stay in the second while several tiles of x read them
 constexpr int AHEAD = 32;            // rows of w between what is read and what is asked of memory
 
@@ -105,7 +105,8 @@ inline int strip(const T *w, long ldw, int first, int last, const T *x, long ldx
     Sums<T, N, M> sums[GROUPS];
     Acc<T> out[M * N], rows[M][N * GROUPS];
     const long bytes = k * (long)sizeof(T);
-    const int blocks = std::max<long>(1, (bytes + BLOCK / 2) / BLOCK), block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
+    const int blocks = std::max<long>(1, (bytes + NEARBY / 2) / NEARBY),
+              block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
     int n = first;
     while (n + N <= last) {
         const int turns = std::min(GROUPS, (last - n) / N), count = turns * N;

@@ -15,6 +15,7 @@
 #include "attention.h"
 #include "ending.h"
 #include "noise.h"
+#include "sampling.h"
 
 namespace paceline {
 
@@ -249,41 +250,33 @@ void forward(const Model *model, const Call *call) {
     Forward<T>(*model, *call).run();
 }
 
-// The first of the largest.
-template <class T>
-int64_t likeliest(const T *logits, int64_t vocab) {
-    int64_t best = 0;
-    Acc<T> most = widen(logits[0]);
-    for (int64_t v = 1; v < vocab; v++)
-        if (widen(logits[v]) > most) most = widen(logits[v]), best = v;
-    return best;
-}
-
 // call is for one node per row; what it reads of the tree is set here, depth by depth.
 template <class T>
-void ahead(const Model *model, const Call *call, const Chain *plan) {
+void ahead(const Model *model, const Call *call, const Options *options, const Chain *chain) {
     static std::vector<T> memory;
+    static std::vector<int64_t> chosen, position;
     std::lock_guard<std::mutex> held(one);
-    memory.resize(call->rows * model->vocab);
-    const int64_t width = plan->depth + 1;
-    const T *logits = (const T *)plan->logits;
-    int64_t step = plan->logits_step;
+    memory.resize(call->rows * model->vocab), chosen.resize(call->rows), position.resize(call->rows);
+    const int64_t width = chain->depth + 1;
+    Choices choices = {call->rows, 1, chain->vocab, call->threads, chain->bans, chain->logits, chain->logits_step, 0};
+    choices.position = position.data(), choices.position_row_step = 1, choices.out = chosen.data();
     for (int64_t depth = 1; depth < width; depth++) {
+        for (int64_t row = 0; row < call->rows; row++) position[row] = chain->length[row] + depth - 1;
+        chain->greedy ? likeliest_of_all<T>(*options, choices) : pick_all<T>(*options, choices);
         for (int64_t row = 0; row < call->rows; row++)
-            if (plan->valid[row * width + depth])
-                plan->tokens[row * width + depth] = likeliest(logits + row * step, plan->vocab);
-        if (depth == plan->depth) return;
+            if (chain->valid[row * width + depth]) chain->tokens[row * width + depth] = chosen[row];
+        if (depth == chain->depth) return;
         Call next = *call;
         const int64_t beyond = depth - 1;
         next.start = beyond;
-        next.tokens = plan->tokens + depth;
-        next.valid = plan->valid + depth;
+        next.tokens = chain->tokens + depth;
+        next.valid = chain->valid + depth;
         next.tokens_step = next.valid_step = width;
         next.depth = &beyond;
         next.depth_step = 0;
         next.logits = memory.data();
         Forward<T>(*model, next).run();
-        logits = memory.data(), step = model->vocab;
+        choices.logits = memory.data(), choices.row_step = model->vocab;
     }
 }
 
@@ -309,8 +302,8 @@ void product(const void *w, const void *x, void *y, int64_t rows, int64_t inner,
         paceline::forward<T>(model, call);                                                               \
     }                                                                                                    \
     extern "C" void paceline_ahead_##name(const paceline::Model *model, const paceline::Call *call,      \
-                                          const paceline::Chain *plan) {                                 \
-        paceline::ahead<T>(model, call, plan);                                                           \
+                                          const paceline::Options *options, const paceline::Chain *chain) { \
+        paceline::ahead<T>(model, call, options, chain);                                                 \
     }                                                                                                    \
     extern "C" void paceline_product_##name(const void *w, const void *x, void *y, int64_t rows,         \
                                             int64_t inner, int64_t outer, int64_t threads) {             \

@@ -9,30 +9,34 @@ namespace paceline {
 constexpr int LANES = 16;     // counters at once, so that the compiler makes vectors of them
 constexpr int WORTH = 1 << 15;  // words for which several threads are woken
 
+// Ten rounds over LANES counters of four words each.
+inline void scramble(uint32_t (&c)[4][LANES], uint64_t seed) {
+    uint32_t k0 = seed, k1 = seed >> 32;
+    for (int round = 0; round < 10; round++) {
+        for (int i = 0; i < LANES; i++) {
+            const uint64_t a = uint64_t(0xD2511F53u) * c[0][i], b = uint64_t(0xCD9E8D57u) * c[2][i];
+            c[0][i] = uint32_t(b >> 32) ^ c[1][i] ^ k0, c[1][i] = b;
+            c[2][i] = uint32_t(a >> 32) ^ c[3][i] ^ k1, c[3][i] = a;
+        }
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+}
+
 // Calls put(index, word) for every one of count words of a key, in order of the counters.
 template <class Put>
 void philox(uint64_t seed, uint32_t position, uint32_t step, uint32_t tag, int64_t count, Put put) {
     for (int64_t first = 0; first < count; first += 4 * LANES) {
-        uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
-        for (int i = 0; i < LANES; i++) c0[i] = first / 4 + i, c1[i] = position, c2[i] = step, c3[i] = tag;
-        uint32_t k0 = seed, k1 = seed >> 32;
-        for (int round = 0; round < 10; round++) {
-            for (int i = 0; i < LANES; i++) {
-                const uint64_t a = uint64_t(0xD2511F53u) * c0[i], b = uint64_t(0xCD9E8D57u) * c2[i];
-                c0[i] = uint32_t(b >> 32) ^ c1[i] ^ k0, c1[i] = b;
-                c2[i] = uint32_t(a >> 32) ^ c3[i] ^ k1, c3[i] = a;
-            }
-            k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-        }
+        uint32_t c[4][LANES];
+        for (int i = 0; i < LANES; i++) c[0][i] = first / 4 + i, c[1][i] = position, c[2][i] = step, c[3][i] = tag;
+        scramble(c, seed);
         const int64_t left = count - first;
         if (left >= 4 * LANES) {
             for (int i = 0; i < LANES; i++) {
-                put(first + 4 * i, c0[i]), put(first + 4 * i + 1, c1[i]);
-                put(first + 4 * i + 2, c2[i]), put(first + 4 * i + 3, c3[i]);
+                put(first + 4 * i, c[0][i]), put(first + 4 * i + 1, c[1][i]);
+                put(first + 4 * i + 2, c[2][i]), put(first + 4 * i + 3, c[3][i]);
             }
         } else {
-            const uint32_t *words[4] = {c0, c1, c2, c3};
-            for (int64_t j = 0; j < left; j++) put(first + j, words[j % 4][j / 4]);
+            for (int64_t j = 0; j < left; j++) put(first + j, c[j % 4][j / 4]);
         }
     }
 }

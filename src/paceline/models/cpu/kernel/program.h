@@ -54,14 +54,4 @@ struct Call {
     void *logits;  // [rows, nodes or 1, vocab]
 };
 
-// Drafting: every row's likeliest token, read, and the next, without a word between.
-struct Chain {
-    int64_t depth;            // tokens to pick
-    int64_t vocab;            // of them that may be picked, those with the smallest ids
-    const void *logits;       // [rows, vocab] after the root
-    int64_t logits_step;
-    const uint8_t *valid;     // [rows, depth + 1]: the root, and what may be drafted
-    int64_t *tokens;          // [rows, depth + 1]: the root is there; written: what is drafted
-};
-
 }  // namespace paceline

@@ -1,0 +1,181 @@
+// How a token is chosen from logits: core/sampling.py's warp, and the race of core/noise.py among what it keeps.
+//
+// Every filter keeps the scores from some boundary up, so all of them together are one boundary. It is looked for among
+// the largest scores only, and so are words of noise made. models/cpu/layout.py has the same structures.
+#pragma once
+
+#include "boundary.h"
+
+namespace paceline {
+
+constexpr double FALLS[] = {8, 11, 16, 1e300};  // below the largest score: where candidates of top-p are looked for
+
+// The rows' options and what may not be chosen yet (core/sampling.py's SamplingState, core/batch.py).
+struct Options {
+    int64_t stops;
+    const double *temperature, *top_p, *min_p;
+    const int64_t *top_k, *seed, *stop, *min_length;
+};
+
+// Logits of some nodes per row, with steps in numbers, and where what comes of them goes, without gaps.
+struct Choices {
+    int64_t rows, nodes, size, threads, bans;  // bans: whether stop tokens may come too early at all
+    const void *logits;
+    int64_t row_step, step;
+    const int64_t *position;
+    int64_t position_row_step, position_step;
+    void *out;
+};
+
+// Tokens that a model picks and reads by itself, one after the other, in all rows.
+struct Chain {
+    int64_t depth;          // tokens of a row
+    int64_t vocab;          // of them that may be picked, those with the smallest ids
+    int64_t greedy, bans;   // greedy: the likeliest, however rows sample; bans: see Choices
+    const void *logits;     // [rows, vocab] after the root
+    int64_t logits_step;
+    const int64_t *length;  // of the text: where the first token comes to stand
+    const uint8_t *valid;   // [rows, depth + 1]: the root, and what may be drafted
+    int64_t *tokens;        // [rows, depth + 1]: the root is there; what is drafted is written
+};
+
+// How one token is chosen. Temperature 0 is greedy.
+struct Law {
+    double temperature, top_p, min_p;
+    int64_t top_k;
+    const int64_t *banned;  // numbers that are no tokens ban nothing
+    int64_t num_banned;
+    RaceKey key;
+};
+
+inline Law law_of(const Options &o, int64_t row, int64_t position, bool bans) {
+    const bool early = bans && position < o.min_length[row];
+    return {o.temperature[row], o.top_p[row], o.min_p[row], o.top_k[row], o.stop + row * o.stops, early ? o.stops : 0,
+            {uint64_t(o.seed[row]), uint32_t(position), 0, 0}};
+}
+
+// Logits by temperature, without what is banned.
+template <class T>
+void divide(const Law &law, const T *logits, int64_t size, Acc<T> temperature, Desk<Acc<T>> &desk) {
+    constexpr int N = lanes<T>;
+    desk.make_room(size);
+    Acc<T> *scores = desk.scores.data();
+    int64_t i = 0;
+    for (; i + N <= size; i += N) store(scores + i, load(logits + i) / temperature);
+    for (; i < size; i++) scores[i] = widen(logits[i]) / temperature;
+    for (; i % BLOCK; i++) scores[i] = NEVER<Acc<T>>;
+    for (int64_t j = 0; j < law.num_banned; j++)
+        if (law.banned[j] >= 0 && law.banned[j] < size) scores[law.banned[j]] = NEVER<Acc<T>>;
+}
+
+// The boundary of all filters: what is at least this large is kept. highest is finite.
+template <class A>
+A kept_from(const Law &law, int64_t size, A highest, Desk<A> &desk) {
+    A least = NEVER<A>;
+    if (law.top_k > 0 && law.top_k < size) {
+        const int64_t count = gather(size, reached_by(size, law.top_k, desk), desk);
+        std::fill_n(desk.weights.begin(), count, A(1));
+        least = boundary(desk.values.data(), desk.weights.data(), count, law.top_k);
+    }
+    if (law.top_p < 1) {
+        const double goal = A(law.top_p) * mass(size, highest, least, desk);
+        for (double fall : FALLS) {
+            const A from = std::max(least, highest - A(std::min<double>(fall, std::numeric_limits<A>::max())));
+            const int64_t count = gather(size, from, desk);
+            if (weigh(count, highest, desk) < goal && fall != FALLS[3]) continue;
+            least = std::max(least, boundary(desk.values.data(), desk.weights.data(), count, goal));
+            break;
+        }
+    }
+    if (law.min_p > 0) least = std::max(least, highest + std::log(A(law.min_p)));
+    return least;
+}
+
+// The first of the largest logits that are not banned.
+template <class T>
+int64_t likeliest(const Law &law, const T *logits, int64_t size, Desk<Acc<T>> &desk) {
+    if (law.num_banned == 0) return first_of(logits, size, highest_of(logits, size));
+    divide(law, logits, size, Acc<T>(1), desk);
+    return first_of(desk.scores.data(), size, highest_of(desk.scores.data(), size));
+}
+
+// The token that the law's noise chooses.
+template <class T>
+int64_t pick(const Law &law, const T *logits, int64_t size, Desk<Acc<T>> &desk) {
+    using A = Acc<T>;
+    if (law.temperature == 0) return likeliest(law, logits, size, desk);
+    divide(law, logits, size, A(law.temperature), desk);
+    const A *scores = desk.scores.data(), highest = highest_of(scores, size);
+    const int64_t ahead = first_of(scores, size, highest);
+    if (!std::isfinite(highest)) return ahead;  // as in a race: what is no number or infinite wins
+    const A least = kept_from(law, size, highest, desk);
+    if (least > NEVER<A>) {
+        const int64_t count = gather(size, least, desk);
+        if (count == 1) return ahead;
+        if (4 * count < size) return race_of(law.key, desk.values.data(), desk.tokens.data(), count);
+    }
+    return race(law.key, scores, size, least, ahead);
+}
+
+// Scores whose exponentials are the law up to a factor; -inf where it is 0.
+template <class T>
+void warp(const Law &law, const T *logits, int64_t size, Acc<T> *out, Desk<Acc<T>> &desk) {
+    using A = Acc<T>;
+    if (law.temperature == 0) {
+        std::fill_n(out, size, NEVER<A>);
+        out[likeliest(law, logits, size, desk)] = 0;
+        return;
+    }
+    divide(law, logits, size, A(law.temperature), desk);
+    const A *scores = desk.scores.data(), highest = highest_of(scores, size);
+    const A least = std::isfinite(highest) ? kept_from(law, size, highest, desk) : NEVER<A>;
+    for (int64_t i = 0; i < size; i++) out[i] = scores[i] < least ? NEVER<A> : scores[i];
+}
+
+// Calls with(law, logits, entry, desk) for every node of every row.
+template <class T, class With>
+void each_choice(const Options &o, const Choices &c, With with) {
+    const int64_t entries = c.rows * c.nodes;
+#pragma omp parallel for num_threads(c.threads) if (entries > 1 && entries * c.size > WORTH)
+    for (int64_t entry = 0; entry < entries; entry++) {
+        static thread_local Desk<Acc<T>> desk;
+        const int64_t row = entry / c.nodes, node = entry % c.nodes;
+        const int64_t position = c.position[row * c.position_row_step + node * c.position_step];
+        with(law_of(o, row, position, c.bans), (const T *)c.logits + row * c.row_step + node * c.step, entry, desk);
+    }
+}
+
+template <class T>
+void pick_all(const Options &o, const Choices &c) {
+    each_choice<T>(o, c, [&](const Law &law, const T *logits, int64_t entry, Desk<Acc<T>> &desk) {
+        ((int64_t *)c.out)[entry] = pick(law, logits, c.size, desk);
+    });
+}
+template <class T>
+void likeliest_of_all(const Options &o, const Choices &c) {
+    each_choice<T>(o, c, [&](const Law &law, const T *logits, int64_t entry, Desk<Acc<T>> &desk) {
+        ((int64_t *)c.out)[entry] = likeliest(law, logits, c.size, desk);
+    });
+}
+template <class T>
+void warp_all(const Options &o, const Choices &c) {
+    each_choice<T>(o, c, [&](const Law &law, const T *logits, int64_t entry, Desk<Acc<T>> &desk) {
+        warp(law, logits, c.size, (Acc<T> *)c.out + entry * c.size, desk);
+    });
+}
+
+}  // namespace paceline
+
+#define PACELINE_EXPORT_CHOICES(T, name)                                                                \
+    extern "C" void paceline_pick_##name(const paceline::Options *o, const paceline::Choices *c) {      \
+        paceline::pick_all<T>(*o, *c);                                                                  \
+    }                                                                                                   \
+    extern "C" void paceline_likeliest_##name(const paceline::Options *o, const paceline::Choices *c) { \
+        paceline::likeliest_of_all<T>(*o, *c);                                                          \
+    }                                                                                                   \
+    extern "C" void paceline_warp_##name(const paceline::Options *o, const paceline::Choices *c) {      \
+        paceline::warp_all<T>(*o, *c);                                                                  \
+    }
+PACELINE_EXPORT_CHOICES(float, float32)
+PACELINE_EXPORT_CHOICES(double, float64)
+PACELINE_EXPORT_CHOICES(paceline::bf16, bfloat16)

@@ -1,0 +1,112 @@
+"""Tokens chosen from logits, and laws made of them, as one call of the kernel for all rows and nodes.
+
+R rows, n nodes, V vocabulary. Knows nothing of how texts grow.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from paceline.core.noise import Noise, Philox
+from paceline.core.sampling import SamplingState
+from paceline.models.cpu.build import load_kernel
+from paceline.models.cpu.layout import Choices, Options
+from paceline.models.cpu.noise import CpuNoise
+
+_NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+
+
+def options_of(sampling: SamplingState, stop: Tensor, min_length: Tensor) -> Options:
+    """How rows choose, under ``stop`` [R, E] and ``min_length`` [R]: the places of these tensors, not their values."""
+    return Options(
+        stops=stop.shape[1],
+        temperature=sampling.temperature.data_ptr(),
+        top_p=sampling.top_p.data_ptr(),
+        min_p=sampling.min_p.data_ptr(),
+        top_k=sampling.top_k.data_ptr(),
+        seed=sampling.seed.data_ptr(),
+        stop=stop.data_ptr(),
+        min_length=min_length.data_ptr(),
+    )
+
+
+def known(noise: Noise) -> bool:
+    """Whether the kernel makes the numbers of ``noise``."""
+    return type(noise) in (Philox, CpuNoise)
+
+
+@final
+class Chooser:
+    """The kernel's choices under the options of ``sampling``, ``stop`` [R, E] and ``min_length`` [R].
+
+    It keeps the places of these tensors, not their values. Raises KernelError where the kernel cannot be built.
+    """
+
+    def __init__(self, *, sampling: SamplingState, stop: Tensor, min_length: Tensor) -> None:
+        kernel = load_kernel()
+        self._pick, self._likeliest, self._warp = (
+            {dtype: _prepare(getattr(kernel, f"paceline_{what}_{name}")) for dtype, name in _NAMES.items()}
+            for what in ("pick", "likeliest", "warp")
+        )
+        self._held = (sampling, stop, min_length)
+        self._options = options_of(sampling, stop, min_length)
+        self._given = ctypes.byref(self._options)
+
+    def pick(self, logits: Tensor, position: Tensor, *, bans: bool) -> Tensor:
+        """What core/batch's ``pick`` gives [R, n] for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1].
+
+        ``bans`` says whether any row has stop tokens that may come too early.
+        """
+        out = torch.empty(logits.shape[:2], dtype=torch.int64)
+        self._run(self._pick, logits, position, bans, out)
+        return out
+
+    def likeliest(self, logits: Tensor, position: Tensor, *, bans: bool) -> Tensor:
+        """The likeliest tokens [R, n], however rows sample."""
+        out = torch.empty(logits.shape[:2], dtype=torch.int64)
+        self._run(self._likeliest, logits, position, bans, out)
+        return out
+
+    def warp(self, logits: Tensor, position: Tensor, *, bans: bool) -> Tensor:
+        """What core/batch's ``scores`` gives [R, n, V]."""
+        wide = logits.dtype == torch.float64
+        out = torch.empty(logits.shape, dtype=torch.float64 if wide else torch.float32)
+        self._run(self._warp, logits, position, bans, out)
+        return out
+
+    def _run(
+        self,
+        functions: dict[torch.dtype, Callable[..., None]],
+        logits: Tensor,
+        position: Tensor,
+        bans: bool,
+        out: Tensor,
+    ) -> None:
+        run = functions.get(logits.dtype)
+        if run is None:  # half precision that the kernel does not know; single holds all of its numbers
+            logits, run = logits.float(), functions[torch.float32]
+        if logits.stride(-1) != 1:
+            logits = logits.contiguous()
+        rows, nodes, size = logits.shape
+        place = position.expand(rows, nodes)
+        choices = Choices(
+            rows,
+            nodes,
+            size,
+            torch.get_num_threads(),
+            bans,
+            logits.data_ptr(),
+            *logits.stride()[:2],
+            place.data_ptr(),
+            *place.stride(),
+            out.data_ptr(),
+        )
+        run(self._given, ctypes.byref(choices))
+
+
+def _prepare(function: Any) -> Callable[..., None]:
+    function.restype = None
+    return function
