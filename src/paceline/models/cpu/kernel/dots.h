@@ -3,7 +3,7 @@
 // y[m][n] = sum over k of w[n][k] x[m][k]. Every sum runs over k in the same order whatever the tile, so that a row's
 // result does not depend on the rows beside it: a token scored alone and in a draft has the same logits, bit for bit.
 //
-// With up to MOST_ROWS rows w passes once, in tiles that fill the registers, and what comes next is asked of memory
+// With up to nine rows w passes once, in tiles that fill the registers, and what comes next is asked of memory
 // while they compute. With more, a piece of w stays near while tiles of x take turns, each asking for its share of the
 // next piece: reading and computing overlap there too.
 #pragma once
@@ -15,7 +15,8 @@
 namespace paceline {
 
 constexpr int WIDE = 3;              // rows of w in a tile: with 9 of x, 27 sums and their operands fill 32 registers
-constexpr int MOST_ROWS = 9;         // of x in a tile
+template <class T>
+constexpr int most_rows = sizeof(Acc<T>) == 8 ? 4 : 9;  // of x in a tile; double precision is for comparing
 constexpr int GROUPS = 8;            // tiles of w that take turns with one block of x
 constexpr int COLUMNS = WIDE * GROUPS;  // a thread's share of a product begins at a multiple of it
 constexpr long NEARBY = 2048;        // bytes of a row of x, so that a tile's stay in the first-level cache
@@ -98,64 +99,44 @@ template <class T, int N, int M>
 template <int N>
 using Count = std::integral_constant<int, N>;
 
-// M rows of x with the rows first to last of w, N at a time, as many as there are; returns where it stopped. far(n)
-// says what comes into the cache during the tile at n.
-template <class T, int N, int M, class Far, class Put>
-inline int strip(const T *w, long ldw, int first, int last, const T *x, long ldx, int k, Far &&far, Put &&put) {
+// Up to COLUMNS rows of w, in groups of N, with M rows of x: sums of one row of x stand side by side, COLUMNS apart.
+// far says, group by group, which rows of all come into the cache meanwhile.
+template <class T, int N, int M>
+[[gnu::noinline]] void turn(const T *all, long ldw, int n, int groups, const T *x, long ldx, int k, const long *far,
+                            Acc<T> *rows) {
     Sums<T, N, M> sums[GROUPS];
-    Acc<T> out[M * N], rows[M][N * GROUPS];
+    Acc<T> out[M * N];
     const long bytes = k * (long)sizeof(T);
-    const int blocks = std::max<long>(1, (bytes + NEARBY / 2) / NEARBY),
-              block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
-    int n = first;
-    while (n + N <= last) {
-        const int turns = std::min(GROUPS, (last - n) / N), count = turns * N;
-        for (int at = 0; at < k; at += block)
-            for (int g = 0; g < turns; g++) {
-                const int row = n + g * N;
-                tile<T, N, M>(w + row * ldw + at, ldw, x + at, ldx, std::min(block, k - at),
-                              (const char *)(w + far(row) * ldw + at * N), sums[g], at == 0, at + block >= k, out);
-                if (at + block < k) continue;
-                for (int m = 0; m < M; m++)
-                    for (int j = 0; j < N; j++) rows[m][g * N + j] = out[m * N + j];
-            }
-        for (int m = 0; m < M; m++) {
-            int j = 0;
-            for (; j + 4 <= count; j += 4) put(m, n + j, Count<4>{}, rows[m] + j);
-            for (; j < count; j++) put(m, n + j, Count<1>{}, rows[m] + j);
+    const int blocks = std::max<long>(1, (bytes + NEARBY / 2) / NEARBY), block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
+    for (int at = 0; at < k; at += block)
+        for (int g = 0; g < groups; g++) {
+            const bool last = at + block >= k;
+            tile<T, N, M>(all + (n + g * N) * ldw + at, ldw, x + at, ldx, std::min(block, k - at),
+                          (const char *)(all + far[g] * ldw + at * N), sums[g], at == 0, last, out);
+            if (!last) continue;
+            for (int m = 0; m < M; m++)
+                for (int j = 0; j < N; j++) rows[m * COLUMNS + g * N + j] = out[m * N + j];
         }
-        n += count;
-    }
-    return n;
 }
 
-// The same for m rows of x, 1 to MOST_ROWS, with all rows of w.
-template <class T, class Far, class Put>
-inline void strips(int m, const T *w, long ldw, int first, int last, const T *x, long ldx, int k, Far &&far, Put &&put) {
-    auto wide = [&](auto rows) {
-        return strip<T, WIDE, decltype(rows)::value>(w, ldw, first, last, x, ldx, k, far, put);
-    };
-    int n = first;
-    switch (m) {
-        case 1: n = wide(Count<1>{}); break;
-        case 2: n = wide(Count<2>{}); break;
-        case 3: n = wide(Count<3>{}); break;
-        case 4: n = wide(Count<4>{}); break;
-        case 5: n = wide(Count<5>{}); break;
-        case 6: n = wide(Count<6>{}); break;
-        case 7: n = wide(Count<7>{}); break;
-        case 8: n = wide(Count<8>{}); break;
-        default: n = wide(Count<9>{});
-    }
-    for (int j = 0; n < last && j < m; j++)
-        strip<T, 1, 1>(w, ldw, n, last, x + j * ldx, ldx, k, [](int row) { return row; },
-                       [&](int, int at, auto count, const Acc<T> *sums) { put(j, at, count, sums); });
+template <class T>
+using Turn = void (*)(const T *, long, int, int, const T *, long, int, const long *, Acc<T> *);
+
+// The turn for m rows of x, 1 to most_rows.
+template <class T, int M = 1>
+Turn<T> turn_of(int m) {
+    if constexpr (M < most_rows<T>)
+        return m == M ? turn<T, WIDE, M> : turn_of<T, M + 1>(m);
+    else
+        return turn<T, WIDE, M>;
 }
 
 // Hands every y[m][n], n from begin to end, to put(m, n, Count<N>, sums): N of one row side by side.
 template <class T, class Put>
 inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
-    const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    Acc<T> sums[most_rows<T> * COLUMNS];
+    long far[GROUPS];
+    const int tiles = (rows + most_rows<T> - 1) / most_rows<T>;
     const long fitting = std::max<long>(1, PIECE / (COLUMNS * k * (long)sizeof(T))) * COLUMNS;
     const int piece = tiles == 1 ? end - begin : std::min<long>(fitting, end - begin);
     for (int first = begin; first < end; first += piece) {
@@ -163,13 +144,26 @@ inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long 
         for (int t = 0, m = 0; t < tiles; t++) {
             const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
             const long share = last + (long)t * (last - first) / tiles;
-            strips(
-                size, w, ldw, first, last, x + m * ldx, ldx, k,
-                [&](int n) -> long {
-                    if (tiles == 1) return n + AHEAD;
-                    return (n - first) / WIDE % tiles ? n : share + (n - first) / tiles;
-                },
-                [&](int row, int n, auto count, const Acc<T> *sums) { put(m + row, n, count, sums); });
+            const Turn<T> take = turn_of<T>(size);
+            for (int n = first; n < last; n += COLUMNS) {
+                const int count = std::min(COLUMNS, last - n), groups = count / WIDE;
+                for (int g = 0; g < groups; g++) {
+                    const int row = n + g * WIDE;
+                    far[g] = tiles == 1 ? row + AHEAD : (row - first) / WIDE % tiles ? row : share + (row - first) / tiles;
+                }
+                if (groups) take(w, ldw, n, groups, x + m * ldx, ldx, k, far, sums);
+                for (long left = groups * WIDE; left < count; left++) {
+                    far[0] = n + left;
+                    for (int j = 0; j < size; j++)
+                        turn<T, 1, 1>(w, ldw, n + left, 1, x + (m + j) * ldx, ldx, k, far, sums + j * COLUMNS + left);
+                }
+                for (int j = 0; j < size; j++) {
+                    const Acc<T> *row = sums + j * COLUMNS;
+                    int c = 0;
+                    for (; c + 4 <= count; c += 4) put(m + j, n + c, Count<4>{}, row + c);
+                    for (; c < count; c++) put(m + j, n + c, Count<1>{}, row + c);
+                }
+            }
             m += size;
         }
     }
