@@ -14,14 +14,17 @@
 
 namespace paceline {
 
-constexpr int WIDE = 3;              // rows of w in a tile: with 9 of x, 27 sums and their operands fill 32 registers
 template <class T>
 constexpr int most_rows = sizeof(Acc<T>) == 8 ? 4 : 9;  // of x in a tile; double precision is for comparing
-constexpr int GROUPS = 8;            // tiles of w that take turns with one block of x
-constexpr int COLUMNS = WIDE * GROUPS;  // a thread's share of a product begins at a multiple of it
+constexpr int COLUMNS = 24;          // rows of w that take turns with one block of x; a thread's share begins at one
 constexpr long NEARBY = 2048;        // bytes of a row of x, so that a tile's stay in the first-level cache
 constexpr long PIECE = 256 * 1024;   // bytes of w that stay in the second while several tiles of x read them
 constexpr int AHEAD = 32;            // rows of w between what is read and what is asked of memory
+
+// Rows of w in a tile with m rows of x: with 9 of them 27 sums and their operands fill 32 registers. What is measured to
+// read fastest, and a divisor of COLUMNS.
+constexpr int wide_of(int m) { return m == 1 || m == 3 ? 8 : 3; }
+constexpr int MOST_GROUPS = COLUMNS / wide_of(2);
 
 inline void want(const void *p) { __builtin_prefetch(p, 0, 2); }  // soon, in the second-level cache
 
@@ -61,29 +64,29 @@ template <class T, int N, int M>
     Vec<T> acc[M][N];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int n = 0; n < N; n++) acc[m][n] = first ? Vec<T>{} : sums.of[m * N + n];
     int i = 0;
     auto add = [&](auto &&get) {
         typename S::Operand wide[N];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int n = 0; n < N; n++) wide[n] = get(w + n * ldw + i);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
             const auto row = get(x + m * ldx + i);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int n = 0; n < N; n++) acc[m][n] = S::add(acc[m][n], wide[n], row);
         }
     };
     for (; i + S::size <= count; i += S::size, far += N * S::size * sizeof(T)) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int line = 0; line < int(N * S::size * sizeof(T)); line += 64) want(far + line);
         add([](const T *p) { return S::get(p); });
     }
     if (i < count) add([&](const T *p) { return S::some(p, count - i); });
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int n = 0; n < N; n++) sums.of[m * N + n] = acc[m][n];
     if (!last) return;
     for (int at = 0; at < M * N; at += 4) {
@@ -104,7 +107,7 @@ using Count = std::integral_constant<int, N>;
 template <class T, int N, int M>
 [[gnu::noinline]] void turn(const T *all, long ldw, int n, int groups, const T *x, long ldx, int k, const long *far,
                             Acc<T> *rows) {
-    Sums<T, N, M> sums[GROUPS];
+    Sums<T, N, M> sums[COLUMNS / N];
     Acc<T> out[M * N];
     const long bytes = k * (long)sizeof(T);
     const int blocks = std::max<long>(1, (bytes + NEARBY / 2) / NEARBY), block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
@@ -126,16 +129,16 @@ using Turn = void (*)(const T *, long, int, int, const T *, long, int, const lon
 template <class T, int M = 1>
 Turn<T> turn_of(int m) {
     if constexpr (M < most_rows<T>)
-        return m == M ? turn<T, WIDE, M> : turn_of<T, M + 1>(m);
+        return m == M ? turn<T, wide_of(M), M> : turn_of<T, M + 1>(m);
     else
-        return turn<T, WIDE, M>;
+        return turn<T, wide_of(M), M>;
 }
 
 // Hands every y[m][n], n from begin to end, to put(m, n, Count<N>, sums): N of one row side by side.
 template <class T, class Put>
 inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
     Acc<T> sums[most_rows<T> * COLUMNS];
-    long far[GROUPS];
+    long far[MOST_GROUPS];
     const int tiles = (rows + most_rows<T> - 1) / most_rows<T>;
     const long fitting = std::max<long>(1, PIECE / (COLUMNS * k * (long)sizeof(T))) * COLUMNS;
     const int piece = tiles == 1 ? end - begin : std::min<long>(fitting, end - begin);
@@ -144,15 +147,16 @@ inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long 
         for (int t = 0, m = 0; t < tiles; t++) {
             const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
             const long share = last + (long)t * (last - first) / tiles;
+            const int wide = wide_of(size);
             const Turn<T> take = turn_of<T>(size);
             for (int n = first; n < last; n += COLUMNS) {
-                const int count = std::min(COLUMNS, last - n), groups = count / WIDE;
+                const int count = std::min(COLUMNS, last - n), groups = count / wide;
                 for (int g = 0; g < groups; g++) {
-                    const int row = n + g * WIDE;
-                    far[g] = tiles == 1 ? row + AHEAD : (row - first) / WIDE % tiles ? row : share + (row - first) / tiles;
+                    const int row = n + g * wide, turn = (row - first) / wide;
+                    far[g] = tiles == 1 ? row + AHEAD : turn % tiles ? row : share + (row - first) / tiles;
                 }
                 if (groups) take(w, ldw, n, groups, x + m * ldx, ldx, k, far, sums);
-                for (long left = groups * WIDE; left < count; left++) {
+                for (long left = groups * wide; left < count; left++) {
                     far[0] = n + left;
                     for (int j = 0; j < size; j++)
                         turn<T, 1, 1>(w, ldw, n + left, 1, x + (m + j) * ldx, ldx, k, far, sums + j * COLUMNS + left);
