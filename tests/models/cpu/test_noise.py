@@ -41,6 +41,24 @@ def test_choices_are_the_same_to_the_bit_on_one_thread_and_on_two():
                 torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_races_of_every_shape_and_key_have_the_plain_winners(dtype):
+    """Keys and scores broadcast against each other; scores may be excluded, equal, or no numbers."""
+    generator = torch.Generator().manual_seed(2)
+    for key in keys():
+        shape = (4, 3) if key.position.dim() == 2 else (4,)
+        scores = (4 * torch.randn(*shape, 333, generator=generator, dtype=torch.float64)).to(dtype)
+        scores[..., ::3] = -torch.inf
+        scores[1, ..., 5:] = -torch.inf
+        scores[2] = 0.0
+        for given in (scores, scores[..., :1], scores[:1], torch.full_like(scores, -torch.inf), scores.sqrt()):
+            assert torch.equal(CpuNoise().choose(given, key), Philox().choose(given, key))
+        lone = (
+            Key(seed=key.seed[:, :1], position=key.position[:, :1], stream=Stream.TARGET) if key.seed.dim() > 1 else key
+        )
+        assert torch.equal(CpuNoise().choose(scores, lone), Philox().choose(scores, lone))
+
+
 def test_the_compiler_sees_plain_operations():
     key = next(iter(keys()))
     compiled = torch.compile(lambda: CpuNoise.bits(noise, key, 5), fullgraph=True, backend="eager")

@@ -4,12 +4,36 @@
 #include <algorithm>
 #include <cstdint>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace paceline {
 
 constexpr int LANES = 16;     // counters at once, so that the compiler makes vectors of them
 constexpr int WORTH = 1 << 15;  // words for which several threads are woken
 
 // Ten rounds over LANES counters of four words each.
+#if defined(__AVX512F__)
+inline void scramble(uint32_t (&c)[4][LANES], uint64_t seed) {
+    __m512i w[4][2];  // a word in the low half of each number; what is in the high half plays no part
+    for (int j = 0; j < 4; j++)
+        for (int h = 0; h < 2; h++) w[j][h] = _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)&c[j][8 * h]));
+    uint32_t k0 = seed, k1 = seed >> 32;
+    for (int round = 0; round < 10; round++) {
+        for (int h = 0; h < 2; h++) {
+            const __m512i a = _mm512_mul_epu32(w[0][h], _mm512_set1_epi64(0xD2511F53u));
+            const __m512i b = _mm512_mul_epu32(w[2][h], _mm512_set1_epi64(0xCD9E8D57u));
+            w[0][h] = _mm512_xor_si512(_mm512_xor_si512(_mm512_srli_epi64(b, 32), w[1][h]), _mm512_set1_epi64(k0));
+            w[2][h] = _mm512_xor_si512(_mm512_xor_si512(_mm512_srli_epi64(a, 32), w[3][h]), _mm512_set1_epi64(k1));
+            w[1][h] = b, w[3][h] = a;
+        }
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    for (int j = 0; j < 4; j++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_si256((__m256i *)&c[j][8 * h], _mm512_cvtepi64_epi32(w[j][h]));
+}
+#else
 inline void scramble(uint32_t (&c)[4][LANES], uint64_t seed) {
     uint32_t k0 = seed, k1 = seed >> 32;
     for (int round = 0; round < 10; round++) {
@@ -21,6 +45,7 @@ inline void scramble(uint32_t (&c)[4][LANES], uint64_t seed) {
         k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
     }
 }
+#endif
 
 // Calls put(index, word) for every one of count words of a key, in order of the counters.
 template <class Put>

@@ -164,6 +164,21 @@ void warp_all(const Options &o, const Choices &c) {
     });
 }
 
+// The winner of a race of count scores for every key; fields are int64, one per key.
+template <class A>
+void choose_all(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, const A *scores, int64_t *out,
+                int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (keys > 1 && keys * count > WORTH)
+    for (int64_t k = 0; k < keys; k++) {
+        static thread_local Desk<A> desk;
+        divide(Law{}, scores + k * count, count, A(1), desk);
+        const A highest = highest_of(desk.scores.data(), count);
+        const int64_t ahead = first_of(desk.scores.data(), count, highest);
+        const RaceKey key{uint64_t(fields[0][k]), uint32_t(fields[1][k]), uint32_t(fields[2][k]), uint32_t(tag | fields[3][k])};
+        out[k] = std::isfinite(highest) ? race(key, desk.scores.data(), count, NEVER<A>, ahead) : ahead;
+    }
+}
+
 }  // namespace paceline
 
 #define PACELINE_EXPORT_CHOICES(T, name)                                                                \
@@ -179,3 +194,11 @@ void warp_all(const Options &o, const Choices &c) {
 PACELINE_EXPORT_CHOICES(float, float32)
 PACELINE_EXPORT_CHOICES(double, float64)
 PACELINE_EXPORT_CHOICES(paceline::bf16, bfloat16)
+
+#define PACELINE_EXPORT_RACES(A, name)                                                                             \
+    extern "C" void paceline_choose_##name(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, \
+                                           const A *scores, int64_t *out, int64_t threads) {                       \
+        paceline::choose_all(keys, count, fields, tag, scores, out, threads);                                      \
+    }
+PACELINE_EXPORT_RACES(float, float32)
+PACELINE_EXPORT_RACES(double, float64)
