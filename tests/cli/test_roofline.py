@@ -4,7 +4,7 @@ import pytest
 
 from paceline.cli import run
 from paceline.cli.roofline import Roofline
-from paceline.diagnose.rates import Products, Rates
+from paceline.engine.rates import Products, Rates
 from tests.api.checkpoints import pair
 
 PRODUCTS = {

@@ -13,8 +13,9 @@ from paceline.api.loading import find_device, find_dtype
 from paceline.bench.machine import describe
 from paceline.cli.commands import EXIT_OK
 from paceline.cli.headers import Found, look
-from paceline.diagnose.rates import WORKING_SET, Rates, measure_rates
-from paceline.diagnose.roofline import Limit, limit, work_of
+from paceline.diagnose.roofline import Limit, limit
+from paceline.engine.floor import work_of
+from paceline.engine.rates import WORKING_SET, Rates, measure_rates
 
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
 GIGA = 1e9

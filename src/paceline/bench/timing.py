@@ -1,4 +1,4 @@
-"""Times calls in turn, and how fast memory is read. Knows nothing of verifiers."""
+"""Times calls in turn, and how fast memory is read. Knows nothing of what it calls."""
 
 import time
 from collections.abc import Callable, Mapping
