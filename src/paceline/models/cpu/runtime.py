@@ -18,6 +18,7 @@ from paceline.models.cpu.layout import Call
 from paceline.models.cpu.program import compile_program
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
+from paceline.models.memory import unwritten
 
 
 @final
@@ -63,8 +64,11 @@ class CpuDecoder:
         return self.lm.device
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
-        """As the eager one's. Raises ValueError for a capacity that exceeds the model's sliding window."""
-        return self.lm.new_cache(rows, capacity)
+        """As the eager one's, but slots take memory only once they are written: the kernel reads no others.
+
+        Raises ValueError for a capacity that exceeds the model's sliding window.
+        """
+        return self.lm.new_cache(rows, capacity, zeros=unwritten)
 
     def __call__(
         self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
