@@ -56,9 +56,7 @@ def has(raw: RawFile, identity: Record) -> bool:
     return any(identity.items() <= record.items() and not record.get("void") for record in raw.records)
 
 
-def measure_axes(
-    axes: Sequence[Axis], *, target: LM, raw: RawFile, run: str, timing: Timing, say: Progress
-) -> None:
+def measure_axes(axes: Sequence[Axis], *, target: LM, raw: RawFile, run: str, timing: Timing, say: Progress) -> None:
     """Put into ``raw`` what it lacks of ``axes``: seconds of forwards and of whole steps, and bytes, of every point.
 
     All points of an axis take turns; the first one's step runs twice in each turn, as the control.

@@ -130,7 +130,9 @@ class Prepared:
         )
         rows = range(point.rows)
         text = [token % target.vocab_size for token in range(point.context)]
-        self.decoder.batch.admit(rows, [Request(tokens=text, max_tokens=depth + 1, sampling=Sampling(temperature=0.0)) for _ in rows])
+        self.decoder.batch.admit(
+            rows, [Request(tokens=text, max_tokens=depth + 1, sampling=Sampling(temperature=0.0)) for _ in rows]
+        )
         storage = self.decoder.cache.storage
         for store in (storage.keys, storage.values):
             store[:, : point.rows, : point.context].normal_()
@@ -167,4 +169,3 @@ class Prepared:
 def resident() -> int:
     """Bytes of this process that lie in memory."""
     return psutil.Process().memory_info().rss
-
