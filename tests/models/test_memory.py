@@ -1,4 +1,4 @@
-"""Weights laid out for fast reading are the same weights, and lie where they should; slots that hold nothing cost none."""
+"""Weights laid out for fast reading are the same weights, and lie where they should; empty slots cost no memory."""
 
 import sys
 

@@ -45,7 +45,7 @@ def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU, page by page from the system as they are written; elsewhere than on Unix all of them at once."""
+    """Zeros on the CPU that take memory page by page as they are written; on Windows all of it at once."""
     size = prod(shape) * dtype.itemsize
     if size == 0 or sys.platform == "win32":
         return torch.zeros(shape, dtype=dtype)

@@ -56,13 +56,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(given: argparse.Namespace) -> None:
     check_drawing()
-    timing = Timing(repeats=given.repeats, seconds=given.seconds)
     axes = axes_of(given.rows or ROWS, given.nodes or NODES, given.context or CONTEXTS)
     if given.threads < 1:
         raise ValueError(f"threads={given.threads}: give at least 1")
     raw = RawFile(given.output)
     if not given.report:
         torch.set_num_threads(given.threads)
+        timing = Timing(repeats=given.repeats, seconds=given.seconds, processor_time=given.processor_time)
         with Console(stderr=True, highlight=False).status("measuring ...") as status:
             _measure(given, raw, axes, timing, status.update)
     _report(given, raw)
@@ -85,7 +85,7 @@ def _measure(given: argparse.Namespace, raw: RawFile, axes: Sequence[Axis], timi
         **asdict(timing),
     }
     run = begin(raw, conditions=conditions, notes=lambda: _notes(decoder, say))
-    measure_first(given.prompt, target=target, draft=draft, path=path, raw=raw, run=run, repeats=given.repeats, say=say)
+    measure_first(given.prompt, target=target, draft=draft, path=path, raw=raw, run=run, timing=timing, say=say)
     lm = runnable(target)
     lengths = given.length or PROMPTS
     measure_prefill(lengths, target=lm, eager=decoder, raw=raw, run=run, timing=timing, say=say)
@@ -125,7 +125,8 @@ def _report(given: argparse.Namespace, raw: RawFile) -> None:
 
     conditions, rates = run["conditions"], rates_of(run)
     machine = conditions["machine"]
-    title = f"{conditions['target']['name']}, {conditions['dtype']}, threads: {conditions['num_threads']}"
+    clock = "processor time" if conditions["processor_time"] else "time that passed"
+    title = f"{conditions['target']['name']}, {conditions['dtype']}, threads: {conditions['num_threads']}, {clock}"
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     console.print(f"{title}; {machine['processor']}, {machine['num_cores']} cores; {versions}")
@@ -156,6 +157,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt", type=int, default=FIRST_PROMPT, help="tokens before the first one; 1000 by default")
     parser.add_argument("--repeats", type=int, default=7, help="of every call at least; 7 by default")
     parser.add_argument("--seconds", type=float, default=10.0, help="that an axis takes at least; 10 by default")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="where other programs run: what was computed, not what passed"
+    )
     parser.add_argument("--output", type=Path, required=True, help="file of raw figures, continued if it is there")
     parser.add_argument("--report", action="store_true", help="measure nothing: print what the file holds")
     return parser

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -24,6 +25,7 @@ class PointFigures:
     point: Point
     forward: Estimate
     step: Estimate
+    rest: float  # of the step, everything but the forward: the median over the turns
     floor: Bound  # of the forward
     cache_bytes: int
     used_bytes: int
@@ -33,11 +35,6 @@ class PointFigures:
     def share(self) -> float:
         """Of the floor in the forward's time: 1 is the best there can be."""
         return self.floor.seconds / self.forward.value
-
-    @property
-    def rest(self) -> float:
-        """Of the step, everything but the forward."""
-        return 1 - self.forward.value / self.step.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +78,7 @@ def _figures(point: Point, found: Record, work: Work, rates: Rates) -> PointFigu
         point=point,
         forward=estimate(found[FORWARD]),
         step=estimate(found[STEP]),
+        rest=1 - median(paired_ratios(found[FORWARD], found[STEP])),
         floor=bound(work, rates, rows=point.rows, nodes=point.nodes, slots=point.context),
         cache_bytes=found["cache_bytes"],
         used_bytes=found["used_bytes"],

@@ -11,7 +11,7 @@ from paceline.bench.peers import PLAIN as PEER
 from paceline.bench.peers import load_peer, transformers_decoding
 from paceline.bench.raw import FIRST, RawFile
 from paceline.bench.runner import Configuration, compare
-from paceline.bench.scaling.measure import CONTROL, Progress, has
+from paceline.bench.scaling.measure import CONTROL, Progress, Timing, has
 from paceline.bench.statistics import is_void
 
 PLAIN, DRAFTED = "plain", "with the draft"
@@ -26,7 +26,7 @@ def measure_first(
     path: Path,
     raw: RawFile,
     run: str,
-    repeats: int,
+    timing: Timing,
     say: Progress,
 ) -> None:
     """Put into ``raw``, unless it is there, seconds from a prompt of ``num_tokens`` to its first token, by each side.
@@ -51,7 +51,8 @@ def measure_first(
     compared = compare(
         [*sides, _peer(CONTROL, peer, prompt)],
         baseline=PEER,
-        repeats=repeats,
+        repeats=timing.repeats,
+        clock=timing.clock,
         progress=lambda what: say(f"first token after {num_tokens}: {what}"),
     )
     raw.append(

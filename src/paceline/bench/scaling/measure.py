@@ -1,5 +1,6 @@
 """Times the points of every axis in turn, and prompts, and keeps what was found as records. Draws no figure."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -12,7 +13,7 @@ from paceline.bench.raw import AXIS, PREFILL, RAGGED, RUN, RawFile, Record, fing
 from paceline.bench.scaling.points import Axis, Prepared
 from paceline.bench.scaling.ragged import Mix, measure_ragged
 from paceline.bench.statistics import is_void, paired_ratios
-from paceline.bench.timing import time_in_turn
+from paceline.bench.timing import Clock, time_in_turn
 from paceline.core.tree import Tree
 from paceline.engine.rates import Products, Rates
 from paceline.engine.static import product_for
@@ -28,19 +29,27 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How often a call is timed: ``repeats`` at least, more until those of a group took ``seconds``.
+    """How often a call is timed, ``repeats`` at least and more until those of a group took ``seconds``, and by what.
 
-    Raises ValueError for fewer repeats than 1 and less than no seconds.
+    ``processor_time`` counts what the one thread computed, not what passed. Raises ValueError for fewer repeats than 1,
+    less than no seconds, and processor time on several threads.
     """
 
     repeats: int = 7
     seconds: float = 10.0
+    processor_time: bool = False
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise ValueError(f"repeats={self.repeats}: give at least 1")
         if not self.seconds >= 0:
             raise ValueError(f"seconds={self.seconds}: give 0 or more")
+        if self.processor_time and torch.get_num_threads() > 1:
+            raise ValueError(f"processor time of {torch.get_num_threads()} threads is the sum of theirs: take one")
+
+    @property
+    def clock(self) -> Clock:
+        return time.process_time if self.processor_time else time.perf_counter
 
 
 def begin(raw: RawFile, *, conditions: Record, notes: Callable[[], Record]) -> str:
@@ -74,7 +83,7 @@ def measure_axes(axes: Sequence[Axis], *, target: LM, raw: RawFile, run: str, ti
             calls[f"{FORWARD} {at}"], calls[f"{STEP} {at}"] = one.forward, one.step
             before[f"{FORWARD} {at}"] = before[f"{STEP} {at}"] = one.rewind
         calls[CONTROL], before[CONTROL] = prepared[0].step, prepared[0].rewind
-        taken = time_in_turn(calls, before=before, repeats=timing.repeats, seconds=timing.seconds)
+        taken = time_in_turn(calls, before=before, repeats=timing.repeats, seconds=timing.seconds, clock=timing.clock)
         control = paired_ratios(taken[f"{STEP} 0"], taken[CONTROL])
         found = [
             {
@@ -111,7 +120,7 @@ def measure_prefill(
         return
     say("prompts read at once")
     forwards = {f"{length}": _reading(target, length) for length in lengths}
-    taken = time_in_turn(forwards, repeats=min(3, timing.repeats), seconds=0.0)
+    taken = time_in_turn(forwards, repeats=min(3, timing.repeats), seconds=0.0, clock=timing.clock)
     products: list[dict[str, Any]] = []
     for name, weight in _matrices(eager).items():
         for length in lengths:
@@ -122,7 +131,7 @@ def measure_prefill(
                 KERNEL: lambda x=x, weight=weight, ours=ours: ours(x, weight),
                 TORCH: lambda x=x, weight=weight: torch.nn.functional.linear(x, weight),
             }
-            spent = time_in_turn(both, repeats=timing.repeats, seconds=0.0)
+            spent = time_in_turn(both, repeats=timing.repeats, seconds=0.0, clock=timing.clock)
             flops = 2 * length * weight.numel()
             rates = {side: [flops / one for one in values] for side, values in spent.items()}
             products.append({"matrix": name, "shape": list(weight.shape), "rows": length, "flops": rates})

@@ -130,9 +130,8 @@ class Prepared:
         )
         rows = range(point.rows)
         text = [token % target.vocab_size for token in range(point.context)]
-        self.decoder.batch.admit(
-            rows, [Request(tokens=text, max_tokens=depth + 1, sampling=Sampling(temperature=0.0)) for _ in rows]
-        )
+        request = Request(tokens=text, max_tokens=depth + 1, sampling=Sampling(temperature=0.0))
+        self.decoder.batch.admit(rows, [request] * point.rows)
         storage = self.decoder.cache.storage
         for store in (storage.keys, storage.values):
             store[:, : point.rows, : point.context].normal_()
