@@ -1,4 +1,4 @@
-"""Nothing grows over thousands of steps: neither memory, nor what is alive, nor what was compiled; and growth is seen."""
+"""Nothing grows over thousands of steps, neither memory nor what is alive nor what was compiled; and growth is seen."""
 
 import pytest
 
