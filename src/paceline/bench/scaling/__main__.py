@@ -39,6 +39,7 @@ from paceline.models.loading import name_of
 
 PARAMETERS = "200M"  # of the target by default
 FIRST_PROMPT = 1000  # tokens
+RATE_REPEATS = 15  # the best of them counts, and the machine may be busy
 WIDTH = 150  # of the tables where there is no terminal
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
 
@@ -84,7 +85,7 @@ def _measure(given: argparse.Namespace, raw: RawFile, axes: Sequence[Axis], timi
         "draft": None if draft_path is None else {"name": draft_path.name, "hash": hash_model(draft_path)},
         **asdict(timing),
     }
-    run = begin(raw, conditions=conditions, notes=lambda: _notes(decoder, say))
+    run = begin(raw, conditions=conditions, notes=lambda: _notes(decoder, timing, say))
     measure_first(given.prompt, target=target, draft=draft, path=path, raw=raw, run=run, timing=timing, say=say)
     lm = runnable(target)
     lengths = given.length or PROMPTS
@@ -111,11 +112,18 @@ def _models(given: argparse.Namespace, say: Progress) -> tuple[Path, Path | None
     return folder, draft
 
 
-def _notes(decoder: DecoderLM, say: Progress) -> Record:
+def _notes(decoder: DecoderLM, timing: Timing, say: Progress) -> Record:
     """When it was, and what the floor is made of."""
     work = work_of(decoder)
     size = max(LEAST, min(WORKING_SET, work.weight_bytes))
-    rates = measure_rates(dtypes=[decoder.dtype], device=decoder.device, working_set=size, progress=say)
+    rates = measure_rates(
+        dtypes=[decoder.dtype],
+        device=decoder.device,
+        working_set=size,
+        repeats=RATE_REPEATS,
+        progress=say,
+        clock=timing.clock,
+    )
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "work": asdict(work), "rates": asdict(rates)}
 
 

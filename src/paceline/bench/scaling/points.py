@@ -103,7 +103,7 @@ class Given(StatelessDrafter):
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """Random tokens below each row's newest one."""
         tokens = torch.cat((batch.root[:, None], self._tokens[:, 1:]), dim=1)
-        valid = batch.active[:, None].expand_as(tokens)
+        valid = batch.active[:, None].repeat(1, self._point.nodes)
         if self._point.shape == CHAIN:
             return Tree.make_chain(tokens, valid)
         return Tree.make(tokens, self._parents, valid, max_depth=plan.num_draft_tokens)
@@ -118,7 +118,7 @@ class Prepared:
         gc.collect()
         before = resident()
         depth = point.depth
-        length = point.context + depth + 1
+        length = point.context + depth + 2  # no row ends in the step
         self.decoder = Decoder(
             target=target,
             drafter=Given(point, target.vocab_size, target.device),
@@ -130,7 +130,7 @@ class Prepared:
         )
         rows = range(point.rows)
         text = [token % target.vocab_size for token in range(point.context)]
-        request = Request(tokens=text, max_tokens=depth + 1, sampling=Sampling(temperature=0.0))
+        request = Request(tokens=text, max_tokens=depth + 2, sampling=Sampling(temperature=0.0))
         self.decoder.batch.admit(rows, [request] * point.rows)
         storage = self.decoder.cache.storage
         for store in (storage.keys, storage.values):
