@@ -76,7 +76,7 @@ def test_a_point_is_the_step_that_it_says(point, depths):
         assert all(length >= point.context for length in prepared.decoder.cache.length.tolist())
     slot = target.slot_bytes
     assert prepared.used_bytes == point.rows * (point.context - 1 + point.nodes) * slot
-    assert prepared.cache_bytes == (point.rows + 1) * (point.context + point.depth + 1 + point.nodes) * slot
+    assert prepared.cache_bytes == (point.rows + 1) * (point.context + point.depth + 2 + point.nodes) * slot
 
 
 def test_points_take_turns_and_what_the_file_holds_is_not_timed_again(tmp_path, monkeypatch):
