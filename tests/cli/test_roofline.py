@@ -54,6 +54,16 @@ def test_limit_of_plain_decoding_is_reading_the_weights(capsys, asked):
     assert found["attainable_tokens_per_second"] == pytest.approx(8e9 / read)
 
 
+def test_forwards_are_told_in_bytes_and_operations(capsys, asked):
+    found = roofline(capsys, "--model", pair().target, "--draft", pair().draft)["forwards"]
+    parameters = inspect(capsys, pair().target)["model"]["parameters"]
+    assert set(found) == {"target", "draft"} and found["target"] == found["draft"]
+    assert found["target"]["num_weights"] == parameters - 320 * 32
+    assert found["target"]["weight_bytes"] == 8 * found["target"]["num_weights"]
+    assert (found["target"]["slot_bytes"], found["target"]["slot_flops"]) == (2 * 3 * 2 * 8 * 8, 4 * 3 * 4 * 8)
+    assert roofline(capsys)["forwards"] == {}
+
+
 def test_acceptance_is_one_share_for_all_positions_or_one_for_each(capsys, asked):
     words = ["--model", pair().target, "--draft", pair().draft, "--num-draft-tokens", 3]
     mean = roofline(capsys, *words, "--acceptance", 0.5)["limits"]
@@ -85,7 +95,17 @@ def test_no_weights_are_read(capsys, asked, monkeypatch):
 def test_table_is_for_people(capsys, asked):
     assert run(["roofline", "--model", str(pair().target), "--acceptance", "0.7,0.4", "--num-draft-tokens", "2"]) == 0
     out = capsys.readouterr().out
-    for words in ("machine", "reads 16.0 GB/s", "matrix products", "decoding", "memory", "speed-up", "2.10"):
+    for words in (
+        "machine",
+        "reads 16.0 GB/s",
+        "matrix products",
+        "a forward",
+        "MFLOP/node",
+        "decoding",
+        "memory",
+        "speed-up",
+        "2.10",
+    ):
         assert words in out
 
 
