@@ -34,9 +34,9 @@ class SlotCache:
         zeros: Zeros | None = None,
     ) -> None:
         shape = (num_layers, rows + 1, capacity, num_kv_heads, head_dim)
-        make = zeros or (lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device))
-        self.keys = make(shape, dtype)
-        self.values = make(shape, dtype)
+        self.keys, self.values = (
+            torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype) for _ in range(2)
+        )
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.rows = rows
         self.capacity = capacity
