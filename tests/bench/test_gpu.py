@@ -162,6 +162,19 @@ def test_figures_are_shares_of_the_limit_and_ratios_of_times():
     assert verdicts_of([line])[1] == ("drafted decoding is 2.50 times as fast as transformers-assisted k=3 (goal 2)")
 
 
+def test_the_last_sound_measurement_counts_and_else_the_last():
+    sides = dict(control=8.0, transformers=12.0, drafted=4.0, assisted=10.0)
+    run, one = records_of(plain=1.0, **sides)
+    two, three = records_of(plain=2.0, **sides)[1], records_of(plain=3.0, **sides)[1]
+
+    def plain(*voids):
+        cells = [{**cell, "void": void} for cell, void in zip((one, two, three), voids, strict=True)]
+        return 40 / batches_in([run, *cells])[0].plain
+
+    assert plain(True, True, True) == plain(False, False, False) == plain(True, False, False) == 3.0
+    assert plain(False, False, True) == plain(True, False, True) == 2.0 and plain(False, True, True) == 1.0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -56,7 +56,8 @@ def batches_in(records: Sequence[Record]) -> list[BatchFigures]:
     chosen: dict[int, Record] = {}
     for record in records:
         if record["kind"] == DEVICE and record["run"] == run["run"]:
-            if record["batch"] not in chosen or not record["void"]:
+            held = chosen.get(record["batch"])
+            if held is None or held["void"] or not record["void"]:
                 chosen[record["batch"]] = record
     return [_figures(chosen[batch], work, rates) for batch in sorted(chosen)]
 

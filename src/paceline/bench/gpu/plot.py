@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from paceline.bench.gpu.figures import BatchFigures
 from paceline.bench.peers import PLAIN as PEER
-from paceline.bench.plots import STYLE, to_svg
+from paceline.bench.plots import STYLE, plain_log, to_svg
 
 SIZE = (9.0, 3.8)  # inches
 
@@ -23,6 +23,7 @@ def draw(figures: Sequence[BatchFigures], *, title: str) -> str:
         left.plot(sizes, [line.plain for line in figures], marker="o", label="plain")
         left.plot(sizes, [line.drafted for line in figures], marker="o", label="drafted")
         left.set_yscale("log")
+        plain_log(left.yaxis)
         left.set_ylabel("tokens per second")
         for label, points in (
             ("drafted over plain", [(line.batch, line.over_plain) for line in figures]),

@@ -91,7 +91,7 @@ def _last(records: Sequence[Record], run: Record, kind: str, field: str) -> list
     for record in records:
         if record["kind"] == kind and record["run"] == run["run"]:
             name = str(record[field])
-            if name not in chosen or not record.get("void"):
+            if name not in chosen or chosen[name].get("void") or not record.get("void"):
                 chosen[name] = record
     return list(chosen.values())
 

@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paceline.bench.plots import STYLE, to_svg
+from paceline.bench.plots import STYLE, plain_log, to_svg
 from paceline.bench.scaling.figures import MIB, MS, AxisFigures, PointFigures
 from paceline.bench.scaling.points import CHAIN, TREE
 from paceline.bench.statistics import Estimate
@@ -42,10 +42,12 @@ def draw(axes: Sequence[AxisFigures], *, title: str) -> str:
             for place, what in ((above, "ms"), (below, "MiB")):
                 place.set_xscale("log", base=2)
                 place.set_yscale("log")
-                place.set_xticks(x, labels=list(map(str, x)))
+                plain_log(place.yaxis)
+                place.set_xticks(x, labels=[f"{size // 1024}k" if size >= 1024 else str(size) for size in x])
                 place.set_xlabel(axis.name + (" (void)" if axis.void else ""))
                 place.set_ylabel(what if column == 0 else "")
-                place.legend(fontsize=7)
+                if trees or column == 0:
+                    place.legend(fontsize=7)
         return to_svg(figure)
 
 
