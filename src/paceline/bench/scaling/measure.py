@@ -75,6 +75,7 @@ def measure_axes(axes: Sequence[Axis], *, target: LM, raw: RawFile, run: str, ti
         if has(raw, identity):
             continue
         say(f"{axis.name}: preparing")
+        Prepared(axis.points[-1], target)  # what is made once in a process is not a point's own
         prepared = [Prepared(point, target) for point in axis.points]
         say(f"{axis.name}: {len(prepared)} points in turn")
         calls: dict[str, Callable[[], object]] = {}
