@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from paceline.cli import run
 from paceline.cli.roofline import Roofline
@@ -18,7 +19,7 @@ def asked(monkeypatch):
     """A made-up machine in place of this one; what its measurement was asked for."""
     calls = []
 
-    def measure(*, dtypes, device, working_set, progress):
+    def measure(*, dtypes, device, working_set, progress, clock):
         calls.append((dtypes, device, working_set))
         progress("reading memory")
         return Rates(device=str(device), num_threads=1, working_set=working_set, read=16e9, copy=9e9, products=PRODUCTS)
@@ -121,12 +122,17 @@ def test_table_is_for_people(capsys, asked):
         (["--batch-size", "0"], "--batch-size 0"),
         (["--context", "-1"], "--context -1"),
         (["--threads", "0"], "--threads 0"),
+        (["--threads", "2", "--processor-time"], "--processor-time: it is that of one thread"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--model", "/nowhere/at/all"], "no such model directory"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_measured(words, said, capsys, asked):
-    assert run(["roofline", *words]) == 2
+    threads = torch.get_num_threads()
+    try:
+        assert run(["roofline", *words]) == 2
+    finally:
+        torch.set_num_threads(threads)
     assert said in capsys.readouterr().err and not asked
 
 
@@ -141,6 +147,7 @@ def test_this_machine_can_be_measured(capsys):
         dtype="float32",
         device="cpu",
         threads=1,
+        processor_time=True,
         json=True,
         largest=1 << 20,
     )

@@ -1,6 +1,7 @@
 """The command ``paceline roofline``: what this machine allows a model. Reads no weights, decodes nothing."""
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -35,6 +36,7 @@ class Roofline:
     dtype: str | None
     device: str | None
     threads: int | None
+    processor_time: bool
     json: bool
     largest: int = WORKING_SET  # bytes
 
@@ -49,6 +51,8 @@ class Roofline:
             draft = look(self.draft, dtype=target.loaded.dtype, revision=None, backend="native")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        if self.processor_time and (torch.get_num_threads() > 1 or device.type != "cpu"):
+            raise ValueError("--processor-time: it is that of one thread of a CPU; give --threads 1 --device cpu")
         notes = Console(stderr=True, highlight=False)
         with notes.status("measuring ...") as status:
             rates = measure_rates(
@@ -56,6 +60,7 @@ class Roofline:
                 device=device,
                 working_set=self._working_set(target, draft),
                 progress=lambda what: status.update(f"{what} ..."),
+                clock=time.process_time if self.processor_time else time.perf_counter,
             )
         limits = [] if target is None else [self._limit(target, draft, rates, kept) for kept in ([], *series)]
         works = {"target": _work(target), "draft": _work(draft)}
