@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers rank-verifiers laws laws-long divergence mutants docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-gpu endurance rank-verifiers laws laws-long divergence mutants docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,15 @@ bench: $(STAMP)  ## Drafting against plain decoding and against transformers, on
 
 bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
 	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output benchmarks/verifiers-cost.jsonl
+
+bench-scaling: $(STAMP)  ## A step's time and memory by rows, nodes and context, and the time to the first token (about 10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.scaling --output benchmarks/scaling.jsonl
+
+bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
+	$(BIN)/python -m paceline.bench.gpu --output benchmarks/gpu.jsonl
+
+endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
+	$(BIN)/python -m paceline.bench.endurance
 
 laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
 	$(BIN)/python -m tests.laws

@@ -12,7 +12,7 @@ from paceline.bench.rules.__main__ import main, plan
 from paceline.bench.rules.cases import TREE, Cell, Prepared, Rule, chain_of
 from paceline.bench.rules.measure import CONTROL, PLAIN_PICK, measure_rules, read_rules, write_rules
 from paceline.bench.rules.table import COLUMNS, rule_figures_of, rules_to_csv
-from paceline.bench.rules.timing import read_rate, time_in_turn
+from paceline.bench.timing import read_rate, time_in_turn
 from paceline.core.tree import Draw
 from paceline.verifiers import VERIFIERS
 

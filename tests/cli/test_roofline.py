@@ -1,10 +1,11 @@
 import json
 
 import pytest
+import torch
 
 from paceline.cli import run
 from paceline.cli.roofline import Roofline
-from paceline.diagnose.rates import Products, Rates
+from paceline.engine.rates import Products, Rates
 from tests.api.checkpoints import pair
 
 PRODUCTS = {
@@ -18,7 +19,7 @@ def asked(monkeypatch):
     """A made-up machine in place of this one; what its measurement was asked for."""
     calls = []
 
-    def measure(*, dtypes, device, working_set, progress):
+    def measure(*, dtypes, device, working_set, progress, clock):
         calls.append((dtypes, device, working_set))
         progress("reading memory")
         return Rates(device=str(device), num_threads=1, working_set=working_set, read=16e9, copy=9e9, products=PRODUCTS)
@@ -54,6 +55,16 @@ def test_limit_of_plain_decoding_is_reading_the_weights(capsys, asked):
     assert found["attainable_tokens_per_second"] == pytest.approx(8e9 / read)
 
 
+def test_forwards_are_told_in_bytes_and_operations(capsys, asked):
+    found = roofline(capsys, "--model", pair().target, "--draft", pair().draft)["forwards"]
+    parameters = inspect(capsys, pair().target)["model"]["parameters"]
+    assert set(found) == {"target", "draft"} and found["target"] == found["draft"]
+    assert found["target"]["num_weights"] == parameters - 320 * 32
+    assert found["target"]["weight_bytes"] == 8 * found["target"]["num_weights"]
+    assert (found["target"]["slot_bytes"], found["target"]["slot_flops"]) == (2 * 3 * 2 * 8 * 8, 4 * 3 * 4 * 8)
+    assert roofline(capsys)["forwards"] == {}
+
+
 def test_acceptance_is_one_share_for_all_positions_or_one_for_each(capsys, asked):
     words = ["--model", pair().target, "--draft", pair().draft, "--num-draft-tokens", 3]
     mean = roofline(capsys, *words, "--acceptance", 0.5)["limits"]
@@ -85,7 +96,17 @@ def test_no_weights_are_read(capsys, asked, monkeypatch):
 def test_table_is_for_people(capsys, asked):
     assert run(["roofline", "--model", str(pair().target), "--acceptance", "0.7,0.4", "--num-draft-tokens", "2"]) == 0
     out = capsys.readouterr().out
-    for words in ("machine", "reads 16.0 GB/s", "matrix products", "decoding", "memory", "speed-up", "2.10"):
+    for words in (
+        "machine",
+        "reads 16.0 GB/s",
+        "matrix products",
+        "a forward",
+        "MFLOP/node",
+        "decoding",
+        "memory",
+        "speed-up",
+        "2.10",
+    ):
         assert words in out
 
 
@@ -101,12 +122,17 @@ def test_table_is_for_people(capsys, asked):
         (["--batch-size", "0"], "--batch-size 0"),
         (["--context", "-1"], "--context -1"),
         (["--threads", "0"], "--threads 0"),
+        (["--threads", "2", "--processor-time"], "--processor-time: it is that of one thread"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--model", "/nowhere/at/all"], "no such model directory"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_measured(words, said, capsys, asked):
-    assert run(["roofline", *words]) == 2
+    threads = torch.get_num_threads()
+    try:
+        assert run(["roofline", *words]) == 2
+    finally:
+        torch.set_num_threads(threads)
     assert said in capsys.readouterr().err and not asked
 
 
@@ -121,6 +147,7 @@ def test_this_machine_can_be_measured(capsys):
         dtype="float32",
         device="cpu",
         threads=1,
+        processor_time=True,
         json=True,
         largest=1 << 20,
     )

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from paceline.diagnose.rates import Products, Rates, measure_rates
-from paceline.diagnose.roofline import Work, bound, limit, work_of
+from paceline.diagnose.roofline import limit
+from paceline.engine.floor import Work, bound, work_of
+from paceline.engine.rates import Products, Rates, measure_rates
 from tests import tiny
 
 # A made-up machine: 100 GB/s, 1 TFLOP/s, products as fast as memory at one row.

@@ -1,9 +1,16 @@
-"""Weights laid out for fast reading are the same weights, and lie where they should."""
+"""Weights laid out for fast reading are the same weights, and lie where they should; empty slots cost no memory."""
 
+import sys
+
+import psutil
+import pytest
 import torch
 
+from paceline.engine.static import fastest
 from paceline.models import memory
+from paceline.models.cpu.runtime import CpuDecoder
 from paceline.models.loading import load
+from tests import tiny
 from tests.api.checkpoints import pair
 
 
@@ -29,3 +36,28 @@ def test_loaded_weights_are_settled():
     parameters = list(load(pair().target).parameters())
     assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
     assert min(parameter.data_ptr() for parameter in parameters) % memory.LARGE_PAGE == 0
+
+
+def test_unwritten_zeros_are_zeros_of_the_shape_asked_for():
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        found = memory.unwritten((3, 5, 7), dtype)
+        assert found.shape == (3, 5, 7) and found.dtype == dtype and found.is_contiguous() and not found.any()
+        found[1, 2] = 4
+        assert found.sum() == 28
+    assert memory.unwritten((2, 0), torch.float32).shape == (2, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere zeros may be written at once")
+def test_slots_of_the_kernel_take_memory_once_they_are_written():
+    model = fastest(tiny.native(tiny.llama()))
+    assert isinstance(model, CpuDecoder)
+    resident, mib = psutil.Process().memory_info, 1 << 20
+    before = resident().rss
+    cache = model.new_cache(8, 100_000)
+    size = cache.keys.nbytes + cache.values.nbytes
+    assert size > 500 * mib and resident().rss - before < size / 100
+    cache.keys[:, 3, :50_000] = 1.0
+    written = 3 * 50_000 * 2 * 8 * 8
+    assert written <= resident().rss - before < written + size / 100
+    del cache
+    assert resident().rss - before < size / 100

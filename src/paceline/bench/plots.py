@@ -8,8 +8,9 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from paceline.bench.figures import PHASES, Figures, best
 
@@ -129,6 +130,13 @@ def _svg(draw: Callable[[Axes], None]) -> str:
         draw(figure.add_subplot())
         text = to_svg(figure)
     return re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+
+
+def plain_log(axis: Axis) -> None:
+    """A logarithmic ``axis`` with ticks at 1, 2 and 5 of every decade, written as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def to_svg(figure: Figure) -> str:

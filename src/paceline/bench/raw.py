@@ -1,7 +1,8 @@
 """Files of raw figures: one JSON object per line, each whole and written at once. Knows nothing of what they mean.
 
 A line of kind "run" says under what conditions the lines of kind "cell" and "duel" with the same ``run`` were taken;
-one of kind "choice" says why its duels have the sides they have; one of kind "contest" compares verifiers.
+one of kind "choice" says why its duels have the sides they have; one of kind "contest" compares verifiers; those of
+kind "axis", "ragged", "prefill" and "first" say how steps and prompts scale, one of kind "device" what a GPU does.
 """
 
 import hashlib
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 Record: TypeAlias = Mapping[str, Any]
-RUN, CELL, CHOICE, DUEL, CONTEST = KINDS = "run", "cell", "choice", "duel", "contest"
+RUN, CELL, CHOICE, DUEL, CONTEST = "run", "cell", "choice", "duel", "contest"
+AXIS, RAGGED, PREFILL, FIRST, DEVICE = "axis", "ragged", "prefill", "first", "device"
+KINDS = (RUN, CELL, CHOICE, DUEL, CONTEST, AXIS, RAGGED, PREFILL, FIRST, DEVICE)
 
 
 def fingerprint(conditions: Record) -> str:

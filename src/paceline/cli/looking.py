@@ -68,6 +68,10 @@ def roofline(
     dtype: o.Dtype = None,
     device: o.Device = None,
     threads: o.Threads = None,
+    processor_time: Annotated[
+        bool,
+        typer.Option("--processor-time", help="Where other programs run: what one thread computes, not what passes."),
+    ] = False,
     json: o.Json = False,
 ) -> int:
     """Measure how fast this machine can decode at best, plainly and with drafts.
@@ -94,6 +98,7 @@ def roofline(
             dtype=dtype,
             device=device,
             threads=threads,
+            processor_time=processor_time,
             json=json,
         )
     ).run()

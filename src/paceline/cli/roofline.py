@@ -1,7 +1,9 @@
 """The command ``paceline roofline``: what this machine allows a model. Reads no weights, decodes nothing."""
 
 import json
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 import torch
 from rich.console import Console
@@ -13,8 +15,9 @@ from paceline.api.loading import find_device, find_dtype
 from paceline.bench.machine import describe
 from paceline.cli.commands import EXIT_OK
 from paceline.cli.headers import Found, look
-from paceline.diagnose.rates import WORKING_SET, Rates, measure_rates
-from paceline.diagnose.roofline import Limit, limit, work_of
+from paceline.diagnose.roofline import Limit, limit
+from paceline.engine.floor import Work, bound, work_of
+from paceline.engine.rates import WORKING_SET, Rates, measure_rates
 
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
 GIGA = 1e9
@@ -33,6 +36,7 @@ class Roofline:
     dtype: str | None
     device: str | None
     threads: int | None
+    processor_time: bool
     json: bool
     largest: int = WORKING_SET  # bytes
 
@@ -47,6 +51,8 @@ class Roofline:
             draft = look(self.draft, dtype=target.loaded.dtype, revision=None, backend="native")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        if self.processor_time and (torch.get_num_threads() > 1 or device.type != "cpu"):
+            raise ValueError("--processor-time: it is that of one thread of a CPU; give --threads 1 --device cpu")
         notes = Console(stderr=True, highlight=False)
         with notes.status("measuring ...") as status:
             rates = measure_rates(
@@ -54,12 +60,17 @@ class Roofline:
                 device=device,
                 working_set=self._working_set(target, draft),
                 progress=lambda what: status.update(f"{what} ..."),
+                clock=time.process_time if self.processor_time else time.perf_counter,
             )
         limits = [] if target is None else [self._limit(target, draft, rates, kept) for kept in ([], *series)]
+        works = {"target": _work(target), "draft": _work(draft)}
+        known = {name: work for name, work in works.items() if work is not None}
         if self.json:
-            print(json.dumps({"machine": str(describe()), "rates": _rates(rates), "limits": _limits(limits)}))
+            forwards = {name: asdict(work) for name, work in known.items()}
+            found = {"rates": _rates(rates), "forwards": forwards, "limits": _limits(limits)}
+            print(json.dumps({"machine": str(describe()), **found}))
         else:
-            _print(rates, limits)
+            _print(rates, known, limits)
         return EXIT_OK
 
     def _kept(self) -> list[list[float]]:
@@ -102,8 +113,11 @@ class Roofline:
 
     def _limit(self, target: Found, draft: Found | None, rates: Rates, kept: list[float]) -> Limit:
         assert target.decoder is not None  # as the backend is native
-        other = None if draft is None or draft.decoder is None else work_of(draft.decoder)
-        return limit(work_of(target.decoder), other, rates, kept=kept, rows=self.batch_size, slots=self.context)
+        return limit(work_of(target.decoder), _work(draft), rates, kept=kept, rows=self.batch_size, slots=self.context)
+
+
+def _work(found: Found | None) -> Work | None:
+    return None if found is None or found.decoder is None else work_of(found.decoder)
 
 
 def _rates(rates: Rates) -> dict[str, object]:
@@ -142,7 +156,7 @@ def _limits(limits: list[Limit]) -> list[dict[str, object]]:
     ]
 
 
-def _print(rates: Rates, limits: list[Limit]) -> None:
+def _print(rates: Rates, works: Mapping[str, Work], limits: list[Limit]) -> None:
     console = Console(highlight=False)
     console.print(Text("machine", "bold"))
     console.print(Padding(Text(str(describe())), (0, 0, 0, 2)))
@@ -155,6 +169,8 @@ def _print(rates: Rates, limits: list[Limit]) -> None:
     console.print(Text("matrix products", "bold"))
     console.print(_products(rates))
     if limits:
+        console.print(Text("a forward", "bold"))
+        console.print(_forwards(rates, works))
         console.print(Text("decoding", "bold"))
         console.print(_decoding(limits))
 
@@ -170,6 +186,27 @@ def _products(rates: Rates) -> Table:
         cells = ((f"{one.bytes_per_second[at] / GIGA:.1f}", f"{one.flops[at] / GIGA:.0f}") for one in found)
         table.add_row(str(rows), *(cell for pair in cells for cell in pair))
     table.add_row("most", *(cell for one in found for cell in ("", f"{one.peak / GIGA:.0f}")))
+    return table
+
+
+def _forwards(rates: Rates, works: Mapping[str, Work]) -> Table:
+    """What each model reads and computes, and from how many nodes on computing takes longer than reading."""
+    table = Table(box=None, padding=(0, 1, 0, 1))
+    titles = ("", "reads\nMB", "and KB\n/slot", "computes\nMFLOP/node", "and KFLOP\n/node and slot", "reads for\nms")
+    for title in (*titles, "a node\nms", "equal at\nnodes"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, work in works.items():
+        one = bound(work, rates, rows=1, nodes=1, slots=0)
+        table.add_row(
+            name,
+            f"{work.weight_bytes / 1e6:.1f}",
+            f"{work.slot_bytes / 1e3:.1f}",
+            f"{2 * work.num_weights / 1e6:.1f}",
+            f"{work.slot_flops / 1e3:.1f}",
+            f"{1000 * one.memory:.3g}",
+            f"{1000 * one.arithmetic:.3g}",
+            f"{one.memory / one.arithmetic:.1f}",
+        )
     return table
 
 

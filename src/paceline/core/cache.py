@@ -4,16 +4,22 @@ L layers, R rows, S slots (capacity), H key-value heads, E head size; B rows of 
 Slots below a row's length are committed; those above are scratch, free to be overwritten, so rejecting needs no code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from paceline.core.admission import Admission
 
+Zeros: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
 
 class SlotCache:
-    """Storage for R rows of S slots, allocated once. One more row takes the writes that must change nothing."""
+    """Storage for R rows of S slots, allocated once. One more row takes the writes that must change nothing.
+
+    ``zeros`` makes tensors of a shape and precision on ``device``, all zero; None takes torch's.
+    """
 
     def __init__(
         self,
@@ -25,10 +31,12 @@ class SlotCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        zeros: Zeros | None = None,
     ) -> None:
         shape = (num_layers, rows + 1, capacity, num_kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = (
+            torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype) for _ in range(2)
+        )
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.rows = rows
         self.capacity = capacity

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.core.cache import SlotCache, View
+from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.tree import Tree
 from paceline.models.attention import Attend, CausalAttention, TreeAttention
 from paceline.models.base import Head, Output
@@ -82,8 +82,8 @@ class DecoderLM(nn.Module):
     def device(self) -> torch.device:
         return self.embed.weight.device
 
-    def new_cache(self, rows: int, capacity: int) -> SlotCache:
-        """Storage for ``rows`` rows of ``capacity`` slots, in the model's own precision.
+    def new_cache(self, rows: int, capacity: int, *, zeros: Zeros | None = None) -> SlotCache:
+        """Storage for ``rows`` rows of ``capacity`` slots, in the model's own precision; ``zeros`` as in SlotCache.
 
         Raises ValueError for a capacity that exceeds the model's sliding window.
         """
@@ -96,6 +96,7 @@ class DecoderLM(nn.Module):
             head_dim=self.config.head_dim,
             dtype=self.dtype,
             device=self.device,
+            zeros=zeros,
         )
 
     def forward(

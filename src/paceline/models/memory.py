@@ -1,7 +1,11 @@
-"""Memory of devices: how much is left, and weights laid out so that they are read fast. Knows nothing of models."""
+"""Memory of devices: how much is left, weights laid out so that they are read fast, and zeros that take none until they
+are written. Knows nothing of models.
+"""
 
 import ctypes
+import mmap
 import sys
+from math import prod
 
 import psutil
 import torch
@@ -38,6 +42,15 @@ def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         settled[name] = whole[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         start += size
     return settled
+
+
+def unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU that take memory page by page as they are written; on Windows all of it at once."""
+    size = prod(shape) * dtype.itemsize
+    if size == 0 or sys.platform == "win32":
+        return torch.zeros(shape, dtype=dtype)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype, count=prod(shape)).view(shape)
 
 
 def _advise(piece: Tensor) -> None:

@@ -14,8 +14,8 @@ import torch
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.raw import Record, fingerprint
 from paceline.bench.rules.cases import DISTANCE, SPREAD, Call, Cell, Prepared, Rule
-from paceline.bench.rules.timing import Clock, read_rate, time_in_turn
 from paceline.bench.statistics import paired_ratios
+from paceline.bench.timing import Clock, read_rate, time_in_turn
 
 RUN, CELL = "rules", "rules-cell"
 PLAIN_PICK, CONTROL = "plain pick", "plain pick again"

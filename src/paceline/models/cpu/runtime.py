@@ -20,6 +20,7 @@ from paceline.models.cpu.program import compile_program
 from paceline.models.cpu.sampling import known, options_of
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
+from paceline.models.memory import unwritten
 
 
 @final
@@ -65,8 +66,11 @@ class CpuDecoder(Ahead):
         return self.lm.device
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
-        """As the eager one's. Raises ValueError for a capacity that exceeds the model's sliding window."""
-        return self.lm.new_cache(rows, capacity)
+        """As the eager one's, but slots take memory only once they are written: the kernel reads no others.
+
+        Raises ValueError for a capacity that exceeds the model's sliding window.
+        """
+        return self.lm.new_cache(rows, capacity, zeros=unwritten)
 
     def __call__(
         self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL

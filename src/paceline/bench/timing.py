@@ -1,4 +1,4 @@
-"""Times calls in turn, and how fast memory is read. Knows nothing of verifiers."""
+"""Times calls in turn, and how fast memory is read. Knows nothing of what it calls."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -19,16 +19,21 @@ def time_in_turn(
     seconds: float,
     warm_up: int = 1,
     clock: Clock = time.perf_counter,
+    before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, tuple[float, ...]]:
     """Seconds of every repeat of each of ``calls``.
 
     Each repeat runs all of them once, in an order that turns round from repeat to repeat, so that a machine that slows
-    down favours none. There are ``repeats`` at least, and more until all together have taken ``seconds``.
+    down favours none. There are ``repeats`` at least, and more until all together have taken ``seconds``. What
+    ``before`` has under a call's name runs before each of its turns, untimed.
     """
     taken: dict[str, list[float]] = {name: [] for name in calls}
+    prepare = before or {}
     total, repeat = 0.0, -warm_up
     while repeat < repeats or total < seconds:
         for name in calls if repeat % 2 == 0 else reversed(list(calls)):
+            if name in prepare:
+                prepare[name]()
             start = clock()
             calls[name]()
             spent = clock() - start

@@ -73,10 +73,12 @@ def measure_rates(
     repeats: int = REPEATS,
     seconds: float = SECONDS,
     progress: Progress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Rates:
     """Measure a device, on the threads that torch has now; takes some seconds and about twice the working set.
 
     ``working_set`` is in bytes. A model's own size makes figures that hold for it even where it fits into a cache.
+    ``clock`` gives seconds; that of the process counts only what one thread computed where other programs run too.
 
     Raises ValueError for a working set below 1 MiB, and for numbers of rows that do not rise from 1 on.
     """
@@ -86,16 +88,16 @@ def measure_rates(
         raise ValueError(f"rows={list(rows)}: give rising numbers, at least 1")
     if repeats < 1:
         raise ValueError(f"repeats={repeats}: give at least 1")
-    clock = _Clock(device, repeats, seconds)
+    timer = _Clock(device, repeats, seconds, clock)
     say = progress or (lambda _: None)
     say("reading and copying memory")
-    read, copy = _move(working_set, device, _Clock(device, 4 * repeats, seconds))  # these passes are short
+    read, copy = _move(working_set, device, _Clock(device, 4 * repeats, seconds, clock))  # these passes are short
     products: dict[str, Products] = {}
     for dtype in dict.fromkeys(dtypes):
         say(f"multiplying in {name_of(dtype)}")
         layers = _layers(working_set, dtype, device)
-        speeds = _multiply(layers, rows, clock)
-        most = 2 * MANY_ROWS * _multiply(layers[:2], [MANY_ROWS], clock)[0] / dtype.itemsize
+        speeds = _multiply(layers, rows, timer)
+        most = 2 * MANY_ROWS * _multiply(layers[:2], [MANY_ROWS], timer)[0] / dtype.itemsize
         at_rows = (2 * count * speed / dtype.itemsize for count, speed in zip(rows, speeds, strict=True))
         products[name_of(dtype)] = Products(
             itemsize=dtype.itemsize, rows=tuple(rows), bytes_per_second=speeds, peak=max(most, *at_rows)
@@ -147,8 +149,10 @@ def _multiply(layers: list[Tensor], rows: Sequence[int], clock: "_Clock") -> tup
 class _Clock:
     """Times passes on a device."""
 
-    def __init__(self, device: torch.device, repeats: int, seconds: float) -> None:
-        self._device, self._repeats, self._seconds = device, repeats, seconds
+    def __init__(
+        self, device: torch.device, repeats: int, seconds: float, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._device, self._repeats, self._seconds, self._clock = device, repeats, seconds, clock
 
     def best(self, runs: Sequence[Callable[[], object]]) -> list[float]:
         """Seconds of the fastest pass of each of ``runs``, which take turns, after one pass that is not counted."""
@@ -162,10 +166,10 @@ class _Clock:
     @torch.inference_mode()
     def _time(self, run: Callable[[], object]) -> float:
         self._wait()
-        start = time.perf_counter()
+        start = self._clock()
         run()
         self._wait()
-        return time.perf_counter() - start
+        return self._clock() - start
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

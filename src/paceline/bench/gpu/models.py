@@ -1,0 +1,104 @@
+"""A large target made on the device from a small one, and transformers' model over the same weights. Times nothing.
+
+Nothing of the large model is ever written to a disk or held by the host.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from paceline.api import Loaded, load
+from paceline.bench.inflate import inflate_to
+from paceline.bench.peers import load_peer
+from paceline.bench.widths import choose_widths, count_parameters
+from paceline.models.decoder import DecoderLM
+from paceline.models.loading import find_family
+from paceline.models.memory import free_memory
+from paceline.models.packing import unpack
+
+GIB = 1 << 30
+ROOM = 1.25  # memory wanted beside the weights: a layer in float64 while it is made, then caches and logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """Ours and theirs, on one device, in one precision; both targets read the same memory."""
+
+    target: Loaded
+    draft: Loaded
+    peer: Any  # as transformers' checkers have it (bench/peers)
+    peer_draft: Any
+
+
+def make_models(
+    target: Path,
+    draft: Path,
+    *,
+    num_parameters: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None] | None = None,
+) -> Models:
+    """``target`` inflated to about ``num_parameters`` on ``device``, and its draft as it is.
+
+    Raises ValueError where the device has too little memory left, before anything large is made.
+    """
+    say = progress or (lambda _: None)
+    small = load(target, dtype=dtype, device=device)
+    if not isinstance(small.lm, DecoderLM):
+        raise ValueError(f"{target}: only native models can be inflated; give one of the Llama layout")
+    wanted = count_parameters(choose_widths(small.lm.config, num_parameters)) * dtype.itemsize
+    free = free_memory(device)
+    if ROOM * wanted > free:
+        fitting = int(free / ROOM / dtype.itemsize)
+        raise ValueError(
+            f"{num_parameters:,} parameters take {wanted / GIB:.1f} GiB and some room, of which {device} has "
+            f"{free / GIB:.1f} left: give --parameters {fitting // 10**6}M or fewer"
+        )
+    lm = inflate_to(
+        small.lm, num_parameters=num_parameters, progress=lambda done, total: say(f"inflating, layer {done} of {total}")
+    )
+    say("transformers' model over the same weights")
+    config = _inflated(small.config, lm)
+    return Models(
+        target=replace(small, lm=lm, config=config),
+        draft=load(draft, dtype=dtype, device=device),
+        peer=share(lm, config),
+        peer_draft=load_peer(draft, dtype=dtype, device=device),
+    )
+
+
+def share(lm: DecoderLM, config: dict[str, object]) -> Any:
+    """transformers' model of ``config`` over the weights of ``lm``, without defaults of its own. Copies none."""
+    fields = {name: value for name, value in config.items() if name not in ("model_type", "torch_dtype", "dtype")}
+    parsed = AutoConfig.for_model(str(config["model_type"]), **fields)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(parsed, dtype=lm.dtype)
+    family = find_family(config, "the inflated target")
+    model.load_state_dict(family.write(unpack(lm.config, lm.state_dict())), assign=True)
+    # Buffers that no checkpoint holds have no storage yet: the angles of the positions.
+    model.model.rotary_emb = type(model.model.rotary_emb)(parsed).to(lm.device)
+    left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if left:
+        raise ValueError(f"this version of transformers has {left[0]}, which nobody fills; report it")
+    model.generation_config = GenerationConfig()
+    return model.requires_grad_(False).eval()
+
+
+def _inflated(config: dict[str, object], lm: DecoderLM) -> dict[str, object]:
+    """config.json of ``lm``, which was inflated from a model with this one."""
+    shape = lm.config
+    return config | {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "rms_norm_eps": shape.norm_eps,
+        "tie_word_embeddings": shape.tied_head,
+        "vocab_size": shape.vocab_size,
+    }
