@@ -1,7 +1,8 @@
 """Files of raw figures: one JSON object per line, each whole and written at once. Knows nothing of what they mean.
 
 A line of kind "run" says under what conditions the lines of kind "cell" and "duel" with the same ``run`` were taken;
-one of kind "choice" says why its duels have the sides they have; one of kind "contest" compares verifiers.
+one of kind "choice" says why its duels have the sides they have; one of kind "peer" which version of a peer took part,
+or why none did; one of kind "failure" what could not be timed; one of kind "contest" compares verifiers.
 """
 
 import hashlib
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 Record: TypeAlias = Mapping[str, Any]
-RUN, CELL, CHOICE, DUEL, CONTEST = KINDS = "run", "cell", "choice", "duel", "contest"
+RUN, CELL, CHOICE, DUEL, CONTEST = "run", "cell", "choice", "duel", "contest"
+PEER, FAILURE = "peer", "failure"
+KINDS = (RUN, CELL, CHOICE, DUEL, CONTEST, PEER, FAILURE)
 
 
 def fingerprint(conditions: Record) -> str:
