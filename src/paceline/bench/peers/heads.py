@@ -38,7 +38,7 @@ def widen_heads(model: Path, output: Path, *, width: int) -> None:
     for name, weight in weights.items():
         if name.endswith((QUERY, *OTHERS)):
             scale = math.sqrt(width / narrow) if name.endswith(QUERY) else 1.0
-            heads = weight.unflatten(0, (-1, narrow)).float() * scale
+            heads = weight.unflatten(0, (-1, narrow)).double() * scale
             wider = torch.nn.functional.pad(heads, (0, 0, 0, width - narrow)).flatten(0, 1)
             weights[name] = wider.to(weight.dtype).contiguous()
         elif name.endswith(OUTPUT):

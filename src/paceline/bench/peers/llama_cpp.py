@@ -165,12 +165,13 @@ def start_server(name: str, command: Sequence[str]) -> Server:
     server = Server(process=process, port=port)
     deadline = time.monotonic() + PATIENCE
     try:
-        while True:
-            with contextlib.suppress(DecodingFailed):
-                server.ask("GET", "/health")
-                return server
-            if process.has_ended or time.monotonic() > deadline:
-                raise process.failure("it did not start")
+        with process.awake():
+            while True:
+                with contextlib.suppress(DecodingFailed):
+                    server.ask("GET", "/health")
+                    return server
+                if process.has_ended or time.monotonic() > deadline:
+                    raise process.failure("it did not start")
     except BaseException:
         process.close()
         raise

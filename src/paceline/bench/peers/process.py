@@ -1,8 +1,8 @@
 """Other people's programs, held open between their turns and stopped while somebody else is timed. Knows no peer.
 
 A program's whole process group gets SIGSTOP when its turn ends and SIGCONT when the next begins, so that neither a loop
-that waits by spinning nor a helper process takes time from others. The group stays in our session: when we die, the
-kernel sends SIGHUP and SIGCONT to a stopped group that is left alone.
+that waits by spinning nor a helper process takes time from others; until its first turn it runs. The group stays in our
+session: when we die, the kernel sends SIGHUP and SIGCONT to a stopped group that is left alone.
 """
 
 import contextlib
@@ -38,7 +38,9 @@ class Process:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Its turn: the group runs inside and is stopped outside."""
+        """Its turn: the group runs inside and is stopped outside. Raises DecodingFailed once it was closed."""
+        if self._words.closed:
+            raise DecodingFailed(f"{self.name}: it was ended; make the configuration again")
         self._signal(signal.SIGCONT)
         try:
             yield

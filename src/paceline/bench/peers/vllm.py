@@ -121,7 +121,8 @@ class Vllm:
             }
         process = Answering(way, [str(self.python), str(WORKER), json.dumps(engine)], environment=self._environment())
         try:
-            process.answer()
+            with process.awake():
+                process.answer()
         except BaseException:
             process.close()
             raise
