@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import pytest
@@ -187,15 +188,20 @@ def test_answers_that_are_none(tmp_path, text, message):
     assert message in str(caught.value) and program.has_ended
 
 
-def test_a_stopped_program_does_not_outlive_us(tmp_path):
+@pytest.mark.parametrize("state", ["stopped", "awake"])
+def test_a_program_does_not_outlive_us(tmp_path, state):
     """Its owner is killed without a chance to tidy up."""
-    owner = (
-        "import os, sys\n"
-        "from paceline.bench.peers.process import Process\n"
-        "program = Process('sleeper', ['sleep', '100'], environment={})\n"
-        "with program.awake(): print(program.popen.pid, flush=True)\n"
-        "os._exit(0)\n"
-    )
+    sleeper = executable(tmp_path / "sleeper", "import os, time; print(os.getpid(), flush=True); time.sleep(100)")
+    turn = "with program.awake(): pass" if state == "stopped" else ""
+    owner = dedent(f"""
+        import os, pathlib, time
+        from paceline.bench.peers.process import Process
+        program = Process("sleeper", [{str(sleeper)!r}], environment={{}})
+        while not os.fstat(program._words.fileno()).st_size: time.sleep(0.01)
+        {turn}
+        print(os.pread(program._words.fileno(), 99, 0).decode(), flush=True)
+        os.kill(os.getpid(), 9)
+    """)
     pid = int(subprocess.run([sys.executable, "-c", owner], capture_output=True, text=True).stdout)
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 

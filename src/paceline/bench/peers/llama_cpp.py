@@ -77,7 +77,7 @@ class LlamaCpp:
                 "return_tokens": True,
             }
             with server.process.awake():
-                answers = server.ask("POST", "/completion", order)
+                answers = server.complete(order)
             rows = answers if isinstance(answers, list) else [answers]
             rows = sorted(rows, key=lambda row: row["index"])
             return Sample(tokens=tuple(tuple(row["tokens"]) for row in rows), summary=None)
@@ -135,24 +135,19 @@ class LlamaCpp:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running server; ``ask`` only while it is awake."""
+    """A running server; it answers only while it is awake."""
 
     process: Process
     port: int
 
-    def ask(self, method: str, path: str, order: Mapping[str, object] | None = None) -> Any:
+    def complete(self, order: Mapping[str, object]) -> Any:
         """The server's answer. Raises DecodingFailed where it gives none, or an error."""
-        body = None if order is None else json.dumps(order)
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE)
         try:
-            with contextlib.closing(connection):
-                connection.request(method, path, body=body, headers={"Content-Type": "application/json"})
-                answer = connection.getresponse()
-                text = answer.read()
+            status, text = _request(self.port, "POST", "/completion", body=json.dumps(order))
         except (OSError, http.client.HTTPException) as error:
             raise self.process.failure(f"no answer ({error})") from error
-        if answer.status != http.client.OK:
-            raise self.process.failure(f"it answers {answer.status}: {text[:200].decode(errors='replace')}")
+        if status != http.client.OK:
+            raise self.process.failure(f"it answers {status}: {text[:200].decode(errors='replace')}")
         return json.loads(text)
 
 
@@ -162,19 +157,27 @@ def start_server(name: str, command: Sequence[str]) -> Server:
         free.bind((HOST, 0))
         port = free.getsockname()[1]
     process = Process(name, [*command, "--host", HOST, "--port", str(port)], environment={})
-    server = Server(process=process, port=port)
     deadline = time.monotonic() + PATIENCE
     try:
         with process.awake():
             while True:
-                with contextlib.suppress(DecodingFailed):
-                    server.ask("GET", "/health")
-                    return server
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    if _request(port, "GET", "/health")[0] == http.client.OK:
+                        return Server(process=process, port=port)
                 if process.has_ended or time.monotonic() > deadline:
                     raise process.failure("it did not start")
+                time.sleep(0.1)
     except BaseException:
         process.close()
         raise
+
+
+def _request(port: int, method: str, path: str, *, body: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE)
+    with contextlib.closing(connection):
+        connection.request(method, path, body=body, headers={"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 def server_of(folder: Path) -> Path:

@@ -2,7 +2,8 @@
 
 A program's whole process group gets SIGSTOP when its turn ends and SIGCONT when the next begins, so that neither a loop
 that waits by spinning nor a helper process takes time from others; until its first turn it runs. The group stays in our
-session: when we die, the kernel sends SIGHUP and SIGCONT to a stopped group that is left alone.
+session: when we die, the kernel sends SIGHUP and SIGCONT to a stopped group that is left alone, and a running one sees
+the end of its standard input.
 """
 
 import contextlib
@@ -11,16 +12,20 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, final
+from typing import IO, Any, Final, final
 
 from paceline.bench.runner import DecodingFailed
 
 PATIENCE = 1800.0  # seconds for a start or an answer; compiling a large model takes minutes
 GRACE = 10.0  # seconds between asking to end and ending
-NUM_LINES = 15  # of its last words
+LAST_WORDS = 2.0  # seconds for them
+NUM_LINES = 15  # of them
+GUARD: Final = Path(__file__).with_name("scripts") / "end_with_owner.py"
 
 
 class Process:
@@ -34,7 +39,7 @@ class Process:
     def _start(
         self, command: Sequence[str], environment: Mapping[str, str], *, words: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        return _popen(self.name, command, environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words)
+        return _popen(self.name, [sys.executable, str(GUARD), *command], environment, stdout=words, stderr=words)
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
@@ -50,7 +55,7 @@ class Process:
     def failure(self, what: str) -> DecodingFailed:
         """An error with its exit code, if it ended, and its last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(0.5)  # whoever closed a pipe is about to end
+            self.popen.wait(LAST_WORDS)  # whoever closed a pipe is about to end
         code = self.popen.returncode
         size = self._words.seek(0, os.SEEK_END)
         self._words.seek(max(0, size - 64 * 1024))
@@ -93,7 +98,7 @@ class Answering(Process):
     def _start(
         self, command: Sequence[str], environment: Mapping[str, str], *, words: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        return _popen(self.name, command, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words)
+        return _popen(self.name, command, environment, stdout=subprocess.PIPE, stderr=words)
 
     def ask(self, order: Mapping[str, object], *, patience: float = PATIENCE) -> Any:
         """Its answer to ``order``. Raises DecodingFailed where it gives none, or one that is no JSON."""
@@ -128,14 +133,13 @@ def _popen(
     command: Sequence[str],
     environment: Mapping[str, str],
     *,
-    stdin: int,
     stdout: int | IO[bytes],
     stderr: IO[bytes],
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
-            stdin=stdin,
+            stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
             bufsize=0,
