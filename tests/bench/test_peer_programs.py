@@ -218,6 +218,7 @@ def test_what_is_not_there_is_missing_with_the_way_to_it(tmp_path, setting):
         (vllm_module.find(broken, setting), "is no Python that runs"),
         (vllm_module.find(bare, setting), "has no vLLM; install it as"),
         (vllm_module.find(None, cuda), "give --device cpu"),
+        (vllm_module.find(None, odd), "it knows no torch.float64"),
         (llama_module.find(None, setting), "give --llama-cpp DIR, or set PACELINE_LLAMA_CPP"),
         (llama_module.find(tmp_path, setting), "llama-server; build it as"),
         (llama_module.find(tmp_path / "llama", setting), "convert_hf_to_gguf.py; build it as"),

@@ -114,7 +114,7 @@ def programs(tmp_path, monkeypatch):
 
 
 def test_programs_are_peers_and_who_is_missing_is_said(raw, programs, capsys):
-    options = ("--k", "1,2", "--drafter", "ngram", "--batch", "1,2", "--peers", "--html")
+    options = ("--k", "1,2", "--drafter", "ngram", "--batch", "1,2", "--peers", "--html", "--dtype", "float32")
     assert bench(raw, *options) == 0
     found = [tuple(record["cell"].values())[:3] for record in cells_of(raw)]
     assert [cell for cell in found if cell[0].startswith("vllm")] == [
@@ -137,7 +137,7 @@ def test_programs_are_peers_and_who_is_missing_is_said(raw, programs, capsys):
 
 
 def test_one_peer_alone(raw, programs):
-    assert bench(raw, "--k", "2", "--drafter", "ngram", "--peer", "vllm") == 0
+    assert bench(raw, "--k", "2", "--drafter", "ngram", "--peer", "vllm", "--dtype", "float32") == 0
     assert [record["cell"]["drafter"] for record in cells_of(raw)] == ["ngram", "vllm", "vllm-draft", "vllm-lookup"]
     assert '"kind": "peer"' in raw.read_text() and "transformers-" not in raw.read_text()
 
@@ -155,7 +155,10 @@ def test_a_peer_that_dies_is_reported_and_the_rest_goes_on(raw, programs, tmp_pa
     deadly.write_text(f'{{"tokens": [5, 6]}}\n{{"tokens": [{DEADLY % VOCAB}, 6]}}\n')
     path = tmp_path / "vllm" / "python"
     path.write_text(path.read_text().replace(f"== {DEADLY}", f"== {DEADLY % VOCAB}"))
-    assert bench(raw, "--k", "2", "--drafter", "ngram", "--peer", "vllm", "--prompt-file", deadly) == 0
+    assert (
+        bench(raw, "--k", "2", "--drafter", "ngram", "--peer", "vllm", "--dtype", "float32", "--prompt-file", deadly)
+        == 0
+    )
     assert [record["cell"]["drafter"] for record in cells_of(raw)] == ["ngram"]
     out = capsys.readouterr().out
     assert "vllm-draft k=2, batch 1, temperature 0, 8 tokens failed: vllm-draft: it died" in out

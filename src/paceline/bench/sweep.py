@@ -185,6 +185,8 @@ def _compare(
     clock: Callable[[], float],
     progress: Callable[[str], None] | None,
 ) -> Comparison:
+    if progress is not None:
+        progress("loading")
     sides = task.sides(workbench)
     return compare(
         sides,

@@ -25,6 +25,7 @@ VLLM: Final = "vllm"
 PLAIN, DRAFT, LOOKUP = VLLM, "vllm-draft", "vllm-lookup"
 VARIABLE: Final = "PACELINE_VLLM_PYTHON"
 HOW_TO: Final = f"install it as docs/benchmarks.md says and give --vllm PYTHON, or set {VARIABLE}"
+DTYPES: Final = ("torch.bfloat16", "torch.float16", "torch.float32")
 LONGEST_NGRAM: Final = 4
 CACHE_GIB: Final = "4"  # of keys and values, unless the user's own environment says otherwise
 WORKER: Final = Path(__file__).with_name("scripts") / "answer_with_vllm.py"
@@ -145,6 +146,8 @@ def find(python: Path | None, setting: Setting) -> Vllm | Missing:
     """vLLM under ``python``, or why it is not there."""
     if setting.device.type != "cpu":
         return Missing(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
+    if str(setting.dtype) not in DTYPES:
+        return Missing(name=VLLM, reason=f"it knows no {setting.dtype}; give --dtype bfloat16")
     if python is None:
         return Missing(name=VLLM, reason=HOW_TO)
     try:
