@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,17 +12,18 @@ from paceline.bench.figures import figures_of
 from paceline.bench.page import make_page
 from paceline.bench.raw import RawFile
 from paceline.bench.spreadsheets import DUEL_COLUMNS, duels_to_csv
-from paceline.bench.sweep import PLAIN, Axes, Cell, Protocols, run_sweep
+from paceline.bench.sweep import PLAIN, Axes, Cell, Protocols, Ways, run_sweep
 from tests.bench.scripted import TOKENS, Bench
 
+PEER = Ways(plain="peer", drafting=("assisted", "lookup"), batches=False)
+OTHER = Ways(plain="other", drafting=("other-draft",), batches=True)
 AXES = Axes(
-    drafters=["ngram", "model", "peer", "assisted", "lookup"],
+    drafters=["ngram", "model"],
     num_draft_tokens=[1, 2],
     batch_sizes=[1, 4],
     temperatures=[0.0],
     max_tokens=[8],
-    plain=frozenset({"peer"}),
-    single=frozenset({"assisted", "lookup"}),
+    peers=[PEER],
 )
 SECONDS = {"model k=2": 0.5, "peer": 4.0, "assisted k=1": 0.75, "lookup k=2": 0.8}
 CONDITIONS = {"dtype": "float32", "suite": "code"}
@@ -113,18 +115,32 @@ def test_an_interrupted_sweep_goes_on_with_the_duel_that_lacks(path):
 
 def test_a_new_best_replaces_the_old_one_in_the_report(path):
     few = Axes(
-        drafters=["ngram", "peer"],
+        drafters=["ngram"],
         num_draft_tokens=[1],
         batch_sizes=[1],
         temperatures=[0.0],
         max_tokens=[8],
-        plain=frozenset({"peer"}),
-        single=frozenset({"assisted", "lookup"}),
+        peers=[PEER],
     )
-    assert pairs(measure(path, axes=few)) == [(1, "plain", "peer")]  # its drafting peers were not timed
+    assert pairs(measure(path, axes=few)) == [(1, "plain", "peer"), (1, "ngram k=1", "assisted k=1")]
     records = measure(path)
     assert pairs(records)[:2] == [(1, "plain", "peer"), (1, "model k=2", "assisted k=1")]
-    assert len(kinds(records, "choice")) == 3 and len(kinds(records, "duel")) == 4
+    assert len(kinds(records, "choice")) == 3 and len(kinds(records, "duel")) == 5
+
+
+def test_every_peer_is_met_at_its_own_best(path):
+    """The second peer drafts in batches; there its own draft is met, where it is the faster."""
+    seconds = {**SECONDS, "other": 3.0, "other-draft k=2": 0.6}
+    assert pairs(measure(path, Bench(seconds=seconds), axes=replace(AXES, peers=[PEER, OTHER]))) == [
+        (1, "plain", "peer"),
+        (1, "model k=2", "assisted k=1"),
+        (1, "plain", "other"),
+        (1, "model k=2", "other-draft k=2"),
+        (4, "plain", "peer"),
+        (4, "model k=2", "peer"),
+        (4, "plain", "other"),
+        (4, "model k=2", "other-draft k=2"),
+    ]
 
 
 def test_void_cells_are_not_chosen(path):

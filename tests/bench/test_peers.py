@@ -6,7 +6,7 @@ import torch
 from paceline.api import load
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.own import decoding
-from paceline.bench.peers import transformers_plain
+from paceline.bench.peers.transformers import transformers_plain
 from paceline.bench.report import make_table
 from paceline.bench.runner import compare
 from tests.api.checkpoints import config_of, make_tokenizer, pair, without_tokenizer

@@ -2,8 +2,10 @@ import json
 
 import pytest
 
+from paceline.bench.absent import failures_of
 from paceline.bench.raw import RawFile, fingerprint, hash_model, read_records
-from paceline.bench.sweep import Axes, Protocols, run_sweep
+from paceline.bench.runner import Configuration, DecodingFailed
+from paceline.bench.sweep import Axes, Protocols, Ways, run_sweep
 from tests.bench.scripted import TOKENS, Bench
 
 AXES = Axes(drafters=["ngram", "model"], num_draft_tokens=[1, 2], batch_sizes=[1, 4], temperatures=[0], max_tokens=[8])
@@ -27,16 +29,49 @@ def sweep(path, bench, cells=ONE, conditions=None, protocol=None):
 def test_cells_are_all_combinations_that_there_are():
     assert len(AXES.cells()) == 8 == len(set(AXES.cells()))
     peers = Axes(
-        drafters=["still", "alone"],
+        drafters=[],
         num_draft_tokens=[1, 2],
         batch_sizes=[1, 4],
         temperatures=[0],
         max_tokens=[8],
-        plain=frozenset({"still"}),
-        single=frozenset({"alone"}),
+        peers=[
+            Ways(plain="still", drafting=("alone",), batches=False),
+            Ways(plain="quiet", drafting=("both",), batches=True),
+        ],
     )
     found = [(cell.drafter, cell.num_draft_tokens, cell.batch_size) for cell in peers.cells()]
-    assert found == [("still", 0, 1), ("alone", 1, 1), ("alone", 2, 1), ("still", 0, 4)]
+    assert [cell for cell in found if cell[0] in ("still", "alone")] == [
+        ("still", 0, 1),
+        ("alone", 1, 1),
+        ("alone", 2, 1),
+        ("still", 0, 4),
+    ]
+    assert [cell for cell in found if cell[0] in ("quiet", "both")] == [
+        (name, k, batch) for batch in (1, 4) for name, k in (("quiet", 0), ("both", 1), ("both", 2))
+    ]
+
+
+def test_a_side_that_fails_is_written_down_and_the_others_go_on(tmp_path):
+    """The third cell's candidate dies when it runs, once; the next sweep times it."""
+
+    class Dying(Bench):
+        def candidate(self, name, cell):
+            made = super().candidate(name, cell)
+            if len(self.made) != 3:
+                return made
+
+            def die():
+                raise DecodingFailed("it died")
+
+            return Configuration(name=name, parts=[die])
+
+    path, cells = tmp_path / "raw.jsonl", AXES.cells()
+    assert len(sweep(path, Dying(), cells)) == 7
+    failure = next(record for record in read_records(path) if record["kind"] == "failure")
+    assert failure["task"] == cells[2].identity() and failure["message"] == "it died"
+    assert [line.task for line in failures_of(read_records(path))] == ["model k=1, batch 1, temperature 0, 8 tokens"]
+    assert len(sweep(path, Bench(), cells)) == 8
+    assert failures_of(read_records(path)) == []
 
 
 def test_every_cell_is_kept_with_its_raw_figures(tmp_path):

@@ -1,4 +1,5 @@
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from paceline.api import embedded_pair, load
 from paceline.api.prompts import encode
 from paceline.bench import vocabulary
 from paceline.bench.inflate import inflate, inflate_to, main
-from paceline.bench.peers import ASSISTED
+from paceline.bench.peers.transformers import ASSISTED, Transformers
 from paceline.bench.suites import prompts_of
 from paceline.bench.sweep import Cell
 from paceline.bench.vocabulary import NUM_MIXED, widen_vocabulary
@@ -176,6 +177,7 @@ def test_peers_need_as_many_ids_in_both(widened_pair):
         prompts=[target.tokenizer.encode("def add(")],
         seed=0,
     )
+    bench = replace(bench, peers=[Transformers(setting=bench.setting())])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="transformers")
         sample = bench.candidate("own", cell).run()

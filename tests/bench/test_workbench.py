@@ -1,13 +1,22 @@
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 from paceline.api import load
-from paceline.bench.peers import ASSISTED, CONFIDENT, LOOKUP, PLAIN, load_peer, transformers_decoding
+from paceline.bench.peers.transformers import (
+    ASSISTED,
+    CONFIDENT,
+    LOOKUP,
+    PLAIN,
+    Transformers,
+    load_peer,
+    transformers_decoding,
+)
 from paceline.bench.raw import RawFile
 from paceline.bench.sweep import Cell, Protocols, run_sweep
-from paceline.bench.workbench import ModelBench, check_batches, check_lengths, peers_for
+from paceline.bench.workbench import ModelBench, check_batches, check_lengths
 from tests.api.checkpoints import pair
 
 PROMPTS = ["def add(first,", "x = 1\n", "for item in items:\n    print(item)\nfor", "import os"]
@@ -16,7 +25,7 @@ PROMPTS = ["def add(first,", "x = 1\n", "for item in items:\n    print(item)\nfo
 @pytest.fixture(scope="module")
 def bench():
     target = load(pair().target)
-    return ModelBench(
+    alone = ModelBench(
         target=target,
         draft=load(pair().draft),
         target_path=pair().target,
@@ -24,6 +33,7 @@ def bench():
         prompts=[target.tokenizer.encode(prompt) for prompt in PROMPTS],
         seed=3,
     )
+    return replace(alone, peers=[Transformers(setting=alone.setting())])
 
 
 def cell(drafter, num_draft_tokens=3, batch_size=1, temperature=0.0):
@@ -91,7 +101,7 @@ def test_a_sweep_over_models_counts_steps(bench, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "vllm"}, "unknown peer 'vllm'; known: transformers"),
+        ({"kind": "vllm"}, "unknown way 'vllm' of transformers; known: transformers"),
         ({"kind": LOOKUP, "batch_size": 2}, "one text at a time"),
         ({"kind": ASSISTED}, "needs a draft model"),
     ],
@@ -104,7 +114,15 @@ def test_what_a_peer_cannot_do_is_refused(changes, message):
 
 def test_peers_have_our_precision(bench):
     assert load_peer(pair().target, dtype=torch.bfloat16).dtype == torch.bfloat16
-    assert peers_for(drafts=False) == [PLAIN, LOOKUP]
+    peer, alone = bench.peers[0], Transformers(setting=replace(bench.setting(), draft=None))
+    assert peer.ways.drafting_at(1) == (LOOKUP, ASSISTED, CONFIDENT) and peer.ways.drafting_at(2) == ()
+    assert alone.ways.drafting_at(1) == (LOOKUP,) and alone.ways.plain == PLAIN
+
+
+def test_peers_are_given_what_we_have(bench):
+    setting = bench.setting()
+    assert (setting.target, setting.draft, setting.dtype) == (pair().target, pair().draft, torch.float64)
+    assert setting.num_threads == torch.get_num_threads() and len(setting.cores) >= 1
 
 
 def test_prompts_that_do_not_fit_are_refused(bench):

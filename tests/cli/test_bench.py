@@ -11,9 +11,13 @@ from paceline.bench.suites import choose
 from paceline.bench.sweep import run_sweep
 from paceline.cli import run
 from paceline.cli.bench_inputs import read_counts
-from tests.api.checkpoints import pair
+from tests.api.checkpoints import VOCAB, pair
+from tests.bench.programs import DEADLY, vllm_python
 
 SMALL = ("--num-prompts", 2, "--max-tokens", 8, "--repeats", 1, "--attempts", 1, "--no-html", "--dtype", "float64")
+
+
+VLLM_WAYS = [("vllm", 0), *((way, k) for way in ("vllm-draft", "vllm-lookup") for k in (1, 2))]
 
 
 def bench(output, *options):
@@ -99,6 +103,66 @@ def test_peers_and_ours_meet_best_against_best(raw, capsys):
     out, before = capsys.readouterr().out, raw.read_bytes()
     assert "best against best" in out and raw.with_suffix(".duels.csv").exists()
     assert bench(raw, *options) == 0 and raw.read_bytes() == before
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """vLLM is there, llama.cpp is not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACELINE_VLLM_PYTHON", str(vllm_python(tmp_path / "vllm")))
+    monkeypatch.delenv("PACELINE_LLAMA_CPP", raising=False)
+
+
+def test_programs_are_peers_and_who_is_missing_is_said(raw, programs, capsys):
+    options = ("--k", "1,2", "--drafter", "ngram", "--batch", "1,2", "--peers", "--html", "--dtype", "float32")
+    assert bench(raw, *options) == 0
+    found = [tuple(record["cell"].values())[:3] for record in cells_of(raw)]
+    assert [cell for cell in found if cell[0].startswith("vllm")] == [
+        (way, k, batch) for batch in (1, 2) for way, k in VLLM_WAYS
+    ]
+    lines = [json.loads(line) for line in raw.read_text().splitlines()]
+    assert [(line["peer"], line["version"] is None) for line in lines if line["kind"] == "peer"] == [
+        ("transformers", False),
+        ("vllm", False),
+        ("llama.cpp", True),
+    ]
+    duels = [line["duel"] for line in lines if line["kind"] == "duel"]
+    met = [(duel["own"]["drafter"], duel["other"]["drafter"][:5]) for duel in duels]
+    assert met.count(("plain", "vllm")) == 2 and met.count(("ngram", "vllm-")) == 2
+    out, before = capsys.readouterr().out, raw.read_bytes()
+    assert "llama.cpp is missing: build it as docs/benchmarks.md says and give --llama-cpp DIR" in out
+    page = raw.with_suffix(".html").read_text()
+    assert "<li>vllm 0.0.1</li>" in page and "<li>llama.cpp is missing: build it as" in page
+    assert bench(raw, *options) == 0 and raw.read_bytes() == before
+
+
+def test_one_peer_alone(raw, programs):
+    assert bench(raw, "--k", "2", "--drafter", "ngram", "--peer", "vllm", "--dtype", "float32") == 0
+    assert [record["cell"]["drafter"] for record in cells_of(raw)] == ["ngram", "vllm", "vllm-draft", "vllm-lookup"]
+    assert '"kind": "peer"' in raw.read_text() and "transformers-" not in raw.read_text()
+
+
+def test_a_peer_asked_for_by_name_must_be_there(raw, programs, capsys):
+    assert bench(raw, "--peer", "llama.cpp") == 2
+    assert "--peer llama.cpp is missing: build it" in capsys.readouterr().err
+    assert bench(raw, "--peer", "sglang") == 2
+    assert "unknown peer sglang" in capsys.readouterr().err
+    assert not raw.exists()
+
+
+def test_a_peer_that_dies_is_reported_and_the_rest_goes_on(raw, programs, tmp_path, capsys):
+    deadly = tmp_path / "deadly.jsonl"
+    deadly.write_text(f'{{"tokens": [5, 6]}}\n{{"tokens": [{DEADLY % VOCAB}, 6]}}\n')
+    path = tmp_path / "vllm" / "python"
+    path.write_text(path.read_text().replace(f"== {DEADLY}", f"== {DEADLY % VOCAB}"))
+    assert (
+        bench(raw, "--k", "2", "--drafter", "ngram", "--peer", "vllm", "--dtype", "float32", "--prompt-file", deadly)
+        == 0
+    )
+    assert [record["cell"]["drafter"] for record in cells_of(raw)] == ["ngram"]
+    out = capsys.readouterr().out
+    assert "vllm-draft k=2, batch 1, temperature 0, 8 tokens failed: vllm-draft: it died" in out
+    assert "| out of everything" in out
 
 
 def test_own_prompts_and_questions(raw, tmp_path):

@@ -99,9 +99,9 @@ class DuelFigures:
 def choose_duels(figures: Iterable[Figures], *, run: str, axes: Axes) -> list[Choice]:
     """Who meets whom, for every batch size, temperature and length of ``axes``; nothing where it has no peers.
 
-    Chosen from all cells of ``run`` that are not void. Our plain decoding meets the plain peer. Our fastest drafter at
-    its fastest length meets the fastest drafting peer at its own, and the plain peer where no peer drafts or where
-    that one was the faster.
+    Chosen from all cells of ``run`` that are not void. Our plain decoding meets each peer's. Our fastest drafter at its
+    fastest length meets the fastest way that each peer drafts in, at its own length, and the peer's plain decoding
+    where it cannot draft or where that one was the faster.
     """
     own_run = [line for line in figures if line.run == run]
     choices: list[Choice] = []
@@ -149,7 +149,8 @@ def undecided(records: Sequence[Record]) -> list[str]:
 
 
 def _duels(lines: Sequence[Figures], *, axes: Axes, batch: int, temperature: float, max_tokens: int) -> Iterator[Duel]:
-    for name in sorted(axes.plain):
+    own = _fastest(line for line in lines if line.cell.drafter in axes.drafters)
+    for peer in axes.peers:
         plain, plain_peer = (
             Cell(
                 drafter=drafter,
@@ -158,21 +159,18 @@ def _duels(lines: Sequence[Figures], *, axes: Axes, batch: int, temperature: flo
                 temperature=temperature,
                 max_tokens=max_tokens,
             )
-            for drafter in (PLAIN, name)
+            for drafter in (PLAIN, peer.plain)
         )
         yield Duel(own=plain, other=plain_peer)
-        own = _fastest(line for line in lines if line.cell.drafter not in axes.plain | axes.single)
         if own is None:
             continue
-        assisted = _fastest(line for line in lines if line.cell.drafter in axes.single)
-        unassisted = _fastest(line for line in lines if line.cell == plain_peer)
-        if assisted is not None:
-            yield Duel(own=own.cell, other=assisted.cell)
-        may_draft = batch == 1 and bool(axes.single)
-        overtaken = (
-            assisted is not None and unassisted is not None and unassisted.speedup.value > assisted.speedup.value
-        )
-        if overtaken or not may_draft:
+        drafting = peer.drafting_at(batch)
+        drafted = _fastest(line for line in lines if line.cell.drafter in drafting)
+        undrafted = _fastest(line for line in lines if line.cell == plain_peer)
+        if drafted is not None:
+            yield Duel(own=own.cell, other=drafted.cell)
+        overtaken = drafted is not None and undrafted is not None and undrafted.speedup.value > drafted.speedup.value
+        if overtaken or not drafting:
             yield Duel(own=own.cell, other=plain_peer)
 
 

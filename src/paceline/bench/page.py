@@ -8,6 +8,7 @@ import jinja2
 from markupsafe import Markup
 
 from paceline.bench import plots
+from paceline.bench.absent import failures_of, peers_of
 from paceline.bench.categories import CategoryFigures, at_best, category_figures_of
 from paceline.bench.duels import DuelFigures, duel_figures_of
 from paceline.bench.figures import Figures, Group, best, break_evens, figures_of, grid, runs_of
@@ -93,6 +94,8 @@ def make_page(records: Sequence[Record], *, title: str) -> str:
         control_low=CONTROL_LOW,
         control_high=CONTROL_HIGH,
         runs=[_describe(run) for run in runs_of(records)],
+        peers=list(dict.fromkeys(map(str, peers_of(records)))),
+        failures=list(map(str, failures_of(records))),
         headings=HEADINGS,
         sections=[_section(group, lines) for group, lines in groups.items()],
         grid=grid(figures),

@@ -19,6 +19,10 @@ from paceline.core.stats import Summary
 from paceline.text.loops import is_looping
 
 
+class DecodingFailed(RuntimeError):
+    """One configuration could not run; the others can."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """What one run of a configuration emitted; ``summary`` is None where nothing counts steps."""
@@ -124,7 +128,7 @@ def compare(
     """Time ``configurations`` against the one called ``baseline``.
 
     Raises ValueError for names that repeat or lack the baseline, for unequal token counts, and when a configuration
-    changes the number of threads.
+    changes the number of threads; DecodingFailed where one could not run.
     """
     names = [configuration.name for configuration in configurations]
     if baseline not in names or len(set(names)) < len(names):

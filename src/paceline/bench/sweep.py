@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Protocol, TypeAlias, TypeVar
 
-from paceline.bench.raw import CELL, RUN, RawFile, Record, fingerprint
-from paceline.bench.runner import Comparison, Configuration, Measured, compare
+from paceline.bench.raw import CELL, FAILURE, RUN, RawFile, Record, fingerprint
+from paceline.bench.runner import Comparison, Configuration, DecodingFailed, Measured, compare
 from paceline.bench.statistics import first_difference, is_void
 from paceline.text.loops import distinct_share, is_looping
 
@@ -52,28 +52,36 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How one peer decodes: ``plain`` without a draft, ``drafting`` with one, in ``batches`` or for one text alone."""
+
+    plain: str
+    drafting: tuple[str, ...]
+    batches: bool
+
+    def drafting_at(self, batch_size: int) -> tuple[str, ...]:
+        """Those that there are for so many texts at once."""
+        return self.drafting if self.batches or batch_size == 1 else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """What is combined. ``plain`` names those of ``drafters`` that draft nothing, ``single`` those for one text."""
+    """What is combined: our ``drafters`` and all ways of our ``peers`` with everything else."""
 
     drafters: Sequence[str]
     num_draft_tokens: Sequence[int]
     batch_sizes: Sequence[int]
     temperatures: Sequence[float]
     max_tokens: Sequence[int]
-    plain: frozenset[str] = frozenset()
-    single: frozenset[str] = frozenset()
+    peers: Sequence[Ways] = ()
 
     def cells(self) -> list[Cell]:
         """All combinations that there are, those of a drafter together."""
         return list(self._cells())
 
     def _cells(self) -> Iterator[Cell]:
-        for temperature, max_tokens, batch, drafter in product(
-            self.temperatures, self.max_tokens, self.batch_sizes, self.drafters
-        ):
-            if drafter in self.single and batch > 1:
-                continue
-            for count in (0,) if drafter in self.plain else self.num_draft_tokens:
+        for temperature, max_tokens, batch in product(self.temperatures, self.max_tokens, self.batch_sizes):
+            for drafter, count in self._decodings(batch):
                 yield Cell(
                     drafter=drafter,
                     num_draft_tokens=count,
@@ -81,6 +89,12 @@ class Axes:
                     temperature=temperature,
                     max_tokens=max_tokens,
                 )
+
+    def _decodings(self, batch: int) -> Iterator[tuple[str, int]]:
+        yield from product(self.drafters, self.num_draft_tokens)
+        for peer in self.peers:
+            yield peer.plain, 0
+            yield from product(peer.drafting_at(batch), self.num_draft_tokens)
 
 
 class Workbench(Protocol):
@@ -124,6 +138,15 @@ class Protocols:
                 raise ValueError(f"{name}={value}: give at least 1")
 
 
+def begin_run(raw: RawFile, *, conditions: Record, notes: Record, protocol: Protocols) -> str:
+    """Write to ``raw`` under what conditions figures are taken, unless it says so already; the run's fingerprint."""
+    whole = {**conditions, "protocol": {"repeats": protocol.repeats, "warm_up": protocol.warm_up}}
+    run = fingerprint(whole)
+    if not any(record["kind"] == RUN and record["run"] == run for record in raw.records):
+        raw.append({"kind": RUN, "run": run, "conditions": whole, "notes": notes})
+    return run
+
+
 def run_sweep(
     tasks: Sequence[T],
     *,
@@ -138,27 +161,41 @@ def run_sweep(
     """Measure what ``raw`` lacks of ``tasks``; the fingerprint of the run.
 
     ``conditions`` must be equal for figures to belong together; ``notes`` (the date, say) need not. ``progress`` is
-    told the task, how many are done, and what happens. Raises ValueError for unequal token counts.
+    told the task, how many are done, and what happens. A task with a side that fails is written down as such, and the
+    others go on. Raises ValueError for unequal token counts.
     """
-    whole = {**conditions, "protocol": {"repeats": protocol.repeats, "warm_up": protocol.warm_up}}
-    run = fingerprint(whole)
-    if not any(record["kind"] == RUN and record["run"] == run for record in raw.records):
-        raw.append({"kind": RUN, "run": run, "conditions": whole, "notes": notes})
+    run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)
     for done, task in enumerate(tasks):
         for attempt in range(attempts_of(raw.records, run, task), protocol.attempts):
             if is_settled(raw.records, run, task):
                 break
-            sides = task.sides(workbench)
-            comparison = compare(
-                sides,
-                baseline=sides[0].name,
-                repeats=protocol.repeats,
-                warm_up=protocol.warm_up,
-                clock=clock,
-                progress=None if progress is None else _telling(progress, task, done),
-            )
+            try:
+                comparison = _compare(task, workbench, protocol, clock, _telling(progress, task, done))
+            except DecodingFailed as error:
+                raw.append({"kind": FAILURE, "run": run, "task": task.identity(), "message": str(error)})
+                break
             raw.append({"run": run, **task.identity(), "attempt": attempt, **_record(comparison)})
     return run
+
+
+def _compare(
+    task: Task,
+    workbench: Workbench,
+    protocol: Protocols,
+    clock: Callable[[], float],
+    progress: Callable[[str], None] | None,
+) -> Comparison:
+    if progress is not None:
+        progress("loading")
+    sides = task.sides(workbench)
+    return compare(
+        sides,
+        baseline=sides[0].name,
+        repeats=protocol.repeats,
+        warm_up=protocol.warm_up,
+        clock=clock,
+        progress=progress,
+    )
 
 
 def attempts_of(records: Sequence[Record], run: str, task: Task) -> int:
@@ -176,8 +213,8 @@ def _taken(records: Sequence[Record], run: str, task: Task) -> list[Record]:
     return [record for record in records if all(record.get(name) == value for name, value in wanted)]
 
 
-def _telling(progress: Callable[[T, int, str], None], task: T, done: int) -> Callable[[str], None]:
-    return lambda what: progress(task, done, what)
+def _telling(progress: Callable[[T, int, str], None] | None, task: T, done: int) -> Callable[[str], None] | None:
+    return None if progress is None else lambda what: progress(task, done, what)
 
 
 def _record(comparison: Comparison) -> dict[str, object]:

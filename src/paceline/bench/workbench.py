@@ -1,14 +1,17 @@
 """What a sweep times: our decoding and our peers', of the same prompts in the same precision. Times nothing."""
 
+import os
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from paceline.api import Loaded
 from paceline.api.build import DrafterLike
 from paceline.bench.own import continuing
-from paceline.bench.peers import ASSISTED, CONFIDENT, LOOKUP, PEERS, PLAIN, load_peer, transformers_decoding
+from paceline.bench.peers.base import Peer, Setting
 from paceline.bench.runner import Configuration
 from paceline.bench.sweep import Cell
 from paceline.models.base import longest_text
@@ -16,9 +19,9 @@ from paceline.models.base import longest_text
 MODEL = "model"  # the name of the draft model's drafter
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBench:
-    """One target, one draft if there is one, and the prompts; peers are loaded when the first cell asks for one.
+    """One target, one draft if there is one, the prompts, and the peers; these load when a cell asks for them.
 
     ``target_path`` and ``draft_path`` are the directories that peers load.
     """
@@ -29,7 +32,7 @@ class ModelBench:
     draft_path: Path | None
     prompts: Sequence[Sequence[int]]
     seed: int
-    _peers: dict[Path, Any] = field(default_factory=dict[Path, Any])
+    peers: Sequence[Peer] = ()
 
     def plain(self, name: str, cell: Cell) -> Configuration:
         """Plain decoding of the same prompts."""
@@ -37,21 +40,22 @@ class ModelBench:
 
     def candidate(self, name: str, cell: Cell) -> Configuration:
         """The cell's own decoding."""
-        if cell.drafter not in PEERS:
-            drafter = self.draft if cell.drafter == MODEL else cell.drafter
-            return self._own(name, cell, drafter=drafter, num_draft_tokens=cell.num_draft_tokens)
-        needs_draft = cell.drafter in (ASSISTED, CONFIDENT)
-        return transformers_decoding(
-            name,
-            model=self._peer(self.target_path),
-            draft=self._peer(self.draft_path) if needs_draft and self.draft_path is not None else None,
-            kind=cell.drafter,
-            prompts=self.prompts,
-            num_tokens=cell.max_tokens,
-            num_draft_tokens=cell.num_draft_tokens,
-            batch_size=cell.batch_size,
-            temperature=cell.temperature,
-            seed=self.seed,
+        for peer in self.peers:
+            if cell.drafter in (peer.ways.plain, *peer.ways.drafting):
+                return peer.decoding(name, cell, prompts=self.prompts, seed=self.seed)
+        drafter = self.draft if cell.drafter == MODEL else cell.drafter
+        return self._own(name, cell, drafter=drafter, num_draft_tokens=cell.num_draft_tokens)
+
+    def setting(self) -> Setting:
+        """What peers are given, to meet this target on equal terms."""
+        cores = os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)
+        return Setting(
+            target=self.target_path,
+            draft=self.draft_path,
+            dtype=self.target.dtype,
+            device=self.target.lm.device,
+            num_threads=torch.get_num_threads(),
+            cores=tuple(sorted(cores)),
         )
 
     def _own(self, name: str, cell: Cell, *, drafter: DrafterLike, num_draft_tokens: int) -> Configuration:
@@ -67,23 +71,13 @@ class ModelBench:
             seed=self.seed,
         )
 
-    def _peer(self, path: Path) -> Any:
-        if path not in self._peers:
-            self._peers[path] = load_peer(path, dtype=self.target.dtype, device=self.target.lm.device)
-        return self._peers[path]
-
-
-def peers_for(*, drafts: bool) -> list[str]:
-    """The peers that a bench can time, with a draft model or without."""
-    return [PLAIN, LOOKUP, *([ASSISTED, CONFIDENT] if drafts else [])]
-
 
 def check_peers(target: Loaded, draft: Loaded | None) -> None:
-    """Raise ValueError for a draft that transformers cannot assist with: it takes no vocabularies of two sizes."""
+    """Raise ValueError for a draft that no peer can draft with: they take no vocabularies of two sizes."""
     if draft is not None and draft.lm.vocab_size != target.lm.vocab_size:
         raise ValueError(
             f"--peers with {target.lm.vocab_size} token ids of the target and {draft.lm.vocab_size} of the draft: "
-            "transformers assists only where both have as many; pad the smaller model, or leave --peers out"
+            "they draft only where both have as many; pad the smaller model, or leave --peers out"
         )
 
 

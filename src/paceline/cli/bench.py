@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,13 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.api import embedded_pair, load
+from paceline.bench.absent import failures_of, keep_peers, missing_of
 from paceline.bench.duels import choose_duels, duel_figures_of, keep_choices, undecided
 from paceline.bench.figures import figures_of
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import check_drawing, print_tables, write_reports
+from paceline.bench.peers import PEERS, find_peers
+from paceline.bench.peers.base import Missing, Peer
 from paceline.bench.raw import RawFile, Record, fingerprint, hash_model, read_records
-from paceline.bench.sweep import Axes, Protocols, Task, run_sweep
-from paceline.bench.workbench import MODEL, ModelBench, check_batches, check_lengths, check_peers, peers_for
+from paceline.bench.sweep import Axes, Protocols, Task, begin_run, run_sweep
+from paceline.bench.workbench import MODEL, ModelBench, check_batches, check_lengths, check_peers
 from paceline.cli import EXIT_OK
 from paceline.cli.bench_inputs import ChosenPrompts, choose_prompts, read_counts, read_temperatures
 from paceline.cli.models import check_model
@@ -41,6 +45,9 @@ class Bench:
     temperatures: str
     max_tokens: str | None
     peers: bool
+    peer: list[str] | None
+    vllm: Path | None
+    llama_cpp: Path | None
     grid: bool
     suite: str | None
     prompt_file: Path | None
@@ -64,14 +71,21 @@ class Bench:
             check_drawing()
         raw = RawFile(self.output)
         bench, chosen = self._bench()
-        if self.peers:
-            check_peers(bench.target, bench.draft)
         check_batches(len(bench.prompts), axes.batch_sizes)
         check_lengths(bench.target, bench.prompts, axes.max_tokens, num_nodes=1 + max(axes.num_draft_tokens))
+        found = self._peers(bench)
+        bench = replace(bench, peers=[peer for peer in found if not isinstance(peer, Missing)])
+        axes = replace(axes, peers=[peer.ways for peer in bench.peers])
         conditions = self._conditions(bench, chosen)
         notes = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
+        if found:
+            run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)
+            keep_peers(found, raw=raw, run=run)
         try:
-            with _progress(Console(stderr=True), shown=not self.quiet) as progress:
+            with ExitStack() as stack:
+                for peer in bench.peers:
+                    stack.callback(peer.close)
+                progress = stack.enter_context(_progress(Console(stderr=True), shown=not self.quiet))
 
                 def measure(tasks: Sequence[Task], what: str) -> str:
                     bar = progress.add_task(what, total=len(tasks), what="warming up")
@@ -112,17 +126,25 @@ class Bench:
         for name in drafters:
             if name not in known:
                 raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; model needs --draft DIR")
-        peers = peers_for(drafts=drafts) if self.peers else []
         lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if self.grid else (DRAFT_TOKENS, MAX_TOKENS)
         return Axes(
-            drafters=[*dict.fromkeys(drafters), *peers],
+            drafters=list(dict.fromkeys(drafters)),
             num_draft_tokens=read_counts(self.num_draft_tokens or lengths, option="--k"),
             batch_sizes=read_counts(self.batch_sizes, option="--batch"),
             temperatures=read_temperatures(self.temperatures),
             max_tokens=read_counts(self.max_tokens or tokens, option="--max-tokens"),
-            plain=frozenset(peers[:1]),
-            single=frozenset(peers[1:]),
         )
+
+    def _peers(self, bench: ModelBench) -> list[Peer | Missing]:
+        """Those asked for. Raises ValueError for one that is asked for by name and missing."""
+        names = list(PEERS) if self.peers else self.peer or []
+        if names:
+            check_peers(bench.target, bench.draft)
+        found = find_peers(names, bench.setting(), vllm_python=self.vllm, llama_cpp_folder=self.llama_cpp)
+        for peer in found:
+            if isinstance(peer, Missing) and peer.name in (self.peer or []):
+                raise ValueError(f"--peer {peer.name} is missing: {peer.reason}")
+        return found
 
     def _bench(self) -> tuple[ModelBench, ChosenPrompts]:
         """Models and prompts, loaded."""
@@ -211,6 +233,8 @@ def _report(path: Path, records: list[Record], *, html: bool, console: Console) 
             continue
         note = f"{void} of {len(lines)} {what} differed from itself, the machine was not quiet."
         console.print(f"{note} With more --attempts the same command times them again.", soft_wrap=True)
+    for line in (*missing_of(records), *failures_of(records)):
+        console.print(str(line), soft_wrap=True, markup=False)
     for group in undecided(records):
         note = f"No drafted pair meets best against best at {group}: no sound cell of one of the sides to choose from."
         console.print(note, soft_wrap=True)

@@ -44,10 +44,29 @@ def run(
         bool,
         typer.Option(
             "--peers",
-            help="Time transformers too, in all its ways, and the best of both against each other.",
+            help="Time transformers, vLLM and llama.cpp too, in all their ways, and each one's best against ours. "
+            "One that is not there is reported as missing.",
             rich_help_panel=WHAT,
         ),
     ] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="One of transformers, vllm and llama.cpp; may be repeated.", rich_help_panel=WHAT),
+    ] = None,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PACELINE_VLLM_PYTHON", help="The Python that vLLM is installed for.", rich_help_panel=WHAT
+        ),
+    ] = None,
+    llama_cpp: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PACELINE_LLAMA_CPP",
+            help="The folder of llama.cpp's sources, built in build/ there.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     grid: Annotated[
         bool,
         typer.Option("--grid", help="The classic grid: k in 1,2,4,8 and 50,100,200,500 tokens.", rich_help_panel=WHAT),
@@ -110,6 +129,9 @@ def run(
             temperatures=temperature,
             max_tokens=max_tokens,
             peers=peers,
+            peer=peer,
+            vllm=vllm,
+            llama_cpp=llama_cpp,
             grid=grid,
             suite=suite,
             prompt_file=prompt_file,

@@ -1,29 +1,76 @@
-"""Other people's decoders as configurations of the same benchmark, each with its best settings. Times nothing.
+"""transformers as a peer, in our own process. Times nothing.
 
-transformers' ``generate`` in its four ways: plain, assisted by a draft model with a fixed draft length, the same with
+Its ``generate`` has four ways: plain, assisted by a draft model with a fixed draft length, the same with
 its own rule that ends a draft early, and prompt lookup. All have their cache; input tensors and configurations are
 made once. End-of-text is off and the length fixed, so that every call does the same work as ours.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, final
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
+from paceline.bench.peers.base import Setting
 from paceline.bench.runner import Configuration, Sample
+from paceline.bench.sweep import Cell, Ways
 
+TRANSFORMERS: Final = "transformers"
 PLAIN, ASSISTED, CONFIDENT, LOOKUP = (
-    "transformers",
+    TRANSFORMERS,
     "transformers-assisted",
     "transformers-assisted-confident",
     "transformers-lookup",
 )
-PEERS = (PLAIN, ASSISTED, CONFIDENT, LOOKUP)
+KINDS = (PLAIN, ASSISTED, CONFIDENT, LOOKUP)
 CONFIDENCE = 0.4  # transformers' default: a draft ends where its model is less sure
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Transformers:
+    """``generate`` of the installed transformers; models are loaded when the first cell asks for one."""
+
+    setting: Setting
+    name: str = TRANSFORMERS
+    version: str = transformers.__version__
+    _loaded: dict[Path, Any] = field(default_factory=dict[Path, Any])
+
+    @property
+    def ways(self) -> Ways:
+        """It drafts for one text at a time."""
+        drafting = (LOOKUP,) if self.setting.draft is None else (LOOKUP, ASSISTED, CONFIDENT)
+        return Ways(plain=PLAIN, drafting=drafting, batches=False)
+
+    def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
+        """One of its ways over all ``prompts``; a group is one call."""
+        draft = self.setting.draft if cell.drafter in (ASSISTED, CONFIDENT) else None
+        return transformers_decoding(
+            name,
+            model=self._model(self.setting.target),
+            draft=None if draft is None else self._model(draft),
+            kind=cell.drafter,
+            prompts=prompts,
+            num_tokens=cell.max_tokens,
+            num_draft_tokens=cell.num_draft_tokens,
+            batch_size=cell.batch_size,
+            temperature=cell.temperature,
+            seed=seed,
+        )
+
+    def close(self) -> None:
+        """Let the models go."""
+        self._loaded.clear()
+
+    def _model(self, path: Path) -> Any:
+        if path not in self._loaded:
+            self._loaded[path] = load_peer(path, dtype=self.setting.dtype, device=self.setting.device)
+        return self._loaded[path]
 
 
 def load_peer(path: Path, *, dtype: torch.dtype | None, device: torch.device | None = None) -> Any:
@@ -69,13 +116,13 @@ def transformers_decoding(
     temperature: float,
     seed: int,
 ) -> Configuration:
-    """One of PEERS over all ``prompts``, exactly ``num_tokens`` tokens each; batches are padded on the left.
+    """One of KINDS over all ``prompts``, exactly ``num_tokens`` tokens each; batches are padded on the left.
 
     ``model`` and ``draft`` come from ``load_peer``. Raises ValueError for an unknown kind, for drafting in batches,
     which transformers cannot, and for assistance without a draft.
     """
-    if kind not in PEERS:
-        raise ValueError(f"unknown peer {kind!r}; known: {', '.join(PEERS)}")
+    if kind not in KINDS:
+        raise ValueError(f"unknown way {kind!r} of transformers; known: {', '.join(KINDS)}")
     if kind != PLAIN and batch_size > 1:
         raise ValueError(f"{kind} with batch_size={batch_size}: transformers drafts for one text at a time; give 1")
     if kind in (ASSISTED, CONFIDENT) and draft is None:

@@ -1,0 +1,33 @@
+"""Other people's decoders in the same benchmark, each with its best settings. Times nothing.
+
+transformers runs in our own process; vLLM and llama.cpp are programs that their user installed, and may be missing.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.bench.peers import llama_cpp, vllm
+from paceline.bench.peers.base import Missing, Peer, Setting
+from paceline.bench.peers.transformers import TRANSFORMERS, Transformers
+
+PEERS = (TRANSFORMERS, vllm.VLLM, llama_cpp.LLAMA_CPP)
+
+
+def find_peers(
+    names: Sequence[str], setting: Setting, *, vllm_python: Path | None, llama_cpp_folder: Path | None
+) -> list[Peer | Missing]:
+    """Those of PEERS that ``names`` names, found or missing, in the order of PEERS. Loads no model.
+
+    Raises ValueError for a name that is none of them.
+    """
+    for name in names:
+        if name not in PEERS:
+            raise ValueError(f"unknown peer {name}; known: {', '.join(PEERS)}")
+    found: list[Peer | Missing] = []
+    if TRANSFORMERS in names:
+        found.append(Transformers(setting=setting))
+    if vllm.VLLM in names:
+        found.append(vllm.find(vllm_python, setting))
+    if llama_cpp.LLAMA_CPP in names:
+        found.append(llama_cpp.find(llama_cpp_folder, setting))
+    return found

