@@ -1,0 +1,102 @@
+"""Weight-only quantisation: matrices of small integers with scales, which torchao finds. Knows no files, no kernels.
+
+N numbers written, K numbers read.
+"""
+
+import importlib.util
+import logging
+import warnings
+from functools import cache
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BLOCK = 64  # integers: rows are filled up to a multiple of it, so that each begins where vectors do
+
+
+class Int8Linear(nn.Linear):
+    """One signed byte per weight and one float32 scale per row: ``weight`` [N, K filled up], ``scale`` [N].
+
+    A product is that of the integers, which every precision holds exactly, times the scales.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        whole = -(-in_features // BLOCK) * BLOCK
+        self.weight = nn.Parameter(torch.empty(out_features, whole, dtype=torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(torch.empty(out_features, dtype=torch.float32), requires_grad=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        product = F.linear(input, self.weight[:, : self.in_features].to(input.dtype))
+        scaled = product.to(torch.promote_types(input.dtype, torch.float32)) * self.scale
+        return (scaled if self.bias is None else scaled + self.bias).to(input.dtype)
+
+    @staticmethod
+    def quantise(weight: Tensor) -> dict[str, Tensor]:
+        """``weight`` [N, K] as torchao rounds it, by the names of this layer's own tensors."""
+        torchao = _load_torchao()
+        found = torchao.Int8Tensor.from_hp(weight.float(), granularity=torchao.PerRow())
+        # The scale is the largest magnitude over 127.5: what torchao makes -128 is as near to -127.
+        integers = found.qdata.clamp(min=-127)
+        return {"weight": F.pad(integers, (0, -integers.shape[1] % BLOCK)), "scale": found.scale.flatten()}
+
+
+SCHEMES: dict[str, type[Int8Linear]] = {"int8": Int8Linear}
+
+
+def check_quantization(quantization: str | None) -> None:
+    """Raise ValueError for a scheme that is unknown, or where torchao is not installed."""
+    if quantization is None:
+        return
+    if quantization not in SCHEMES:
+        raise ValueError(f"quantization {quantization!r}: known are {', '.join(SCHEMES)}")
+    if importlib.util.find_spec("torchao") is None:
+        raise ValueError(
+            f"quantization={quantization!r} needs torchao, which is not installed: pip install 'paceline[quantization]'"
+        )
+
+
+def quantise(state: dict[str, Tensor], quantization: str, *, tied_head: bool) -> dict[str, Tensor]:
+    """A decoder's own tensors (models/packing) with integers in place of all matrices but the tables of embeddings.
+
+    A head that is tied to the embedding gets integers of its own; the table that tokens are looked up in stays. Empties
+    ``state`` on the way, so that no more than one matrix lies in memory twice.
+    """
+    scheme, done = SCHEMES[quantization], dict[str, Tensor]()
+    if tied_head:
+        done |= _prefixed("head.", scheme.quantise(state["embed.weight"]))
+    for name in list(state):
+        tensor = state.pop(name)
+        if tensor.dim() == 2 and name not in ("embed.weight", "position.weight"):
+            done |= _prefixed(name.removesuffix("weight"), scheme.quantise(tensor))
+        else:
+            done[name] = tensor
+    return done
+
+
+def replace_linears(module: nn.Module, quantization: str) -> None:
+    """Layers of the scheme in place of every linear one inside ``module``; their tensors are still to be filled in."""
+    scheme = SCHEMES[quantization]
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(module, name, scheme(child.in_features, child.out_features, child.bias is not None))
+        else:
+            replace_linears(child, quantization)
+
+
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+@cache
+def _load_torchao() -> ModuleType:
+    """``torchao.quantization``, without what it says about kernels that are not used here."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("torchao.quantization")
+    finally:
+        logging.disable(logging.NOTSET)
