@@ -33,6 +33,15 @@ class Int8Linear(nn.Linear):
         scaled = product.to(torch.promote_types(input.dtype, torch.float32)) * self.scale
         return (scaled if self.bias is None else scaled + self.bias).to(input.dtype)
 
+    def steps(self) -> Tensor:
+        """What one integer more adds to a weight: broadcasts to [N, K]."""
+        return self.scale[:, None]
+
+    @staticmethod
+    def config(torchao: ModuleType) -> object:
+        """How torchao names the scheme."""
+        return torchao.Int8WeightOnlyConfig(set_inductor_config=False)
+
     @staticmethod
     def quantise(weight: Tensor) -> dict[str, Tensor]:
         """``weight`` [N, K] as torchao rounds it, by the names of this layer's own tensors."""
@@ -84,6 +93,17 @@ def replace_linears(module: nn.Module, quantization: str) -> None:
             setattr(module, name, scheme(child.in_features, child.out_features, child.bias is not None))
         else:
             replace_linears(child, quantization)
+
+
+def quantise_modules(model: nn.Module, quantization: str) -> None:
+    """Every linear layer of a model that is not ours, in place, to torchao's own tensors. Raises ValueError for none."""
+    if sum(isinstance(module, nn.Linear) for module in model.modules()) < 2:
+        raise ValueError(
+            f"quantization={quantization!r}: {type(model).__name__} has no linear layers that torchao knows in its "
+            "blocks; leave quantization out, or backend='hf' where Paceline knows the model"
+        )
+    torchao = _load_torchao()
+    torchao.quantize_(model, SCHEMES[quantization].config(torchao))
 
 
 def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
