@@ -16,7 +16,9 @@ from tests.api.checkpoints import config_of, pair, without_tokenizer
 PROMPTS = ["def add(first", "for item in", "return first + "]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=3, max_tokens=40, ignore_eos=True)
-BITS = {"int8": 8}
+BITS = {"int8": 8, "int4": 4.25}  # per weight; with four bits those of the scales are among them
+HEAD_BITS = 8
+SLACK = {"int8": 1e-3, "int4": 8 / 256}  # scales of bfloat16 are rounded themselves
 MATRICES = ("blocks.0.attention.qkv", "blocks.1.attention.output", "blocks.2.ffn.gate_up", "blocks.0.ffn.down", "head")
 
 
@@ -39,15 +41,16 @@ def texts(loaded, params, drafter=None, num_draft_tokens=5, batch_size=None):
 def test_integers_and_scales_are_all_that_is_kept_of_a_matrix(quantization, tmp_path):
     folder = without_tokenizer(tmp_path, hidden_size=256, intermediate_size=512, head_dim=64)
     plain, lm = (load(folder, dtype="bfloat16", device="cpu", quantization=one).lm for one in (None, quantization))
-    table = lm.embed.weight.nbytes
-    norms = sum(tensor.nbytes for tensor in lm.parameters() if tensor.dim() == 1 and tensor.dtype == lm.dtype)
-    whole = sum(tensor.nbytes for tensor in plain.parameters())
-    kept = sum(tensor.nbytes for tensor in lm.parameters()) - table - norms
-    assert kept <= 1.02 * (whole - table - norms) * BITS[quantization] / 16 + 4 * 6000
+    for name, module in plain.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        own = lm.get_submodule(name)
+        bits = HEAD_BITS if name == "head" else BITS[quantization]
+        scales = 4 * own.out_features if bits == 8 else 0
+        assert sum(tensor.nbytes for tensor in own.parameters()) == module.weight.numel() * bits / 8 + scales
+    kept = [tensor for tensor in lm.parameters() if tensor.is_floating_point() and tensor.dim() == 2]
+    assert [tensor for tensor in kept if tensor.shape[1] == 256] == [lm.embed.weight]
     assert len({tensor.untyped_storage().data_ptr() for tensor in lm.parameters()}) == 1
-    assert sum(
-        tensor.numel() for tensor in lm.parameters() if tensor.is_floating_point() and tensor.dim() == 2
-    ) < 1.2 * (lm.embed.weight.numel())
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -57,7 +60,7 @@ def test_no_weight_is_further_off_than_half_a_step(quantization, name):
     layer = SCHEMES[quantization](weight.shape[1], weight.shape[0], bias=False)
     layer.load_state_dict(layer.quantise(weight), assign=True)
     seen = layer(torch.eye(weight.shape[1], dtype=torch.float64)).T
-    assert float(((seen - weight) / layer.steps()).abs().max()) <= 0.5 + 1e-3
+    assert float(((seen - weight) / layer.steps()).abs().max()) <= 0.5 + SLACK[quantization]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -100,17 +103,14 @@ def test_a_quantised_target_is_exact(quantization):
     load_pair(quantization, exact=True)  # refused where a token's logits depend on its company
 
 
-def test_transformers_runs_what_torchao_makes_of_its_layers(quantization):
+def test_transformers_runs_what_torchao_makes_of_its_layers(quantization="int8"):
     folder = pair().target
     adapted = load(folder, dtype="float32", device="cpu", backend="hf", quantization=quantization)
     native = load(folder, dtype="float32", device="cpu", quantization=quantization)
     plain = texts(adapted, GREEDY)
     assert texts(adapted, GREEDY, "ngram") == plain
     assert type(adapted.lm.model.lm_head.weight).__module__.startswith("torchao")
-    near = sum(
-        one == other for own, text in zip(texts(native, GREEDY), plain, strict=True) for one, other in zip(own, text)
-    )
-    assert near > len(PROMPTS)
+    assert [own[:4] for own in texts(native, GREEDY)] == [text[:4] for text in plain]
 
 
 def quantised_already(folder):
@@ -120,7 +120,7 @@ def quantised_already(folder):
 
 
 REFUSALS = {
-    "unknown": (lambda folder: (pair().target, dict(quantization="int3")), "quantization 'int3': known are int8"),
+    "unknown": (lambda folder: (pair().target, dict(quantization="int3")), "quantization 'int3': known are int8, int4"),
     "in memory": (
         lambda folder: (tiny.llama(), dict(quantization="int8")),
         "quantization='int8': LlamaForCausalLM is loaded already, and its weights are its own; give its directory",
@@ -128,6 +128,10 @@ REFUSALS = {
     "quantized already": (
         lambda folder: (quantised_already(folder), dict(quantization="int8")),
         r"quantization='int8': .* is quantized already \(quantization_config\); leave it out, or give unquantized",
+    ),
+    "four bits by transformers": (
+        lambda folder: (pair().target, dict(quantization="int4", backend="hf")),
+        "quantization='int4' is for native models; give quantization='int8', or leave backend='hf' out",
     ),
     "no linear layers": (
         lambda folder: (gpt2(folder), dict(quantization="int8", backend="hf")),

@@ -75,8 +75,9 @@ def load(
     tokenizer and under "hf"; never under "native". ``threads`` sets torch's number of threads for the whole process.
     ``enforce_eager`` decodes by plain torch operations where there is a faster way to the same numbers (engine/static),
     for debugging. ``exact`` asks for the tokens of plain decoding bit for bit: the model is tried, and refused if a
-    token's logits depend on what is computed beside it (models/exactness). ``quantization`` "int8" keeps the matrices of
-    a directory or Hub id as 8-bit integers (models/quantised); texts are then those of that model, drafted or not.
+    token's logits depend on what is computed beside it (models/exactness). ``quantization`` "int8" or "int4"
+    keeps the matrices of a directory or Hub id as integers of so many bits (models/quantised); texts are then those of
+    that model, drafted or not.
 
     Raises ValueError, naming the reason and the way out, for an option that is unknown or cannot be honoured, and for a
     model that is missing, of an unsupported architecture, unreadable, or larger than the device's free memory.
@@ -91,8 +92,8 @@ def load(
     if adopt.is_transformers_model(model):
         if quantization is not None:
             raise ModelError(
-                f"quantization={quantization!r}: {type(model).__name__} is loaded already, and its weights are its own; "
-                "give its directory, or quantize it with torchao and give backend='hf'"
+                f"quantization={quantization!r}: {type(model).__name__} is loaded already, and its weights are its "
+                "own; give its directory, or quantize it with torchao and give backend='hf'"
             )
         loaded = _from_memory(model, precision, place, backend, revision, trust_remote_code)
     elif isinstance(model, str | Path):

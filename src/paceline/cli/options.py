@@ -12,7 +12,7 @@ from paceline.verifiers import VERIFIERS
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
 BACKEND_NAMES = ("auto", "native", "hf")
-QUANTIZATION_NAMES = ("int8",)
+QUANTIZATION_NAMES = ("int8", "int4")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MODEL, DRAFTING, SAMPLING, ENDING, OUTPUT = "Model", "Drafting", "Sampling", "Where texts end", "Output"
 

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+GROUP = 64  # weights of four bits that share a scale
+PACKED = 128  # weights of four bits that are laid out together, in 64 bytes
 BLOCK = 64  # integers: rows are filled up to a multiple of it, so that each begins where vectors do
 
 
@@ -52,7 +54,52 @@ class Int8Linear(nn.Linear):
         return {"weight": F.pad(integers, (0, -integers.shape[1] % BLOCK)), "scale": found.scale.flatten()}
 
 
-SCHEMES: dict[str, type[Int8Linear]] = {"int8": Int8Linear}
+class Int4Linear(nn.Linear):
+    """Four bits per weight and one bfloat16 scale per group: ``weight`` [N, 64 per PACKED], ``scale`` [N, groups].
+
+    Of PACKED weights the 16-bit word i holds weights i, 32 + i, 64 + i and 96 + i, from its low end on, each plus 8. A
+    weight is its integer times the scale, rounded to the precision of what it multiplies.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        whole = -(-in_features // PACKED) * PACKED
+        integers, scales = torch.empty(out_features, whole // 2, dtype=torch.uint8), (out_features, whole // GROUP)
+        self.weight = nn.Parameter(integers, requires_grad=False)
+        self.scale = nn.Parameter(torch.empty(scales, dtype=torch.bfloat16), requires_grad=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        words = self.weight.view(torch.int16).unflatten(-1, (-1, 1, PACKED // 4))
+        shifts = torch.arange(0, 16, 4, dtype=torch.int16, device=words.device)[:, None]
+        integers = ((words >> shifts) & 15).flatten(1).unflatten(1, (-1, GROUP)) - 8
+        weight = (integers * self.scale.float()[:, :, None]).to(input.dtype).flatten(1)
+        return F.linear(input, weight[:, : self.in_features], self.bias)
+
+    def steps(self) -> Tensor:
+        """What one integer more adds to a weight: broadcasts to [N, K]."""
+        return self.scale.float().repeat_interleave(GROUP, dim=1)[:, : self.in_features]
+
+    @staticmethod
+    def config(torchao: ModuleType) -> object:
+        """Raises ValueError: torchao has no layout of four bits that a CPU runs."""
+        raise ValueError(
+            "quantization='int4' is for native models; give quantization='int8', or leave backend='hf' out"
+        )
+
+    @staticmethod
+    def quantise(weight: Tensor) -> dict[str, Tensor]:
+        """``weight`` [N, K] as torchao rounds it, by the names of this layer's own tensors."""
+        torchao = _load_torchao()
+        filled = F.pad(weight.bfloat16(), (0, -weight.shape[1] % PACKED))
+        found = torchao.IntxUnpackedToInt8Tensor.from_hp(filled, (1, GROUP), torch.int4)
+        nibbles = (found.qdata.to(torch.int32) + 8).unflatten(1, (-1, 4, PACKED // 4))
+        shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=weight.device)[:, None]
+        words = (nibbles << shifts).sum(2).to(torch.int16).flatten(1)
+        return {"weight": words.view(torch.uint8), "scale": found.scale.bfloat16()}
+
+
+SCHEMES: dict[str, type[Int8Linear] | type[Int4Linear]] = {"int8": Int8Linear, "int4": Int4Linear}
+HEADS = {**SCHEMES, "int4": Int8Linear}  # what is rounded there is not evened out by later layers
 
 
 def check_quantization(quantization: str | None) -> None:
@@ -73,12 +120,13 @@ def quantise(state: dict[str, Tensor], quantization: str, *, tied_head: bool) ->
     A head that is tied to the embedding gets integers of its own; the table that tokens are looked up in stays. Empties
     ``state`` on the way, so that no more than one matrix lies in memory twice.
     """
-    scheme, done = SCHEMES[quantization], dict[str, Tensor]()
+    done: dict[str, Tensor] = {}
     if tied_head:
-        done |= _prefixed("head.", scheme.quantise(state["embed.weight"]))
+        done |= _prefixed("head.", HEADS[quantization].quantise(state["embed.weight"]))
     for name in list(state):
         tensor = state.pop(name)
         if tensor.dim() == 2 and name not in ("embed.weight", "position.weight"):
+            scheme = (HEADS if name == "head.weight" else SCHEMES)[quantization]
             done |= _prefixed(name.removesuffix("weight"), scheme.quantise(tensor))
         else:
             done[name] = tensor
@@ -87,16 +135,16 @@ def quantise(state: dict[str, Tensor], quantization: str, *, tied_head: bool) ->
 
 def replace_linears(module: nn.Module, quantization: str) -> None:
     """Layers of the scheme in place of every linear one inside ``module``; their tensors are still to be filled in."""
-    scheme = SCHEMES[quantization]
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
+            scheme = (HEADS if name == "head" else SCHEMES)[quantization]
             setattr(module, name, scheme(child.in_features, child.out_features, child.bias is not None))
         else:
             replace_linears(child, quantization)
 
 
 def quantise_modules(model: nn.Module, quantization: str) -> None:
-    """Every linear layer of a model that is not ours, in place, to torchao's own tensors. Raises ValueError for none."""
+    """Every linear layer of a model that is not ours, in place, to torchao's own tensors. Raises ValueError if it has none."""
     if sum(isinstance(module, nn.Linear) for module in model.modules()) < 2:
         raise ValueError(
             f"quantization={quantization!r}: {type(model).__name__} has no linear layers that torchao knows in its "

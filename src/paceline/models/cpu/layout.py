@@ -32,6 +32,7 @@ class Weights(IntEnum):
 
     FLOATS = 0
     INT8 = 1
+    INT4 = 2
 
 
 class Activation(IntEnum):

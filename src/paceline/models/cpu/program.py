@@ -22,7 +22,7 @@ from paceline.models.layers import (
     ScaledEmbedding,
     gelu_tanh,
 )
-from paceline.models.quantised import Int8Linear
+from paceline.models.quantised import Int4Linear, Int8Linear
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 NORMS: dict[type[nn.Module], NormVariant] = {
@@ -234,6 +234,10 @@ class _Writer:
             product.variant, product.count = Weights.INT8, layer.weight.stride(0)
             product.weight = self.point(layer.weight, torch.int8)
             product.scales = self.point(layer.scale, torch.float32)
+        elif isinstance(layer, Int4Linear):
+            product.variant, product.count = Weights.INT4, layer.weight.stride(0)
+            product.weight = self.point(layer.weight, torch.uint8)
+            product.scales = self.point(layer.scale, torch.bfloat16)
         else:
             product.weight = self.point(layer.weight)
         return product

@@ -219,6 +219,10 @@ class Forward {
             const Bytes w{(const int8_t *)op.weight, (const float *)op.scales, op.count};
             return multiply_small<T>(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
         }
+        if (op.variant == INT4) {
+            const Nibbles w{(const uint8_t *)op.weight, (const uint32_t *)op.scales, op.count, op.count / Nibbles::BLOCK_BYTES};
+            return multiply_small<T>(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
+        }
         multiply((const T *)op.weight, op.inner, columns.begin, columns.end, x, ldx, rows, op.inner, give);
     }
 

@@ -25,6 +25,7 @@ struct Bytes {
     long stride;  // bytes from row to row
 
     const char *row(int n) const { return (const char *)(data + n * stride); }
+    Bytes from(int n) const { return {data + n * stride, scales + n, stride}; }
     template <class A>
     void scale(int n, int count, A *sums) const {
         for (int j = 0; j < count; j++) sums[j] *= scales[n + j];
@@ -33,6 +34,21 @@ struct Bytes {
 
 using Sixteen = int8_t __attribute__((vector_size(16)));
 using Eight = int8_t __attribute__((vector_size(8)));
+
+// Four bits per weight: of a block the word i of 16 bits holds weights i, 32 + i, 64 + i and 96 + i, each plus 8. Every
+// half of a block has its scale, by which its weights are multiplied, and rounded, before they multiply x.
+struct Nibbles {
+    static constexpr int BLOCK = 128;
+    static constexpr long BLOCK_BYTES = 64;
+    const uint8_t *data;
+    const uint32_t *scales;  // two bfloat16 per block
+    long stride, blocks;     // bytes from row to row, and blocks
+
+    const char *row(int n) const { return (const char *)(data + n * stride); }
+    Nibbles from(int n) const { return {data + n * stride, scales + n * blocks, stride, blocks}; }
+    template <class A>
+    void scale(int, int, A *) const {}
+};
 
 // How a tile reads rows of w: parts of STEP weights, and how a part is multiplied. This one is for any machine.
 template <class T, class W>
@@ -44,13 +60,35 @@ struct WideRows<T, Bytes> {
     Bytes w;
     static constexpr bool LIES = false;
     explicit WideRows(const Bytes &bytes) : w(bytes) {}
-    WideRows from(int n) const { return WideRows({w.data + n * w.stride, w.scales, w.stride}); }
+    WideRows from(int n) const { return WideRows(w.from(n)); }
     inline void get(int n, int block, Part (&out)[PARTS]) const {
         using Narrow = std::conditional_t<STEP == 16, Sixteen, Eight>;
         for (int p = 0; p < PARTS; p++) {
             Narrow bytes;
             std::memcpy(&bytes, w.data + n * w.stride + block * BLOCK + p * STEP, sizeof bytes);
             out[p] = __builtin_convertvector(bytes, Part);
+        }
+    }
+    static inline Part part(const T *x) { return load(x); }
+    static inline Vec<T> add(Vec<T> sum, Part w, Part x) { return sum + w * x; }
+    static inline void arrange(const T *x, T *out) { std::memcpy(out, x, BLOCK * sizeof(T)); }
+};
+template <class T>
+struct WideRows<T, Nibbles> {
+    static constexpr int BLOCK = Nibbles::BLOCK, STEP = lanes<T>, PARTS = BLOCK / STEP;
+    using Part = Vec<T>;
+    Nibbles w;
+    static constexpr bool LIES = false;
+    explicit WideRows(const Nibbles &nibbles) : w(nibbles) {}
+    WideRows from(int n) const { return WideRows(w.from(n)); }
+    inline void get(int n, int block, Part (&out)[PARTS]) const {
+        const uint32_t pair = w.scales[n * w.blocks + block];
+        for (int p = 0; p < PARTS; p++) {
+            const int at = p * STEP, quarter = at / 32;
+            const Acc<T> scale = widen(bf16{uint16_t(quarter < 2 ? pair : pair >> 16)});
+            uint16_t words[STEP];
+            std::memcpy(words, w.data + n * w.stride + block * 64 + at % 32 * 2, sizeof words);
+            for (int j = 0; j < STEP; j++) out[p][j] = rounded<T>((int(words[j] >> (4 * quarter) & 15) - 8) * scale);
         }
     }
     static inline Part part(const T *x) { return load(x); }
@@ -99,7 +137,7 @@ struct PairedBytes {
     static constexpr bool LIES = false;
     PairedBytes from(int n) const {
         PairedBytes later = *this;
-        later.w.data += n * w.stride;
+        later.w = w.from(n);
         return later;
     }
     inline void get(int n, int block, Part (&out)[PARTS]) const {
@@ -122,6 +160,43 @@ struct PairedBytes {
 template <>
 struct RowsOf<bf16, Bytes> {
     using type = PairedBytes;
+};
+
+// Nibbles to pairs of bfloat16: the 16 weights that a group can have stand in a table, twice, so that the fifth bit of an
+// index, which belongs to the nibble after it, does not matter.
+struct PairedNibbles {
+    static constexpr int BLOCK = Nibbles::BLOCK, STEP = 32, PARTS = 4;
+    using Part = __m512bh;
+    Nibbles w;
+    __m512 steps;
+    static constexpr bool LIES = false;
+    explicit PairedNibbles(const Nibbles &nibbles)
+        : w(nibbles), steps(_mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7)) {}
+    PairedNibbles from(int n) const {
+        PairedNibbles later = *this;
+        later.w = w.from(n);
+        return later;
+    }
+    inline __m512i table(__m512i scale) const {
+        return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(steps, _mm512_castsi512_ps(scale))));
+    }
+    inline void get(int n, int block, Part (&out)[PARTS]) const {
+        const __m512i pair = _mm512_set1_epi32(w.scales[n * w.blocks + block]);
+        const __m512i first = table(_mm512_slli_epi32(pair, 16));
+        const __m512i second = table(_mm512_and_si512(pair, _mm512_set1_epi32(0xffff0000)));
+        const __m512i words = _mm512_loadu_si512(w.data + n * w.stride + block * 64);
+        out[0] = (__m512bh)_mm512_permutexvar_epi16(words, first);
+        out[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), first);
+        out[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), second);
+        out[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), second);
+    }
+    static inline Part part(const bf16 *x) { return (Part)_mm512_loadu_si512(x); }
+    static inline Floats add(Floats sum, Part w, Part x) { return add_pairs(sum, w, x); }
+    static inline void arrange(const bf16 *x, bf16 *out) { std::memcpy(out, x, BLOCK * sizeof(bf16)); }
+};
+template <>
+struct RowsOf<bf16, Nibbles> {
+    using type = PairedNibbles;
 };
 
 // Rows that were decoded before.
@@ -168,7 +243,15 @@ template <class T, int N, int M, class R>
             far += step;
         }
         const T *here = x + block * R::BLOCK;
-        if constexpr (M <= 4 || R::LIES) {
+        if constexpr (M == 1) {
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++) {
+                Part own[R::PARTS];
+                r.get(n, block, own);
+#pragma GCC unroll 8
+                for (int p = 0; p < R::PARTS; p++) acc[0][n] = R::add(acc[0][n], own[p], R::part(here + p * R::STEP));
+            }
+        } else if constexpr (N * (M + R::PARTS) <= 24 || R::LIES) {
             Part parts[R::PARTS][N];
 #pragma GCC unroll 8
             for (int n = 0; n < N; n++) {
