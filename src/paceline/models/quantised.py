@@ -3,15 +3,13 @@
 N numbers written, K numbers read.
 """
 
-import importlib.util
-import logging
-import warnings
-from functools import cache
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from paceline.models.quiet import has_torchao, load_torchao
 
 GROUP = 64  # weights of four bits that share a scale
 PACKED = 128  # weights of four bits that are laid out together, in 64 bytes
@@ -47,7 +45,7 @@ class Int8Linear(nn.Linear):
     @staticmethod
     def quantise(weight: Tensor) -> dict[str, Tensor]:
         """``weight`` [N, K] as torchao rounds it, by the names of this layer's own tensors."""
-        torchao = _load_torchao()
+        torchao = load_torchao()
         found = torchao.Int8Tensor.from_hp(weight.float(), granularity=torchao.PerRow())
         # The scale is the largest magnitude over 127.5: what torchao makes -128 is as near to -127.
         integers = found.qdata.clamp(min=-127)
@@ -89,7 +87,7 @@ class Int4Linear(nn.Linear):
     @staticmethod
     def quantise(weight: Tensor) -> dict[str, Tensor]:
         """``weight`` [N, K] as torchao rounds it, by the names of this layer's own tensors."""
-        torchao = _load_torchao()
+        torchao = load_torchao()
         filled = F.pad(weight.bfloat16(), (0, -weight.shape[1] % PACKED))
         found = torchao.IntxUnpackedToInt8Tensor.from_hp(filled, (1, GROUP), torch.int4)
         nibbles = (found.qdata.to(torch.int32) + 8).unflatten(1, (-1, 4, PACKED // 4))
@@ -108,7 +106,7 @@ def check_quantization(quantization: str | None) -> None:
         return
     if quantization not in SCHEMES:
         raise ValueError(f"quantization {quantization!r}: known are {', '.join(SCHEMES)}")
-    if importlib.util.find_spec("torchao") is None:
+    if not has_torchao():
         raise ValueError(
             f"quantization={quantization!r} needs torchao, which is not installed: pip install 'paceline[quantization]'"
         )
@@ -144,27 +142,15 @@ def replace_linears(module: nn.Module, quantization: str) -> None:
 
 
 def quantise_modules(model: nn.Module, quantization: str) -> None:
-    """Every linear layer of a model that is not ours, in place, to torchao's own tensors. Raises ValueError if it has none."""
+    """Every linear layer of a model that is not ours to torchao's own tensors, in place. Raises ValueError for none."""
     if sum(isinstance(module, nn.Linear) for module in model.modules()) < 2:
         raise ValueError(
             f"quantization={quantization!r}: {type(model).__name__} has no linear layers that torchao knows in its "
             "blocks; leave quantization out, or backend='hf' where Paceline knows the model"
         )
-    torchao = _load_torchao()
+    torchao = load_torchao()
     torchao.quantize_(model, SCHEMES[quantization].config(torchao))
 
 
 def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {prefix + name: tensor for name, tensor in tensors.items()}
-
-
-@cache
-def _load_torchao() -> ModuleType:
-    """``torchao.quantization``, without what it says about kernels that are not used here."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module("torchao.quantization")
-    finally:
-        logging.disable(logging.NOTSET)
