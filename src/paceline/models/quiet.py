@@ -21,6 +21,7 @@ def load_torchao() -> ModuleType:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            importlib.import_module("transformers.quantizers.auto")  # imports further parts of torchao
             return importlib.import_module("torchao.quantization")
     finally:
         logging.disable(before)
