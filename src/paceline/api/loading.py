@@ -17,6 +17,7 @@ from paceline.models.exactness import find_dependence
 from paceline.models.families import FAMILIES
 from paceline.models.hf_support import check_model
 from paceline.models.loading import ModelError
+from paceline.models.quantised import check_quantization, quantise_modules
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 
 DTYPES: dict[str, torch.dtype] = {
@@ -59,6 +60,7 @@ def load(
     threads: int | None = None,
     enforce_eager: bool = False,
     exact: bool = False,
+    quantization: str | None = None,
 ) -> Loaded:
     """A model from a Hugging Face directory, a Hub id (``revision``: branch, tag or commit) or transformers' memory.
 
@@ -73,7 +75,9 @@ def load(
     tokenizer and under "hf"; never under "native". ``threads`` sets torch's number of threads for the whole process.
     ``enforce_eager`` decodes by plain torch operations where there is a faster way to the same numbers (engine/static),
     for debugging. ``exact`` asks for the tokens of plain decoding bit for bit: the model is tried, and refused if a
-    token's logits depend on what is computed beside it (models/exactness).
+    token's logits depend on what is computed beside it (models/exactness). ``quantization`` "int8" or "int4"
+    keeps the matrices of a directory or Hub id as integers of so many bits (models/quantised); texts are then those of
+    that model, drafted or not.
 
     Raises ValueError, naming the reason and the way out, for an option that is unknown or cannot be honoured, and for a
     model that is missing, of an unsupported architecture, unreadable, or larger than the device's free memory.
@@ -82,12 +86,20 @@ def load(
         raise ValueError(f"backend {backend!r}: known are {', '.join(BACKENDS)}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads}: give at least 1, or None to leave torch's number as it is")
+    check_quantization(quantization)
     precision = find_dtype(dtype)
     place = None if device is None else find_device(device)
     if adopt.is_transformers_model(model):
+        if quantization is not None:
+            raise ModelError(
+                f"quantization={quantization!r}: {type(model).__name__} is loaded already, and its weights are its "
+                "own; give its directory, or quantize it with torchao and give backend='hf'"
+            )
         loaded = _from_memory(model, precision, place, backend, revision, trust_remote_code)
     elif isinstance(model, str | Path):
-        loaded = _from_files(model, precision, place or _default_device(), backend, revision, trust_remote_code)
+        loaded = _from_files(
+            model, precision, place or _default_device(), backend, revision, trust_remote_code, quantization
+        )
     else:
         raise ModelError(
             f"a model of type {type(model).__name__}: give a directory, a Hub id or a loaded transformers model "
@@ -181,6 +193,7 @@ def _from_files(
     backend: str,
     revision: str | None,
     trust_remote_code: bool,
+    quantization: str | None,
 ) -> Loaded:
     if hub.is_hub_id(model):
         path = hub.fetch(str(model), revision, code=trust_remote_code)
@@ -190,13 +203,20 @@ def _from_files(
         path = Path(model)
     hf_files.check_format(path)
     config = loading.read_config(path)
+    if quantization is not None and config.get("quantization_config"):
+        raise ModelError(
+            f"quantization={quantization!r}: {model} is quantized already (quantization_config); leave it out, or give "
+            "unquantized weights"
+        )
     # A model that cannot be used is no place to look for a tokenizer.
     if is_native(backend, config):
         check_native(config, path, backend)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-        lm = loading.load(path, dtype=dtype, device=device)
+        lm = loading.load(path, dtype=dtype, device=device, quantization=quantization)
     else:
         found = hf_files.load(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        if quantization is not None:
+            quantise_modules(found, quantization)
         lm = hf.adapt(found)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     return Loaded(lm=lm, tokenizer=tokenizer, eos=read_eos(path), name=str(model), dtype=lm.dtype, config=config)

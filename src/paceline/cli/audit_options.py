@@ -10,7 +10,7 @@ from paceline.core.registry import Registry
 
 OF_URL = Registry("command", {"audit --url": "paceline.cli.audit_server:AuditServer"})
 SERVER = "A server"
-OF_DRAFTING = ("draft", "drafter", "num_draft_tokens", "verifier")
+OF_DRAFTING = ("draft", "drafter", "num_draft_tokens", "draft_quantization", "verifier")
 OF_SERVERS = ("served_model", "api_key_env", "timeout", "near_tie")
 
 
@@ -20,6 +20,7 @@ def audit(
     draft: o.Draft = None,
     drafter: o.Drafter = None,
     num_draft_tokens: o.NumDraftTokens = None,
+    draft_quantization: o.DraftQuantization = None,
     verifier: o.Verifier = "coupled",
     url: Annotated[
         str | None,
@@ -54,6 +55,7 @@ def audit(
     dtype: o.Dtype = None,
     device: o.Device = None,
     backend: o.Backend = "auto",
+    quantization: o.Quantization = None,
     enforce_eager: o.EnforceEager = False,
     threads: o.Threads = None,
     revision: o.Revision = None,
@@ -84,6 +86,7 @@ def audit(
         trust_remote_code=trust_remote_code,
         backend=backend,
         enforce_eager=enforce_eager,
+        quantization=quantization,
     )
     if url is not None:
         return (
@@ -104,7 +107,13 @@ def audit(
     return (
         COMMANDS.find("audit")(
             model=options,
-            drafting=o.DraftOptions(draft=draft, drafter=drafter, num_draft_tokens=num_draft_tokens, verifier=verifier),
+            drafting=o.DraftOptions(
+                draft=draft,
+                drafter=drafter,
+                num_draft_tokens=num_draft_tokens,
+                verifier=verifier,
+                draft_quantization=draft_quantization,
+            ),
             num_tokens=num_tokens,
             text_length=text_length,
             batch_size=batch_size,

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline.api import embedded_pair, load
+from paceline.api import Loaded, embedded_pair, load
 from paceline.bench.absent import failures_of, keep_peers, missing_of
 from paceline.bench.duels import choose_duels, duel_figures_of, keep_choices, undecided
 from paceline.bench.figures import figures_of
@@ -24,7 +24,7 @@ from paceline.bench.sweep import Axes, Protocols, Task, begin_run, run_sweep
 from paceline.bench.workbench import MODEL, ModelBench, check_batches, check_lengths, check_peers
 from paceline.cli import EXIT_OK
 from paceline.cli.bench_inputs import ChosenPrompts, choose_prompts, read_counts, read_temperatures
-from paceline.cli.models import check_model
+from paceline.cli.models import check_model, check_quantization
 from paceline.cli.options import ModelOptions
 from paceline.drafters import DRAFTERS
 from paceline.models import hub
@@ -60,6 +60,8 @@ class Bench:
     device: str | None
     backend: str
     threads: int | None
+    quantization: str | None
+    draft_quantization: str | None
     output: Path
     html: bool
     quiet: bool
@@ -69,6 +71,8 @@ class Bench:
         axes, protocol = self._axes(), Protocols(repeats=self.repeats, attempts=self.attempts)
         if self.html:
             check_drawing()
+        if self.peers and (self.quantization or self.draft_quantization):
+            raise ValueError("--peers with --quantization: peers run the weights as they are; leave out one of them")
         raw = RawFile(self.output)
         bench, chosen = self._bench()
         check_batches(len(bench.prompts), axes.batch_sizes)
@@ -159,13 +163,22 @@ class Bench:
             revision=None,
             trust_remote_code=False,
             backend=self.backend,
+            quantization=self.quantization,
         )
         check_model(options)
+        check_quantization(self.draft_quantization, option="--draft-quantization")
         paths = [None if name is None else _folder(name) for name in names]
         target_path, draft_path = paths
         assert target_path is not None
-        target = load(target_path, dtype=self.dtype, device=self.device, backend=self.backend, threads=self.threads)
-        draft = None if draft_path is None else load(draft_path, dtype=target.dtype, device=target.lm.device)
+        target = load(
+            target_path,
+            dtype=self.dtype,
+            device=self.device,
+            backend=self.backend,
+            threads=self.threads,
+            quantization=self.quantization,
+        )
+        draft = None if draft_path is None else self._load_draft(draft_path, target)
         chosen = choose_prompts(
             target,
             suite=self.suite or "code",
@@ -184,6 +197,9 @@ class Bench:
         )
         return bench, chosen
 
+    def _load_draft(self, path: Path, target: Loaded) -> Loaded:
+        return load(path, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
+
     def _conditions(self, bench: ModelBench, chosen: ChosenPrompts) -> Record:
         """What must be equal for figures to belong together."""
         draft = None if bench.draft_path is None else _identity(bench.draft_path)
@@ -195,6 +211,8 @@ class Bench:
             "dtype": str(bench.target.dtype).removeprefix("torch."),
             "device": str(bench.target.lm.device),
             **({} if self.backend == "auto" else {"backend": self.backend}),
+            **({} if self.quantization is None else {"quantization": self.quantization}),
+            **({} if self.draft_quantization is None else {"draft_quantization": self.draft_quantization}),
             "target": _identity(bench.target_path),
             "draft": draft,
             "suite": (self.suite or "code") if source is None else source.name,

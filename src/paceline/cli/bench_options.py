@@ -97,6 +97,8 @@ def run(
     device: o.Device = None,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
+    quantization: o.Quantization = None,
+    draft_quantization: o.DraftQuantization = None,
     output: Annotated[
         Path, typer.Option(help="Raw figures; every finished cell is there at once, and is not measured again.")
     ] = Path("bench.jsonl"),
@@ -144,6 +146,8 @@ def run(
             device=device,
             backend=backend,
             threads=threads,
+            quantization=quantization,
+            draft_quantization=draft_quantization,
             output=output,
             html=html,
             quiet=quiet,

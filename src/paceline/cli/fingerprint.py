@@ -25,12 +25,16 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
     if not verifier.same_tokens:
         rule["drafter"], rule["num_draft_tokens"] = drafting.drafter, num_draft_tokens(drafting)
         rule["draft"] = None if drafting.draft is None else _files(drafting.draft, None)
+        if drafting.draft_quantization is not None:
+            rule["draft_quantization"] = drafting.draft_quantization
     own: dict[str, object] = {
         "dtype": model.dtype,
         "files": _files(model.model, model.revision, code=model.trust_remote_code),
     }
     if model.enforce_eager:
         own["enforce_eager"] = True
+    if model.quantization is not None:
+        own["quantization"] = model.quantization
     if model.backend != "auto":  # another backend rounds otherwise
         own["backend"] = model.backend
     parts = (own, params.to_vllm(), rule)

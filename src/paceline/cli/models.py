@@ -3,7 +3,7 @@
 from paceline.api import Loaded, load
 from paceline.api.build import DrafterLike, build_verifier
 from paceline.api.named import name_of, read_named
-from paceline.cli.options import BACKEND_NAMES, DTYPE_NAMES, DraftOptions, ModelOptions
+from paceline.cli.options import BACKEND_NAMES, DTYPE_NAMES, QUANTIZATION_NAMES, DraftOptions, ModelOptions
 from paceline.drafters import DRAFTERS
 
 NUM_DRAFT_TOKENS = 5  # where nobody says otherwise
@@ -22,6 +22,7 @@ def load_target(options: ModelOptions) -> Loaded:
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
         threads=options.threads,
+        quantization=options.quantization,
     )
 
 
@@ -30,6 +31,7 @@ def check_model(options: ModelOptions) -> None:
     if options.dtype is not None and options.dtype not in DTYPE_NAMES:
         raise ValueError(f"--dtype {options.dtype}: known are {', '.join(DTYPE_NAMES)}")
     check_backend(options.backend)
+    check_quantization(options.quantization, option="--quantization")
     if options.threads is not None and options.threads < 1:
         raise ValueError(f"--threads {options.threads}: give at least 1")
 
@@ -40,10 +42,19 @@ def check_backend(backend: str) -> None:
         raise ValueError(f"--backend {backend}: known are {', '.join(BACKEND_NAMES)}")
 
 
+def check_quantization(quantization: str | None, *, option: str) -> None:
+    """Raise ValueError, naming ``option`` and those that are known."""
+    if quantization is not None and quantization not in QUANTIZATION_NAMES:
+        raise ValueError(f"{option} {quantization}: known are {', '.join(QUANTIZATION_NAMES)}")
+
+
 def check_drafting(options: DraftOptions) -> None:
     """Raise ValueError for options that contradict each other, before any model is loaded."""
     given = options.drafter
     build_verifier(options.verifier)
+    check_quantization(options.draft_quantization, option="--draft-quantization")
+    if options.draft_quantization is not None and options.draft is None:
+        raise ValueError(f"--draft-quantization {options.draft_quantization}: it needs a draft model, give --draft DIR")
     if options.draft is not None and given not in (None, "model"):
         raise ValueError(f"--drafter {given} and --draft {options.draft}: give one of them")
     if given is not None and name_of(given) == "model":
@@ -70,7 +81,7 @@ def check_drafting(options: DraftOptions) -> None:
 def choose_drafter(options: DraftOptions, *, target: Loaded) -> DrafterLike:
     """The drafter, loaded where it is a model."""
     if options.draft is not None:
-        return load(options.draft, dtype=target.dtype, device=target.lm.device)
+        return load(options.draft, dtype=target.dtype, device=target.lm.device, quantization=options.draft_quantization)
     return options.drafter
 
 

@@ -12,6 +12,7 @@ from paceline.verifiers import VERIFIERS
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
 BACKEND_NAMES = ("auto", "native", "hf")
+QUANTIZATION_NAMES = ("int8", "int4")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MODEL, DRAFTING, SAMPLING, ENDING, OUTPUT = "Model", "Drafting", "Sampling", "Where texts end", "Output"
 
@@ -29,6 +30,7 @@ class ModelOptions:
     backend: str = "auto"
     enforce_eager: bool = False
     exact: bool = False
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class DraftOptions:
     drafter: str | None
     num_draft_tokens: int | None  # None: not given
     verifier: str
+    draft_quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,14 @@ Backend = Annotated[
         help="Who runs it: native (Paceline's own code), hf (transformers), or auto: native where the architecture is "
         "known.",
         autocompletion=_completing(BACKEND_NAMES),
+        rich_help_panel=MODEL,
+    ),
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Keep its matrices as integers: {', '.join(QUANTIZATION_NAMES)}. Needs torchao.",
+        autocompletion=_completing(QUANTIZATION_NAMES),
         rich_help_panel=MODEL,
     ),
 ]
@@ -136,6 +147,14 @@ Drafter = Annotated[
         help="Drafter by name, such as ngram, which needs no model, or with options, ngram:max_ngram=4; or vLLM's "
         "speculative_config as JSON.",
         autocompletion=_completing(DRAFTERS),
+        rich_help_panel=DRAFTING,
+    ),
+]
+DraftQuantization = Annotated[
+    str | None,
+    typer.Option(
+        help="As --quantization, for the draft model.",
+        autocompletion=_completing(QUANTIZATION_NAMES),
         rich_help_panel=DRAFTING,
     ),
 ]

@@ -140,8 +140,9 @@ class DecoderLM(nn.Module):
         if head is Head.LAST and valid is not None:
             last = (valid.sum(-1) - 1).clamp(min=0)
             x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
-        weight = self.embed.weight if self.head is None else self.head.weight
-        logits = F.linear(self.norm(x.flatten(0, 1)), weight).unflatten(0, x.shape[:2])
+        normed = self.norm(x.flatten(0, 1))
+        logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)
+        logits = logits.unflatten(0, x.shape[:2])
         return logits if self.logits_divisor == 1.0 else logits / self.logits_divisor
 
     def _refuse_beyond_window(self, length: int) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.models import memory
 from paceline.models.decoder import DecoderConfig, DecoderLM
 from paceline.models.families import FAMILIES, Family
 from paceline.models.packing import pack, unpack
+from paceline.models.quantised import check_quantization, quantise, replace_linears
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 GIB = 2**30
@@ -62,13 +63,21 @@ def configure(config: dict[str, object], path: Path | str) -> DecoderConfig:
         raise ModelError(f"{path}: {reason}") from error
 
 
-def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> DecoderLM:
-    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files.
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    quantization: str | None = None,
+) -> DecoderLM:
+    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files; ``quantization`` (models/quantised)
+    is of the matrices in that precision.
 
     Raises ModelError for a missing or unreadable directory, an unsupported architecture or option, tensors that are
     missing, superfluous or of another shape than the config says, and weights that exceed the device's free memory.
     All of this is found in the headers, before any weight is read.
     """
+    check_quantization(quantization)
     path, device = Path(path), torch.device(device)
     raw = read_config(path)
     family, config = find_family(raw, path), configure(raw, path)
@@ -81,8 +90,11 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
         for own, part in family.read(name, tensor):
             if own not in skipped:
                 state[own] = part.to(device=device, dtype=dtype).contiguous()
-    packed = pack(state)
-    return assemble(config, memory.settle(packed) if device.type == "cpu" else packed, device=device)
+    whole = pack(state)
+    if quantization is not None:
+        whole = quantise(whole, quantization, tied_head=config.tied_head)
+    settled = memory.settle(whole) if device.type == "cpu" else whole
+    return assemble(config, settled, device=device, quantization=quantization)
 
 
 def build(
@@ -114,10 +126,18 @@ def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) 
             raise ModelError(f"{path}: {name} has shape {tuple(state[name].shape)}, config.json asks for {shape}")
 
 
-def assemble(config: DecoderConfig, state: dict[str, Tensor], *, device: torch.device | str) -> DecoderLM:
-    """A decoder in evaluation mode that holds the very tensors of ``state``, its own ones (models/packing)."""
+def assemble(
+    config: DecoderConfig, state: dict[str, Tensor], *, device: torch.device | str, quantization: str | None = None
+) -> DecoderLM:
+    """A decoder in evaluation mode that holds the very tensors of ``state``, its own ones (models/packing).
+
+    With ``quantization`` they are those of ``quantise`` (models/quantised).
+    """
     with torch.device("meta"):
         model = DecoderLM(config)
+        if quantization is not None:
+            model.head = model.head or nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            replace_linears(model, quantization)
     model.load_state_dict(state, assign=True)
     return model.to(device).requires_grad_(False).eval()
 

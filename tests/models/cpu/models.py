@@ -3,6 +3,8 @@
 from copy import deepcopy
 from functools import cache
 
+from paceline.models.loading import assemble
+from paceline.models.quantised import quantise
 from tests.models.layouts import pair
 
 
@@ -13,3 +15,15 @@ def native(layout, dtype):
     for parameter in lm.parameters():
         parameter.data = parameter.data.contiguous()
     return lm
+
+
+@cache
+def quantised(layout, dtype, quantization, source=None):
+    """The same with integers for matrices, those of a model in the precision ``source``, its own where not given."""
+    lm = native(layout, source or dtype)
+    state = quantise(lm.state_dict(), quantization, tied_head=lm.config.tied_head)
+    scales = {name: tensor for name, tensor in state.items() if name.endswith(".scale")}
+    state = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()
+    } | scales
+    return assemble(lm.config, state, device="cpu", quantization=quantization)

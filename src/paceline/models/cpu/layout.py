@@ -27,6 +27,14 @@ class NormVariant(IntEnum):
     LAYER = 3
 
 
+class Weights(IntEnum):
+    """What the matrix of a LINEAR is made of: numbers of the model's precision, or integers (models/quantised)."""
+
+    FLOATS = 0
+    INT8 = 1
+    INT4 = 2
+
+
 class Activation(IntEnum):
     """Which function a GATE or an ACTIVATE applies."""
 
@@ -54,7 +62,7 @@ class Operation(Structure):
     _fields_ = [
         *((name, c_int64) for name in "kind variant source target inner outer count offset".split()),
         *((name, c_double) for name in ("eps", "factor")),
-        *((name, c_void_p) for name in ("weight", "bias")),
+        *((name, c_void_p) for name in ("weight", "bias", "scales")),
     ]
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.models.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
-from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation
+from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
 from paceline.models.decoder import DecoderLM
 from paceline.models.heads import Interleaved, Normed, Plain, Rotated, Scaled, Split
 from paceline.models.layers import (
@@ -22,6 +22,7 @@ from paceline.models.layers import (
     ScaledEmbedding,
     gelu_tanh,
 )
+from paceline.models.quantised import Int4Linear, Int8Linear
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 NORMS: dict[type[nn.Module], NormVariant] = {
@@ -65,7 +66,6 @@ def compile_program(lm: DecoderLM) -> Program:
     side = config.attention.interleaved  # query, key and value of a head side by side
     array = (Operation * len(operations))(*operations)
     layers = (ctypes.c_int64 * len(starts))(*starts)
-    head = lm.embed.weight if lm.head is None else lm.head.weight
     model = Model(
         hidden=config.hidden_size,
         vocab=lm.vocab_size,
@@ -89,7 +89,7 @@ def compile_program(lm: DecoderLM) -> Program:
         operations=array,
         layers=layers,
         norm=writer.norm(lm.norm, Buffer.STREAM, Buffer.NORMED),
-        head=writer.matrix(head, None, Buffer.NORMED, Buffer.STREAM),
+        head=writer.head(lm, Buffer.NORMED, Buffer.STREAM),
     )
     return Program(model, (array, layers, *writer.held))
 
@@ -118,9 +118,9 @@ class _Writer:
             Buffer.ASIDE: config.hidden_size,
         }
 
-    def point(self, tensor: Tensor) -> int:
-        """Where ``tensor`` lies; it is kept alive."""
-        if tensor.dtype != self.dtype:
+    def point(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
+        """Where ``tensor`` lies, in the model's precision or of ``dtype``; it is kept alive."""
+        if tensor.dtype != (dtype or self.dtype):
             raise UnsupportedError(f"a weight of {tensor.dtype} in a model of {self.dtype}")
         if not tensor.is_contiguous():
             raise UnsupportedError("a matrix that does not lie row by row")
@@ -221,28 +221,34 @@ class _Writer:
         self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
     ) -> Operation:
         """A product with a layer's matrix."""
-        return self.matrix(layer.weight, layer.bias, source, target, kind, factor)
-
-    def matrix(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        source: Buffer,
-        target: Buffer,
-        kind: Kind = Kind.LINEAR,
-        factor: float = 1.0,
-    ) -> Operation:
-        """A product with ``weight`` [outer, inner]."""
-        return Operation(
+        product = Operation(
             kind=kind,
             source=source,
             target=target,
-            inner=weight.shape[1],
-            outer=weight.shape[0],
+            inner=layer.in_features,
+            outer=layer.out_features,
             factor=factor,
-            weight=self.point(weight),
-            bias=None if bias is None else self.point(bias),
+            bias=None if layer.bias is None else self.point(layer.bias),
         )
+        if isinstance(layer, Int8Linear):
+            product.variant, product.count = Weights.INT8, layer.weight.stride(0)
+            product.weight = self.point(layer.weight, torch.int8)
+            product.scales = self.point(layer.scale, torch.float32)
+        elif isinstance(layer, Int4Linear):
+            product.variant, product.count = Weights.INT4, layer.weight.stride(0)
+            product.weight = self.point(layer.weight, torch.uint8)
+            product.scales = self.point(layer.scale, torch.bfloat16)
+        else:
+            product.weight = self.point(layer.weight)
+        return product
+
+    def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
+        """The product that gives logits, with a matrix of its own or with the embedding."""
+        if lm.head is not None:
+            return self.linear(lm.head, source, target)
+        outer, inner = lm.embed.weight.shape
+        weight = self.point(lm.embed.weight)
+        return Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer, weight=weight)
 
     def add(self, source: Buffer, target: Buffer) -> Operation:
         """One buffer added to another."""

@@ -18,7 +18,7 @@ template <class T>
 constexpr int most_rows = sizeof(Acc<T>) == 8 ? 4 : 9;  // of x in a tile; double precision is for comparing
 constexpr int COLUMNS = 24;          // rows of w that take turns with one block of x; a thread's share begins at one
 constexpr long NEARBY = 2048;        // bytes of a row of x, so that a tile's stay in the first-level cache
-constexpr long PIECE = 256 * 1024;   // bytes of w that stay in the second while several tiles of x read them
+constexpr long PASS = 256 * 1024;   // bytes of w that stay in the second while several tiles of x read them
 constexpr int AHEAD = 32;            // rows of w between what is read and what is asked of memory
 
 // Rows of w in a tile with m rows of x: with 9 of them 27 sums and their operands fill 32 registers. What is measured to
@@ -26,7 +26,7 @@ constexpr int AHEAD = 32;            // rows of w between what is read and what 
 constexpr int wide_of(int m) { return m == 1 || m == 3 ? 8 : 3; }
 constexpr int MOST_GROUPS = COLUMNS / wide_of(2);
 
-inline void want(const void *p) { __builtin_prefetch(p, 0, 2); }  // soon, in the second-level cache
+inline void want_later(const void *p) { __builtin_prefetch(p, 0, 2); }  // soon, in the second-level cache
 
 // How numbers are multiplied: a vector at a time, or pairs of bfloat16 where the machine can.
 template <class T>
@@ -80,7 +80,7 @@ template <class T, int N, int M>
     };
     for (; i + S::size <= count; i += S::size, far += N * S::size * sizeof(T)) {
 #pragma GCC unroll 8
-        for (int line = 0; line < int(N * S::size * sizeof(T)); line += 64) want(far + line);
+        for (int line = 0; line < int(N * S::size * sizeof(T)); line += 64) want_later(far + line);
         add([](const T *p) { return S::get(p); });
     }
     if (i < count) add([&](const T *p) { return S::some(p, count - i); });
@@ -140,7 +140,7 @@ inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long 
     Acc<T> sums[most_rows<T> * COLUMNS];
     long far[MOST_GROUPS];
     const int tiles = (rows + most_rows<T> - 1) / most_rows<T>;
-    const long fitting = std::max<long>(1, PIECE / (COLUMNS * k * (long)sizeof(T))) * COLUMNS;
+    const long fitting = std::max<long>(1, PASS / (COLUMNS * k * (long)sizeof(T))) * COLUMNS;
     const int piece = tiles == 1 ? end - begin : std::min<long>(fitting, end - begin);
     for (int first = begin; first < end; first += piece) {
         const int last = std::min(end, first + piece);

@@ -15,6 +15,7 @@
 #include "attention.h"
 #include "ending.h"
 #include "noise.h"
+#include "quantised.h"
 #include "sampling.h"
 
 namespace paceline {
@@ -211,10 +212,18 @@ class Forward {
     template <class Row>
     void linear(const Operation &op, const T *x, long ldx, int rows, int thread, Row &&row, Acc<T> divisor) {
         const Share columns(op.outer, COLUMNS, thread, threads_);
-        multiply((const T *)op.weight, op.inner, columns.begin, columns.end, x, ldx, rows, op.inner,
-                 [&](int m, int n, auto count, const Acc<T> *sums) {
-                     put<T, decltype(count)::value>(op, row(m), n, sums, divisor);
-                 });
+        auto give = [&](int m, int n, auto count, const Acc<T> *sums) {
+            put<T, decltype(count)::value>(op, row(m), n, sums, divisor);
+        };
+        if (op.variant == INT8) {
+            const Bytes w{(const int8_t *)op.weight, (const float *)op.scales, op.count};
+            return multiply_small<T>(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
+        }
+        if (op.variant == INT4) {
+            const Nibbles w{(const uint8_t *)op.weight, (const uint32_t *)op.scales, op.count, op.count / Nibbles::BLOCK_BYTES};
+            return multiply_small<T>(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
+        }
+        multiply((const T *)op.weight, op.inner, columns.begin, columns.end, x, ldx, rows, op.inner, give);
     }
 
     void attend(int layer, int first, int size, Attention<T> &attention, int thread) {

@@ -8,18 +8,19 @@ namespace paceline {
 
 enum Kind : int64_t { NORM, LINEAR, LINEAR_ADD, GATE, ACTIVATE, ADD, TURN, ATTEND };
 enum NormVariant : int64_t { RMS, RMS_LATE, RMS_OFFSET, LAYER };
+enum Weights : int64_t { FLOATS, INT8, INT4 };
 enum Activation : int64_t { SILU, GELU, GELU_TANH, RELU };
 enum Buffer : int64_t { STREAM, NORMED, HEADS, ATTENDED, INNER, GATED, ASIDE, NUM_BUFFERS };
 enum HeadMode : int64_t { HEAD_NONE, HEAD_LAST, HEAD_ALL };
 
-// One operation on every row of a buffer.
+// One operation on every row of a buffer. The variant is one of a norm, of an activation or of a matrix's weights.
 struct Operation {
     int64_t kind, variant;
     int64_t source, target;  // buffers
     int64_t inner, outer;    // numbers read and written per row, or per head
     int64_t count, offset;   // heads of a norm, and where in the row the first begins
     double eps, factor;
-    const void *weight, *bias;
+    const void *weight, *bias, *scales;  // of integers: count bytes from row to row
 };
 
 struct Model {

@@ -1,0 +1,78 @@
+"""Products with integers: the kernel's numbers against the eager decoder's, and the same bits in any company."""
+
+import pytest
+import torch
+
+from paceline.models.cpu.runtime import CpuDecoder
+from paceline.models.quantised import SCHEMES
+from tests.models.cpu.models import quantised
+from tests.models.cpu.test_invariance import chain, one_by_one
+from tests.models.cpu.test_kernel import TOLERANCE, calls
+from tests.models.layouts import texts
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+LAYOUTS = ("grouped", "tied", "head-dim", "gpt2-inner-untied", "qwen3-bias", "gpt_neox", "olmo2", "granite-bias")
+FEW = ("grouped", "gpt2-inner-untied")
+
+pytestmark = pytest.mark.parametrize("quantization", SCHEMES)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_call_gives_the_eager_numbers(layout, dtype, quantization):
+    lm = quantised(layout, dtype, quantization)
+    for own, eager in zip(calls(CpuDecoder(lm)), calls(lm), strict=True):
+        scale = max(1.0, float(eager.abs().max()))
+        assert float((own - eager).abs().max()) <= TOLERANCE[dtype] * scale
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bfloat16_is_as_near_to_exact_numbers_as_the_eager_decoder(layout, quantization):
+    rounded, exact = (
+        quantised(layout, dtype, quantization, torch.bfloat16) for dtype in (torch.bfloat16, torch.float64)
+    )
+    ideal = calls(exact)
+    whole = [(own - number).norm() for own, number in zip(calls(CpuDecoder(rounded)), ideal, strict=True)]
+    eager = [(own - number).norm() for own, number in zip(calls(rounded), ideal, strict=True)]
+    assert float(torch.stack(whole).norm()) <= 1.25 * float(torch.stack(eager).norm())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", FEW)
+def test_a_token_has_the_same_bits_alone_in_a_text_and_in_a_batch(layout, dtype, quantization):
+    model = CpuDecoder(quantised(layout, dtype, quantization))
+    tokens = texts(7, 9)
+    alone = one_by_one(model, tokens[:1])
+    together = model(chain(tokens), model.new_cache(7, 16).view()).logits  # more rows than are laid out at once
+    for row in range(7):
+        text = model(chain(tokens[row : row + 1]), model.new_cache(1, 32).view()).logits
+        assert torch.equal(together[row], text[0])
+    assert torch.equal(together[0], alone[0])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_number_of_rows_gives_the_same_bits(dtype, quantization):
+    model = CpuDecoder(quantised("grouped", dtype, quantization))
+    tokens = texts(1, 60)
+    whole = model(chain(tokens), model.new_cache(1, 64).view()).logits
+    for length in (*range(1, 21), 47, 48, 49, 53):
+        assert torch.equal(model(chain(tokens[:, :length]), model.new_cache(1, 64).view()).logits, whole[:, :length])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_change_nothing(dtype, quantization):
+    model = CpuDecoder(quantised("grouped", dtype, quantization))
+    tokens, threads = texts(3, 20), torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(model(chain(tokens), model.new_cache(3, 32).view()).logits)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
