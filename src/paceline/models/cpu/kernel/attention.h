@@ -66,12 +66,16 @@ inline void turn_and_write(const Model &model, const Call &call, const Operation
     }
 }
 
+constexpr int SLOTS_AHEAD = 64;  // between what is mixed and what is asked of memory
+
 // acc[m] += weights[m][s] * values of slot s, over the slots that at(s) names.
 template <class T, int M, int W, class At>
 inline void mix_tile(const Acc<T> *weights, long ldw, int begin, int end, const T *values, long step, int e, int size,
                      Vec<T> (&acc)[M][W], At &&at) {
     for (int s = begin; s < end; s++) {
         const T *row = values + at(s) * step + e;
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) want_later(row + SLOTS_AHEAD * step + w * lanes<T>);
 #pragma GCC unroll 4
         for (int w = 0; w < W; w++) {
             Vec<T> v = load_piece(row + w * lanes<T>, std::min(lanes<T>, size - e - w * lanes<T>));

@@ -19,7 +19,7 @@ constexpr int most_rows = sizeof(Acc<T>) == 8 ? 4 : 9;  // of x in a tile; doubl
 constexpr int COLUMNS = 24;          // rows of w that take turns with one block of x; a thread's share begins at one
 constexpr long NEARBY = 2048;        // bytes of a row of x, so that a tile's stay in the first-level cache
 constexpr long PASS = 256 * 1024;   // bytes of w that stay in the second while several tiles of x read them
-constexpr int AHEAD = 32;            // rows of w between what is read and what is asked of memory
+constexpr long AHEAD = 64 * 1024;    // bytes between what is read and what is asked of memory
 
 // Rows of w in a tile with m rows of x: with 9 of them 27 sums and their operands fill 32 registers. What is measured to
 // read fastest, and a divisor of COLUMNS.
@@ -56,9 +56,9 @@ struct Sums {
 };
 
 // Adds one block, count numbers of N rows of w and M rows of x, to sums; after the last one out[m * N + n] has them.
-// On the way it asks for as many bytes at far.
+// On the way it asks for as many of the N rows at far.
 template <class T, int N, int M>
-[[gnu::noinline]] void tile(const T *w, long ldw, const T *x, long ldx, int count, const char *far, Sums<T, N, M> &sums,
+[[gnu::noinline]] void tile(const T *w, long ldw, const T *x, long ldx, int count, const T *far, Sums<T, N, M> &sums,
                             bool first, bool last, Acc<T> *out) {
     using S = Step<T>;
     Vec<T> acc[M][N];
@@ -78,9 +78,9 @@ template <class T, int N, int M>
             for (int n = 0; n < N; n++) acc[m][n] = S::add(acc[m][n], wide[n], row);
         }
     };
-    for (; i + S::size <= count; i += S::size, far += N * S::size * sizeof(T)) {
+    for (; i + S::size <= count; i += S::size) {
 #pragma GCC unroll 8
-        for (int line = 0; line < int(N * S::size * sizeof(T)); line += 64) want_later(far + line);
+        for (int n = 0; n < N; n++) want_later(far + n * ldw + i);
         add([](const T *p) { return S::get(p); });
     }
     if (i < count) add([&](const T *p) { return S::some(p, count - i); });
@@ -115,7 +115,7 @@ template <class T, int N, int M>
         for (int g = 0; g < groups; g++) {
             const bool last = at + block >= k;
             tile<T, N, M>(all + (n + g * N) * ldw + at, ldw, x + at, ldx, std::min(block, k - at),
-                          (const char *)(all + far[g] * ldw + at * N), sums[g], at == 0, last, out);
+                          all + far[g] * ldw + at, sums[g], at == 0, last, out);
             if (!last) continue;
             for (int m = 0; m < M; m++)
                 for (int j = 0; j < N; j++) rows[m * COLUMNS + g * N + j] = out[m * N + j];
@@ -139,6 +139,7 @@ template <class T, class Put>
 inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
     Acc<T> sums[most_rows<T> * COLUMNS];
     long far[MOST_GROUPS];
+    const long ahead = std::clamp<long>(AHEAD / (k * (long)sizeof(T)), 32, 256);
     const int tiles = (rows + most_rows<T> - 1) / most_rows<T>;
     const long fitting = std::max<long>(1, PASS / (COLUMNS * k * (long)sizeof(T))) * COLUMNS;
     const int piece = tiles == 1 ? end - begin : std::min<long>(fitting, end - begin);
@@ -153,7 +154,7 @@ inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long 
                 const int count = std::min(COLUMNS, last - n), groups = count / wide;
                 for (int g = 0; g < groups; g++) {
                     const int row = n + g * wide, turn = (row - first) / wide;
-                    far[g] = tiles == 1 ? row + AHEAD : turn % tiles ? row : share + (row - first) / tiles;
+                    far[g] = tiles == 1 ? row + ahead : turn % tiles ? row : share + (row - first) / tiles;
                 }
                 if (groups) take(w, ldw, n, groups, x + m * ldx, ldx, k, far, sums);
                 for (long left = groups * wide; left < count; left++) {
