@@ -9,12 +9,11 @@ from contextlib import AbstractContextManager
 import torch
 
 from paceline.core.admission import Admission, Prefix
-from paceline.core.batch import Batch, Report, Request
+from paceline.core.batch import Report, Request
 from paceline.core.clock import Clock, NoClock, Phase
 from paceline.core.host import integers
-from paceline.core.noise import Noise, Philox
+from paceline.core.parts import Parts
 from paceline.core.plan import Plan
-from paceline.core.stats import Stats
 from paceline.core.tree import Draw
 from paceline.drafters.base import Drafter, Setting
 from paceline.models.base import LM, Head
@@ -38,7 +37,7 @@ class Decoder:
         plan: Plan,
         rows: int,
         max_length: int,
-        noise: Noise | None = None,
+        parts: Parts | None = None,
         clock: Clock | None = None,
     ) -> None:
         if rows < 1:
@@ -48,14 +47,14 @@ class Decoder:
                 f"max_length={max_length} is beyond the target's context of {target.max_positions} tokens; "
                 "shorten the prompts or lower max_tokens"
             )
-        depth = plan.max_draft_tokens
+        depth, parts = plan.max_draft_tokens, parts or Parts()
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
-        self.batch = Batch(
-            rows=rows, max_length=max_length, max_depth=depth, noise=noise or Philox(), device=target.device
+        self.batch = parts.batch(
+            rows=rows, max_length=max_length, max_depth=depth, noise=parts.noise, device=target.device
         )
         self.clock = clock or NoClock()
         self.cache = target.new_cache(rows, max_length + drafter.max_nodes(depth)).view()
-        self.stats = Stats(rows, depth, target.device)
+        self.stats = parts.stats(rows, depth, target.device)
         drafter.start(
             Setting(
                 rows=rows,

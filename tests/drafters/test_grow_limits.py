@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.core.batch import Finish
+from paceline.core.parts import Parts
 from paceline.core.tree import Draw
 from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
@@ -156,7 +157,7 @@ def test_a_padded_vocabulary_is_cut_or_filled_though_it_be_narrower_than_the_tre
 @every_case
 def test_no_own_noise_is_consumed_twice(name, draw):
     noise = Ledger()
-    decoder = decoder_for(noisy(name, draw), "coupled", k=3, rows=len(PROMPTS), noise=noise)
+    decoder = decoder_for(noisy(name, draw), "coupled", k=3, rows=len(PROMPTS), parts=Parts(noise=noise))
     decoder.admit(requests(1.0, max_tokens=16), range(len(PROMPTS)))
     finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
     own = [entry for entry in noise.used if entry[0] != 0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.parts import Parts
 from paceline.core.plan import Fixed
 from paceline.decode import Decoder
 from tests.harness import request
@@ -45,7 +46,7 @@ def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **sampl
             plan=Fixed(k),
             rows=len(weights),
             max_length=len(PROMPT) + length + k + 2,
-            noise=Enumerator(scripts),
+            parts=Parts(noise=Enumerator(scripts)),
         )
         asked = request(list(PROMPT), max_tokens=length + k + 2, **sampling)
         decoder.admit([asked] * len(weights), range(len(weights)))

@@ -10,7 +10,7 @@ import torch
 
 from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier
 from paceline.api.continuation import Continuation, Criterion
-from paceline.api.loading import Loaded, noise_of, runnable
+from paceline.api.loading import Loaded, parts_of, runnable
 from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
@@ -103,7 +103,7 @@ class Engine:
             plan=self._watch or plan,
             rows=batch_size,
             max_length=length,
-            noise=noise_of(target),
+            parts=parts_of(target),
             clock=clock,
         )
         self._scheduler = Scheduler(decoder=self.decoder, clock=clock, watch=self._watch)

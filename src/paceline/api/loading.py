@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.core.noise import Noise, Philox
-from paceline.engine.static import fastest, noise_for
+from paceline.core.parts import Parts
+from paceline.engine.static import fastest, parts_for
 from paceline.models import adopt, hf, hf_files, hub, loading
 from paceline.models.adopt import TransformersModel
 from paceline.models.base import LM
@@ -101,9 +101,9 @@ def load(
     return loaded
 
 
-def noise_of(loaded: Loaded) -> Noise:
-    """The noise that texts of this model are drawn with; the same numbers however they are made."""
-    return Philox() if loaded.enforce_eager else noise_for(loaded.lm.device)
+def parts_of(loaded: Loaded) -> Parts:
+    """What surrounds the model in a step: the fastest there is, unless ``enforce_eager`` keeps from it."""
+    return Parts() if loaded.enforce_eager else parts_for(loaded.lm.device)
 
 
 def runnable(loaded: Loaded) -> LM:

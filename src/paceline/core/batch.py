@@ -17,7 +17,7 @@ from paceline.core.sampling import Sampling, SamplingState
 from paceline.core.tree import NoDraft, Outcome, Tree
 
 MAX_STOP_TOKENS = 8
-_HEAD = 6  # columns of a report before its tokens
+REPORT_HEAD = 6  # columns of a report before its tokens
 
 
 class Finish(IntEnum):
@@ -75,7 +75,7 @@ class Batch:
         self.stop = integers(rows, MAX_STOP_TOKENS, fill=-1)
         self.finish = integers(rows)
         self.active = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.report = integers(rows, _HEAD + 2 * (max_depth + 1))
+        self.report = integers(rows, REPORT_HEAD + 2 * (max_depth + 1))
         self.step_logprobs: StepLogprobs | None = None  # of the last step, where a row wants them
         self._flag()
 
@@ -222,9 +222,9 @@ class Batch:
         children = ((tree.parents == ends) & tree.valid).any(-1)
         origin = tree.origin.gather(1, torch.nn.functional.pad(outcome.path, (0, 1)).clamp(min=0))
         head = (num, torch.minimum(accepted, num), tree.valid.sum(-1) - 1, self.finish, (~children).long(), blame)
-        width, ends = tree.max_depth + 1, _HEAD + self.max_depth + 1
-        self.report[:, :_HEAD].copy_(torch.stack(head, dim=1))
-        self.report[:, _HEAD : _HEAD + width].copy_(emitted)
+        width, ends = tree.max_depth + 1, REPORT_HEAD + self.max_depth + 1
+        self.report[:, :REPORT_HEAD].copy_(torch.stack(head, dim=1))
+        self.report[:, REPORT_HEAD : REPORT_HEAD + width].copy_(emitted)
         self.report[:, ends : ends + width].copy_(origin)
 
 
@@ -233,14 +233,14 @@ class Report:
 
     def __init__(self, batch: Batch) -> None:
         rows = table(batch.report)
-        ends = _HEAD + batch.max_depth + 1
+        ends = REPORT_HEAD + batch.max_depth + 1
         self.num = [row[0] for row in rows]  # tokens emitted per row
         self.accepted = [row[1] for row in rows]  # of them, drafted
         self.drafted = [max(0, row[2]) for row in rows]  # proposed
         self.finish = [Finish(row[3]) for row in rows]
         self.bonus = [bool(row[4]) for row in rows]  # the last own token followed a whole draft
         self.no_draft = [NoDraft(row[5]) for row in rows]
-        self.tokens = [row[_HEAD : _HEAD + row[0]] for row in rows]
+        self.tokens = [row[REPORT_HEAD : REPORT_HEAD + row[0]] for row in rows]
         self.origin = [row[ends : ends + row[0]] for row in rows]  # of drafted tokens, which drafter
         asked = [request.logprobs if request is not None else None for request in batch.requests]
         self.logprobs: list[list[Chosen]] = (

@@ -1,4 +1,4 @@
-"""Which implementation of a model's forward and of noise the steps run: the fastest there is, the eager one at worst.
+"""Which implementation of a forward and of what surrounds it a step runs: the fastest there is, the plain one at worst.
 
 The only place that knows there is more than one. Every fast path gives what the eager decoder gives.
 """
@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.core.noise import Noise, Philox
+from paceline.core.parts import Parts
 from paceline.models.base import LM
 from paceline.models.cpu.build import KernelError, load_kernel
+from paceline.models.cpu.ending import CpuBatch, CpuStats
 from paceline.models.cpu.noise import CpuNoise
 from paceline.models.cpu.product import multiply
 from paceline.models.cpu.program import DTYPES, UnsupportedError
@@ -48,15 +49,15 @@ def product_for(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, T
     return multiply
 
 
-def noise_for(device: torch.device) -> Noise:
-    """The noise of real runs, by the fastest way to the same words."""
+def parts_for(device: torch.device) -> Parts:
+    """Everything of a step but its models, by the fastest way to the same texts."""
     if device.type != "cpu":
-        return Philox()
+        return Parts()
     try:
-        return CpuNoise()
+        return Parts(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)
     except KernelError as error:
         _warn(str(error))
-        return Philox()
+        return Parts()
 
 
 @cache

@@ -2,8 +2,6 @@ import pytest
 import torch
 
 from paceline.core.noise import Key, Philox, Stream
-from paceline.engine.static import noise_for
-from paceline.models.cpu.build import KernelError
 from paceline.models.cpu.noise import CpuNoise
 
 COUNTS = (1, 2, 3, 4, 5, 63, 64, 65, 127, 4097)
@@ -48,12 +46,3 @@ def test_the_compiler_sees_plain_operations():
     compiled = torch.compile(lambda: CpuNoise.bits(noise, key, 5), fullgraph=True, backend="eager")
     noise = CpuNoise()
     assert torch.equal(compiled(), Philox().bits(key, 5))
-
-
-def test_a_machine_without_a_compiler_has_plain_noise(monkeypatch):
-    def fail():
-        raise KernelError("no C++ compiler")
-
-    assert type(noise_for(torch.device("cpu"))) is CpuNoise
-    monkeypatch.setattr("paceline.engine.static.CpuNoise", fail)
-    assert type(noise_for(torch.device("cpu"))) is Philox

@@ -16,7 +16,7 @@ from paceline.core.sampling import Sampling
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.grow.topology import TopologyGrower
-from paceline.engine.static import noise_for
+from paceline.engine.static import parts_for
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
@@ -135,7 +135,9 @@ class Prepared:
     def _batch(self, temperature: float) -> Batch:
         rows, depth = self.cell.num_rows, self.cell.shape.topology.depth
         limit = depth + 1
-        batch = Batch(rows=rows, max_length=len(PROMPT) + limit, max_depth=depth, noise=noise_for(CPU), device=CPU)
+        batch = Batch(
+            rows=rows, max_length=len(PROMPT) + limit, max_depth=depth, noise=parts_for(CPU).noise, device=CPU
+        )
         options = [Sampling(temperature=temperature, seed=row) for row in range(rows)]
         batch.admit(range(rows), [Request(tokens=PROMPT, max_tokens=limit, sampling=one) for one in options])
         return batch

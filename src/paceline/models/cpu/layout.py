@@ -92,3 +92,37 @@ class Call(Structure):
         ("num_taps", c_int64),
         ("logits", c_void_p),
     ]
+
+
+class Rows(Structure):
+    """Values of every row of texts, the rows ``step`` apart."""
+
+    _fields_ = [("data", c_void_p), ("step", c_int64)]
+
+
+class Texts(Structure):
+    """The texts in progress (core/batch)."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "rows width stops max_depth head".split()),
+        *((name, c_void_p) for name in "tokens length limit steps num_draft stop finish report active".split()),
+    ]
+
+
+class Decision(Structure):
+    """What was drafted and what was decided of it (core/tree)."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "nodes depth blame".split()),
+        *((name, Rows) for name in "tokens parents levels valid origin path".split()),
+        *((name, c_void_p) for name in "committed next num".split()),
+    ]
+
+
+class Counters(Structure):
+    """What is counted (core/stats)."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "rows max_depth".split()),
+        *((name, c_void_p) for name in "steps emitted drafted accepted".split()),
+    ]

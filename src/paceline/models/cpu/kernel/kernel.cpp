@@ -13,6 +13,7 @@
 #endif
 
 #include "attention.h"
+#include "ending.h"
 #include "noise.h"
 
 namespace paceline {
@@ -288,4 +289,10 @@ extern "C" void paceline_uniforms_float32(int64_t keys, int64_t count, const int
 extern "C" void paceline_uniforms_float64(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag,
                                           double *out, int64_t threads) {
     paceline::uniforms(keys, count, fields, tag, out, threads);
+}
+extern "C" void paceline_extend(const paceline::Texts *texts, const paceline::Decision *decision) {
+    paceline::extend(*texts, *decision);
+}
+extern "C" void paceline_record(const paceline::Counters *counters, const paceline::Decision *decision) {
+    paceline::record(*counters, *decision);
 }

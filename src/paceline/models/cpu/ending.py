@@ -1,0 +1,99 @@
+"""How a step ends, as one call of the kernel for the texts and one for the counters; what is written is the same.
+
+R rows, N nodes, D depth of the tree.
+"""
+
+import ctypes
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.core.batch import REPORT_HEAD, Batch
+from paceline.core.noise import Noise
+from paceline.core.stats import Stats
+from paceline.core.tree import Outcome, Tree
+from paceline.models.cpu.build import load_kernel
+from paceline.models.cpu.layout import Counters, Decision, Rows, Texts
+
+
+@final
+class CpuBatch(Batch):
+    """A batch on the CPU whose texts grow by the kernel. Raises KernelError where it cannot be built."""
+
+    def __init__(self, *, rows: int, max_length: int, max_depth: int, noise: Noise, device: torch.device) -> None:
+        super().__init__(rows=rows, max_length=max_length, max_depth=max_depth, noise=noise, device=device)
+        self._run = load_kernel().paceline_extend
+        self._run.restype = None
+        self._texts = Texts(
+            rows=rows,
+            width=self.tokens.shape[1],
+            stops=self.stop.shape[1],
+            max_depth=max_depth,
+            head=REPORT_HEAD,
+            tokens=self.tokens.data_ptr(),
+            length=self.length.data_ptr(),
+            limit=self.limit.data_ptr(),
+            steps=self.steps.data_ptr(),
+            num_draft=self.num_draft.data_ptr(),
+            stop=self.stop.data_ptr(),
+            finish=self.finish.data_ptr(),
+            report=self.report.data_ptr(),
+            active=self.active.data_ptr(),
+        )
+
+    def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
+        """As the plain one; traced by a compiler it is the plain one."""
+        if torch.compiler.is_compiling():
+            return super().extend(tree, outcome)
+        num = torch.empty_like(outcome.num_committed)
+        decision, held = _decide(tree, outcome, num)
+        self._run(ctypes.byref(self._texts), ctypes.byref(decision))
+        del held
+        return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
+
+
+@final
+class CpuStats(Stats):
+    """Counters on the CPU that the kernel adds up."""
+
+    def __init__(self, rows: int, max_depth: int, device: torch.device) -> None:
+        super().__init__(rows, max_depth, device)
+        self._run = load_kernel().paceline_record
+        self._run.restype = None
+        self._counters = Counters(
+            rows=rows,
+            max_depth=max_depth,
+            steps=self.steps.data_ptr(),
+            emitted=self.emitted.data_ptr(),
+            drafted=self.drafted.data_ptr(),
+            accepted=self.accepted.data_ptr(),
+        )
+
+    def record(self, tree: Tree, outcome: Outcome) -> None:
+        """As the plain one; traced by a compiler it is the plain one."""
+        if torch.compiler.is_compiling():
+            return super().record(tree, outcome)
+        decision, held = _decide(tree, outcome, outcome.num_committed)
+        self._run(ctypes.byref(self._counters), ctypes.byref(decision))
+        del held
+
+
+def _decide(tree: Tree, outcome: Outcome, num: Tensor) -> tuple[Decision, list[Tensor]]:
+    """What was drafted and decided, and the tensors that it points to."""
+    fields = (tree.tokens, tree.parents, tree.depth, tree.valid, tree.origin, outcome.path)
+    held = [field if field.stride(-1) == 1 or field.shape[-1] <= 1 else field.contiguous() for field in fields]
+    rows = [Rows(field.data_ptr(), field.stride(0)) for field in held]
+    committed, following = outcome.num_committed.contiguous(), outcome.next.contiguous()
+    return (
+        Decision(
+            tree.num_nodes,
+            tree.max_depth,
+            int(tree.blame),
+            *rows,
+            committed.data_ptr(),
+            following.data_ptr(),
+            num.data_ptr(),
+        ),
+        [*held, committed, following],
+    )

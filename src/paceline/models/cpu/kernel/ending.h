@@ -1,0 +1,96 @@
+// How a step ends: core/batch.py's extend and core/stats.py's record, row by row. models/cpu/layout.py has the same fields.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace paceline {
+
+struct Rows {  // int64 or bool values, a step apart per row of texts
+    const void *data;
+    int64_t step;
+    int64_t whole(int64_t row, int64_t at) const { return ((const int64_t *)data)[row * step + at]; }
+    bool flag(int64_t row, int64_t at) const { return ((const uint8_t *)data)[row * step + at]; }
+};
+
+struct Texts {
+    int64_t rows, width, stops, max_depth, head;
+    int64_t *tokens, *length, *limit, *steps, *num_draft, *stop, *finish, *report;
+    uint8_t *active;
+};
+
+struct Decision {
+    int64_t nodes, depth, blame;
+    Rows tokens, parents, levels, valid, origin, path;
+    const int64_t *committed, *next;
+    int64_t *num;  // written: committed, clipped
+};
+
+struct Counters {
+    int64_t rows, max_depth;
+    int64_t *steps, *emitted, *drafted, *accepted;
+};
+
+enum Finish { RUNNING, STOP, LENGTH };
+enum NoDraft { DRAFTED, OFF, CAPPED, LIMIT };
+
+inline void extend(const Texts &t, const Decision &d) {
+    for (int64_t row = 0; row < t.rows; row++) {
+        const int64_t committed = d.committed[row], accepted = committed - 1, length = t.length[row], limit = t.limit[row];
+        const int64_t *stop = t.stop + row * t.stops;
+        const auto node = [&](int64_t at) {  // of the token at this place, the root where none was drafted
+            return at < d.depth ? std::max<int64_t>(d.path.whole(row, at), 0) : 0;
+        };
+        const auto emitted = [&](int64_t at) {
+            return at == accepted ? d.next[row] : d.tokens.whole(row, node(at));
+        };
+        int64_t until = committed;
+        bool stops = false;
+        for (int64_t at = 0; at <= d.depth && at < committed && !stops; at++) {
+            stops = std::find(stop, stop + t.stops, emitted(at)) != stop + t.stops;
+            if (stops) until = at + 1;
+        }
+        const bool active = t.active[row];
+        const int64_t num = active ? std::min(until, limit - length) : 0;
+        const bool stopped = stops && until <= num, full = length + num >= limit;
+        int64_t drafted = -1;
+        for (int64_t n = 0; n < d.nodes; n++) drafted += d.valid.flag(row, n);
+        int64_t blame = d.nodes == 1 ? d.blame : limit - length <= 1 ? LIMIT : d.blame;
+        if (d.nodes > 1 && t.num_draft[row] == 0) blame = CAPPED;
+        if (drafted > 0) blame = DRAFTED;
+        const int64_t leaf = accepted > 0 ? d.path.whole(row, accepted - 1) : 0;
+        bool children = false;
+        for (int64_t n = 0; n < d.nodes; n++) children |= d.valid.flag(row, n) && d.parents.whole(row, n) == leaf;
+
+        for (int64_t at = 0; at < num; at++) t.tokens[row * t.width + length + at] = emitted(at);
+        t.length[row] += num;
+        t.steps[row] += 1;  // of idle rows too: no key is used twice
+        if (active) t.finish[row] = stopped ? STOP : full ? LENGTH : RUNNING;
+        t.active[row] = active && t.finish[row] == RUNNING;
+        d.num[row] = num;
+
+        int64_t *report = t.report + row * (t.head + 2 * (t.max_depth + 1));
+        const int64_t head[] = {num, std::min(accepted, num), drafted, t.finish[row], !children, blame};
+        std::copy(head, head + t.head, report);
+        for (int64_t at = 0; at <= d.depth; at++) {
+            report[t.head + at] = emitted(at);
+            report[t.head + t.max_depth + 1 + at] = d.origin.whole(row, node(at));
+        }
+    }
+}
+
+inline void record(const Counters &c, const Decision &d) {
+    for (int64_t row = 0; row < c.rows; row++) {
+        const int64_t num = d.committed[row];
+        c.steps[row] += num > 0;
+        c.emitted[row] += num;
+        for (int64_t at = 0; at < d.depth; at++) {
+            bool drafted = false;
+            for (int64_t n = 0; n < d.nodes; n++) drafted |= d.valid.flag(row, n) && d.levels.whole(row, n) == at + 1;
+            c.drafted[row * c.max_depth + at] += drafted;
+            c.accepted[row * c.max_depth + at] += d.path.whole(row, at) >= 0 && at < num;
+        }
+    }
+}
+
+}  // namespace paceline
