@@ -18,7 +18,7 @@ from paceline.core.sampling import Sampling
 from paceline.core.tree import Draw, Tree
 from paceline.decode import Decoder
 from paceline.drafters.base import StatelessDrafter
-from paceline.engine.static import noise_for
+from paceline.engine.static import parts_for
 from paceline.models.base import LM, Head
 from paceline.verifiers import VERIFIERS
 
@@ -126,7 +126,7 @@ class Prepared:
             plan=Fixed(depth),
             rows=point.rows,
             max_length=length,
-            noise=noise_for(target.device),
+            parts=parts_for(target.device),
         )
         rows = range(point.rows)
         text = [token % target.vocab_size for token in range(point.context)]
