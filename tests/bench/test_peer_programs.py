@@ -245,10 +245,10 @@ def test_without_a_draft_nobody_drafts_with_one(tmp_path, setting):
     assert llama(tmp_path, alone).ways.drafting == ("llama.cpp-lookup",)
 
 
-def test_threads_have_a_core_each():
+def test_threads_have_a_core_each(tmp_path, setting):
     assert first_cores((3, 1, 2), 2) == (1, 2)
     with pytest.raises(ValueError, match=r"4 threads on 2 cores.*give --threads 2"):
-        first_cores((0, 1), 4)
+        vllm(tmp_path, replace(setting, num_threads=4))
 
 
 def test_who_took_part_is_kept_and_versions_do_not_mix(tmp_path, setting):

@@ -143,7 +143,7 @@ class Vllm:
 
 
 def find(python: Path | None, setting: Setting) -> Vllm | Missing:
-    """vLLM under ``python``, or why it is not there."""
+    """vLLM under ``python``, or why it is not there. Raises ValueError for more threads than cores."""
     if setting.device.type != "cpu":
         return Missing(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
     if str(setting.dtype) not in DTYPES:
@@ -157,6 +157,7 @@ def find(python: Path | None, setting: Setting) -> Vllm | Missing:
         return Missing(name=VLLM, reason=f"{python} is no Python that runs ({error}); {HOW_TO}")
     if answer["version"] is None:
         return Missing(name=VLLM, reason=f"{python} has no vLLM; {HOW_TO}")
+    first_cores(setting.cores, setting.num_threads)
     return Vllm(python=python, setting=setting, version=answer["version"], preload=answer["preload"])
 
 
