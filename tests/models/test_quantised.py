@@ -9,6 +9,7 @@ import torch
 
 from paceline import SamplingParams, generate, load
 from paceline.api import embedded_pair, total
+from paceline.cli import run
 from paceline.models.quantised import SCHEMES, quantise
 from tests import tiny
 from tests.api.checkpoints import config_of, pair, without_tokenizer
@@ -190,3 +191,29 @@ def test_a_process_holds_half_the_bytes(quantization, tmp_path):
         resident.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     # torchao itself takes some tens of megabytes.
     assert resident[0] - resident[1] >= weights * (1 - BITS[quantization] / 16) - (100 << 20)
+
+
+def test_the_command_line_asks_for_it(capsys, quantization):
+    words = [
+        "generate",
+        "--model",
+        str(pair().target),
+        "--dtype",
+        "bfloat16",
+        "--device",
+        "cpu",
+        "--max-tokens",
+        "8",
+        "def",
+    ]
+    assert run([*words, "--quantization", quantization]) == 0
+    plain = capsys.readouterr().out
+    drafting = ["--draft", str(pair().draft), "--draft-quantization", quantization]
+    assert run([*words, "--quantization", quantization, *drafting]) == 0
+    assert capsys.readouterr().out == plain
+    for options, complaint in (
+        (["--quantization", "int3"], "--quantization int3: known are int8, int4"),
+        (["--draft-quantization", quantization], f"--draft-quantization {quantization}: it needs a draft model"),
+    ):
+        assert run([*words, *options]) != 0
+        assert complaint in capsys.readouterr().err

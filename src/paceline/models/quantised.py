@@ -89,7 +89,7 @@ class Int4Linear(nn.Linear):
         """``weight`` [N, K] as torchao rounds it, by the names of this layer's own tensors."""
         torchao = load_torchao()
         filled = F.pad(weight.bfloat16(), (0, -weight.shape[1] % PACKED))
-        found = torchao.IntxUnpackedToInt8Tensor.from_hp(filled, (1, GROUP), torch.int4)
+        found = torchao.IntxUnpackedToInt8Tensor.from_hp(filled, (1, GROUP), torch.int4)  # type: ignore[attr-defined]
         nibbles = (found.qdata.to(torch.int32) + 8).unflatten(1, (-1, 4, PACKED // 4))
         shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=weight.device)[:, None]
         words = (nibbles << shifts).sum(2).to(torch.int16).flatten(1)

@@ -5,13 +5,13 @@
 // it. Rows of w are filled up with zeros to whole blocks.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "dots.h"
 
 namespace paceline {
 
-constexpr int MOST_AT_ONCE = 6;   // rows of x in one tile
 constexpr int PANEL = 48;         // rows of x that are laid out at once
 constexpr int TILES_AHEAD = 8;    // between what is read and what is asked of memory
 constexpr long PIECE = 64 * 1024;  // bytes of decoded w that stay near while several tiles of x read them
@@ -59,6 +59,7 @@ struct WideRows<T, Bytes> {
     using Part = Vec<T>;
     Bytes w;
     static constexpr bool LIES = false;
+    static constexpr int MOST = 2;  // rows of x in one tile
     explicit WideRows(const Bytes &bytes) : w(bytes) {}
     WideRows from(int n) const { return WideRows(w.from(n)); }
     inline void get(int n, int block, Part (&out)[PARTS]) const {
@@ -79,6 +80,7 @@ struct WideRows<T, Nibbles> {
     using Part = Vec<T>;
     Nibbles w;
     static constexpr bool LIES = false;
+    static constexpr int MOST = 2;  // rows of x in one tile
     explicit WideRows(const Nibbles &nibbles) : w(nibbles) {}
     WideRows from(int n) const { return WideRows(w.from(n)); }
     inline void get(int n, int block, Part (&out)[PARTS]) const {
@@ -135,6 +137,7 @@ struct PairedBytes {
         }
     }
     static constexpr bool LIES = false;
+    static constexpr int MOST = 6;
     PairedBytes from(int n) const {
         PairedBytes later = *this;
         later.w = w.from(n);
@@ -170,6 +173,7 @@ struct PairedNibbles {
     Nibbles w;
     __m512 steps;
     static constexpr bool LIES = false;
+    static constexpr int MOST = 6;
     explicit PairedNibbles(const Nibbles &nibbles)
         : w(nibbles), steps(_mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7)) {}
     PairedNibbles from(int n) const {
@@ -207,6 +211,7 @@ struct Decoded {
     const bf16 *data;
     long stride;  // numbers
     static constexpr bool LIES = true;
+    static constexpr int MOST = 6;
     Decoded from(int n) const { return {data + n * stride, stride}; }
     inline void get(int n, int block, Part (&out)[PARTS]) const {
 #pragma GCC unroll 4
@@ -288,16 +293,13 @@ template <class T, int N, int M, class R>
     }
 }
 
-template <class T, class R>
-inline void four_by(int m, const R &rows, int first, const T *x, long ldx, int blocks, const char *far, long stride, long step, Acc<T> *out) {
-    switch (m) {
-        case 1: return small_tile<T, 4, 1>(rows, first, x, ldx, blocks, far, stride, step, out);
-        case 2: return small_tile<T, 4, 2>(rows, first, x, ldx, blocks, far, stride, step, out);
-        case 3: return small_tile<T, 4, 3>(rows, first, x, ldx, blocks, far, stride, step, out);
-        case 4: return small_tile<T, 4, 4>(rows, first, x, ldx, blocks, far, stride, step, out);
-        case 5: return small_tile<T, 4, 5>(rows, first, x, ldx, blocks, far, stride, step, out);
-        default: return small_tile<T, 4, 6>(rows, first, x, ldx, blocks, far, stride, step, out);
-    }
+// A tile of m rows of x, at most R::MOST.
+template <class T, class R, int M = 1>
+inline void four_by(int m, const R &rows, int first, const T *x, long ldx, int blocks, const char *far, long stride,
+                    long step, Acc<T> *out) {
+    if constexpr (M < R::MOST)
+        if (m > M) return four_by<T, R, M + 1>(m, rows, first, x, ldx, blocks, far, stride, step, out);
+    small_tile<T, 4, M>(rows, first, x, ldx, blocks, far, stride, step, out);
 }
 
 // Memory for numbers, aligned as vectors are, kept by each thread from one product to the next.
@@ -313,49 +315,53 @@ class Room {
     std::vector<T> memory_;
 };
 
-// One product: w is Bytes or another such, rows at most PANEL, k numbers each. See multiply in dots.h for put.
+// Takes the sums of row m for count columns from n on, scaled.
+template <class T>
+using Give = std::function<void(int m, int n, int count, const Acc<T> *sums)>;
+
+// One product: w is Bytes or another such, rows at most PANEL, k numbers each.
 template <class T, class W>
 class SmallProduct {
    public:
     using R = typename RowsOf<T, W>::type;
-    SmallProduct(const W &w, const T *x, long ldx, int rows, int k)
-        : w_(w), reads_(w), rows_(rows), blocks_((k + R::BLOCK - 1) / R::BLOCK), width_(blocks_ * R::BLOCK) {
+    SmallProduct(const W &w, const T *x, long ldx, int rows, int k, const Give<T> &put)
+        : w_(w), reads_(w), put_(put), rows_(rows), blocks_((k + R::BLOCK - 1) / R::BLOCK), width_(blocks_ * R::BLOCK) {
         static thread_local Room<T> room;
         x_ = room.of((long)rows * width_);
         for (int m = 0; m < rows; m++) arrange(x + m * ldx, k, x_ + m * width_);
     }
 
-    template <class Put>
-    void run(int begin, int end, Put &&put) {
+    void run(int begin, int end) {
         const int whole = (end - begin) / 4 * 4;
         if (rows_ == 1) {
             for (; begin + 8 <= end; begin += 8) {
                 small_tile<T, 8, 1>(reads_, begin, x_, width_, blocks_, w_.row(begin + 8 * TILES_AHEAD), w_.stride, W::BLOCK_BYTES, out_);
-                give<8>(0, 1, begin, put);
+                give<8>(0, 1, begin);
             }
-        } else if (rows_ <= MOST_AT_ONCE) {
+        } else if (rows_ <= R::MOST) {
             for (const int last = begin + whole; begin < last; begin += 4) {
                 four_by(rows_, reads_, begin, x_, width_, blocks_, w_.row(begin + 4 * TILES_AHEAD), w_.stride, W::BLOCK_BYTES, out_);
-                give<4>(0, rows_, begin, put);
+                give<4>(0, rows_, begin);
             }
         } else {
-            many(begin, begin + whole, put);
+            many(begin, begin + whole);
             begin += whole;
         }
         for (; begin < end; begin++)
             for (int m = 0; m < rows_; m++) {
                 small_tile<T, 1, 1>(reads_, begin, x_ + m * width_, width_, blocks_, nullptr, 0, 0, out_);
-                give<1>(m, 1, begin, put);
+                give<1>(m, 1, begin);
             }
     }
 
    private:
     W w_;
     R reads_;
+    const Give<T> &put_;
     int rows_, blocks_;
     long width_;
     T *x_;
-    Acc<T> out_[MOST_AT_ONCE * 8];
+    Acc<T> out_[R::MOST * 8];
 
     static void arrange(const T *x, int k, T *out) {
         int i = 0;
@@ -366,17 +372,16 @@ class SmallProduct {
         R::arrange(last, out + i);
     }
 
-    template <int N, class Put>
-    void give(int m, int count, int n, Put &&put) {
+    template <int N>
+    void give(int m, int count, int n) {
         for (int j = 0; j < count; j++) {
             w_.scale(n, N, out_ + j * N);
-            put(m + j, n, Count<N>{}, out_ + j * N);
+            put_(m + j, n, N, out_ + j * N);
         }
     }
 
     // Several tiles of x: pieces of w stay near while they take turns, decoded once where that is more than a widening.
-    template <class Put>
-    void many(int begin, int end, Put &&put) {
+    void many(int begin, int end) {
         const int piece = std::max<long>(1, PIECE / (4 * width_ * (long)sizeof(T))) * 4;
         for (int first = begin; first < end; first += piece) {
             const int last = std::min(end, first + piece);
@@ -385,24 +390,24 @@ class SmallProduct {
                 static thread_local Room<bf16> room;
                 bf16 *near = room.of((long)piece * width_);
                 for (int n = first; n < last; n++) decode(n, near + (n - first) * width_);
-                turns(Decoded<R>{near, width_}, first, last, first, piece, put);
+                turns(Decoded<R>{near, width_}, first, last, first, piece);
                 continue;
             }
 #endif
-            turns(reads_, first, last, 0, piece, put);
+            turns(reads_, first, last, 0, piece);
         }
     }
 
     // All tiles of x with rows first to last of w, which are numbered from origin on; the last tile asks for the next piece.
-    template <class Rows, class Put>
-    void turns(const Rows &rows, int first, int last, int origin, int piece, Put &&put) {
-        const int tiles = (rows_ + MOST_AT_ONCE - 1) / MOST_AT_ONCE;
+    template <class Rows>
+    void turns(const Rows &rows, int first, int last, int origin, int piece) {
+        const int tiles = (rows_ + R::MOST - 1) / R::MOST;
         for (int t = 0, m = 0; t < tiles; t++) {
             const int size = (rows_ - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
             for (int n = first; n < last; n += 4) {
                 const char *far = t + 1 == tiles ? w_.row(n + piece) : nullptr;
                 four_by(size, rows, n - origin, x_ + m * width_, width_, blocks_, far, w_.stride, W::BLOCK_BYTES, out_);
-                give<4>(m, size, n, put);
+                give<4>(m, size, n);
             }
             m += size;
         }
@@ -419,13 +424,17 @@ class SmallProduct {
 #endif
 };
 
-// y = w x for columns begin to end; put as in dots.h.
+// y = w x for columns begin to end; put as in dots.h. All of this is compiled once for all that is done with the sums.
 template <class T, class W, class Put>
 inline void multiply_small(const W &w, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
-    for (int top = 0; top < rows; top += PANEL)
-        SmallProduct<T, W>(w, x + top * ldx, ldx, std::min(PANEL, rows - top), k).run(begin, end, [&](int m, int n, auto count, const Acc<T> *sums) {
-            put(top + m, n, count, sums);
-        });
+    int top = 0;
+    const Give<T> give = [&](int m, int n, int count, const Acc<T> *sums) {
+        if (count == 8) return put(top + m, n, Count<8>{}, sums);
+        if (count == 4) return put(top + m, n, Count<4>{}, sums);
+        put(top + m, n, Count<1>{}, sums);
+    };
+    for (; top < rows; top += PANEL)
+        SmallProduct<T, W>(w, x + top * ldx, ldx, std::min(PANEL, rows - top), k, give).run(begin, end);
 }
 
 }  // namespace paceline
