@@ -11,7 +11,7 @@ from paceline.bench.gpu.__main__ import main
 from paceline.bench.gpu.figures import batches_in, least_seconds, verdicts_of
 from paceline.bench.gpu.measure import CONTROL, PLAIN, Course, run_course
 from paceline.bench.gpu.models import make_models
-from paceline.bench.peers import PLAIN as PEER
+from paceline.bench.peers.transformers import PLAIN as PEER
 from paceline.bench.raw import DEVICE, RUN, RawFile
 from paceline.engine.floor import Work, bound
 from paceline.engine.rates import Products, Rates

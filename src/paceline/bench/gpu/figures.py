@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from paceline.bench.gpu.measure import CONTROL, PLAIN
-from paceline.bench.peers import ASSISTED
-from paceline.bench.peers import PLAIN as PEER
+from paceline.bench.peers.transformers import ASSISTED
+from paceline.bench.peers.transformers import PLAIN as PEER
 from paceline.bench.raw import DEVICE, RUN, Record
 from paceline.bench.scaling.measure import rates_of
 from paceline.bench.statistics import Estimate, estimate, paired_ratios

@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.bench.gpu.models import Models
 from paceline.bench.own import continuing
-from paceline.bench.peers import ASSISTED, transformers_decoding
-from paceline.bench.peers import PLAIN as PEER
+from paceline.bench.peers.transformers import ASSISTED, transformers_decoding
+from paceline.bench.peers.transformers import PLAIN as PEER
 from paceline.bench.raw import DEVICE, RawFile
 from paceline.bench.runner import Configuration, Measured, compare
 from paceline.bench.statistics import is_void

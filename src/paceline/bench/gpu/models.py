@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from paceline.api import Loaded, load
 from paceline.bench.inflate import inflate_to
-from paceline.bench.peers import load_peer
+from paceline.bench.peers.transformers import load_peer
 from paceline.bench.widths import choose_widths, count_parameters
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import find_family

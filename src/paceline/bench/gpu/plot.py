@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from paceline.bench.gpu.figures import BatchFigures
-from paceline.bench.peers import PLAIN as PEER
+from paceline.bench.peers.transformers import PLAIN as PEER
 from paceline.bench.plots import STYLE, plain_log, to_svg
 
 SIZE = (9.0, 3.8)  # inches

@@ -7,7 +7,7 @@ from statistics import median
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from paceline.bench.peers import PLAIN as PEER
+from paceline.bench.peers.transformers import PLAIN as PEER
 from paceline.bench.raw import AXIS, FIRST, PREFILL, RAGGED, RUN, Record
 from paceline.bench.scaling.measure import CONTROL, FORWARD, KERNEL, STEP, TORCH, rates_of
 from paceline.bench.scaling.points import Point

@@ -7,8 +7,8 @@ import torch
 
 from paceline.api import Loaded
 from paceline.bench.own import continuing
-from paceline.bench.peers import PLAIN as PEER
-from paceline.bench.peers import load_peer, transformers_decoding
+from paceline.bench.peers.transformers import PLAIN as PEER
+from paceline.bench.peers.transformers import load_peer, transformers_decoding
 from paceline.bench.raw import FIRST, RawFile
 from paceline.bench.runner import Configuration, compare
 from paceline.bench.scaling.measure import CONTROL, Progress, Timing, has
