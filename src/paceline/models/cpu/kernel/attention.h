@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "dots.h"
 #include "elementwise.h"
+#include "scores.h"
 
 namespace paceline {
 
@@ -103,17 +103,18 @@ struct Attention {
         const int longest = length + from + nodes[count - 1].node + 1;
         const long ld = (longest + lanes<T> - 1) / lanes<T> * lanes<T>;
         if ((long)scores.size() < num * ld) scores.resize(num * ld);
-        if ((long)queries.size() < num * size) queries.resize(num * size);
+        const int padded = size + size % 2;
+        if ((long)queries.size() < num * padded) queries.resize(num * padded);
         for (int i = 0; i < count; i++)
-            for (int g = 0; g < group; g++)
-                std::memcpy(&queries[(i * group + g) * size],
-                            heads + i * heads_step + model.query + (head * group + g) * model.query_step, size * sizeof(T));
+            for (int g = 0; g < group; g++) {
+                T *query = &queries[(i * group + g) * padded];
+                std::memcpy(query, heads + i * heads_step + model.query + (head * group + g) * model.query_step,
+                            size * sizeof(T));
+                if (padded > size) query[size] = T{};
+            }
         const int shared = call.chain ? longest : length;
         const Acc<T> scale = model.scale;
-        multiply(slots.keys, slots.step, 0, shared, queries.data(), size, num, size,
-                 [&](int m, int n, auto width, const Acc<T> *sums) {
-                     for (int j = 0; j < width; j++) scores[m * ld + n + j] = sums[j] * scale;
-                 });
+        score(slots.keys, slots.step, shared, Straight{}, queries.data(), padded, num, size, scale, scores.data(), ld);
         if (call.chain) {
             for (int i = 0; i < count; i++)
                 for (int g = 0; g < group; g++) soften(&scores[(i * group + g) * ld], length + from + nodes[i].node + 1, ld);
@@ -126,11 +127,8 @@ struct Attention {
             path.clear();
             for (int j = 0; j <= from + nodes[i].node; j++)
                 if (mine[j]) path.push_back(length + j);
-            for (int t = 0; t < (int)path.size(); t++)
-                multiply(slots.keys + path[t] * slots.step, slots.step, 0, 1, &queries[i * group * size], size, group, size,
-                         [&](int m, int, auto, const Acc<T> *sums) {
-                             scores[(i * group + m) * ld + length + t] = sums[0] * scale;
-                         });
+            score(slots.keys, slots.step, path.size(), [&](int t) { return path[t]; }, &queries[i * group * padded], padded,
+                  group, size, scale, &scores[i * group * ld + length], ld);
             for (int g = 0; g < group; g++) soften(&scores[(i * group + g) * ld], length + path.size(), ld);
             for (int g = 0; g < group; g += MIXED)
                 mix(i * group + g, std::min(MIXED, group - g), ld, slots, length, path.size(), group, head, out, out_step);
