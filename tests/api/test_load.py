@@ -74,7 +74,7 @@ def test_the_precision_of_the_files_is_kept_unless_another_is_given(given, tmp_p
 
 def test_the_device_is_cuda_where_there_is_one_and_the_cpu_elsewhere(monkeypatch):
     seen = []
-    monkeypatch.setattr(loading, "load", lambda path, dtype, device: seen.append(device) or tiny.draft())
+    monkeypatch.setattr(loading, "load", lambda path, device, **options: seen.append(device) or tiny.draft())
     for available in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         load(pair().target)

@@ -64,7 +64,9 @@ LAYOUTS = {
     "multi-query": lambda dtype: tiny.llama(dtype=dtype, num_key_value_heads=1),
     "tied": lambda dtype: tiny.llama(dtype=dtype, tie_word_embeddings=True),
     "head-dim": lambda dtype: tiny.llama(dtype=dtype, head_dim=12),
+    "wide-heads": lambda dtype: tiny.llama(dtype=dtype, head_dim=144),
     "gpt2": lambda dtype: tiny.gpt2(dtype=dtype),
+    "gpt2-odd-heads": lambda dtype: tiny.gpt2(dtype=dtype, n_embd=28, n_head=4),
     "gpt2-inner-untied": lambda dtype: tiny.gpt2(dtype=dtype, n_inner=40, tie_word_embeddings=False),
     **{name: _variant(name) for name in VARIANTS},
 }

@@ -129,4 +129,18 @@ MUTANTS = (
         "bar_ = value + (A(0.3)",
         (CHOICES,),
     ),
+    Mutant(
+        "kernel: only the last stretch of a wide head counts",
+        "models/cpu/kernel/scores.h",
+        "from ? _mm512_maskz_loadu_ps(there, scores + (m + q) * ld + first) : _mm512_setzero_ps();",
+        "_mm512_setzero_ps();",
+        (KERNEL,),
+    ),
+    Mutant(
+        "kernel: an odd head's last number meets the next one's first",
+        "models/cpu/kernel/scores.h",
+        "const __mmask32 some = left == 32 ? ~0u : (1u << left) - 1;",
+        "const __mmask32 some = left == 32 ? ~0u : (1u << (left + left % 2)) - 1;",
+        (KERNEL,),
+    ),
 )

@@ -9,7 +9,7 @@ from tests.models.cpu.models import native
 from tests.models.layouts import path_to, random_tree, texts
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
-LAYOUTS = ("grouped", "multi-query", "gpt2", "qwen3", "gpt_neox", "olmo2")
+LAYOUTS = ("grouped", "multi-query", "gpt2", "qwen3", "gpt_neox", "olmo2", "wide-heads", "gpt2-odd-heads")
 
 
 def chain(tokens):

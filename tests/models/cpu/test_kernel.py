@@ -70,9 +70,10 @@ def test_bfloat16_is_as_near_to_exact_numbers_as_the_eager_decoder(layout):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt_neox"])
-def test_slots_that_nobody_wrote_are_not_read(layout):
-    model = CpuDecoder(native(layout, torch.float32))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt_neox", "gpt2-odd-heads"])
+def test_slots_that_nobody_wrote_are_not_read(layout, dtype):
+    model = CpuDecoder(native(layout, dtype))
     for clean, poisoned in zip(calls(model, 0.0), calls(model, torch.nan), strict=True):
         assert torch.equal(clean, poisoned)
 
