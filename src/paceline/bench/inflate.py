@@ -134,6 +134,20 @@ def inflate_to(lm: DecoderLM, *, num_parameters: int, seed: int = 0, progress: P
     )
 
 
+def fields_of(shape: DecoderConfig) -> dict[str, object]:
+    """What config.json of a Llama layout says of a ``shape`` that inflating may have changed."""
+    return {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "rms_norm_eps": shape.norm_eps,
+        "tie_word_embeddings": shape.tied_head,
+        "vocab_size": shape.vocab_size,
+    }
+
+
 def write(
     lm: DecoderLM, folder: Path, *, source: Path, name: str | None = None, dtype: torch.dtype | None = None
 ) -> None:
@@ -149,18 +163,8 @@ def write(
     shape, dtype, name = lm.config, dtype or lm.dtype, name or str(source)
     raw = read_config(source)
     before = configure(raw, source)
-    raw = {field: value for field, value in raw.items() if field not in ("dtype", "_name_or_path")} | {
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_size,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "rms_norm_eps": shape.norm_eps,
-        "tie_word_embeddings": shape.tied_head,
-        "vocab_size": shape.vocab_size,
-        "torch_dtype": name_of(dtype),
-        "paceline_inflated_from": name,
-    }
+    raw = {field: value for field, value in raw.items() if field not in ("dtype", "_name_or_path")}
+    raw |= fields_of(shape) | {"torch_dtype": name_of(dtype), "paceline_inflated_from": name}
     if configure(raw, source) != shape:
         raise ModelError(
             f"{source}: the inflated model's layers are not those of this one; give the directory it is of"

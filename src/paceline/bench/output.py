@@ -1,6 +1,8 @@
 """Reports beside a file of raw figures, made from it alone. Measures nothing."""
 
-from collections.abc import Sequence
+import argparse
+import sys
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +20,16 @@ def check_drawing() -> None:
     """Raise ValueError where plots cannot be drawn."""
     if find_spec("matplotlib") is None:
         raise ValueError("the HTML report needs matplotlib: run pip install 'paceline[bench]', or give --no-html")
+
+
+def run_command(run: Callable[[argparse.Namespace], None], given: argparse.Namespace, name: str) -> int:
+    """``run`` with the options ``given``; the exit code, 2 where they cannot be had, which is said under ``name``."""
+    try:
+        run(given)
+    except ValueError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def print_tables(records: Sequence[Record], console: Console) -> None:

@@ -18,7 +18,7 @@ from paceline.bench.gpu.measure import BATCHES, DRAFT_TOKENS, Course, Progress, 
 from paceline.bench.gpu.models import Models, make_models
 from paceline.bench.inflate import read_count
 from paceline.bench.machine import describe, hash_source
-from paceline.bench.output import check_drawing
+from paceline.bench.output import check_drawing, run_command
 from paceline.bench.raw import RawFile, Record, fingerprint, hash_model
 from paceline.bench.scaling.measure import begin, rates_of
 from paceline.bench.suites import prompts_of
@@ -36,13 +36,7 @@ DTYPES = {name_of(dtype): dtype for dtype in (torch.bfloat16, torch.float16, tor
 
 def main(arguments: Sequence[str]) -> int:
     """Measure what the file lacks, draw the picture and print the tables; the exit code."""
-    given = _parser().parse_args(arguments)
-    try:
-        _run(given)
-    except ValueError as error:
-        print(f"python -m paceline.bench.gpu: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(_run, _parser().parse_args(arguments), "python -m paceline.bench.gpu")
 
 
 def _run(given: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from paceline.api import Loaded, load
-from paceline.bench.inflate import inflate_to
+from paceline.bench.inflate import fields_of, inflate_to
 from paceline.bench.peers.transformers import load_peer
 from paceline.bench.widths import choose_widths, count_parameters
 from paceline.models.decoder import DecoderLM
@@ -63,7 +63,7 @@ def make_models(
         small.lm, num_parameters=num_parameters, progress=lambda done, total: say(f"inflating, layer {done} of {total}")
     )
     say("transformers' model over the same weights")
-    config = _inflated(small.config, lm)
+    config = small.config | fields_of(lm.config)
     return Models(
         target=replace(small, lm=lm, config=config),
         draft=load(draft, dtype=dtype, device=device),
@@ -87,18 +87,3 @@ def share(lm: DecoderLM, config: dict[str, object]) -> Any:
         raise ValueError(f"this version of transformers has {left[0]}, which nobody fills; report it")
     model.generation_config = GenerationConfig()
     return model.requires_grad_(False).eval()
-
-
-def _inflated(config: dict[str, object], lm: DecoderLM) -> dict[str, object]:
-    """config.json of ``lm``, which was inflated from a model with this one."""
-    shape = lm.config
-    return config | {
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_size,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "rms_norm_eps": shape.norm_eps,
-        "tie_word_embeddings": shape.tied_head,
-        "vocab_size": shape.vocab_size,
-    }

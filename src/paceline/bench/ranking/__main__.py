@@ -13,7 +13,7 @@ from rich.console import Console
 from paceline.api import build_drafter, embedded_pair, load
 from paceline.api.prompts import encode
 from paceline.bench.machine import describe, hash_source
-from paceline.bench.output import check_drawing
+from paceline.bench.output import check_drawing, run_command
 from paceline.bench.ranking.contests import Contest, all_ways, run_contests
 from paceline.bench.ranking.figures import best_table, rankings_of, whole_table
 from paceline.bench.raw import RawFile, fingerprint, hash_model
@@ -23,13 +23,7 @@ from paceline.drafters.model import ModelDrafter
 
 def main(arguments: Sequence[str]) -> int:
     """Measure what the file lacks, draw the picture and print the tables; the exit code."""
-    given = _parser().parse_args(arguments)
-    try:
-        _run(given)
-    except ValueError as error:
-        print(f"ranking: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(_run, _parser().parse_args(arguments), "python -m paceline.bench.ranking")
 
 
 def _run(given: argparse.Namespace) -> None:

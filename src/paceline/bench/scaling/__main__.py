@@ -15,7 +15,7 @@ from paceline.api import embedded_pair, load
 from paceline.api.loading import runnable
 from paceline.bench.inflate import inflate_to, read_count, write
 from paceline.bench.machine import describe, hash_source
-from paceline.bench.output import check_drawing
+from paceline.bench.output import check_drawing, run_command
 from paceline.bench.raw import RawFile, Record, hash_model
 from paceline.bench.scaling.figures import axes_in, last_run, tables_of
 from paceline.bench.scaling.first import measure_first
@@ -46,13 +46,7 @@ LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the ca
 
 def main(arguments: Sequence[str]) -> int:
     """Measure what the file lacks, draw the picture and print the tables; the exit code."""
-    given = _parser().parse_args(arguments)
-    try:
-        _run(given)
-    except ValueError as error:
-        print(f"python -m paceline.bench.scaling: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(_run, _parser().parse_args(arguments), "python -m paceline.bench.scaling")
 
 
 def _run(given: argparse.Namespace) -> None:
