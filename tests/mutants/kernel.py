@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "kernel: what is not valid keeps what memory held",
-        "models/cpu/kernel/kernel.cpp",
+        "models/cpu/kernel/forward.h",
         "if (!filled[row]) std::memset",
         "if (false) std::memset",
         (KERNEL,),
