@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.parts import Parts
-from paceline.engine.static import fastest, parts_for
+from paceline.engine.static import fastest, lay_out, parts_for
 from paceline.models import adopt, hf, hf_files, hub, loading
 from paceline.models.adopt import TransformersModel
 from paceline.models.base import LM
@@ -108,6 +108,8 @@ def load(
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = replace(loaded, enforce_eager=enforce_eager, exact=exact)
+    if isinstance(model, str | Path) and not enforce_eager:
+        lay_out(loaded.lm)
     if exact:
         _check_exact(loaded)
     return loaded

@@ -5,7 +5,7 @@ compared with each other take turns, so that it slows all of them alike.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -95,7 +95,7 @@ def measure_rates(
     products: dict[str, Products] = {}
     for dtype in dict.fromkeys(dtypes):
         say(f"multiplying in {name_of(dtype)}")
-        layers = _layers(working_set, dtype, device)
+        layers = list(_layers(working_set, dtype, device))
         speeds = _multiply(layers, rows, timer)
         most = 2 * MANY_ROWS * _multiply(layers[:2], [MANY_ROWS], timer)[0] / dtype.itemsize
         at_rows = (2 * count * speed / dtype.itemsize for count, speed in zip(rows, speeds, strict=True))
@@ -123,26 +123,33 @@ def _move(working_set: int, device: torch.device, clock: "_Clock") -> tuple[floa
     return size / min(reading), 2 * size / copying
 
 
-def _layers(working_set: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+class _Layer:
+    """One matrix as decoding multiplies with it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.inner, self.dtype, self.device = weight.shape[1], weight.dtype, weight.device
+        self.size = weight.numel() * weight.itemsize  # bytes
+        self.multiply = product_for(weight)
+
+
+def _layers(working_set: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Layer]:
     """Up and down projections of feed-forward layers, about ``working_set`` bytes together, at least two pairs."""
     hidden, inner = HIDDEN, INNER
     while hidden > SMALLEST and 4 * hidden * inner * dtype.itemsize > working_set:
         hidden, inner = hidden // 2, inner // 2
     num_pairs = max(2, round(working_set / (2 * hidden * inner * dtype.itemsize)))
-    shapes = [(inner, hidden), (hidden, inner)] * num_pairs
-    return [torch.full(shape, 1 / shape[1], dtype=dtype, device=device) for shape in shapes]
+    for shape in [(inner, hidden), (hidden, inner)] * num_pairs:
+        yield _Layer(torch.full(shape, 1 / shape[1], dtype=dtype, device=device))
 
 
-def _multiply(layers: list[Tensor], rows: Sequence[int], clock: "_Clock") -> tuple[float, ...]:
+def _multiply(layers: list[_Layer], rows: Sequence[int], clock: "_Clock") -> tuple[float, ...]:
     """Bytes of weights per second, the layers one after another, for each number of rows."""
 
-    product = product_for(layers[0].dtype, layers[0].device)
-
     def passing(count: int) -> Callable[[], object]:
-        start = torch.ones(count, layers[0].shape[1], dtype=layers[0].dtype, device=layers[0].device)
-        return lambda: reduce(product, layers, start)
+        start = torch.ones(count, layers[0].inner, dtype=layers[0].dtype, device=layers[0].device)
+        return lambda: reduce(lambda x, layer: layer.multiply(x), layers, start)
 
-    size = sum(weight.numel() * weight.itemsize for weight in layers)
+    size = sum(layer.size for layer in layers)
     return tuple(size / seconds for seconds in clock.best([passing(count) for count in rows]))
 
 

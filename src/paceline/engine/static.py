@@ -16,7 +16,8 @@ from paceline.models.base import LM
 from paceline.models.cpu.build import KernelError, load_kernel
 from paceline.models.cpu.ending import CpuBatch, CpuStats
 from paceline.models.cpu.noise import CpuNoise
-from paceline.models.cpu.product import multiply
+from paceline.models.cpu.panels import lay_in_panels
+from paceline.models.cpu.product import product_with
 from paceline.models.cpu.program import DTYPES, UnsupportedError
 from paceline.models.cpu.runtime import CpuDecoder
 from paceline.models.decoder import DecoderLM
@@ -37,16 +38,20 @@ def fastest(lm: LM) -> LM:
     return lm
 
 
-def product_for(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """The product of rows [B, in] with weights [out, in] that native models of this precision run here."""
-    if device.type != "cpu" or dtype not in DTYPES:
-        return F.linear
-    try:
-        load_kernel()
-    except KernelError as error:
-        _warn(str(error))
-        return F.linear
-    return multiply
+def lay_out(lm: LM) -> None:
+    """Lay the weights of ``lm``, which nobody else may hold, as ``fastest`` reads them best; it stays what it was."""
+    if isinstance(lm, DecoderLM) and isinstance(fastest(lm), CpuDecoder):
+        lay_in_panels(lm)
+
+
+def product_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product of rows [B, in] with ``weight`` [out, in] that native models of this precision run here."""
+    if weight.device.type == "cpu" and weight.dtype in DTYPES:
+        try:
+            return product_with(weight)
+        except KernelError as error:
+            _warn(str(error))
+    return lambda x: F.linear(x, weight)
 
 
 def parts_for(device: torch.device) -> Parts:

@@ -124,12 +124,12 @@ def measure_prefill(
     taken = time_in_turn(forwards, repeats=min(3, timing.repeats), seconds=0.0, clock=timing.clock)
     products: list[dict[str, Any]] = []
     for name, weight in _matrices(eager).items():
+        ours = product_for(weight)
         for length in lengths:
             say(f"products of {length} rows: {name}")
             x = torch.randn(length, weight.shape[1]).to(weight.dtype)
-            ours = product_for(weight.dtype, weight.device)
             both: dict[str, Callable[[], object]] = {
-                KERNEL: lambda x=x, weight=weight, ours=ours: ours(x, weight),
+                KERNEL: lambda x=x, ours=ours: ours(x),
                 TORCH: lambda x=x, weight=weight: torch.nn.functional.linear(x, weight),
             }
             spent = time_in_turn(both, repeats=timing.repeats, seconds=0.0, clock=timing.clock)

@@ -28,11 +28,14 @@ class NormVariant(IntEnum):
 
 
 class Weights(IntEnum):
-    """What the matrix of a LINEAR is made of: numbers of the model's precision, or integers (models/quantised)."""
+    """What the matrix of a LINEAR is made of: numbers of the model's precision row by row or in panels (models/cpu/panels), or
+    integers (models/quantised).
+    """
 
     FLOATS = 0
     INT8 = 1
     INT4 = 2
+    PANELS = 3
 
 
 class Activation(IntEnum):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.models.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
+from paceline.models.cpu.panels import PanelLinear
 from paceline.models.decoder import DecoderLM
 from paceline.models.heads import Interleaved, Normed, Plain, Rotated, Scaled, Split
 from paceline.models.layers import (
@@ -238,6 +239,8 @@ class _Writer:
             product.variant, product.count = Weights.INT4, layer.weight.stride(0)
             product.weight = self.point(layer.weight, torch.uint8)
             product.scales = self.point(layer.scale, torch.bfloat16)
+        elif isinstance(layer, PanelLinear):
+            product.variant, product.weight = Weights.PANELS, self.point(layer.panels, torch.bfloat16)
         else:
             product.weight = self.point(layer.weight)
         return product

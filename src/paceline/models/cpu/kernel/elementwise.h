@@ -35,6 +35,10 @@ inline void store_piece<bf16>(bf16 *p, Floats v, int count) {
 
 template <class T>
 inline Vec<T> rounded_piece(Vec<T> v) {
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bf16>)
+        return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)), 16);
+#endif
     if constexpr (std::is_same_v<T, bf16>) {
         bf16 out[16];
         store_piece(out, v, 16);
@@ -131,6 +135,19 @@ inline void put(const Operation &op, T *y, int n, const Acc<T> *sums, Acc<T> div
         one.bias = bias ? added : nullptr;
         put<T, 4>(one, last, 0, four, divisor);
         y[n] = last[0];
+    } else if constexpr (N % lanes<T> == 0) {
+        for (int j = 0; j < N; j += lanes<T>) {
+            Vec<T> v = load(sums + j);
+            if (bias) v += load(bias + n + j);
+            if (op.kind == LINEAR_ADD) {
+                v = rounded_piece<T>(v);
+                if (op.factor != 1) v = rounded_piece<T>(v * Acc<T>(op.factor));
+                v += load(y + n + j);
+            } else if (divisor != 1) {
+                v = rounded_piece<T>(v) / divisor;
+            }
+            store_piece(y + n + j, v, lanes<T>);
+        }
     } else {
         for (int j = 0; j < N; j += 4) {
             Four<T> v;

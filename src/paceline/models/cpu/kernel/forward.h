@@ -6,60 +6,14 @@
 
 #include "program.h"
 
-#include <atomic>
-#include <thread>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include "attention.h"
-#include "quantised.h"
+#include "linear.h"
 
 namespace paceline {
 
 constexpr int CHUNK = 512;         // nodes whose buffers exist at once
 constexpr int QUERIES = 12;        // of one piece of attention's work
-constexpr int SPINS = 20000;       // before a waiting thread lets others run
 constexpr int NUMBERS = 256;       // of a row, the same for activations
-
-class Barrier {
-   public:
-    void start(int threads) { threads_ = threads; }
-    void wait() {
-        if (threads_ == 1) return;
-        const int turn = turn_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
-            arrived_.store(0, std::memory_order_relaxed);
-            turn_.store(turn + 1, std::memory_order_release);
-            return;
-        }
-        for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; spins++)
-            if (spins > SPINS) std::this_thread::yield();
-    }
-
-   private:
-    int threads_ = 1;
-    std::atomic<int> arrived_{0}, turn_{0};
-};
-
-#if defined(_OPENMP)
-inline int team_size() { return omp_get_num_threads(); }
-inline int team_rank() { return omp_get_thread_num(); }
-#else
-inline int team_size() { return 1; }
-inline int team_rank() { return 0; }
-#endif
-
-// A thread's share of count things, in multiples of step.
-struct Share {
-    int begin, end;
-    Share(int count, int step, int thread, int threads) {
-        const long blocks = (count + step - 1) / step;
-        begin = std::min<long>(count, blocks * thread / threads * step);
-        end = std::min<long>(count, blocks * (thread + 1) / threads * step);
-    }
-};
 
 template <class T>
 class Forward {
@@ -201,27 +155,10 @@ class Forward {
             default: {
                 const T *x = buffer(op.source, row_of(op.source, first, 0));
                 T *y = buffer(op.target, row_of(op.target, first, 0));
-                return linear(op, x, model_.width[op.source], size, thread,
+                return linear(op, x, model_.width[op.source], size, thread, threads_,
                               [&](int m) { return y + m * model_.width[op.target]; }, Acc<T>(1));
             }
         }
-    }
-
-    template <class Row>
-    void linear(const Operation &op, const T *x, long ldx, int rows, int thread, Row &&row, Acc<T> divisor) {
-        const Share columns(op.outer, COLUMNS, thread, threads_);
-        auto give = [&](int m, int n, auto count, const Acc<T> *sums) {
-            put<T, decltype(count)::value>(op, row(m), n, sums, divisor);
-        };
-        if (op.variant == INT8) {
-            const Bytes w{(const int8_t *)op.weight, (const float *)op.scales, op.count};
-            return multiply_small<T>(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
-        }
-        if (op.variant == INT4) {
-            const Nibbles w{(const uint8_t *)op.weight, (const uint32_t *)op.scales, op.count, op.count / Nibbles::BLOCK_BYTES};
-            return multiply_small<T>(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
-        }
-        multiply((const T *)op.weight, op.inner, columns.begin, columns.end, x, ldx, rows, op.inner, give);
     }
 
     void attend(int layer, int first, int size, Attention<T> &attention, int thread) {
@@ -243,7 +180,7 @@ class Forward {
         for (int i = rows.begin; i < rows.end; i++)
             norm(model_.norm, (const T *)buffer(STREAM, heads_[first + i]), buffer(NORMED, i));
         barrier_.wait();
-        linear(model_.head, buffer(NORMED, 0), model_.width[NORMED], size, thread,
+        linear(model_.head, (const T *)buffer(NORMED, 0), model_.width[NORMED], size, thread, threads_,
                [&](int m) { return (T *)call_.logits + outputs_[first + m] * model_.vocab; }, Acc<T>(model_.divisor));
         barrier_.wait();
     }

@@ -48,17 +48,10 @@ void ahead(const Model *model, const Call *call, const Options *options, const C
 
 // y = x w^T, shared out among threads as in a forward.
 template <class T>
-void product(const void *w, const void *x, void *y, int64_t rows, int64_t inner, int64_t outer, int64_t threads) {
-    Operation op{};
-    op.kind = LINEAR;
+void product(const Operation *op, const void *x, void *y, int64_t rows, int64_t threads) {
 #pragma omp parallel num_threads(threads)
-    {
-        const Share columns(outer, COLUMNS, team_rank(), team_size());
-        multiply((const T *)w, inner, columns.begin, columns.end, (const T *)x, inner, rows, inner,
-                 [&](int m, int n, auto count, const Acc<T> *sums) {
-                     put<T, decltype(count)::value>(op, (T *)y + m * outer, n, sums, Acc<T>(1));
-                 });
-    }
+    linear<T>(*op, (const T *)x, op->inner, rows, team_rank(), team_size(), [&](int m) { return (T *)y + m * op->outer; },
+              Acc<T>(1));
 }
 
 }  // namespace paceline
@@ -71,13 +64,15 @@ void product(const void *w, const void *x, void *y, int64_t rows, int64_t inner,
                                           const paceline::Options *options, const paceline::Chain *chain) { \
         paceline::ahead<T>(model, call, options, chain);                                                 \
     }                                                                                                    \
-    extern "C" void paceline_product_##name(const void *w, const void *x, void *y, int64_t rows,         \
-                                            int64_t inner, int64_t outer, int64_t threads) {             \
-        paceline::product<T>(w, x, y, rows, inner, outer, threads);                                      \
+    extern "C" void paceline_product_##name(const paceline::Operation *op, const void *x, void *y,       \
+                                            int64_t rows, int64_t threads) {                             \
+        paceline::product<T>(op, x, y, rows, threads);                                                   \
     }
 PACELINE_EXPORT(float, float32)
 PACELINE_EXPORT(double, float64)
 PACELINE_EXPORT(paceline::bf16, bfloat16)
+
+extern "C" int64_t paceline_panel_rows() { return paceline::panel_rows; }
 
 extern "C" void paceline_words(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, int64_t *out,
                                int64_t threads) {
