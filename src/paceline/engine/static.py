@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.core.parts import Parts
 from paceline.models.base import LM
-from paceline.models.cpu.build import KernelError, load_kernel
+from paceline.models.cpu.build import KernelError
 from paceline.models.cpu.ending import CpuBatch, CpuStats
 from paceline.models.cpu.noise import CpuNoise
 from paceline.models.cpu.panels import lay_in_panels

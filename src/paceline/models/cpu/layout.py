@@ -28,7 +28,7 @@ class NormVariant(IntEnum):
 
 
 class Weights(IntEnum):
-    """What the matrix of a LINEAR is made of: numbers of the model's precision row by row or in panels (models/cpu/panels), or
+    """What the matrix of a LINEAR is made of: numbers of the model's precision, row by row or in panels (panels.py), or
     integers (models/quantised).
     """
 

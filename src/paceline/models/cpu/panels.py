@@ -1,4 +1,4 @@
-"""Matrices of bfloat16 laid out as the kernel reads them fastest: in panels of rows side by side, pair of numbers by pair.
+"""Matrices of bfloat16 laid out as the kernel reads them fastest: in panels of rows side by side, pair by pair.
 
 N numbers written, K numbers read. Products are the same to the bit wherever a matrix lies (kernel/panels.h).
 """
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from paceline.models.cpu.build import load_kernel
 from paceline.models.decoder import DecoderLM
+
+PAIRS = {2: torch.int32, 4: torch.int64, 8: torch.complex128}  # as large as two numbers of so many bytes
 
 
 class PanelLinear(nn.Linear):
@@ -38,7 +40,7 @@ class PanelLinear(nn.Linear):
         del destination[prefix + "panels"]
         destination[prefix + "weight"] = self.weight
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # type: ignore[override]
         if prefix + "weight" in state_dict:
             state_dict[prefix + "panels"] = to_panels(state_dict.pop(prefix + "weight"), self.width)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -56,12 +58,18 @@ def fits_panels(weight: Tensor, width: int) -> bool:
 
 def to_panels(weight: Tensor, width: int) -> Tensor:
     """A copy of ``weight`` [N, K] in panels of ``width`` rows, the last one of those that are left."""
-    return _turn(weight, width, lambda rows: (rows, weight.shape[1] // 2))
+    panels = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    for there, here in zip(_pairs_of_panels(panels, width), _pairs_of_rows(weight, width), strict=True):
+        there.copy_(here.transpose(1, 2))
+    return panels
 
 
 def from_panels(panels: Tensor, width: int) -> Tensor:
-    """The reverse of ``to_panels``; differentiable."""
-    return _turn(panels, width, lambda rows: (panels.shape[1] // 2, rows))
+    """The reverse of ``to_panels``."""
+    weight = torch.empty_like(panels)
+    for there, here in zip(_pairs_of_rows(weight, width), _pairs_of_panels(panels, width), strict=True):
+        there.copy_(here.transpose(1, 2))
+    return weight
 
 
 def lay_in_panels(lm: DecoderLM) -> None:
@@ -77,13 +85,13 @@ def lay_in_panels(lm: DecoderLM) -> None:
                 setattr(module, name, PanelLinear(child, weight.copy_(to_panels(weight, width)), width))
 
 
-def _turn(matrix: Tensor, width: int, axes: Any) -> Tensor:
-    """Both axes of every panel, of ``axes(rows)`` pairs, exchanged."""
-    whole = matrix.shape[0] // width * width
-    pieces = [matrix[:whole]] if whole else []
-    pieces += [matrix[whole:]] if whole < matrix.shape[0] else []
-    turned = []
-    for piece in pieces:
-        rows = min(width, piece.shape[0])
-        turned.append(piece.reshape(-1, *axes(rows), 2).transpose(1, 2).reshape(piece.shape))
-    return torch.cat(turned)
+def _pairs_of_rows(matrix: Tensor, width: int) -> list[Tensor]:
+    """Views of what becomes whole panels and of what is left: [panels, rows, pairs]."""
+    pairs = matrix.detach().contiguous().view(PAIRS[matrix.itemsize])
+    whole = pairs.shape[0] // width * width
+    return [pairs[:whole].unflatten(0, (-1, width)), pairs[None, whole:]]
+
+
+def _pairs_of_panels(matrix: Tensor, width: int) -> list[Tensor]:
+    """The same of a matrix in panels: [panels, pairs, rows]."""
+    return [piece.reshape(piece.shape[0], piece.shape[2], piece.shape[1]) for piece in _pairs_of_rows(matrix, width)]

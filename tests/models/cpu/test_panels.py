@@ -1,0 +1,84 @@
+"""Matrices in panels: the same numbers for whoever asks for them, in the memory where they lay."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.api import load
+from paceline.engine.static import lay_out
+from paceline.models import loading
+from paceline.models.cpu.panels import PanelLinear, from_panels, lay_in_panels, panel_width, to_panels
+from tests import tiny
+from tests.api import checkpoints
+
+pytestmark = pytest.mark.skipif(panel_width() == 0, reason="this machine's products have no use for panels")
+
+TOKENS = torch.arange(12).view(2, 6)
+
+
+def bfloat16_lm():
+    return tiny.native(tiny.llama()).bfloat16()
+
+
+@pytest.mark.parametrize("shape", [(32, 2), (64, 10), (33, 4), (7, 6), (95, 8)])
+def test_panels_hold_the_rows_side_by_side_and_give_them_back(shape):
+    weight = torch.randn(shape).bfloat16()
+    panels = to_panels(weight, 32)
+    assert torch.equal(from_panels(panels, 32), weight)
+    flat, last = panels.flatten(), shape[0] // 32 * 32
+    for row, column in ((0, 0), (shape[0] - 1, 1), (min(31, shape[0] - 1), shape[1] - 1)):
+        wide = 32 if row < last else shape[0] - last
+        at = row // 32 * 32 * shape[1] + column // 2 * 2 * wide + row % 32 * 2 + column % 2
+        assert flat[at] == weight[row, column]
+
+
+def test_a_model_in_panels_answers_saves_and_loads_as_before():
+    lm = bfloat16_lm()
+    before, state = lm.causal(TOKENS).logits, {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    places = {name: parameter.data_ptr() for name, parameter in lm.named_parameters()}
+    lay_in_panels(lm)
+    lay_in_panels(lm)
+    laid = [module for module in lm.modules() if isinstance(module, PanelLinear)]
+    assert len(laid) == 4 * lm.num_layers + (lm.head is not None)
+    assert {parameter.data_ptr() for parameter in lm.parameters()} == set(places.values())
+    assert torch.equal(lm.causal(TOKENS).logits, before)
+    assert lm.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in lm.state_dict().items())
+    halved = {name: tensor * 0.5 for name, tensor in state.items()}
+    lm.load_state_dict(halved)
+    assert all(torch.equal(tensor, halved[name]) for name, tensor in lm.state_dict().items())
+
+
+def test_gradients_reach_what_stands_before_a_layer_in_panels():
+    lm = bfloat16_lm()
+    layer = lm.blocks[0].ffn.down
+    x = torch.randn(3, layer.in_features).bfloat16().requires_grad_()
+    (wanted,) = torch.autograd.grad(layer(x).sum(), x)
+    lay_in_panels(lm)
+    (found,) = torch.autograd.grad(lm.blocks[0].ffn.down(x).sum(), x)
+    assert torch.equal(found, wanted)
+
+
+def test_only_models_that_nobody_else_holds_are_laid_out():
+    def count(lm):
+        return sum(isinstance(module, PanelLinear) for module in lm.modules())
+
+    path = checkpoints.pair().target
+    assert count(load(path, dtype="bfloat16").lm) > 0
+    assert count(load(path, dtype="bfloat16", enforce_eager=True).lm) == 0
+    assert count(load(path, dtype="float32").lm) == 0
+    assert count(loading.load(path, dtype=torch.bfloat16)) == 0
+    model = tiny.llama().bfloat16()
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert count(load(model).lm) == 0
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_weights_that_are_trained_and_odd_rows_stay():
+    lm = bfloat16_lm().requires_grad_(True)
+    lay_out(lm)
+    assert not any(isinstance(module, PanelLinear) for module in lm.modules())
+    odd = bfloat16_lm()
+    odd.blocks[0].ffn.down = nn.Linear(31, 64, bias=False).bfloat16().requires_grad_(False)
+    lay_in_panels(odd)
+    assert type(odd.blocks[0].ffn.down) is nn.Linear and isinstance(odd.blocks[0].attention.qkv, PanelLinear)
