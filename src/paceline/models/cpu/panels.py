@@ -1,6 +1,6 @@
 """Matrices of bfloat16 laid out as the kernel reads them fastest: in panels of rows side by side, pair by pair.
 
-N numbers written, K numbers read. Products are the same to the bit wherever a matrix lies (kernel/panels.h).
+N numbers written, K numbers read. See kernel/panels.h.
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ namespace paceline {
 // Some columns of row(m) = w x for every row m of x; row gives where it goes.
 template <class T, class Row>
 void linear(const Operation &op, const T *x, long ldx, int rows, int thread, int threads, Row &&row, Acc<T> divisor) {
-    const Share columns(op.outer, columns_of<T>, thread, threads);
+    const Share columns(op.outer, op.variant == PANELS ? panel_rows : COLUMNS, thread, threads);
     auto give = [&](int m, int n, auto count, const Acc<T> *sums) {
         put<T, decltype(count)::value>(op, row(m), n, sums, divisor);
     };
@@ -27,7 +27,7 @@ void linear(const Operation &op, const T *x, long ldx, int rows, int thread, int
     if constexpr (std::is_same_v<T, bf16>)
         if (op.variant == PANELS) {
             const Panels w{(const bf16 *)op.weight, (int)op.outer, (int)op.inner};
-            return multiply_panels(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
+            return multiply_panels(w, columns.begin, columns.end, x, ldx, rows, give);
         }
 #endif
     multiply((const T *)op.weight, op.inner, columns.begin, columns.end, x, ldx, rows, op.inner, give);

@@ -1,22 +1,17 @@
 // Products with matrices of bfloat16 whose rows stand in panels: 32 rows side by side, pair of numbers by pair.
 //
 // y[m][n] = sum over k of w[n][k] x[m][k], each y in a lane of its own, so that no sum runs across a vector. Every sum
-// runs over the pairs in the same order, whatever is computed beside it. Matrices may lie in panels (models/cpu/panels.py
-// puts them there) and then pass once for up to twelve rows of x, or row by row: those are turned round on the way, to
-// the same numbers.
+// runs over the pairs in the same order, whatever is computed beside it. With up to twelve rows of x w passes once, and
+// what comes next is asked of memory meanwhile. With more, a piece of w stays near while tiles of x take turns.
+// models/cpu/panels.py lays matrices out so; those of models that somebody else holds stay as they are (dots.h).
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
 #include "dots.h"
-#include "turning.h"
 
 namespace paceline {
-
-// Rows of a matrix that a thread's share is a multiple of.
-template <class T>
-constexpr int columns_of = COLUMNS;
 
 // Rows of a matrix of bfloat16 that stand side by side; 0 where this machine has no use for panels.
 #if defined(__AVX512BF16__)
@@ -27,16 +22,18 @@ constexpr int panel_rows = 0;
 
 #if defined(__AVX512BF16__)
 constexpr int PANEL_ROWS = panel_rows;
+constexpr int PAIRS = PANEL_ROWS / 2;  // of a vector
 constexpr int TILE_ROWS = 12;         // of x: 24 sums, two vectors of w and one of x in 32 registers
 constexpr int BLOCK_PAIRS = 2048;     // at once, so that a panel's and some rows of x stay in the second-level cache
-constexpr long NEAR_PASS = 256 * 1024;  // bytes of w that stay there while several tiles of x read them
-constexpr long FAR = 4096;            // bytes between what is read and what is asked of memory
+constexpr long STAYING = 256 * 1024;  // bytes of w that stay there while several tiles of x read them
+constexpr long FAR = 4096;            // bytes between what is read and what is asked of memory,
+constexpr long SOON = 1024;           // and of the second-level cache
 
 // Lanes of the two vectors of a panel that has fewer than 32 rows.
 struct Some {
     __mmask16 of[2];
     explicit Some(int wide)
-        : of{__mmask16(wide >= SIDE ? 0xffff : (1 << wide) - 1), __mmask16(wide > SIDE ? (1 << (wide - SIDE)) - 1 : 0)} {}
+        : of{__mmask16(wide >= PAIRS ? 0xffff : (1 << wide) - 1), __mmask16(wide > PAIRS ? (1 << (wide - PAIRS)) - 1 : 0)} {}
 };
 
 // Adds some pairs of a panel of wide rows times M rows of x to sums, which begin with the first. On the way it asks for
@@ -52,13 +49,13 @@ template <int M, bool WHOLE = true>
     for (int m = 0; m < M; m++) {
         rows[m] = (const int *)(x + m * ldx);
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) acc[m][v] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums[m] + v * SIDE);
+        for (int v = 0; v < 2; v++) acc[m][v] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums[m] + v * PAIRS);
     }
     for (int i = 0; i < pairs; i++, w += step) {
         __m512bh part[2];
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
-            const bf16 *at = w + v * 2 * SIDE;
+            const bf16 *at = w + v * 2 * PAIRS;
             part[v] = (__m512bh)(WHOLE ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi32(some.of[v], at));
             __builtin_prefetch((const char *)at + far, 0, M <= 6 ? 3 : 2);
         }
@@ -72,7 +69,7 @@ template <int M, bool WHOLE = true>
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) _mm512_storeu_ps(sums[m] + v * SIDE, acc[m][v]);
+        for (int v = 0; v < 2; v++) _mm512_storeu_ps(sums[m] + v * PAIRS, acc[m][v]);
 }
 
 using PanelTile = void (*)(const bf16 *, int, const bf16 *, long, int, long, float (*)[PANEL_ROWS], bool);
@@ -89,99 +86,48 @@ PanelTile panel_tile_of(int m) {
 // A matrix in panels; the last one may be narrower.
 struct Panels {
     const bf16 *w;
-    int outer, k;
-    static constexpr bool stay = true;  // where they are, however many are read at once
-    const bf16 *get(int first, int) const { return w + (long)first * k; }
+    int outer, k;  // k is even
+    const bf16 *panel(int n) const { return w + (long)n * k; }
     int wide(int n) const { return std::min(PANEL_ROWS, outer - n); }
 };
 
-// A matrix that lies row by row: some of its panels at a time are made in memory of the thread.
-struct Turned {
-    const bf16 *w;
-    long ldw;
-    int outer, k;
-    static constexpr bool stay = false;
-    static constexpr int ROWS_AHEAD = 32;
-
-    int wide(int) const { return PANEL_ROWS; }
-    const bf16 *get(int first, int last) const {
-        static thread_local std::vector<bf16> memory;
-        const long needed = (long)(last - first + PANEL_ROWS) * k + SIDE * 2;
-        if ((long)memory.size() < needed) memory.resize(needed);
-        bf16 *const start = (bf16 *)(((uintptr_t)memory.data() + 63) & ~uintptr_t(63));
-        for (int n = first; n < last; n += PANEL_ROWS)
-            for (int v = 0; v < 2; v++) fill(n + v * SIDE, start + (long)(n - first) * k + v * 2 * SIDE);
-        return start;
-    }
-
-   private:
-    // Sixteen rows from n on; those beyond the matrix are zeros.
-    void fill(int n, bf16 *out) const {
-        for (int i = 0; i < k; i += 2 * SIDE) {
-            const int left = std::min(2 * SIDE, k - i);
-            const __mmask32 some = left == 32 ? ~0u : (1u << left) - 1;
-            __m512i rows[SIDE];
-#pragma GCC unroll 16
-            for (int r = 0; r < SIDE; r++) {
-                const bf16 *row = w + (n + r) * ldw + i;
-                rows[r] = n + r < outer ? _mm512_maskz_loadu_epi16(some, row) : _mm512_setzero_si512();
-                want_later(row + ROWS_AHEAD * ldw);
-            }
-            turn_round(rows);
-            for (int r = 0; 2 * r < left; r++) _mm512_storeu_si512(out + (long)(i / 2 + r) * 2 * PANEL_ROWS, rows[r]);
-        }
-    }
-};
-
-// As multiply in dots.h, from begin to end, which begin panels or end the matrix. k is even.
-template <class Source, class Put>
-inline void multiply_panels(const Source &source, int begin, int end, const bf16 *x, long ldx, int rows, int k, Put &&put) {
+// As multiply in dots.h, from begin to end, which begin panels or end the matrix.
+template <class Put>
+inline void multiply_panels(const Panels &w, int begin, int end, const bf16 *x, long ldx, int rows, Put &&put) {
     static thread_local std::vector<float> carried;
     alignas(64) float near[TILE_ROWS][PANEL_ROWS];
-    const int pairs = k / 2, blocks = (pairs + BLOCK_PAIRS - 1) / BLOCK_PAIRS, block = (pairs + blocks - 1) / blocks;
+    const int pairs = w.k / 2, blocks = (pairs + BLOCK_PAIRS - 1) / BLOCK_PAIRS, block = (pairs + blocks - 1) / blocks;
     const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    const long fitting = blocks > 1 ? 1 : std::max<long>(1, NEAR_PASS / (PANEL_ROWS * k * (long)sizeof(bf16)));
-    const int piece = (Source::stay || tiles > 1 ? fitting : 1) * PANEL_ROWS;
+    const long bytes = PANEL_ROWS * w.k * (long)sizeof(bf16);
+    const int piece = (blocks > 1 ? 1 : std::max<long>(1, STAYING / bytes)) * PANEL_ROWS;
     if (blocks > 1) carried.resize((long)rows * PANEL_ROWS);
     for (int first = begin; first < end; first += piece) {
         const int last = std::min(end, first + piece);
-        const bf16 *panels = source.get(first, last);
         for (int at = 0; at < pairs; at += block)
             for (int t = 0, m = 0; t < tiles; t++) {
                 const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
                 const PanelTile take = panel_tile_of(size);
-                // The last tile asks for the next piece.
-                const long far = tiles == 1 ? FAR : t + 1 == tiles && Source::stay ? (long)piece * k * (long)sizeof(bf16) : 1024;
+                const long far = tiles == 1 ? FAR : t + 1 < tiles ? SOON : piece / PANEL_ROWS * bytes;  // the next piece
                 for (int n = first; n < last; n += PANEL_ROWS) {
-                    const int wide = source.wide(n), count = std::min(PANEL_ROWS, end - n);
-                    const bf16 *w = panels + (long)(n - first) * k + (long)at * 2 * wide;
+                    const int wide = w.wide(n), these = std::min(block, pairs - at);
+                    const bf16 *from = w.panel(n) + (long)at * 2 * wide, *with = x + m * ldx + 2 * at;
                     auto sums = blocks > 1 ? (float(*)[PANEL_ROWS])&carried[(long)m * PANEL_ROWS] : near;
-                    const int these = std::min(block, pairs - at);
                     if (wide == PANEL_ROWS)
-                        take(w, wide, x + m * ldx + 2 * at, ldx, these, far, sums, at == 0);
+                        take(from, wide, with, ldx, these, far, sums, at == 0);
                     else
                         for (int j = 0; j < size; j++)
-                            panel_tile<1, false>(w, wide, x + (m + j) * ldx + 2 * at, ldx, these, far, sums + j, at == 0);
+                            panel_tile<1, false>(from, wide, with + j * ldx, ldx, these, far, sums + j, at == 0);
                     if (at + block < pairs) continue;
                     for (int j = 0; j < size; j++) {
                         int c = 0;
-                        for (; c + SIDE <= count; c += SIDE) put(m + j, n + c, Count<SIDE>{}, sums[j] + c);
-                        for (; c + 4 <= count; c += 4) put(m + j, n + c, Count<4>{}, sums[j] + c);
-                        for (; c < count; c++) put(m + j, n + c, Count<1>{}, sums[j] + c);
+                        for (; c + PAIRS <= wide; c += PAIRS) put(m + j, n + c, Count<PAIRS>{}, sums[j] + c);
+                        for (; c + 4 <= wide; c += 4) put(m + j, n + c, Count<4>{}, sums[j] + c);
+                        for (; c < wide; c++) put(m + j, n + c, Count<1>{}, sums[j] + c);
                     }
                 }
                 m += size;
             }
     }
-}
-
-template <>
-constexpr int columns_of<bf16> = PANEL_ROWS;
-
-template <class Put>
-inline void multiply(const bf16 *w, long ldw, int begin, int end, const bf16 *x, long ldx, int rows, int k, Put &&put) {
-    if (k % 2) return multiply<bf16>(w, ldw, begin, end, x, ldx, rows, k, put);
-    multiply_panels(Turned{w, ldw, end, k}, begin, end, x, ldx, rows, k, put);
 }
 #endif
 
