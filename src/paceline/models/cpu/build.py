@@ -14,9 +14,8 @@ from pathlib import Path
 logger = logging.getLogger("paceline")
 
 SOURCES = Path(__file__).parent / "kernel"
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-shared", "-fPIC", "-w")
-# What is left out where a compiler does not know it: OpenMP on Apple's, and then one thread has to do.
-ATTEMPTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-shared", "-fPIC", "-w")
+ATTEMPTS = (("-march=native",), ())  # the second where a compiler does not know the machine
 TIMEOUT = 300  # seconds
 
 

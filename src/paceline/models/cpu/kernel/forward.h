@@ -1,7 +1,7 @@
 // One forward of a decoder over a tree per row: embeddings, the operations of its layers, the head.
 //
-// Nodes that are not valid take no part: the valid ones stand side by side, as if the others were not there. All threads
-// walk the operations together and share out rows, columns or heads of each.
+// Nodes that are not valid take no part: the valid ones stand side by side, as if the others were not there. Threads go
+// through the operations together and share out rows, columns or heads of each (team.h).
 #pragma once
 
 #include "program.h"
@@ -14,6 +14,7 @@ namespace paceline {
 constexpr int CHUNK = 512;         // nodes whose buffers exist at once
 constexpr int QUERIES = 12;        // of one piece of attention's work
 constexpr int NUMBERS = 256;       // of a row, the same for activations
+constexpr int ROWS = 4;            // that a thread takes at once of what is little work
 
 template <class T>
 class Forward {
@@ -32,15 +33,7 @@ class Forward {
     }
 
     void run() {
-#pragma omp parallel num_threads(call_.threads)
-        {
-#pragma omp single
-            {
-                threads_ = team_size();  // the system may give fewer than asked
-                barrier_.start(threads_);
-            }
-            walk(team_rank());
-        }
+        Team::of_process().run(call_.threads, [&](Walk &walk) { go(walk); });
     }
 
    private:
@@ -49,8 +42,6 @@ class Forward {
 
     const Model &model_;
     const Call &call_;
-    Barrier barrier_;
-    int threads_ = 1;
     std::vector<Node> nodes_;
     std::vector<int> heads_;     // nodes that get logits
     std::vector<long> outputs_;  // and the rows of logits they go to
@@ -67,31 +58,28 @@ class Forward {
         }
     }
 
-    void walk(int thread) {
+    void go(Walk &walk) {
         const int count = nodes_.size();
         Attention<T> attention{model_, call_, {}, {}, {}};
-        clear(thread);
-        Share mine(count, 1, thread, threads_);
-        for (int i = mine.begin; i < mine.end; i++) embed(i);
-        barrier_.wait();
-        tap(0, thread);
+        walk.once([&] { clear(); });
+        walk.share(count, ROWS, [&](int begin, int end) {
+            for (int i = begin; i < end; i++) embed(i);
+        });
+        tap(0, walk);
         for (int at = 0; at < call_.num_layers; at++) {
             const int layer = call_.layers[at];
             for (int first = 0; first < count; first += CHUNK) {
                 const int size = std::min(CHUNK, count - first);
-                for (int64_t i = model_.layers[layer]; i < model_.layers[layer + 1]; i++) {
-                    operate(model_.operations[i], layer, first, size, attention, thread);
-                    barrier_.wait();
-                }
+                for (int64_t i = model_.layers[layer]; i < model_.layers[layer + 1]; i++)
+                    operate(model_.operations[i], layer, first, size, attention, walk);
             }
-            tap(at + 1, thread);
+            tap(at + 1, walk);
         }
-        for (int first = 0; first < (int)heads_.size(); first += CHUNK) head(first, thread);
+        for (int first = 0; first < (int)heads_.size(); first += CHUNK) head(first, walk);
     }
 
     // What belongs to no node is zero, not whatever memory held.
-    void clear(int thread) {
-        if (thread != 0) return;
+    void clear() {
         const long rows = call_.rows * call_.nodes, per_row = call_.head == HEAD_LAST ? 1 : call_.nodes;
         if (call_.head != HEAD_NONE && (long)heads_.size() < call_.rows * per_row) {
             std::vector<bool> filled(call_.rows * per_row);
@@ -117,25 +105,26 @@ class Forward {
         for (int h = 0; h < model_.hidden; h++) x[h] = narrow<T>(widen(x[h]) + widen(added[h]));
     }
 
-    void tap(int64_t depth, int thread) {
+    void tap(int64_t depth, Walk &walk) {
         for (int t = 0; t < call_.num_taps; t++) {
             if (call_.taps[t] != depth) continue;
-            if (thread == 0)
-                for (int i = 0; i < (int)nodes_.size(); i++)
+            walk.share(nodes_.size(), ROWS, [&](int begin, int end) {
+                for (int i = begin; i < end; i++)
                     std::memcpy((T *)call_.hidden[t] + (nodes_[i].row * call_.nodes + nodes_[i].node) * model_.hidden,
                                 buffer(STREAM, i), model_.hidden * sizeof(T));
-            barrier_.wait();
+            });
         }
     }
 
     // Row of a buffer for node number i of the chunk that begins at first.
     long row_of(int64_t which, int first, int i) { return which == STREAM ? first + i : i; }
 
-    void operate(const Operation &op, int layer, int first, int size, Attention<T> &attention, int thread) {
-        const Share rows(size, 1, thread, threads_);
+    void operate(const Operation &op, int layer, int first, int size, Attention<T> &attention, Walk &walk) {
         auto each = [&](auto &&with) {
-            for (int i = rows.begin; i < rows.end; i++)
-                with(i, buffer(op.source, row_of(op.source, first, i)), buffer(op.target, row_of(op.target, first, i)));
+            walk.share(size, ROWS, [&](int begin, int end) {
+                for (int i = begin; i < end; i++)
+                    with(i, buffer(op.source, row_of(op.source, first, i)), buffer(op.target, row_of(op.target, first, i)));
+            });
         };
         switch (op.kind) {
             case NORM:
@@ -145,44 +134,45 @@ class Forward {
             case ADD: return each([&](int, const T *x, T *y) { add(op, x, y); });
             case TURN: return each([&](int i, const T *, T *y) { turn_and_write(model_, call_, op, layer, nodes_[first + i], y); });
             case GATE:
-            case ACTIVATE: {
-                const Share numbers(op.inner, NUMBERS, thread, threads_);
-                for (int i = 0; i < size; i++)
-                    activate(op, buffer(op.source, i), buffer(op.target, i), numbers.begin, numbers.end);
-                return;
-            }
-            case ATTEND: return attend(layer, first, size, attention, thread);
+            case ACTIVATE:
+                return walk.share(op.inner, NUMBERS, [&](int begin, int end) {
+                    for (int i = 0; i < size; i++) activate(op, buffer(op.source, i), buffer(op.target, i), begin, end);
+                });
+            case ATTEND: return attend(layer, first, size, attention, walk);
             default: {
                 const T *x = buffer(op.source, row_of(op.source, first, 0));
                 T *y = buffer(op.target, row_of(op.target, first, 0));
-                return linear(op, x, model_.width[op.source], size, thread, threads_,
+                return linear(op, x, model_.width[op.source], size, walk,
                               [&](int m) { return y + m * model_.width[op.target]; }, Acc<T>(1));
             }
         }
     }
 
-    void attend(int layer, int first, int size, Attention<T> &attention, int thread) {
+    void attend(int layer, int first, int size, Attention<T> &attention, Walk &walk) {
         const int group = model_.num_heads / model_.num_kv_heads, most = std::max(1, QUERIES / group);
-        int piece = 0;
-        for (int begin = 0, end; begin < size; begin = end) {
-            const int row = nodes_[first + begin].row;
-            for (end = begin; end < size && nodes_[first + end].row == row && end - begin < most;) end++;
-            for (int head = 0; head < model_.num_kv_heads; head++)
-                if (piece++ % threads_ == thread)
-                    attention(layer, head, &nodes_[first + begin], end - begin, buffer(HEADS, begin), model_.width[HEADS],
-                              buffer(ATTENDED, begin), model_.width[ATTENDED]);
-        }
+        static thread_local std::vector<int> pieces;  // where those of one row begin, and the end
+        pieces.assign(1, 0);
+        for (int i = 1; i < size; i++)
+            if (i - pieces.back() == most || nodes_[first + i].row != nodes_[first + i - 1].row) pieces.push_back(i);
+        const int heads = model_.num_kv_heads, count = pieces.size();
+        pieces.push_back(size);
+        walk.share((long)count * heads, 1, [&](int begin, int end) {
+            for (int i = begin; i < end; i++) {
+                const int from = pieces[i / heads];
+                attention(layer, i % heads, &nodes_[first + from], pieces[i / heads + 1] - from, buffer(HEADS, from),
+                          model_.width[HEADS], buffer(ATTENDED, from), model_.width[ATTENDED]);
+            }
+        });
     }
 
-    void head(int first, int thread) {
+    void head(int first, Walk &walk) {
         const int size = std::min<int>(CHUNK, heads_.size() - first);
-        const Share rows(size, 1, thread, threads_);
-        for (int i = rows.begin; i < rows.end; i++)
-            norm(model_.norm, (const T *)buffer(STREAM, heads_[first + i]), buffer(NORMED, i));
-        barrier_.wait();
-        linear(model_.head, (const T *)buffer(NORMED, 0), model_.width[NORMED], size, thread, threads_,
+        walk.share(size, ROWS, [&](int begin, int end) {
+            for (int i = begin; i < end; i++)
+                norm(model_.norm, (const T *)buffer(STREAM, heads_[first + i]), buffer(NORMED, i));
+        });
+        linear(model_.head, (const T *)buffer(NORMED, 0), model_.width[NORMED], size, walk,
                [&](int m) { return (T *)call_.logits + outputs_[first + m] * model_.vocab; }, Acc<T>(model_.divisor));
-        barrier_.wait();
     }
 };
 

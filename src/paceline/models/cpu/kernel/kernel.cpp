@@ -49,9 +49,9 @@ void ahead(const Model *model, const Call *call, const Options *options, const C
 // y = x w^T, shared out among threads as in a forward.
 template <class T>
 void product(const Operation *op, const void *x, void *y, int64_t rows, int64_t threads) {
-#pragma omp parallel num_threads(threads)
-    linear<T>(*op, (const T *)x, op->inner, rows, team_rank(), team_size(), [&](int m) { return (T *)y + m * op->outer; },
-              Acc<T>(1));
+    Team::of_process().run(threads, [&](Walk &walk) {
+        linear<T>(*op, (const T *)x, op->inner, rows, walk, [&](int m) { return (T *)y + m * op->outer; }, Acc<T>(1));
+    });
 }
 
 }  // namespace paceline

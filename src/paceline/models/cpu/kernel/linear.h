@@ -1,4 +1,4 @@
-// A thread's share of a product with a matrix of any kind.
+// A product with a matrix of any kind.
 #pragma once
 
 #include "elementwise.h"
@@ -8,29 +8,31 @@
 
 namespace paceline {
 
-// Some columns of row(m) = w x for every row m of x; row gives where it goes.
+// row(m) = w x for every row m of x, the columns shared out; row gives where it goes.
 template <class T, class Row>
-void linear(const Operation &op, const T *x, long ldx, int rows, int thread, int threads, Row &&row, Acc<T> divisor) {
-    const Share columns(op.outer, op.variant == PANELS ? panel_rows : COLUMNS, thread, threads);
+void linear(const Operation &op, const T *x, long ldx, int rows, Walk &walk, Row &&row, Acc<T> divisor) {
     auto give = [&](int m, int n, auto count, const Acc<T> *sums) {
         put<T, decltype(count)::value>(op, row(m), n, sums, divisor);
     };
-    if (op.variant == INT8) {
-        const Bytes w{(const int8_t *)op.weight, (const float *)op.scales, op.count};
-        return multiply_small<T>(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
-    }
-    if (op.variant == INT4) {
-        const Nibbles w{(const uint8_t *)op.weight, (const uint32_t *)op.scales, op.count, op.count / Nibbles::BLOCK_BYTES};
-        return multiply_small<T>(w, columns.begin, columns.end, x, ldx, rows, op.inner, give);
-    }
-#if defined(__AVX512BF16__)
-    if constexpr (std::is_same_v<T, bf16>)
-        if (op.variant == PANELS) {
-            const Panels w{(const bf16 *)op.weight, (int)op.outer, (int)op.inner};
-            return multiply_panels(w, columns.begin, columns.end, x, ldx, rows, give);
+    walk.share(op.outer, op.variant == PANELS ? panel_rows : COLUMNS, [&](int begin, int end) {
+        if (op.variant == INT8) {
+            const Bytes w{(const int8_t *)op.weight, (const float *)op.scales, op.count};
+            return multiply_small<T>(w, begin, end, x, ldx, rows, op.inner, give);
         }
+        if (op.variant == INT4) {
+            const long blocks = op.count / Nibbles::BLOCK_BYTES;
+            const Nibbles w{(const uint8_t *)op.weight, (const uint32_t *)op.scales, op.count, blocks};
+            return multiply_small<T>(w, begin, end, x, ldx, rows, op.inner, give);
+        }
+#if defined(__AVX512BF16__)
+        if constexpr (std::is_same_v<T, bf16>)
+            if (op.variant == PANELS) {
+                const Panels w{(const bf16 *)op.weight, (int)op.outer, (int)op.inner};
+                return multiply_panels(w, begin, end, x, ldx, rows, give);
+            }
 #endif
-    multiply((const T *)op.weight, op.inner, columns.begin, columns.end, x, ldx, rows, op.inner, give);
+        multiply((const T *)op.weight, op.inner, begin, end, x, ldx, rows, op.inner, give);
+    });
 }
 
 }  // namespace paceline

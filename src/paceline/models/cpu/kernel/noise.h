@@ -8,6 +8,8 @@
 #include <immintrin.h>
 #endif
 
+#include "team.h"
+
 namespace paceline {
 
 constexpr int LANES = 16;     // counters at once, so that the compiler makes vectors of them
@@ -68,10 +70,11 @@ void philox(uint64_t seed, uint32_t position, uint32_t step, uint32_t tag, int64
 
 // Of every key, count words; fields are int64, one per key.
 inline void words(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, int64_t *out, int64_t threads) {
-#pragma omp parallel for num_threads(threads) if (keys > 1 && keys * count > WORTH)
-    for (int64_t k = 0; k < keys; k++)
-        philox(fields[0][k], fields[1][k], fields[2][k], uint32_t(tag | fields[3][k]), count,
-               [row = out + k * count](int64_t at, uint32_t word) { row[at] = word; });
+    share(keys * count > WORTH ? threads : 1, keys, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; k++)
+            philox(fields[0][k], fields[1][k], fields[2][k], uint32_t(tag | fields[3][k]), count,
+                   [row = out + k * count](int64_t at, uint32_t word) { row[at] = word; });
+    });
 }
 
 // A word as a number: (word + 1/2) / 2**32, rounded as torch rounds it, at most 1 - 2**-24.
@@ -83,10 +86,11 @@ T number(uint32_t word) {
 // Of every key, count numbers.
 template <class T>
 void uniforms(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, T *out, int64_t threads) {
-#pragma omp parallel for num_threads(threads) if (keys > 1 && keys * count > WORTH)
-    for (int64_t k = 0; k < keys; k++)
-        philox(fields[0][k], fields[1][k], fields[2][k], uint32_t(tag | fields[3][k]), count,
-               [row = out + k * count](int64_t at, uint32_t word) { row[at] = number<T>(word); });
+    share(keys * count > WORTH ? threads : 1, keys, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; k++)
+            philox(fields[0][k], fields[1][k], fields[2][k], uint32_t(tag | fields[3][k]), count,
+                   [row = out + k * count](int64_t at, uint32_t word) { row[at] = number<T>(word); });
+    });
 }
 
 }  // namespace paceline

@@ -136,13 +136,14 @@ void warp(const Law &law, const T *logits, int64_t size, Acc<T> *out, Desk<Acc<T
 template <class T, class With>
 void each_choice(const Options &o, const Choices &c, With with) {
     const int64_t entries = c.rows * c.nodes;
-#pragma omp parallel for num_threads(c.threads) if (entries > 1 && entries * c.size > WORTH)
-    for (int64_t entry = 0; entry < entries; entry++) {
-        static thread_local Desk<Acc<T>> desk;
-        const int64_t row = entry / c.nodes, node = entry % c.nodes;
-        const int64_t position = c.position[row * c.position_row_step + node * c.position_step];
-        with(law_of(o, row, position, c.bans), (const T *)c.logits + row * c.row_step + node * c.step, entry, desk);
-    }
+    share(entries * c.size > WORTH ? c.threads : 1, entries, [&](int64_t begin, int64_t end) {
+        for (int64_t entry = begin; entry < end; entry++) {
+            static thread_local Desk<Acc<T>> desk;
+            const int64_t row = entry / c.nodes, node = entry % c.nodes;
+            const int64_t position = c.position[row * c.position_row_step + node * c.position_step];
+            with(law_of(o, row, position, c.bans), (const T *)c.logits + row * c.row_step + node * c.step, entry, desk);
+        }
+    });
 }
 
 template <class T>
@@ -168,15 +169,17 @@ void warp_all(const Options &o, const Choices &c) {
 template <class A>
 void choose_all(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, const A *scores, int64_t *out,
                 int64_t threads) {
-#pragma omp parallel for num_threads(threads) if (keys > 1 && keys * count > WORTH)
-    for (int64_t k = 0; k < keys; k++) {
-        static thread_local Desk<A> desk;
-        divide(Law{}, scores + k * count, count, A(1), desk);
-        const A highest = highest_of(desk.scores.data(), count);
-        const int64_t ahead = first_of(desk.scores.data(), count, highest);
-        const RaceKey key{uint64_t(fields[0][k]), uint32_t(fields[1][k]), uint32_t(fields[2][k]), uint32_t(tag | fields[3][k])};
-        out[k] = std::isfinite(highest) ? race(key, desk.scores.data(), count, NEVER<A>, ahead) : ahead;
-    }
+    share(keys * count > WORTH ? threads : 1, keys, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; k++) {
+            static thread_local Desk<A> desk;
+            divide(Law{}, scores + k * count, count, A(1), desk);
+            const A highest = highest_of(desk.scores.data(), count);
+            const int64_t ahead = first_of(desk.scores.data(), count, highest);
+            const uint32_t stream = uint32_t(tag | fields[3][k]);
+            const RaceKey key{uint64_t(fields[0][k]), uint32_t(fields[1][k]), uint32_t(fields[2][k]), stream};
+            out[k] = std::isfinite(highest) ? race(key, desk.scores.data(), count, NEVER<A>, ahead) : ahead;
+        }
+    });
 }
 
 }  // namespace paceline
