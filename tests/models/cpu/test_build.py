@@ -75,11 +75,20 @@ def test_a_compiler_that_fails_leaves_nothing_and_is_quoted(afresh, monkeypatch,
     assert not list(afresh.iterdir())
 
 
-def test_a_compiler_that_does_not_know_the_machine_builds_for_any(afresh, monkeypatch, tmp_path):
-    script = f'for a in "$@"; do [ "$a" = -march=native ] && exit 1; done\nexec {build.find_compiler()} "$@"'
+def test_a_compiler_that_does_not_know_the_machine_builds_for_any_and_says_so(afresh, monkeypatch, tmp_path, caplog):
+    script = f'for a in "$@"; do [ "$a" = -march=native ] && echo what machine >&2 && exit 1; done\nexec {build.find_compiler()} "$@"'
     monkeypatch.setenv("CXX", write_compiler(tmp_path / "cxx", script))
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
-    check("grouped", torch.float32)
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        check("grouped", torch.float32)
+    assert "built for any processor, which is slower: what machine" in caplog.text
+
+
+def test_the_kernel_is_built_for_this_machine(afresh, monkeypatch, caplog):
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        load_kernel()
+    assert not caplog.records
 
 
 def check(layout, dtype, tolerance=1e-4):

@@ -78,6 +78,8 @@ def _compile(compiler: str, library: Path) -> None:
         command = [compiler, *FLAGS, *more, "-o", str(library), str(SOURCES / "kernel.cpp")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         if done.returncode == 0:
+            if complaint:
+                logger.warning("the CPU kernel is built for any processor, which is slower: %s", complaint)
             return
         complaint = complaint or done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
     raise KernelError(f"{compiler} could not build the CPU kernel: {complaint}")

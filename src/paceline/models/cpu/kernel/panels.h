@@ -28,7 +28,7 @@ constexpr int BLOCK_PAIRS = 2048;     // at once, so that a panel's and some row
 constexpr long STAYING = 256 * 1024;  // bytes of w that stay there while several tiles of x read them
 constexpr long FAR = 6144;            // bytes between what is read and what is asked of memory,
 constexpr long SOON = 1024;           // and of the second-level cache
-constexpr int FEW = 4;                // rows of x for which memory had better fill the first-level cache,
+constexpr int FEW_ROWS = 4;                // rows of x for which memory had better fill the first-level cache,
 constexpr long NEARER = 4096;         // and so many bytes ahead
 
 // Lanes of the two vectors of a panel that has fewer than 32 rows.
@@ -59,7 +59,7 @@ template <int M, bool WHOLE = true>
         for (int v = 0; v < 2; v++) {
             const bf16 *at = w + v * 2 * PAIRS;
             part[v] = (__m512bh)(WHOLE ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi32(some.of[v], at));
-            __builtin_prefetch((const char *)at + far, 0, M <= FEW ? 3 : 2);
+            __builtin_prefetch((const char *)at + far, 0, M <= FEW_ROWS ? 3 : 2);
         }
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
@@ -109,7 +109,7 @@ inline void multiply_panels(const Panels &w, int begin, int end, const bf16 *x, 
             for (int t = 0, m = 0; t < tiles; t++) {
                 const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
                 const PanelTile take = panel_tile_of(size);
-                const long far = tiles == 1 ? (size <= FEW ? NEARER : FAR) : t + 1 < tiles ? SOON : piece / PANEL_ROWS * bytes;  // the next piece
+                const long far = tiles == 1 ? (size <= FEW_ROWS ? NEARER : FAR) : t + 1 < tiles ? SOON : piece / PANEL_ROWS * bytes;  // the next piece
                 for (int n = first; n < last; n += PANEL_ROWS) {
                     const int wide = w.wide(n), these = std::min(block, pairs - at);
                     const bf16 *from = w.panel(n) + (long)at * 2 * wide, *with = x + m * ldx + 2 * at;
