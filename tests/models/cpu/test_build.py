@@ -76,7 +76,8 @@ def test_a_compiler_that_fails_leaves_nothing_and_is_quoted(afresh, monkeypatch,
 
 
 def test_a_compiler_that_does_not_know_the_machine_builds_for_any_and_says_so(afresh, monkeypatch, tmp_path, caplog):
-    script = f'for a in "$@"; do [ "$a" = -march=native ] && echo what machine >&2 && exit 1; done\nexec {build.find_compiler()} "$@"'
+    refusal = 'for a in "$@"; do [ "$a" = -march=native ] && echo what machine >&2 && exit 1; done'
+    script = f'{refusal}\nexec {build.find_compiler()} "$@"'
     monkeypatch.setenv("CXX", write_compiler(tmp_path / "cxx", script))
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
     with caplog.at_level(logging.WARNING, logger="paceline"):
