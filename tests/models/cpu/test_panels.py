@@ -1,5 +1,7 @@
 """Matrices in panels: the same numbers for whoever asks for them, in the memory where they lay."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,12 @@ from paceline.api import load
 from paceline.engine.static import lay_out
 from paceline.models import loading
 from paceline.models.cpu.panels import PanelLinear, from_panels, lay_in_panels, panel_width, to_panels
+from paceline.models.cpu.runtime import CpuDecoder
 from tests import tiny
 from tests.api import checkpoints
+from tests.models.cpu.models import native
+from tests.models.cpu.test_invariance import LAYOUTS, chain, one_by_one
+from tests.models.layouts import texts
 
 pytestmark = pytest.mark.skipif(panel_width() == 0, reason="this machine's products have no use for panels")
 
@@ -82,3 +88,34 @@ def test_weights_that_are_trained_and_odd_rows_stay():
     odd.blocks[0].ffn.down = nn.Linear(31, 64, bias=False).bfloat16().requires_grad_(False)
     lay_in_panels(odd)
     assert type(odd.blocks[0].ffn.down) is nn.Linear and isinstance(odd.blocks[0].attention.qkv, PanelLinear)
+
+
+def laid(layout):
+    """The kernel's model of a layout, in panels."""
+    lm = deepcopy(native(layout, torch.bfloat16))
+    lay_in_panels(lm)
+    return CpuDecoder(lm)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_token_has_the_same_bits_alone_in_a_text_in_a_batch_and_with_threads(layout):
+    model = laid(layout)
+    tokens, threads = texts(3, 33), torch.get_num_threads()
+    alone = one_by_one(model, tokens)
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        try:
+            assert torch.equal(model(chain(tokens), model.new_cache(3, 64).view()).logits, alone)
+        finally:
+            torch.set_num_threads(threads)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_are_as_near_to_exact_numbers_as_the_eager_decoders(layout):
+    tokens, wide = texts(2, 24), native(layout, torch.bfloat16)
+    model, exact = laid(layout), deepcopy(wide).double()
+    read = [lm(chain(tokens), lm.new_cache(2, 40).view()).logits.double() for lm in (exact, wide, model)]
+    eager, own = ((logits - read[0]).abs().mean() for logits in read[1:])
+    assert 0 < float(own) <= 1.25 * float(eager)
