@@ -26,7 +26,7 @@ class Forward {
         const long chunk = std::min<long>(CHUNK, nodes_.size());
         for (int i = 0; i < NUM_BUFFERS; i++) {
             auto &memory = memory_[i];
-            const long size = (i == STREAM ? (long)nodes_.size() : chunk) * model.width[i];
+            const long size = (i == STREAM ? (long)nodes_.size() : chunk) * step(i);
             if ((long)memory.size() < size) memory.resize(size);
         }
         choose_heads();
@@ -46,7 +46,12 @@ class Forward {
     std::vector<int> heads_;     // nodes that get logits
     std::vector<long> outputs_;  // and the rows of logits they go to
 
-    T *buffer(int64_t which, long row) { return memory_[which].data() + row * model_.width[which]; }
+    // Numbers from row to row: not a power of two, which would put one column of all rows in the same few places of a cache.
+    long step(int64_t which) const {
+        const long width = model_.width[which], line = 64 / sizeof(T);
+        return width % (8 * line) == 0 ? width + line : width;
+    }
+    T *buffer(int64_t which, long row) { return memory_[which].data() + row * step(which); }
 
     void choose_heads() {
         if (call_.head == HEAD_NONE) return;
@@ -142,8 +147,8 @@ class Forward {
             default: {
                 const T *x = buffer(op.source, row_of(op.source, first, 0));
                 T *y = buffer(op.target, row_of(op.target, first, 0));
-                return linear(op, x, model_.width[op.source], size, walk,
-                              [&](int m) { return y + m * model_.width[op.target]; }, Acc<T>(1));
+                return linear(op, x, step(op.source), size, walk,
+                              [&](int m) { return y + m * step(op.target); }, Acc<T>(1));
             }
         }
     }
@@ -160,7 +165,7 @@ class Forward {
             for (int i = begin; i < end; i++) {
                 const int from = pieces[i / heads];
                 attention(layer, i % heads, &nodes_[first + from], pieces[i / heads + 1] - from, buffer(HEADS, from),
-                          model_.width[HEADS], buffer(ATTENDED, from), model_.width[ATTENDED]);
+                          step(HEADS), buffer(ATTENDED, from), step(ATTENDED));
             }
         });
     }
@@ -171,7 +176,7 @@ class Forward {
             for (int i = begin; i < end; i++)
                 norm(model_.norm, (const T *)buffer(STREAM, heads_[first + i]), buffer(NORMED, i));
         });
-        linear(model_.head, (const T *)buffer(NORMED, 0), model_.width[NORMED], size, walk,
+        linear(model_.head, (const T *)buffer(NORMED, 0), step(NORMED), size, walk,
                [&](int m) { return (T *)call_.logits + outputs_[first + m] * model_.vocab; }, Acc<T>(model_.divisor));
     }
 };
