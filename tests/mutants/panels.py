@@ -1,0 +1,55 @@
+"""Mutants of matrices in panels and of the kernel's threads."""
+
+from tests.mutants.mutant import PANELS, PRODUCT, TEAM, Mutant
+
+MUTANTS = (
+    Mutant(
+        "panels: every block's sums begin anew",
+        "models/cpu/kernel/panels.h",
+        "acc[m][v] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums[m] + v * PAIRS);",
+        "acc[m][v] = _mm512_setzero_ps();",
+        (PRODUCT,),
+    ),
+    Mutant(
+        "panels: the second half of a panel that is not full is left out",
+        "models/cpu/kernel/panels.h",
+        "wide > PAIRS ? (1 << (wide - PAIRS)) - 1 : 0",
+        "0",
+        (PRODUCT,),
+    ),
+    Mutant(
+        "panels: rows of a tile are those of the first tile",
+        "models/cpu/kernel/panels.h",
+        "*with = x + m * ldx + 2 * at;",
+        "*with = x + 2 * at;",
+        (PRODUCT,),
+    ),
+    Mutant(
+        "panels: rows are laid one after another",
+        "models/cpu/panels.py",
+        "return [piece.reshape(piece.shape[0], piece.shape[2], piece.shape[1]) for",
+        "return [piece.transpose(1, 2) for",
+        (PANELS,),
+    ),
+    Mutant(
+        "panels: weights that are trained are laid out too",
+        "models/cpu/panels.py",
+        " and not child.weight.requires_grad",
+        "",
+        (PANELS,),
+    ),
+    Mutant(
+        "team: a phase is over when its pieces are taken",
+        "models/cpu/kernel/team.h",
+        "phase.done.load(std::memory_order_acquire) < pieces",
+        "phase.taken.load(std::memory_order_acquire) < pieces",
+        (TEAM,),
+    ),
+    Mutant(
+        "team: a forked process waits for threads that it does not have",
+        "models/cpu/kernel/team.h",
+        "if (team->process_ != getpid()) new (team) Team;",
+        "",
+        (TEAM,),
+    ),
+)
