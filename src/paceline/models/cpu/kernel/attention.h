@@ -85,15 +85,15 @@ inline void mix_tile(const Acc<T> *weights, long ldw, int begin, int end, const 
     }
 }
 
-constexpr int MIXED = 4;  // queries, and vectors of a head, in one tile of the sums over values
+constexpr int MIXED = 4;    // queries, and vectors of a head, in one tile of the sums over values
+constexpr int FEWEST = 12;  // queries of a piece of work, where threads must have something to share
 
 template <class T>
-struct Attention {
-    const Model &model;
-    const Call &call;
-    std::vector<Acc<T>> scores;
-    std::vector<T> queries;
-    std::vector<int> path;
+class Attention {
+   public:
+    static constexpr int most_queries = FEWEST;  // of a piece
+
+    Attention(const Model &model, const Call &call) : model(model), call(call) {}
 
     // Nodes first to last (exclusive) of one row over one key-value head.
     void operator()(int layer, int head, const Node *nodes, int count, const T *heads, long heads_step, T *out, long out_step) {
@@ -136,6 +136,12 @@ struct Attention {
     }
 
    private:
+    const Model &model;
+    const Call &call;
+    std::vector<Acc<T>> scores;
+    std::vector<T> queries;
+    std::vector<int> path;
+
     // The softmax of the first count scores; zeros after them.
     void soften(Acc<T> *s, int count, long ld) {
         using V = Vec<T>;

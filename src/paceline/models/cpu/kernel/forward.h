@@ -14,12 +14,12 @@
 #endif
 
 #include "attention.h"
+#include "together.h"
 #include "quantised.h"
 
 namespace paceline {
 
 constexpr int CHUNK = 512;         // nodes whose buffers exist at once
-constexpr int QUERIES = 12;        // of one piece of attention's work
 constexpr int SPINS = 20000;       // before a waiting thread lets others run
 constexpr int NUMBERS = 256;       // of a row, the same for activations
 
@@ -115,7 +115,7 @@ class Forward {
 
     void walk(int thread) {
         const int count = nodes_.size();
-        Attention<T> attention{model_, call_, {}, {}, {}};
+        Attention<T> attention(model_, call_);
         clear(thread);
         Share mine(count, 1, thread, threads_);
         for (int i = mine.begin; i < mine.end; i++) embed(i);
@@ -225,7 +225,7 @@ class Forward {
     }
 
     void attend(int layer, int first, int size, Attention<T> &attention, int thread) {
-        const int group = model_.num_heads / model_.num_kv_heads, most = std::max(1, QUERIES / group);
+        const int group = model_.num_heads / model_.num_kv_heads, most = std::max(1, Attention<T>::most_queries / group);
         int piece = 0;
         for (int begin = 0, end; begin < size; begin = end) {
             const int row = nodes_[first + begin].row;

@@ -1,0 +1,202 @@
+// The parts of attention for pairs of bfloat16: scores of keys, the softmax, sums of values.
+//
+// Sixteen keys stand side by side in a vector, word by word, and the values of two places number by number, so that no
+// sum runs across a vector; what brings them there is shared by all queries. A score is summed over the words of a head,
+// and values over pairs of places, always in order: a query's result has the same bits whatever is computed beside it.
+#pragma once
+
+#include "elementwise.h"
+#include "dots.h"
+
+#if defined(__AVX512BF16__)
+namespace paceline {
+
+constexpr int SIDE = 16;       // keys side by side, and numbers of a vector
+constexpr int SIDES = 4;       // sixteens of keys in a tile of scores
+constexpr int SCORED = 6;      // queries in it: 24 sums and their operands fill 32 registers
+constexpr int VECTORS = 4;     // of a head, in a tile of sums over values
+constexpr int PLACES_AHEAD = 64;  // between what is used and what is asked of memory
+
+constexpr int MOST_MIXED = 8;  // queries in such a tile
+
+// Queries in a tile of sums over values W vectors wide.
+template <int W>
+constexpr int mixed = W == VECTORS ? 6 : MOST_MIXED;
+
+// Calls with(Count<n>), n from 1 to Most.
+template <int Most, int N = 1, class With>
+inline void known(int n, With &&with) {
+    if constexpr (N < Most)
+        if (n > N) return known<Most, N + 1>(n, with);
+    with(Count<N>{});
+}
+
+// The first count numbers, at most 32, and zeros.
+inline __m512i load_pairs(const bf16 *p, int count) {
+    return _mm512_maskz_loadu_epi16(count >= 32 ? ~0u : (1u << count) - 1, p);
+}
+
+// Sixteen vectors of sixteen words, rows to columns.
+inline void turn_round(__m512i (&r)[SIDE]) {
+    __m512i t[SIDE];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+// Sixteen keys from place first on, word by word: turned[i] has word i of each. at(j) is the slot of place j below count;
+// what is beyond repeats the last one, and nobody uses its scores.
+template <class At>
+inline void turn_keys(const bf16 *keys, long step, int first, int count, At &&at, int size, __m512i *turned) {
+    const int words = (size + 1) / 2;
+    for (int word = 0; word < words; word += SIDE) {
+        __m512i rows[SIDE];
+#pragma GCC unroll 16
+        for (int r = 0; r < SIDE; r++) {
+            const int place = first + r;
+            rows[r] = load_pairs(keys + at(std::min(place, count - 1)) * step + 2 * word, size - 2 * word);
+            if (place + PLACES_AHEAD < count) want_later(keys + at(place + PLACES_AHEAD) * step + 2 * word);
+        }
+        turn_round(rows);
+        if (words - word >= SIDE) {
+#pragma GCC unroll 16
+            for (int r = 0; r < SIDE; r++) turned[word + r] = rows[r];
+        } else {
+            for (int r = 0; r < words - word; r++) turned[word + r] = rows[r];
+        }
+    }
+}
+
+// scores[m * ld + j] = (query m, key j), for M queries that stand padded apart and G times sixteen keys.
+template <int M, int G>
+[[gnu::noinline]] void score_tile(const __m512i *turned, int words, const bf16 *queries, int padded, float *scores, long ld) {
+    __m512 sums[M][G];
+    const int *pairs[M];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+        pairs[m] = (const int *)(queries + m * padded);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) sums[m][g] = _mm512_setzero_ps();
+    }
+    for (int i = 0; i < words; i++) {
+        __m512bh keys[G];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) keys[g] = (__m512bh)turned[g * words + i];
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            const __m512bh query = (__m512bh)_mm512_set1_epi32(pairs[m][i]);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; g++) sums[m][g] = _mm512_dpbf16_ps(sums[m][g], keys[g], query);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) _mm512_storeu_ps(scores + m * ld + g * SIDE, sums[m][g]);
+}
+
+// 2 to the x for x up to 0, to 3 millionths of it: far finer than the weights that are made of it.
+inline __m512 power_of_two(__m512 x) {
+    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), rest = _mm512_sub_ps(x, whole);
+    __m512 p = _mm512_fmadd_ps(rest, _mm512_set1_ps(0.009566114284f), _mm512_set1_ps(0.05591752753f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.24024842679f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.69312185049f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.99999922514f));
+    return _mm512_scalef_ps(p, whole);
+}
+
+// Turns the scores of count places, in place, into weights of bfloat16 that are not divided by their sum yet, and zeros
+// from there up to end at least. Returns the sum of what they are when rounded, so that they add up to one.
+inline float weigh(float *scores, int count, int end, float scale) {
+    const float lowest = -INFINITY;
+    __m512 top = _mm512_set1_ps(lowest);
+    auto some = [&](int i) { return (__mmask16)(i + SIDE <= count ? 0xffff : i < count ? (1u << (count - i)) - 1 : 0); };
+    for (int i = 0; i < count; i += SIDE) top = _mm512_mask_max_ps(top, some(i), top, _mm512_loadu_ps(scores + i));
+    const __m512 factor = _mm512_set1_ps(scale * 1.44269504f), most = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    auto weights = [&](int i) {
+        const __m512 below = _mm512_sub_ps(_mm512_loadu_ps(scores + i), most);
+        return _mm512_maskz_mov_ps(some(i), power_of_two(_mm512_mul_ps(below, factor)));
+    };
+    const __m512bh one = (__m512bh)_mm512_set1_epi16(0x3f80);
+    __m512 total = _mm512_setzero_ps();
+    for (int i = 0; i < end; i += 2 * SIDE) {
+        const __m512bh both = _mm512_cvtne2ps_pbh(weights(i + SIDE), weights(i));
+        total = _mm512_dpbf16_ps(total, both, one);
+        _mm512_storeu_si512((bf16 *)scores + i, (__m512i)both);
+    }
+    return sum((Floats)total);
+}
+
+// Values of the places from first to end, two by two a row of vectors: numbers of the one and of the other in turns.
+// at(j) is the slot of place j below count; what is beyond is zero, and not read.
+template <class At>
+inline void pair_values(const bf16 *values, long step, int first, int end, int count, At &&at, int size, __m512i *paired) {
+    alignas(64) static constexpr auto order = [] {
+        struct { int16_t of[2][32]; } both{};
+        for (int i = 0; i < 64; i++) both.of[i / 32][i % 32] = i / 2 + i % 2 * 32;
+        return both;
+    }();
+    const __m512i low = _mm512_load_si512(order.of[0]), high = _mm512_load_si512(order.of[1]);
+    for (int j = first; j < std::min(end, count); j += 2) {
+        const bf16 *one = values + at(j) * step, *other = j + 1 < count ? values + at(j + 1) * step : nullptr;
+        if (j + PLACES_AHEAD + 1 < count)
+            for (int ahead = j + PLACES_AHEAD; ahead < j + PLACES_AHEAD + 2; ahead++)
+                for (int e = 0; e < size; e += 32) want_later(values + at(ahead) * step + e);
+        for (int e = 0; e < size; e += 32) {
+            const __m512i a = load_pairs(one + e, size - e), b = other ? load_pairs(other + e, size - e) : __m512i{};
+            *paired++ = _mm512_permutex2var_epi16(a, low, b);
+            if (size - e > SIDE) *paired++ = _mm512_permutex2var_epi16(a, high, b);
+        }
+    }
+}
+
+// sums[m * lds + w] += weights of query m times vector w of the values, over count pairs.
+template <int M, int W>
+[[gnu::noinline]] void mix_tile(const int *weights, long ld, int count, const __m512i *paired, int vectors, __m512 *sums) {
+    __m512 kept[M][W];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) kept[m][w] = sums[m * vectors + w];
+    for (int i = 0; i < count; i++, paired += vectors) {
+        __m512bh values[W];
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) values[w] = (__m512bh)paired[w];
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            const __m512bh weight = (__m512bh)_mm512_set1_epi32(weights[m * ld + i]);
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) kept[m][w] = _mm512_dpbf16_ps(kept[m][w], values[w], weight);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) sums[m * vectors + w] = kept[m][w];
+}
+
+}  // namespace paceline
+#endif
