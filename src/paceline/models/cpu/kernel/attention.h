@@ -95,8 +95,20 @@ class Attention {
 
     Attention(const Model &model, const Call &call) : model(model), call(call) {}
 
-    // Nodes first to last (exclusive) of one row over one key-value head.
-    void operator()(int layer, int head, const Node *nodes, int count, const T *heads, long heads_step, T *out, long out_step) {
+    // Nodes first to last (exclusive) of one row over key-value heads begin to end.
+    void operator()(int layer, int begin, int end, const Node *nodes, int count, const T *heads, long heads_step, T *out,
+                    long out_step) {
+        for (int head = begin; head < end; head++) attend(layer, head, nodes, count, heads, heads_step, out, out_step);
+    }
+
+   private:
+    const Model &model;
+    const Call &call;
+    std::vector<Acc<T>> scores;
+    std::vector<T> queries;
+    std::vector<int> path;
+
+    void attend(int layer, int head, const Node *nodes, int count, const T *heads, long heads_step, T *out, long out_step) {
         const int size = model.head_dim, group = model.num_heads / model.num_kv_heads, num = count * group;
         const int row = nodes[0].row, length = call.length[row], from = call.start;
         const auto slots = slots_of<T>(model, call, layer, row, head);
@@ -134,13 +146,6 @@ class Attention {
                 mix(i * group + g, std::min(MIXED, group - g), ld, slots, length, path.size(), group, head, out, out_step);
         }
     }
-
-   private:
-    const Model &model;
-    const Call &call;
-    std::vector<Acc<T>> scores;
-    std::vector<T> queries;
-    std::vector<int> path;
 
     // The softmax of the first count scores; zeros after them.
     void soften(Acc<T> *s, int count, long ld) {

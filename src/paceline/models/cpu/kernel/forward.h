@@ -230,10 +230,9 @@ class Forward {
         for (int begin = 0, end; begin < size; begin = end) {
             const int row = nodes_[first + begin].row;
             for (end = begin; end < size && nodes_[first + end].row == row && end - begin < most;) end++;
-            for (int head = 0; head < model_.num_kv_heads; head++)
-                if (piece++ % threads_ == thread)
-                    attention(layer, head, &nodes_[first + begin], end - begin, buffer(HEADS, begin), model_.width[HEADS],
-                              buffer(ATTENDED, begin), model_.width[ATTENDED]);
+            const Share heads(model_.num_kv_heads, 1, (thread + piece++) % threads_, threads_);
+            attention(layer, heads.begin, heads.end, &nodes_[first + begin], end - begin, buffer(HEADS, begin),
+                      model_.width[HEADS], buffer(ATTENDED, begin), model_.width[ATTENDED]);
         }
     }
 

@@ -31,63 +31,48 @@ inline void known(int n, With &&with) {
     with(Count<N>{});
 }
 
-// The first count numbers, at most 32, and zeros.
-inline __m512i load_pairs(const bf16 *p, int count) {
-    return _mm512_maskz_loadu_epi16(count >= 32 ? ~0u : (1u << count) - 1, p);
+// The first count numbers, at most as many as fit, and zeros.
+inline __m128i load_eight(const bf16 *p, int count) {
+    return count >= 8 ? _mm_loadu_si128((const __m128i *)p) : _mm_maskz_loadu_epi16((1u << count) - 1, p);
+}
+inline __m256i load_sixteen(const bf16 *p, int count) {
+    return count >= 16 ? _mm256_loadu_si256((const __m256i *)p) : _mm256_maskz_loadu_epi16((1u << count) - 1, p);
 }
 
-// Sixteen vectors of sixteen words, rows to columns.
-inline void turn_round(__m512i (&r)[SIDE]) {
-    __m512i t[SIDE];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
+// Four words of sixteen rows: out[i] has word i of each.
+inline void turn_words(const bf16 *const *rows, int at, int count, __m512i *out) {
+    __m512i r[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    for (int i = 0; i < 4; i++) {  // rows i, i + 4, i + 8 and i + 12 in the quarters
+        r[i] = _mm512_castsi128_si512(load_eight(rows[i] + at, count));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x00f0, load_eight(rows[i + 4] + at, count));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x0f00, load_eight(rows[i + 8] + at, count));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0xf000, load_eight(rows[i + 12] + at, count));
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
+    const __m512i low = _mm512_unpacklo_epi32(r[0], r[1]), high = _mm512_unpackhi_epi32(r[0], r[1]);
+    const __m512i low2 = _mm512_unpacklo_epi32(r[2], r[3]), high2 = _mm512_unpackhi_epi32(r[2], r[3]);
+    out[0] = _mm512_unpacklo_epi64(low, low2), out[1] = _mm512_unpackhi_epi64(low, low2);
+    out[2] = _mm512_unpacklo_epi64(high, high2), out[3] = _mm512_unpackhi_epi64(high, high2);
 }
 
 // Sixteen keys from place first on, word by word: turned[i] has word i of each. at(j) is the slot of place j below count;
 // what is beyond repeats the last one, and nobody uses its scores.
 template <class At>
 inline void turn_keys(const bf16 *keys, long step, int first, int count, At &&at, int size, __m512i *turned) {
-    const int words = (size + 1) / 2;
-    for (int word = 0; word < words; word += SIDE) {
-        __m512i rows[SIDE];
-#pragma GCC unroll 16
-        for (int r = 0; r < SIDE; r++) {
-            const int place = first + r;
-            rows[r] = load_pairs(keys + at(std::min(place, count - 1)) * step + 2 * word, size - 2 * word);
-            if (place + PLACES_AHEAD < count) want_later(keys + at(place + PLACES_AHEAD) * step + 2 * word);
-        }
-        turn_round(rows);
-        if (words - word >= SIDE) {
-#pragma GCC unroll 16
-            for (int r = 0; r < SIDE; r++) turned[word + r] = rows[r];
-        } else {
-            for (int r = 0; r < words - word; r++) turned[word + r] = rows[r];
-        }
+    const bf16 *rows[SIDE];
+    for (int r = 0; r < SIDE; r++) {
+        const int place = first + r;
+        rows[r] = keys + at(std::min(place, count - 1)) * step;
+        if (place + PLACES_AHEAD < count)
+            for (int e = 0; e < size; e += 32) want_later(keys + at(place + PLACES_AHEAD) * step + e);
     }
+    const int words = (size + 1) / 2;
+    int e = 0;
+    for (; e + 8 <= size; e += 8) turn_words(rows, e, 8, turned + e / 2);
+    if (e == size) return;
+    __m512i last[4];
+    turn_words(rows, e, size - e, last);
+    for (int i = e / 2; i < words; i++) turned[i] = last[i - e / 2];
 }
 
 // scores[m * ld + j] = (query m, key j), for M queries that stand padded apart and G times sixteen keys.
@@ -155,20 +140,19 @@ inline float weigh(float *scores, int count, int end, float scale) {
 template <class At>
 inline void pair_values(const bf16 *values, long step, int first, int end, int count, At &&at, int size, __m512i *paired) {
     alignas(64) static constexpr auto order = [] {
-        struct { int16_t of[2][32]; } both{};
-        for (int i = 0; i < 64; i++) both.of[i / 32][i % 32] = i / 2 + i % 2 * 32;
-        return both;
+        struct { int16_t of[32]; } turns{};
+        for (int i = 0; i < 32; i++) turns.of[i] = i / 2 + i % 2 * 16;
+        return turns;
     }();
-    const __m512i low = _mm512_load_si512(order.of[0]), high = _mm512_load_si512(order.of[1]);
+    const __m512i turns = _mm512_load_si512(order.of);
     for (int j = first; j < std::min(end, count); j += 2) {
         const bf16 *one = values + at(j) * step, *other = j + 1 < count ? values + at(j + 1) * step : nullptr;
         if (j + PLACES_AHEAD + 1 < count)
             for (int ahead = j + PLACES_AHEAD; ahead < j + PLACES_AHEAD + 2; ahead++)
                 for (int e = 0; e < size; e += 32) want_later(values + at(ahead) * step + e);
-        for (int e = 0; e < size; e += 32) {
-            const __m512i a = load_pairs(one + e, size - e), b = other ? load_pairs(other + e, size - e) : __m512i{};
-            *paired++ = _mm512_permutex2var_epi16(a, low, b);
-            if (size - e > SIDE) *paired++ = _mm512_permutex2var_epi16(a, high, b);
+        for (int e = 0; e < size; e += SIDE) {
+            const __m256i a = load_sixteen(one + e, size - e), b = other ? load_sixteen(other + e, size - e) : __m256i{};
+            *paired++ = _mm512_permutexvar_epi16(turns, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
         }
     }
 }
