@@ -116,22 +116,28 @@ inline __m512 power_of_two(__m512 x) {
 // Turns the scores of count places, in place, into weights of bfloat16 that are not divided by their sum yet, and zeros
 // from there up to end at least. Returns the sum of what they are when rounded, so that they add up to one.
 inline float weigh(float *scores, int count, int end, float scale) {
-    const float lowest = -INFINITY;
-    __m512 top = _mm512_set1_ps(lowest);
+    constexpr int step = 2 * SIDE;
+    const int whole = count / step * step;
     auto some = [&](int i) { return (__mmask16)(i + SIDE <= count ? 0xffff : i < count ? (1u << (count - i)) - 1 : 0); };
-    for (int i = 0; i < count; i += SIDE) top = _mm512_mask_max_ps(top, some(i), top, _mm512_loadu_ps(scores + i));
-    const __m512 factor = _mm512_set1_ps(scale * 1.44269504f), most = _mm512_set1_ps(_mm512_reduce_max_ps(top));
-    auto weights = [&](int i) {
-        const __m512 below = _mm512_sub_ps(_mm512_loadu_ps(scores + i), most);
-        return _mm512_maskz_mov_ps(some(i), power_of_two(_mm512_mul_ps(below, factor)));
-    };
+    __m512 top = _mm512_set1_ps(-INFINITY), other = top;
+    for (int i = 0; i < whole; i += step) {
+        top = _mm512_max_ps(top, _mm512_loadu_ps(scores + i));
+        other = _mm512_max_ps(other, _mm512_loadu_ps(scores + i + SIDE));
+    }
+    for (int i = whole; i < count; i += SIDE) top = _mm512_mask_max_ps(top, some(i), top, _mm512_loadu_ps(scores + i));
+    const __m512 factor = _mm512_set1_ps(scale * 1.44269504f);
+    const __m512 most = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(top, other))), factor);
     const __m512bh one = (__m512bh)_mm512_set1_epi16(0x3f80);
     __m512 total = _mm512_setzero_ps();
-    for (int i = 0; i < end; i += 2 * SIDE) {
-        const __m512bh both = _mm512_cvtne2ps_pbh(weights(i + SIDE), weights(i));
+    auto weights = [&](int i) { return power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, most)); };
+    auto add = [&](int i, __m512 first, __m512 second) {
+        const __m512bh both = _mm512_cvtne2ps_pbh(second, first);
         total = _mm512_dpbf16_ps(total, both, one);
         _mm512_storeu_si512((bf16 *)scores + i, (__m512i)both);
-    }
+    };
+    for (int i = 0; i < whole; i += step) add(i, weights(i), weights(i + SIDE));
+    for (int i = whole; i < end; i += step)
+        add(i, _mm512_maskz_mov_ps(some(i), weights(i)), _mm512_maskz_mov_ps(some(i + SIDE), weights(i + SIDE)));
     return sum((Floats)total);
 }
 
