@@ -15,7 +15,6 @@ constexpr int SIDE = 16;       // keys side by side, and numbers of a vector
 constexpr int SIDES = 4;       // sixteens of keys in a tile of scores
 constexpr int SCORED = 6;      // queries in it: 24 sums and their operands fill 32 registers
 constexpr int VECTORS = 4;     // of a head, in a tile of sums over values
-constexpr int PLACES_AHEAD = 64;  // between what is used and what is asked of memory
 
 constexpr int MOST_MIXED = 8;  // queries in such a tile
 
@@ -40,14 +39,14 @@ inline __m256i load_sixteen(const bf16 *p, int count) {
 }
 
 // Four words of sixteen rows: out[i] has word i of each.
-inline void turn_words(const bf16 *const *rows, int at, int count, __m512i *out) {
+inline void turn_words(const bf16 *rows, long step, int count, __m512i *out) {
     __m512i r[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {  // rows i, i + 4, i + 8 and i + 12 in the quarters
-        r[i] = _mm512_castsi128_si512(load_eight(rows[i] + at, count));
-        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x00f0, load_eight(rows[i + 4] + at, count));
-        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x0f00, load_eight(rows[i + 8] + at, count));
-        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0xf000, load_eight(rows[i + 12] + at, count));
+        r[i] = _mm512_castsi128_si512(load_eight(rows + i * step, count));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x00f0, load_eight(rows + (i + 4) * step, count));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x0f00, load_eight(rows + (i + 8) * step, count));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0xf000, load_eight(rows + (i + 12) * step, count));
     }
     const __m512i low = _mm512_unpacklo_epi32(r[0], r[1]), high = _mm512_unpackhi_epi32(r[0], r[1]);
     const __m512i low2 = _mm512_unpacklo_epi32(r[2], r[3]), high2 = _mm512_unpackhi_epi32(r[2], r[3]);
@@ -55,24 +54,35 @@ inline void turn_words(const bf16 *const *rows, int at, int count, __m512i *out)
     out[2] = _mm512_unpacklo_epi64(high, high2), out[3] = _mm512_unpackhi_epi64(high, high2);
 }
 
-// Sixteen keys from place first on, word by word: turned[i] has word i of each. at(j) is the slot of place j below count;
-// what is beyond repeats the last one, and nobody uses its scores.
-template <class At>
-inline void turn_keys(const bf16 *keys, long step, int first, int count, At &&at, int size, __m512i *turned) {
-    const bf16 *rows[SIDE];
-    for (int r = 0; r < SIDE; r++) {
-        const int place = first + r;
-        rows[r] = keys + at(std::min(place, count - 1)) * step;
-        if (place + PLACES_AHEAD < count)
-            for (int e = 0; e < size; e += 32) want_later(keys + at(place + PLACES_AHEAD) * step + e);
-    }
-    const int words = (size + 1) / 2;
+// Sixteen keys, step apart, word by word: turned[i] has word i of each.
+inline void turn_keys(const bf16 *keys, long step, int size, __m512i *turned) {
     int e = 0;
-    for (; e + 8 <= size; e += 8) turn_words(rows, e, 8, turned + e / 2);
+    for (; e + 8 <= size; e += 8) turn_words(keys + e, step, 8, turned + e / 2);
     if (e == size) return;
     __m512i last[4];
-    turn_words(rows, e, size - e, last);
-    for (int i = e / 2; i < words; i++) turned[i] = last[i - e / 2];
+    turn_words(keys + e, step, size - e, last);
+    for (int i = e / 2; 2 * i < size; i++) turned[i] = last[i - e / 2];
+}
+
+// Values of count places, step apart, two by two a row of vectors: numbers of the one and of the other in turns. An odd
+// last one has zeros beside it.
+inline void pair_values(const bf16 *values, long step, int count, int size, __m512i *paired) {
+    alignas(64) static constexpr auto order = [] {
+        struct { int16_t of[32]; } turns{};
+        for (int i = 0; i < 32; i++) turns.of[i] = i / 2 + i % 2 * 16;
+        return turns;
+    }();
+    const __m512i turns = _mm512_load_si512(order.of);
+    auto put = [&](__m256i a, __m256i b) {
+        *paired++ = _mm512_permutexvar_epi16(turns, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
+    };
+    const int whole = size / SIDE * SIDE, left = size - whole;
+    for (int j = 0; j + 1 < count; j += 2, values += 2 * step) {
+        for (int e = 0; e < whole; e += SIDE) put(load_sixteen(values + e, SIDE), load_sixteen(values + step + e, SIDE));
+        if (left) put(load_sixteen(values + whole, left), load_sixteen(values + step + whole, left));
+    }
+    if (count % 2)
+        for (int e = 0; e < size; e += SIDE) put(load_sixteen(values + e, size - e), __m256i{});
 }
 
 // scores[m * ld + j] = (query m, key j), for M queries that stand padded apart and G times sixteen keys.
@@ -139,28 +149,6 @@ inline float weigh(float *scores, int count, int end, float scale) {
     for (int i = whole; i < end; i += step)
         add(i, _mm512_maskz_mov_ps(some(i), weights(i)), _mm512_maskz_mov_ps(some(i + SIDE), weights(i + SIDE)));
     return sum((Floats)total);
-}
-
-// Values of the places from first to end, two by two a row of vectors: numbers of the one and of the other in turns.
-// at(j) is the slot of place j below count; what is beyond is zero, and not read.
-template <class At>
-inline void pair_values(const bf16 *values, long step, int first, int end, int count, At &&at, int size, __m512i *paired) {
-    alignas(64) static constexpr auto order = [] {
-        struct { int16_t of[32]; } turns{};
-        for (int i = 0; i < 32; i++) turns.of[i] = i / 2 + i % 2 * 16;
-        return turns;
-    }();
-    const __m512i turns = _mm512_load_si512(order.of);
-    for (int j = first; j < std::min(end, count); j += 2) {
-        const bf16 *one = values + at(j) * step, *other = j + 1 < count ? values + at(j + 1) * step : nullptr;
-        if (j + PLACES_AHEAD + 1 < count)
-            for (int ahead = j + PLACES_AHEAD; ahead < j + PLACES_AHEAD + 2; ahead++)
-                for (int e = 0; e < size; e += 32) want_later(values + at(ahead) * step + e);
-        for (int e = 0; e < size; e += SIDE) {
-            const __m256i a = load_sixteen(one + e, size - e), b = other ? load_sixteen(other + e, size - e) : __m256i{};
-            *paired++ = _mm512_permutexvar_epi16(turns, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
-        }
-    }
 }
 
 // sums[m * lds + w] += weights of query m times vector w of the values, over count pairs.

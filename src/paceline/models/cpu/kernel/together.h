@@ -60,7 +60,7 @@ class Attention<bf16> {
     std::vector<__m512i> keys_, values_, own_;
     std::vector<float> scores_, totals_;
     std::vector<__m512> sums_;
-    std::vector<bf16> queries_;
+    std::vector<bf16> queries_, rows_;
     std::vector<int> places_, paths_, ends_;  // of each node: places, slots of its own, and where they end
 
     const bf16 *keys(int h) const { return slots_.keys + (head_ + h) * size_; }
@@ -70,22 +70,51 @@ class Attention<bf16> {
     // Places that stand one after another and that some of a head's queries before end attend to.
     int reach(int end) const { return call_.chain ? places_[(end - 1) / group_] : length_; }
 
-    // The slots of a node's own places.
-    auto own(int node) const {
-        return [path = paths_.data() + ends_[node]](int j) { return path[j]; };
-    }
-
     static __m512i *room(std::vector<__m512i> &memory, long size) {
         if ((long)memory.size() < size) memory.resize(size);
         return memory.data();
     }
 
+    // Rows of the slots that at(j) names, j below count, side by side; up to num the last one again.
+    template <class At>
+    const bf16 *copied(const bf16 *from, int count, int num, At &&at) {
+        rows_.resize(num * size_);
+        for (int j = 0; j < num; j++)
+            std::memcpy(&rows_[j * size_], from + at(std::min(j, count - 1)) * slots_.step, size_ * sizeof(bf16));
+        return rows_.data();
+    }
+
+    // Asks memory for the block after this one.
+    void want_next(const bf16 *from, int first, int end) {
+        const int last = std::min(first + 2 * BLOCK, end);
+        for (int j = first + BLOCK; j < last; j++)
+            for (int e = 0; e < size_; e += 32) want_later(from + j * slots_.step + e);
+    }
+
+    // The keys of a block that begins at place first, of which all places from end on are left out.
+    const __m512i *turn_block(int h, int first, int end, __m512i *to) {
+        want_next(keys(h), first, end);
+        const bf16 *from = keys(h) + first * slots_.step;
+        const int count = std::min(BLOCK, end - first), whole = count / SIDE * SIDE;
+        for (int j = 0; j < whole; j += SIDE) turn_keys(from + j * slots_.step, slots_.step, size_, to + j / SIDE * words_);
+        if (whole < count)
+            turn_keys(copied(from + whole * slots_.step, count - whole, SIDE, Straight{}), size_, size_, to + whole / SIDE * words_);
+        return to;
+    }
+
+    // Its values in the same way.
+    const __m512i *pair_block(int h, int first, int end, __m512i *to) {
+        want_next(values(h), first, end);
+        pair_values(values(h) + first * slots_.step, slots_.step, std::min(BLOCK, end - first), size_, to);
+        return to;
+    }
+
     void turn_all() {
-        __m512i *to = room(keys_, (shared_ + SIDE - 1) / SIDE * words_);
-        for (int j = 0; j < shared_; j += SIDE, to += words_)
-            turn_keys(keys(0), slots_.step, j, shared_, Straight{}, size_, to);
-        to = room(values_, (shared_ + 1) / 2 * vectors_);
-        pair_values(values(0), slots_.step, 0, shared_, shared_, Straight{}, size_, to);
+        room(keys_, (shared_ + SIDE - 1) / SIDE * words_), room(values_, (shared_ + 1) / 2 * vectors_);
+        for (int first = 0; first < shared_; first += BLOCK) {
+            turn_block(0, first, shared_, &keys_[first / SIDE * words_]);
+            pair_block(0, first, shared_, &values_[first / 2 * vectors_]);
+        }
     }
 
     // Queries side by side, head by head, and the paths of their nodes.
@@ -140,24 +169,20 @@ class Attention<bf16> {
         const int longest = reach(num_);
         if (all_) score_head(keys_.data(), 0, 0, longest);
         for (int first = 0; first < longest && !all_; first += BLOCK)
-            for (int h = 0; h < num_heads_; h++) {
-                __m512i *turned = room(keys_, SIDES * words_);
-                for (int j = 0; j < BLOCK && first + j < longest; j += SIDE)
-                    turn_keys(keys(h), slots_.step, first + j, longest, Straight{}, size_, turned + j / SIDE * words_);
-                score_head(turned, h, first, BLOCK);
-            }
+            for (int h = 0; h < num_heads_; h++)
+                score_head(turn_block(h, first, longest, room(keys_, SIDES * words_)), h, first, BLOCK);
         if (call_.chain) return;
         for (int h = 0; h < num_heads_; h++)
             for (int node = 0; node < num_nodes(); node++) score_own(h, node);
     }
 
     void score_own(int h, int node) {
-        const int count = places_[node] - length_;
+        const int count = places_[node] - length_, *path = paths_.data() + ends_[node];
         for (int j = 0; j < count; j += SIDE) {
-            turn_keys(keys(h), slots_.step, j, count, own(node), size_, room(own_, words_));
+            const int some = std::min(SIDE, count - j);
+            turn_keys(copied(keys(h), some, SIDE, [&](int i) { return path[j + i]; }), size_, size_, room(own_, words_));
             for (int g = 0; g < group_; g += SCORED)
-                score_with(own_.data(), std::min(SIDE, count - j), h * num_ + node * group_ + g, std::min(SCORED, group_ - g),
-                           length_ + j);
+                score_with(own_.data(), some, h * num_ + node * group_ + g, std::min(SCORED, group_ - g), length_ + j);
         }
     }
 
@@ -192,12 +217,9 @@ class Attention<bf16> {
         const int longest = reach(num_), end = 2 * pairs(num_);
         if (all_) mix_with(values_.data(), 0, 0, 0, num_, pairs);
         for (int first = 0; first < end && !all_; first += BLOCK)
-            for (int h = 0; h < num_heads_; h++) {
-                __m512i *paired = room(values_, BLOCK / 2 * vectors_);
-                pair_values(values(h), slots_.step, first, first + BLOCK, longest, Straight{}, size_, paired);
-                mix_with(paired, first / 2, h, 0, num_,
+            for (int h = 0; h < num_heads_; h++)
+                mix_with(pair_block(h, first, longest, room(values_, BLOCK / 2 * vectors_)), first / 2, h, 0, num_,
                          [&](int last) { return std::min(BLOCK / 2, pairs(last) - first / 2); });
-            }
         if (call_.chain) return;
         for (int h = 0; h < num_heads_; h++)
             for (int node = 0; node < num_nodes(); node++) mix_own(h, node);
@@ -205,10 +227,11 @@ class Attention<bf16> {
 
     // Pairs of a node's own places, the first of which may begin with the last committed slot.
     void mix_own(int h, int node) {
-        const int first = length_ / 2 * 2, count = places_[node], pairs = (count - first + 1) / 2;
-        const auto at = [&, beyond = own(node)](int place) { return place < length_ ? place : beyond(place - length_); };
+        const int first = length_ / 2 * 2, count = places_[node] - first, pairs = (count + 1) / 2;
+        const int *path = paths_.data() + ends_[node], shared = length_ - first;
+        const auto at = [&](int j) { return j < shared ? first + j : path[j - shared]; };
         __m512i *paired = room(own_, pairs * vectors_);
-        pair_values(values(h), slots_.step, first, count, count, at, size_, paired);
+        pair_values(copied(values(h), count, count, at), size_, count, size_, paired);
         mix_with(paired, first / 2, h, node * group_, (node + 1) * group_, [&](int) { return pairs; });
     }
 
