@@ -85,13 +85,16 @@ inline void mix_tile(const Acc<T> *weights, long ldw, int begin, int end, const 
     }
 }
 
-constexpr int MIXED = 4;    // queries, and vectors of a head, in one tile of the sums over values
-constexpr int FEWEST = 12;  // queries of a piece of work, where threads must have something to share
+constexpr int MIXED = 4;     // queries, and vectors of a head, in one tile of the sums over values
+constexpr int QUERIES = 12;  // of one head, in a piece of work
 
 template <class T>
 class Attention {
    public:
-    static constexpr int most_queries = FEWEST;  // of a piece
+    // Nodes in a piece of work.
+    static int nodes_of_piece(const Model &model, int, int) {
+        return std::max<int>(1, QUERIES * model.num_kv_heads / model.num_heads);
+    }
 
     Attention(const Model &model, const Call &call) : model(model), call(call) {}
 

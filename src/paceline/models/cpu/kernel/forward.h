@@ -225,7 +225,7 @@ class Forward {
     }
 
     void attend(int layer, int first, int size, Attention<T> &attention, int thread) {
-        const int group = model_.num_heads / model_.num_kv_heads, most = std::max(1, Attention<T>::most_queries / group);
+        const int most = Attention<T>::nodes_of_piece(model_, size, threads_);
         int piece = 0;
         for (int begin = 0, end; begin < size; begin = end) {
             const int row = nodes_[first + begin].row;

@@ -10,14 +10,20 @@
 #if defined(__AVX512BF16__)
 namespace paceline {
 
-constexpr int BLOCK = SIDE * SIDES;  // places that few queries go through at once, of all heads one after another
+constexpr int AT_ONCE = SIDE * SIDES;  // places that few queries go through at once, of all heads one after another
 constexpr int TOGETHER = 24;         // queries of a head whose scores exist at once
+constexpr int PIECES = 4;            // of work for each thread, at least, where they cannot share out the heads
 constexpr long SCORES = 1024 * 1024; // most scores that exist at once, unless those of one head are more
 
 template <>
 class Attention<bf16> {
    public:
-    static constexpr int most_queries = 128;  // of a piece: all its keys and values are turned round once
+    // Nodes in a piece of work, for which keys and values are turned round once: all, where threads share out the heads.
+    static int nodes_of_piece(const Model &model, int nodes, int threads) {
+        if (model.num_kv_heads % threads == 0) return nodes;
+        const int fewest = std::max<int>(1, QUERIES * model.num_kv_heads / model.num_heads);
+        return std::max<int>(fewest, nodes * model.num_kv_heads / (PIECES * threads));
+    }
 
     Attention(const Model &model, const Call &call)
         : model_(model), call_(call), size_(model.head_dim), padded_(size_ + size_ % 2), words_(padded_ / 2),
@@ -84,18 +90,18 @@ class Attention<bf16> {
         return rows_.data();
     }
 
-    // Asks memory for the block after this one.
+    // Asks memory for the stretch after this one.
     void want_next(const bf16 *from, int first, int end) {
-        const int last = std::min(first + 2 * BLOCK, end);
-        for (int j = first + BLOCK; j < last; j++)
+        const int last = std::min(first + 2 * AT_ONCE, end);
+        for (int j = first + AT_ONCE; j < last; j++)
             for (int e = 0; e < size_; e += 32) want_later(from + j * slots_.step + e);
     }
 
-    // The keys of a block that begins at place first, of which all places from end on are left out.
-    const __m512i *turn_block(int h, int first, int end, __m512i *to) {
+    // The keys of a stretch that begins at place first, of which all places from end on are left out.
+    const __m512i *turn_stretch(int h, int first, int end, __m512i *to) {
         want_next(keys(h), first, end);
         const bf16 *from = keys(h) + first * slots_.step;
-        const int count = std::min(BLOCK, end - first), whole = count / SIDE * SIDE;
+        const int count = std::min(AT_ONCE, end - first), whole = count / SIDE * SIDE;
         for (int j = 0; j < whole; j += SIDE) turn_keys(from + j * slots_.step, slots_.step, size_, to + j / SIDE * words_);
         if (whole < count)
             turn_keys(copied(from + whole * slots_.step, count - whole, SIDE, Straight{}), size_, size_, to + whole / SIDE * words_);
@@ -103,17 +109,17 @@ class Attention<bf16> {
     }
 
     // Its values in the same way.
-    const __m512i *pair_block(int h, int first, int end, __m512i *to) {
+    const __m512i *pair_stretch(int h, int first, int end, __m512i *to) {
         want_next(values(h), first, end);
-        pair_values(values(h) + first * slots_.step, slots_.step, std::min(BLOCK, end - first), size_, to);
+        pair_values(values(h) + first * slots_.step, slots_.step, std::min(AT_ONCE, end - first), size_, to);
         return to;
     }
 
     void turn_all() {
         room(keys_, (shared_ + SIDE - 1) / SIDE * words_), room(values_, (shared_ + 1) / 2 * vectors_);
-        for (int first = 0; first < shared_; first += BLOCK) {
-            turn_block(0, first, shared_, &keys_[first / SIDE * words_]);
-            pair_block(0, first, shared_, &values_[first / 2 * vectors_]);
+        for (int first = 0; first < shared_; first += AT_ONCE) {
+            turn_stretch(0, first, shared_, &keys_[first / SIDE * words_]);
+            pair_stretch(0, first, shared_, &values_[first / 2 * vectors_]);
         }
     }
 
@@ -148,7 +154,7 @@ class Attention<bf16> {
 
     // Scores of queries from m on, num of them, with count keys, the first of which is at place at.
     void score_with(const __m512i *turned, int count, int m, int num, int at) {
-        for (int j = 0; j < count; j += BLOCK, turned += SIDES * words_)
+        for (int j = 0; j < count; j += AT_ONCE, turned += SIDES * words_)
             known<SCORED>(num, [&](auto rows) {
                 known<SIDES>(std::min(SIDES, (count - j + SIDE - 1) / SIDE), [&](auto sides) {
                     score_tile<rows.value, sides.value>(turned, words_, &queries_[m * padded_], padded_,
@@ -168,9 +174,9 @@ class Attention<bf16> {
     void score_shared() {
         const int longest = reach(num_);
         if (all_) score_head(keys_.data(), 0, 0, longest);
-        for (int first = 0; first < longest && !all_; first += BLOCK)
+        for (int first = 0; first < longest && !all_; first += AT_ONCE)
             for (int h = 0; h < num_heads_; h++)
-                score_head(turn_block(h, first, longest, room(keys_, SIDES * words_)), h, first, BLOCK);
+                score_head(turn_stretch(h, first, longest, room(keys_, SIDES * words_)), h, first, AT_ONCE);
         if (call_.chain) return;
         for (int h = 0; h < num_heads_; h++)
             for (int node = 0; node < num_nodes(); node++) score_own(h, node);
@@ -216,10 +222,10 @@ class Attention<bf16> {
         auto pairs = [&](int end) { return call_.chain ? (reach(end) + 1) / 2 : length_ / 2; };
         const int longest = reach(num_), end = 2 * pairs(num_);
         if (all_) mix_with(values_.data(), 0, 0, 0, num_, pairs);
-        for (int first = 0; first < end && !all_; first += BLOCK)
+        for (int first = 0; first < end && !all_; first += AT_ONCE)
             for (int h = 0; h < num_heads_; h++)
-                mix_with(pair_block(h, first, longest, room(values_, BLOCK / 2 * vectors_)), first / 2, h, 0, num_,
-                         [&](int last) { return std::min(BLOCK / 2, pairs(last) - first / 2); });
+                mix_with(pair_stretch(h, first, longest, room(values_, AT_ONCE / 2 * vectors_)), first / 2, h, 0, num_,
+                         [&](int last) { return std::min(AT_ONCE / 2, pairs(last) - first / 2); });
         if (call_.chain) return;
         for (int h = 0; h < num_heads_; h++)
             for (int node = 0; node < num_nodes(); node++) mix_own(h, node);
