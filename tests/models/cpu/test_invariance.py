@@ -65,14 +65,46 @@ def test_a_node_of_a_tree_equals_the_end_of_its_path(layout, dtype):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_threads_change_nothing(dtype):
-    model = CpuDecoder(native("grouped", dtype))
-    tokens, threads = texts(3, 20), torch.get_num_threads()
+@pytest.mark.parametrize("layout", ("grouped", "gpt2-odd-heads", "wide-heads"))
+def test_a_long_text_read_at_once_equals_the_text_read_in_pieces(layout, dtype):
+    model = CpuDecoder(native(layout, dtype))
+    tokens = texts(1, 150)
+    whole = model(chain(tokens), model.new_cache(1, 160).view()).logits
+    cache, pieces = model.new_cache(1, 160).view(), []
+    for piece in tokens.split((63, 1, 1, 2, 30, 31, 1, 21), dim=1):
+        pieces.append(model(chain(piece), cache).logits)
+        cache.commit(torch.tensor([piece.shape[1]]))
+    assert torch.equal(whole, torch.cat(pieces, dim=1))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("known", [1, 2, 31, 63, 64, 65, 100])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ("grouped", "gpt2-odd-heads", "wide-heads"))
+def test_a_branch_equals_its_path_as_a_chain_wherever_it_begins(layout, dtype, known):
+    model = CpuDecoder(native(layout, dtype))
+    text = texts(1, known)
+    cache = model.new_cache(1, 160).view()
+    model(chain(text), cache)
+    cache.commit(torch.tensor([known]))
+    tree = random_tree(1, 40, known, all_valid=True)
+    logits = model(tree, cache).logits[0]
+    for node in (0, 1, 2, 7, 23, 39):
+        path = path_to(tree, 0, node)
+        assert torch.equal(logits[node], model(chain(tree.tokens[:, path]), cache).logits[0, -1])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", ("grouped", "multi-query", "gpt2"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_change_nothing(dtype, layout):
+    model = CpuDecoder(native(layout, dtype))
+    tokens, threads = texts(3, 50), torch.get_num_threads()
     found = []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(model(chain(tokens), model.new_cache(3, 32).view()).logits)
+            found.append(model(chain(tokens), model.new_cache(3, 64).view()).logits)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

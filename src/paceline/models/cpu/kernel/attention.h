@@ -85,18 +85,33 @@ inline void mix_tile(const Acc<T> *weights, long ldw, int begin, int end, const 
     }
 }
 
-constexpr int MIXED = 4;  // queries, and vectors of a head, in one tile of the sums over values
+constexpr int MIXED = 4;     // queries, and vectors of a head, in one tile of the sums over values
+constexpr int QUERIES = 12;  // of one head, in a piece of work
 
 template <class T>
-struct Attention {
+class Attention {
+   public:
+    // Nodes in a piece of work.
+    static int nodes_of_piece(const Model &model, int, int) {
+        return std::max<int>(1, QUERIES * model.num_kv_heads / model.num_heads);
+    }
+
+    Attention(const Model &model, const Call &call) : model(model), call(call) {}
+
+    // Nodes first to last (exclusive) of one row over key-value heads begin to end.
+    void operator()(int layer, int begin, int end, const Node *nodes, int count, const T *heads, long heads_step, T *out,
+                    long out_step) {
+        for (int head = begin; head < end; head++) attend(layer, head, nodes, count, heads, heads_step, out, out_step);
+    }
+
+   private:
     const Model &model;
     const Call &call;
     std::vector<Acc<T>> scores;
     std::vector<T> queries;
     std::vector<int> path;
 
-    // Nodes first to last (exclusive) of one row over one key-value head.
-    void operator()(int layer, int head, const Node *nodes, int count, const T *heads, long heads_step, T *out, long out_step) {
+    void attend(int layer, int head, const Node *nodes, int count, const T *heads, long heads_step, T *out, long out_step) {
         const int size = model.head_dim, group = model.num_heads / model.num_kv_heads, num = count * group;
         const int row = nodes[0].row, length = call.length[row], from = call.start;
         const auto slots = slots_of<T>(model, call, layer, row, head);
@@ -135,7 +150,6 @@ struct Attention {
         }
     }
 
-   private:
     // The softmax of the first count scores; zeros after them.
     void soften(Acc<T> *s, int count, long ld) {
         using V = Vec<T>;

@@ -8,11 +8,11 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "together.h"
 
 namespace paceline {
 
 constexpr int CHUNK = 512;         // nodes whose buffers exist at once
-constexpr int QUERIES = 12;        // of one piece of attention's work
 constexpr int NUMBERS = 256;       // of a row, the same for activations
 constexpr int ROWS = 4;            // that a thread takes at once of what is little work
 
@@ -65,7 +65,7 @@ class Forward {
 
     void go(Walk &walk) {
         const int count = nodes_.size();
-        Attention<T> attention{model_, call_, {}, {}, {}};
+        Attention<T> attention(model_, call_);
         walk.once([&] { clear(); });
         walk.share(count, ROWS, [&](int begin, int end) {
             for (int i = begin; i < end; i++) embed(i);
@@ -154,7 +154,7 @@ class Forward {
     }
 
     void attend(int layer, int first, int size, Attention<T> &attention, Walk &walk) {
-        const int group = model_.num_heads / model_.num_kv_heads, most = std::max(1, QUERIES / group);
+        const int most = Attention<T>::nodes_of_piece(model_, size, call_.threads);
         static thread_local std::vector<int> pieces;  // where those of one row begin, and the end
         pieces.assign(1, 0);
         for (int i = 1; i < size; i++)
@@ -162,10 +162,11 @@ class Forward {
         const int heads = model_.num_kv_heads, count = pieces.size();
         pieces.push_back(size);
         walk.share((long)count * heads, 1, [&](int begin, int end) {
-            for (int i = begin; i < end; i++) {
-                const int from = pieces[i / heads];
-                attention(layer, i % heads, &nodes_[first + from], pieces[i / heads + 1] - from, buffer(HEADS, from),
-                          step(HEADS), buffer(ATTENDED, from), step(ATTENDED));
+            for (int i = begin, next; i < end; i = next) {
+                const int piece = i / heads, head = i % heads, from = pieces[piece];
+                next = std::min(end, i - head + heads);
+                attention(layer, head, head + next - i, &nodes_[first + from], pieces[piece + 1] - from,
+                          buffer(HEADS, from), step(HEADS), buffer(ATTENDED, from), step(ATTENDED));
             }
         });
     }
