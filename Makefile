@@ -43,13 +43,13 @@ bench: $(STAMP)  ## Drafting against plain decoding and against transformers, on
 	$(BIN)/paceline bench --peers --output build/bench.jsonl
 
 bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
-	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output benchmarks/verifiers-cost.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output docs/benchmarks/verifiers-cost.jsonl
 
 bench-scaling: $(STAMP)  ## A step's time and memory by rows, nodes and context, and the time to the first token (about 10 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.scaling --output benchmarks/scaling.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.scaling --output docs/benchmarks/scaling.jsonl
 
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
-	$(BIN)/python -m paceline.bench.gpu --output benchmarks/gpu.jsonl
+	$(BIN)/python -m paceline.bench.gpu --output docs/benchmarks/gpu.jsonl
 
 endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
 	$(BIN)/python -m paceline.bench.endurance
@@ -64,7 +64,7 @@ divergence: $(STAMP)  ## How often drafting changes a text at near ties, per bac
 	$(BIN)/python -m paceline.diagnose.divergence_table
 
 rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 10 minutes; goes on after an interruption)
-	$(BIN)/python -m paceline.bench.ranking --output benchmarks/verifiers-embedded.jsonl
+	$(BIN)/python -m paceline.bench.ranking --output docs/benchmarks/verifiers-embedded.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants
