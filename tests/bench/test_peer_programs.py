@@ -70,7 +70,7 @@ def lines(path):
 
 
 def program(peer):
-    running = peer._running[1]
+    running = peer.held.last
     return running if isinstance(running, Answering) else running.process
 
 
