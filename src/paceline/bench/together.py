@@ -100,7 +100,10 @@ def run_together(
             number = 1 + max((record.get("together") or 0 for record in raw.records), default=0)
             common = {"run": run, "together": number}
             raw.append(
-                *({"kind": FAILURE, "run": run, "task": cell.identity(), "message": failures[cell]} for cell in failures),
+                *(
+                    {"kind": FAILURE, "run": run, "task": cell.identity(), "message": failures[cell]}
+                    for cell in failures
+                ),
                 *(
                     {**common, **cell.identity(), "attempt": attempts_of(raw.records, run, cell), **found}
                     for cell, found in measured.items()
