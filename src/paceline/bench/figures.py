@@ -43,7 +43,7 @@ class Figures:
     plain_tokens_per_second: float
     decoding_tokens_per_second: float | None  # without the reading of prompts
     limit_tokens_per_second: float | None  # what the machine allows at these tokens per step (bench/limits)
-    start_seconds: float  # until its last attempt could begin: loading, and starting a program
+    start_seconds: float  # loading, and starting a program, for all attempts
     tokens_per_step: float | None  # with the target's own token at the end of each step
     accepted_per_step: float | None  # without it
     acceptance: float | None
@@ -210,7 +210,7 @@ def _figures(conditions: Record, cell: Cell, taken: Sequence[Record]) -> Figures
         plain_tokens_per_second=median(record["num_tokens"] / plain_seconds for plain_seconds in seconds[PLAIN]),
         decoding_tokens_per_second=_decoding(record),
         limit_tokens_per_second=limit_of(record, conditions, cell),
-        start_seconds=record.get("start_seconds", 0.0),
+        start_seconds=sum(attempt.get("start_seconds", 0.0) for attempt in taken),
         tokens_per_step=sum(counts["emitted"] for counts in counted) / counted_steps if counted_steps else None,
         accepted_per_step=accepted / counted_steps if drafted else None,
         acceptance=accepted / drafted if drafted else None,

@@ -34,10 +34,10 @@ def rates_beside(dtype: torch.dtype, device: torch.device, *, weight_bytes: int)
 def limit_of(record: Record, conditions: Record, cell: Cell) -> float | None:
     """Tokens per second that the machine allows a cell of our own at the tokens per step that it had.
 
-    None where nothing says what its forwards read, or how fast the machine is.
+    None for peers, and where nothing says what its forwards read, or how fast the machine is.
     """
     work, steps, rates = conditions.get("work"), record["steps"][CANDIDATE], record.get("rates")
-    if not work or not steps or not rates:
+    if not work or not steps or not rates or not all(rates) or not record["decode_seconds"][CANDIDATE]:
         return None
     target = Work(**work["target"])
     speed = _rates(target.dtype, rates)

@@ -23,9 +23,7 @@ def sweep_tables(figures: Sequence[Figures]) -> list[Table]:
 def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
     table = Table(title=describe_group(group), title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("drafter", overflow="fold", min_width=13)
-    loops = any(line.num_looping for line in lines)
-    names = ("k", "batch", "speed-up 95 %", "tokens/s", "decode", "limit", "/step", "accept", "differ")
-    for name in (*names, *(["loop"] if loops else [])):
+    for name in ("k", "batch", "speed-up 95 %", "tokens/s", "decode", "limit", "/step", "accept", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
         cell, speedup = line.cell, line.speedup
@@ -42,7 +40,6 @@ def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
             number(line.tokens_per_step),
             percent(line.acceptance),
             f"{line.num_different}/{line.num_texts}",
-            *([f"{line.num_looping}/{line.num_texts}"] if loops else []),
         )
     return table
 

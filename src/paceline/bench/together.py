@@ -84,32 +84,38 @@ def run_together(
     """
     run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)
     for done, group in enumerate(groups_of(cells)):
-        failed: set[Cell] = set()
-        for _ in range(protocol.attempts):
-            lacking = [cell for cell in _lacking(group, raw.records, run, protocol) if cell not in failed]
-            if not any(cell.drafter != PLAIN for cell in lacking):
-                break
-            timing = _Timing(
-                workbench=workbench, cells=lacking, clock=clock, progress=_telling(progress, group, done), beside=beside
-            )
-            try:
+        try:
+            failed: set[Cell] = set()
+            for _ in range(protocol.attempts):
+                lacking = [cell for cell in _lacking(group, raw.records, run, protocol) if cell not in failed]
+                if not any(cell.drafter != PLAIN for cell in lacking):
+                    break
+                told = _telling(progress, group, done)
+                timing = _Timing(workbench=workbench, cells=lacking, clock=clock, progress=told, beside=beside)
                 measured, failures = timing.run(protocol)
-            finally:
-                close()
-            failed |= set(failures)
-            number = 1 + max((record.get("together") or 0 for record in raw.records), default=0)
-            common = {"run": run, "together": number}
-            raw.append(
-                *(
-                    {"kind": FAILURE, "run": run, "task": cell.identity(), "message": failures[cell]}
-                    for cell in failures
-                ),
-                *(
-                    {**common, **cell.identity(), "attempt": attempts_of(raw.records, run, cell), **found}
-                    for cell, found in measured.items()
-                ),
-            )
+                failed |= set(failures)
+                _keep(measured, failures, raw=raw, run=run)
+        finally:
+            close()
     return run
+
+
+def _keep(measured: Mapping[Cell, Record], failures: Mapping[Cell, str], *, raw: RawFile, run: str) -> None:
+    """Write down one run of a group, at once; ``together`` numbers the runs of the file."""
+    number = 1 + max((record.get("together") or 0 for record in raw.records), default=0)
+    raw.append(
+        *({"kind": FAILURE, "run": run, "task": cell.identity(), "message": failures[cell]} for cell in failures),
+        *(
+            {
+                "run": run,
+                **cell.identity(),
+                "together": number,
+                "attempt": attempts_of(raw.records, run, cell),
+                **found,
+            }
+            for cell, found in measured.items()
+        ),
+    )
 
 
 class _Timing:

@@ -49,9 +49,7 @@ def write_and_print(path: Path, records: list[Record], *, html: bool, console: C
         note = f"No drafted pair meets best against best at {group}: no sound cell of one of the sides to choose from."
         console.print(note, soft_wrap=True)
     spent = spent_on(records)
-    console.print(
-        f"{spent.timing / 60:.1f} minutes of timing, all attempts, and {spent.starting / 60:.1f} of starting peers",
-        soft_wrap=True,
-    )
+    started = f"and {spent.starting / 60:.1f} of loading and starting what was timed"
+    console.print(f"{spent.timing / 60:.1f} minutes of timing, all attempts, {started}", soft_wrap=True)
     console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     return EXIT_OK
