@@ -160,13 +160,14 @@ def sampled_table(lines: Sequence[SampledFigures]) -> Table | None:
     if not lines:
         return None
     table = _table("sampling beside greedy decoding: steps per second over its, in one run")
-    for name in ("precision", "sampling", "batch", "drafter", "ratio 95 %", "/step", "greedy's"):
-        table.add_column(name, justify="left" if name in ("precision", "sampling", "drafter") else "right")
+    for name in ("sampling", "tokens", "batch", "drafter", "ratio 95 %", "/step", "greedy's"):
+        folds = name in ("sampling", "drafter")
+        table.add_column(name, justify="left" if folds else "right", overflow="fold", no_wrap=not folds)
     for line in lines:
         ratio = line.ratio
         table.add_row(
-            line.label,
             describe_sampling(line.cell.temperature, line.cell.top_p),
+            str(line.cell.max_tokens),
             str(line.cell.batch_size),
             line.cell.way,
             "void" if line.void else f"{ratio.value:.3f} {ratio.low:.3f}-{ratio.high:.3f}",
