@@ -8,6 +8,7 @@ import pytest
 from paceline.bench.absent import failures_of
 from paceline.bench.duels import choose_duels, duel_figures_of, keep_choices, unpaired
 from paceline.bench.figures import figures_of
+from paceline.bench.page import make_page
 from paceline.bench.raw import RawFile
 from paceline.bench.runner import Configuration, DecodingFailed, Sample
 from paceline.bench.sampled import sampled_figures_of
@@ -33,14 +34,14 @@ PROTOCOL = Protocols(repeats=3, attempts=3)
 class Turns(Bench):
     """Scripted sides; plain decoding again, beside a group, is its control. Sides of ``dying`` die in the repeats."""
 
-    def __init__(self, *, dying=(), absent=(), drift=(), texts=None, short=(), **options):
+    def __init__(self, *, dying=(), absent=(), drift=(), texts=None, short=(), phases=None, **options):
         super().__init__(**options)
         self.dying, self.absent, self.short, self.texts = dying, absent, short, texts or {}
-        self.drift, self.order, self.closed = iter(drift), [], 0
+        self.drift, self.order, self.closed, self.phases = iter(drift), [], 0, phases
 
     def plain(self, name, cell):
         scale = next(self.drift, 1.0) if name.endswith("again") else 1.0
-        sample = Sample(tokens=TOKENS, summary=counts(8, 8, [0], [0]), decode_seconds=1.6)
+        sample = Sample(tokens=TOKENS, summary=counts(8, 8, [0], [0]), decode_seconds=1.6, phases=self.phases)
         return self._made(name, 2.0 * scale, sample)
 
     def candidate(self, name, cell):
@@ -53,6 +54,7 @@ class Turns(Bench):
             tokens=tokens[:1] if cell.way in self.short else tokens,
             summary=made,
             texts=(counts(2, 4, [2, 2], [2, 0]), counts(3, 4, [3, 3], [1, 0])),
+            phases=self.phases,
             decode_seconds=self._seconds.get(cell.way, 1.0) * (0.5 if cell.temperature else 0.4),
         )
         return self._made(name, self._seconds.get(cell.way, 1.0), sample, dies=cell.way in self.dying)
@@ -257,6 +259,13 @@ def test_too_many_programs_at_once_are_refused():
         check_programs(many)
     check_programs(replace(many, peer_counts={"peer-draft": [3, 5]}))
     check_programs(replace(many, peers=[replace(PEER, programs=False)]))
+
+
+def test_the_page_has_one_bar_for_plain_decoding(path):
+    bench = Turns(seconds=SECONDS, phases=(0.1, 0.6, 0.05, 0.05))
+    page = make_page(measure(path, bench, replace(AXES, batch_sizes=[1]))[0], title="together")
+    split = page[page.index("ms per step") - 20000 : page.index("ms per step")]
+    assert ">model 1<" in split and split.count(">plain<") == 1 and ">plain 0<" not in page
 
 
 def test_records_are_lines_of_json(path):
