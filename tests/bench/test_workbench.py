@@ -1,3 +1,4 @@
+import time
 import warnings
 from dataclasses import replace
 
@@ -161,8 +162,11 @@ def test_trees_propose_what_was_asked_for(bench):
 
 
 def test_decoding_alone_is_shorter_than_the_call(bench):
-    sample = bench.plain("one", cell("ngram", batch_size=2)).run()
-    assert sum(sample.phases) / 2 <= sample.decode_seconds * 1.5 and sample.decode_seconds > 0
+    """Steps of a batch of two count for each row; nothing but reading prompts and making caches is left out."""
+    made = bench.plain("one", cell("ngram", batch_size=2))
+    begin = time.perf_counter()
+    sample = made.run()
+    assert 0.9 * sum(sample.phases) / 2 < sample.decode_seconds < time.perf_counter() - begin
 
 
 def test_forwards_are_weighed_and_the_machine_measured(bench):
