@@ -39,17 +39,45 @@ test-matrix: $(STAMP)  ## What meets transformers, under its lowest and its newe
 	    tests/text tests/models tests/api tests/bench || exit 1; \
 	done
 
-bench: $(STAMP)  ## Drafting against plain decoding and against transformers, on the embedded pair
-	$(BIN)/paceline bench --peers --output build/bench.jsonl
+# The committed CPU report: the embedded pair, its target made larger, and both with a wide vocabulary.
+PAIR := demo/src/paceline_demo
+MODELS := build/bench
+REPORTS := docs/benchmarks
+TOGETHER := $(BIN)/paceline bench --together --drafter model --suite mixed --dtype bfloat16 --max-tokens 128
+LARGE := --target $(MODELS)/target-200M --draft $(PAIR)/draft
+WIDE := --target $(MODELS)/target-200M-32k --draft $(MODELS)/draft-32k
+WITHOUT_LOOKUP := --peer-k transformers-lookup=none --peer-k vllm-lookup=none --peer-k llama.cpp-lookup=none
+VLLM_ALONE := --peers --peer-k vllm=3,5 --peer-k transformers=none --peer-k llama.cpp=none $(WITHOUT_LOOKUP)
+SAMPLED := --num-prompts 2 --k 3,5 --temperature 0,0.7 --top-p 0.95
+
+$(MODELS)/%: | $(STAMP)
+	rm -rf $@.part && mkdir -p $(MODELS)
+	$(BIN)/python -m paceline.bench.inflate --model $(PAIR)/$(firstword $(subst -, ,$*)) --dtype bfloat16 \
+	  --name paceline-demo-$(firstword $(subst -, ,$*)) $(if $(findstring 200M,$*),--parameters 200M) \
+	  $(if $(findstring 32k,$*),--vocab 32000) --output $@.part
+	mv $@.part $@
+
+bench: export VLLM_CPU_KVCACHE_SPACE ?= 1
+bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## The committed CPU report, peers included (under 30 minutes and peers' start-up; goes on after an interruption)
+	$(TOGETHER) $(LARGE) --num-prompts 2 --k 1-8 --tree 8x5,16x8 --peers --peer-k vllm=3,5,7 --peer-k transformers=4,8 \
+	  --peer-k transformers-assisted-confident=8 --peer-k llama.cpp=4,8 --peer-k llama.cpp-draft-confident=none \
+	  $(WITHOUT_LOOKUP) --output $(REPORTS)/cpu-batch1.jsonl
+	$(TOGETHER) $(LARGE) --num-prompts 4 --batch 4 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch4.jsonl
+	$(TOGETHER) $(LARGE) --num-prompts 8 --batch 8 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch8.jsonl
+	$(TOGETHER) $(LARGE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-4k.jsonl
+	$(TOGETHER) $(WIDE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-32k.jsonl
+	$(TOGETHER) --num-prompts 2 --k 2,4,8 --tree 16x8 --peers --peer-k vllm=none --peer-k transformers=4 \
+	  --peer-k transformers-assisted-confident=none --peer-k llama.cpp=4 --peer-k llama.cpp-draft-confident=none \
+	  $(WITHOUT_LOOKUP) --output $(REPORTS)/cpu-embedded.jsonl
 
 bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
-	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output benchmarks/verifiers-cost.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output docs/benchmarks/verifiers-cost.jsonl
 
 bench-scaling: $(STAMP)  ## A step's time and memory by rows, nodes and context, and the time to the first token (about 10 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.scaling --output benchmarks/scaling.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.scaling --output docs/benchmarks/scaling.jsonl
 
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
-	$(BIN)/python -m paceline.bench.gpu --output benchmarks/gpu.jsonl
+	$(BIN)/python -m paceline.bench.gpu --output docs/benchmarks/gpu.jsonl
 
 endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
 	$(BIN)/python -m paceline.bench.endurance
@@ -64,7 +92,7 @@ divergence: $(STAMP)  ## How often drafting changes a text at near ties, per bac
 	$(BIN)/python -m paceline.diagnose.divergence_table
 
 rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 10 minutes; goes on after an interruption)
-	$(BIN)/python -m paceline.bench.ranking --output benchmarks/verifiers-embedded.jsonl
+	$(BIN)/python -m paceline.bench.ranking --output docs/benchmarks/verifiers-embedded.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants

@@ -89,7 +89,7 @@ def test_both_sides_alternate_and_the_other_runs_twice(path):
 
 def test_the_choice_and_what_decided_it_are_recorded(path):
     first, second = kinds(measure(path), "choice")
-    assert first["group"] == {"batch_size": 1, "temperature": 0, "max_tokens": 8}
+    assert first["group"] == {"batch_size": 1, "temperature": 0, "top_p": 1, "max_tokens": 8}
     assert len(first["considered"]) == 9 and len(second["considered"]) == 5
     assert {"speedup": 4.0, "void": False} in [
         {"speedup": entry["speedup"], "void": entry["void"]} for entry in first["considered"]

@@ -17,6 +17,7 @@ from paceline.bench.peers import PEERS, find_peers
 from paceline.bench.peers import llama_cpp as llama_module
 from paceline.bench.peers import vllm as vllm_module
 from paceline.bench.peers.base import Missing, Setting
+from paceline.bench.peers.held import Held
 from paceline.bench.peers.process import Answering, first_cores
 from paceline.bench.raw import RawFile
 from paceline.bench.runner import DecodingFailed, compare
@@ -55,13 +56,14 @@ def peer(request, tmp_path, setting):
     made.close()
 
 
-def cell(way, num_draft_tokens=0, batch_size=1, max_tokens=6):
+def cell(way, num_draft_tokens=0, batch_size=1, max_tokens=6, temperature=0.0, top_p=1.0):
     return Cell(
         drafter=way,
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
-        temperature=0.0,
+        temperature=temperature,
         max_tokens=max_tokens,
+        top_p=top_p,
     )
 
 
@@ -70,7 +72,7 @@ def lines(path):
 
 
 def program(peer):
-    running = peer._running[1]
+    running = peer.held.last
     return running if isinstance(running, Answering) else running.process
 
 
@@ -115,6 +117,40 @@ def test_one_program_serves_all_that_is_timed_alike(peer, tmp_path):
     assert count() == 2
     with pytest.raises(DecodingFailed, match="it was ended"):
         other.run()
+
+
+def test_several_programs_are_held_open_where_they_may_be(peer, tmp_path):
+    """With room for two, a third ends the oldest, and what is open serves again."""
+    peer.held = Held(2)
+    made = [peer.decoding("peer", cell(peer.ways.plain, batch_size=size), prompts=PROMPTS, seed=0) for size in (1, 2)]
+    texts = [one.run().tokens for one in made]
+    assert texts[0] == texts[1] == made[0].run().tokens
+    peer.decoding("peer", cell(peer.ways.plain, batch_size=4), prompts=PROMPTS, seed=0)
+    with pytest.raises(DecodingFailed, match="it was ended"):
+        made[0].run()
+    assert made[1].run().tokens == texts[1]
+    peer.close()
+    with pytest.raises(DecodingFailed, match="it was ended"):
+        made[1].run()
+
+
+def test_sampling_is_on_our_terms(peer, tmp_path):
+    peer.decoding("peer", cell(peer.ways.plain, temperature=0.7, top_p=0.95), prompts=PROMPTS, seed=3).run()
+    (orders,) = tmp_path.glob("*/orders.jsonl")
+    order = lines(orders)[1]
+    assert (order["temperature"], order["top_p"]) == (0.7, 0.95) and (order.get("seed") or order["seeds"][0]) == 4
+    assert order.get("samplers", ["temperature", "top_p"]) == ["temperature", "top_p"]
+
+
+def test_llama_cpp_tells_its_steps(tmp_path, setting):
+    peer = llama(tmp_path, setting)
+    steps = {}
+    for way, k in ((peer.ways.plain, 0), ("llama.cpp-draft", 3)):
+        sample = peer.decoding("peer", cell(way, k, 2), prompts=PROMPTS, seed=0).run()
+        assert sample.summary.emitted == 4 * 6 and len(sample.texts) == 4
+        steps[way] = sample.summary.steps
+    peer.close()
+    assert steps == {"llama.cpp": 24, "llama.cpp-draft": 12}
 
 
 def test_a_death_is_told_with_its_last_words(peer):

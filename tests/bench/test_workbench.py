@@ -1,3 +1,4 @@
+import time
 import warnings
 from dataclasses import replace
 
@@ -36,13 +37,14 @@ def bench():
     return replace(alone, peers=[Transformers(setting=alone.setting())])
 
 
-def cell(drafter, num_draft_tokens=3, batch_size=1, temperature=0.0):
+def cell(drafter, num_draft_tokens=3, batch_size=1, temperature=0.0, top_p=1.0):
     return Cell(
         drafter=drafter,
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
         temperature=temperature,
         max_tokens=12,
+        top_p=top_p,
     )
 
 
@@ -53,6 +55,9 @@ def cell(drafter, num_draft_tokens=3, batch_size=1, temperature=0.0):
         cell("model"),
         cell("model", batch_size=2),
         cell("model", batch_size=4, temperature=0.9),
+        cell("model", temperature=0.9, top_p=0.5),
+        cell("model tree 8"),
+        cell("model tree 6", batch_size=2, temperature=0.9),
         cell(PLAIN, 0),
         cell(PLAIN, 0, batch_size=4),
         cell(ASSISTED),
@@ -130,3 +135,41 @@ def test_prompts_that_do_not_fit_are_refused(bench):
         check_lengths(bench.target, [[1], [1, 2, 3]], [12, 510], num_nodes=3)
     with pytest.raises(ValueError, match="6 prompts and batch size 4"):
         check_batches(6, [1, 2, 4])
+
+
+def test_top_p_changes_sampled_texts_alone(bench):
+    texts = {
+        (temperature, top_p): bench.plain("one", cell("ngram", temperature=temperature, top_p=top_p)).run().tokens
+        for temperature in (0.0, 2.0)
+        for top_p in (0.3, 1.0)
+    }
+    assert texts[0.0, 0.3] == texts[0.0, 1.0] and texts[2.0, 0.3] != texts[2.0, 1.0]
+
+
+@pytest.mark.parametrize(("kind", "batch_size"), [(PLAIN, 1), (PLAIN, 4), (ASSISTED, 1), (LOOKUP, 1)])
+def test_steps_of_transformers_are_counted(bench, kind, batch_size):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="transformers")
+        sample = bench.candidate("own", cell(kind, batch_size=batch_size)).run()
+    assert sample.summary.emitted == 48 and len(sample.texts) == 4
+    assert (sample.summary.steps == 48) if kind == PLAIN else (sample.summary.steps < 48)
+
+
+def test_trees_propose_what_was_asked_for(bench):
+    """A deeper tree keeps more; its depth is what counts as drafted."""
+    shallow, deep = (bench.candidate("own", cell("model tree 8", depth)).run().summary for depth in (1, 4))
+    assert (len(shallow.drafted), len(deep.drafted)) == (1, 4) and deep.steps < shallow.steps
+
+
+def test_decoding_alone_is_shorter_than_the_call(bench):
+    """Steps of a batch of two count for each row; nothing but reading prompts and making caches is left out."""
+    made = bench.plain("one", cell("ngram", batch_size=2))
+    begin = time.perf_counter()
+    sample = made.run()
+    assert 0.9 * sum(sample.phases) / 2 < sample.decode_seconds < time.perf_counter() - begin
+
+
+def test_forwards_are_weighed_and_the_machine_measured(bench):
+    target, draft = bench.works()
+    assert target.weight_bytes > 0 and draft.weight_bytes > 0 and set(bench.rates()) == {"read", "flops"}
+    assert replace(bench, draft=None).works()[1] is None

@@ -50,7 +50,7 @@ def raw(tmp_path):
 
 def test_a_sweep_writes_raw_figures_and_a_table(raw, capsys):
     assert bench(raw, "--k", "1-2", "--batch", "1,2") == 0
-    cells = [tuple(record["cell"].values()) for record in cells_of(raw)]
+    cells = [tuple(record["cell"].values())[:5] for record in cells_of(raw)]
     expected = [(name, k, batch, 0.0, 8) for batch in (1, 2) for name in ("ngram", "model") for k in (1, 2)]
     assert cells == expected
     assert all(record["num_tokens"] == 16 and record["num_threads"] == 1 for record in cells_of(raw))

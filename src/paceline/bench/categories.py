@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.bench.figures import Figures, Group, attempts_by, best, label_of
+from paceline.bench.figures import Figures, Group, attempts_by, best, group_of, label_of
 from paceline.bench.raw import CELL, Record
 from paceline.bench.statistics import Estimate, estimate, paired_ratios
 from paceline.bench.sweep import CANDIDATE, PLAIN, Cell
@@ -28,7 +28,7 @@ class CategoryFigures:
     @property
     def group(self) -> Group:
         """What must be equal for lines to stand in one table, batch sizes aside."""
-        return self.label, self.suite, self.cell.temperature, self.cell.max_tokens
+        return group_of(self.label, self.suite, self.cell)
 
 
 def category_figures_of(records: Iterable[Record]) -> list[CategoryFigures]:

@@ -5,16 +5,18 @@ timed in one alternating run. The other side is the base of the ratio, and its c
 are, times nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from statistics import median
+from typing import TypeAlias
 
-from paceline.bench.figures import Figures, Group, attempts_by, label_of
-from paceline.bench.raw import CHOICE, DUEL, RawFile, Record
+from paceline.bench.figures import Figures, Group, attempts_by, group_of, label_of
+from paceline.bench.raw import CELL, CHOICE, DUEL, RawFile, Record
 from paceline.bench.runner import Configuration
-from paceline.bench.statistics import Estimate, estimate, paired_ratios
-from paceline.bench.sweep import CONTROL, PLAIN, Axes, Cell, Sides, Workbench
+from paceline.bench.statistics import Estimate, estimate, first_difference, paired_ratios
+from paceline.bench.sweep import CANDIDATE, CONTROL, PLAIN, Axes, Cell, Sides, Workbench
+from paceline.bench.together import plain_cell
 
 OWN, OTHER = "own", "other"
 
@@ -54,6 +56,7 @@ class Choice:
     batch_size: int
     temperature: float
     max_tokens: int
+    top_p: float
     duels: tuple[Duel, ...]
     considered: tuple[Figures, ...]
 
@@ -62,7 +65,12 @@ class Choice:
         return {
             "kind": CHOICE,
             "run": run,
-            "group": {"batch_size": self.batch_size, "temperature": self.temperature, "max_tokens": self.max_tokens},
+            "group": {
+                "batch_size": self.batch_size,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "max_tokens": self.max_tokens,
+            },
             "duels": [duel.as_record() for duel in self.duels],
             "considered": [
                 {"cell": asdict(line.cell), "speedup": line.speedup.value, "void": line.void}
@@ -93,7 +101,7 @@ class DuelFigures:
     @property
     def group(self) -> Group:
         """What must be equal for lines to stand in one table, batch sizes aside."""
-        return self.label, self.suite, self.duel.own.temperature, self.duel.own.max_tokens
+        return group_of(self.label, self.suite, self.duel.own)
 
 
 def choose_duels(figures: Iterable[Figures], *, run: str, axes: Axes) -> list[Choice]:
@@ -105,13 +113,25 @@ def choose_duels(figures: Iterable[Figures], *, run: str, axes: Axes) -> list[Ch
     """
     own_run = [line for line in figures if line.run == run]
     choices: list[Choice] = []
-    for temperature, max_tokens, batch in product(axes.temperatures, axes.max_tokens, axes.batch_sizes):
-        group = (batch, temperature, max_tokens)
-        lines = [line for line in own_run if _group(line.cell) == group]
-        duels = tuple(_duels(lines, axes=axes, batch=batch, temperature=temperature, max_tokens=max_tokens))
+    for (temperature, top_p), max_tokens, batch in product(axes.samplings, axes.max_tokens, axes.batch_sizes):
+        base = Cell(
+            drafter=PLAIN,
+            num_draft_tokens=0,
+            batch_size=batch,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            top_p=top_p,
+        )
+        lines = [line for line in own_run if plain_cell(line.cell) == base]
+        duels = tuple(_duels(lines, axes=axes, base=base))
         if duels:
             choice = Choice(
-                batch_size=batch, temperature=temperature, max_tokens=max_tokens, duels=duels, considered=tuple(lines)
+                batch_size=batch,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                top_p=top_p,
+                duels=duels,
+                considered=tuple(lines),
             )
             choices.append(choice)
     return choices
@@ -131,12 +151,26 @@ def keep_choices(choices: Iterable[Choice], *, raw: RawFile, run: str) -> list[D
 def duel_figures_of(records: Sequence[Record]) -> list[DuelFigures]:
     """A line for every duel of every group's last choice that was timed, of its last attempt.
 
+    Sides that took turns in one run with all others need no run of their own: their ratio is of the same repeats.
+
     Raises ValueError for a duel whose run is described nowhere in the file.
     """
     taken = attempts_by(records, DUEL, lambda record: _duel(record["duel"]))
     conditions = {(run, duel): (found, attempts) for run, duel, found, attempts in taken}
+    cells = _cells_of(records)
     chosen = [(record["run"], _duel(duel)) for record in _last_choices(records).values() for duel in record["duels"]]
-    return [_figures(*key, *conditions[key]) for key in chosen if key in conditions]
+    shared = {key: found for key in chosen if (found := _shared(cells, *key)) is not None}
+    return [_figures(*key, *found) for key in chosen if (found := shared.get(key, conditions.get(key))) is not None]
+
+
+def unpaired(duels: Iterable[Duel], records: Sequence[Record], *, run: str) -> list[Duel]:
+    """Those whose sides were both timed, but in different runs: these must be timed again, directly."""
+    cells = _cells_of(records)
+    return [
+        duel
+        for duel in duels
+        if {(run, duel.own), (run, duel.other)} <= set(cells) and _shared(cells, run, duel) is None
+    ]
 
 
 def undecided(records: Sequence[Record]) -> list[str]:
@@ -148,23 +182,14 @@ def undecided(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _duels(lines: Sequence[Figures], *, axes: Axes, batch: int, temperature: float, max_tokens: int) -> Iterator[Duel]:
-    own = _fastest(line for line in lines if line.cell.drafter in axes.drafters)
+def _duels(lines: Sequence[Figures], *, axes: Axes, base: Cell) -> Iterator[Duel]:
+    own = _fastest(line for line in lines if line.cell.drafter in axes.own)
     for peer in axes.peers:
-        plain, plain_peer = (
-            Cell(
-                drafter=drafter,
-                num_draft_tokens=0,
-                batch_size=batch,
-                temperature=temperature,
-                max_tokens=max_tokens,
-            )
-            for drafter in (PLAIN, peer.plain)
-        )
-        yield Duel(own=plain, other=plain_peer)
+        plain_peer = replace(base, drafter=peer.plain)
+        yield Duel(own=base, other=plain_peer)
         if own is None:
             continue
-        drafting = peer.drafting_at(batch)
+        drafting = axes.drafting(peer, base.batch_size)
         drafted = _fastest(line for line in lines if line.cell.drafter in drafting)
         undrafted = _fastest(line for line in lines if line.cell == plain_peer)
         if drafted is not None:
@@ -182,8 +207,41 @@ def _side(name: str, cell: Cell, workbench: Workbench) -> Configuration:
     return workbench.plain(name, cell) if cell.drafter == PLAIN else workbench.candidate(name, cell)
 
 
-def _group(cell: Cell) -> tuple[int, float, int]:
-    return cell.batch_size, cell.temperature, cell.max_tokens
+_Attempts: TypeAlias = tuple[Record, list[Record]]  # the run's conditions, and what was taken
+
+
+def _cells_of(records: Iterable[Record]) -> dict[tuple[str, Cell], _Attempts]:
+    taken = attempts_by(records, CELL, lambda record: Cell(**record["cell"]))
+    return {(run, cell): (conditions, attempts) for run, cell, conditions, attempts in taken}
+
+
+def _shared(cells: Mapping[tuple[str, Cell], _Attempts], run: str, duel: Duel) -> _Attempts | None:
+    """What a duel's own record would say, from the cells of its sides, if they took turns in one run."""
+    sides = [cells.get((run, cell)) for cell in (duel.own, duel.other)]
+    if None in sides:
+        return None
+    (conditions, own_attempts), (_, other_attempts) = (side for side in sides if side is not None)
+    own, other = own_attempts[-1], other_attempts[-1]
+    if own.get("together") is None or own["together"] != other.get("together"):
+        return None
+    seconds = {
+        OTHER: other["seconds"][CANDIDATE],
+        OWN: own["seconds"][CANDIDATE],
+        PLAIN: own["seconds"][PLAIN],
+        CONTROL: own["seconds"][CONTROL],
+    }
+    rests = zip(own["texts"], own["rests"], other["texts"], other["rests"], strict=True)
+    texts = [{**text, "first_difference": _difference(text, rest, *others)} for text, rest, *others in rests]
+    return conditions, [{**own, "seconds": seconds, "texts": texts}] * len(own_attempts)
+
+
+def _difference(own: Record, own_rest: Sequence[int], other: Record, other_rest: Sequence[int]) -> int | None:
+    """Where two texts first differ, from where each leaves that of plain decoding and how it goes on there."""
+    places = [text["first_difference"] for text in (own, other) if text["first_difference"] is not None]
+    if not places or len(places) == 1 or places[0] != places[1]:
+        return min(places, default=None)
+    within = first_difference(own_rest, other_rest)
+    return None if within is None else places[0] + within
 
 
 def _duel(record: Record) -> Duel:
@@ -192,7 +250,7 @@ def _duel(record: Record) -> Duel:
 
 def _choice_key(record: Record) -> tuple[object, ...]:
     group = record["group"]
-    return record["run"], group["batch_size"], group["temperature"], group["max_tokens"]
+    return record["run"], *group.values()
 
 
 def _last_choices(records: Iterable[Record]) -> dict[tuple[object, ...], Record]:
@@ -210,7 +268,7 @@ def _figures(run: str, duel: Duel, conditions: Record, taken: Sequence[Record]) 
         duel=duel,
         void=record["void"],
         attempts=len(taken),
-        control=median(paired_ratios(seconds[OTHER], seconds[CONTROL])),
+        control=median(paired_ratios(seconds.get(PLAIN, seconds[OTHER]), seconds[CONTROL])),
         ratio=estimate(paired_ratios(seconds[OTHER], seconds[OWN])),
         tokens_per_second=median(record["num_tokens"] / spent for spent in seconds[OWN]),
         other_tokens_per_second=median(record["num_tokens"] / spent for spent in seconds[OTHER]),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TypeAlias, TypeVar
 
+from paceline.bench.limits import limit_of
 from paceline.bench.raw import CELL, RUN, Record
 from paceline.bench.statistics import (
     BreakEven,
@@ -20,7 +21,7 @@ from paceline.bench.sweep import CANDIDATE, CONTROL, PLAIN, Cell
 
 PHASES = ("draft", "target", "verify", "rest")
 K = TypeVar("K")
-Group: TypeAlias = tuple[str, str, float, int]  # label of the run, prompts, temperature, max_tokens
+Group: TypeAlias = tuple[str, str, float, float, int]  # label of the run, prompts, temperature, top_p, max_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,9 @@ class Figures:
     speedup: Estimate  # plain seconds over own, paired
     tokens_per_second: float
     plain_tokens_per_second: float
+    decoding_tokens_per_second: float | None  # without the reading of prompts
+    limit_tokens_per_second: float | None  # what the machine allows at these tokens per step (bench/limits)
+    start_seconds: float  # loading, and starting a program, for all attempts
     tokens_per_step: float | None  # with the target's own token at the end of each step
     accepted_per_step: float | None  # without it
     acceptance: float | None
@@ -56,7 +60,19 @@ class Figures:
     @property
     def group(self) -> Group:
         """What must be equal for lines to stand in one plot, batch sizes aside."""
-        return self.label, self.suite, self.cell.temperature, self.cell.max_tokens
+        return group_of(self.label, self.suite, self.cell)
+
+    @property
+    def of_limit(self) -> float | None:
+        """The speed of decoding over the limit."""
+        if self.decoding_tokens_per_second is None or self.limit_tokens_per_second is None:
+            return None
+        return self.decoding_tokens_per_second / self.limit_tokens_per_second
+
+
+def group_of(label: str, suite: str, cell: Cell) -> Group:
+    """What a cell shares with those that belong into one table with it."""
+    return label, suite, cell.temperature, cell.top_p, cell.max_tokens
 
 
 def figures_of(records: Iterable[Record]) -> list[Figures]:
@@ -192,8 +208,11 @@ def _figures(conditions: Record, cell: Cell, taken: Sequence[Record]) -> Figures
         speedup=speedup,
         tokens_per_second=median(record["num_tokens"] / own_seconds for own_seconds in seconds[CANDIDATE]),
         plain_tokens_per_second=median(record["num_tokens"] / plain_seconds for plain_seconds in seconds[PLAIN]),
+        decoding_tokens_per_second=_decoding(record),
+        limit_tokens_per_second=limit_of(record, conditions, cell),
+        start_seconds=sum(attempt.get("start_seconds", 0.0) for attempt in taken),
         tokens_per_step=sum(counts["emitted"] for counts in counted) / counted_steps if counted_steps else None,
-        accepted_per_step=accepted / counted_steps if counted_steps else None,
+        accepted_per_step=accepted / counted_steps if drafted else None,
         acceptance=accepted / drafted if drafted else None,
         by_position=rates,
         step_seconds=own,
@@ -205,6 +224,12 @@ def _figures(conditions: Record, cell: Cell, taken: Sequence[Record]) -> Figures
         num_different=len(differences),
         first_difference=min(differences, default=None),
     )
+
+
+def _decoding(record: Record) -> float | None:
+    """Tokens per second of the steps alone; None where only whole calls were timed."""
+    taken = record.get("decode_seconds", {}).get(CANDIDATE)
+    return median(record["num_tokens"] / seconds for seconds in taken) if taken else None
 
 
 def _step_seconds(record: Record, name: str) -> tuple[float, ...]:

@@ -12,8 +12,17 @@ from paceline.bench.categories import at_best, category_figures_of
 from paceline.bench.duels import duel_figures_of
 from paceline.bench.figures import figures_of
 from paceline.bench.raw import Record, read_records
-from paceline.bench.spreadsheets import categories_to_csv, duels_to_csv, to_csv
-from paceline.bench.tables import best_table, break_even_table, category_tables, duel_tables, grid_table, sweep_tables
+from paceline.bench.sampled import sampled_figures_of
+from paceline.bench.spreadsheets import categories_to_csv, duels_to_csv, sampled_to_csv, to_csv
+from paceline.bench.tables import (
+    best_table,
+    break_even_table,
+    category_tables,
+    duel_tables,
+    grid_table,
+    sampled_table,
+    sweep_tables,
+)
 
 
 def check_drawing() -> None:
@@ -42,6 +51,7 @@ def print_tables(records: Sequence[Record], console: Console) -> None:
         break_even_table(figures),
         grid_table(figures),
         *duel_tables(duel_figures_of(records)),
+        sampled_table(sampled_figures_of(records)),
     ):
         if table is not None:
             console.print(table)
@@ -50,8 +60,8 @@ def print_tables(records: Sequence[Record], console: Console) -> None:
 def write_reports(path: Path, *, html: bool) -> list[Path]:
     """CSV, and HTML if wanted, beside the raw figures at ``path``; the files written.
 
-    Duels and categories have files of their own where there are any. Raises ValueError for a file that holds no
-    figures, or no matplotlib with ``html``, before anything is written.
+    Duels, categories and what sampling costs have files of their own where there are any. Raises ValueError for a file
+    that holds no figures, or no matplotlib with ``html``, before anything is written.
     """
     if html:
         check_drawing()
@@ -59,6 +69,8 @@ def write_reports(path: Path, *, html: bool) -> list[Path]:
     texts = {path.with_suffix(".csv"): to_csv(figures_of(records))}
     if duels := duel_figures_of(records):
         texts[path.with_suffix(".duels.csv")] = duels_to_csv(duels)
+    if sampled := sampled_figures_of(records):
+        texts[path.with_suffix(".sampled.csv")] = sampled_to_csv(sampled)
     if categories := category_figures_of(records):
         texts[path.with_suffix(".categories.csv")] = categories_to_csv(categories)
     if html:

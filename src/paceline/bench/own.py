@@ -92,4 +92,5 @@ def _sample(results: Sequence[Result]) -> Sample:
             sum(spent.verify for spent in times),
             sum(spent.rest for spent in times),
         ),
+        decode_seconds=max(spent.total for spent in times) - max(spent.queue + spent.prefill for spent in times),
     )

@@ -13,7 +13,9 @@ from paceline.bench.categories import CategoryFigures, at_best, category_figures
 from paceline.bench.duels import DuelFigures, duel_figures_of
 from paceline.bench.figures import Figures, Group, best, break_evens, figures_of, grid, runs_of
 from paceline.bench.raw import Record
+from paceline.bench.sampled import SampledFigures, sampled_figures_of
 from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW, Estimate
+from paceline.bench.sweep import describe_sampling
 from paceline.bench.tables import describe_group, number, percent
 
 HEADINGS = (
@@ -23,6 +25,8 @@ HEADINGS = (
     "speed-up",
     "95 %",
     "tokens/s",
+    "decoding alone",
+    "of the limit",
     "plain",
     "tokens/step",
     "without own",
@@ -50,6 +54,8 @@ DUEL_HEADINGS = (
 )
 CATEGORY_HEADINGS = ("conditions", "batch", "drafter", "category", "speed-up", "95 %", "tokens/step", "accepted")
 CATEGORY_HEADINGS += ("texts", "looping")
+SAMPLED_HEADINGS = ("precision", "sampling", "batch", "drafter", "steps per second over greedy's", "95 %")
+SAMPLED_HEADINGS += ("tokens/step", "greedy's")
 CAPTIONS = (
     (plots.speedup_over_k, "Speed-up over the draft length; bars are 95 % intervals."),
     (plots.acceptance_by_position, "Acceptance by position in the draft, of the positions that were drafted."),
@@ -101,6 +107,8 @@ def make_page(records: Sequence[Record], *, title: str) -> str:
         grid=grid(figures),
         duel_headings=DUEL_HEADINGS,
         duels=[_duel_row(line) for line in duel_figures_of(records)],
+        sampled_headings=SAMPLED_HEADINGS,
+        sampled=[_sampled_row(line) for line in sampled_figures_of(records)],
         category_headings=CATEGORY_HEADINGS,
         categories=[_category_row(line) for line in at_best(category_figures_of(records), figures)],
     )
@@ -125,12 +133,13 @@ def _section(group: Group, lines: Sequence[Figures]) -> Section:
 
 def _row(line: Figures, *, fastest: bool) -> Row:
     cell, speedup = line.cell, line.speedup
-    times = (*_interval(speedup), f"{line.tokens_per_second:.1f}")
+    alone = "-" if line.decoding_tokens_per_second is None else f"{line.decoding_tokens_per_second:.1f}"
+    times = (*_interval(speedup), f"{line.tokens_per_second:.1f}", alone, percent(line.of_limit))
     values = (
         cell.drafter,
         str(cell.num_draft_tokens or "-"),
         str(cell.batch_size),
-        *(("void", "-", "-") if line.void else times),
+        *(("void", *"----") if line.void else times),
         f"{line.plain_tokens_per_second:.1f}",
         number(line.tokens_per_step),
         number(line.accepted_per_step),
@@ -175,6 +184,19 @@ def _category_row(line: CategoryFigures) -> Row:
         str(line.num_looping),
     )
     return Row(kind="", values=values)
+
+
+def _sampled_row(line: SampledFigures) -> Row:
+    values = (
+        line.label,
+        describe_sampling(line.cell.temperature, line.cell.top_p),
+        str(line.cell.batch_size),
+        line.cell.way,
+        *(("void", "-") if line.void else _interval(line.ratio)),
+        number(line.tokens_per_step),
+        number(line.greedy_tokens_per_step),
+    )
+    return Row(kind="void" if line.void else "", values=values)
 
 
 def _interval(value: Estimate) -> tuple[str, str]:

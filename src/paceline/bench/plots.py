@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from paceline.bench.figures import PHASES, Figures, best
+from paceline.bench.sweep import PLAIN
 
 SIZE = (6.4, 3.4)  # inches
 STYLE: dict[Any, Any] = {
@@ -88,9 +89,9 @@ def time_split(figures: Sequence[Figures]) -> str:
     def draw(axes: Axes) -> None:
         smallest = min(line.cell.batch_size for line in figures)
         own = [line for line in figures if line.cell.batch_size == smallest and line.step_seconds]
-        bars = {f"{line.cell.drafter} {line.cell.num_draft_tokens}": line.step_seconds for line in own}
+        bars = {line.cell.way.replace("k=", ""): line.step_seconds for line in own if line.cell.drafter != PLAIN}
         if own:
-            bars = {"plain": own[0].plain_step_seconds, **bars}
+            bars = {PLAIN: own[0].plain_step_seconds, **bars}
         floor = [0.0] * len(bars)
         for at, phase in enumerate(PHASES):
             heights = [1e3 * seconds[at] for seconds in bars.values()]

@@ -6,12 +6,13 @@ of tokens on the same threads.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
 from operator import add
 from statistics import median
+from typing import TypeAlias
 
 import torch
 
@@ -31,10 +32,14 @@ class Sample:
     summary: Summary | None
     texts: tuple[Summary, ...] | None = None  # of each prompt
     phases: tuple[float, float, float, float] | None = None  # seconds of Phase, a step counting for each row in it
+    decode_seconds: float | None = None  # of all steps, without the reading of prompts
 
     @property
     def num_tokens(self) -> int:
         return sum(map(len, self.tokens))
+
+
+_Taken: TypeAlias = tuple[tuple[float, ...], Sample]  # seconds of the parts, and what they emitted
 
 
 def join(samples: Sequence[Sample]) -> Sample:
@@ -42,12 +47,14 @@ def join(samples: Sequence[Sample]) -> Sample:
     summaries = [sample.summary for sample in samples if sample.summary is not None]
     texts = [sample.texts for sample in samples if sample.texts is not None]
     phases = [sample.phases for sample in samples if sample.phases is not None]
+    decoding = [sample.decode_seconds for sample in samples if sample.decode_seconds is not None]
     draft, target, verify, rest = (sum(phase) for phase in zip(*phases, strict=True)) if phases else (0.0,) * 4
     return Sample(
         tokens=tuple(chain.from_iterable(sample.tokens for sample in samples)),
         summary=reduce(add, summaries) if len(summaries) == len(samples) else None,
         texts=tuple(chain.from_iterable(texts)) if len(texts) == len(samples) else None,
         phases=(draft, target, verify, rest) if len(phases) == len(samples) else None,
+        decode_seconds=sum(decoding) if len(decoding) == len(samples) else None,
     )
 
 
@@ -111,6 +118,7 @@ class Comparison:
     baseline: str
     num_threads: int
     measured: tuple[Measured, ...]
+    beside: tuple[Mapping[str, float], ...] = ()  # what else was measured in each repeat
 
     def __getitem__(self, name: str) -> Measured:
         return next(measured for measured in self.measured if measured.name == name)
@@ -124,8 +132,13 @@ def compare(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] | None = None,
+    beside: Callable[[], Mapping[str, float]] | None = None,
+    failed: Callable[[str, DecodingFailed], None] | None = None,
 ) -> Comparison:
     """Time ``configurations`` against the one called ``baseline``.
+
+    ``beside`` is called once in every repeat, before the configurations and untimed. With ``failed``, one that cannot
+    run, or emits another number of tokens than the baseline, is told of there by name and leaves; the others go on.
 
     Raises ValueError for names that repeat or lack the baseline, for unequal token counts, and when a configuration
     changes the number of threads; DecodingFailed where one could not run.
@@ -138,52 +151,89 @@ def compare(
     if len({len(configuration.parts) for configuration in configurations}) > 1:
         configurations = [Configuration(name=whole.name, parts=[whole.run]) for whole in configurations]
     threads = torch.get_num_threads()
-    seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
-    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    taken: list[dict[str, _Taken]] = []
+    found: list[Mapping[str, float]] = []
     for repeat in range(-warm_up, repeats):
         if progress is not None:
             progress("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
-        taken = _take(configurations, repeat, threads=threads, clock=clock)
-        for name, (spent, sample) in taken.items() if repeat >= 0 else ():
-            seconds[name].append(spent)
-            samples[name].append(sample)
-    _check_counts(samples)
-    measured = [_measure(name, seconds[name], seconds[baseline], samples[name], samples[baseline]) for name in names]
-    return Comparison(baseline=baseline, num_threads=threads, measured=tuple(measured))
+        if beside is not None and repeat >= 0:
+            found.append(beside())
+        errors: dict[str, DecodingFailed] = {}
+        turn = _take(configurations, repeat, threads=threads, clock=clock, errors=errors)
+        if failed is None or baseline in errors:
+            for error in errors.values():
+                raise error
+            _check_counts(turn)
+        else:
+            errors |= _uneven(turn, baseline)
+            for name, error in errors.items():
+                failed(name, error)
+        configurations = [whole for whole in configurations if whole.name not in errors]
+        if repeat >= 0:
+            taken.append(turn)
+    base = [turn[baseline] for turn in taken]
+    measured = [_measure(whole.name, [turn[whole.name] for turn in taken], base) for whole in configurations]
+    _check_steadiness(measured)
+    return Comparison(baseline=baseline, num_threads=threads, measured=tuple(measured), beside=tuple(found))
 
 
 def _take(
-    configurations: Sequence[Configuration], repeat: int, *, threads: int, clock: Callable[[], float]
-) -> dict[str, tuple[tuple[float, ...], Sample]]:
-    """One repeat: seconds of the parts and what was emitted, by name."""
+    configurations: Sequence[Configuration],
+    repeat: int,
+    *,
+    threads: int,
+    clock: Callable[[], float],
+    errors: dict[str, DecodingFailed],
+) -> dict[str, _Taken]:
+    """One repeat: seconds of the parts and what was emitted, by name; who could not run is in ``errors`` instead."""
     seconds: dict[str, list[float]] = {configuration.name: [] for configuration in configurations}
     parts: dict[str, list[Sample]] = {configuration.name: [] for configuration in configurations}
     for at in range(len(configurations[0].parts)):
         for configuration in configurations if (repeat + at) % 2 == 0 else reversed(configurations):
+            if configuration.name in errors:
+                continue
             start = clock()
-            sample = configuration.parts[at]()
+            try:
+                sample = configuration.parts[at]()
+            except DecodingFailed as error:
+                errors[configuration.name] = error
+                continue
             seconds[configuration.name].append(clock() - start)
             parts[configuration.name].append(sample)
             if torch.get_num_threads() != threads:
                 raise ValueError(f"{configuration.name} changed the threads from {threads}; all must use the same")
-    return {name: (tuple(seconds[name]), join(parts[name])) for name in seconds}
+    return {name: (tuple(seconds[name]), join(parts[name])) for name in seconds if name not in errors}
 
 
-def _check_counts(samples: dict[str, list[Sample]]) -> None:
-    counts = {name: sorted({sample.num_tokens for sample in taken}) for name, taken in samples.items()}
+def _uneven(turn: Mapping[str, _Taken], baseline: str) -> dict[str, DecodingFailed]:
+    """Those that emitted another number of tokens than the baseline."""
+    wanted = turn[baseline][1].num_tokens
+    counts = {name: sample.num_tokens for name, (_, sample) in turn.items()}
+    return {
+        name: DecodingFailed(f"{name}: {count} tokens where {wanted} were asked for, so that times cannot be compared")
+        for name, count in counts.items()
+        if count != wanted
+    }
+
+
+def _check_counts(turn: Mapping[str, _Taken]) -> None:
+    counts = {name: sample.num_tokens for name, (_, sample) in turn.items()}
+    _raise_unless_equal({name: [count] for name, count in counts.items()})
+
+
+def _check_steadiness(measured: Sequence[Measured]) -> None:
+    _raise_unless_equal({side.name: sorted({sample.num_tokens for sample in side.samples}) for side in measured})
+
+
+def _raise_unless_equal(counts: Mapping[str, Sequence[int]]) -> None:
     if len({tuple(count) for count in counts.values()}) > 1 or any(len(count) > 1 for count in counts.values()):
         listed = ", ".join(f"{name} {'/'.join(map(str, count))}" for name, count in counts.items())
         raise ValueError(f"token counts differ, so times cannot be compared: {listed}; decode to a fixed length")
 
 
-def _measure(
-    name: str,
-    parts: list[tuple[float, ...]],
-    base_parts: list[tuple[float, ...]],
-    samples: list[Sample],
-    base_samples: list[Sample],
-) -> Measured:
-    seconds, base = ([sum(spent) for spent in taken] for taken in (parts, base_parts))
+def _measure(name: str, taken: Sequence[_Taken], base_taken: Sequence[_Taken]) -> Measured:
+    (parts, samples), (base_parts, base_samples) = (tuple(zip(*turns, strict=True)) for turns in (taken, base_taken))
+    seconds, base = ([sum(spent) for spent in turns] for turns in (parts, base_parts))
     pairs = list(zip(seconds, base, samples, base_samples, strict=True))
     return Measured(
         name=name,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from paceline.bench.categories import CategoryFigures
 from paceline.bench.duels import DuelFigures
 from paceline.bench.figures import PHASES, Figures
+from paceline.bench.sampled import SampledFigures
 
 COLUMNS = (
     "run",
@@ -16,6 +17,7 @@ COLUMNS = (
     "num_draft_tokens",
     "batch_size",
     "temperature",
+    "top_p",
     "max_tokens",
     "void",
     "attempts",
@@ -25,6 +27,10 @@ COLUMNS = (
     "speedup_high",
     "tokens_per_second",
     "plain_tokens_per_second",
+    "decoding_tokens_per_second",
+    "limit_tokens_per_second",
+    "of_limit",
+    "start_seconds",
     "tokens_per_step",
     "accepted_per_step",
     "acceptance",
@@ -44,6 +50,7 @@ DUEL_COLUMNS = (
     "suite",
     "batch_size",
     "temperature",
+    "top_p",
     "max_tokens",
     "own",
     "own_num_draft_tokens",
@@ -70,6 +77,7 @@ CATEGORY_COLUMNS = (
     "num_draft_tokens",
     "batch_size",
     "temperature",
+    "top_p",
     "max_tokens",
     "category",
     "void",
@@ -80,6 +88,23 @@ CATEGORY_COLUMNS = (
     "acceptance",
     "num_texts",
     "num_looping",
+)
+SAMPLED_COLUMNS = (
+    "run",
+    "label",
+    "suite",
+    "drafter",
+    "num_draft_tokens",
+    "batch_size",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "void",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "tokens_per_step",
+    "greedy_tokens_per_step",
 )
 
 
@@ -97,6 +122,7 @@ def to_csv(figures: Sequence[Figures]) -> str:
             cell.num_draft_tokens,
             cell.batch_size,
             cell.temperature,
+            cell.top_p,
             cell.max_tokens,
             line.void,
             line.attempts,
@@ -106,6 +132,10 @@ def to_csv(figures: Sequence[Figures]) -> str:
             line.speedup.high,
             line.tokens_per_second,
             line.plain_tokens_per_second,
+            line.decoding_tokens_per_second,
+            line.limit_tokens_per_second,
+            line.of_limit,
+            line.start_seconds,
             line.tokens_per_step,
             line.accepted_per_step,
             line.acceptance,
@@ -132,6 +162,7 @@ def duels_to_csv(lines: Iterable[DuelFigures]) -> str:
             line.suite,
             line.duel.own.batch_size,
             line.duel.own.temperature,
+            line.duel.own.top_p,
             line.duel.own.max_tokens,
             line.duel.own.drafter,
             line.duel.own.num_draft_tokens,
@@ -166,6 +197,7 @@ def categories_to_csv(lines: Iterable[CategoryFigures]) -> str:
             line.cell.num_draft_tokens,
             line.cell.batch_size,
             line.cell.temperature,
+            line.cell.top_p,
             line.cell.max_tokens,
             line.category,
             line.void,
@@ -178,6 +210,31 @@ def categories_to_csv(lines: Iterable[CategoryFigures]) -> str:
         for line in lines
     ]
     return _csv(CATEGORY_COLUMNS, rows)
+
+
+def sampled_to_csv(lines: Iterable[SampledFigures]) -> str:
+    """SAMPLED_COLUMNS of every line."""
+    rows = [
+        (
+            line.run,
+            line.label,
+            line.suite,
+            line.cell.drafter,
+            line.cell.num_draft_tokens,
+            line.cell.batch_size,
+            line.cell.temperature,
+            line.cell.top_p,
+            line.cell.max_tokens,
+            line.void,
+            line.ratio.value,
+            line.ratio.low,
+            line.ratio.high,
+            line.tokens_per_step,
+            line.greedy_tokens_per_step,
+        )
+        for line in lines
+    ]
+    return _csv(SAMPLED_COLUMNS, rows)
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

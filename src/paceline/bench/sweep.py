@@ -6,15 +6,14 @@ plain decoding. Other tasks (bench/duels) are run alike.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Protocol, TypeAlias, TypeVar
 
 from paceline.bench.raw import CELL, FAILURE, RUN, RawFile, Record, fingerprint
-from paceline.bench.runner import Comparison, Configuration, DecodingFailed, Measured, compare
-from paceline.bench.statistics import first_difference, is_void
-from paceline.text.loops import distinct_share, is_looping
+from paceline.bench.record import record_of
+from paceline.bench.runner import Configuration, DecodingFailed, compare
 
 PLAIN, CONTROL, CANDIDATE = "plain", "control", "candidate"
 Sides: TypeAlias = tuple[Configuration, Configuration, Configuration]  # a base, a candidate, the base again
@@ -29,9 +28,10 @@ class Cell:
     batch_size: int
     temperature: float
     max_tokens: int
+    top_p: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.way}, batch {self.batch_size}, temperature {self.temperature:g}"
+        return f"{self.way}, batch {self.batch_size}, {describe_sampling(self.temperature, self.top_p)}"
 
     @property
     def way(self) -> str:
@@ -53,11 +53,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """How one peer decodes: ``plain`` without a draft, ``drafting`` with one, in ``batches`` or for one text alone."""
+    """How one peer decodes: ``plain`` without a draft, ``drafting`` with one, in ``batches`` or for one text alone.
+
+    ``plain`` is the peer's own name too. With ``programs`` each way and draft length is a program to be started.
+    """
 
     plain: str
     drafting: tuple[str, ...]
     batches: bool
+    programs: bool = False
 
     def drafting_at(self, batch_size: int) -> tuple[str, ...]:
         """Those that there are for so many texts at once."""
@@ -66,7 +70,12 @@ class Ways:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """What is combined: our ``drafters`` and all ways of our ``peers`` with everything else."""
+    """What is combined: our ``drafters`` and all ways of our ``peers`` with everything else.
+
+    ``trees`` are drafters that are tried with one depth alone, as pairs of name and depth. ``peer_counts`` has the
+    draft lengths of a peer's way, or of all ways of a peer, where they are not ``num_draft_tokens``; none leaves a way
+    out. ``top_p`` is that of the temperatures above 0.
+    """
 
     drafters: Sequence[str]
     num_draft_tokens: Sequence[int]
@@ -74,13 +83,34 @@ class Axes:
     temperatures: Sequence[float]
     max_tokens: Sequence[int]
     peers: Sequence[Ways] = ()
+    top_p: float = 1.0
+    trees: Sequence[tuple[str, int]] = ()
+    peer_counts: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """All drafters of ours."""
+        return (*self.drafters, *(name for name, _ in self.trees))
+
+    @property
+    def samplings(self) -> list[tuple[float, float]]:
+        """Pairs of temperature and top-p: greedy decoding has no use for the second."""
+        return [(temperature, self.top_p if temperature > 0 else 1.0) for temperature in self.temperatures]
+
+    def counts_of(self, peer: Ways, way: str) -> Sequence[int]:
+        """Draft lengths that one of a peer's ways is timed with."""
+        return self.peer_counts.get(way, self.peer_counts.get(peer.plain, self.num_draft_tokens))
+
+    def drafting(self, peer: Ways, batch_size: int) -> tuple[str, ...]:
+        """The ways that a peer drafts in here."""
+        return tuple(way for way in peer.drafting_at(batch_size) if self.counts_of(peer, way))
 
     def cells(self) -> list[Cell]:
         """All combinations that there are, those of a drafter together."""
         return list(self._cells())
 
     def _cells(self) -> Iterator[Cell]:
-        for temperature, max_tokens, batch in product(self.temperatures, self.max_tokens, self.batch_sizes):
+        for (temperature, top_p), max_tokens, batch in product(self.samplings, self.max_tokens, self.batch_sizes):
             for drafter, count in self._decodings(batch):
                 yield Cell(
                     drafter=drafter,
@@ -88,13 +118,21 @@ class Axes:
                     batch_size=batch,
                     temperature=temperature,
                     max_tokens=max_tokens,
+                    top_p=top_p,
                 )
 
     def _decodings(self, batch: int) -> Iterator[tuple[str, int]]:
         yield from product(self.drafters, self.num_draft_tokens)
+        yield from self.trees
         for peer in self.peers:
             yield peer.plain, 0
-            yield from product(peer.drafting_at(batch), self.num_draft_tokens)
+            for way in self.drafting(peer, batch):
+                yield from product([way], self.counts_of(peer, way))
+
+
+def describe_sampling(temperature: float, top_p: float) -> str:
+    """In words; top-p only where it is one."""
+    return f"temperature {temperature:g}" + (f", top-p {top_p:g}" if top_p < 1 else "")
 
 
 class Workbench(Protocol):
@@ -157,12 +195,13 @@ def run_sweep(
     protocol: Protocols,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[T, int, str], None] | None = None,
+    beside: Callable[[], Mapping[str, float]] | None = None,
 ) -> str:
     """Measure what ``raw`` lacks of ``tasks``; the fingerprint of the run.
 
     ``conditions`` must be equal for figures to belong together; ``notes`` (the date, say) need not. ``progress`` is
-    told the task, how many are done, and what happens. A task with a side that fails is written down as such, and the
-    others go on. Raises ValueError for unequal token counts.
+    told the task, how many are done, and what happens. ``beside`` measures the machine, once in every repeat. A task
+    with a side that fails is written down as such, and the others go on. Raises ValueError for unequal token counts.
     """
     run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)
     for done, task in enumerate(tasks):
@@ -170,11 +209,11 @@ def run_sweep(
             if is_settled(raw.records, run, task):
                 break
             try:
-                comparison = _compare(task, workbench, protocol, clock, _telling(progress, task, done))
+                found = _compare(task, workbench, protocol, clock, _telling(progress, task, done), beside)
             except DecodingFailed as error:
                 raw.append({"kind": FAILURE, "run": run, "task": task.identity(), "message": str(error)})
                 break
-            raw.append({"run": run, **task.identity(), "attempt": attempt, **_record(comparison)})
+            raw.append({"run": run, **task.identity(), "attempt": attempt, **found})
     return run
 
 
@@ -184,18 +223,24 @@ def _compare(
     protocol: Protocols,
     clock: Callable[[], float],
     progress: Callable[[str], None] | None,
-) -> Comparison:
+    beside: Callable[[], Mapping[str, float]] | None,
+) -> dict[str, object]:
     if progress is not None:
         progress("loading")
+    begin = clock()
     sides = task.sides(workbench)
-    return compare(
+    started = clock()
+    comparison = compare(
         sides,
         baseline=sides[0].name,
         repeats=protocol.repeats,
         warm_up=protocol.warm_up,
         clock=clock,
         progress=progress,
+        beside=beside,
     )
+    found = record_of({side.name: comparison[side.name] for side in sides}, comparison)
+    return {**found, "start_seconds": started - begin, "timing_seconds": clock() - started}
 
 
 def attempts_of(records: Sequence[Record], run: str, task: Task) -> int:
@@ -215,47 +260,3 @@ def _taken(records: Sequence[Record], run: str, task: Task) -> list[Record]:
 
 def _telling(progress: Callable[[T, int, str], None] | None, task: T, done: int) -> Callable[[str], None] | None:
     return None if progress is None else lambda what: progress(task, done, what)
-
-
-def _record(comparison: Comparison) -> dict[str, object]:
-    base, candidate, control = comparison.measured
-    return {
-        "void": is_void(control.speedup.values),
-        "num_threads": comparison.num_threads,
-        "num_tokens": candidate.sample.num_tokens,
-        "seconds": {measured.name: list(measured.seconds.values) for measured in comparison.measured},
-        "part_seconds": {measured.name: _parts(measured) for measured in (base, candidate)},
-        "phases": {measured.name: _phases(measured) for measured in (base, candidate)},
-        "steps": {measured.name: _steps(measured) for measured in (base, candidate)},
-        "repeatable": all(sample.tokens == candidate.sample.tokens for sample in candidate.samples),
-        "texts": _texts(candidate, base),
-    }
-
-
-def _parts(measured: Measured) -> list[list[float]]:
-    """Seconds of every part, repeat by repeat."""
-    return [list(parts) for parts in measured.part_seconds]
-
-
-def _phases(measured: Measured) -> list[list[float]] | None:
-    taken = [sample.phases for sample in measured.samples]
-    return [list(phases) for phases in taken if phases is not None] if None not in taken else None
-
-
-def _steps(measured: Measured) -> int | None:
-    summary = measured.sample.summary
-    return None if summary is None else summary.steps
-
-
-def _texts(candidate: Measured, base: Measured) -> list[dict[str, object]]:
-    texts = candidate.sample.texts or [None] * len(candidate.sample.tokens)
-    return [
-        {
-            "num_tokens": len(tokens),
-            "distinct": distinct_share(tokens),
-            "looping": is_looping(tokens),
-            "first_difference": first_difference(tokens, reference),
-            "counts": None if counts is None else asdict(counts),
-        }
-        for tokens, reference, counts in zip(candidate.sample.tokens, base.sample.tokens, texts, strict=True)
-    ]

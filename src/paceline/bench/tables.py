@@ -8,6 +8,8 @@ from rich.table import Table
 from paceline.bench.categories import CategoryFigures
 from paceline.bench.duels import DuelFigures
 from paceline.bench.figures import Figures, Group, best, break_evens, grid
+from paceline.bench.sampled import SampledFigures
+from paceline.bench.sweep import describe_sampling
 
 
 def sweep_tables(figures: Sequence[Figures]) -> list[Table]:
@@ -21,7 +23,7 @@ def sweep_tables(figures: Sequence[Figures]) -> list[Table]:
 def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
     table = Table(title=describe_group(group), title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("drafter", overflow="fold", min_width=13)
-    for name in ("k", "batch", "speed-up 95 %", "tokens/s", "/step", "accept", "effic.", "differ", "loop"):
+    for name in ("k", "batch", "speed-up 95 %", "tokens/s", "decode", "limit", "/step", "accept", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
         cell, speedup = line.cell, line.speedup
@@ -33,11 +35,11 @@ def _sweep_table(group: Group, lines: Sequence[Figures]) -> Table:
             if line.void
             else f"{speedup.value:.2f} {speedup.low:.2f}-{speedup.high:.2f}",
             "-" if line.void else f"{line.tokens_per_second:.0f}",
+            "-" if line.void else whole(line.decoding_tokens_per_second),
+            "-" if line.void else percent(line.of_limit),
             number(line.tokens_per_step),
             percent(line.acceptance),
-            "-" if line.void else percent(line.efficiency),
             f"{line.num_different}/{line.num_texts}",
-            f"{line.num_looping}/{line.num_texts}",
         )
     return table
 
@@ -73,7 +75,7 @@ def break_even_table(figures: Sequence[Figures]) -> Table | None:
     table = Table(title="batch size at which drafting stops paying", title_justify="left", box=SIMPLE_HEAD)
     for name in ("precision", "temp", "tokens", "drafter", "k", "break-even"):
         table.add_column(name, justify="left" if name in ("precision", "drafter") else "right")
-    for (label, _, temperature, max_tokens), drafter, count, crossing in found:
+    for (label, _, temperature, _, max_tokens), drafter, count, crossing in found:
         table.add_row(label, f"{temperature:g}", str(max_tokens), drafter, str(count), str(crossing))
     return table
 
@@ -153,10 +155,32 @@ def _category_table(group: Group, lines: Sequence[CategoryFigures]) -> Table:
     return table
 
 
+def sampled_table(lines: Sequence[SampledFigures]) -> Table | None:
+    """What sampling costs beside greedy decoding; None where nothing was timed so."""
+    if not lines:
+        return None
+    table = _table("sampling beside greedy decoding: steps per second over its, in one run")
+    for name in ("sampling", "tokens", "batch", "drafter", "ratio 95 %", "/step", "greedy's"):
+        folds = name in ("sampling", "drafter")
+        table.add_column(name, justify="left" if folds else "right", overflow="fold", no_wrap=not folds)
+    for line in lines:
+        ratio = line.ratio
+        table.add_row(
+            describe_sampling(line.cell.temperature, line.cell.top_p),
+            str(line.cell.max_tokens),
+            str(line.cell.batch_size),
+            line.cell.way,
+            "void" if line.void else f"{ratio.value:.3f} {ratio.low:.3f}-{ratio.high:.3f}",
+            number(line.tokens_per_step),
+            number(line.greedy_tokens_per_step),
+        )
+    return table
+
+
 def describe_group(group: Group) -> str:
     """A group in words."""
-    label, suite, temperature, max_tokens = group
-    return f"{label}, {suite}, temperature {temperature:g}, {max_tokens} tokens"
+    label, suite, temperature, top_p, max_tokens = group
+    return f"{label}, {suite}, {describe_sampling(temperature, top_p)}, {max_tokens} tokens"
 
 
 def _table(title: str) -> Table:
@@ -166,6 +190,11 @@ def _table(title: str) -> Table:
 def number(value: float | None) -> str:
     """Two digits after the point, or a dash."""
     return "-" if value is None else f"{value:.2f}"
+
+
+def whole(value: float | None) -> str:
+    """No digits after the point, or a dash."""
+    return "-" if value is None else f"{value:.0f}"
 
 
 def percent(value: float | None) -> str:

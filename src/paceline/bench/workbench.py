@@ -10,13 +10,17 @@ import torch
 
 from paceline.api import Loaded
 from paceline.api.build import DrafterLike
+from paceline.api.loading import runnable
+from paceline.bench.limits import rates_beside
 from paceline.bench.own import continuing
 from paceline.bench.peers.base import Peer, Setting
 from paceline.bench.runner import Configuration
 from paceline.bench.sweep import Cell
+from paceline.bench.trees import MODEL, nodes_of, shape_of
+from paceline.drafters import DRAFTERS
+from paceline.engine.floor import Work, work_of
 from paceline.models.base import longest_text
-
-MODEL = "model"  # the name of the draft model's drafter
+from paceline.models.decoder import DecoderLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +47,7 @@ class ModelBench:
         for peer in self.peers:
             if cell.drafter in (peer.ways.plain, *peer.ways.drafting):
                 return peer.decoding(name, cell, prompts=self.prompts, seed=self.seed)
-        drafter = self.draft if cell.drafter == MODEL else cell.drafter
-        return self._own(name, cell, drafter=drafter, num_draft_tokens=cell.num_draft_tokens)
+        return self._own(name, cell, drafter=self._drafter(cell), num_draft_tokens=cell.num_draft_tokens)
 
     def setting(self) -> Setting:
         """What peers are given, to meet this target on equal terms."""
@@ -58,6 +61,35 @@ class ModelBench:
             cores=tuple(sorted(cores)),
         )
 
+    def works(self) -> tuple[Work, Work | None] | None:
+        """What a forward of the target, and one of the draft, reads; None where that is not known."""
+        models = [loaded.lm for loaded in (self.target, self.draft) if loaded is not None]
+        found = [work_of(lm) for lm in models if isinstance(lm, DecoderLM)]
+        if len(found) < len(models) or len({work.dtype for work in found}) > 1:
+            return None
+        return found[0], found[1] if len(found) > 1 else None
+
+    def rates(self) -> dict[str, float]:
+        """How fast the machine is now, with what the models read; nothing where that is not known."""
+        works = self.works()
+        if works is None:
+            return {}
+        weight_bytes = sum(work.weight_bytes for work in works if work is not None)
+        return rates_beside(self.target.dtype, self.target.lm.device, weight_bytes=weight_bytes)
+
+    def close(self) -> None:
+        """End what the peers have started."""
+        for peer in self.peers:
+            peer.close()
+
+    def _drafter(self, cell: Cell) -> DrafterLike:
+        num_nodes = nodes_of(cell.drafter)
+        if num_nodes is None:
+            return self.draft if cell.drafter == MODEL else cell.drafter
+        assert self.draft is not None
+        shape = shape_of(num_nodes, cell.num_draft_tokens)
+        return DRAFTERS.find("model")(lm=runnable(self.draft), shape=shape)
+
     def _own(self, name: str, cell: Cell, *, drafter: DrafterLike, num_draft_tokens: int) -> Configuration:
         return continuing(
             name,
@@ -68,6 +100,7 @@ class ModelBench:
             num_draft_tokens=num_draft_tokens,
             batch_size=cell.batch_size,
             temperature=cell.temperature,
+            top_p=cell.top_p,
             seed=self.seed,
         )
 

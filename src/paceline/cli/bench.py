@@ -1,9 +1,9 @@
 """The command ``paceline bench``: loads, chooses prompts, sweeps, reports. Knows nothing of how cells are timed."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,18 +12,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.api import Loaded, embedded_pair, load
-from paceline.bench.absent import failures_of, keep_peers, missing_of
-from paceline.bench.duels import choose_duels, duel_figures_of, keep_choices, undecided
+from paceline.bench.absent import keep_peers
+from paceline.bench.duels import choose_duels, keep_choices, unpaired
 from paceline.bench.figures import figures_of
 from paceline.bench.machine import describe, hash_source
-from paceline.bench.output import check_drawing, print_tables, write_reports
+from paceline.bench.output import check_drawing
 from paceline.bench.peers import PEERS, find_peers
 from paceline.bench.peers.base import Missing, Peer
-from paceline.bench.raw import RawFile, Record, fingerprint, hash_model, read_records
+from paceline.bench.raw import RawFile, Record, fingerprint, hash_model
 from paceline.bench.sweep import Axes, Protocols, Task, begin_run, run_sweep
-from paceline.bench.workbench import MODEL, ModelBench, check_batches, check_lengths, check_peers
-from paceline.cli import EXIT_OK
-from paceline.cli.bench_inputs import ChosenPrompts, choose_prompts, read_counts, read_temperatures
+from paceline.bench.together import MOST_OPEN, check_programs, groups_of, run_together
+from paceline.bench.trees import MODEL, nodes_of, read_trees
+from paceline.bench.workbench import ModelBench, check_batches, check_lengths, check_peers
+from paceline.cli.bench_inputs import (
+    ChosenPrompts,
+    check_peer_counts,
+    choose_prompts,
+    read_counts,
+    read_peer_counts,
+    read_temperatures,
+)
+from paceline.cli.bench_report import write_and_print
 from paceline.cli.models import check_model, check_quantization
 from paceline.cli.options import ModelOptions
 from paceline.drafters import DRAFTERS
@@ -43,9 +52,13 @@ class Bench:
     num_draft_tokens: str | None
     batch_sizes: str
     temperatures: str
+    top_p: float
     max_tokens: str | None
+    trees: str | None
     peers: bool
     peer: list[str] | None
+    peer_counts: list[str] | None
+    together: bool
     vllm: Path | None
     llama_cpp: Path | None
     grid: bool
@@ -76,10 +89,17 @@ class Bench:
         raw = RawFile(self.output)
         bench, chosen = self._bench()
         check_batches(len(bench.prompts), axes.batch_sizes)
-        check_lengths(bench.target, bench.prompts, axes.max_tokens, num_nodes=1 + max(axes.num_draft_tokens))
+        check_lengths(bench.target, bench.prompts, axes.max_tokens, num_nodes=_most_nodes(axes))
         found = self._peers(bench)
         bench = replace(bench, peers=[peer for peer in found if not isinstance(peer, Missing)])
         axes = replace(axes, peers=[peer.ways for peer in bench.peers])
+        check_peer_counts(
+            axes.peer_counts,
+            known=[way for peer in axes.peers for way in (peer.plain, *peer.drafting)],
+            missing=[name for name in PEERS if name not in [peer.name for peer in bench.peers]],
+        )
+        if self.together:
+            check_programs(axes)
         conditions = self._conditions(bench, chosen)
         notes = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
         if found:
@@ -91,29 +111,37 @@ class Bench:
                     stack.callback(peer.close)
                 progress = stack.enter_context(_progress(Console(stderr=True), shown=not self.quiet))
 
-                def measure(tasks: Sequence[Task], what: str) -> str:
-                    bar = progress.add_task(what, total=len(tasks), what="warming up")
-                    return run_sweep(
-                        tasks,
-                        workbench=bench,
-                        raw=raw,
-                        conditions=conditions,
-                        notes=notes,
-                        protocol=protocol,
-                        progress=lambda task, done, what: progress.update(bar, completed=done, what=f"{task}: {what}"),
-                    )
+                common = {"workbench": bench, "raw": raw, "conditions": conditions, "notes": notes}
 
-                run = measure(axes.cells(), "cells")
+                def telling(what: str, total: int) -> Callable[[object, int, str], None]:
+                    bar = progress.add_task(what, total=total, what="warming up")
+                    return lambda task, done, now: progress.update(bar, completed=done, what=f"{task}: {now}")
+
+                def measure(tasks: Sequence[Task], what: str) -> str:
+                    told = telling(what, len(tasks))
+                    return run_sweep(tasks, **common, protocol=protocol, progress=told, beside=bench.rates)
+
+                cells = axes.cells()
+                if self.together:
+                    told = telling("groups", len(groups_of(cells)))
+                    run = run_together(
+                        cells, **common, protocol=protocol, progress=told, beside=bench.rates, close=bench.close
+                    )
+                else:
+                    run = measure(cells, "cells")
                 choices = choose_duels(figures_of(raw.records), run=run, axes=axes)
-                if choices:
-                    measure(keep_choices(choices, raw=raw, run=run), "best against best")
+                duels = keep_choices(choices, raw=raw, run=run)
+                if self.together:
+                    duels = unpaired(duels, raw.records, run=run)
+                if duels:
+                    measure(duels, "best against best")
         except KeyboardInterrupt:
             print(
                 f"paceline: interrupted; {self.output} keeps what is done: run the same command to go on",
                 file=sys.stderr,
             )
             raise
-        return _report(self.output, raw.records, html=self.html, console=Console(highlight=False))
+        return write_and_print(self.output, raw.records, html=self.html, console=Console(highlight=False))
 
     def _axes(self) -> Axes:
         """What is combined. Raises ValueError for what cannot be."""
@@ -126,6 +154,10 @@ class Bench:
         drafts = self.target is None or self.draft is not None
         default = [MODEL] if self.grid and drafts else ["ngram", *([MODEL] if drafts else [])]
         drafters = self.drafters or default
+        if self.trees is not None and not drafts:
+            raise ValueError(f"--tree {self.trees}: trees are drafted by a model; give --draft DIR")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p {self.top_p:g}: give more than 0 and at most 1")
         known = [name for name in DRAFTERS if name not in ("none", MODEL)] + ([MODEL] if drafts else [])
         for name in drafters:
             if name not in known:
@@ -137,14 +169,24 @@ class Bench:
             batch_sizes=read_counts(self.batch_sizes, option="--batch"),
             temperatures=read_temperatures(self.temperatures),
             max_tokens=read_counts(self.max_tokens or tokens, option="--max-tokens"),
+            top_p=self.top_p,
+            trees=[] if self.trees is None else read_trees(self.trees),
+            peer_counts=read_peer_counts(self.peer_counts or []),
         )
 
     def _peers(self, bench: ModelBench) -> list[Peer | Missing]:
         """Those asked for. Raises ValueError for one that is asked for by name and missing."""
-        names = list(PEERS) if self.peers else self.peer or []
+        left_out = [name for name, counts in read_peer_counts(self.peer_counts or []).items() if not counts]
+        names = [name for name in (PEERS if self.peers else self.peer or []) if name not in left_out]
         if names:
             check_peers(bench.target, bench.draft)
-        found = find_peers(names, bench.setting(), vllm_python=self.vllm, llama_cpp_folder=self.llama_cpp)
+        found = find_peers(
+            names,
+            bench.setting(),
+            vllm_python=self.vllm,
+            llama_cpp_folder=self.llama_cpp,
+            num_open=MOST_OPEN if self.together else 1,
+        )
         for peer in found:
             if isinstance(peer, Missing) and peer.name in (self.peer or []):
                 raise ValueError(f"--peer {peer.name} is missing: {peer.reason}")
@@ -204,6 +246,7 @@ class Bench:
         """What must be equal for figures to belong together."""
         draft = None if bench.draft_path is None else _identity(bench.draft_path)
         source = self.prompt_file or self.questions
+        works = None if self.quantization or self.draft_quantization else bench.works()
         return {
             "machine": describe().identity(),
             "source": hash_source(),
@@ -215,6 +258,7 @@ class Bench:
             **({} if self.draft_quantization is None else {"draft_quantization": self.draft_quantization}),
             "target": _identity(bench.target_path),
             "draft": draft,
+            **({} if works is None else {"work": {"target": asdict(works[0]), "draft": works[1] and asdict(works[1])}}),
             "suite": (self.suite or "code") if source is None else source.name,
             "prompts": {
                 "count": len(bench.prompts),
@@ -226,42 +270,13 @@ class Bench:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The reports of raw figures, made again."""
-
-    raw: Path
-    html: bool
-
-    def run(self) -> int:
-        """Write CSV and HTML, and print the table."""
-        return _report(self.raw, read_records(self.raw), html=self.html, console=Console(highlight=False))
-
-
-def _report(path: Path, records: list[Record], *, html: bool, console: Console) -> int:
-    figures = figures_of(records)
-    if not figures:
-        raise ValueError(f"{path}: no cells in it: there is nothing to report yet")
-    written = write_reports(path, html=html)
-    print_tables(records, console)
-    duels = duel_figures_of(records)
-    for lines, what in ((figures, "cells are void: plain decoding"), (duels, "duels are void: the other side")):
-        void = sum(line.void for line in lines)
-        if not void:
-            continue
-        note = f"{void} of {len(lines)} {what} differed from itself, the machine was not quiet."
-        console.print(f"{note} With more --attempts the same command times them again.", soft_wrap=True)
-    for line in (*missing_of(records), *failures_of(records)):
-        console.print(str(line), soft_wrap=True, markup=False)
-    for group in undecided(records):
-        note = f"No drafted pair meets best against best at {group}: no sound cell of one of the sides to choose from."
-        console.print(note, soft_wrap=True)
-    console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
-    return EXIT_OK
-
-
 def _folder(model: str | Path) -> Path:
     return hub.fetch(str(model), None) if hub.is_hub_id(model) else Path(model)
+
+
+def _most_nodes(axes: Axes) -> int:
+    """Of one row in a forward."""
+    return max(1 + max(axes.num_draft_tokens), *(nodes_of(name) or 0 for name, _ in axes.trees), 0)
 
 
 def _identity(folder: Path) -> Record:

@@ -1,7 +1,7 @@
 """What ``paceline bench`` is given: its prompts and its lists of numbers. Measures nothing."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,27 @@ def read_counts(text: str, *, option: str) -> list[int]:
             raise ValueError(f"{option} {text}: give counts of at least 1, such as 1,2,4 or 1-8")
         found.extend(range(first, last + 1))
     return list(dict.fromkeys(found))
+
+
+def read_peer_counts(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Draft lengths by peer or way, such as "vllm=3,5" or "vllm-lookup=none". Raises ValueError for anything else."""
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        name, equals, counts = text.partition("=")
+        if not name or not equals:
+            raise ValueError(f"--peer-k {text}: give a peer or one of its ways, such as vllm=3,5 or vllm-lookup=none")
+        found[name] = [] if counts == "none" else read_counts(counts, option=f"--peer-k {name}")
+    return found
+
+
+def check_peer_counts(counts: Mapping[str, Sequence[int]], *, known: Sequence[str], missing: Sequence[str]) -> None:
+    """Raise ValueError for draft lengths of what is neither a peer nor one of the ``known`` ways.
+
+    Ways of the peers that are ``missing`` pass: nobody can say which they have.
+    """
+    for name in counts:
+        if name not in (*known, *missing) and not any(name.startswith(f"{peer}-") for peer in missing):
+            raise ValueError(f"--peer-k {name}: no such peer or way here; there are {', '.join(known) or 'none'}")
 
 
 def read_temperatures(text: str) -> list[float]:

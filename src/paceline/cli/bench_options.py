@@ -8,7 +8,7 @@ import typer
 from paceline.cli import options as o
 from paceline.core.registry import Registry
 
-COMMANDS = Registry("command", {"run": "paceline.cli.bench:Bench", "report": "paceline.cli.bench:Report"})
+COMMANDS = Registry("command", {"run": "paceline.cli.bench:Bench", "report": "paceline.cli.bench_report:Report"})
 WHAT, HOW, PROMPTS = "What is combined", "How it is timed", "Prompts"
 
 Html = Annotated[bool, typer.Option("--html/--no-html", help="An HTML page beside the raw figures, or none.")]
@@ -37,6 +37,14 @@ def run(
         str, typer.Option(help="Texts at once, such as 1,4. Each must divide the prompts.", rich_help_panel=WHAT)
     ] = "1",
     temperature: Annotated[str, typer.Option(help="Temperatures, such as 0,0.8.", rich_help_panel=WHAT)] = "0",
+    top_p: Annotated[float, typer.Option("--top-p", help="Of the temperatures above 0.", rich_help_panel=WHAT)] = 1.0,
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            help="Trees of the draft model too, by their nodes with the root, and their depth if wanted: 8,16 or 16x6.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     max_tokens: Annotated[
         str | None, typer.Option(help="Tokens per text, all of them always generated.", rich_help_panel=WHAT)
     ] = None,
@@ -52,6 +60,14 @@ def run(
     peer: Annotated[
         list[str] | None,
         typer.Option(help="One of transformers, vllm and llama.cpp; may be repeated.", rich_help_panel=WHAT),
+    ] = None,
+    peer_k: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer-k",
+            help="Other draft lengths for a peer or one of its ways; may be repeated: vllm=3,5, vllm-lookup=none.",
+            rich_help_panel=WHAT,
+        ),
     ] = None,
     vllm: Annotated[
         Path | None,
@@ -93,6 +109,14 @@ def run(
     attempts: Annotated[
         int, typer.Option(help="How often a cell is timed while its control fails.", rich_help_panel=HOW)
     ] = 3,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together",
+            help="All cells of a batch size and length take turns in one run, peers too. A third of the time.",
+            rich_help_panel=HOW,
+        ),
+    ] = False,
     dtype: o.Dtype = None,
     device: o.Device = None,
     backend: o.Backend = "auto",
@@ -116,6 +140,7 @@ def run(
         paceline bench
         paceline bench --target DIR --draft DIR --k 1-8 --batch 1,4,16 --num-prompts 16
         paceline bench --drafter ngram --suite copy --peers
+        paceline bench --together --peers --k 1-8 --tree 8,16 --peer-k vllm=3,5 --peer-k vllm-lookup=none
         paceline bench --grid
         paceline bench report bench.jsonl
     """
@@ -129,9 +154,13 @@ def run(
             num_draft_tokens=k,
             batch_sizes=batch,
             temperatures=temperature,
+            top_p=top_p,
             max_tokens=max_tokens,
+            trees=tree,
             peers=peers,
             peer=peer,
+            peer_counts=peer_k,
+            together=together,
             vllm=vllm,
             llama_cpp=llama_cpp,
             grid=grid,

@@ -52,8 +52,11 @@ def work_of(lm: DecoderLM) -> Work:
     )
 
 
-def bound(work: Work, rates: Rates, *, rows: int, nodes: int, slots: int) -> Bound:
-    """The least time of a forward of ``nodes`` nodes in each of ``rows`` rows, every one reading ``slots`` slots."""
+def bound(work: Work, rates: Rates, *, rows: int, nodes: float, slots: int) -> Bound:
+    """The least time of a forward of ``nodes`` nodes in each of ``rows`` rows, every one reading ``slots`` slots.
+
+    ``nodes`` may be a mean over steps.
+    """
     return Bound(
         memory=(work.weight_bytes + rows * slots * work.slot_bytes) / rates.read,
         arithmetic=rows * nodes * (2 * work.num_weights + slots * work.slot_flops) / rates.products[work.dtype].peak,

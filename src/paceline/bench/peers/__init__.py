@@ -14,10 +14,16 @@ PEERS = (TRANSFORMERS, vllm.VLLM, llama_cpp.LLAMA_CPP)
 
 
 def find_peers(
-    names: Sequence[str], setting: Setting, *, vllm_python: Path | None, llama_cpp_folder: Path | None
+    names: Sequence[str],
+    setting: Setting,
+    *,
+    vllm_python: Path | None,
+    llama_cpp_folder: Path | None,
+    num_open: int = 1,
 ) -> list[Peer | Missing]:
     """Those of PEERS that ``names`` names, found or missing, in the order of PEERS. Loads no model.
 
+    Of the programs of each, ``num_open`` are held open at most: a further one ends the oldest.
     Raises ValueError for a name that is none of them.
     """
     for name in names:
@@ -27,7 +33,7 @@ def find_peers(
     if TRANSFORMERS in names:
         found.append(Transformers(setting=setting))
     if vllm.VLLM in names:
-        found.append(vllm.find(vllm_python, setting))
+        found.append(vllm.find(vllm_python, setting, num_open=num_open))
     if llama_cpp.LLAMA_CPP in names:
-        found.append(llama_cpp.find(llama_cpp_folder, setting))
+        found.append(llama_cpp.find(llama_cpp_folder, setting, num_open=num_open))
     return found

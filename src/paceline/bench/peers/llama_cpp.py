@@ -15,15 +15,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
 from paceline.bench.peers.base import Missing, Setting, cache_folder, room
+from paceline.bench.peers.held import Held
 from paceline.bench.peers.process import PATIENCE, Process
 from paceline.bench.raw import hash_model
 from paceline.bench.runner import Configuration, DecodingFailed, Sample
 from paceline.bench.sweep import Cell, Ways
+from paceline.core.stats import Summary
 
 LLAMA_CPP: Final = "llama.cpp"
 PLAIN, DRAFT, CONFIDENT, LOOKUP = LLAMA_CPP, "llama.cpp-draft", "llama.cpp-draft-confident", "llama.cpp-lookup"
@@ -48,29 +51,27 @@ class LlamaCpp:
     setting: Setting
     version: str
     cache: Path
+    held: "Held[Server]"
     name: str = LLAMA_CPP
-    _running: tuple[_Key, "Server"] | None = None
 
     @property
     def ways(self) -> Ways:
         """It drafts for whole batches."""
         drafting = (LOOKUP,) if self.setting.draft is None else (DRAFT, CONFIDENT, LOOKUP)
-        return Ways(plain=PLAIN, drafting=drafting, batches=True)
+        return Ways(plain=PLAIN, drafting=drafting, batches=True, programs=True)
 
     def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
         """One of its ways over all ``prompts``; a group is one request."""
         key = (cell.drafter, cell.num_draft_tokens, cell.batch_size, room(cell, prompts))
-        if self._running is None or self._running[0] != key or self._running[1].process.has_ended:
-            self.close()
-            self._running = (key, self._start(key))
-        server = self._running[1]
+        server = self.held.get(key, lambda: self._start(key))
 
         def part(at: int) -> Sample:
             order = {
                 "prompt": [list(prompt) for prompt in prompts[at : at + cell.batch_size]],
                 "n_predict": cell.max_tokens,
                 "temperature": cell.temperature,
-                "samplers": ["temperature"],
+                "top_p": cell.top_p,
+                "samplers": ["temperature", "top_p"],  # in our order
                 "seed": seed + at,
                 "ignore_eos": True,
                 "cache_prompt": False,  # every call reads its prompts, as ours does
@@ -80,16 +81,14 @@ class LlamaCpp:
                 answers = server.complete(order)
             rows = answers if isinstance(answers, list) else [answers]
             rows = sorted(rows, key=lambda row: row["index"])
-            return Sample(tokens=tuple(tuple(row["tokens"]) for row in rows), summary=None)
+            return _sample(rows)
 
         starts = range(0, len(prompts), cell.batch_size)
         return Configuration(name=name, parts=[partial(part, at) for at in starts])
 
     def close(self) -> None:
-        """End the server."""
-        if self._running is not None:
-            self._running[1].process.close()
-            self._running = None
+        """End the servers."""
+        self.held.close()
 
     def _start(self, key: _Key) -> "Server":
         way, num_draft_tokens, batch_size, longest = key
@@ -140,6 +139,14 @@ class Server:
     process: Process
     port: int
 
+    @property
+    def has_ended(self) -> bool:
+        return self.process.has_ended
+
+    def close(self) -> None:
+        """End it."""
+        self.process.close()
+
     def complete(self, order: Mapping[str, object]) -> Any:
         """The server's answer. Raises DecodingFailed where it gives none, or an error."""
         try:
@@ -149,6 +156,17 @@ class Server:
         if status != http.client.OK:
             raise self.process.failure(f"it answers {status}: {text[:200].decode(errors='replace')}")
         return json.loads(text)
+
+
+def _sample(rows: Sequence[Mapping[str, Any]]) -> Sample:
+    """What the server answered; its steps are the tokens that it did not draft."""
+    tokens = tuple(tuple(row["tokens"]) for row in rows)
+    accepted = [row.get("timings", {}).get("draft_n_accepted", 0) for row in rows]
+    texts = tuple(
+        Summary(steps=len(text) - kept, emitted=len(text), drafted=[], accepted=[])
+        for text, kept in zip(tokens, accepted, strict=True)
+    )
+    return Sample(tokens=tokens, summary=reduce(add, texts), texts=texts)
 
 
 def start_server(name: str, command: Sequence[str]) -> Server:
@@ -185,7 +203,7 @@ def server_of(folder: Path) -> Path:
     return folder / "build" / "bin" / "llama-server"
 
 
-def find(folder: Path | None, setting: Setting) -> LlamaCpp | Missing:
+def find(folder: Path | None, setting: Setting, *, num_open: int = 1) -> LlamaCpp | Missing:
     """llama.cpp in ``folder``, or why it is not there."""
     if setting.device.type != "cpu":
         return Missing(name=LLAMA_CPP, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
@@ -204,5 +222,9 @@ def find(folder: Path | None, setting: Setting) -> LlamaCpp | Missing:
         return Missing(name=LLAMA_CPP, reason=f"{server_of(folder)} does not run ({error}); {HOW_TO}")
     version = next((line for line in (said.stdout + said.stderr).splitlines() if line.startswith("version")), "unknown")
     return LlamaCpp(
-        folder=folder, setting=setting, version=version.removeprefix("version: "), cache=cache_folder() / "gguf"
+        folder=folder,
+        setting=setting,
+        version=version.removeprefix("version: "),
+        cache=cache_folder() / "gguf",
+        held=Held(num_open),
     )

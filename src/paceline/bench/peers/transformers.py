@@ -7,7 +7,9 @@ made once. End-of-text is off and the length fixed, so that every call does the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from itertools import count
+from operator import add
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -19,6 +21,7 @@ from transformers.utils import logging
 from paceline.bench.peers.base import Setting
 from paceline.bench.runner import Configuration, Sample
 from paceline.bench.sweep import Cell, Ways
+from paceline.core.stats import Summary
 
 TRANSFORMERS: Final = "transformers"
 PLAIN, ASSISTED, CONFIDENT, LOOKUP = (
@@ -60,7 +63,9 @@ class Transformers:
             num_draft_tokens=cell.num_draft_tokens,
             batch_size=cell.batch_size,
             temperature=cell.temperature,
+            top_p=cell.top_p,
             seed=seed,
+            counts_steps=True,
         )
 
     def close(self) -> None:
@@ -115,8 +120,12 @@ def transformers_decoding(
     batch_size: int,
     temperature: float,
     seed: int,
+    top_p: float = 1.0,
+    counts_steps: bool = False,
 ) -> Configuration:
     """One of KINDS over all ``prompts``, exactly ``num_tokens`` tokens each; batches are padded on the left.
+
+    ``counts_steps`` counts the target's forwards, and gives them as each text's steps.
 
     ``model`` and ``draft`` come from ``load_peer``. Raises ValueError for an unknown kind, for drafting in batches,
     which transformers cannot, and for assistance without a draft.
@@ -136,7 +145,7 @@ def transformers_decoding(
         pad_token_id=0,
     )
     if temperature > 0:
-        settings.update(temperature=temperature, top_k=0, top_p=1.0)
+        settings.update(temperature=temperature, top_k=0, top_p=top_p)
     options: dict[str, Any] = {}
     if kind == LOOKUP:
         settings.update(prompt_lookup_num_tokens=num_draft_tokens)
@@ -155,8 +164,22 @@ def transformers_decoding(
             draft.generation_config = drafting  # where transformers looks for it
         if temperature > 0:
             torch.manual_seed(seed + at)
-        rows = model.generate(tokens, attention_mask=mask, generation_config=settings, **options)
-        return Sample(tokens=tuple(tuple(row) for row in rows[:, tokens.shape[1] :].tolist()), summary=None)
+        forwards = count()
+
+        def step(*_: object) -> None:
+            next(forwards)
+
+        counting = model.register_forward_pre_hook(step) if counts_steps else None
+        try:
+            rows = model.generate(tokens, attention_mask=mask, generation_config=settings, **options)
+        finally:
+            if counting is not None:
+                counting.remove()
+        texts = tuple(tuple(row) for row in rows[:, tokens.shape[1] :].tolist())
+        if not counts_steps:
+            return Sample(tokens=texts, summary=None)
+        each = Summary(steps=next(forwards), emitted=num_tokens, drafted=[], accepted=[])
+        return Sample(tokens=texts, summary=reduce(add, [each] * len(texts)), texts=(each,) * len(texts))
 
     starts = range(0, len(prompts), batch_size)
     parts = [partial(part, at, *_padded(prompts[at : at + batch_size], model.device)) for at in starts]

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias, final
 
 from paceline.bench.peers.base import Missing, Setting, cache_folder, room
 from paceline.bench.peers.heads import widen_heads, width_for
+from paceline.bench.peers.held import Held
 from paceline.bench.peers.process import Answering, first_cores
 from paceline.bench.raw import hash_model
 from paceline.bench.runner import Configuration, Sample
@@ -57,22 +58,19 @@ class Vllm:
     setting: Setting
     version: str
     preload: Sequence[str]
+    held: Held[Answering]
     name: str = VLLM
-    _running: tuple[_Key, Answering] | None = None
 
     @property
     def ways(self) -> Ways:
         """It drafts for whole batches."""
         drafting = (LOOKUP,) if self.setting.draft is None else (DRAFT, LOOKUP)
-        return Ways(plain=PLAIN, drafting=drafting, batches=True)
+        return Ways(plain=PLAIN, drafting=drafting, batches=True, programs=True)
 
     def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
         """One of its ways over all ``prompts``; a group is one call."""
         key = (cell.drafter, cell.num_draft_tokens, cell.batch_size, room(cell, prompts))
-        if self._running is None or self._running[0] != key or self._running[1].has_ended:
-            self.close()
-            self._running = (key, self._start(key))
-        process = self._running[1]
+        process = self.held.get(key, lambda: self._start(key))
 
         def part(at: int) -> Sample:
             group = [list(prompt) for prompt in prompts[at : at + cell.batch_size]]
@@ -80,6 +78,7 @@ class Vllm:
                 "prompts": group,
                 "num_tokens": cell.max_tokens,
                 "temperature": cell.temperature,
+                "top_p": cell.top_p,
                 "seeds": [seed + at + row for row in range(len(group))],
             }
             with process.awake():
@@ -90,10 +89,8 @@ class Vllm:
         return Configuration(name=name, parts=[partial(part, at) for at in starts])
 
     def close(self) -> None:
-        """End its process."""
-        if self._running is not None:
-            self._running[1].close()
-            self._running = None
+        """End its processes."""
+        self.held.close()
 
     def _start(self, key: _Key) -> Answering:
         way, num_draft_tokens, batch_size, longest = key
@@ -142,8 +139,11 @@ class Vllm:
         }
 
 
-def find(python: Path | None, setting: Setting) -> Vllm | Missing:
-    """vLLM under ``python``, or why it is not there. Raises ValueError for more threads than cores."""
+def find(python: Path | None, setting: Setting, *, num_open: int = 1) -> Vllm | Missing:
+    """vLLM under ``python``, or why it is not there; ``num_open`` of its processes are held open at most.
+
+    Raises ValueError for more threads than cores.
+    """
     if setting.device.type != "cpu":
         return Missing(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
     if str(setting.dtype) not in DTYPES:
@@ -158,7 +158,13 @@ def find(python: Path | None, setting: Setting) -> Vllm | Missing:
     if answer["version"] is None:
         return Missing(name=VLLM, reason=f"{python} has no vLLM; {HOW_TO}")
     first_cores(setting.cores, setting.num_threads)
-    return Vllm(python=python, setting=setting, version=answer["version"], preload=answer["preload"])
+    return Vllm(
+        python=python,
+        setting=setting,
+        version=answer["version"],
+        preload=answer["preload"],
+        held=Held(num_open),
+    )
 
 
 def _fitting(model: Path) -> Path:

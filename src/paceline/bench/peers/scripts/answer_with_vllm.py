@@ -25,6 +25,7 @@ def main() -> None:
             vllm.SamplingParams(
                 max_tokens=order["num_tokens"],
                 temperature=order["temperature"],
+                top_p=order["top_p"],
                 seed=seed,
                 ignore_eos=True,
                 detokenize=False,

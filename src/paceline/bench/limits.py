@@ -1,0 +1,64 @@
+"""How near decoding comes to what the machine allows for the acceptance that was seen. Pure: measures nothing.
+
+The limit of a step is the least time of its forwards (engine/floor): one of the target over all nodes, and as many of
+the draft model as it ran. Weights are read once in each; caches, and all else that a step does, are left out. The rates
+of the machine are the medians of those that were measured beside the sides, repeat by repeat.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+
+from paceline.bench.raw import Record
+from paceline.bench.sweep import CANDIDATE, Cell
+from paceline.bench.trees import nodes_of, runs_draft
+from paceline.engine.floor import Work, bound
+from paceline.engine.rates import Products, Rates, measure_rates
+from paceline.models.loading import name_of
+
+READ, FLOPS = "read", "flops"  # bytes and operations per second
+REPEATS = 2  # passes of each measurement
+LARGEST, SMALLEST = 512 << 20, 4 << 20  # bytes of what is read
+
+
+def rates_beside(dtype: torch.dtype, device: torch.device, *, weight_bytes: int) -> dict[str, float]:
+    """READ and FLOPS of this machine now, with a working set as large as the models; about a second for large ones."""
+    working_set = max(SMALLEST, min(LARGEST, weight_bytes))
+    rates = measure_rates(
+        dtypes=[dtype], device=device, working_set=working_set, rows=(1,), repeats=REPEATS, seconds=0.0
+    )
+    return {READ: rates.read, FLOPS: rates.products[name_of(dtype)].peak}
+
+
+def limit_of(record: Record, conditions: Record, cell: Cell) -> float | None:
+    """Tokens per second that the machine allows a cell of our own at the tokens per step that it had.
+
+    None for peers, and where nothing says what its forwards read, or how fast the machine is.
+    """
+    work, steps, rates = conditions.get("work"), record["steps"][CANDIDATE], record.get("rates")
+    if not work or not steps or not rates or not all(rates) or not record["decode_seconds"][CANDIDATE]:
+        return None
+    target = Work(**work["target"])
+    speed = _rates(target.dtype, rates)
+    drafted = _drafted_per_step([text["counts"] for text in record["texts"] if text["counts"] is not None])
+    nodes = nodes_of(cell.drafter) or 1 + drafted
+    seconds = bound(target, speed, rows=cell.batch_size, nodes=nodes, slots=0).seconds
+    if runs_draft(cell.drafter):
+        if work["draft"] is None:
+            return None
+        # A token deeper is a forward more.
+        seconds += drafted * bound(Work(**work["draft"]), speed, rows=cell.batch_size, nodes=1, slots=0).seconds
+    return cell.batch_size * record["num_tokens"] / steps / seconds
+
+
+def _rates(dtype: str, taken: Sequence[Record]) -> Rates:
+    read, flops = (median(rates[name] for rates in taken) for name in (READ, FLOPS))
+    products = Products(itemsize=1, rows=(1,), bytes_per_second=(read,), peak=flops)
+    return Rates(device="", num_threads=0, working_set=0, read=read, copy=0.0, products={dtype: products})
+
+
+def _drafted_per_step(counts: Sequence[Record]) -> float:
+    """Mean depth of what was proposed in a step."""
+    steps = sum(found["steps"] for found in counts)
+    return sum(sum(found["drafted"]) for found in counts) / steps if steps else 0.0

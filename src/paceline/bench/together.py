@@ -1,0 +1,213 @@
+"""All cells of one batch size and length in one alternating run: everything is paired with everything.
+
+Each repeat runs each side once: plain decoding, the cells, and plain decoding again as the control. Every temperature
+has a plain side and a control of its own. A third of the time that cells one by one take, and the best of two parties
+compare without another run. Knows nothing of what the sides are; decides no best.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.bench.raw import FAILURE, RawFile, Record
+from paceline.bench.record import record_of, rests_of
+from paceline.bench.runner import Comparison, Configuration, DecodingFailed, compare
+from paceline.bench.sweep import (
+    CANDIDATE,
+    CONTROL,
+    PLAIN,
+    Axes,
+    Cell,
+    Protocols,
+    Workbench,
+    attempts_of,
+    begin_run,
+    describe_sampling,
+    is_settled,
+)
+
+MOST_OPEN = 8  # programs of peers at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Cells that take turns, our plain decoding among them; all of one batch size and length."""
+
+    cells: tuple[Cell, ...]
+
+    def __str__(self) -> str:
+        return f"batch {self.cells[0].batch_size}, {self.cells[0].max_tokens} tokens"
+
+
+def plain_cell(cell: Cell) -> Cell:
+    """Our plain decoding beside ``cell``. Its record has the control as its candidate."""
+    return replace(cell, drafter=PLAIN, num_draft_tokens=0)
+
+
+def groups_of(cells: Iterable[Cell]) -> list[Group]:
+    """The cells by batch size and length, in the order of their first ones."""
+    found: dict[tuple[int, int], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((cell.batch_size, cell.max_tokens), []).append(cell)
+    return [Group(cells=tuple(dict.fromkeys([*map(plain_cell, group), *group]))) for group in found.values()]
+
+
+def check_programs(axes: Axes) -> None:
+    """Raise ValueError where a group would hold more than MOST_OPEN programs of peers open at once."""
+    programs = {way for peer in axes.peers if peer.programs for way in (peer.plain, *peer.drafting)}
+    for group in groups_of(axes.cells()):
+        found = {(cell.drafter, cell.num_draft_tokens) for cell in group.cells if cell.drafter in programs}
+        if len(found) > MOST_OPEN:
+            raise ValueError(
+                f"--together at batch {group.cells[0].batch_size}: {len(found)} programs of peers would be open at "
+                f"once, and {MOST_OPEN} may be; choose with --peer-k, such as vllm-draft=3,5 or vllm-lookup=none"
+            )
+
+
+def run_together(
+    cells: Sequence[Cell],
+    *,
+    workbench: Workbench,
+    raw: RawFile,
+    conditions: Record,
+    notes: Record,
+    protocol: Protocols,
+    close: Callable[[], None],
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[Group, int, str], None] | None = None,
+    beside: Callable[[], Mapping[str, float]] | None = None,
+) -> str:
+    """Measure what ``raw`` lacks of ``cells``, group by group; the fingerprint of the run.
+
+    A group is written down whole, and timed again while its controls fail. Cells that cannot run are written down as
+    such, and the others go on. ``close`` ends what a group has opened. Otherwise as ``sweep.run_sweep``.
+    """
+    run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)
+    for done, group in enumerate(groups_of(cells)):
+        try:
+            failed: set[Cell] = set()
+            for _ in range(protocol.attempts):
+                lacking = [cell for cell in _lacking(group, raw.records, run, protocol) if cell not in failed]
+                if not any(cell.drafter != PLAIN for cell in lacking):
+                    break
+                told = _telling(progress, group, done)
+                timing = _Timing(workbench=workbench, cells=lacking, clock=clock, progress=told, beside=beside)
+                measured, failures = timing.run(protocol)
+                failed |= set(failures)
+                _keep(measured, failures, raw=raw, run=run)
+        finally:
+            close()
+    return run
+
+
+def _keep(measured: Mapping[Cell, Record], failures: Mapping[Cell, str], *, raw: RawFile, run: str) -> None:
+    """Write down one run of a group, at once; ``together`` numbers the runs of the file."""
+    number = 1 + max((record.get("together") or 0 for record in raw.records), default=0)
+    raw.append(
+        *({"kind": FAILURE, "run": run, "task": cell.identity(), "message": failures[cell]} for cell in failures),
+        *(
+            {
+                "run": run,
+                **cell.identity(),
+                "together": number,
+                "attempt": attempts_of(raw.records, run, cell),
+                **found,
+            }
+            for cell, found in measured.items()
+        ),
+    )
+
+
+class _Timing:
+    """One run of a group's sides."""
+
+    def __init__(
+        self,
+        *,
+        workbench: Workbench,
+        cells: Sequence[Cell],
+        clock: Callable[[], float],
+        progress: Callable[[str], None] | None,
+        beside: Callable[[], Mapping[str, float]] | None,
+    ) -> None:
+        self._workbench, self._clock, self._beside = workbench, clock, beside
+        self._say: Callable[[str], None] = progress or (lambda _: None)
+        self._cells = {_name(cell): cell for cell in cells if cell.drafter != PLAIN}
+        self._plain = list(dict.fromkeys(map(plain_cell, cells)))
+        self._wanted = set(cells)
+        self._failures: dict[Cell, str] = {}
+        self._start_seconds: dict[str, float] = {}
+
+    def run(self, protocol: Protocols) -> tuple[dict[Cell, Record], dict[Cell, str]]:
+        """What was measured of each cell, and what the others said when they failed."""
+        candidates = [side for name in self._cells if (side := self._make(name)) is not None]
+        sides = [
+            *(self._workbench.plain(_name(cell), cell) for cell in self._plain),
+            *candidates,
+            *(self._workbench.plain(_name(cell, again=True), cell) for cell in self._plain),
+        ]
+        begin = self._clock()
+        comparison = compare(
+            sides,
+            baseline=sides[0].name,
+            repeats=protocol.repeats,
+            warm_up=protocol.warm_up,
+            clock=self._clock,
+            progress=self._say,
+            beside=self._beside,
+            failed=self._fail,
+        )
+        return self._records(comparison, self._clock() - begin), self._failures
+
+    def _make(self, name: str) -> Configuration | None:
+        """The side of a cell; None where it does not start."""
+        self._say(f"starting {name}")
+        begin = self._clock()
+        try:
+            return self._workbench.candidate(name, self._cells[name])
+        except DecodingFailed as error:
+            self._failures[self._cells[name]] = str(error)
+            return None
+        finally:
+            self._start_seconds[name] = self._clock() - begin
+
+    def _fail(self, name: str, error: DecodingFailed) -> None:
+        if name not in self._cells:
+            raise error
+        self._failures[self._cells[name]] = str(error)
+
+    def _records(self, comparison: Comparison, seconds: float) -> dict[Cell, Record]:
+        named = {measured.name: measured for measured in comparison.measured}
+        found: dict[Cell, dict[str, object]] = {}
+        for cell in (*self._plain, *self._cells.values()):
+            plain = plain_cell(cell)
+            again = _name(plain, again=True)
+            own = again if cell == plain else _name(cell)
+            if own in named:
+                sides = {PLAIN: named[_name(plain)], CANDIDATE: named[own], CONTROL: named[again]}
+                found[cell] = {
+                    **record_of(sides, comparison),
+                    "rests": rests_of(sides[CANDIDATE], sides[PLAIN]),
+                    "start_seconds": self._start_seconds.get(own, 0.0),
+                    "timing_seconds": seconds,  # of the whole group
+                }
+        void = any(record["void"] for record in found.values())
+        return {cell: {**record, "void": void} for cell, record in found.items() if cell in self._wanted}
+
+
+def _lacking(group: Group, records: Sequence[Record], run: str, protocol: Protocols) -> list[Cell]:
+    return [
+        cell
+        for cell in group.cells
+        if attempts_of(records, run, cell) < protocol.attempts and not is_settled(records, run, cell)
+    ]
+
+
+def _name(cell: Cell, *, again: bool = False) -> str:
+    return f"{cell.way}, {describe_sampling(cell.temperature, cell.top_p)}" + (", again" if again else "")
+
+
+def _telling(
+    progress: Callable[[Group, int, str], None] | None, group: Group, done: int
+) -> Callable[[str], None] | None:
+    return None if progress is None else lambda what: progress(group, done, what)

@@ -1,0 +1,55 @@
+"""The command ``paceline bench report``, and what ``paceline bench`` prints at its end. Measures nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.bench.absent import failures_of, missing_of
+from paceline.bench.duels import duel_figures_of, undecided
+from paceline.bench.figures import figures_of
+from paceline.bench.output import print_tables, write_reports
+from paceline.bench.raw import Record, read_records
+from paceline.bench.spent import spent_on
+from paceline.cli import EXIT_OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The reports of raw figures, made again."""
+
+    raw: Path
+    html: bool
+
+    def run(self) -> int:
+        """Write CSV and HTML, and print the table."""
+        return write_and_print(self.raw, read_records(self.raw), html=self.html, console=Console(highlight=False))
+
+
+def write_and_print(path: Path, records: list[Record], *, html: bool, console: Console) -> int:
+    """Write the reports of ``records``, which ``path`` holds, and print their tables; the exit code.
+
+    Raises ValueError where there is no figure.
+    """
+    figures = figures_of(records)
+    if not figures:
+        raise ValueError(f"{path}: no cells in it: there is nothing to report yet")
+    written = write_reports(path, html=html)
+    print_tables(records, console)
+    duels = duel_figures_of(records)
+    for lines, what in ((figures, "cells are void: plain decoding"), (duels, "duels are void: the other side")):
+        void = sum(line.void for line in lines)
+        if not void:
+            continue
+        note = f"{void} of {len(lines)} {what} differed from itself, the machine was not quiet."
+        console.print(f"{note} With more --attempts the same command times them again.", soft_wrap=True)
+    for line in (*missing_of(records), *failures_of(records)):
+        console.print(str(line), soft_wrap=True, markup=False)
+    for group in undecided(records):
+        note = f"No drafted pair meets best against best at {group}: no sound cell of one of the sides to choose from."
+        console.print(note, soft_wrap=True)
+    spent = spent_on(records)
+    started = f"and {spent.starting / 60:.1f} of loading and starting what was timed"
+    console.print(f"{spent.timing / 60:.1f} minutes of timing, all attempts, {started}", soft_wrap=True)
+    console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
+    return EXIT_OK
