@@ -79,6 +79,20 @@ def test_slots_that_nobody_wrote_are_not_read(layout, dtype):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [16, 64])
+def test_the_last_head_of_whole_vectors_of_slots_ends_where_it_ends(length, dtype):
+    model = CpuDecoder(native("gpt2-odd-heads", dtype))
+    found = []
+    for unwritten in (0.0, torch.nan):
+        cache = model.new_cache(1, length + 8).view()
+        poison(cache, unwritten)
+        tree = Tree.make_chain(texts(1, length), torch.ones(1, length, dtype=torch.bool))
+        found.append(model(tree, cache).logits)
+    assert torch.equal(*found)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt_neox"])
 def test_rows_and_layers_of_a_view_are_followed(layout):
     lm = native(layout, torch.float64)

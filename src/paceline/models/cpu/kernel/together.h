@@ -64,10 +64,16 @@ class Attention<bf16> {
     int num_ = 0;                   // queries of each
     long ld_ = 0;
     std::vector<__m512i> keys_, values_, own_;
-    std::vector<float> scores_, totals_;
+    std::vector<float> &scores_ = memory(), totals_;
     std::vector<__m512> sums_;
     std::vector<bf16> queries_, rows_;
     std::vector<int> places_, paths_, ends_;  // of each node: places, slots of its own, and where they end
+
+    // A thread's scores, kept between calls: what is new would be mapped page by page every time.
+    static std::vector<float> &memory() {
+        static thread_local std::vector<float> kept;
+        return kept;
+    }
 
     const bf16 *keys(int h) const { return slots_.keys + (head_ + h) * size_; }
     const bf16 *values(int h) const { return slots_.values + (head_ + h) * size_; }
