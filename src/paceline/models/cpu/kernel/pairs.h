@@ -115,7 +115,8 @@ template <int M, int G>
 
 // 2 to the x for x up to 0, to 3 millionths of it: far finer than the weights that are made of it.
 inline __m512 power_of_two(__m512 x) {
-    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), rest = _mm512_sub_ps(x, whole);
+    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 rest = _mm512_sub_ps(x, whole);
     __m512 p = _mm512_fmadd_ps(rest, _mm512_set1_ps(0.009566114284f), _mm512_set1_ps(0.05591752753f));
     p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.24024842679f));
     p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.69312185049f));

@@ -11,9 +11,9 @@
 namespace paceline {
 
 constexpr int AT_ONCE = SIDE * SIDES;  // places that few queries go through at once, of all heads one after another
-constexpr int TOGETHER = 24;         // queries of a head whose scores exist at once
-constexpr int PIECES = 4;            // of work for each thread, at least, where they cannot share out the heads
-constexpr long SCORES = 1024 * 1024; // most scores that exist at once, unless those of one head are more
+constexpr int TOGETHER = 24;           // queries of a head whose scores exist at once
+constexpr int PIECES = 4;              // of work for each thread, at least, where they cannot share out the heads
+constexpr long SCORES = 1024 * 1024;   // most scores that exist at once, unless those of one head are more
 
 template <>
 class Attention<bf16> {
@@ -108,9 +108,11 @@ class Attention<bf16> {
         want_next(keys(h), first, end);
         const bf16 *from = keys(h) + first * slots_.step;
         const int count = std::min(AT_ONCE, end - first), whole = count / SIDE * SIDE;
-        for (int j = 0; j < whole; j += SIDE) turn_keys(from + j * slots_.step, slots_.step, size_, to + j / SIDE * words_);
+        for (int j = 0; j < whole; j += SIDE)
+            turn_keys(from + j * slots_.step, slots_.step, size_, to + j / SIDE * words_);
         if (whole < count)
-            turn_keys(copied(from + whole * slots_.step, count - whole, SIDE, Straight{}), size_, size_, to + whole / SIDE * words_);
+            turn_keys(copied(from + whole * slots_.step, count - whole, SIDE, Straight{}), size_, size_,
+                      to + whole / SIDE * words_);
         return to;
     }
 
