@@ -14,7 +14,8 @@ from paceline.bench.raw import Record
 from paceline.bench.sweep import CANDIDATE, Cell
 from paceline.bench.trees import nodes_of, runs_draft
 from paceline.engine.floor import Work, bound
-from paceline.engine.rates import Products, Rates, measure_rates
+from paceline.engine.rates import Products, Rates, measure_rates, reading
+from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
 
 READ, FLOPS = "read", "flops"  # bytes and operations per second
@@ -22,13 +23,20 @@ REPEATS = 2  # passes of each measurement
 LARGEST, SMALLEST = 512 << 20, 4 << 20  # bytes of what is read
 
 
-def rates_beside(dtype: torch.dtype, device: torch.device, *, weight_bytes: int) -> dict[str, float]:
-    """READ and FLOPS of this machine now, with a working set as large as the models; about a second for large ones."""
-    working_set = max(SMALLEST, min(LARGEST, weight_bytes))
+def rates_beside(lm: DecoderLM) -> dict[str, float]:
+    """READ of the weights of ``lm`` where they lie, and FLOPS in its precision, of this machine now.
+
+    What the system gave a process may be memory of another part of the machine, half as fast as the rest, so that only
+    these weights tell what reading them takes. Takes about a second for large models.
+    """
+    storage = max((parameter.untyped_storage() for parameter in lm.parameters()), key=lambda one: one.nbytes())
+    weights = torch.empty(0, dtype=torch.uint8, device=lm.device).set_(storage)
+    working_set = max(SMALLEST, min(LARGEST, weights.nbytes))
     rates = measure_rates(
-        dtypes=[dtype], device=device, working_set=working_set, rows=(1,), repeats=REPEATS, seconds=0.0
+        dtypes=[lm.dtype], device=lm.device, working_set=working_set, rows=(1,), repeats=REPEATS, seconds=0.0
     )
-    return {READ: rates.read, FLOPS: rates.products[name_of(dtype)].peak}
+    read = reading(weights, repeats=4 * REPEATS, seconds=0.0)
+    return {READ: read, FLOPS: rates.products[name_of(lm.dtype)].peak}
 
 
 def limit_of(record: Record, conditions: Record, cell: Cell) -> float | None:

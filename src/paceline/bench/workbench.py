@@ -71,11 +71,8 @@ class ModelBench:
 
     def rates(self) -> dict[str, float]:
         """How fast the machine is now, with what the models read; nothing where that is not known."""
-        works = self.works()
-        if works is None:
-            return {}
-        weight_bytes = sum(work.weight_bytes for work in works if work is not None)
-        return rates_beside(self.target.dtype, self.target.lm.device, weight_bytes=weight_bytes)
+        lm = self.target.lm
+        return {} if self.works() is None or not isinstance(lm, DecoderLM) else rates_beside(lm)
 
     def close(self) -> None:
         """End what the peers have started."""

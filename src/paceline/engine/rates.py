@@ -132,6 +132,14 @@ class _Layer:
         self.multiply = product_for(weight)
 
 
+def reading(source: Tensor, *, repeats: int = REPEATS, seconds: float = SECONDS) -> float:
+    """Bytes per second of reading ``source``, contiguous, where it lies: memory is not equally fast everywhere."""
+    whole = source.view(torch.uint8).flatten()
+    words = whole[: len(whole) // 4 * 4].view(torch.int32)
+    clock = _Clock(source.device, repeats, seconds)
+    return words.nbytes / min(clock.best([words.amax, words.amin]))
+
+
 def _layers(working_set: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Layer]:
     """Up and down projections of feed-forward layers, about ``working_set`` bytes together, at least two pairs."""
     hidden, inner = HIDDEN, INNER
