@@ -12,7 +12,7 @@ from tests.api.checkpoints import pair
 from tests.cli.files import PROMPTS, command, generate_file, journal_of, lines_of, write
 
 OPTIONS = ["--temperature", "0.8", "--seed", "3", "--batch-size", "2", "--draft", pair().draft, "--quiet"]
-NUM_PROMPTS, NUM_TOKENS = 120, 50
+NUM_PROMPTS, NUM_TOKENS = 360, 50  # some seconds, also where the kernel is fast
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=lambda ending: ending.name)
