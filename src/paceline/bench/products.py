@@ -55,7 +55,7 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
 
     def packed(rows: int) -> Pass:
         reorder, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
-        made = [(weight.shape[1], reorder(weight.to_mkldnn(), rows)) for weight in weights]
+        made = [(weight.shape[1], reorder(weight, rows)) for weight in weights]
         return lambda inputs: [linear(inputs[width], weight, None, "none", [], "") for width, weight in made]
 
     def compiled(wrapper: bool) -> Pass:
@@ -152,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = measure(
             layers=options.layers, rows=options.rows, repeats=options.repeats, progress=lambda what: status.update(what)
         )
-    console.print(describe())
+    machine = describe()
+    console.print(f"{machine.processor}, {machine.num_threads} threads; torch {machine.versions['torch']}")
     size = 2 * options.layers * sum(outer * inner for outer, inner in SHAPES)
     console.print(table(found, size))
     console.print(f"{size / 1e6:.0f} MB of weights, {options.repeats} repeats, {time.perf_counter() - begin:.0f} s")
