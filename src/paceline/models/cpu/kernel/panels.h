@@ -93,6 +93,17 @@ struct Panels {
     int wide(int n) const { return std::min(PANEL_ROWS, outer - n); }
 };
 
+// Hands the sums of size rows of x, from m on, with a panel of wide rows, the first of which is n, to put.
+template <class Put>
+inline void give_panel(float (*sums)[PANEL_ROWS], int m, int size, int n, int wide, Put &&put) {
+    for (int j = 0; j < size; j++) {
+        int c = 0;
+        for (; c + PAIRS <= wide; c += PAIRS) put(m + j, n + c, Count<PAIRS>{}, sums[j] + c);
+        for (; c + 4 <= wide; c += 4) put(m + j, n + c, Count<4>{}, sums[j] + c);
+        for (; c < wide; c++) put(m + j, n + c, Count<1>{}, sums[j] + c);
+    }
+}
+
 // As multiply in dots.h, from begin to end, which begin panels or end the matrix.
 template <class Put>
 inline void multiply_panels(const Panels &w, int begin, int end, const bf16 *x, long ldx, int rows, Put &&put) {
@@ -109,7 +120,9 @@ inline void multiply_panels(const Panels &w, int begin, int end, const bf16 *x, 
             for (int t = 0, m = 0; t < tiles; t++) {
                 const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
                 const PanelTile take = panel_tile_of(size);
-                const long far = tiles == 1 ? (size <= FEW_ROWS ? NEARER : FAR) : t + 1 < tiles ? SOON : piece / PANEL_ROWS * bytes;  // the next piece
+                // The last of several tiles asks for the next piece.
+                const long soon = t + 1 < tiles ? SOON : piece / PANEL_ROWS * bytes;
+                const long far = tiles > 1 ? soon : size <= FEW_ROWS ? NEARER : FAR;
                 for (int n = first; n < last; n += PANEL_ROWS) {
                     const int wide = w.wide(n), these = std::min(block, pairs - at);
                     const bf16 *from = w.panel(n) + (long)at * 2 * wide, *with = x + m * ldx + 2 * at;
@@ -119,13 +132,7 @@ inline void multiply_panels(const Panels &w, int begin, int end, const bf16 *x, 
                     else
                         for (int j = 0; j < size; j++)
                             panel_tile<1, false>(from, wide, with + j * ldx, ldx, these, far, sums + j, at == 0);
-                    if (at + block < pairs) continue;
-                    for (int j = 0; j < size; j++) {
-                        int c = 0;
-                        for (; c + PAIRS <= wide; c += PAIRS) put(m + j, n + c, Count<PAIRS>{}, sums[j] + c);
-                        for (; c + 4 <= wide; c += 4) put(m + j, n + c, Count<4>{}, sums[j] + c);
-                        for (; c < wide; c++) put(m + j, n + c, Count<1>{}, sums[j] + c);
-                    }
+                    if (at + block >= pairs) give_panel(sums, m, size, n, wide, put);
                 }
                 m += size;
             }
