@@ -58,7 +58,7 @@ $(MODELS)/%: | $(STAMP)
 	mv $@.part $@
 
 bench: export VLLM_CPU_KVCACHE_SPACE ?= 1
-bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## The committed CPU report, peers included (under 30 minutes and peers' start-up; goes on after an interruption)
+bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## The committed CPU report, peers included (20 minutes or more, and peers' start-up; goes on after an interruption)
 	$(TOGETHER) $(LARGE) --num-prompts 2 --k 1-8 --tree 8x5,16x8 --peers --peer-k vllm=3,5,7 --peer-k transformers=4,8 \
 	  --peer-k transformers-assisted-confident=8 --peer-k llama.cpp=4,8 --peer-k llama.cpp-draft-confident=none \
 	  $(WITHOUT_LOOKUP) --output $(REPORTS)/cpu-batch1.jsonl
