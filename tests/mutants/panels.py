@@ -32,9 +32,16 @@ MUTANTS = (
         (PANELS,),
     ),
     Mutant(
+        "panels: a token of the last panel is looked up as if it were full",
+        "models/cpu/kernel/forward.h",
+        "wide = std::min(model_.panel_rows, model_.vocab - (token - lane));",
+        "wide = model_.panel_rows;",
+        (PANELS,),
+    ),
+    Mutant(
         "panels: weights that are trained are laid out too",
         "models/cpu/panels.py",
-        " and not child.weight.requires_grad",
+        " and not weight.requires_grad",
         "",
         (PANELS,),
     ),

@@ -15,15 +15,7 @@ from paceline.models.attention import Attend, CausalAttention, TreeAttention
 from paceline.models.base import Head, Output
 from paceline.models.blocks import make_block
 from paceline.models.config import DecoderConfig
-from paceline.models.layers import Rotary, RotaryConfig, RoundedScaledEmbedding, ScaledEmbedding, WideRotary
-
-
-def _embedding(config: DecoderConfig) -> nn.Embedding:
-    factors = config.multipliers
-    if factors.embedding == 1.0:
-        return nn.Embedding(config.vocab_size, config.hidden_size)
-    make = RoundedScaledEmbedding if factors.round_embedding else ScaledEmbedding
-    return make(config.vocab_size, config.hidden_size, factors.embedding)
+from paceline.models.layers import Rotary, RotaryConfig, WideRotary, embedding_factor
 
 
 def _rotary(config: RotaryConfig) -> Rotary:
@@ -36,7 +28,7 @@ class DecoderLM(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = _embedding(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.rotary = None if config.rotary is None else _rotary(config.rotary)
         learned = config.rotary is None
         self.position = nn.Embedding(config.max_positions, config.hidden_size) if learned else None
@@ -76,11 +68,17 @@ class DecoderLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed.weight.dtype
+        return next(self.embed.parameters()).dtype  # of the table of embeddings, however it lies
+
+    @property
+    def embedding_factor(self) -> float:
+        """What embeddings are multiplied with."""
+        factors = self.config.multipliers
+        return embedding_factor(factors.embedding, self.dtype) if factors.round_embedding else factors.embedding
 
     @property
     def device(self) -> torch.device:
-        return self.embed.weight.device
+        return next(self.embed.parameters()).device
 
     def new_cache(self, rows: int, capacity: int, *, zeros: Zeros | None = None) -> SlotCache:
         """Storage for ``rows`` rows of ``capacity`` slots, in the model's own precision; ``zeros`` as in SlotCache.
@@ -123,6 +121,8 @@ class DecoderLM(nn.Module):
         dropout = self.dropout if self.training else 0.0
         # The residual stream is [B * n, H] inside: a matrix product of two axes costs less to call than of three.
         x = self.embed(tokens.flatten())
+        if self.embedding_factor != 1.0:
+            x = x * self.embedding_factor
         if self.position is not None:
             x = x + self.position(attend.positions.flatten())
         table = None if self.rotary is None else self.rotary(attend.positions, x.dtype)

@@ -102,28 +102,10 @@ class OffsetRMSNorm(RMSNorm):
         return (wide * scale * (1.0 + self.weight.to(wide.dtype))).to(x.dtype)
 
 
-class ScaledEmbedding(nn.Embedding):
-    """Token embeddings times a factor."""
-
-    def __init__(self, count: int, size: int, factor: float) -> None:
-        super().__init__(count, size)
-        self.factor = factor
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * self.factor
-
-
-class RoundedScaledEmbedding(ScaledEmbedding):
-    """Token embeddings times a factor that is rounded to their own precision, by way of float32 (Gemma)."""
-
-    def __init__(self, count: int, size: int, factor: float) -> None:
-        super().__init__(count, size, factor)
-        single = _rounded(factor, torch.float32)
-        self.factors = {dtype: _rounded(single, dtype) for dtype in (torch.bfloat16, torch.float16)}
-        self.factors |= {dtype: single for dtype in (torch.float32, torch.float64)}
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.Embedding.forward(self, input) * self.factors[self.weight.dtype]
+def embedding_factor(factor: float, dtype: torch.dtype) -> float:
+    """``factor`` rounded to ``dtype`` by way of float32, as Gemma does."""
+    single = _rounded(factor, torch.float32)
+    return single if dtype in (torch.float32, torch.float64) else _rounded(single, dtype)
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:

@@ -44,6 +44,17 @@ def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return settled
 
 
+def give_back() -> None:
+    """Hand what was freed on the CPU back to the system; GNU's allocator keeps it for later otherwise."""
+    if sys.platform != "linux":
+        return
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except AttributeError:  # another C library
+        return
+    trim(ctypes.c_size_t(0))
+
+
 def unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros on the CPU that take memory page by page as they are written; on Windows all of it at once."""
     size = prod(shape) * dtype.itemsize

@@ -9,7 +9,14 @@ from torch import nn
 from paceline.api import load
 from paceline.engine.static import lay_out
 from paceline.models import loading
-from paceline.models.cpu.panels import PanelLinear, from_panels, lay_in_panels, panel_width, to_panels
+from paceline.models.cpu.panels import (
+    PanelEmbedding,
+    PanelLinear,
+    from_panels,
+    lay_in_panels,
+    panel_width,
+    to_panels,
+)
 from paceline.models.cpu.runtime import CpuDecoder
 from tests import tiny
 from tests.api import checkpoints
@@ -22,8 +29,8 @@ pytestmark = pytest.mark.skipif(panel_width() == 0, reason="this machine's produ
 TOKENS = torch.arange(12).view(2, 6)
 
 
-def bfloat16_lm():
-    return tiny.native(tiny.llama()).bfloat16()
+def bfloat16_lm(**config):
+    return tiny.native(tiny.llama(**config)).bfloat16()
 
 
 @pytest.mark.parametrize("shape", [(32, 2), (64, 10), (33, 4), (7, 6), (95, 8)])
@@ -38,14 +45,15 @@ def test_panels_hold_the_rows_side_by_side_and_give_them_back(shape):
         assert flat[at] == weight[row, column]
 
 
-def test_a_model_in_panels_answers_saves_and_loads_as_before():
-    lm = bfloat16_lm()
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_in_panels_answers_saves_and_loads_as_before(tied):
+    lm = bfloat16_lm(tie_word_embeddings=tied)
     before, state = lm.causal(TOKENS).logits, {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     places = {name: parameter.data_ptr() for name, parameter in lm.named_parameters()}
     lay_in_panels(lm)
     lay_in_panels(lm)
     laid = [module for module in lm.modules() if isinstance(module, PanelLinear)]
-    assert len(laid) == 4 * lm.num_layers + (lm.head is not None)
+    assert len(laid) == 4 * lm.num_layers + (not tied) and isinstance(lm.embed, PanelEmbedding) == tied
     assert {parameter.data_ptr() for parameter in lm.parameters()} == set(places.values())
     assert torch.equal(lm.causal(TOKENS).logits, before)
     assert lm.state_dict().keys() == state.keys()
@@ -119,3 +127,15 @@ def test_logits_are_as_near_to_exact_numbers_as_the_eager_decoders(layout):
     read = [lm(chain(tokens), lm.new_cache(2, 40).view()).logits.double() for lm in (exact, wide, model)]
     eager, own = ((logits - read[0]).abs().mean() for logits in read[1:])
     assert 0 < float(own) <= 1.25 * float(eager)
+
+
+@torch.inference_mode()
+def test_every_token_of_a_tied_table_in_panels_is_looked_up():
+    lm = bfloat16_lm(tie_word_embeddings=True)
+    tokens = torch.arange(lm.vocab_size)[None]
+    table = lm.embed.weight.clone()
+    lay_in_panels(lm)
+    model = CpuDecoder(lm)
+    read = model(chain(tokens), model.new_cache(1, lm.vocab_size).view(), taps=(0,))
+    assert torch.equal(read.hidden[0][0], table)
+    assert torch.equal(lm.embed(tokens)[0], table)

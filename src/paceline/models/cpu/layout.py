@@ -74,7 +74,7 @@ class Model(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in "hidden vocab num_heads num_kv_heads head_dim max_positions".split()),
-        *((name, c_int64) for name in "query query_step key key_step value value_step wide_table".split()),
+        *((name, c_int64) for name in "query query_step key key_step value value_step wide_table panel_rows".split()),
         ("width", c_int64 * len(Buffer)),
         *((name, c_double) for name in "scale embedding_factor divisor".split()),
         *((name, c_void_p) for name in "embedding position".split()),

@@ -15,25 +15,19 @@ from paceline.models.decoder import DecoderLM
 PAIRS = {2: torch.int32, 4: torch.int64, 8: torch.complex128}  # as large as two numbers of so many bytes
 
 
-class PanelLinear(nn.Linear):
-    """A linear layer that keeps its matrix in panels; ``weight`` [N, K] is made of them anew whenever it is asked for.
+class InPanels(nn.Module):
+    """A layer that keeps its matrix in panels; ``weight`` [N, K] is made of them anew whenever it is asked for.
 
     Whoever saves, copies or compares layers finds ``weight``. A change of what it gives changes nothing here.
     """
 
-    def __init__(self, layer: nn.Linear, panels: Tensor, width: int) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features, self.width = layer.in_features, layer.out_features, width
-        self.panels = nn.Parameter(panels, requires_grad=False)
-        self.bias = layer.bias
+    panels: nn.Parameter
+    width: int
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]
+    def weight(self) -> Tensor:
         """The matrix row by row."""
         return from_panels(self.panels, self.width)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight, self.bias)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -44,6 +38,31 @@ class PanelLinear(nn.Linear):
         if prefix + "weight" in state_dict:
             state_dict[prefix + "panels"] = to_panels(state_dict.pop(prefix + "weight"), self.width)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class PanelLinear(InPanels, nn.Linear):  # type: ignore[override]
+    """A linear layer whose matrix lies in panels."""
+
+    def __init__(self, layer: nn.Linear, panels: Tensor, width: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.width = layer.in_features, layer.out_features, width
+        self.panels = nn.Parameter(panels, requires_grad=False)
+        self.bias = layer.bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.bias)
+
+
+class PanelEmbedding(InPanels, nn.Embedding):  # type: ignore[override]
+    """A table of embeddings that lies in panels, because the head multiplies with it too."""
+
+    def __init__(self, table: nn.Embedding, panels: Tensor, width: int) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim, self.width = table.num_embeddings, table.embedding_dim, width
+        self.panels = nn.Parameter(panels, requires_grad=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.embedding(input, self.weight)
 
 
 def panel_width() -> int:
@@ -75,14 +94,24 @@ def from_panels(panels: Tensor, width: int) -> Tensor:
 def lay_in_panels(lm: DecoderLM) -> None:
     """Lay the matrices of ``lm`` in panels, each in the memory where it lies; those that are already stay.
 
-    For models whose weights nobody else holds. Tables of embeddings stay as they are, and with them a tied head.
+    For models whose weights nobody else holds. A table of embeddings is laid where it is the head as well.
     """
     width = panel_width()
     for module in list(lm.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and fits_panels(child.weight, width) and not child.weight.requires_grad:
-                weight = child.weight.detach()
-                setattr(module, name, PanelLinear(child, weight.copy_(to_panels(weight, width)), width))
+            if type(child) is nn.Linear and _may_be_laid(child.weight, width):
+                setattr(module, name, PanelLinear(child, _lay(child.weight, width), width))
+    if lm.head is None and type(lm.embed) is nn.Embedding and _may_be_laid(lm.embed.weight, width):
+        lm.embed = PanelEmbedding(lm.embed, _lay(lm.embed.weight, width), width)
+
+
+def _may_be_laid(weight: Tensor, width: int) -> bool:
+    return fits_panels(weight, width) and not weight.requires_grad
+
+
+def _lay(weight: Tensor, width: int) -> Tensor:
+    """``weight`` in panels, in its own memory."""
+    return weight.detach().copy_(to_panels(weight, width))
 
 
 def _pairs_of_rows(matrix: Tensor, width: int) -> list[Tensor]:

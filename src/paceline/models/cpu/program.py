@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.models.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
-from paceline.models.cpu.panels import PanelLinear
+from paceline.models.cpu.panels import PanelEmbedding, PanelLinear
 from paceline.models.decoder import DecoderLM
 from paceline.models.heads import Interleaved, Normed, Plain, Rotated, Scaled, Split
 from paceline.models.layers import (
@@ -19,8 +19,6 @@ from paceline.models.layers import (
     OffsetRMSNorm,
     PlainFFN,
     RMSNorm,
-    RoundedScaledEmbedding,
-    ScaledEmbedding,
     gelu_tanh,
 )
 from paceline.models.quantised import Int4Linear, Int8Linear
@@ -83,9 +81,10 @@ def compile_program(lm: DecoderLM) -> Program:
         wide_table=config.rotary is not None and config.rotary.wide,
         width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
         scale=head_dim**-0.5,
-        embedding_factor=_embedding_factor(lm.embed),
+        panel_rows=lm.embed.width if isinstance(lm.embed, PanelEmbedding) else 0,
+        embedding_factor=lm.embedding_factor,
         divisor=lm.logits_divisor,
-        embedding=writer.point(lm.embed.weight),
+        embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PanelEmbedding) else lm.embed.weight),
         position=None if lm.position is None else writer.point(lm.position.weight),
         operations=array,
         layers=layers,
@@ -93,12 +92,6 @@ def compile_program(lm: DecoderLM) -> Program:
         head=writer.head(lm, Buffer.NORMED, Buffer.STREAM),
     )
     return Program(model, (array, layers, *writer.held))
-
-
-def _embedding_factor(embed: nn.Embedding) -> float:
-    if isinstance(embed, RoundedScaledEmbedding):
-        return embed.factors[embed.weight.dtype]
-    return embed.factor if isinstance(embed, ScaledEmbedding) else 1.0
 
 
 class _Writer:
@@ -249,9 +242,13 @@ class _Writer:
         """The product that gives logits, with a matrix of its own or with the embedding."""
         if lm.head is not None:
             return self.linear(lm.head, source, target)
-        outer, inner = lm.embed.weight.shape
-        weight = self.point(lm.embed.weight)
-        return Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer, weight=weight)
+        inner, outer = lm.embed.embedding_dim, lm.embed.num_embeddings
+        product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
+        if isinstance(lm.embed, PanelEmbedding):
+            product.variant, product.weight = Weights.PANELS, self.point(lm.embed.panels)
+        else:
+            product.weight = self.point(lm.embed.weight)
+        return product
 
     def add(self, source: Buffer, target: Buffer) -> Operation:
         """One buffer added to another."""

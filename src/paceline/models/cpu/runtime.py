@@ -152,13 +152,13 @@ class CpuDecoder(Ahead):
 
     def _refresh(self, cache: View) -> None:
         """Look whether weights were moved and whether angles reach as far as ``cache``."""
-        if self.lm.embed.weight.data_ptr() != self._source:
+        if next(self.lm.embed.parameters()).data_ptr() != self._source:
             self._prepare()
         self._extend_table(min(cache.capacity, self.max_positions))
 
     def _prepare(self) -> None:
         self._program = compile_program(self.lm)
-        self._source = self.lm.embed.weight.data_ptr()
+        self._source = next(self.lm.embed.parameters()).data_ptr()
         self._run = getattr(load_kernel(), f"paceline_forward_{name_of(self.lm.dtype)}")
         self._run.restype = None
         self._ahead = getattr(load_kernel(), f"paceline_ahead_{name_of(self.lm.dtype)}")

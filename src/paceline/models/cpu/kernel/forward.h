@@ -96,12 +96,20 @@ class Forward {
             if ((long)nodes_.size() < rows) std::memset(call_.hidden[t], 0, rows * model_.hidden * sizeof(T));
     }
 
+    // The token's row of the table, which may lie in panels (panels.h).
+    void look_up(long token, T *x) {
+        const T *table = (const T *)model_.embedding;
+        if (!model_.panel_rows) return (void)std::memcpy(x, table + token * model_.hidden, model_.hidden * sizeof(T));
+        const long lane = token % model_.panel_rows, wide = std::min(model_.panel_rows, model_.vocab - (token - lane));
+        const T *from = table + (token - lane) * model_.hidden + 2 * lane;
+        for (long h = 0; h < model_.hidden; h += 2, from += 2 * wide) std::memcpy(x + h, from, 2 * sizeof(T));
+    }
+
     void embed(int i) {
         const Node at = nodes_[i];
         const long token = call_.tokens[at.row * call_.tokens_step + at.node];
-        const T *row = (const T *)model_.embedding + token * model_.hidden;
         T *x = buffer(STREAM, i);
-        std::memcpy(x, row, model_.hidden * sizeof(T));
+        look_up(token, x);
         if (model_.embedding_factor != 1)
             for (int h = 0; h < model_.hidden; h++) x[h] = narrow<T>(widen(x[h]) * Acc<T>(model_.embedding_factor));
         if (!model_.position) return;

@@ -27,6 +27,7 @@ struct Model {
     int64_t hidden, vocab, num_heads, num_kv_heads, head_dim, max_positions;
     int64_t query, query_step, key, key_step, value, value_step;  // where heads begin in a row of HEADS, and how far apart
     int64_t wide_table;                                           // turns without rounding in between
+    int64_t panel_rows;                                           // of the embeddings; 0 where they lie row by row
     int64_t width[NUM_BUFFERS];
     double scale;             // of the scores
     double embedding_factor;  // 1: none
