@@ -43,7 +43,7 @@ test-matrix: $(STAMP)  ## What meets transformers, under its lowest and its newe
 PAIR := demo/src/paceline_demo
 MODELS := build/bench
 REPORTS := docs/benchmarks
-TOGETHER := $(BIN)/paceline bench --together --drafter model --suite mixed --dtype bfloat16 --max-tokens 128
+TOGETHER := $(BIN)/paceline bench --together --drafter model --suite mixed --dtype bfloat16 --max-tokens 128 --attempts 2
 LARGE := --target $(MODELS)/target-200M --draft $(PAIR)/draft
 WIDE := --target $(MODELS)/target-200M-32k --draft $(MODELS)/draft-32k
 WITHOUT_LOOKUP := --peer-k transformers-lookup=none --peer-k vllm-lookup=none --peer-k llama.cpp-lookup=none
@@ -58,9 +58,9 @@ $(MODELS)/%: | $(STAMP)
 	mv $@.part $@
 
 bench: export VLLM_CPU_KVCACHE_SPACE ?= 1
-bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## The committed CPU report, peers included (20 minutes or more, and peers' start-up; goes on after an interruption)
+bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## The committed CPU report, peers included (20 to 30 minutes, and peers' start-up; goes on after an interruption)
 	$(TOGETHER) $(LARGE) --num-prompts 2 --k 1-8 --tree 8x5,16x8 --peers --peer-k vllm=3,5,7 --peer-k transformers=4,8 \
-	  --peer-k transformers-assisted-confident=8 --peer-k llama.cpp=4,8 --peer-k llama.cpp-draft-confident=none \
+	  --peer-k transformers-assisted-confident=none --peer-k llama.cpp=4,8 --peer-k llama.cpp-draft-confident=none \
 	  $(WITHOUT_LOOKUP) --output $(REPORTS)/cpu-batch1.jsonl
 	$(TOGETHER) $(LARGE) --num-prompts 4 --batch 4 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch4.jsonl
 	$(TOGETHER) $(LARGE) --num-prompts 8 --batch 8 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch8.jsonl

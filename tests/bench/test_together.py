@@ -40,9 +40,8 @@ class Turns(Bench):
         self.drift, self.order, self.closed, self.phases = iter(drift), [], 0, phases
 
     def plain(self, name, cell):
-        scale = next(self.drift, 1.0) if name.endswith("again") else 1.0
         sample = Sample(tokens=TOKENS, summary=counts(8, 8, [0], [0]), decode_seconds=1.6, phases=self.phases)
-        return self._made(name, 2.0 * scale, sample)
+        return self._made(name, 2.0, sample, drift=self.drift if name.endswith("again") else None)
 
     def candidate(self, name, cell):
         if cell.way in self.absent:
@@ -59,12 +58,12 @@ class Turns(Bench):
         )
         return self._made(name, self._seconds.get(cell.way, 1.0), sample, dies=cell.way in self.dying)
 
-    def _made(self, name, seconds, sample, dies=False):
-        turns = iter(range(99))
+    def _made(self, name, seconds, sample, dies=False, drift=None):
+        turns, drift = iter(range(99)), drift or iter(())
 
         def run():
             self.order.append(name)
-            self.now += seconds
+            self.now += seconds * next(drift, 1.0)
             if dies and next(turns) == 2:
                 raise DecodingFailed(f"{name}: it died")
             return sample
@@ -159,20 +158,29 @@ def test_texts_are_compared_between_the_sides(path, own, other, expected):
     assert (line.num_different, line.first_difference) == expected
 
 
-def test_a_group_whose_control_fails_is_timed_again_whole(path):
-    records, _ = measure(path, Turns(seconds=SECONDS, drift=[1.1, 1.0]), replace(AXES, batch_sizes=[1]))
-    found = [(record["together"], record["attempt"], record["void"]) for record in cells_of(records)]
-    assert found == [(1, 0, True)] * 8 + [(2, 1, False)] * 8
+@pytest.mark.parametrize(("drift", "repeats"), [([1.1], 3), ([1.0, 1.1], 3), ([1.1] * 3, 7), ([1.1] * 4, 9)])
+def test_a_group_whose_control_fails_has_more_repeats_which_all_count(path, drift, repeats):
+    axes = replace(AXES, batch_sizes=[1])
+    drift = [1.0, *drift]  # the first is the warm-up
+    records, _ = measure(path, Turns(seconds=SECONDS, drift=drift), axes)
+    cells = cells_of(records)
+    assert len(cells) == 8 and not any(record["void"] for record in cells)
+    controls = [2.0 * scale for scale in [*drift[1:], *[1.0] * 9][:repeats]]
+    assert all(record["seconds"]["control"] == pytest.approx(controls) for record in cells)
     assert not any(line.void for line in (*figures_of(records), *duel_figures_of(records)))
 
 
 def test_a_machine_that_never_rests_is_given_up(path):
     axes = replace(AXES, batch_sizes=[1])
-    records, lacking = measure(path, Turns(seconds=SECONDS, drift=[2.0] * 9), axes)
-    assert len(cells_of(records)) == 3 * 8 and lacking == []
+    records, lacking = measure(path, Turns(seconds=SECONDS, drift=[2.0] * 99), axes)
+    assert len(cells_of(records)) == 8 and lacking == []
+    assert all(len(record["seconds"]["control"]) == 3 * 3 for record in cells_of(records))
     assert all(line.void for line in (*figures_of(records), *duel_figures_of(records)))
     again = Turns(seconds=SECONDS)
     assert measure(path, again, axes)[0] and again.made == []
+    more = Turns(seconds=SECONDS)
+    measure(path, more, axes, protocol=replace(PROTOCOL, attempts=4))
+    assert len(more.made) == 7 and not figures_of(RawFile(path).records)[0].void
 
 
 def test_an_interruption_costs_the_group_that_was_running(path):

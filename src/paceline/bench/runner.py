@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import chain
+from itertools import chain, count
 from operator import add
 from statistics import median
 from typing import TypeAlias
@@ -134,11 +134,13 @@ def compare(
     progress: Callable[[str], None] | None = None,
     beside: Callable[[], Mapping[str, float]] | None = None,
     failed: Callable[[str, DecodingFailed], None] | None = None,
+    lacks: Callable[[Sequence[Mapping[str, float]]], bool] | None = None,
 ) -> Comparison:
     """Time ``configurations`` against the one called ``baseline``.
 
     ``beside`` is called once in every repeat, before the configurations and untimed. With ``failed``, one that cannot
     run, or emits another number of tokens than the baseline, is told of there by name and leaves; the others go on.
+    ``lacks`` is shown the seconds of all repeats so far, by name, and as long as it says so one more follows.
 
     Raises ValueError for names that repeat or lack the baseline, for unequal token counts, and when a configuration
     changes the number of threads; DecodingFailed where one could not run.
@@ -153,9 +155,11 @@ def compare(
     threads = torch.get_num_threads()
     taken: list[dict[str, _Taken]] = []
     found: list[Mapping[str, float]] = []
-    for repeat in range(-warm_up, repeats):
+    for repeat in count(-warm_up):
+        if repeat >= repeats and not (lacks is not None and lacks([_seconds(turn) for turn in taken])):
+            break
         if progress is not None:
-            progress("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
+            progress("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {max(repeats, repeat + 1)}")
         if beside is not None and repeat >= 0:
             found.append(beside())
         errors: dict[str, DecodingFailed] = {}
@@ -175,6 +179,10 @@ def compare(
     measured = [_measure(whole.name, [turn[whole.name] for turn in taken], base) for whole in configurations]
     _check_steadiness(measured)
     return Comparison(baseline=baseline, num_threads=threads, measured=tuple(measured), beside=tuple(found))
+
+
+def _seconds(turn: Mapping[str, _Taken]) -> dict[str, float]:
+    return {name: sum(parts) for name, (parts, _) in turn.items()}
 
 
 def _take(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from paceline.bench.raw import FAILURE, RawFile, Record
 from paceline.bench.record import record_of, rests_of
 from paceline.bench.runner import Comparison, Configuration, DecodingFailed, compare
+from paceline.bench.statistics import is_void
 from paceline.bench.sweep import (
     CANDIDATE,
     CONTROL,
@@ -79,22 +80,18 @@ def run_together(
 ) -> str:
     """Measure what ``raw`` lacks of ``cells``, group by group; the fingerprint of the run.
 
-    A group is written down whole, and timed again while its controls fail. Cells that cannot run are written down as
-    such, and the others go on. ``close`` ends what a group has opened. Otherwise as ``sweep.run_sweep``.
+    A group has more repeats while its controls fail, up to ``protocol.attempts`` times as many, all of which count, and
+    is written down whole. Cells that cannot run are written down as such, and the others go on. ``close`` ends what a
+    group has opened. Otherwise as ``sweep.run_sweep``.
     """
     run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)
     for done, group in enumerate(groups_of(cells)):
         try:
-            failed: set[Cell] = set()
-            for _ in range(protocol.attempts):
-                lacking = [cell for cell in _lacking(group, raw.records, run, protocol) if cell not in failed]
-                if not any(cell.drafter != PLAIN for cell in lacking):
-                    break
+            lacking = _lacking(group, raw.records, run, protocol)
+            if any(cell.drafter != PLAIN for cell in lacking):
                 told = _telling(progress, group, done)
                 timing = _Timing(workbench=workbench, cells=lacking, clock=clock, progress=told, beside=beside)
-                measured, failures = timing.run(protocol)
-                failed |= set(failures)
-                _keep(measured, failures, raw=raw, run=run)
+                _keep(*timing.run(protocol), raw=raw, run=run)
         finally:
             close()
     return run
@@ -146,6 +143,10 @@ class _Timing:
             *candidates,
             *(self._workbench.plain(_name(cell, again=True), cell) for cell in self._plain),
         ]
+        most, controls = (
+            protocol.repeats * protocol.attempts,
+            [(_name(cell), _name(cell, again=True)) for cell in self._plain],
+        )
         begin = self._clock()
         comparison = compare(
             sides,
@@ -156,6 +157,10 @@ class _Timing:
             progress=self._say,
             beside=self._beside,
             failed=self._fail,
+            lacks=lambda turns: (
+                len(turns) < most
+                and any(is_void([turn[one] / turn[again] for turn in turns]) for one, again in controls)
+            ),
         )
         return self._records(comparison, self._clock() - begin), self._failures
 
@@ -199,8 +204,15 @@ def _lacking(group: Group, records: Sequence[Record], run: str, protocol: Protoc
     return [
         cell
         for cell in group.cells
-        if attempts_of(records, run, cell) < protocol.attempts and not is_settled(records, run, cell)
+        if _repeats_of(records, run, cell) < protocol.repeats * protocol.attempts and not is_settled(records, run, cell)
     ]
+
+
+def _repeats_of(records: Sequence[Record], run: str, cell: Cell) -> int:
+    """The most repeats that the cell has had together."""
+    wanted = {"run": run, **cell.identity()}
+    found = (record for record in records if wanted.items() <= record.items() and "seconds" in record)
+    return max((len(record["seconds"][CONTROL]) for record in found), default=0)
 
 
 def _name(cell: Cell, *, again: bool = False) -> str:

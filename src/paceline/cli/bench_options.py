@@ -107,7 +107,11 @@ def run(
     seed: Annotated[int, typer.Option(help="Of the choice of prompts and of sampling.", rich_help_panel=PROMPTS)] = 0,
     repeats: Annotated[int, typer.Option(help="Paired repeats of every cell.", rich_help_panel=HOW)] = 5,
     attempts: Annotated[
-        int, typer.Option(help="How often a cell is timed while its control fails.", rich_help_panel=HOW)
+        int,
+        typer.Option(
+            help="How often a cell is timed while its control fails; together, how many times the repeats.",
+            rich_help_panel=HOW,
+        ),
     ] = 3,
     together: Annotated[
         bool,
