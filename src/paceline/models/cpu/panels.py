@@ -1,18 +1,16 @@
-"""Matrices of bfloat16 laid out as the kernel reads them fastest: in panels of rows side by side, pair by pair.
+"""Matrices of models in bfloat16 laid out as the kernel reads them fastest: in panels of rows side by side.
 
-N numbers written, K numbers read. See kernel/panels.h.
+N numbers written, K numbers read. See kernel/panels.h and, for integers, kernel/packed.h.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.models.cpu.build import load_kernel
 from paceline.models.decoder import DecoderLM
-
-PAIRS = {2: torch.int32, 4: torch.int64, 8: torch.complex128}  # as large as two numbers of so many bytes
+from paceline.models.quantised import PACKED, Int4Linear, Int8Linear
 
 
 class PanelLinear(nn.Linear):
@@ -21,29 +19,58 @@ class PanelLinear(nn.Linear):
     Whoever saves, copies or compares layers finds ``weight``. A change of what it gives changes nothing here.
     """
 
-    def __init__(self, layer: nn.Linear, panels: Tensor, width: int) -> None:
+    LAID: ClassVar = {"weight": ("panels", torch.int32)}  # what is kept by which name, and what stands side by side
+
+    def __init__(self, layer: nn.Linear, width: int) -> None:
+        """``layer``, each of its tensors in the memory where it lies, which ``layer`` must not use any more."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.width = layer.in_features, layer.out_features, width
-        self.panels = nn.Parameter(panels, requires_grad=False)
         self.bias = layer.bias
+        for name, parameter in layer.named_parameters():
+            laid, unit = self.LAID.get(name, (name, None))
+            tensor = parameter.detach()
+            if unit is not None:
+                tensor.copy_(to_panels(tensor, width, unit))
+            if name != "bias":
+                self.register_parameter(laid, nn.Parameter(tensor, requires_grad=False))
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The matrix row by row."""
-        return from_panels(self.panels, self.width)
+        return self._by_row("weight")
 
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight, self.bias)
+    def _by_row(self, name: str) -> Tensor:
+        laid, unit = self.LAID[name]
+        return from_panels(self.get_parameter(laid), self.width, unit)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        del destination[prefix + "panels"]
-        destination[prefix + "weight"] = self.weight
+        for name, (laid, _) in self.LAID.items():
+            del destination[prefix + laid]
+            destination[prefix + name] = self._by_row(name)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # type: ignore[override]
-        if prefix + "weight" in state_dict:
-            state_dict[prefix + "panels"] = to_panels(state_dict.pop(prefix + "weight"), self.width)
+        for name, (laid, unit) in self.LAID.items():
+            if prefix + name in state_dict:
+                state_dict[prefix + laid] = to_panels(state_dict.pop(prefix + name), self.width, unit)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class PanelInt8Linear(PanelLinear, Int8Linear):
+    """The same of bytes, pair by pair."""
+
+    LAID: ClassVar = {"weight": ("panels", torch.int16)}
+
+
+class PanelInt4Linear(PanelLinear, Int4Linear):
+    """The same of four bits, eight by eight, with the scales of every group side by side."""
+
+    LAID: ClassVar = {"weight": ("panels", torch.int32), "scale": ("scale_panels", torch.int16)}
+
+    @property
+    def scale(self) -> Tensor:  # type: ignore[override]
+        """The scales row by row."""
+        return self._by_row("scale")
 
 
 def panel_width() -> int:
@@ -51,23 +78,31 @@ def panel_width() -> int:
     return int(load_kernel().paceline_panel_rows())
 
 
+def packed_width() -> int:
+    """The same for integers."""
+    return int(load_kernel().paceline_packed_rows())
+
+
 def fits_panels(weight: Tensor, width: int) -> bool:
     """Whether ``weight`` [N, K] can lie in panels of ``width`` rows."""
     return width > 0 and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.shape[1] % 2 == 0
 
 
-def to_panels(weight: Tensor, width: int) -> Tensor:
-    """A copy of ``weight`` [N, K] in panels of ``width`` rows, the last one of those that are left."""
+def to_panels(weight: Tensor, width: int, unit: torch.dtype = torch.int32) -> Tensor:
+    """A copy of ``weight`` [N, K] in panels of ``width`` rows, the last one of those that are left.
+
+    What has the size of ``unit`` stays together: by default two numbers of 16 bits.
+    """
     panels = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    for there, here in zip(_pairs_of_panels(panels, width), _pairs_of_rows(weight, width), strict=True):
+    for there, here in zip(_units_of_panels(panels, width, unit), _units_of_rows(weight, width, unit), strict=True):
         there.copy_(here.transpose(1, 2))
     return panels
 
 
-def from_panels(panels: Tensor, width: int) -> Tensor:
+def from_panels(panels: Tensor, width: int, unit: torch.dtype = torch.int32) -> Tensor:
     """The reverse of ``to_panels``."""
     weight = torch.empty_like(panels)
-    for there, here in zip(_pairs_of_rows(weight, width), _pairs_of_panels(panels, width), strict=True):
+    for there, here in zip(_units_of_rows(weight, width, unit), _units_of_panels(panels, width, unit), strict=True):
         there.copy_(here.transpose(1, 2))
     return weight
 
@@ -75,23 +110,36 @@ def from_panels(panels: Tensor, width: int) -> Tensor:
 def lay_in_panels(lm: DecoderLM) -> None:
     """Lay the matrices of ``lm`` in panels, each in the memory where it lies; those that are already stay.
 
-    For models whose weights nobody else holds. Tables of embeddings stay as they are, and with them a tied head.
+    For models whose weights nobody else holds. Tables of embeddings stay as they are, and with them a tied head, and so
+    do integers in a model of another precision than bfloat16.
     """
-    width = panel_width()
     for module in list(lm.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and fits_panels(child.weight, width) and not child.weight.requires_grad:
-                weight = child.weight.detach()
-                setattr(module, name, PanelLinear(child, weight.copy_(to_panels(weight, width)), width))
+            if isinstance(child, nn.Linear) and lm.dtype == torch.bfloat16:
+                setattr(module, name, in_panels(child))
 
 
-def _pairs_of_rows(matrix: Tensor, width: int) -> list[Tensor]:
-    """Views of what becomes whole panels and of what is left: [panels, rows, pairs]."""
-    pairs = matrix.detach().contiguous().view(PAIRS[matrix.itemsize])
-    whole = pairs.shape[0] // width * width
-    return [pairs[:whole].unflatten(0, (-1, width)), pairs[None, whole:]]
+def in_panels(layer: nn.Linear) -> nn.Linear:
+    """``layer``, which multiplies bfloat16, with its tensors laid in panels where they lie; itself where that cannot be."""
+    if layer.weight.requires_grad or layer.weight.device.type != "cpu":
+        return layer
+    if type(layer) is nn.Linear and fits_panels(layer.weight, panel_width()):
+        return PanelLinear(layer, panel_width())
+    if type(layer) is Int8Linear and packed_width() and layer.in_features % 2 == 0:
+        return PanelInt8Linear(layer, packed_width())
+    if type(layer) is Int4Linear and packed_width() and layer.in_features % PACKED == 0:
+        return PanelInt4Linear(layer, packed_width())
+    return layer
 
 
-def _pairs_of_panels(matrix: Tensor, width: int) -> list[Tensor]:
-    """The same of a matrix in panels: [panels, pairs, rows]."""
-    return [piece.reshape(piece.shape[0], piece.shape[2], piece.shape[1]) for piece in _pairs_of_rows(matrix, width)]
+def _units_of_rows(matrix: Tensor, width: int, unit: torch.dtype) -> list[Tensor]:
+    """Views of what becomes whole panels and of what is left: [panels, rows, units]."""
+    units = matrix.detach().contiguous().view(unit)
+    whole = units.shape[0] // width * width
+    return [units[:whole].unflatten(0, (-1, width)), units[None, whole:]]
+
+
+def _units_of_panels(matrix: Tensor, width: int, unit: torch.dtype) -> list[Tensor]:
+    """The same of a matrix in panels: [panels, units, rows]."""
+    pieces = _units_of_rows(matrix, width, unit)
+    return [piece.reshape(piece.shape[0], piece.shape[2], piece.shape[1]) for piece in pieces]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.models.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
-from paceline.models.cpu.panels import PanelLinear
+from paceline.models.cpu.panels import PanelInt4Linear, PanelLinear
 from paceline.models.decoder import DecoderLM
 from paceline.models.heads import Interleaved, Normed, Plain, Rotated, Scaled, Split
 from paceline.models.layers import (
@@ -99,6 +99,23 @@ def _embedding_factor(embed: nn.Embedding) -> float:
     if isinstance(embed, RoundedScaledEmbedding):
         return embed.factors[embed.weight.dtype]
     return embed.factor if isinstance(embed, ScaledEmbedding) else 1.0
+
+
+def set_matrix(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
+    """Say what the matrix of ``layer`` is made of and, by ``point``, where it lies."""
+    laid = isinstance(layer, PanelLinear)
+    matrix = layer.panels if laid else layer.weight
+    product.count = matrix.stride(0)
+    if isinstance(layer, Int8Linear):
+        product.variant = Weights.PANELS_INT8 if laid else Weights.INT8
+        product.weight, product.scales = point(matrix, torch.int8), point(layer.scale, torch.float32)
+    elif isinstance(layer, Int4Linear):
+        product.variant = Weights.PANELS_INT4 if laid else Weights.INT4
+        scales = layer.scale_panels if isinstance(layer, PanelInt4Linear) else layer.scale
+        product.weight, product.scales = point(matrix, torch.uint8), point(scales, torch.bfloat16)
+    else:
+        product.variant = Weights.PANELS if laid else Weights.FLOATS
+        product.weight = point(matrix)
 
 
 class _Writer:
@@ -231,18 +248,7 @@ class _Writer:
             factor=factor,
             bias=None if layer.bias is None else self.point(layer.bias),
         )
-        if isinstance(layer, Int8Linear):
-            product.variant, product.count = Weights.INT8, layer.weight.stride(0)
-            product.weight = self.point(layer.weight, torch.int8)
-            product.scales = self.point(layer.scale, torch.float32)
-        elif isinstance(layer, Int4Linear):
-            product.variant, product.count = Weights.INT4, layer.weight.stride(0)
-            product.weight = self.point(layer.weight, torch.uint8)
-            product.scales = self.point(layer.scale, torch.bfloat16)
-        elif isinstance(layer, PanelLinear):
-            product.variant, product.weight = Weights.PANELS, self.point(layer.panels, torch.bfloat16)
-        else:
-            product.weight = self.point(layer.weight)
+        set_matrix(product, layer, self.point)
         return product
 
     def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
