@@ -21,7 +21,7 @@ constexpr int packed_rows = 0;
 #endif
 
 #if defined(PACELINE_LOOKUPS)
-constexpr int DECODED_FROM = 3;        // tiles of x for which a piece of w is decoded once
+constexpr int DECODED_FROM = 3000;        // tiles of x for which a piece of w is decoded once
 constexpr int PANELS_AT_ONCE = 2;            // panels that share a tile of so few rows of x: more sums at once
 constexpr int LEAST_ROWS = 2;            // rows of x in one pass over a panel, however long the rows are
 
@@ -62,7 +62,9 @@ struct PanelBytes {
         return {WHOLE ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi8(~0ull >> (64 - 2 * wide), at)};
     }
     inline void part(Raw &raw, int, __m512bh (&out)[2]) const {
-        const __m512i size = _mm512_abs_epi8(raw.bytes);
+        __m512i negated = _mm512_sub_epi8(_mm512_setzero_si512(), raw.bytes);
+        asm("" : "+v"(negated));  // else it becomes an absolute value, which takes the place of products in the pipes
+        const __m512i size = _mm512_max_epi8(raw.bytes, negated);
         const __m512i lower = _mm512_permutex2var_epi8(low[0], size, low[1]);
         const __m512i unsigned_ = _mm512_permutex2var_epi8(high[0], size, high[1]);
         const __m512i upper = _mm512_ternarylogic_epi32(unsigned_, raw.bytes, sign, 0xf8);  // | (bytes & sign)
