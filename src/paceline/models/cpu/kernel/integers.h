@@ -1,8 +1,6 @@
 // Matrices of small integers, and how a tile reads rows of them: as numbers of the model's precision, in registers.
 #pragma once
 
-#include <vector>
-
 #include "dots.h"
 
 namespace paceline {
@@ -76,19 +74,6 @@ struct WideRows<T, Nibbles> {
             for (int j = 0; j < STEP; j++) out[p][j] = (int(words[j / 8] >> (j % 2 * 16 + j % 8 / 2 * 4) & 15) - 8) * scale;
         }
     }
-};
-
-// Memory for numbers, aligned as vectors are, kept by each thread from one product to the next.
-template <class T>
-class Room {
-   public:
-    T *of(long count) {
-        if ((long)memory_.size() < count + 64) memory_.resize(count + 64);
-        return (T *)(((uintptr_t)memory_.data() + 63) & ~uintptr_t(63));
-    }
-
-   private:
-    std::vector<T> memory_;
 };
 
 }  // namespace paceline

@@ -1,8 +1,9 @@
 // Products of bfloat16 with matrices of small integers in panels: 32 rows side by side, as in panels.h.
 //
 // The integers become bfloat16 in registers, exactly, once for up to twelve rows of x, and are multiplied as those are.
-// With many more rows a piece of the matrix is decoded once, into the second-level cache. Every sum runs over the pairs
-// in the same order, whatever is computed beside it. models/cpu/panels.py lays matrices out so.
+// With more rows a piece of the matrix stays near, as integers, while tiles of x take turns: what decodes runs beside the
+// products, in other pipes. Every sum runs over the pairs in the same order, whatever is computed beside it.
+// models/cpu/panels.py lays matrices out so.
 #pragma once
 
 #include <functional>
@@ -21,9 +22,8 @@ constexpr int packed_rows = 0;
 #endif
 
 #if defined(PACELINE_LOOKUPS)
-constexpr int DECODED_FROM = 3000;        // tiles of x for which a piece of w is decoded once
-constexpr int PANELS_AT_ONCE = 2;            // panels that share a tile of so few rows of x: more sums at once
-constexpr int LEAST_ROWS = 2;            // rows of x in one pass over a panel, however long the rows are
+constexpr int LEAST_ROWS = 2;      // rows of x that leave most sums' places empty: they are taken whole, and
+constexpr int PANELS_AT_ONCE = 2;  // so many panels with them
 
 // The two bytes of a bfloat16 for every magnitude below 128.
 struct Magnitudes {
@@ -101,41 +101,30 @@ struct PanelNibbles {
     }
 };
 
-// What was decoded from one of those before.
-template <class D>
-struct PanelDecoded {
-    static constexpr int STEP = 1, ROW_BYTES = 4, GROUP = D::GROUP;
-    static constexpr bool FOURS = D::FOURS;
-    struct Raw {
-        const char *at;
-    };
-    template <bool WHOLE>
-    inline Raw read(const char *at, int) const {
-        return {at};
-    }
-    inline void part(Raw &raw, int, __m512bh (&out)[2]) const {
-        for (int v = 0; v < 2; v++) out[v] = (__m512bh)_mm512_load_si512(raw.at + 64 * v);
-    }
-};
-
-// What a tile asks of memory on its way: so many bytes of each panel at every step, from at on.
-struct Ask {
-    const char *at;
-    long step, panel;
-};
-
 // Scales of 16 rows of a panel, of which some may be missing.
 inline __m512 scales_of(const bf16 *p, __mmask16 some) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, p)), 16));
 }
 
-// Adds some pairs of N panels, which lie so many bytes apart, times M rows of x to sums[n * M + m], which begin with the
-// first. Scales are those of the groups, the panels' so many numbers apart.
+// A matrix of integers in panels; the last one may be narrower.
+struct Packed {
+    const char *data;
+    const void *scales;   // float32, one per row, or bfloat16 per group and row of a panel
+    long stride, groups;  // bytes and scales of a row
+    int outer, k;         // k fills whole steps
+    const char *panel(int n) const { return data + n * stride; }
+    int wide(int n) const { return std::min(PANEL_ROWS, outer - n); }
+    const bf16 *scales_from(int n, int group) const { return (const bf16 *)scales + n * groups + (long)group * wide(n); }
+};
+
+// Adds some pairs of N panels of w from at on, wide rows each, times M rows of x to sums[n * M + m], which begin with the
+// first; scales are those of the groups. On the way it asks for what lies far bytes on.
 template <class D, int M, int N = 1, bool WHOLE = true>
-[[gnu::noinline]] void packed_tile(const char *w, long panel, int wide, const bf16 *scales, long scale_panel, const bf16 *x,
-                                   long ldx, int pairs, Ask ask, float (*sums)[PANEL_ROWS], bool first) {
+[[gnu::noinline]] void packed_tile(const Packed &w, const char *from, int wide, const bf16 *scales, const bf16 *x, long ldx,
+                                   int pairs, long far, float (*sums)[PANEL_ROWS], bool first) {
     constexpr bool GROUPED = D::GROUP > 0;
     const D decode;
+    const long panel = PANEL_ROWS * w.stride, scale_panel = PANEL_ROWS * w.groups;
     const int step = (WHOLE ? PANEL_ROWS : wide) * D::ROW_BYTES;
     const int *rows[M];
 #pragma GCC unroll 16
@@ -150,13 +139,15 @@ template <class D, int M, int N = 1, bool WHOLE = true>
 #pragma GCC unroll 2
                 for (int v = 0; v < 2; v++)
                     acc[n][m][v] = GROUPED || first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums[n * M + m] + v * PAIRS);
-        for (; at < until; at += D::STEP, w += step, ask.at += ask.step) {
+        for (; at < until; at += D::STEP, from += step) {
             typename D::Raw raw[N];
 #pragma GCC unroll 2
             for (int n = 0; n < N; n++) {
-                raw[n] = decode.template read<WHOLE>(w + n * panel, wide);
-                __builtin_prefetch(ask.at + n * ask.panel, 0, M <= FEW_ROWS ? 3 : 2);
-                if (D::STEP > 1) __builtin_prefetch(ask.at + n * ask.panel + 64, 0, M <= FEW_ROWS ? 3 : 2);
+                const char *here = from + n * panel;
+                raw[n] = decode.template read<WHOLE>(here, wide);
+#pragma GCC unroll 2
+                for (int line = 0; line < D::ROW_BYTES * PANEL_ROWS; line += 64)
+                    __builtin_prefetch(here + far + line, 0, M <= FEW_ROWS ? 3 : 2);
             }
 #pragma GCC unroll 4
             for (int p = 0; p < D::STEP; p++) {
@@ -194,7 +185,8 @@ template <class D, int M, int N = 1, bool WHOLE = true>
     }
 }
 
-using PackedTile = void (*)(const char *, long, int, const bf16 *, long, const bf16 *, long, int, Ask, float (*)[PANEL_ROWS], bool);
+using PackedTile = void (*)(const Packed &, const char *, int, const bf16 *, const bf16 *, long, int, long, float (*)[PANEL_ROWS],
+                            bool);
 
 // The tile for m rows of x, 1 to Most, and N panels.
 template <class D, int N, int Most, int M = 1>
@@ -205,114 +197,51 @@ PackedTile packed_tile_of(int m) {
         return packed_tile<D, M, N>;
 }
 
-// A matrix of integers in panels; the last one may be narrower.
-struct Packed {
-    const char *data;
-    const void *scales;      // float32, one per row, or bfloat16 per group and row of a panel
-    long stride, groups;     // bytes and scales of a row
-    int outer, k;            // k fills whole steps
-    const char *panel(int n) const { return data + n * stride; }
-    int wide(int n) const { return std::min(PANEL_ROWS, outer - n); }
-    const bf16 *scales_from(int n, int group) const { return (const bf16 *)scales + n * groups + (long)group * wide(n); }
-};
-
 // Takes the sums of size rows of x, from m on, with a panel of wide rows, the first of which is n.
 using GivePanel = std::function<void(float (*sums)[PANEL_ROWS], int m, int size, int n, int wide)>;
 
-// Decodes a panel into 32 rows side by side, those that are missing zero.
+// All rows of x times w, from begin to end. Compiled once for all that is done with the sums.
 template <class D>
-inline void decode_panel(const char *w, int wide, int pairs, bf16 *out) {
-    const D decode;
-    for (int i = 0; i < pairs; i += D::STEP, w += wide * D::ROW_BYTES) {
-        typename D::Raw raw = decode.template read<false>(w, wide);
-#pragma GCC unroll 4
-        for (int p = 0; p < D::STEP; p++, out += 2 * PANEL_ROWS) {
-            __m512bh part[2];
-            decode.part(raw, p, part);
-            for (int v = 0; v < 2; v++) _mm512_store_si512(out + v * 2 * PAIRS, (__m512i)part[v]);
-        }
-    }
-}
-
-template <class D>
-class PackedProduct {
-   public:
-    PackedProduct(const Packed &w, const bf16 *x, long ldx, int rows, const GivePanel &give)
-        : w_(w), x_(x), ldx_(ldx), rows_(rows), tiles_((rows + TILE_ROWS - 1) / TILE_ROWS), pairs_(w.k / 2), give_(give) {
-        const int blocks = rows <= LEAST_ROWS ? 1 : (pairs_ + BLOCK_PAIRS - 1) / BLOCK_PAIRS, unit = std::max(D::GROUP, D::STEP);
-        block_ = ((pairs_ + blocks - 1) / blocks + unit - 1) / unit * unit;
-    }
-
-    void run(int begin, int end) {
-        const bool decoded = tiles_ >= DECODED_FROM;
-        const long bytes = decoded ? 2l * PANEL_ROWS * w_.k : PANEL_ROWS * w_.stride;
-        const int piece = (block_ < pairs_ ? 1 : std::max<long>(PANELS_AT_ONCE, STAYING / bytes)) * PANEL_ROWS;
-        for (int first = begin; first < end; first += piece) {
-            const int last = std::min(end, first + piece);
-            if (!decoded) {
-                turns<D>(w_.panel(first), PANEL_ROWS * w_.stride, first, last, piece);
-                continue;
-            }
-            static thread_local Room<bf16> room;
-            bf16 *near = room.of(piece * (long)w_.k);
-            for (int n = first; n < last; n += PANEL_ROWS)
-                decode_panel<D>(w_.panel(n), w_.wide(n), pairs_, near + (long)(n - first) * w_.k);
-            turns<PanelDecoded<D>>((const char *)near, bytes, first, last, piece);
-        }
-    }
-
-   private:
-    Packed w_;
-    const bf16 *x_;
-    long ldx_;
-    int rows_, tiles_, pairs_, block_;
-    const GivePanel &give_;
-
-    // All tiles of x with rows first to last of w, whose panels lie from data on, so many bytes apart.
-    template <class E>
-    void turns(const char *data, long panel, int first, int last, int piece) {
-        static thread_local Room<float> carried;
-        constexpr bool raw = std::is_same_v<D, E>;
-        alignas(64) float near[TILE_ROWS][PANEL_ROWS];
-        float(*const far_sums)[PANEL_ROWS] = block_ < pairs_ ? (float(*)[PANEL_ROWS])carried.of((long)rows_ * PANEL_ROWS) : near;
-        for (int at = 0; at < pairs_; at += block_)
-            for (int t = 0, m = 0; t < tiles_; t++) {
-                const int size = (rows_ - m + tiles_ - t - 1) / (tiles_ - t);  // tiles of almost one size
-                const int these = std::min(block_, pairs_ - at);
-                const bf16 *with = x_ + m * ldx_ + 2 * at;
-                auto sums = far_sums == near ? near : far_sums + m;
-                for (int n = first, wide; n < last; n += wide) {
-                    wide = std::min(PANEL_ROWS, last - n);
-                    const char *from = data + (n - first) / PANEL_ROWS * panel + (long)at / E::STEP * E::ROW_BYTES * (raw ? wide : PANEL_ROWS);
-                    const bf16 *scales = E::GROUP ? w_.scales_from(n, at / std::max(1, E::GROUP)) : nullptr;
-                    const Ask ask = asked<E>(from, n, at, size, piece, t);
-                    const bool begins = at == 0;
-                    if (raw && wide < PANEL_ROWS) {
+void packed_product(const Packed &w, int begin, int end, const bf16 *x, long ldx, int rows, const GivePanel &give) {
+    static thread_local std::vector<float> carried;
+    alignas(64) float near[TILE_ROWS][PANEL_ROWS];
+    constexpr int unit = std::max(D::GROUP, D::STEP);
+    const int pairs = w.k / 2, blocks = rows <= LEAST_ROWS ? 1 : (pairs + BLOCK_PAIRS - 1) / BLOCK_PAIRS;
+    const int block = ((pairs + blocks - 1) / blocks + unit - 1) / unit * unit;
+    const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const long bytes = PANEL_ROWS * w.stride;
+    const int piece = (blocks > 1 ? 1 : std::max<long>(PANELS_AT_ONCE, STAYING / bytes)) * PANEL_ROWS;
+    if (blocks > 1) carried.resize((long)rows * PANEL_ROWS);
+    for (int first = begin; first < end; first += piece) {
+        const int last = std::min(end, first + piece);
+        for (int at = 0; at < pairs; at += block)
+            for (int t = 0, m = 0; t < tiles; t++) {
+                const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
+                const int these = std::min(block, pairs - at);
+                // The last of several tiles asks for the next piece.
+                const long soon = t + 1 < tiles ? SOON : piece / PANEL_ROWS * bytes;
+                const long far = tiles > 1 ? soon : size <= FEW_ROWS ? NEARER : FAR;
+                const bf16 *with = x + m * ldx + 2 * at;
+                auto sums = blocks > 1 ? (float(*)[PANEL_ROWS])&carried[(long)m * PANEL_ROWS] : near;
+                for (int n = first, together; n < last; n += together * PANEL_ROWS) {
+                    const int wide = w.wide(n);
+                    const char *from = w.panel(n) + (long)at / D::STEP * D::ROW_BYTES * wide;
+                    const bf16 *scales = D::GROUP ? w.scales_from(n, 2 * at / Nibbles::BLOCK) : nullptr;
+                    together = size <= LEAST_ROWS && n + PANELS_AT_ONCE * PANEL_ROWS <= last ? PANELS_AT_ONCE : 1;
+                    if (together > 1)
+                        packed_tile_of<D, PANELS_AT_ONCE, LEAST_ROWS>(size)(w, from, wide, scales, with, ldx, these, far, sums, at == 0);
+                    else if (wide == PANEL_ROWS)
+                        packed_tile_of<D, 1, TILE_ROWS>(size)(w, from, wide, scales, with, ldx, these, far, sums, at == 0);
+                    else
                         for (int j = 0; j < size; j++)
-                            packed_tile<E, 1, 1, !raw>(from, panel, wide, scales, 0, with + j * ldx_, ldx_, these, ask, sums + j, begins);
-                    } else if (raw && size <= LEAST_ROWS && n + PANELS_AT_ONCE * PANEL_ROWS <= last && block_ >= pairs_) {
-                        packed_tile_of<D, PANELS_AT_ONCE, LEAST_ROWS>(size)(from, panel, wide, scales, w_.groups * PANEL_ROWS, with, ldx_, these, ask, sums, begins);
-                        for (int j = 0; j < PANELS_AT_ONCE; j++) give_(sums + j * size, m, size, n + j * PANEL_ROWS, wide);
-                        wide *= PANELS_AT_ONCE;
-                        continue;
-                    } else {
-                        packed_tile_of<E, 1, TILE_ROWS>(size)(from, panel, wide, scales, 0, with, ldx_, these, ask, sums, begins);
-                    }
-                    if (at + block_ >= pairs_) give_(sums, m, size, n, w_.wide(n));
+                            packed_tile<D, 1, 1, false>(w, from, wide, scales, with + j * ldx, ldx, these, far, sums + j, at == 0);
+                    if (at + block >= pairs)
+                        for (int j = 0; j < together; j++) give(sums + j * size, m, size, n + j * PANEL_ROWS, wide);
                 }
                 m += size;
             }
     }
-
-    // The last of several tiles asks for the next piece, a single one for what it reads next.
-    template <class E>
-    Ask asked(const char *from, int n, int at, int size, int piece, int t) const {
-        constexpr long step = E::STEP * (long)D::ROW_BYTES * PANEL_ROWS / D::STEP;
-        if (!std::is_same_v<D, E>) return {w_.panel(n + piece) + (long)at / D::STEP * D::ROW_BYTES * PANEL_ROWS, t + 1 < tiles_ ? 0 : step, 0};
-        const long far = tiles_ == 1 ? (size <= FEW_ROWS ? NEARER : FAR) : t + 1 < tiles_ ? SOON : piece * w_.stride;
-        return {from + far, step, PANEL_ROWS * w_.stride};
-    }
-};
+}
 
 // Sums in the order of their rows, times the rows' scales.
 inline void scale_rows(float *sums, const float *scales, int wide) {
@@ -334,7 +263,7 @@ inline void multiply_packed(const Packed &w, int begin, int end, const bf16 *x, 
             for (int j = 0; j < size; j++) scale_rows(sums[j], (const float *)w.scales + n, wide);
         give_panel(sums, m, size, n, wide, put);
     };
-    PackedProduct<D>(w, x, ldx, rows, give).run(begin, end);
+    packed_product<D>(w, begin, end, x, ldx, rows, give);
 }
 #endif
 

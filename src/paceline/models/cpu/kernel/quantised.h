@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "integers.h"
 
@@ -95,6 +96,19 @@ inline void four_by(int m, const R &rows, int first, const T *x, long ldx, int b
         if (m > M) return four_by<T, R, M + 1>(m, rows, first, x, ldx, blocks, far, stride, step, out);
     small_tile<T, 4, M>(rows, first, x, ldx, blocks, far, stride, step, out);
 }
+
+// Memory for numbers, aligned as vectors are, kept by each thread from one product to the next.
+template <class T>
+class Room {
+   public:
+    T *of(long count) {
+        if ((long)memory_.size() < count + 64) memory_.resize(count + 64);
+        return (T *)(((uintptr_t)memory_.data() + 63) & ~uintptr_t(63));
+    }
+
+   private:
+    std::vector<T> memory_;
+};
 
 // Takes the sums of row m for count columns from n on, scaled.
 template <class T>
