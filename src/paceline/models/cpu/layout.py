@@ -28,8 +28,8 @@ class NormVariant(IntEnum):
 
 
 class Weights(IntEnum):
-    """What the matrix of a LINEAR is made of: numbers of the model's precision or integers (models/quantised), row by row
-    or in panels (panels.py).
+    """What the matrix of a LINEAR is made of: numbers of the model's precision or integers (models/quantised), row by
+    row or in panels (panels.py).
     """
 
     FLOATS = 0

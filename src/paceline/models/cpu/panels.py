@@ -12,6 +12,8 @@ from paceline.models.cpu.build import load_kernel
 from paceline.models.decoder import DecoderLM
 from paceline.models.quantised import PACKED, Int4Linear, Int8Linear
 
+UNITS = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # by their bytes
+
 
 class PanelLinear(nn.Linear):
     """A linear layer that keeps its matrix in panels; ``weight`` [N, K] is made of them anew whenever it is asked for.
@@ -19,20 +21,18 @@ class PanelLinear(nn.Linear):
     Whoever saves, copies or compares layers finds ``weight``. A change of what it gives changes nothing here.
     """
 
-    LAID: ClassVar = {"weight": ("panels", torch.int32)}  # what is kept by which name, and what stands side by side
+    LAID: ClassVar = {"weight": ("panels", 2)}  # what is kept by which name, and how many numbers stay together
 
     def __init__(self, layer: nn.Linear, width: int) -> None:
         """``layer``, each of its tensors in the memory where it lies, which ``layer`` must not use any more."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.width = layer.in_features, layer.out_features, width
-        self.bias = layer.bias
-        for name, parameter in layer.named_parameters():
-            laid, unit = self.LAID.get(name, (name, None))
-            tensor = parameter.detach()
-            if unit is not None:
-                tensor.copy_(to_panels(tensor, width, unit))
-            if name != "bias":
-                self.register_parameter(laid, nn.Parameter(tensor, requires_grad=False))
+        for name, parameter in (("bias", None), *layer.named_parameters()):
+            laid, unit = self.LAID.get(name, (name, 0))
+            if parameter is not None and unit:
+                tensor = parameter.detach().copy_(to_panels(parameter, width, unit))
+                parameter = nn.Parameter(tensor, requires_grad=False)
+            self.register_parameter(laid, parameter)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -56,16 +56,14 @@ class PanelLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class PanelInt8Linear(PanelLinear, Int8Linear):
-    """The same of bytes, pair by pair."""
-
-    LAID: ClassVar = {"weight": ("panels", torch.int16)}
+class PanelInt8Linear(PanelLinear, Int8Linear):  # type: ignore[misc]
+    """The same of bytes."""
 
 
-class PanelInt4Linear(PanelLinear, Int4Linear):
-    """The same of four bits, eight by eight, with the scales of every group side by side."""
+class PanelInt4Linear(PanelLinear, Int4Linear):  # type: ignore[misc]
+    """The same of four bits, eight by eight, with the scales of a group of all rows side by side."""
 
-    LAID: ClassVar = {"weight": ("panels", torch.int32), "scale": ("scale_panels", torch.int16)}
+    LAID: ClassVar = {"weight": ("panels", PACKED // 2), "scale": ("scale_panels", 1)}
 
     @property
     def scale(self) -> Tensor:  # type: ignore[override]
@@ -88,10 +86,10 @@ def fits_panels(weight: Tensor, width: int) -> bool:
     return width > 0 and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.shape[1] % 2 == 0
 
 
-def to_panels(weight: Tensor, width: int, unit: torch.dtype = torch.int32) -> Tensor:
+def to_panels(weight: Tensor, width: int, unit: int = 2) -> Tensor:
     """A copy of ``weight`` [N, K] in panels of ``width`` rows, the last one of those that are left.
 
-    What has the size of ``unit`` stays together: by default two numbers of 16 bits.
+    So many numbers as ``unit`` says stay together.
     """
     panels = torch.empty_like(weight, memory_format=torch.contiguous_format)
     for there, here in zip(_units_of_panels(panels, width, unit), _units_of_rows(weight, width, unit), strict=True):
@@ -99,7 +97,7 @@ def to_panels(weight: Tensor, width: int, unit: torch.dtype = torch.int32) -> Te
     return panels
 
 
-def from_panels(panels: Tensor, width: int, unit: torch.dtype = torch.int32) -> Tensor:
+def from_panels(panels: Tensor, width: int, unit: int = 2) -> Tensor:
     """The reverse of ``to_panels``."""
     weight = torch.empty_like(panels)
     for there, here in zip(_units_of_rows(weight, width, unit), _units_of_panels(panels, width, unit), strict=True):
@@ -120,7 +118,7 @@ def lay_in_panels(lm: DecoderLM) -> None:
 
 
 def in_panels(layer: nn.Linear) -> nn.Linear:
-    """``layer``, which multiplies bfloat16, with its tensors laid in panels where they lie; itself where that cannot be."""
+    """``layer``, which multiplies bfloat16, its tensors laid in panels where they lie; itself where it cannot be."""
     if layer.weight.requires_grad or layer.weight.device.type != "cpu":
         return layer
     if type(layer) is nn.Linear and fits_panels(layer.weight, panel_width()):
@@ -132,14 +130,14 @@ def in_panels(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-def _units_of_rows(matrix: Tensor, width: int, unit: torch.dtype) -> list[Tensor]:
+def _units_of_rows(matrix: Tensor, width: int, unit: int) -> list[Tensor]:
     """Views of what becomes whole panels and of what is left: [panels, rows, units]."""
-    units = matrix.detach().contiguous().view(unit)
+    units = matrix.detach().contiguous().view(UNITS[unit * matrix.itemsize])
     whole = units.shape[0] // width * width
     return [units[:whole].unflatten(0, (-1, width)), units[None, whole:]]
 
 
-def _units_of_panels(matrix: Tensor, width: int, unit: torch.dtype) -> list[Tensor]:
+def _units_of_panels(matrix: Tensor, width: int, unit: int) -> list[Tensor]:
     """The same of a matrix in panels: [panels, units, rows]."""
     pieces = _units_of_rows(matrix, width, unit)
     return [piece.reshape(piece.shape[0], piece.shape[2], piece.shape[1]) for piece in pieces]

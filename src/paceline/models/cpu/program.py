@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.models.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
-from paceline.models.cpu.panels import PanelInt4Linear, PanelLinear
+from paceline.models.cpu.panels import PanelLinear
 from paceline.models.decoder import DecoderLM
 from paceline.models.heads import Interleaved, Normed, Plain, Rotated, Scaled, Split
 from paceline.models.layers import (
@@ -104,14 +104,14 @@ def _embedding_factor(embed: nn.Embedding) -> float:
 def set_matrix(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
     """Say what the matrix of ``layer`` is made of and, by ``point``, where it lies."""
     laid = isinstance(layer, PanelLinear)
-    matrix = layer.panels if laid else layer.weight
+    matrix = layer.get_parameter("panels") if laid else layer.weight
     product.count = matrix.stride(0)
     if isinstance(layer, Int8Linear):
         product.variant = Weights.PANELS_INT8 if laid else Weights.INT8
         product.weight, product.scales = point(matrix, torch.int8), point(layer.scale, torch.float32)
     elif isinstance(layer, Int4Linear):
         product.variant = Weights.PANELS_INT4 if laid else Weights.INT4
-        scales = layer.scale_panels if isinstance(layer, PanelInt4Linear) else layer.scale
+        scales = layer.get_parameter("scale_panels") if laid else layer.scale
         product.weight, product.scales = point(matrix, torch.uint8), point(scales, torch.bfloat16)
     else:
         product.variant = Weights.PANELS if laid else Weights.FLOATS
@@ -239,6 +239,8 @@ class _Writer:
         self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
     ) -> Operation:
         """A product with a layer's matrix."""
+        if isinstance(layer, PanelLinear) and self.dtype != torch.bfloat16:
+            raise UnsupportedError(f"a matrix in panels in a model of {self.dtype}")
         product = Operation(
             kind=kind,
             source=source,
