@@ -124,7 +124,7 @@ def test_a_processor_without_wide_vectors_gives_the_same_numbers(afresh, monkeyp
         lm = deepcopy(quantised("grouped", torch.bfloat16, quantization))
         lay_in_panels(lm)
         assert not any(isinstance(module, PanelLinear) for module in lm.modules())
-        compare(lm, 0.03)
+        compare(lm, 0.06)  # eagerly a product of int8 is rounded twice
 
 
 def test_what_the_kernel_does_not_know_runs_eagerly(caplog):
