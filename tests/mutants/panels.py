@@ -27,15 +27,15 @@ MUTANTS = (
     Mutant(
         "panels: a group of four bits begins with the sums of the one before",
         "models/cpu/kernel/packed.h",
-        "acc[n][m][v] = GROUPED || first ?",
-        "acc[n][m][v] = first ?",
+        "acc[m][v] = GROUPED || first ?",
+        "acc[m][v] = first ?",
         (PRODUCT,),
     ),
     Mutant(
         "panels: all groups have the scales of the first",
         "models/cpu/kernel/packed.h",
-        "scales += wide;",
-        "",
+        "first = false, scales += wide)",
+        "first = false)",
         (PRODUCT,),
     ),
     Mutant(

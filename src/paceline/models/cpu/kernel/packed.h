@@ -22,9 +22,6 @@ constexpr int packed_rows = 0;
 #endif
 
 #if defined(PACELINE_LOOKUPS)
-constexpr int LEAST_ROWS = 2;      // rows of x that leave most sums' places empty: they are taken whole, and
-constexpr int PANELS_AT_ONCE = 2;  // so many panels with them
-
 // The two bytes of a bfloat16 for every magnitude below 128.
 struct Magnitudes {
     alignas(64) uint8_t low[128] = {}, high[128] = {};
@@ -117,84 +114,66 @@ struct Packed {
     const bf16 *scales_from(int n, int group) const { return (const bf16 *)scales + n * groups + (long)group * wide(n); }
 };
 
-// Adds some pairs of N panels of w from at on, wide rows each, times M rows of x to sums[n * M + m], which begin with the
-// first; scales are those of the groups. On the way it asks for what lies far bytes on.
-template <class D, int M, int N = 1, bool WHOLE = true>
-[[gnu::noinline]] void packed_tile(const Packed &w, const char *from, int wide, const bf16 *scales, const bf16 *x, long ldx,
-                                   int pairs, long far, float (*sums)[PANEL_ROWS], bool first) {
+// Adds some pairs of a panel of wide rows, from there on, times M rows of x to sums, which begin with the first; scales are
+// those of the groups. On the way it asks for what lies far bytes on.
+template <class D, int M, bool WHOLE = true>
+[[gnu::noinline]] void packed_tile(const char *from, int wide, const bf16 *scales, const bf16 *x, long ldx, int pairs, long far,
+                                   float (*sums)[PANEL_ROWS], bool first) {
     constexpr bool GROUPED = D::GROUP > 0;
     const D decode;
-    const long panel = PANEL_ROWS * w.stride, scale_panel = PANEL_ROWS * w.groups;
+    const Some some(wide);
     const int step = (WHOLE ? PANEL_ROWS : wide) * D::ROW_BYTES;
     const int *rows[M];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) rows[m] = (const int *)(x + m * ldx);
-    for (int at = 0; at < pairs;) {
+    for (int at = 0; at < pairs; first = false, scales += wide) {
         const int until = GROUPED ? std::min(pairs, at + D::GROUP) : pairs;
-        __m512 acc[N][M][2];
-#pragma GCC unroll 2
-        for (int n = 0; n < N; n++)
+        __m512 acc[M][2];
 #pragma GCC unroll 16
-            for (int m = 0; m < M; m++)
+        for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
-                for (int v = 0; v < 2; v++)
-                    acc[n][m][v] = GROUPED || first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums[n * M + m] + v * PAIRS);
+            for (int v = 0; v < 2; v++)
+                acc[m][v] = GROUPED || first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums[m] + v * PAIRS);
         for (; at < until; at += D::STEP, from += step) {
-            typename D::Raw raw[N];
+            typename D::Raw raw = decode.template read<WHOLE>(from, wide);
 #pragma GCC unroll 2
-            for (int n = 0; n < N; n++) {
-                const char *here = from + n * panel;
-                raw[n] = decode.template read<WHOLE>(here, wide);
-#pragma GCC unroll 2
-                for (int line = 0; line < D::ROW_BYTES * PANEL_ROWS; line += 64)
-                    __builtin_prefetch(here + far + line, 0, M <= FEW_ROWS ? 3 : 2);
-            }
+            for (int line = 0; line < D::ROW_BYTES * PANEL_ROWS; line += 64)
+                __builtin_prefetch(from + far + line, 0, M <= FEW_ROWS ? 3 : 2);
 #pragma GCC unroll 4
             for (int p = 0; p < D::STEP; p++) {
-                __m512bh part[N][2];
-#pragma GCC unroll 2
-                for (int n = 0; n < N; n++) decode.part(raw[n], p, part[n]);
+                __m512bh part[2];
+                decode.part(raw, p, part);
 #pragma GCC unroll 16
                 for (int m = 0; m < M; m++) {
                     const __m512bh pair = (__m512bh)_mm512_set1_epi32(rows[m][at + p]);
 #pragma GCC unroll 2
-                    for (int n = 0; n < N; n++)
-#pragma GCC unroll 2
-                        for (int v = 0; v < 2; v++) acc[n][m][v] = _mm512_dpbf16_ps(acc[n][m][v], part[n][v], pair);
+                    for (int v = 0; v < 2; v++) acc[m][v] = _mm512_dpbf16_ps(acc[m][v], part[v], pair);
                 }
             }
         }
-        const Some some(wide);
-#pragma GCC unroll 2
-        for (int n = 0; n < N; n++) {
-            __m512 scale[2];
-            if constexpr (GROUPED)
-                for (int v = 0; v < 2; v++) scale[v] = scales_of(scales + n * scale_panel + v * PAIRS, some.of[v]);
+        __m512 scale[2];
+        if constexpr (GROUPED)
+            for (int v = 0; v < 2; v++) scale[v] = scales_of(scales + v * PAIRS, some.of[v]);
 #pragma GCC unroll 16
-            for (int m = 0; m < M; m++)
+        for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
-                for (int v = 0; v < 2; v++) {
-                    float *sum = sums[n * M + m] + v * PAIRS;
-                    if constexpr (GROUPED)
-                        acc[n][m][v] = _mm512_fmadd_ps(acc[n][m][v], scale[v], first ? _mm512_setzero_ps() : _mm512_loadu_ps(sum));
-                    _mm512_storeu_ps(sum, acc[n][m][v]);
-                }
-        }
-        first = false;
-        scales += wide;
+            for (int v = 0; v < 2; v++) {
+                float *sum = sums[m] + v * PAIRS;
+                if constexpr (GROUPED)
+                    acc[m][v] = _mm512_fmadd_ps(acc[m][v], scale[v], first ? _mm512_setzero_ps() : _mm512_loadu_ps(sum));
+                _mm512_storeu_ps(sum, acc[m][v]);
+            }
     }
 }
 
-using PackedTile = void (*)(const Packed &, const char *, int, const bf16 *, const bf16 *, long, int, long, float (*)[PANEL_ROWS],
-                            bool);
+using PackedTile = void (*)(const char *, int, const bf16 *, const bf16 *, long, int, long, float (*)[PANEL_ROWS], bool);
 
-// The tile for m rows of x, 1 to Most, and N panels.
-template <class D, int N, int Most, int M = 1>
+// The tile for m rows of x, 1 to TILE_ROWS.
+template <class D, int M = 1>
 PackedTile packed_tile_of(int m) {
-    if constexpr (M < Most)
-        return m == M ? packed_tile<D, M, N> : packed_tile_of<D, N, Most, M + 1>(m);
-    else
-        return packed_tile<D, M, N>;
+    if constexpr (M < TILE_ROWS)
+        if (m > M) return packed_tile_of<D, M + 1>(m);
+    return packed_tile<D, M>;
 }
 
 // Takes the sums of size rows of x, from m on, with a panel of wide rows, the first of which is n.
@@ -206,11 +185,11 @@ void packed_product(const Packed &w, int begin, int end, const bf16 *x, long ldx
     static thread_local std::vector<float> carried;
     alignas(64) float near[TILE_ROWS][PANEL_ROWS];
     constexpr int unit = std::max(D::GROUP, D::STEP);
-    const int pairs = w.k / 2, blocks = rows <= LEAST_ROWS ? 1 : (pairs + BLOCK_PAIRS - 1) / BLOCK_PAIRS;
+    const int pairs = w.k / 2, blocks = (pairs + BLOCK_PAIRS - 1) / BLOCK_PAIRS;
     const int block = ((pairs + blocks - 1) / blocks + unit - 1) / unit * unit;
     const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     const long bytes = PANEL_ROWS * w.stride;
-    const int piece = (blocks > 1 ? 1 : std::max<long>(PANELS_AT_ONCE, STAYING / bytes)) * PANEL_ROWS;
+    const int piece = (blocks > 1 ? 1 : std::max<long>(1, STAYING / bytes)) * PANEL_ROWS;
     if (blocks > 1) carried.resize((long)rows * PANEL_ROWS);
     for (int first = begin; first < end; first += piece) {
         const int last = std::min(end, first + piece);
@@ -218,25 +197,22 @@ void packed_product(const Packed &w, int begin, int end, const bf16 *x, long ldx
             for (int t = 0, m = 0; t < tiles; t++) {
                 const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
                 const int these = std::min(block, pairs - at);
+                const PackedTile take = packed_tile_of<D>(size);
                 // The last of several tiles asks for the next piece.
                 const long soon = t + 1 < tiles ? SOON : piece / PANEL_ROWS * bytes;
                 const long far = tiles > 1 ? soon : size <= FEW_ROWS ? NEARER : FAR;
                 const bf16 *with = x + m * ldx + 2 * at;
                 auto sums = blocks > 1 ? (float(*)[PANEL_ROWS])&carried[(long)m * PANEL_ROWS] : near;
-                for (int n = first, together; n < last; n += together * PANEL_ROWS) {
+                for (int n = first; n < last; n += PANEL_ROWS) {
                     const int wide = w.wide(n);
                     const char *from = w.panel(n) + (long)at / D::STEP * D::ROW_BYTES * wide;
                     const bf16 *scales = D::GROUP ? w.scales_from(n, 2 * at / Nibbles::BLOCK) : nullptr;
-                    together = size <= LEAST_ROWS && n + PANELS_AT_ONCE * PANEL_ROWS <= last ? PANELS_AT_ONCE : 1;
-                    if (together > 1)
-                        packed_tile_of<D, PANELS_AT_ONCE, LEAST_ROWS>(size)(w, from, wide, scales, with, ldx, these, far, sums, at == 0);
-                    else if (wide == PANEL_ROWS)
-                        packed_tile_of<D, 1, TILE_ROWS>(size)(w, from, wide, scales, with, ldx, these, far, sums, at == 0);
+                    if (wide == PANEL_ROWS)
+                        take(from, wide, scales, with, ldx, these, far, sums, at == 0);
                     else
                         for (int j = 0; j < size; j++)
-                            packed_tile<D, 1, 1, false>(w, from, wide, scales, with + j * ldx, ldx, these, far, sums + j, at == 0);
-                    if (at + block >= pairs)
-                        for (int j = 0; j < together; j++) give(sums + j * size, m, size, n + j * PANEL_ROWS, wide);
+                            packed_tile<D, 1, false>(from, wide, scales, with + j * ldx, ldx, these, far, sums + j, at == 0);
+                    if (at + block >= pairs) give(sums, m, size, n, wide);
                 }
                 m += size;
             }
