@@ -114,6 +114,10 @@ def test_only_models_that_nobody_else_holds_are_laid_out():
 
     path = checkpoints.pair().target
     assert count(load(path, dtype="bfloat16").lm) > 0
+    for quantization in SCHEMES:
+        laid = count(load(path, dtype="bfloat16", device="cpu", quantization=quantization).lm)
+        assert (laid > 0) == (packed_width() > 0)
+        assert count(load(path, dtype="float32", device="cpu", quantization=quantization).lm) == 0
     assert count(load(path, dtype="bfloat16", enforce_eager=True).lm) == 0
     assert count(load(path, dtype="float32").lm) == 0
     assert count(loading.load(path, dtype=torch.bfloat16)) == 0
