@@ -94,7 +94,6 @@ def load(
     if quantization is not None:
         whole = quantise(whole, quantization, tied_head=config.tied_head)
     settled = memory.settle(whole) if device.type == "cpu" else whole
-    memory.give_back()
     return assemble(config, settled, device=device, quantization=quantization)
 
 

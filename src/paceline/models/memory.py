@@ -5,6 +5,7 @@ are written. Knows nothing of models.
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 from math import prod
 
 import psutil
@@ -30,7 +31,7 @@ def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous CPU tensors, copied side by side into one piece of memory, of large pages where the system has them.
 
     Weights are read from end to end in every step, and small pages cost a fifth of the speed. Empties ``tensors`` on
-    the way, so that no more than one lies in memory twice.
+    the way, so that no more than one lies in memory twice; what they and their making took goes back to the system.
     """
     sizes = {name: -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for name, tensor in tensors.items()}
     whole = torch.empty(sum(sizes.values()) + LARGE_PAGE, dtype=torch.uint8)
@@ -41,18 +42,9 @@ def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         tensor = tensors.pop(name)
         settled[name] = whole[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         start += size
+        del tensor
+    _give_back()
     return settled
-
-
-def give_back() -> None:
-    """Hand what was freed on the CPU back to the system; GNU's allocator keeps it for later otherwise."""
-    if sys.platform != "linux":
-        return
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except AttributeError:  # another C library
-        return
-    trim(ctypes.c_size_t(0))
 
 
 def unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -69,3 +61,10 @@ def _advise(piece: Tensor) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.madvise(ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.nbytes), ctypes.c_int(_USE_LARGE_PAGES))
+
+
+def _give_back() -> None:
+    """Give memory that was freed to the system, where the allocator keeps it for itself."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # not every C library keeps any
+            ctypes.CDLL(None).malloc_trim(0)

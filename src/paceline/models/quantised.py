@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.models.quiet import has_torchao, load_torchao
 
 GROUP = 64  # weights of four bits that share a scale
-PACKED = 128  # weights of four bits that are laid out together, in 64 bytes
+PACKED = 8  # weights of four bits that are laid out together, in four bytes
 BLOCK = 64  # integers: rows are filled up to a multiple of it, so that each begins where vectors do
 
 
@@ -53,15 +53,15 @@ class Int8Linear(nn.Linear):
 
 
 class Int4Linear(nn.Linear):
-    """Four bits per weight and one bfloat16 scale per group: ``weight`` [N, 64 per PACKED], ``scale`` [N, groups].
+    """Four bits per weight and one bfloat16 scale per group: ``weight`` [N, 4 per PACKED], ``scale`` [N, groups].
 
-    Of PACKED weights the 16-bit word i holds weights i, 32 + i, 64 + i and 96 + i, from its low end on, each plus 8. A
-    weight is its integer times the scale, rounded to the precision of what it multiplies.
+    Of PACKED weights the 16-bit word i holds weights i, 2 + i, 4 + i and 6 + i, from its low end on, each plus 8. A
+    weight is its integer times the scale, in float32, which holds that exactly.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias=bias)
-        whole = -(-in_features // PACKED) * PACKED
+        whole = -(-in_features // GROUP) * GROUP
         integers, scales = torch.empty(out_features, whole // 2, dtype=torch.uint8), (out_features, whole // GROUP)
         self.weight = nn.Parameter(integers, requires_grad=False)
         self.scale = nn.Parameter(torch.empty(scales, dtype=torch.bfloat16), requires_grad=False)
@@ -70,8 +70,10 @@ class Int4Linear(nn.Linear):
         words = self.weight.view(torch.int16).unflatten(-1, (-1, 1, PACKED // 4))
         shifts = torch.arange(0, 16, 4, dtype=torch.int16, device=words.device)[:, None]
         integers = ((words >> shifts) & 15).flatten(1).unflatten(1, (-1, GROUP)) - 8
-        weight = (integers * self.scale.float()[:, :, None]).to(input.dtype).flatten(1)
-        return F.linear(input, weight[:, : self.in_features], self.bias)
+        wide = torch.promote_types(input.dtype, torch.float32)
+        weight = (integers * self.scale.float()[:, :, None]).to(wide).flatten(1)[:, : self.in_features]
+        product = F.linear(input.to(wide), weight)
+        return (product if self.bias is None else product + self.bias).to(input.dtype)
 
     def steps(self) -> Tensor:
         """What one integer more adds to a weight: broadcasts to [N, K]."""
@@ -88,7 +90,7 @@ class Int4Linear(nn.Linear):
     def quantise(weight: Tensor) -> dict[str, Tensor]:
         """``weight`` [N, K] as torchao rounds it, by the names of this layer's own tensors."""
         torchao = load_torchao()
-        filled = F.pad(weight.bfloat16(), (0, -weight.shape[1] % PACKED))
+        filled = F.pad(weight.bfloat16(), (0, -weight.shape[1] % GROUP))
         found = torchao.IntxUnpackedToInt8Tensor.from_hp(filled, (1, GROUP), torch.int4)  # type: ignore[attr-defined]
         nibbles = (found.qdata.to(torch.int32) + 8).unflatten(1, (-1, 4, PACKED // 4))
         shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=weight.device)[:, None]

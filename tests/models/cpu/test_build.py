@@ -2,6 +2,7 @@
 
 import logging
 import os
+from copy import deepcopy
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from paceline.core.tree import Tree
 from paceline.engine import static
 from paceline.models.cpu import build, program
 from paceline.models.cpu.build import KernelError, load_kernel
+from paceline.models.cpu.panels import PanelLinear, lay_in_panels
 from paceline.models.cpu.runtime import CpuDecoder
-from tests.models.cpu.models import native
+from paceline.models.quantised import SCHEMES
+from tests.models.cpu.models import native, quantised
 from tests.models.layouts import LAYOUTS, random_tree, texts
 
 
@@ -93,7 +96,10 @@ def test_the_kernel_is_built_for_this_machine(afresh, monkeypatch, caplog):
 
 
 def check(layout, dtype, tolerance=1e-4):
-    lm = native(layout, dtype)
+    compare(native(layout, dtype), tolerance)
+
+
+def compare(lm, tolerance):
     own, tree = CpuDecoder(lm), random_tree(2, 9, 4)
     prompt = Tree.make_chain(texts(2, 11), torch.ones(2, 11, dtype=torch.bool))
     found = []
@@ -114,6 +120,12 @@ def test_a_processor_without_wide_vectors_gives_the_same_numbers(afresh, monkeyp
     for layout in ("grouped", "gpt2", "gpt_neox"):
         check(layout, torch.float64, 1e-10)
         check(layout, torch.bfloat16, 0.03)
+    for quantization in SCHEMES:
+        with torch.inference_mode():  # as whoever made the layout's model first
+            lm = deepcopy(quantised("grouped", torch.bfloat16, quantization))
+            lay_in_panels(lm)
+        assert not any(isinstance(module, PanelLinear) for module in lm.modules())
+        compare(lm, 0.06)  # eagerly a product of int8 is rounded twice
 
 
 def test_what_the_kernel_does_not_know_runs_eagerly(caplog):

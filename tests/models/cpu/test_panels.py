@@ -14,10 +14,13 @@ from paceline.models.cpu.panels import (
     PanelLinear,
     from_panels,
     lay_in_panels,
+    packed_width,
     panel_width,
     to_panels,
 )
+from paceline.models.cpu.program import UnsupportedError
 from paceline.models.cpu.runtime import CpuDecoder
+from paceline.models.quantised import SCHEMES, quantise
 from tests import tiny
 from tests.api import checkpoints
 from tests.models.cpu.models import native
@@ -31,6 +34,12 @@ TOKENS = torch.arange(12).view(2, 6)
 
 def bfloat16_lm(**config):
     return tiny.native(tiny.llama(**config)).bfloat16()
+
+
+def integer_lm(quantization):
+    lm = bfloat16_lm()
+    state = quantise(lm.state_dict(), quantization, tied_head=lm.config.tied_head)
+    return loading.assemble(lm.config, state, device="cpu", quantization=quantization)
 
 
 @pytest.mark.parametrize("shape", [(32, 2), (64, 10), (33, 4), (7, 6), (95, 8)])
@@ -63,6 +72,34 @@ def test_a_model_in_panels_answers_saves_and_loads_as_before(tied):
     assert all(torch.equal(tensor, halved[name]) for name, tensor in lm.state_dict().items())
 
 
+@pytest.mark.skipif(packed_width() == 0, reason="this machine's products have no use for panels of integers")
+@pytest.mark.parametrize("quantization", SCHEMES)
+def test_a_model_of_integers_in_panels_answers_saves_and_loads_as_before(quantization):
+    lm = integer_lm(quantization)
+    before, state = lm.causal(TOKENS).logits, {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    places = {parameter.data_ptr() for parameter in lm.parameters()}
+    lay_in_panels(lm)
+    lay_in_panels(lm)
+    assert isinstance(lm.blocks[0].ffn.down, PanelLinear) and isinstance(lm.head, PanelLinear)
+    assert {parameter.data_ptr() for parameter in lm.parameters()} == places
+    assert torch.equal(lm.causal(TOKENS).logits, before)
+    assert lm.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in lm.state_dict().items())
+    other = {name: tensor.flip(0) if tensor.dim() == 2 else tensor for name, tensor in state.items()}
+    lm.load_state_dict(other)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in lm.state_dict().items())
+
+
+@pytest.mark.parametrize("quantization", [None, *SCHEMES])
+def test_panels_of_a_model_in_another_precision_are_left_to_torch(quantization):
+    lm = bfloat16_lm() if quantization is None else integer_lm(quantization)
+    wanted = deepcopy(lm).float().causal(TOKENS).logits
+    lay_in_panels(lm)
+    assert torch.equal(lm.float().causal(TOKENS).logits, wanted)
+    with pytest.raises(UnsupportedError, match="a matrix in panels"):
+        CpuDecoder(lm)
+
+
 def test_gradients_reach_what_stands_before_a_layer_in_panels():
     lm = bfloat16_lm()
     layer = lm.blocks[0].ffn.down
@@ -79,6 +116,10 @@ def test_only_models_that_nobody_else_holds_are_laid_out():
 
     path = checkpoints.pair().target
     assert count(load(path, dtype="bfloat16").lm) > 0
+    for quantization in SCHEMES:
+        laid = count(load(path, dtype="bfloat16", device="cpu", quantization=quantization).lm)
+        assert (laid > 0) == (packed_width() > 0)
+        assert count(load(path, dtype="float32", device="cpu", quantization=quantization).lm) == 0
     assert count(load(path, dtype="bfloat16", enforce_eager=True).lm) == 0
     assert count(load(path, dtype="float32").lm) == 0
     assert count(loading.load(path, dtype=torch.bfloat16)) == 0

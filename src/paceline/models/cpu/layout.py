@@ -28,14 +28,16 @@ class NormVariant(IntEnum):
 
 
 class Weights(IntEnum):
-    """What the matrix of a LINEAR is made of: numbers of the model's precision, row by row or in panels (panels.py), or
-    integers (models/quantised).
+    """What the matrix of a LINEAR is made of: numbers of the model's precision or integers (models/quantised), row by
+    row or in panels (panels.py).
     """
 
     FLOATS = 0
     INT8 = 1
     INT4 = 2
     PANELS = 3
+    PANELS_INT8 = 4
+    PANELS_INT4 = 5
 
 
 class Activation(IntEnum):

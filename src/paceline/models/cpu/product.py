@@ -4,11 +4,12 @@ import ctypes
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.models.cpu.build import load_kernel
-from paceline.models.cpu.layout import Kind, Operation, Weights
-from paceline.models.cpu.panels import fits_panels, panel_width, to_panels
+from paceline.models.cpu.layout import Kind, Operation
+from paceline.models.cpu.panels import fits_panels, in_panels, panel_width
+from paceline.models.cpu.program import set_matrix
 from paceline.models.loading import name_of
 
 
@@ -19,22 +20,30 @@ def product_with(weight: Tensor, *, panels: bool = True) -> Callable[[Tensor], T
 
     Raises KernelError where the kernel cannot be built.
     """
-    run = getattr(load_kernel(), f"paceline_product_{name_of(weight.dtype)}")
+    laid = panels and fits_panels(weight, panel_width())
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone() if laid else weight, requires_grad=False)
+    return product_of(in_panels(layer) if laid else layer, weight.dtype)
+
+
+def product_of(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The same with the matrix of ``layer`` as it lies, of numbers or of integers, and rows of ``dtype``; no bias.
+
+    Raises KernelError where the kernel cannot be built.
+    """
+    run = getattr(load_kernel(), f"paceline_product_{name_of(dtype)}")
     run.restype = None
-    width = panel_width()
-    laid = panels and fits_panels(weight, width)
-    matrix = to_panels(weight, width) if laid else weight
-    outer, inner = weight.shape
-    operation = Operation(
-        kind=Kind.LINEAR,
-        variant=Weights.PANELS if laid else Weights.FLOATS,
-        inner=inner,
-        outer=outer,
-        weight=matrix.data_ptr(),
-    )
+    operation = Operation(kind=Kind.LINEAR, inner=layer.in_features, outer=layer.out_features)
+    held: list[Tensor] = []
+
+    def point(tensor: Tensor, _: torch.dtype | None = None) -> int:
+        held.append(tensor)
+        return tensor.data_ptr()
+
+    set_matrix(operation, layer, point)
 
     def multiply(x: Tensor) -> Tensor:
-        y = torch.empty(x.shape[0], outer, dtype=matrix.dtype)
+        y = torch.empty(x.shape[0], layer.out_features, dtype=dtype)
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, y))
         run(ctypes.byref(operation), *pointers, *map(ctypes.c_int64, (x.shape[0], torch.get_num_threads())))
         return y

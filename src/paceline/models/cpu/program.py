@@ -94,6 +94,23 @@ def compile_program(lm: DecoderLM) -> Program:
     return Program(model, (array, layers, *writer.held))
 
 
+def set_matrix(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
+    """Say what the matrix of ``layer`` is made of and, by ``point``, where it lies."""
+    laid = isinstance(layer, PanelLinear)
+    matrix = layer.get_parameter("panels") if laid else layer.weight
+    product.count = matrix.stride(0)
+    if isinstance(layer, Int8Linear):
+        product.variant = Weights.PANELS_INT8 if laid else Weights.INT8
+        product.weight, product.scales = point(matrix, torch.int8), point(layer.scale, torch.float32)
+    elif isinstance(layer, Int4Linear):
+        product.variant = Weights.PANELS_INT4 if laid else Weights.INT4
+        scales = layer.get_parameter("scale_panels") if laid else layer.scale
+        product.weight, product.scales = point(matrix, torch.uint8), point(scales, torch.bfloat16)
+    else:
+        product.variant = Weights.PANELS if laid else Weights.FLOATS
+        product.weight = point(matrix)
+
+
 class _Writer:
     """Operations of one decoder's parts, in the order in which they run."""
 
@@ -215,6 +232,8 @@ class _Writer:
         self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
     ) -> Operation:
         """A product with a layer's matrix."""
+        if isinstance(layer, PanelLinear) and self.dtype != torch.bfloat16:
+            raise UnsupportedError(f"a matrix in panels in a model of {self.dtype}")
         product = Operation(
             kind=kind,
             source=source,
@@ -224,18 +243,7 @@ class _Writer:
             factor=factor,
             bias=None if layer.bias is None else self.point(layer.bias),
         )
-        if isinstance(layer, Int8Linear):
-            product.variant, product.count = Weights.INT8, layer.weight.stride(0)
-            product.weight = self.point(layer.weight, torch.int8)
-            product.scales = self.point(layer.scale, torch.float32)
-        elif isinstance(layer, Int4Linear):
-            product.variant, product.count = Weights.INT4, layer.weight.stride(0)
-            product.weight = self.point(layer.weight, torch.uint8)
-            product.scales = self.point(layer.scale, torch.bfloat16)
-        elif isinstance(layer, PanelLinear):
-            product.variant, product.weight = Weights.PANELS, self.point(layer.panels, torch.bfloat16)
-        else:
-            product.weight = self.point(layer.weight)
+        set_matrix(product, layer, self.point)
         return product
 
     def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
@@ -245,7 +253,7 @@ class _Writer:
         inner, outer = lm.embed.embedding_dim, lm.embed.num_embeddings
         product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
         if isinstance(lm.embed, PanelEmbedding):
-            product.variant, product.weight = Weights.PANELS, self.point(lm.embed.panels)
+            product.variant, product.weight = Weights.PANELS, self.point(lm.embed.panels, torch.bfloat16)
         else:
             product.weight = self.point(lm.embed.weight)
         return product

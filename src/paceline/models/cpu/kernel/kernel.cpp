@@ -73,6 +73,7 @@ PACELINE_EXPORT(double, float64)
 PACELINE_EXPORT(paceline::bf16, bfloat16)
 
 extern "C" int64_t paceline_panel_rows() { return paceline::panel_rows; }
+extern "C" int64_t paceline_packed_rows() { return paceline::packed_rows; }
 
 extern "C" void paceline_words(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, int64_t *out,
                                int64_t threads) {

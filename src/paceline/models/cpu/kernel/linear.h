@@ -2,6 +2,7 @@
 #pragma once
 
 #include "elementwise.h"
+#include "packed.h"
 #include "panels.h"
 #include "quantised.h"
 #include "team.h"
@@ -14,14 +15,13 @@ void linear(const Operation &op, const T *x, long ldx, int rows, Walk &walk, Row
     auto give = [&](int m, int n, auto count, const Acc<T> *sums) {
         put<T, decltype(count)::value>(op, row(m), n, sums, divisor);
     };
-    walk.share(op.outer, op.variant == PANELS ? panel_rows : COLUMNS, [&](int begin, int end) {
+    walk.share(op.outer, op.variant >= PANELS ? panel_rows : COLUMNS, [&](int begin, int end) {
         if (op.variant == INT8) {
             const Bytes w{(const int8_t *)op.weight, (const float *)op.scales, op.count};
             return multiply_small<T>(w, begin, end, x, ldx, rows, op.inner, give);
         }
         if (op.variant == INT4) {
-            const long blocks = op.count / Nibbles::BLOCK_BYTES;
-            const Nibbles w{(const uint8_t *)op.weight, (const uint32_t *)op.scales, op.count, blocks};
+            const Nibbles w{(const uint8_t *)op.weight, (const bf16 *)op.scales, op.count, op.count / Nibbles::BLOCK_BYTES};
             return multiply_small<T>(w, begin, end, x, ldx, rows, op.inner, give);
         }
 #if defined(__AVX512BF16__)
@@ -29,6 +29,15 @@ void linear(const Operation &op, const T *x, long ldx, int rows, Walk &walk, Row
             if (op.variant == PANELS) {
                 const Panels w{(const bf16 *)op.weight, (int)op.outer, (int)op.inner};
                 return multiply_panels(w, begin, end, x, ldx, rows, give);
+            }
+#endif
+#if defined(PACELINE_LOOKUPS)
+        if constexpr (std::is_same_v<T, bf16>)
+            if (op.variant > PANELS) {
+                const long groups = op.count / Nibbles::BLOCK_BYTES;
+                const Packed w{(const char *)op.weight, op.scales, op.count, groups, (int)op.outer, (int)op.inner};
+                if (op.variant == PANELS_INT8) return multiply_packed<PanelBytes>(w, begin, end, x, ldx, rows, give);
+                return multiply_packed<PanelNibbles>(w, begin, end, x, ldx, rows, give);
             }
 #endif
         multiply((const T *)op.weight, op.inner, begin, end, x, ldx, rows, op.inner, give);

@@ -8,7 +8,7 @@ namespace paceline {
 
 enum Kind : int64_t { NORM, LINEAR, LINEAR_ADD, GATE, ACTIVATE, ADD, TURN, ATTEND };
 enum NormVariant : int64_t { RMS, RMS_LATE, RMS_OFFSET, LAYER };
-enum Weights : int64_t { FLOATS, INT8, INT4, PANELS };
+enum Weights : int64_t { FLOATS, INT8, INT4, PANELS, PANELS_INT8, PANELS_INT4 };
 enum Activation : int64_t { SILU, GELU, GELU_TANH, RELU };
 enum Buffer : int64_t { STREAM, NORMED, HEADS, ATTENDED, INNER, GATED, ASIDE, NUM_BUFFERS };
 enum HeadMode : int64_t { HEAD_NONE, HEAD_LAST, HEAD_ALL };

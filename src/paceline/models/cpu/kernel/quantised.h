@@ -1,6 +1,7 @@
-// Products of a few rows with a matrix of small integers and the scales that make numbers of them.
+// Products with a matrix of small integers, row by row, and the scales that make numbers of them: for any precision and any
+// machine. Where bfloat16 is multiplied pair by pair the integers lie in panels instead (packed.h).
 //
-// The integers become numbers of the model's precision in registers, exactly, and are multiplied as those are (dots.h).
+// The integers become floats in registers, exactly, and are multiplied as those are (dots.h).
 // Every sum runs over k in the same order whatever the tile, so that a row's result does not depend on the rows beside
 // it. Rows of w are filled up with zeros to whole blocks.
 #pragma once
@@ -12,26 +13,26 @@
 
 namespace paceline {
 
-constexpr int PANEL = 48;         // rows of x that are laid out at once
-constexpr int TILES_AHEAD = 8;    // between what is read and what is asked of memory
-constexpr long PIECE = 64 * 1024;  // bytes of decoded w that stay near while several tiles of x read them
+constexpr int PANEL = 48;          // rows of x that are filled up with zeros at once
+constexpr int TILES_AHEAD = 8;     // between what is read and what is asked of memory
+constexpr long PIECE = 64 * 1024;  // bytes of widened w that stay near while several tiles of x read them
 
 // Rows of N parts side by side times M rows of x.
 template <class R, int N, int M, class T>
-inline void add_parts(Vec<T> (&acc)[M][N], const typename R::Part (&w)[N], const T *x, long ldx) {
+inline void add_parts(Vec<T> (&acc)[M][N], const Vec<T> (&w)[N], const T *x, long ldx) {
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-        const typename R::Part row = R::part(x + m * ldx);
+        const Vec<T> row = load(x + m * ldx);
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) acc[m][n] = R::add(acc[m][n], w[n], row);
+        for (int n = 0; n < N; n++) acc[m][n] = acc[m][n] + w[n] * row;
     }
 }
 
-// N rows of w from first on and M rows of x that were arranged; out[m * N + n]. On the way it asks for N rows at far.
+// N rows of w from first on and M rows of x; out[m * N + n]. On the way it asks for N rows at far.
 template <class T, int N, int M, class R>
 [[gnu::noinline]] void small_tile(const R &rows, int first, const T *x, long ldx, int blocks, const char *far, long stride,
                                   long step, Acc<T> *out) {
-    using Part = typename R::Part;
+    using Part = Vec<T>;
     const R r = rows.from(first);
     Vec<T> acc[M][N] = {};
     alignas(64) Part near[R::PARTS][N];
@@ -48,9 +49,9 @@ template <class T, int N, int M, class R>
                 Part own[R::PARTS];
                 r.get(n, block, own);
 #pragma GCC unroll 8
-                for (int p = 0; p < R::PARTS; p++) acc[0][n] = R::add(acc[0][n], own[p], R::part(here + p * R::STEP));
+                for (int p = 0; p < R::PARTS; p++) acc[0][n] += own[p] * load(here + p * R::STEP);
             }
-        } else if constexpr (N * (M + R::PARTS) <= 24 || R::LIES) {
+        } else if constexpr (N * (M + R::PARTS) <= 24) {
             Part parts[R::PARTS][N];
 #pragma GCC unroll 8
             for (int n = 0; n < N; n++) {
@@ -117,12 +118,15 @@ using Give = std::function<void(int m, int n, int count, const Acc<T> *sums)>;
 template <class T, class W>
 class SmallProduct {
    public:
-    using R = typename RowsOf<T, W>::type;
+    using R = WideRows<T, W>;
     SmallProduct(const W &w, const T *x, long ldx, int rows, int k, const Give<T> &put)
         : w_(w), reads_(w), put_(put), rows_(rows), blocks_((k + R::BLOCK - 1) / R::BLOCK), width_(blocks_ * R::BLOCK) {
         static thread_local Room<T> room;
         x_ = room.of((long)rows * width_);
-        for (int m = 0; m < rows; m++) arrange(x + m * ldx, k, x_ + m * width_);
+        for (int m = 0; m < rows; m++) {
+            std::memcpy(x_ + m * width_, x + m * ldx, k * sizeof(T));
+            std::memset(x_ + m * width_ + k, 0, (width_ - k) * sizeof(T));
+        }
     }
 
     void run(int begin, int end) {
@@ -157,15 +161,6 @@ class SmallProduct {
     T *x_;
     Acc<T> out_[R::MOST * 8];
 
-    static void arrange(const T *x, int k, T *out) {
-        int i = 0;
-        for (; i + R::BLOCK <= k; i += R::BLOCK) R::arrange(x + i, out + i);
-        if (i == k) return;
-        T last[R::BLOCK] = {};
-        std::memcpy(last, x + i, (k - i) * sizeof(T));
-        R::arrange(last, out + i);
-    }
-
     template <int N>
     void give(int m, int count, int n) {
         for (int j = 0; j < count; j++) {
@@ -174,48 +169,21 @@ class SmallProduct {
         }
     }
 
-    // Several tiles of x: pieces of w stay near while they take turns, decoded once where that is more than a widening.
+    // Several tiles of x: pieces of w stay near while they take turns; the last tile asks for the next piece.
     void many(int begin, int end) {
         const int piece = std::max<long>(1, PIECE / (4 * width_ * (long)sizeof(T))) * 4;
-        for (int first = begin; first < end; first += piece) {
-            const int last = std::min(end, first + piece);
-#if defined(PACELINE_LOOKUPS)
-            if constexpr (std::is_same_v<T, bf16>) {
-                static thread_local Room<bf16> room;
-                bf16 *near = room.of((long)piece * width_);
-                for (int n = first; n < last; n++) decode(n, near + (n - first) * width_);
-                turns(Decoded<R>{near, width_}, first, last, first, piece);
-                continue;
-            }
-#endif
-            turns(reads_, first, last, 0, piece);
-        }
-    }
-
-    // All tiles of x with rows first to last of w, which are numbered from origin on; the last tile asks for the next piece.
-    template <class Rows>
-    void turns(const Rows &rows, int first, int last, int origin, int piece) {
         const int tiles = (rows_ + R::MOST - 1) / R::MOST;
-        for (int t = 0, m = 0; t < tiles; t++) {
-            const int size = (rows_ - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
-            for (int n = first; n < last; n += 4) {
-                const char *far = t + 1 == tiles ? w_.row(n + piece) : nullptr;
-                four_by(size, rows, n - origin, x_ + m * width_, width_, blocks_, far, w_.stride, W::BLOCK_BYTES, out_);
-                give<4>(m, size, n);
+        for (int first = begin; first < end; first += piece)
+            for (int t = 0, m = 0; t < tiles; t++) {
+                const int size = (rows_ - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
+                for (int n = first; n < std::min(end, first + piece); n += 4) {
+                    const char *far = t + 1 == tiles ? w_.row(n + piece) : nullptr;
+                    four_by(size, reads_, n, x_ + m * width_, width_, blocks_, far, w_.stride, W::BLOCK_BYTES, out_);
+                    give<4>(m, size, n);
+                }
+                m += size;
             }
-            m += size;
-        }
     }
-
-#if defined(PACELINE_LOOKUPS)
-    void decode(int n, bf16 *out) const {
-        for (int block = 0; block < blocks_; block++) {
-            typename R::Part parts[R::PARTS];
-            reads_.get(n, block, parts);
-            for (int p = 0; p < R::PARTS; p++) _mm512_store_si512(out + block * R::BLOCK + p * R::STEP, (__m512i)parts[p]);
-        }
-    }
-#endif
 };
 
 // y = w x for columns begin to end; put as in dots.h. All of this is compiled once for all that is done with the sums.
