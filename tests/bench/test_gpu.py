@@ -95,7 +95,7 @@ def test_the_command_measures_draws_and_goes_on(monkeypatch, tmp_path, capsys):
 def test_dense_attention_is_for_comparing_with_flex(monkeypatch, tmp_path, capsys):
     quick(monkeypatch)
     arguments = [*SMALL, "--dense", "--output", str(tmp_path / "gpu.jsonl")]
-    assert main(arguments) == 1
+    assert main(arguments) == 2
     assert "--dense compares with FlexAttention, which is not used on cpu" in capsys.readouterr().err
     monkeypatch.setattr("paceline.bench.gpu.__main__.DEVICES", {"cpu"})
     made = []
