@@ -1,8 +1,9 @@
 """``python -m paceline.bench.products``: the same matrices multiplied by every way there is, in turn.
 
 The kernel's two layouts beside torch's own product, oneDNN's with weights packed beforehand, and layers that torch
-compiles with frozen weights, by its wrapper in Python or in C++, at first use or ahead of it into a package. Every way multiplies the same layers one after
-another, as many as exceed the caches, so that a way's time is that of a step's products.
+compiles with frozen weights, by its wrapper in Python or in C++, at first use or ahead of it into a package. Every way
+multiplies the same layers one after another, as many as exceed the caches, so that a way's time is that of a step's
+products.
 """
 
 import argparse
