@@ -150,7 +150,10 @@ def _with_integers(
         working_set=rates.working_set,
         clock=clock,
     )
-    return replace(rates, products={**rates.products, work.products: products})
+    read = max(rates.read, products.bytes_per_second[0])  # a product reads too
+    # Integers stand for floats, and no code multiplies them faster than it multiplies those: a limit must be one.
+    products = replace(products, peak=max(products.peak, rates.products[work.dtype].peak))
+    return replace(rates, read=read, products={**rates.products, work.products: products})
 
 
 def _work(found: Found | None) -> Work | None:
@@ -205,6 +208,8 @@ def _print(rates: Rates, works: Mapping[str, Work], limits: list[Limit]) -> None
     )
     console.print(Text("matrix products", "bold"))
     console.print(_products(rates))
+    if any(work.quantization is not None for work in works.values()):
+        console.print(Text("  integers are timed in whole forwards of the model's layers", "dim"))
     if limits:
         console.print(Text("a forward", "bold"))
         console.print(_forwards(rates, works))
@@ -213,10 +218,10 @@ def _print(rates: Rates, works: Mapping[str, Work], limits: list[Limit]) -> None
 
 
 def _products(rates: Rates) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 2))
+    table = Table(box=None, padding=(0, 0, 0, 1))
     table.add_column("rows", justify="right")
     for name in rates.products:
-        table.add_column(f"{name} GB/s", justify="right")
+        table.add_column(f"{name} GB/s".replace(" ", "\n", 1), justify="right")
         table.add_column("GFLOP/s", justify="right")
     found = list(rates.products.values())
     for at, rows in enumerate(found[0].rows):

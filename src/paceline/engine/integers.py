@@ -13,11 +13,12 @@ import torch
 from paceline.core.tree import Tree
 from paceline.engine.floor import work_of
 from paceline.engine.rates import MANY_ROWS, REPEATS, ROWS, SECONDS, PassClock, Products
-from paceline.engine.static import fastest
+from paceline.engine.static import fastest, lay_out
 from paceline.models.base import LM
 from paceline.models.config import DecoderConfig
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import assemble, outline
+from paceline.models.memory import settle
 
 
 def measure_integers(
@@ -37,8 +38,10 @@ def measure_integers(
     Takes some seconds and memory of about ``working_set`` bytes, embedding and head not counted.
     """
     sample = _sample(config, quantization, dtype=dtype, device=device, working_set=working_set)
-    work, lm = work_of(sample), fastest(sample)
-    counts = [*rows, MANY_ROWS]
+    work = work_of(sample)
+    lay_out(sample)
+    lm = fastest(sample)
+    counts = [*rows, max(rows[-1], min(MANY_ROWS, config.window or MANY_ROWS))]
     timer = PassClock(device, repeats, seconds, clock)
     taken = timer.best([_forward(lm, count, device) for count in counts])
     itemsize = work.weight_bytes / work.num_weights
@@ -62,7 +65,8 @@ def _sample(
         name: torch.full(part.shape, 1 if part.dtype in (torch.int8, torch.uint8) else 1e-3, dtype=part.dtype)
         for name, part in outline(few, dtype=dtype, quantization=quantization).state_dict().items()
     }
-    return assemble(few, state, device=device, quantization=quantization)
+    settled = settle(state) if device.type == "cpu" else state
+    return assemble(few, settled, device=device, quantization=quantization)
 
 
 def _forward(lm: LM, num_nodes: int, device: torch.device) -> Callable[[], object]:

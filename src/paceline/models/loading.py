@@ -141,7 +141,9 @@ def assemble(
 def outline(config: DecoderConfig, *, dtype: torch.dtype = torch.float32, quantization: str | None = None) -> DecoderLM:
     """A decoder of the right shapes and precisions on the meta device, without content."""
     with torch.device("meta"):
-        model = DecoderLM(config).to(dtype)
+        model = DecoderLM(config)
+    model = model.to(dtype)  # not within: angles are made anew there from the config
+    with torch.device("meta"):
         if quantization is not None:
             model.head = model.head or nn.Linear(config.hidden_size, config.vocab_size, bias=False)
             replace_linears(model, quantization)
