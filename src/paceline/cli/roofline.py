@@ -23,6 +23,7 @@ from paceline.engine.rates import WORKING_SET, Progress, Rates, measure_rates
 
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
 GIGA = 1e9
+COMMON = 3  # precisions that leave room in the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +219,11 @@ def _print(rates: Rates, works: Mapping[str, Work], limits: list[Limit]) -> None
 
 
 def _products(rates: Rates) -> Table:
-    table = Table(box=None, padding=(0, 0, 0, 1))
+    space = 2 if len(rates.products) <= COMMON else 1
+    table = Table(box=None, padding=(0, space, 0, space))
     table.add_column("rows", justify="right")
     for name in rates.products:
-        table.add_column(f"{name} GB/s".replace(" ", "\n", 1), justify="right")
+        table.add_column(name.replace(" ", "\n") + " GB/s", justify="right")  # of integers: their floats above
         table.add_column("GFLOP/s", justify="right")
     found = list(rates.products.values())
     for at, rows in enumerate(found[0].rows):
