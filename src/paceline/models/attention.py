@@ -66,9 +66,8 @@ class TreeAttention(CacheAttention):
 
 def attended(tree: Tree, cache: View, start: int) -> Tensor:
     """Which slots the nodes ``start`` on of ``tree`` see: [B, n, S] bool."""
-    length = cache.length[:, None]
-    slot = torch.arange(cache.capacity, device=length.device)
-    node = slot - length  # [B, S] the node that a slot holds, negative where committed
+    slot = torch.arange(cache.capacity, device=cache.length.device)
+    node = slot - cache.length[:, None]  # [B, S] the node that a slot holds, negative where committed
     index = node.clamp(0, tree.num_nodes - 1)[:, None, :].expand(-1, tree.num_nodes - start, -1)
     own = tree.ancestors[:, start:].gather(2, index) & (node < tree.num_nodes)[:, None, :]
     return (node < 0)[:, None, :] | own
