@@ -78,7 +78,8 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
             # What is made in inference mode cannot be exported; a detached weight shares its memory.
             exported = torch.export.export(Layers([weight.detach().clone() for weight in weights]), (inputs,))
-            settings = {"freezing": True, "aot_inductor.use_runtime_constant_folding": False, **options}
+            # Constants are packed when the package is loaded; else, in this version, in every pass.
+            settings = {"freezing": True, "aot_inductor.use_runtime_constant_folding": True, **options}
             path = aoti_compile_and_package(
                 exported, package_path=str(Path(folder) / "layers.pt2"), inductor_configs=settings
             )
