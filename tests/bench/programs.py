@@ -7,6 +7,7 @@ import sys
 from textwrap import dedent
 
 DEADLY = 666
+OLD = "0.0.0"  # a version of vLLM that counts no drafts
 
 
 def executable(path, text):
@@ -17,7 +18,10 @@ def executable(path, text):
 
 
 def vllm_python(folder, version="0.0.1"):
-    """Answers the probe and the worker's orders; started.jsonl beside it gets the engine's settings."""
+    """Answers the probe and the worker's orders; started.jsonl beside it gets the engine's settings.
+
+    Every text has three drafts, two of them with two tokens accepted.
+    """
     return executable(
         folder / "python",
         f"""
@@ -39,7 +43,8 @@ def vllm_python(folder, version="0.0.1"):
                 os._exit(7)
             count = order["num_tokens"]
             tokens = [list(range(prompt[-1] + 1, prompt[-1] + 1 + count)) for prompt in order["prompts"]]
-            print(json.dumps({{"tokens": tokens}}), flush=True)
+            drafts = [None if {version == OLD} else [1, 0, 2] for _ in tokens]
+            print(json.dumps({{"tokens": tokens, "drafts": drafts}}), flush=True)
         """,
     )
 

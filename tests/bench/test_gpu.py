@@ -15,6 +15,7 @@ from paceline.bench.peers.transformers import PLAIN as PEER
 from paceline.bench.raw import DEVICE, RUN, RawFile
 from paceline.engine.floor import Work, bound
 from paceline.engine.rates import Products, Rates
+from paceline.models.attention import TreeAttention
 from tests.api.checkpoints import pair
 
 RATES = Rates(
@@ -89,6 +90,18 @@ def test_the_command_measures_draws_and_goes_on(monkeypatch, tmp_path, capsys):
     assert all(side["identical"] for side in one["sides"].values()), "greedy in float64: all say the same"
     assert main(["--output", str(path), "--report"]) == 0
     assert capsys.readouterr().out == out
+
+
+def test_dense_attention_is_for_comparing_with_flex(monkeypatch, tmp_path, capsys):
+    quick(monkeypatch)
+    arguments = [*SMALL, "--dense", "--output", str(tmp_path / "gpu.jsonl")]
+    assert main(arguments) == 2
+    assert "--dense compares with FlexAttention, which is not used on cpu" in capsys.readouterr().err
+    monkeypatch.setattr("paceline.bench.gpu.__main__.DEVICES", {"cpu"})
+    made = []
+    monkeypatch.setattr("paceline.bench.gpu.__main__.run_course", lambda *_, models, **__: made.append(models) or [])
+    main(arguments)
+    assert [loaded.lm.attention for loaded in (made[0].target, made[0].draft)] == [TreeAttention] * 2
 
 
 def test_batches_that_there_is_no_time_for_are_left_out_and_said(monkeypatch, tmp_path, capsys):

@@ -55,6 +55,15 @@ def test_arithmetic_bounds_a_forward_of_many_nodes(chosen, nodes):
     assert found == pytest.approx(3 / (10.0 * nodes + levels))
 
 
+def test_integers_are_read_as_they_lie_and_multiplied_as_floats():
+    work = {name: {**each, "quantization": "int4"} for name, each in WORK.items()}
+    work["target"]["weight_bytes"] = 30
+    chosen, taken = cell("model", 2), record(drafted=[4, 4])
+    assert limit_of(taken, {"work": work}, chosen) == pytest.approx(3 / 0.5)
+    work["draft"]["quantization"] = None
+    assert limit_of(taken, {"work": work}, chosen) == pytest.approx(3 / 0.5)
+
+
 @pytest.mark.parametrize(
     ("taken", "conditions"),
     [

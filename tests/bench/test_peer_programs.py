@@ -23,7 +23,7 @@ from paceline.bench.raw import RawFile
 from paceline.bench.runner import DecodingFailed, compare
 from paceline.bench.sweep import Cell
 from tests.api.checkpoints import pair
-from tests.bench.programs import DEADLY, executable, llama_cpp, vllm_python
+from tests.bench.programs import DEADLY, OLD, executable, llama_cpp, vllm_python
 
 PROMPTS = [[1, 5], [2, 7, 9], [3], [4, 4]]
 
@@ -90,6 +90,23 @@ def test_every_prompt_is_continued_in_its_place(peer, batch_size):
         made = peer.decoding("peer", cell(way, k, batch_size), prompts=PROMPTS, seed=0)
         assert len(made.parts) == 4 // batch_size
         assert made.run().tokens == tuple(tuple(range(p[-1] + 1, p[-1] + 7)) for p in PROMPTS)
+
+
+def test_steps_are_counted_from_what_it_says_of_its_drafts(tmp_path, setting):
+    peer = vllm(tmp_path, setting)
+
+    def steps(way, k, max_tokens=6, peer=peer):
+        made = peer.decoding("peer", cell(way, k, 2, max_tokens), prompts=PROMPTS, seed=0).run()
+        return made.summary and (made.summary.steps, made.summary.emitted, [text.steps for text in made.texts])
+
+    assert steps("vllm", 0) == (24, 24, [6] * 4)
+    assert steps("vllm-draft", 2) == (16, 24, [4] * 4), "the first token and three drafts, which one token was cut off"
+    assert steps("vllm-lookup", 2, 20) == (64, 80, [16] * 4), "all but what was drafted: not every step drafts"
+    peer.close()
+    old = vllm_module.find(vllm_python(tmp_path / "old", version=OLD), setting)
+    assert steps("vllm", 0, peer=old) == (24, 24, [6] * 4)
+    assert steps("vllm-draft", 2, peer=old) is None
+    old.close()
 
 
 def test_it_stands_still_between_its_turns(peer):

@@ -7,9 +7,10 @@ import torch
 from rich.console import Console
 
 from paceline.bench import products
-from paceline.bench.products import EAGER, PANELS, Timed, measure, table, ways
+from paceline.bench.products import EAGER, PACKAGED, PANELS, TUNED, Timed, measure, table, ways
 
 SHAPES = ((40, 24), (32, 40))
+IN_SECONDS = [name for name, _ in ways([]) if not name.startswith(("torch.compile", "AOTInductor"))]
 
 
 def text_of(shown):
@@ -18,22 +19,35 @@ def text_of(shown):
     return console.export_text()
 
 
-@pytest.mark.parametrize("way", [name for name, _ in ways([]) if not name.startswith("torch.compile")])
-@torch.inference_mode()
-def test_a_way_multiplies_every_matrix_with_the_input_of_its_width(way):
+def multiplied(way):
     weights = [torch.randn(shape).bfloat16() for shape in SHAPES]
     inputs = {width: torch.randn(3, width).bfloat16() for _, width in SHAPES}
-    try:
-        found = dict(ways(weights))[way](3)(inputs)
-    except (RuntimeError, AttributeError) as error:
-        pytest.skip(f"not here: {error}")
+    found = dict(ways(weights))[way](3)(inputs)
     for weight, product in zip(weights, found, strict=True):
         torch.testing.assert_close(product, inputs[weight.shape[1]] @ weight.T, rtol=0.02, atol=0.1)
 
 
+@pytest.mark.parametrize("way", IN_SECONDS)
+@torch.inference_mode()
+def test_a_way_multiplies_every_matrix_with_the_input_of_its_width(way):
+    try:
+        multiplied(way)
+    except (RuntimeError, AttributeError) as error:
+        pytest.skip(f"not here: {error}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")  # torch's own, about itself
+@pytest.mark.parametrize("way", [PACKAGED, TUNED])
+@torch.inference_mode()
+def test_packages_compiled_ahead_multiply_too(way):
+    multiplied(way)
+
+
 def test_ways_take_turns_and_one_that_is_not_there_is_told(monkeypatch):
     def broken(rows):
-        raise RuntimeError("no such thing here\nand more")
+        raise (RuntimeError if rows == 1 else KeyError)("no such thing here\nand more")
 
     def two(weights):
         yield PANELS, lambda rows: lambda inputs: [inputs[weight.shape[1]] @ weight.T for weight in weights]
@@ -47,7 +61,9 @@ def test_ways_take_turns_and_one_that_is_not_there_is_told(monkeypatch):
         ("another", 2, 0),
         (PANELS, 2, 3),
     ]
-    assert found[0].missing == "no such thing here"
+    assert found[0].missing == "no such thing here" and "no such thing here" in found[2].missing
+    alone = measure(SHAPES, layers=1, rows=(1,), repeats=3, only=["none of these"])
+    assert [timed.way for timed in alone] == [PANELS]
     assert "no such thing here" in text_of(table(found, 1000))
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from paceline.api import load
 from paceline.bench import inflate
+from paceline.bench.limits import limit_of
 from paceline.bench.raw import fingerprint
 from paceline.bench.suites import choose
-from paceline.bench.sweep import run_sweep
+from paceline.bench.sweep import Cell, run_sweep
 from paceline.cli import run
 from paceline.cli.bench_inputs import read_counts
 from tests.api.checkpoints import VOCAB, pair
@@ -57,6 +58,15 @@ def test_a_sweep_writes_raw_figures_and_a_table(raw, capsys):
     out = capsys.readouterr().out
     assert "ngram" in out and "float64, 1 thread, lines.txt, temperature 0, 8 tokens" in out
     assert len(raw.with_suffix(".csv").read_text().splitlines()) == 9 and not raw.with_suffix(".html").exists()
+
+
+def test_quantised_models_have_their_limits(raw):
+    assert bench(raw, "--drafter", "model", "--k", "1", "--quantization", "int8", "--draft-quantization", "int4") == 0
+    begun = next(record for record in map(json.loads, raw.read_text().splitlines()) if record["kind"] == "run")
+    conditions = begun["conditions"]
+    assert [conditions["work"][name]["quantization"] for name in ("target", "draft")] == ["int8", "int4"]
+    (record,) = cells_of(raw)
+    assert limit_of(record, conditions, Cell(**record["cell"])) > 0
 
 
 def test_running_it_again_measures_what_is_missing(raw):

@@ -11,6 +11,7 @@ from paceline.drafters import DRAFTERS
 from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import weight_bytes
 from paceline.models.hf import TransformersLM
+from paceline.models.quantised import SCHEMES
 from tests.api.checkpoints import CONTEXT, VOCAB, other_vocabulary, pair, without_tokenizer
 from tests.examples.installed import put_example
 from tests.models.adapter_models import MODELS, REFUSED, SIZES, make
@@ -32,6 +33,31 @@ def test_facts_are_those_of_the_loaded_model(capsys):
     assert model["size_on_disk"] == (pair().target / "model.safetensors").stat().st_size
     assert found["tokenizer"] == {"tokens": loaded.tokenizer.size, "chat_template": False, "end_of_text": [0]}
     assert found["memory"]["weights"] == weight_bytes([loaded.lm])
+
+
+@pytest.mark.parametrize("quantization", SCHEMES)
+def test_integers_are_reckoned_as_they_lie_in_memory(quantization, capsys):
+    words = ["--quantization", quantization, "--draft", pair().draft, "--draft-quantization", "int8"]
+    found = inspect(capsys, pair().target, *words)
+    lms = [
+        load(path, device="cpu", quantization=scheme).lm
+        for path, scheme in ((pair().target, quantization), (pair().draft, "int8"))
+    ]
+    assert found["memory"]["weights"] == weight_bytes(lms)
+    assert found["model"]["parameters"] == inspect(capsys, pair().target)["model"]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--quantization", "int3"], "--quantization int3: known are int8, int4"),
+        (["--draft-quantization", "int8"], "it needs a draft model, give --draft DIR"),
+        (["--quantization", "int8", "--backend", "hf"], "what it takes is known of native models"),
+    ],
+)
+def test_integers_that_cannot_be_reckoned_are_refused(words, message, capsys):
+    assert run(["inspect", str(pair().target), *words]) != 0
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("draft", [False, True])

@@ -3,10 +3,12 @@ import json
 import pytest
 import torch
 
+from paceline.api import load
 from paceline.cli import run
 from paceline.cli.roofline import Roofline
 from paceline.engine.rates import Products, Rates
-from tests.api.checkpoints import pair
+from paceline.models.quantised import SCHEMES
+from tests.api.checkpoints import pair, without_tokenizer
 
 PRODUCTS = {
     name: Products(itemsize=size, rows=(1, 8), bytes_per_second=(8e9, 8e9), peak=1e12)
@@ -24,7 +26,11 @@ def asked(monkeypatch):
         progress("reading memory")
         return Rates(device=str(device), num_threads=1, working_set=working_set, read=16e9, copy=9e9, products=PRODUCTS)
 
+    def integers(config, quantization, *, dtype, device, working_set, clock):
+        return Products(itemsize=1, rows=(1, 8), bytes_per_second=(4e9, 4e9), peak=1e9)
+
     monkeypatch.setattr("paceline.cli.roofline.measure_rates", measure)
+    monkeypatch.setattr("paceline.cli.roofline.measure_integers", integers)
     return calls
 
 
@@ -63,6 +69,34 @@ def test_forwards_are_told_in_bytes_and_operations(capsys, asked):
     assert found["target"]["weight_bytes"] == 8 * found["target"]["num_weights"]
     assert (found["target"]["slot_bytes"], found["target"]["slot_flops"]) == (2 * 3 * 2 * 8 * 8, 4 * 3 * 4 * 8)
     assert roofline(capsys)["forwards"] == {}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("quantization", SCHEMES)
+def test_integers_count_as_they_lie_in_memory(capsys, asked, quantization, tied, tmp_path):
+    folder = without_tokenizer(tmp_path, hidden_size=256, intermediate_size=512, head_dim=64, tie_word_embeddings=tied)
+    words = ["--model", folder, "--quantization", quantization, "--dtype", "bfloat16", "--context", 0]
+    found, plain = roofline(capsys, *words), roofline(capsys, "--model", folder)
+    lm = load(folder, dtype="bfloat16", device="cpu", quantization=quantization, enforce_eager=True).lm
+    work = found["forwards"]["target"]
+    assert work["weight_bytes"] == sum(part.nbytes for part in lm.parameters()) - lm.embed.weight.nbytes
+    assert work["num_weights"] == plain["forwards"]["target"]["num_weights"]
+    assert (work["quantization"], plain["forwards"]["target"]["quantization"]) == (quantization, None)
+    assert work["weight_bytes"] < (0.55 if quantization == "int8" else 0.45) * 2 * work["num_weights"]
+    assert f"bfloat16 {quantization}" in found["rates"]["products"]
+    limit = found["limits"][0]
+    assert limit["target_memory_seconds"] == pytest.approx(work["weight_bytes"] / 16e9)
+    assert limit["target_arithmetic_seconds"] == pytest.approx(2 * work["num_weights"] / 1e12), "as floats at most"
+    assert limit["attainable_step_seconds"] == pytest.approx(work["weight_bytes"] / 4e9)
+
+
+def test_a_draft_may_be_of_integers_alone(capsys, asked):
+    words = ["--model", pair().target, "--draft", pair().draft, "--draft-quantization", "int8"]
+    found = roofline(capsys, *words)
+    assert [found["forwards"][name]["quantization"] for name in ("target", "draft")] == [None, "int8"]
+    assert list(found["rates"]["products"])[-1] == "float64 int8"
+    assert run(["roofline", *map(str, words)]) == 0
+    assert "integers are timed in whole forwards" in capsys.readouterr().out
 
 
 def test_acceptance_is_one_share_for_all_positions_or_one_for_each(capsys, asked):
@@ -145,6 +179,8 @@ def test_this_machine_can_be_measured(capsys):
         batch_size=1,
         context=64,
         dtype="float32",
+        quantization=None,
+        draft_quantization="int8",
         device="cpu",
         threads=1,
         processor_time=True,

@@ -3,7 +3,10 @@ import torch
 
 from paceline.diagnose.roofline import limit
 from paceline.engine.floor import Work, bound, work_of
+from paceline.engine.integers import measure_integers
 from paceline.engine.rates import Products, Rates, measure_rates
+from paceline.models.loading import outline
+from paceline.models.quantised import SCHEMES
 from tests import tiny
 
 # A made-up machine: 100 GB/s, 1 TFLOP/s, products as fast as memory at one row.
@@ -27,6 +30,19 @@ def test_work_counts_what_a_forward_multiplies_with(make, tied):
     kv_heads = 2 if make is tiny.llama else 4
     assert work.slot_bytes == 2 * 3 * kv_heads * 8 * 8 == lm.slot_bytes
     assert work.slot_flops == 2 * 2 * 3 * 4 * 8
+
+
+@pytest.mark.parametrize("quantization", SCHEMES)
+def test_products_of_integers_are_measured_on_layers_of_the_model(quantization):
+    config = tiny.native(tiny.llama(hidden_size=128, intermediate_size=256)).config
+    whole = outline(config, dtype=torch.bfloat16, quantization=quantization)
+    options = dict(dtype=torch.bfloat16, device=torch.device("cpu"), rows=(1, 4), repeats=1, seconds=0.0)
+    found = measure_integers(config, quantization, working_set=1 << 20, **options)
+    work = work_of(whole)
+    assert found.itemsize == pytest.approx(work.weight_bytes / work.num_weights)
+    assert found.rows == (1, 4) and found.peak >= max(found.flops) > 0
+    one = measure_integers(config, quantization, working_set=1, **options)
+    assert one.itemsize > found.itemsize if quantization == "int4" else one.itemsize > 1
 
 
 def test_forward_takes_as_long_as_the_longer_of_its_two_bounds():

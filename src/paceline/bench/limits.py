@@ -48,22 +48,24 @@ def limit_of(record: Record, conditions: Record, cell: Cell) -> float | None:
     if not work or not steps or not rates or not all(rates) or not record["decode_seconds"][CANDIDATE]:
         return None
     target = Work(**work["target"])
-    speed = _rates(target.dtype, rates)
+    draft = None if work["draft"] is None else Work(**work["draft"])
+    speed = _rates([one.products for one in (target, draft) if one is not None], rates)
     drafted = _drafted_per_step([text["counts"] for text in record["texts"] if text["counts"] is not None])
     nodes = nodes_of(cell.drafter) or 1 + drafted
     seconds = bound(target, speed, rows=cell.batch_size, nodes=nodes, slots=0).seconds
     if runs_draft(cell.drafter):
-        if work["draft"] is None:
+        if draft is None:
             return None
         # A token deeper is a forward more.
-        seconds += drafted * bound(Work(**work["draft"]), speed, rows=cell.batch_size, nodes=1, slots=0).seconds
+        seconds += drafted * bound(draft, speed, rows=cell.batch_size, nodes=1, slots=0).seconds
     return cell.batch_size * record["num_tokens"] / steps / seconds
 
 
-def _rates(dtype: str, taken: Sequence[Record]) -> Rates:
+def _rates(names: Sequence[str], taken: Sequence[Record]) -> Rates:
+    """Integers are multiplied as the floats that they stand for, which bounds their arithmetic."""
     read, flops = (median(rates[name] for rates in taken) for name in (READ, FLOPS))
     products = Products(itemsize=1, rows=(1,), bytes_per_second=(read,), peak=flops)
-    return Rates(device="", num_threads=0, working_set=0, read=read, copy=0.0, products={dtype: products})
+    return Rates(device="", num_threads=0, working_set=0, read=read, copy=0.0, products=dict.fromkeys(names, products))
 
 
 def _drafted_per_step(counts: Sequence[Record]) -> float:

@@ -1,33 +1,38 @@
 """``python -m paceline.bench.products``: the same matrices multiplied by every way there is, in turn.
 
 The kernel's two layouts beside torch's own product, oneDNN's with weights packed beforehand, and layers that torch
-compiles with frozen weights, by its wrapper in Python or in C++. Every way multiplies the same layers one after
-another, as many as exceed the caches, so that a way's time is that of a step's products.
+compiles with frozen weights, by its wrapper in Python or in C++, at first use or ahead of it into a package. Every way
+multiplies the same layers one after another, as many as exceed the caches, so that a way's time is that of a step's
+products.
 """
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch._inductor import aoti_compile_and_package, aoti_load_package
 from torch._inductor import config as inductor
 
 from paceline.bench.machine import describe
 from paceline.bench.statistics import estimate, paired_ratios
 from paceline.bench.timing import time_in_turn
-from paceline.models.cpu.build import KernelError
 from paceline.models.cpu.product import product_with
 
 SHAPES = ((1536, 1024), (1024, 768), (6272, 1024), (1024, 3136))  # of a layer of 12 million weights
 LAYERS, ROWS, REPEATS = 16, (1, 2, 4, 6, 8, 12, 16, 32), 9
 PANELS, BY_ROW, EAGER, PACKED = "kernel, panels", "kernel, row by row", "torch", "oneDNN, packed before"
 COMPILED, WRAPPED = "torch.compile, frozen", "torch.compile, frozen, in C++"
+PACKAGED, TUNED = "AOTInductor", "AOTInductor, max-autotune"
+TUNING = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
 
 Pass = Callable[[Mapping[int, Tensor]], object]  # of inputs by their number of columns
 
@@ -46,7 +51,7 @@ class Layers(nn.Module):
 def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]]]:
     """Every way by its name, and what makes its pass over ``weights`` for a number of rows.
 
-    Making one raises KernelError, RuntimeError or AttributeError where this machine or this torch has no such way.
+    Making one raises an exception, of whatever class a compiler raises, where this machine or torch has no such way.
     """
 
     def by_kernel(panels: bool) -> Pass:
@@ -68,12 +73,27 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
 
         return run_frozen
 
+    def packaged(rows: int, options: Mapping[str, object]) -> Pass:
+        inputs = {width: torch.zeros(rows, width, dtype=weights[0].dtype) for width in {w.shape[1] for w in weights}}
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
+            # What is made in inference mode cannot be exported; a detached weight shares its memory.
+            exported = torch.export.export(Layers([weight.detach().clone() for weight in weights]), (inputs,))
+            # Constants are packed when the package is loaded; else, in this version, in every pass.
+            settings = {"freezing": True, "aot_inductor.use_runtime_constant_folding": True, **options}
+            path = aoti_compile_and_package(
+                exported, package_path=str(Path(folder) / "layers.pt2"), inductor_configs=settings
+            )
+            run = aoti_load_package(path)
+        return lambda inputs: run(dict(inputs))
+
     yield PANELS, lambda rows: by_kernel(panels=True)
     yield BY_ROW, lambda rows: by_kernel(panels=False)
     yield EAGER, lambda rows: lambda inputs: [F.linear(inputs[weight.shape[1]], weight) for weight in weights]
     yield PACKED, packed
     yield COMPILED, lambda rows: compiled(wrapper=False)
     yield WRAPPED, lambda rows: compiled(wrapper=True)
+    yield PACKAGED, lambda rows: packaged(rows, {})
+    yield TUNED, lambda rows: packaged(rows, TUNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +114,13 @@ def measure(
     rows: Sequence[int] = ROWS,
     repeats: int = REPEATS,
     dtype: torch.dtype = torch.bfloat16,
+    only: Collection[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Timed]:
-    """Every way at every number of ``rows``, in turn within a number. Raises ValueError for rows or repeats below 1."""
+    """Every way at every number of ``rows``, in turn within a number; of ``only`` some ways, those and the first.
+
+    Raises ValueError for rows or repeats below 1.
+    """
     if min(*rows, repeats, layers) < 1:
         raise ValueError(f"rows={list(rows)}, repeats={repeats}, layers={layers}: give at least 1 of each")
     weights = [torch.randn(shape).mul_(shape[1] ** -0.5).to(dtype) for _ in range(layers) for shape in shapes]
@@ -105,17 +129,23 @@ def measure(
         inputs = {width: torch.randn(count, width).to(dtype) for width in {shape[1] for shape in shapes}}
         passes: dict[str, Callable[[], object]] = {}
         for way, make in ways(weights):
+            if only and way not in {PANELS, *only}:
+                continue
             progress(f"{count} rows: {way}")
             try:
                 run = make(count)
                 run(inputs)
-            except (KernelError, RuntimeError, AttributeError) as error:
-                found.append(Timed(way=way, rows=count, missing=str(error).splitlines()[0]))
+            except Exception as error:  # compilers fail in ways of their own
+                found.append(Timed(way=way, rows=count, missing=_reason(error)))
             else:
                 passes[way] = lambda run=run, inputs=inputs: run(inputs)
         taken = time_in_turn(passes, repeats=repeats, seconds=0.0)
         found += [Timed(way=way, rows=count, seconds=seconds) for way, seconds in taken.items()]
     return found
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def table(found: Sequence[Timed], size: int) -> Table:
@@ -143,6 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="rows of the inputs")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of four matrices each")
     parser.add_argument("--repeats", type=int, default=REPEATS)
+    names = [name for name, _ in ways([])]
+    parser.add_argument("--way", choices=names, action="append", default=[], help="beside the first; all by default")
     parser.add_argument("--threads", type=int, default=None, help="torch's own choice by default")
     options = parser.parse_args(argv)
     if options.threads is not None:
@@ -150,7 +182,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, begin = Console(), time.perf_counter()
     with console.status("") as status:
         found = measure(
-            layers=options.layers, rows=options.rows, repeats=options.repeats, progress=lambda what: status.update(what)
+            layers=options.layers,
+            rows=options.rows,
+            repeats=options.repeats,
+            only=options.way,
+            progress=lambda what: status.update(what),
         )
     machine = describe()
     console.print(f"{machine.processor}, {machine.num_threads} threads; torch {machine.versions['torch']}")

@@ -246,7 +246,7 @@ class Bench:
         """What must be equal for figures to belong together."""
         draft = None if bench.draft_path is None else _identity(bench.draft_path)
         source = self.prompt_file or self.questions
-        works = None if self.quantization or self.draft_quantization else bench.works()
+        works = bench.works()
         return {
             "machine": describe().identity(),
             "source": hash_source(),

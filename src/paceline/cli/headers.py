@@ -14,6 +14,7 @@ from paceline.models.base import LM
 from paceline.models.decoder import DecoderLM
 from paceline.models.hf_outline import outline
 from paceline.models.loading import FLOATS, ModelError, configure, name_of, read_config
+from paceline.models.loading import outline as outline_native
 from paceline.text.tokenizer import load_tokenizer, read_eos
 
 
@@ -44,6 +45,7 @@ class _Model:
     dtype: torch.dtype
     facts: Mapping[str, object]
     num_parameters: int
+    weight_bytes: int
 
 
 def look(
@@ -53,8 +55,13 @@ def look(
     revision: str | None,
     backend: str = "auto",
     trust_remote_code: bool = False,
+    quantization: str | None = None,
 ) -> Found:
-    """A checkpoint by its headers. Raises ModelError for one that ``paceline.load`` would plainly refuse."""
+    """A checkpoint by its headers, with ``quantization`` as it would be kept in memory.
+
+    Raises ModelError for one that ``paceline.load`` would plainly refuse, ValueError where integers of a model that is
+    not native are asked for, whose sizes only torchao knows.
+    """
     if revision is not None and not hub.is_hub_id(model):
         raise ModelError(f"--revision {revision}: {model} is a local directory; only models of the Hub have revisions")
     folder = hub.fetch(model, revision, code=trust_remote_code) if hub.is_hub_id(model) else Path(model)
@@ -65,8 +72,10 @@ def look(
         check_native(config, folder, backend)
     files = hf_files.find_weights(folder)
     precisions, num_bytes = _read_precisions(files), sum(file.stat().st_size for file in files)
+    if quantization is not None and not native:
+        raise ValueError(f"quantization={quantization!r}: what it takes is known of native models; leave it out here")
     if native:
-        found = _outline_native(config, folder, dtype, precisions)
+        found = _outline_native(config, folder, dtype, precisions, quantization)
     else:
         found = _outline_adapted(folder, dtype, precisions, trust_remote_code)
     packed = config.get("quantization_config") is not None
@@ -83,7 +92,7 @@ def look(
         decoder=found.decoder,
         facts=found.facts,
         num_parameters=found.num_parameters,
-        weight_bytes=num_bytes if packed else found.num_parameters * found.dtype.itemsize,
+        weight_bytes=num_bytes if packed else found.weight_bytes,
         num_bytes=num_bytes,
         precisions=precisions,
     )
@@ -101,16 +110,20 @@ def _read_precisions(files: list[Path]) -> tuple[str, ...]:
 
 
 def _outline_native(
-    config: dict[str, object], folder: Path, dtype: torch.dtype | None, precisions: tuple[str, ...]
+    config: dict[str, object],
+    folder: Path,
+    dtype: torch.dtype | None,
+    precisions: tuple[str, ...],
+    quantization: str | None,
 ) -> _Model:
     shape = configure(config, folder)
-    with torch.device("meta"):
-        lm = DecoderLM(shape)
     chosen = dtype or DTYPES.get(precisions[0])
     if chosen is None:
         raise ModelError(f"{folder}: weights of {precisions[0]}: quantized weights are not supported")
+    lm = outline_native(shape, dtype=chosen, quantization=quantization)
+    plain = lm if quantization is None else outline_native(shape, dtype=chosen)
     return _Model(
-        lm=lm.to(chosen),
+        lm=lm,
         decoder=lm,
         dtype=chosen,
         facts={
@@ -121,7 +134,8 @@ def _outline_native(
             "head_dim": shape.head_dim,
             "tied_head": shape.tied_head,
         },
-        num_parameters=sum(parameter.numel() for parameter in lm.parameters()),
+        num_parameters=sum(parameter.numel() for parameter in plain.parameters()),
+        weight_bytes=sum(parameter.nbytes for parameter in lm.parameters()),
     )
 
 
@@ -146,4 +160,5 @@ def _outline_adapted(
             "tied_head": bool(fields.get("tie_word_embeddings")),
         },
         num_parameters=sum(parameter.numel() for parameter in lm.model.parameters()),
+        weight_bytes=sum(parameter.numel() for parameter in lm.model.parameters()) * lm.dtype.itemsize,
     )

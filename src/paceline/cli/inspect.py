@@ -14,7 +14,7 @@ from paceline.api.engine import LONGEST, room
 from paceline.api.loading import find_device, find_dtype
 from paceline.cli import EXIT_OK
 from paceline.cli.headers import Found, look
-from paceline.cli.models import NUM_DRAFT_TOKENS, check_backend
+from paceline.cli.models import NUM_DRAFT_TOKENS, check_backend, check_quantizations
 from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
@@ -42,6 +42,8 @@ class Inspect:
     context: int | None
     num_draft_tokens: int | None
     dtype: str | None
+    quantization: str | None
+    draft_quantization: str | None
     device: str | None
     backend: str
     revision: str | None
@@ -55,6 +57,7 @@ class Inspect:
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise ValueError(f"--num-draft-tokens {self.num_draft_tokens}: give at least 0")
         check_backend(self.backend)
+        check_quantizations(self.quantization, self.draft_quantization, draft=self.draft)
         dtype = find_dtype(self.dtype)
         device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         found = look(
@@ -63,8 +66,11 @@ class Inspect:
             revision=self.revision,
             backend=self.backend,
             trust_remote_code=self.trust_remote_code,
+            quantization=self.quantization,
         )
-        draft = None if self.draft is None else look(self.draft, dtype=found.loaded.dtype, revision=None)
+        draft = None
+        if self.draft is not None:
+            draft = look(self.draft, dtype=found.loaded.dtype, revision=None, quantization=self.draft_quantization)
         count = NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens
         drafter: Drafter = NoDrafter() if draft is None else ModelDrafter(lm=draft.lm)
         longest = room(found.loaded, drafter.max_nodes(count))

@@ -48,13 +48,19 @@ def check_quantization(quantization: str | None, *, option: str) -> None:
         raise ValueError(f"{option} {quantization}: known are {', '.join(QUANTIZATION_NAMES)}")
 
 
+def check_quantizations(quantization: str | None, draft_quantization: str | None, *, draft: str | None) -> None:
+    """Raise ValueError for schemes that are unknown, and for one of a draft model that is not given."""
+    check_quantization(quantization, option="--quantization")
+    check_quantization(draft_quantization, option="--draft-quantization")
+    if draft_quantization is not None and draft is None:
+        raise ValueError(f"--draft-quantization {draft_quantization}: it needs a draft model, give --draft DIR")
+
+
 def check_drafting(options: DraftOptions) -> None:
     """Raise ValueError for options that contradict each other, before any model is loaded."""
     given = options.drafter
     build_verifier(options.verifier)
-    check_quantization(options.draft_quantization, option="--draft-quantization")
-    if options.draft_quantization is not None and options.draft is None:
-        raise ValueError(f"--draft-quantization {options.draft_quantization}: it needs a draft model, give --draft DIR")
+    check_quantizations(None, options.draft_quantization, draft=options.draft)
     if options.draft is not None and given not in (None, "model"):
         raise ValueError(f"--drafter {given} and --draft {options.draft}: give one of them")
     if given is not None and name_of(given) == "model":

@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from rich.console import Console
@@ -15,12 +15,15 @@ from paceline.api.loading import find_device, find_dtype
 from paceline.bench.machine import describe
 from paceline.cli.commands import EXIT_OK
 from paceline.cli.headers import Found, look
+from paceline.cli.models import check_quantizations
 from paceline.diagnose.roofline import Limit, limit
 from paceline.engine.floor import Work, bound, work_of
-from paceline.engine.rates import WORKING_SET, Rates, measure_rates
+from paceline.engine.integers import measure_integers
+from paceline.engine.rates import WORKING_SET, Progress, Rates, measure_rates
 
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
 GIGA = 1e9
+COMMON = 3  # precisions that leave room in the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class Roofline:
     batch_size: int
     context: int
     dtype: str | None
+    quantization: str | None
+    draft_quantization: str | None
     device: str | None
     threads: int | None
     processor_time: bool
@@ -45,23 +50,31 @@ class Roofline:
         series = self._kept()
         dtype = find_dtype(self.dtype)
         device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        target = None if self.model is None else look(self.model, dtype=dtype, revision=None, backend="native")
+        target = None if self.model is None else self._look(self.model, dtype, self.quantization)
         draft = None
         if target is not None and self.draft is not None:
-            draft = look(self.draft, dtype=target.loaded.dtype, revision=None, backend="native")
+            draft = self._look(self.draft, target.loaded.dtype, self.draft_quantization)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.processor_time and (torch.get_num_threads() > 1 or device.type != "cpu"):
             raise ValueError("--processor-time: it is that of one thread of a CPU; give --threads 1 --device cpu")
         notes = Console(stderr=True, highlight=False)
+        clock = time.process_time if self.processor_time else time.perf_counter
         with notes.status("measuring ...") as status:
+
+            def progress(what: str) -> None:
+                status.update(f"{what} ...")
+
             rates = measure_rates(
                 dtypes=[torch.float32, torch.bfloat16, *([] if target is None else [target.loaded.dtype])],
                 device=device,
                 working_set=self._working_set(target, draft),
-                progress=lambda what: status.update(f"{what} ..."),
-                clock=time.process_time if self.processor_time else time.perf_counter,
+                progress=progress,
+                clock=clock,
             )
+            for found in (target, draft):
+                if found is not None:
+                    rates = _with_integers(rates, found, device, progress=progress, clock=clock)
         limits = [] if target is None else [self._limit(target, draft, rates, kept) for kept in ([], *series)]
         works = {"target": _work(target), "draft": _work(draft)}
         known = {name: work for name, work in works.items() if work is not None}
@@ -73,6 +86,9 @@ class Roofline:
             _print(rates, known, limits)
         return EXIT_OK
 
+    def _look(self, model: str, dtype: torch.dtype | None, quantization: str | None) -> Found:
+        return look(model, dtype=dtype, revision=None, backend="native", quantization=quantization)
+
     def _kept(self) -> list[list[float]]:
         """For each draft length that is reckoned, what share of steps keeps each position. Raises ValueError."""
         if self.batch_size < 1:
@@ -81,7 +97,9 @@ class Roofline:
             raise ValueError(f"--context {self.context}: give at least 0")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"--threads {self.threads}: give at least 1")
-        for name, given in (("--draft", self.draft), ("--acceptance", self.acceptance)):
+        check_quantizations(self.quantization, self.draft_quantization, draft=self.draft)
+        needing = (("--draft", self.draft), ("--acceptance", self.acceptance), ("--quantization", self.quantization))
+        for name, given in needing:
             if given is not None and self.model is None:
                 raise ValueError(f"{name} {given}: it says nothing without a model, give --model DIR")
         count = self.num_draft_tokens
@@ -114,6 +132,29 @@ class Roofline:
     def _limit(self, target: Found, draft: Found | None, rates: Rates, kept: list[float]) -> Limit:
         assert target.decoder is not None  # as the backend is native
         return limit(work_of(target.decoder), _work(draft), rates, kept=kept, rows=self.batch_size, slots=self.context)
+
+
+def _with_integers(
+    rates: Rates, found: Found, device: torch.device, *, progress: Progress, clock: Callable[[], float]
+) -> Rates:
+    """``rates`` and those of the products of ``found``, where its matrices are integers and were not measured."""
+    work = _work(found)
+    if work is None or work.quantization is None or work.products in rates.products:
+        return rates
+    assert found.decoder is not None
+    progress(f"multiplying in {work.products}")
+    products = measure_integers(
+        found.decoder.config,
+        work.quantization,
+        dtype=found.loaded.dtype,
+        device=device,
+        working_set=rates.working_set,
+        clock=clock,
+    )
+    read = max(rates.read, products.bytes_per_second[0])  # a product reads too
+    # Integers stand for floats, and no code multiplies them faster than it multiplies those: a limit must be one.
+    products = replace(products, peak=max(products.peak, rates.products[work.dtype].peak))
+    return replace(rates, read=read, products={**rates.products, work.products: products})
 
 
 def _work(found: Found | None) -> Work | None:
@@ -168,6 +209,8 @@ def _print(rates: Rates, works: Mapping[str, Work], limits: list[Limit]) -> None
     )
     console.print(Text("matrix products", "bold"))
     console.print(_products(rates))
+    if any(work.quantization is not None for work in works.values()):
+        console.print(Text("  integers are timed in whole forwards of the model's layers", "dim"))
     if limits:
         console.print(Text("a forward", "bold"))
         console.print(_forwards(rates, works))
@@ -176,10 +219,11 @@ def _print(rates: Rates, works: Mapping[str, Work], limits: list[Limit]) -> None
 
 
 def _products(rates: Rates) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 2))
+    space = 2 if len(rates.products) <= COMMON else 1
+    table = Table(box=None, padding=(0, space, 0, space))
     table.add_column("rows", justify="right")
     for name in rates.products:
-        table.add_column(f"{name} GB/s", justify="right")
+        table.add_column(name.replace(" ", "\n") + " GB/s", justify="right")  # of integers: their floats above
         table.add_column("GFLOP/s", justify="right")
     found = list(rates.products.values())
     for at, rows in enumerate(found[0].rows):

@@ -61,8 +61,8 @@ def limit(
     if rows < 1 or slots < 0:
         raise ValueError(f"{rows} rows of {slots} slots: give at least 1 row and 0 slots")
     for work in (target,) if draft is None else (target, draft):
-        if work.dtype not in rates.products:
-            raise ValueError(f"no rates for {work.dtype}; measured are {', '.join(rates.products)}")
+        if work.products not in rates.products:
+            raise ValueError(f"no rates for {work.products}; measured are {', '.join(rates.products)}")
     nodes = 1 + len(kept)
     attainable = _attainable(target, rates, rows, nodes, slots)
     if draft is not None:
@@ -78,7 +78,7 @@ def limit(
 
 
 def _attainable(work: Work, rates: Rates, rows: int, nodes: int, slots: int) -> float:
-    products = work.weight_bytes * rates.products[work.dtype].seconds_per_byte(rows * nodes)
+    products = work.weight_bytes * rates.products[work.products].seconds_per_byte(rows * nodes)
     # A cache so fast that products outrun the reading loop does not make them slower than the limit.
     least = bound(work, rates, rows=rows, nodes=nodes, slots=slots).seconds
     return max(least, products + rows * slots * work.slot_bytes / rates.read)

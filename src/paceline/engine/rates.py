@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 class Products:
     """Matrix products in one precision: weights [out, in] times ``rows`` rows, for each number of rows."""
 
-    itemsize: int  # bytes of a weight
+    itemsize: float  # bytes of a weight, scales included
     rows: tuple[int, ...]  # rising
     bytes_per_second: tuple[float, ...]  # of weights
     peak: float  # operations per second at many rows, where reading weights does not count
@@ -88,10 +88,10 @@ def measure_rates(
         raise ValueError(f"rows={list(rows)}: give rising numbers, at least 1")
     if repeats < 1:
         raise ValueError(f"repeats={repeats}: give at least 1")
-    timer = _Clock(device, repeats, seconds, clock)
+    timer = PassClock(device, repeats, seconds, clock)
     say = progress or (lambda _: None)
     say("reading and copying memory")
-    read, copy = _move(working_set, device, _Clock(device, 4 * repeats, seconds, clock))  # these passes are short
+    read, copy = _move(working_set, device, PassClock(device, 4 * repeats, seconds, clock))  # these passes are short
     products: dict[str, Products] = {}
     for dtype in dict.fromkeys(dtypes):
         say(f"multiplying in {name_of(dtype)}")
@@ -113,7 +113,7 @@ def measure_rates(
     )
 
 
-def _move(working_set: int, device: torch.device, clock: "_Clock") -> tuple[float, float]:
+def _move(working_set: int, device: torch.device, clock: "PassClock") -> tuple[float, float]:
     """Bytes per second of reading, by the fastest of several reductions, and of copying, both ways added."""
     # Written, not merely taken: the system may give one page of zeros for all that was never written.
     source = torch.ones(working_set // 4, dtype=torch.float32, device=device)
@@ -136,7 +136,7 @@ def reading(source: Tensor, *, repeats: int = REPEATS, seconds: float = SECONDS)
     """Bytes per second of reading ``source``, contiguous, where it lies: memory is not equally fast everywhere."""
     whole = source.view(torch.uint8).flatten()
     words = whole[: len(whole) // 4 * 4].view(torch.int32)
-    clock = _Clock(source.device, repeats, seconds)
+    clock = PassClock(source.device, repeats, seconds)
     return words.nbytes / min(clock.best([words.amax, words.amin]))
 
 
@@ -150,7 +150,7 @@ def _layers(working_set: int, dtype: torch.dtype, device: torch.device) -> Itera
         yield _Layer(torch.full(shape, 1 / shape[1], dtype=dtype, device=device))
 
 
-def _multiply(layers: list[_Layer], rows: Sequence[int], clock: "_Clock") -> tuple[float, ...]:
+def _multiply(layers: list[_Layer], rows: Sequence[int], clock: "PassClock") -> tuple[float, ...]:
     """Bytes of weights per second, the layers one after another, for each number of rows."""
 
     def passing(count: int) -> Callable[[], object]:
@@ -161,7 +161,7 @@ def _multiply(layers: list[_Layer], rows: Sequence[int], clock: "_Clock") -> tup
     return tuple(size / seconds for seconds in clock.best([passing(count) for count in rows]))
 
 
-class _Clock:
+class PassClock:
     """Times passes on a device."""
 
     def __init__(

@@ -4,6 +4,7 @@ B rows, n nodes of the call, s + n nodes of the tree so far, S slots, G query he
 heads, E head size.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -24,33 +25,52 @@ class Attend(Protocol):
         ...
 
 
-class TreeAttention:
+class CacheAttention(ABC):
     """Nodes of a tree over a cache: each sees the committed slots and its own ancestors, itself included."""
 
-    def __init__(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> None:
+    def __init__(self, tree: Tree, cache: View, start: int, *, max_positions: int) -> None:
         length = cache.length[:, None]
         nodes = torch.arange(start, tree.num_nodes, device=length.device)
         self.cache = cache
         self.positions = (length + tree.depth[:, start:]).clamp(max=max_positions - 1)
         self.slots = (length + nodes).clamp(max=cache.capacity - 1)
         self.rows = cache.target_rows(tree.valid[:, start:])
-        slot = torch.arange(cache.capacity, device=length.device)
-        node = slot - length  # [B, S] the node that a slot holds, negative where committed
-        index = node.clamp(0, tree.num_nodes - 1)[:, None, :].expand(-1, nodes.shape[0], -1)
-        own = tree.ancestors[:, start:].gather(2, index) & (node < tree.num_nodes)[:, None, :]
-        mask = (node < 0)[:, None, :] | own  # [B, n, S]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write ``key`` and ``value`` to their slots, then attend to all that the nodes see (see ``Attend``)."""
+        self.cache.write(layer, self.rows, self.slots, key, value)
+        return self.over(query, *self.cache.read(layer))
+
+    @abstractmethod
+    def over(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """``query`` [B, n, G * H, E] against the slots' ``keys`` and ``values`` [B, S, H, E]: [B, n, G * H, E]."""
+
+
+class TreeAttention(CacheAttention):
+    """Dense: one mask over all slots of the capacity, each of which is read."""
+
+    def __init__(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> None:
+        super().__init__(tree, cache, start, max_positions=max_positions)
+        mask = attended(tree, cache, start)
         added = torch.zeros_like(mask, dtype=cache.dtype).masked_fill(~mask, -torch.inf)
         # The group folds into the query axis, so shared keys and values are never expanded.
         self.mask = added.repeat(1, group, 1)[:, None]  # [B, 1, G * n, S], made once for all layers
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.rows, self.slots, key, value)
-        keys, values = self.cache.read(layer)
+    def over(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         rows, nodes, heads, size = query.shape
         group = heads // keys.shape[2]
         folded = query.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).reshape(rows, -1, group * nodes, size)
         out = F.scaled_dot_product_attention(folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self.mask)
         return out.view(rows, -1, group, nodes, size).permute(0, 3, 1, 2, 4).reshape(rows, nodes, heads, size)
+
+
+def attended(tree: Tree, cache: View, start: int) -> Tensor:
+    """Which slots the nodes ``start`` on of ``tree`` see: [B, n, S] bool."""
+    slot = torch.arange(cache.capacity, device=cache.length.device)
+    node = slot - cache.length[:, None]  # [B, S] the node that a slot holds, negative where committed
+    index = node.clamp(0, tree.num_nodes - 1)[:, None, :].expand(-1, tree.num_nodes - start, -1)
+    own = tree.ancestors[:, start:].gather(2, index) & (node < tree.num_nodes)[:, None, :]
+    return (node < 0)[:, None, :] | own
 
 
 class CausalAttention:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.tree import Tree
-from paceline.models.attention import Attend, CausalAttention, TreeAttention
+from paceline.models.attention import Attend, CausalAttention
 from paceline.models.base import Head, Output
 from paceline.models.blocks import make_block
 from paceline.models.config import DecoderConfig
+from paceline.models.flex import MakeAttention, attention_for
 from paceline.models.layers import Rotary, RotaryConfig, WideRotary, embedding_factor
 
 
@@ -37,6 +38,7 @@ class DecoderLM(nn.Module):
         self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.logits_divisor = config.multipliers.logits
         self.dropout = 0.0  # training only
+        self.attention: MakeAttention = attention_for  # over trees; another one only to be compared with it
 
     @property
     def vocab_size(self) -> int:
@@ -101,7 +103,7 @@ class DecoderLM(nn.Module):
         self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
-        attend = TreeAttention(tree, cache, start, max_positions=self.max_positions, group=self.group)
+        attend = self.attention(tree, cache, start, max_positions=self.max_positions, group=self.group)
         hidden = self._run(tree.tokens[:, start:], attend, cache.layers, taps)
         return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 

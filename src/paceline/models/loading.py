@@ -133,13 +133,21 @@ def assemble(
 
     With ``quantization`` they are those of ``quantise`` (models/quantised).
     """
+    model = outline(config, quantization=quantization)
+    model.load_state_dict(state, assign=True)
+    return model.to(device).requires_grad_(False).eval()
+
+
+def outline(config: DecoderConfig, *, dtype: torch.dtype = torch.float32, quantization: str | None = None) -> DecoderLM:
+    """A decoder of the right shapes and precisions on the meta device, without content."""
     with torch.device("meta"):
         model = DecoderLM(config)
+    model = model.to(dtype)  # not within: angles are made anew there from the config
+    with torch.device("meta"):
         if quantization is not None:
             model.head = model.head or nn.Linear(config.hidden_size, config.vocab_size, bias=False)
             replace_linears(model, quantization)
-    model.load_state_dict(state, assign=True)
-    return model.to(device).requires_grad_(False).eval()
+    return model
 
 
 def save(model: DecoderLM, raw: dict[str, object], path: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -15,7 +15,7 @@ from paceline.api import embedded_pair
 from paceline.api.prompts import encode
 from paceline.bench.gpu.figures import batches_in, last_run, tables_of, verdicts_of
 from paceline.bench.gpu.measure import BATCHES, DRAFT_TOKENS, Course, Progress, run_course
-from paceline.bench.gpu.models import Models, make_models
+from paceline.bench.gpu.models import Models, attend_densely, make_models
 from paceline.bench.inflate import read_count
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import check_drawing, run_command
@@ -26,6 +26,7 @@ from paceline.bench.workbench import check_lengths, check_peers
 from paceline.engine.floor import work_of
 from paceline.engine.rates import WORKING_SET, measure_rates
 from paceline.models.decoder import DecoderLM
+from paceline.models.flex import DEVICES
 from paceline.models.loading import name_of
 
 NUM_PROMPTS, PROMPT = 8, 96  # prompts, and tokens of each at most; larger batches have them several times
@@ -77,7 +78,11 @@ def _measure(given: argparse.Namespace, raw: RawFile, device: torch.device, say:
         minutes=given.minutes,
     )
     number, dtype = read_count(given.parameters), DTYPES[given.dtype]
+    if given.dense and device.type not in DEVICES:
+        raise ValueError(f"--dense compares with FlexAttention, which is not used on {device}: leave it out")
     models = make_models(target_path, draft_path, num_parameters=number, dtype=dtype, device=device, progress=say)
+    if given.dense:
+        attend_densely(models)
     prompts = [encode(models.target, text)[:PROMPT] for text in prompts_of("mixed", NUM_PROMPTS, seed=0)]
     check_peers(models.target, models.draft)
     check_lengths(models.target, prompts, [course.num_tokens], num_nodes=1 + max(course.draft_tokens))
@@ -93,6 +98,7 @@ def _measure(given: argparse.Namespace, raw: RawFile, device: torch.device, say:
         "prompts": fingerprint({"prompts": prompts}),
         "draft_tokens": list(course.draft_tokens),
         "num_tokens": course.num_tokens,
+        "dense": given.dense,
     }
     run = begin(raw, conditions=conditions, notes=lambda: _notes(models, device, begun, say))
     return run_course(course, models=models, prompts=prompts, raw=raw, run=run, say=say)
@@ -157,6 +163,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, default=48, help="of every text")
     parser.add_argument("--minutes", type=float, default=6.0, help="for all batch sizes, models not counted")
     parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--dense", action="store_true", help="attention over all slots, to compare with FlexAttention's"
+    )
     parser.add_argument("--output", type=Path, required=True, help="file of raw figures, continued if it is there")
     parser.add_argument("--report", action="store_true", help="measure nothing: print what the file holds")
     return parser

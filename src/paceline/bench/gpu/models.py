@@ -15,6 +15,7 @@ from paceline.api import Loaded, load
 from paceline.bench.inflate import fields_of, inflate_to
 from paceline.bench.peers.transformers import load_peer
 from paceline.bench.widths import choose_widths, count_parameters
+from paceline.models.attention import TreeAttention
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import find_family
 from paceline.models.memory import free_memory
@@ -70,6 +71,13 @@ def make_models(
         peer=share(lm, config),
         peer_draft=load_peer(draft, dtype=dtype, device=device),
     )
+
+
+def attend_densely(models: Models) -> None:
+    """Have our models read all slots of their caches at every step."""
+    for loaded in (models.target, models.draft):
+        assert isinstance(loaded.lm, DecoderLM)
+        loaded.lm.attention = TreeAttention
 
 
 def share(lm: DecoderLM, config: dict[str, object]) -> Any:

@@ -10,9 +10,10 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 from paceline.bench.peers.base import Missing, Setting, cache_folder, room
 from paceline.bench.peers.heads import widen_heads, width_for
@@ -21,6 +22,7 @@ from paceline.bench.peers.process import Answering, first_cores
 from paceline.bench.raw import hash_model
 from paceline.bench.runner import Configuration, Sample
 from paceline.bench.sweep import Cell, Ways
+from paceline.core.stats import Summary
 
 VLLM: Final = "vllm"
 PLAIN, DRAFT, LOOKUP = VLLM, "vllm-draft", "vllm-lookup"
@@ -83,7 +85,7 @@ class Vllm:
             }
             with process.awake():
                 answer = process.ask(order)
-            return Sample(tokens=tuple(map(tuple, answer["tokens"])), summary=None)
+            return _sample(answer, drafting=cell.drafter != PLAIN)
 
         starts = range(0, len(prompts), cell.batch_size)
         return Configuration(name=name, parts=[partial(part, at) for at in starts])
@@ -165,6 +167,29 @@ def find(python: Path | None, setting: Setting, *, num_open: int = 1) -> Vllm | 
         preload=answer["preload"],
         held=Held(num_open),
     )
+
+
+def _sample(answer: Mapping[str, Any], *, drafting: bool) -> Sample:
+    """What the worker answered; drafts are counted by recent versions only.
+
+    A text's steps are its tokens less those it drafted; and its first, which comes of reading the prompt, and its
+    drafts. A last draft may reach beyond the end and more be accepted than is in the text, and a lookup may find
+    nothing to draft, so either number can be too small and none too large.
+    """
+    tokens = tuple(map(tuple, answer["tokens"]))
+    drafts = answer["drafts"] if drafting else [[]] * len(tokens)
+    if None in drafts:
+        return Sample(tokens=tokens, summary=None)
+    texts = tuple(
+        Summary(steps=_steps(len(text), counts), emitted=len(text), drafted=[], accepted=[])
+        for text, counts in zip(tokens, drafts, strict=True)
+    )
+    return Sample(tokens=tokens, summary=reduce(add, texts), texts=texts)
+
+
+def _steps(num_tokens: int, drafts: Sequence[int]) -> int:
+    accepted = sum(length * count for length, count in enumerate(drafts))
+    return max(num_tokens - accepted, 1 + sum(drafts))
 
 
 def _fitting(model: Path) -> Path:

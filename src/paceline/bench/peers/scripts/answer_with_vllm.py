@@ -7,8 +7,11 @@ standard output one answer. Whatever vLLM prints goes to standard error.
 import json
 import os
 import sys
+from dataclasses import fields
 from importlib import import_module
 from typing import Any, TextIO
+
+COUNTS = "per_request_spec_decode_metrics"
 
 
 def main() -> None:
@@ -16,7 +19,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     vllm: Any = import_module("vllm")
-    engine = vllm.LLM(**json.loads(sys.argv[1]))
+    engine = vllm.LLM(**_counting(json.loads(sys.argv[1])))
     _say(answers, {"ready": vllm.__version__})
     for line in sys.stdin:
         order = json.loads(line)
@@ -33,7 +36,21 @@ def main() -> None:
             for seed in order["seeds"]
         ]
         results = engine.generate(prompts, params, use_tqdm=False)
-        _say(answers, {"tokens": [list(result.outputs[0].token_ids) for result in results]})
+        texts = [result.outputs[0] for result in results]
+        _say(answers, {"tokens": [list(text.token_ids) for text in texts], "drafts": [_drafts(text) for text in texts]})
+
+
+def _counting(settings: dict[str, object]) -> dict[str, object]:
+    """``settings`` with counts of every text's drafts, where this version of vLLM keeps them."""
+    known = {field.name for field in fields(import_module("vllm.engine.arg_utils").EngineArgs)}
+    drafting = "speculative_config" in settings and COUNTS in known
+    return settings | ({COUNTS: "summary"} if drafting else {})
+
+
+def _drafts(text: Any) -> list[int] | None:
+    """How many drafts of a text had 0, 1, 2, ... tokens accepted; None where nothing counts them."""
+    counts = getattr(text, "spec_decode_metrics", None)
+    return None if counts is None else list(counts.histogram)
 
 
 def _say(answers: TextIO, what: dict[str, object]) -> None:
