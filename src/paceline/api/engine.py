@@ -21,6 +21,7 @@ from paceline.engine.clock import clock_for
 from paceline.engine.guard import Guarded
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.scheduler import Closing, Scheduler
+from paceline.engine.static import step_for
 from paceline.engine.watch import Speed, Watch
 from paceline.models.base import longest_text
 
@@ -106,7 +107,8 @@ class Engine:
             parts=parts_of(target),
             clock=clock,
         )
-        self._scheduler = Scheduler(decoder=self.decoder, clock=clock, watch=self._watch)
+        step = self.decoder.step if target.enforce_eager else step_for(self.decoder)
+        self._scheduler = Scheduler(decoder=self.decoder, clock=clock, watch=self._watch, step=step)
         self._open: dict[int, _Open] = {}
         self._num_prompts = 0  # submitted so far
         self._warned = False

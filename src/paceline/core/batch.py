@@ -167,6 +167,18 @@ class Batch:
         self.any_min_tokens = any(request.min_tokens > 0 for request in known)
         asked = [request.logprobs for request in known if request.logprobs is not None]
         self._num_logprobs = max(asked) if asked else None
+        if not asked:
+            self.step_logprobs = None
+
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """What a step chooses by on the host: steps under equal flags are the same operations on the same tensors."""
+        return (self.any_min_tokens, *self.sampling.flags)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether steps leave new tensors behind, in ``step_logprobs``."""
+        return self._num_logprobs is not None
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are; their slots may be reused."""
@@ -204,7 +216,6 @@ class Batch:
     def record_logprobs(self, outcome: Outcome, logits: Tensor) -> None:
         """Note the log-probabilities of the tokens that ``outcome``, already appended, decided from ``logits``."""
         if self._num_logprobs is None:
-            self.step_logprobs = None
             return
         nodes = torch.nn.functional.pad(outcome.path, (1, 0)).clamp(min=0)  # [R, D + 1] the node before each token
         position = (self.length - outcome.num_committed)[:, None] + torch.arange(nodes.shape[1], device=self.device)

@@ -7,6 +7,7 @@ copied in the caches instead of read again. Which rows run together never change
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import final
@@ -79,10 +80,16 @@ class _Job:
 
 @final
 class Scheduler:
-    """Requests in, gains out, step by step. ``clock`` must be the decoder's; ``watch`` its plan, where it has one."""
+    """Requests in, gains out, step by step.
 
-    def __init__(self, *, decoder: Decoder, clock: StepClock, watch: Watch | None) -> None:
+    ``clock`` must be the decoder's; ``watch`` its plan, where it has one; ``step`` does its steps (None: itself).
+    """
+
+    def __init__(
+        self, *, decoder: Decoder, clock: StepClock, watch: Watch | None, step: Callable[[], None] | None = None
+    ) -> None:
         self.decoder, self.clock, self.watch = decoder, clock, watch
+        self._step = decoder.step if step is None else step
         self._tickets = 0
         self._waiting: deque[_Job] = deque()
         self._running: dict[int, _Job] = {}  # by row
@@ -133,7 +140,7 @@ class Scheduler:
         if self._running:
             self.clock.start()
             try:
-                self.decoder.step()
+                self._step()
                 report = self.decoder.read()
             except BaseException:
                 self._drop_torn()

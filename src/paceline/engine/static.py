@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.parts import Parts
+from paceline.decode import Decoder
+from paceline.engine.graphs import CudaGraphs, GraphedStep
 from paceline.models.base import LM
 from paceline.models.cpu.build import KernelError
 from paceline.models.cpu.ending import CpuBatch, CpuStats
@@ -63,6 +65,13 @@ def parts_for(device: torch.device) -> Parts:
     except KernelError as error:
         _warn(str(error))
         return Parts()
+
+
+def step_for(decoder: Decoder) -> Callable[[], None]:
+    """What does the steps of ``decoder``: itself, or recordings of what it calls on the device."""
+    if decoder.batch.device.type != "cuda" or not isinstance(decoder.target, DecoderLM):
+        return decoder.step
+    return GraphedStep(decoder=decoder, graphs=CudaGraphs(decoder.batch.device))
 
 
 @cache
