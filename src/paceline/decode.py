@@ -11,7 +11,7 @@ import torch
 from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Report, Request
 from paceline.core.clock import Clock, NoClock, Phase
-from paceline.core.host import integers
+from paceline.core.host import integers, table
 from paceline.core.parts import Parts
 from paceline.core.plan import Plan, StepPlan
 from paceline.core.tree import Draw
@@ -155,7 +155,7 @@ class Decoder:
 
     def read(self) -> Report:
         """What the last step did, in one transfer to the host."""
-        return Report(self.batch)
+        return Report(table(self.batch.report), self.batch.asked, self.batch.step_logprobs)
 
 
 def without_gradients() -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Steps that are replayed do what steps that are called do, whatever comes between them; and when they are not replayed."""
+"""Steps that are replayed do what steps that are called do, whatever comes between; and when they are not replayed."""
 
 import copy
 import logging
@@ -84,7 +84,7 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9}
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("drafter", "verifier"), pairs())
 def test_replayed_steps_give_what_called_ones_give(drafter, verifier, sampling):
-    """Tokens, what each step said of them, and statistics; with rows that end, are cancelled and are given to others."""
+    """Tokens, what each step said of them, and statistics; with rows that end, are cancelled and serve others."""
     target = tiny.target()[1]
     plain = Side(tiny_drafter(drafter, target), verifier).serve(ragged(**sampling), cancel=1)
     made = Side(tiny_drafter(drafter, target), verifier, graphs=RecordedGraphs())

@@ -19,8 +19,9 @@ from paceline.decode import Decoder, agree
 from paceline.drafters.none import NoDrafter
 from paceline.engine.clock import clock_for
 from paceline.engine.guard import Guarded
+from paceline.engine.jobs import Closing
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
-from paceline.engine.scheduler import Closing, Scheduler
+from paceline.engine.scheduler import Scheduler
 from paceline.engine.static import step_for
 from paceline.engine.watch import Speed, Watch
 from paceline.models.base import longest_text
