@@ -93,6 +93,7 @@ class RecordedGraphs:
         self.fails_at = fails_at
         self.num_operations = self.num_replayed = self.num_aside = 0
         self.recorder = None
+        self.begun = []  # the number of operations before each recording
 
     @contextmanager
     def aside(self):
@@ -103,6 +104,7 @@ class RecordedGraphs:
     @contextmanager
     def recording(self):
         self.recorder = Recorder(self)
+        self.begun.append(self.num_operations)
         try:
             with self.recorder:
                 yield

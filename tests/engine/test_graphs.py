@@ -196,6 +196,23 @@ def test_where_recording_fails_steps_are_called(drafter, share, caplog):
     assert made.decoder.drafter.error is None
 
 
+@pytest.mark.parametrize("kind", ["drafting", "plain", "plain again", "catching up"])
+def test_a_draft_whose_recording_fails_knows_how_far_it_is_behind(kind, monkeypatch):
+    """Its host state is that of the steps that were done, not of the one that was only recorded."""
+    monkeypatch.setattr(watch, "PERIOD", 9)
+    target = tiny.target()[1]
+    requests = [request(LONG[: 3 + index], max_tokens=60) for index in range(4)]
+    plain, whole = (
+        Side(tiny_drafter("model", target), watch=True, graphs=graphs) for graphs in (None, RecordedGraphs())
+    )
+    assert whole.serve(requests) == plain.serve(requests)
+    begun = whole.graphs.begun[["drafting", "plain", "plain again", "catching up"].index(kind)]
+    # Late in the step: the draft has been read by then.
+    made = Side(tiny_drafter("model", target), watch=True, graphs=RecordedGraphs(fails_at=begun + 260))
+    assert made.serve(requests) == Side(tiny_drafter("model", target), watch=True).serve(requests)
+    assert made.step.num_recorded < 4
+
+
 def test_what_was_recorded_before_a_failure_goes_on_being_replayed():
     made = Side(NoDrafter(), graphs=RecordedGraphs())
     made.serve(ragged(1))
