@@ -4,7 +4,6 @@ A step is the same operations on the same tensors for each plan, flags of the ba
 one recording serves for each of these. Knows nothing of what a step does.
 """
 
-import gc
 import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
@@ -66,6 +65,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._open: torch.cuda.CUDAGraph | None = None
+        self._used = False
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -80,10 +80,11 @@ class CudaGraphs:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Waits for the device first, and gives back what the allocator holds unused, as torch.cuda.graph does."""
+        """Waits for the device. The first time, what the allocator holds unused is given back, for the pool to take."""
         torch.cuda.synchronize(self._device)
-        gc.collect()
-        torch.cuda.empty_cache()
+        if not self._used:
+            torch.cuda.empty_cache()
+            self._used = True
         with torch.cuda.stream(self._stream):
             try:
                 yield

@@ -77,7 +77,15 @@ def _measure(given: argparse.Namespace, raw: RawFile, device: torch.device, say:
         minutes=given.minutes,
     )
     number, dtype = read_count(given.parameters), DTYPES[given.dtype]
-    models = make_models(target_path, draft_path, num_parameters=number, dtype=dtype, device=device, progress=say)
+    models = make_models(
+        target_path,
+        draft_path,
+        num_parameters=number,
+        dtype=dtype,
+        device=device,
+        enforce_eager=given.enforce_eager,
+        progress=say,
+    )
     prompts = [encode(models.target, text)[:PROMPT] for text in prompts_of("mixed", NUM_PROMPTS, seed=0)]
     check_peers(models.target, models.draft)
     check_lengths(models.target, prompts, [course.num_tokens], num_nodes=1 + max(course.draft_tokens))
@@ -87,6 +95,7 @@ def _measure(given: argparse.Namespace, raw: RawFile, device: torch.device, say:
         "num_threads": torch.get_num_threads(),
         "device": str(device),
         "dtype": given.dtype,
+        "enforce_eager": given.enforce_eager,
         "parameters": number,
         "target": {"name": target_path.name, "hash": hash_model(target_path)},
         "draft": {"name": draft_path.name, "hash": hash_model(draft_path)},
@@ -124,7 +133,8 @@ def _report(given: argparse.Namespace, raw: RawFile, left_out: Sequence[int]) ->
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(f"{notes['device']}: {conditions['machine']['processor']}, {conditions['machine']['versions']}")
     console.print(
-        f"target of {notes['work']['num_weights']:,} weights in {conditions['dtype']}, made in "
+        f"target of {notes['work']['num_weights']:,} weights in {conditions['dtype']}"
+        f"{', whose steps are called eagerly' if conditions['enforce_eager'] else ''}, made in "
         f"{notes['models_seconds']:.0f} s; memory is read at {rates.read / 1e9:.0f} GB/s, products run at "
         f"{rates.products[conditions['dtype']].peak / 1e12:.3g} TFLOP/s\n",
         soft_wrap=True,
@@ -156,6 +166,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--k", type=int, action="append", help="draft tokens, 3 and 5 by default; may be repeated")
     parser.add_argument("--max-tokens", type=int, default=48, help="of every text")
     parser.add_argument("--minutes", type=float, default=6.0, help="for all batch sizes, models not counted")
+    parser.add_argument(
+        "--enforce-eager", action="store_true", help="call every operation of our steps, to compare with replaying them"
+    )
     parser.add_argument("--threads", type=int)
     parser.add_argument("--output", type=Path, required=True, help="file of raw figures, continued if it is there")
     parser.add_argument("--report", action="store_true", help="measure nothing: print what the file holds")
