@@ -3,6 +3,8 @@
 import copy
 import logging
 from collections import Counter
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine import graphs as module
 from paceline.engine import watch
 from paceline.engine.clock import HostClock
-from paceline.engine.graphs import WARM_UP, GraphedStep
+from paceline.engine.graphs import WARM_UP, CudaGraphs, GraphedStep
 from paceline.engine.guard import Guarded
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.static import step_for
@@ -356,6 +358,71 @@ def test_tokens_are_chosen_by_noise_of_the_step_they_are_replayed_in():
 def test_a_cpu_does_its_steps_itself():
     decoder = decoder_for(NoDrafter(), "coupled")
     assert step_for(decoder) == decoder.step
+
+
+class FakeCuda:
+    """What CudaGraphs asks of torch.cuda, noted; ``refuses`` is the number of the piece that cannot be ended."""
+
+    def __init__(self, monkeypatch, *, refuses=None):
+        self.log, self.pieces, self.refuses = [], 0, refuses
+        fakes = {"Stream": self.stream, "current_stream": self.stream, "CUDAGraph": lambda: self, "stream": self.within}
+        fakes |= {"graph_pool_handle": lambda: "pool"}
+        fakes |= {name: lambda *_, name=name: self.log.append(name) for name in ("synchronize", "empty_cache")}
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def stream(self, _device):
+        return SimpleNamespace(wait_stream=lambda _other: self.log.append("wait"))
+
+    @contextmanager
+    def within(self, _stream):
+        self.log.append("aside")
+        try:
+            yield
+        finally:
+            self.log.append("back")
+
+    def capture_begin(self, *, pool, capture_error_mode):
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+        self.pieces += 1
+        self.log.append(f"begin {self.pieces}")
+
+    def capture_end(self):
+        self.log.append(f"end {self.pieces}")
+        if self.pieces == self.refuses:
+            raise RuntimeError("capture was invalidated")
+
+
+def test_pieces_of_a_gpu_share_a_pool_and_none_is_left_open(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    graphs = CudaGraphs(torch.device("cuda"))
+    with graphs.aside():
+        cuda.log.append("called")
+    assert cuda.log == ["wait", "aside", "called", "back", "wait"]
+    for at_first in (["empty_cache"], []):
+        cuda.log.clear()
+        cuda.pieces = 0
+        with graphs.recording():
+            graphs.begin()
+            assert graphs.end() is cuda
+            graphs.begin()
+            graphs.end()
+        assert cuda.log == ["synchronize", *at_first, "aside", "begin 1", "end 1", "begin 2", "end 2", "back"]
+
+
+@pytest.mark.parametrize("refuses", [None, 1])
+def test_a_piece_that_is_cut_off_is_ended_and_its_error_is_told(monkeypatch, refuses):
+    cuda = FakeCuda(monkeypatch, refuses=refuses)
+    graphs = CudaGraphs(torch.device("cuda"))
+    with pytest.raises(ZeroDivisionError), graphs.recording():
+        graphs.begin()
+        1 / 0  # noqa: B018
+    assert cuda.log[-2:] == ["end 1", "back"]
+    with pytest.raises(RuntimeError, match="invalidated"), graphs.recording():
+        graphs.begin()
+        cuda.refuses = cuda.pieces
+        graphs.end()
+    assert cuda.log.count("end 2") == 1, "and not a second time"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
