@@ -11,9 +11,9 @@ import torch
 from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Report, Request
 from paceline.core.clock import Clock, NoClock, Phase
-from paceline.core.host import integers
+from paceline.core.host import integers, table
 from paceline.core.parts import Parts
-from paceline.core.plan import Plan
+from paceline.core.plan import Plan, StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.base import Drafter, Setting
 from paceline.models.base import LM, Head
@@ -99,7 +99,11 @@ class Decoder:
     def step(self) -> None:
         """Draft, score, verify, commit: every active row gains at least one token. Nothing here waits for the host."""
         with without_gradients():
-            plan = self.plan(self.stats)
+            self.run(self.plan(self.stats))
+
+    def run(self, plan: StepPlan) -> None:
+        """A step of the shape that ``plan`` chose: one sequence of operations for each plan, flags and host state."""
+        with without_gradients():
             tree = self.drafter.propose(self.batch, plan)
             self.clock.mark(Phase.DRAFT)
             output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
@@ -151,7 +155,7 @@ class Decoder:
 
     def read(self) -> Report:
         """What the last step did, in one transfer to the host."""
-        return Report(self.batch)
+        return Report(table(self.batch.report), self.batch.asked, self.batch.step_logprobs)
 
 
 def without_gradients() -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.api import Engine, SamplingParams, Source, generate, load
 from paceline.drafters import DRAFTERS
+from paceline.engine.reports import AtOnce, Overlapped
 from paceline.verifiers import VERIFIERS
 from tests import harness
 from tests.api.checkpoints import pair
@@ -16,6 +17,14 @@ K = 4
 SCRIPT = script()
 PROMPT = list(SCRIPT[:1])
 PLAIN = SCRIPT[1:]  # what every continuation would be if nothing ended it
+
+
+@pytest.fixture(params=[AtOnce, Overlapped], autouse=True)
+def order(request, monkeypatch):
+    """Every text here ends in steps that are read at once, and in steps behind which another is already queued."""
+    monkeypatch.setattr("paceline.api.engine.reports_for", request.param)
+
+
 every_draft = pytest.mark.parametrize("kind", DRAFTS)
 
 

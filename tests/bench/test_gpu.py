@@ -104,6 +104,19 @@ def test_dense_attention_is_for_comparing_with_flex(monkeypatch, tmp_path, capsy
     assert [loaded.lm.attention for loaded in (made[0].target, made[0].draft)] == [TreeAttention] * 2
 
 
+def test_steps_may_be_called_eagerly_which_is_a_run_of_its_own(monkeypatch, tmp_path, capsys):
+    quick(monkeypatch)
+    made, path = [], tmp_path / "gpu.jsonl"
+    course = "paceline.bench.gpu.__main__.run_course"
+    monkeypatch.setattr(course, lambda *_, models, **others: made.append(models) or [1])
+    for words in ([], ["--enforce-eager"]):
+        assert main([*SMALL, *words, "--output", str(path)]) == 0
+    assert [(both.target.enforce_eager, both.draft.enforce_eager) for both in made] == [(False,) * 2, (True,) * 2]
+    first, second = capsys.readouterr().out.split("target of ")[1:]
+    assert "called eagerly" in second and "called eagerly" not in first
+    assert len({json.loads(line)["run"] for line in path.read_text().splitlines()}) == 2
+
+
 def test_batches_that_there_is_no_time_for_are_left_out_and_said(monkeypatch, tmp_path, capsys):
     quick(monkeypatch)
     path = tmp_path / "gpu.jsonl"

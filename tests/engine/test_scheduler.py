@@ -1,11 +1,17 @@
 """Requests over rows: their order, what becomes of those that fail or are cancelled, and what rows are left with."""
 
+import time
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 
 from paceline.core.batch import Finish, Request
+from paceline.core.clock import Phase
 from paceline.core.tree import NoDraft
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.clock import HostClock
+from paceline.engine.reports import AtOnce, Overlapped
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Watch
 from paceline.models import prefill
@@ -17,14 +23,42 @@ LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 POISON = 59
 
 
-def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3):
+class QueueClock:
+    """As of a device that runs behind the host: a step's time ends with its last phase, not with its reading."""
+
+    def start(self):
+        self.at, self.seconds = time.perf_counter(), [0.0] * len(Phase)
+        return SimpleNamespace(take=partial(tuple, self.seconds))
+
+    def mark(self, phase):
+        now = time.perf_counter()
+        self.seconds[phase] += now - self.at
+        self.at = now
+
+
+ORDERS = {"at once": (AtOnce, HostClock), "overlapped": (Overlapped, QueueClock)}
+CHOSEN = ["at once"]
+
+
+@pytest.fixture(params=ORDERS, autouse=True)
+def order(request):
+    """Every test here, with steps read before the next is queued, and after."""
+    CHOSEN[:] = [request.param]
+    return request.param
+
+
+def scheduler_of(decoder, *, watch=None, order=None):
+    reports, clock = ORDERS[order or CHOSEN[0]]
+    decoder.clock = clock()
+    return Scheduler(decoder=decoder, clock=decoder.clock, watch=watch, reports=reports(decoder))
+
+
+def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3, order=None):
     target = target or tiny.target()[1]
-    clock = HostClock()
     decoder = decoder_for(tiny_drafter(drafter, tiny.target()[1]), "coupled", target=target, k=k, rows=rows)
-    decoder.clock = clock
     if watch:
         decoder.plan = Watch(plan=decoder.plan)
-    return Scheduler(decoder=decoder, clock=clock, watch=decoder.plan if watch else None)
+    return scheduler_of(decoder, watch=decoder.plan if watch else None, order=order)
 
 
 def drain(made, gains=()):
@@ -237,20 +271,21 @@ TORN = {
     "after committing": lambda decoder: (decoder.drafter, "observe"),
     "after observing": lambda decoder: (decoder.stats, "record"),
     "after counting": lambda decoder: (decoder.batch, "record_logprobs"),
-    "before reading": lambda decoder: (decoder, "read"),
 }
+UNREAD = {"at once": lambda made: (made.decoder, "read"), "overlapped": lambda made: (made._reports, "post")}
 
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
-@pytest.mark.parametrize("case", TORN)
-def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, monkeypatch):
+@pytest.mark.parametrize("case", [*TORN, "before reading"])
+def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, order, monkeypatch):
     """Their newest tokens are lost, so they must not go on as if nothing had happened; who waits is served."""
     made = scheduler(drafter, rows=2)
     wanted = [request(LONG, max_tokens=12), request([8, 8], max_tokens=12), request([*LONG, 1], max_tokens=9)]
     tickets = [made.submit(one) for one in wanted]
     gains = made.advance()
     with monkeypatch.context() as patch:
-        patch.setattr(*TORN[case](made.decoder), lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        place = UNREAD[order](made) if case == "before reading" else TORN[case](made.decoder)
+        patch.setattr(*place, lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             made.advance()
     texts, gains = drain(made, gains)
@@ -294,7 +329,7 @@ def test_times_are_of_the_request_and_within_its_total():
 def test_the_watch_is_told_of_the_rows_that_ran_and_what_they_gained(monkeypatch):
     made = scheduler("ngram", rows=4, watch=True)
     told = []
-    monkeypatch.setattr(made.watch, "took", lambda seconds, *, rows, tokens: told.append((rows, tokens)))
+    monkeypatch.setattr(made.watch, "took", lambda turn, seconds, *, rows, tokens: told.append((rows, tokens)))
     for length in (2, 3, 3):
         made.submit(request([5], max_tokens=length))
     texts, _ = drain(made)
@@ -306,9 +341,7 @@ def test_a_draft_of_a_reused_row_is_as_good_as_in_a_fresh_one():
     """Held texts are shared by the target's and the draft's caches alike."""
     draft = ModelDrafter(lm=tiny.target()[1])
     decoder = decoder_for(draft, "coupled", k=3, rows=1)
-    clock = HostClock()
-    decoder.clock = clock
-    made = Scheduler(decoder=decoder, clock=clock, watch=None)
+    made = scheduler_of(decoder)
     text = list(LONG)
     for turn in range(4):
         ticket = made.submit(request(text, max_tokens=8))

@@ -19,11 +19,11 @@ def walk(watch, steps, took=lambda step, plain: None):
     plain = []
     for step in range(1, steps + 1):
         chosen = watch(stats())
-        assert (chosen.num_draft_tokens == 0) == watch.is_plain
-        assert watch.is_plain or chosen.num_draft_tokens == 3
-        if watch.is_plain:
+        assert (chosen.num_draft_tokens == 0) == watch.turn.is_plain
+        assert watch.turn.is_plain or chosen.num_draft_tokens == 3
+        if watch.turn.is_plain:
             plain.append(step)
-        took(step, watch.is_plain)
+        took(step, watch.turn.is_plain)
     return plain
 
 
@@ -45,7 +45,7 @@ def measured(drafted, plain, *, steps=40, rows=1, tokens=2):
         watch,
         steps,
         lambda step, is_plain: watch.took(
-            plain if is_plain else drafted, rows=rows, tokens=rows if is_plain else tokens * rows
+            watch.turn, plain if is_plain else drafted, rows=rows, tokens=rows if is_plain else tokens * rows
         ),
     )
     return watch
@@ -85,7 +85,7 @@ def test_the_first_steps_the_first_plain_one_and_the_one_after_are_not_timed():
     walk(
         watch,
         160,
-        lambda step, plain: watch.took(1000.0 if step in slow else 0.1, rows=1, tokens=1 if plain else 2),
+        lambda step, plain: watch.took(watch.turn, 1000.0 if step in slow else 0.1, rows=1, tokens=1 if plain else 2),
     )
     assert watch.speed == Speed(drafted=pytest.approx(20), plain=pytest.approx(10))
 
@@ -93,11 +93,11 @@ def test_the_first_steps_the_first_plain_one_and_the_one_after_are_not_timed():
 def test_numbers_of_rows_that_were_not_seen_both_ways_do_not_count():
     """A batch that shrinks is compared with itself alone."""
     watch = Watch(plan=Fixed(3))
-    walk(watch, 40, lambda step, plain: watch.took(0.1 if plain else 0.2, rows=2, tokens=2 if plain else 4))
+    walk(watch, 40, lambda step, plain: watch.took(watch.turn, 0.1 if plain else 0.2, rows=2, tokens=2 if plain else 4))
     before = watch.speed
     for _ in range(40):
         watch(stats())
-        watch.took(77.0, rows=1, tokens=1)  # no plain step with one row
+        watch.took(watch.turn, 77.0, rows=1, tokens=1)  # no plain step with one row
     assert watch.speed == before == Speed(drafted=pytest.approx(20), plain=pytest.approx(20))
 
 
@@ -106,23 +106,27 @@ def test_a_judgement_needs_enough_drafted_steps():
 
     def took(step, plain):
         rows = 1 if plain or step > 20 else 2
-        watch.took(0.1, rows=rows, tokens=rows)
+        watch.took(watch.turn, 0.1, rows=rows, tokens=rows)
 
     walk(watch, 20 + ENOUGH - 1, took)
     assert watch.speed is None
     watch(stats())
-    watch.took(0.1, rows=1, tokens=1)
+    watch.took(watch.turn, 0.1, rows=1, tokens=1)
     assert watch.speed is not None
 
 
 def test_one_slow_plain_step_among_three_decides_nothing():
     watch = Watch(plan=Fixed(3))
-    walk(watch, 300, lambda step, plain: watch.took(50.0 if step == 146 else 0.1, rows=1, tokens=1 if plain else 2))
+    walk(
+        watch,
+        300,
+        lambda step, plain: watch.took(watch.turn, 50.0 if step == 146 else 0.1, rows=1, tokens=1 if plain else 2),
+    )
     assert watch.speed.plain == pytest.approx(10)
 
 
 def test_which_steps_are_plain_does_not_depend_on_what_they_took_or_gave():
     one, other = Watch(plan=Fixed(3)), Watch(plan=Fixed(3))
     first = walk(one, 150)
-    second = walk(other, 150, lambda step, plain: other.took(step * 1e-3, rows=step % 3 + 1, tokens=step))
+    second = walk(other, 150, lambda step, plain: other.took(other.turn, step * 1e-3, rows=step % 3 + 1, tokens=step))
     assert first == second

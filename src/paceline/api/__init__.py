@@ -2,7 +2,7 @@
 
 from paceline.api.build import build_drafter, build_verifier
 from paceline.api.embedded import embedded_pair
-from paceline.api.engine import Engine, Interrupted, Stream
+from paceline.api.engine import Engine
 from paceline.api.generate import generate, stream
 from paceline.api.generation_config import from_generation_config
 from paceline.api.loading import DTYPES, Loaded, load
@@ -10,6 +10,7 @@ from paceline.api.params import SamplingParams
 from paceline.api.results import Piece, Result, Source, Statistics, total
 from paceline.api.score import Perplexity, PromptScore, Score, TextScore, perplexity, prompt_logprobs, score
 from paceline.api.session import Session
+from paceline.api.streams import Interrupted, Stream
 
 __all__ = [
     "DTYPES",

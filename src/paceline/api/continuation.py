@@ -9,7 +9,7 @@ from paceline.api.score import PromptScore
 from paceline.core.batch import Finish
 from paceline.core.logprobs import Chosen
 from paceline.core.stats import Summary
-from paceline.engine.scheduler import Closing, Gain
+from paceline.engine.jobs import Closing, Gain
 from paceline.engine.watch import Speed
 from paceline.text.stops import StopStrings
 from paceline.text.stream import TextStream

@@ -2,7 +2,6 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -14,13 +13,17 @@ from paceline.api.loading import Loaded, parts_of, runnable
 from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
+from paceline.api.streams import Stream
 from paceline.core.plan import Fixed, Plan
 from paceline.decode import Decoder, agree
 from paceline.drafters.none import NoDrafter
 from paceline.engine.clock import clock_for
 from paceline.engine.guard import Guarded
+from paceline.engine.jobs import Closing
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
-from paceline.engine.scheduler import Closing, Scheduler
+from paceline.engine.reports import AtOnce
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.static import reports_for, step_for
 from paceline.engine.watch import Speed, Watch
 from paceline.models.base import longest_text
 
@@ -106,7 +109,13 @@ class Engine:
             parts=parts_of(target),
             clock=clock,
         )
-        self._scheduler = Scheduler(decoder=self.decoder, clock=clock, watch=self._watch)
+        self._scheduler = Scheduler(
+            decoder=self.decoder,
+            clock=clock,
+            watch=self._watch,
+            step=self.decoder.step if target.enforce_eager else step_for(self.decoder),
+            reports=AtOnce(self.decoder) if target.enforce_eager else reports_for(self.decoder),
+        )
         self._open: dict[int, _Open] = {}
         self._num_prompts = 0  # submitted so far
         self._warned = False
@@ -116,6 +125,11 @@ class Engine:
         """Tokens per second as drafted and as plain steps would have given; None before enough is known."""
         return None if self._watch is None else self._watch.speed
 
+    @property
+    def lossless(self) -> bool:
+        """Whether texts have the target's law."""
+        return self.decoder.verifier.lossless
+
     def submit(
         self,
         prompts: Prompts,
@@ -123,7 +137,7 @@ class Engine:
         *,
         criterion: Criterion | None = None,
         name: str | None = None,
-    ) -> "Stream":
+    ) -> Stream:
         """Queue one prompt or several; their stream.
 
         - ``prompts``: a text, token ids or chat messages; or a list of these.
@@ -233,80 +247,3 @@ def engine_for(
         batch_size=min(rows, num_texts),  # more would only stand idle
         max_length=length,
     )
-
-
-@final
-class Stream:
-    """Pieces of one submission as they are committed, step by step; ``close`` ends it and frees its rows.
-
-    Iterating advances the engine, so streams of one engine move together, whichever is asked. As a context manager it
-    closes itself, and also when nobody holds it any more.
-    """
-
-    def __init__(
-        self, *, engine: Engine, tickets: list[int], continuations: list[Continuation], pieces: deque[Piece]
-    ) -> None:
-        self._engine, self._tickets, self._continuations, self._pieces = engine, tickets, continuations, pieces
-        self._ended = 0  # so many of the first continuations have ended
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self
-
-    def __next__(self) -> Piece:
-        while not self._pieces:
-            if self.done:
-                raise StopIteration
-            self._engine.advance()
-        return self._pieces.popleft()
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-        for ticket in self._tickets:
-            self._engine.forget(ticket)
-
-    @property
-    def done(self) -> bool:
-        """Whether every continuation has ended."""
-        while self._ended < len(self._continuations) and self._continuations[self._ended].finish_reason is not None:
-            self._ended += 1
-        return self._ended == len(self._continuations)
-
-    def close(self) -> None:
-        """Cancel what has not ended; results stay."""
-        for ticket in self._tickets:
-            self._engine.cancel(ticket)
-
-    def drain(self) -> list[Result]:
-        """Run to the end. On Ctrl-C it closes itself and raises Interrupted, which carries the results so far."""
-        try:
-            for _ in self:
-                pass
-        except KeyboardInterrupt as interruption:
-            self.close()
-            raise Interrupted(self.results()) from interruption
-        return self.results()
-
-    def results(self) -> list[Result]:
-        """What each continuation has got so far, in their order; those that still run count as cancelled."""
-        return [
-            continuation.result(
-                self._engine.describe(ticket),
-                speed=self._engine.speed,
-                lossless=self._engine.decoder.verifier.lossless,
-            )
-            for ticket, continuation in zip(self._tickets, self._continuations, strict=True)
-        ]
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during generation; ``results`` holds what there was."""
-
-    def __init__(self, results: list[Result]) -> None:
-        super().__init__(f"interrupted with {sum(len(result.tokens) for result in results)} tokens generated")
-        self.results = results

@@ -1,11 +1,12 @@
 """Prompts in, texts out, in one call, with an engine of the right size made for it. Knows nothing of files."""
 
 from paceline.api.build import DrafterLike, VerifierLike
-from paceline.api.engine import Stream, engine_for
+from paceline.api.engine import engine_for
 from paceline.api.loading import Loaded
 from paceline.api.prompts import Prompts, encode, split
 from paceline.api.requests import ParamsLike, per_prompt
 from paceline.api.results import Result
+from paceline.api.streams import Stream
 from paceline.core.plan import Plan
 
 

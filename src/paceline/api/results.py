@@ -11,7 +11,7 @@ from paceline.api.score import PromptScore
 from paceline.core.logprobs import Chosen
 from paceline.core.stats import Summary
 from paceline.core.tree import NoDraft
-from paceline.engine.scheduler import Closing, Gain, Times
+from paceline.engine.jobs import Closing, Gain, Times
 from paceline.engine.watch import Speed
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]

@@ -10,7 +10,6 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from paceline.core.host import table
 from paceline.core.logprobs import Chosen, StepLogprobs, look_up
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.sampling import Sampling, SamplingState
@@ -161,12 +160,29 @@ class Batch:
             self.requests[row] = request
         self._flag()
 
+    @property
+    def asked(self) -> list[int | None]:
+        """How many of the likeliest tokens' log-probabilities each row wants; None for none at all."""
+        return [None if request is None else request.logprobs for request in self.requests]
+
     def _flag(self) -> None:
         """What any row uses at all, known on the host."""
         known = [request for request in self.requests if request is not None]
         self.any_min_tokens = any(request.min_tokens > 0 for request in known)
         asked = [request.logprobs for request in known if request.logprobs is not None]
         self._num_logprobs = max(asked) if asked else None
+        if not asked:
+            self.step_logprobs = None
+
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """What a step chooses by on the host: steps under equal flags are the same operations on the same tensors."""
+        return (self.any_min_tokens, *self.sampling.flags)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether steps leave new tensors behind, in ``step_logprobs``."""
+        return self._num_logprobs is not None
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are; their slots may be reused."""
@@ -204,7 +220,6 @@ class Batch:
     def record_logprobs(self, outcome: Outcome, logits: Tensor) -> None:
         """Note the log-probabilities of the tokens that ``outcome``, already appended, decided from ``logits``."""
         if self._num_logprobs is None:
-            self.step_logprobs = None
             return
         nodes = torch.nn.functional.pad(outcome.path, (1, 0)).clamp(min=0)  # [R, D + 1] the node before each token
         position = (self.length - outcome.num_committed)[:, None] + torch.arange(nodes.shape[1], device=self.device)
@@ -233,11 +248,15 @@ class Batch:
 
 
 class Report:
-    """One step as the host sees it: a single transfer, taken after commit; more where log-probabilities are asked."""
+    """One step as the host sees it, from the ``rows`` of ``Batch.report`` after its commit.
 
-    def __init__(self, batch: Batch) -> None:
-        rows = table(batch.report)
-        ends = REPORT_HEAD + batch.max_depth + 1
+    Log-probabilities are transferred beside it where ``asked`` says so, by row.
+    """
+
+    def __init__(
+        self, rows: list[list[int]], asked: Sequence[int | None], step_logprobs: StepLogprobs | None = None
+    ) -> None:
+        ends = (len(rows[0]) + REPORT_HEAD) // 2
         self.num = [row[0] for row in rows]  # tokens emitted per row
         self.accepted = [row[1] for row in rows]  # of them, drafted
         self.drafted = [max(0, row[2]) for row in rows]  # proposed
@@ -246,7 +265,6 @@ class Report:
         self.no_draft = [NoDraft(row[5]) for row in rows]
         self.tokens = [row[REPORT_HEAD : REPORT_HEAD + row[0]] for row in rows]
         self.origin = [row[ends : ends + row[0]] for row in rows]  # of drafted tokens, which drafter
-        asked = [request.logprobs if request is not None else None for request in batch.requests]
         self.logprobs: list[list[Chosen]] = (
-            [[] for _ in rows] if batch.step_logprobs is None else batch.step_logprobs.read(asked, self.num)
+            [[] for _ in rows] if step_logprobs is None else step_logprobs.read(asked, self.num)
         )

@@ -71,6 +71,11 @@ class SamplingState:
         self.any_top_p = any(option.top_p < 1 for option in sampled)
         self.any_min_p = any(option.min_p > 0 for option in sampled)
 
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """What warping chooses by on the host."""
+        return (self.any_sampled, self.any_greedy, self.any_top_k, self.any_top_p, self.any_min_p)
+
     def warp(self, logits: Tensor) -> Tensor:
         """``logits`` [R, n, V] to scores whose exponentials are the law up to a factor: -inf where excluded.
 

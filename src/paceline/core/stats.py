@@ -37,6 +37,15 @@ class Stats:
         self.drafted[:, : tree.max_depth].add_(drafted)
         self.accepted[:, : tree.max_depth].add_(kept)
 
+    @property
+    def width(self) -> int:
+        """Columns of ``table``."""
+        return 2 + 2 * self.drafted.shape[1]
+
+    def table(self) -> Tensor:
+        """All counters [R, 2 + 2 D], a row each: see Summary.of."""
+        return torch.cat((self.steps[:, None], self.emitted[:, None], self.drafted, self.accepted), dim=1)
+
     def summary(self, rows: list[int] | None = None) -> "Summary":
         """Totals over ``rows`` (all by default); transfers to the host."""
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.steps.device)
@@ -61,6 +70,13 @@ class Summary:
     def empty(max_depth: int) -> "Summary":
         """Of nothing."""
         return Summary(steps=0, emitted=0, drafted=[0] * max_depth, accepted=[0] * max_depth)
+
+    @staticmethod
+    def of(counters: list[int]) -> "Summary":
+        """Of one row of ``Stats.table``."""
+        steps, emitted, *depths = counters
+        half = len(depths) // 2
+        return Summary(steps=steps, emitted=emitted, drafted=depths[:half], accepted=depths[half:])
 
     def trimmed(self, *, num: int, num_accepted: int, kept: int) -> "Summary":
         """As if the last step, of ``num`` tokens and ``num_accepted`` of them drafted, had given only ``kept``."""

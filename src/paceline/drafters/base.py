@@ -4,6 +4,7 @@ B rows, N nodes.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import final
 
@@ -50,6 +51,19 @@ class Drafter(ABC):
         """Memory that it takes per row and token of capacity, in bytes; most drafters take none worth counting."""
         return 0
 
+    @property
+    def host_state(self) -> Hashable:
+        """What of its state lies on the host: everything besides ``plan`` and ``batch.flags`` that a step branches on.
+
+        Equal states mean that ``propose`` and ``observe`` do the same operations on the same tensors, changing in place
+        what they keep from step to step; such steps may be recorded and replayed. () where there is none; None, unless
+        overridden, where it is not known, so that every step is called anew.
+        """
+        return None
+
+    def resume(self, host_state: Hashable) -> None:  # noqa: B027 - nothing to do for who has no such state
+        """Take on ``host_state``, one that it has had: a step was replayed, or recorded without being done."""
+
     @abstractmethod
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Take in the prompts of the admitted rows, which lie in ``batch``; the root is not read.
@@ -69,7 +83,11 @@ class Drafter(ABC):
 
 
 class StatelessDrafter(Drafter):
-    """A drafter that reads everything it needs from the batch."""
+    """A drafter that reads everything it needs from the batch, and nothing from the host."""
+
+    @property
+    def host_state(self) -> Hashable:
+        return ()
 
     @final
     def start(self, setting: Setting) -> None:

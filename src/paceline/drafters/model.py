@@ -3,6 +3,7 @@
 B rows, N nodes, D depth of the tree, V' the draft's vocabulary, V the target's.
 """
 
+from collections.abc import Hashable
 from typing import final
 
 import torch
@@ -49,6 +50,15 @@ class ModelDrafter(Drafter):
     @property
     def slot_bytes(self) -> int:
         return self.lm.slot_bytes
+
+    @property
+    def host_state(self) -> Hashable:
+        return self.lag
+
+    def resume(self, host_state: Hashable) -> None:
+        """Expect that lag."""
+        assert isinstance(host_state, int)
+        self.lag = host_state
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         return 1 + self._shape(num_draft_tokens).num_drafted

@@ -10,31 +10,45 @@ from paceline.core.clock import Phase
 Phases = tuple[float, float, float, float]  # seconds in the order of Phase
 
 
-class StepClock(Protocol):
-    """A Clock (core/clock) that can be read after a step."""
+class StepTimes(Protocol):
+    """When the phases of one step ended."""
 
-    def start(self) -> None:
-        """A step begins."""
+    def take(self) -> Phases:
+        """Seconds of the step, once its results have been read."""
+        ...
+
+
+class StepClock(Protocol):
+    """A Clock (core/clock) that can be read, step by step."""
+
+    def start(self) -> StepTimes:
+        """A step begins: marks are of this one until the next begins."""
         ...
 
     def mark(self, phase: Phase) -> None: ...
-
-    def take(self) -> Phases:
-        """Seconds of the step that began last, once its results have been read."""
-        ...
 
 
 @final
 class HostClock:
     """For devices that work while they are called."""
 
-    def start(self) -> None:
+    def start(self) -> StepTimes:
         """A step begins."""
+        self._times = _HostTimes()
+        return self._times
+
+    def mark(self, phase: Phase) -> None:
+        """A phase has ended."""
+        self._times.mark(phase)
+
+
+@final
+class _HostTimes:
+    def __init__(self) -> None:
         self._seconds = [0.0] * len(Phase)
         self._at = time.perf_counter()
 
     def mark(self, phase: Phase) -> None:
-        """A phase has ended."""
         now = time.perf_counter()
         self._seconds[phase] += now - self._at
         self._at = now
@@ -50,15 +64,25 @@ class HostClock:
 class EventClock:
     """For devices that run behind the host: events in their queue, read when all has arrived."""
 
-    def start(self) -> None:
+    def start(self) -> StepTimes:
         """A step begins."""
-        self._phases: list[Phase] = []
-        self._events = [self._now()]
+        self._times = _EventTimes()
+        return self._times
 
     def mark(self, phase: Phase) -> None:
         """A phase's work has been queued."""
+        self._times.mark(phase)
+
+
+@final
+class _EventTimes:
+    def __init__(self) -> None:
+        self._phases: list[Phase] = []
+        self._events = [_event()]
+
+    def mark(self, phase: Phase) -> None:
         self._phases.append(phase)
-        self._events.append(self._now())
+        self._events.append(_event())
 
     def take(self) -> Phases:
         """Seconds between the events."""
@@ -69,11 +93,11 @@ class EventClock:
         draft, target, verify, rest = seconds
         return draft, target, verify, rest
 
-    @staticmethod
-    def _now() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def clock_for(device: torch.device) -> StepClock:

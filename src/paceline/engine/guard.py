@@ -1,6 +1,9 @@
 """A drafter that fails costs its drafts, never the text: what it raises is logged, and decoding goes on plainly."""
 
 import logging
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import final
 
 import torch
@@ -14,6 +17,17 @@ from paceline.drafters.base import Drafter, Setting
 from paceline.models.base import Output
 
 logger = logging.getLogger("paceline")
+_only_recorded = ContextVar("only_recorded", default=False)
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """What drafters raise is the caller's: a step is recorded, not done, so that no text is at stake."""
+    token = _only_recorded.set(True)
+    try:
+        yield
+    finally:
+        _only_recorded.reset(token)
 
 
 @final
@@ -35,6 +49,17 @@ class Guarded(Drafter):
     @property
     def slot_bytes(self) -> int:
         return self.drafter.slot_bytes
+
+    @property
+    def host_state(self) -> Hashable:
+        inner = self.drafter.host_state if self.error is None else ()
+        return None if inner is None else (self.error is None, inner)
+
+    def resume(self, host_state: Hashable) -> None:
+        """As the other one does, while it works."""
+        assert isinstance(host_state, tuple)
+        if self.error is None:
+            self.drafter.resume(host_state[1])
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         return self.drafter.max_nodes(num_draft_tokens)
@@ -69,7 +94,7 @@ class Guarded(Drafter):
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _only_recorded.get():
             raise error
         self.error = error
         kind = type(self.drafter).__name__

@@ -6,86 +6,59 @@ copied in the caches instead of read again. Which rows run together never change
 
 import logging
 import time
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from typing import final
 
-from paceline.core.batch import Finish, Report, Request
+from paceline.core.batch import Finish, Request
 from paceline.core.host import integers
-from paceline.core.logprobs import Chosen
-from paceline.core.stats import Summary
-from paceline.core.tree import NoDraft
 from paceline.decode import Decoder
-from paceline.engine.clock import Phases, StepClock
+from paceline.engine.clock import StepClock, StepTimes
+from paceline.engine.jobs import Closing, Gain, Job
 from paceline.engine.prefixes import Placement, arrange
-from paceline.engine.watch import Watch
+from paceline.engine.reports import AtOnce, Awaited, Reports, Told
+from paceline.engine.watch import Turn, Watch
 
 logger = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Where a request's time went, in seconds. A step's time counts for every request that took part in it."""
+class _Flight:
+    """A step whose operations are queued, and who runs in it."""
 
-    queue: float  # from submission to admission
-    prefill: float  # reading the prompt, together with those admitted at once
-    first_token: float | None  # from submission to the end of the step that gave the first token
-    total: float  # from submission to the end
-    draft: float
-    target: float
-    verify: float
-    rest: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
-    """What is known of a request when it leaves."""
-
-    summary: Summary
-    no_draft: Counter[NoDraft]  # steps without a draft, by reason; OFF includes the steps taken to measure
-    num_measured: int  # of those, the steps taken plainly to learn what drafting costs
-    times: Times
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """What one request got in a step; ``error`` instead if it could not be admitted."""
-
-    ticket: int
-    tokens: list[int] = field(default_factory=list[int])
-    num_accepted: int = 0  # of the tokens, the drafted ones, which come first
-    num_drafted: int = 0
-    bonus: bool = False  # the own token followed a whole draft
-    origins: list[int] = field(default_factory=list[int])
-    logprobs: list[Chosen] = field(default_factory=list[Chosen])
-    finish: Finish = Finish.RUNNING
-    error: Exception | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    ticket: int
-    request: Request
-    submitted: float
-    row: int = -1
-    admitted: float = 0.0
-    prefill: float = 0.0
-    first_token: float | None = None
-    phases: list[float] = field(default_factory=lambda: [0.0] * 4)
-    no_draft: Counter[NoDraft] = field(default_factory=Counter[NoDraft])
-    num_measured: int = 0
+    jobs: dict[int, Job]  # by row
+    times: StepTimes
+    turn: Turn | None
+    awaited: Awaited
 
 
 @final
 class Scheduler:
-    """Requests in, gains out, step by step. ``clock`` must be the decoder's; ``watch`` its plan, where it has one."""
+    """Requests in, gains out, step by step.
 
-    def __init__(self, *, decoder: Decoder, clock: StepClock, watch: Watch | None) -> None:
+    ``clock`` must be the decoder's; ``watch`` its plan, where it has one; ``step`` does its steps (None: itself), and
+    ``reports`` (None: AtOnce) says how they are read.
+    """
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        clock: StepClock,
+        watch: Watch | None,
+        step: Callable[[], None] | None = None,
+        reports: Reports | None = None,
+    ) -> None:
         self.decoder, self.clock, self.watch = decoder, clock, watch
+        self._step = decoder.step if step is None else step
+        self._reports = AtOnce(decoder) if reports is None else reports
+        self._flights: deque[_Flight] = deque()  # steps that are queued and not yet told of
+        self._late: Exception | None = None  # of a step that could not be queued behind one that is not yet told of
         self._tickets = 0
-        self._waiting: deque[_Job] = deque()
-        self._running: dict[int, _Job] = {}  # by row
+        self._waiting: deque[Job] = deque()
+        self._running: dict[int, Job] = {}  # by row
         self._free = list(range(decoder.batch.rows))  # the longest unused first
         self._held: dict[int, list[int]] = {row: [] for row in self._free}  # texts of the rows, newest token included
         self._closed: dict[int, Closing] = {}
@@ -100,7 +73,7 @@ class Scheduler:
         """Queue a request; its ticket. Raises ValueError, before any work, if the decoder could never serve it."""
         self.decoder.check(request)
         self._tickets += 1
-        self._waiting.append(_Job(ticket=self._tickets, request=request, submitted=time.perf_counter()))
+        self._waiting.append(Job(ticket=self._tickets, request=request, submitted=time.perf_counter()))
         return self._tickets
 
     def cancel(self, ticket: int) -> None:
@@ -123,61 +96,82 @@ class Scheduler:
         """Drop what is kept of a request that has left."""
         self._closed.pop(ticket, None)
 
-    def _find(self, ticket: int) -> _Job:
+    def _find(self, ticket: int) -> Job:
         return next(job for job in chain(self._running.values(), self._waiting) if job.ticket == ticket)
 
     def advance(self) -> list[Gain]:
-        """Admit what fits, take one step, and say what every running request got."""
+        """Admit what fits, take a step, and say what every running request got in the earliest one not yet told."""
         self._admit_waiting()
         gains: list[Gain] = []
+        late, self._late = self._late, None
         if self._running:
-            self.clock.start()
+            if late is not None:
+                raise late
             try:
-                self.decoder.step()
-                report = self.decoder.read()
+                self._queue()
+                flight = self._flights[0]
+                told = flight.awaited.take()
             except BaseException:
                 self._drop_torn()
                 raise
-            phases = self.clock.take()
-            if self.watch is not None:
-                self.watch.took(sum(phases), rows=len(self._running), tokens=sum(report.num))
-            now = time.perf_counter()
-            gains = [self._gain(job, report, phases, now) for job in list(self._running.values())]
+            gains = self._tell(self._flights.popleft(), told)
         failed, self._failed = self._failed, []
         return failed + gains
 
+    def _queue(self) -> None:
+        """Let the device have as many steps to do as the order of reports allows and as may still matter."""
+        while self._flights and not self._in(self._flights[0]):
+            self._flights.popleft()  # all who ran in it have left
+        try:
+            self._fill()
+        except Exception as error:
+            if not self._flights:
+                raise
+            self._drop_torn()
+            self._late = error  # what was done before is told first
+
+    def _fill(self) -> None:
+        while len(self._flights) <= self._reports.num_ahead and any(map(self._needs_more, self._running.values())):
+            times = self.clock.start()
+            self._step()
+            turn = None if self.watch is None else self.watch.turn
+            flight = _Flight(jobs=dict(self._running), times=times, turn=turn, awaited=self._reports.post())
+            self._flights.append(flight)
+
+    def _in(self, flight: _Flight) -> list[Job]:
+        """Those of a step's jobs that still run."""
+        return [job for row, job in flight.jobs.items() if self._running.get(row) is job]
+
+    def _needs_more(self, job: Job) -> bool:
+        """Whether a request may lack tokens after the steps in flight, each of which gives one at least."""
+        coming = sum(flight.jobs.get(job.row) is job for flight in self._flights)
+        return job.num_told + coming < job.request.max_tokens
+
     def _drop_torn(self) -> None:
-        """End the rows that a step had moved before it was cut off: nobody has seen their newest tokens."""
+        """End the rows that a step had moved before it was cut off: nobody will see their newest tokens."""
+        if not self._reports.num_ahead:
+            self._flights.clear()
         lengths = integers(self.decoder.batch.length)
         for row, job in list(self._running.items()):
-            if lengths[row] != len(self._held[row]):
+            coming = [flight.awaited.take().report.num[row] for flight in self._flights if flight.jobs.get(row) is job]
+            if lengths[row] != len(self._held[row]) + sum(coming):
                 self._leave(job)
                 error = RuntimeError("a step was interrupted after it had chosen tokens; submit the prompt again")
                 self._failed.append(Gain(ticket=job.ticket, error=error))
 
-    def _gain(self, job: _Job, report: Report, phases: Phases, now: float) -> Gain:
-        row = job.row
-        self._held[row].extend(report.tokens[row])
-        if job.first_token is None:
-            job.first_token = now - job.submitted
-        for phase, seconds in enumerate(phases):
-            job.phases[phase] += seconds
-        reason = report.no_draft[row]
-        if reason is not NoDraft.DRAFTED:
-            job.no_draft[reason] += 1
-            job.num_measured += reason is NoDraft.OFF and self.watch is not None and self.watch.is_plain
-        if report.finish[row] is not Finish.RUNNING:
-            self._leave(job)
-        return Gain(
-            ticket=job.ticket,
-            tokens=report.tokens[row],
-            num_accepted=report.accepted[row],
-            num_drafted=report.drafted[row],
-            bonus=report.bonus[row],
-            origins=report.origin[row],
-            logprobs=report.logprobs[row],
-            finish=report.finish[row],
-        )
+    def _tell(self, flight: _Flight, told: Told) -> list[Gain]:
+        """What a step did for those who still run; who has left meanwhile is told nothing."""
+        phases, report, now = flight.times.take(), told.report, time.perf_counter()
+        ran = sum(num > 0 for num in report.num)
+        if flight.turn is not None and self.watch is not None and ran:
+            self.watch.took(flight.turn, sum(phases), rows=ran, tokens=sum(report.num))
+        gains: list[Gain] = []
+        for job in self._in(flight):
+            gains.append(job.tell(told, phases=phases, now=now, turn=flight.turn))
+            self._held[job.row].extend(report.tokens[job.row])
+            if report.finish[job.row] is not Finish.RUNNING:
+                self._leave(job)
+        return gains
 
     def _admit_waiting(self) -> None:
         """Fill the free rows, wave by wave; a request that cannot be admitted fails alone, the others are served."""
@@ -203,7 +197,7 @@ class Scheduler:
             left = [job for job in jobs if job.row < 0 and job.ticket not in self._closed]
             self._waiting.extendleft(reversed(left))
 
-    def _admit(self, jobs: list[_Job], wave: list[Placement]) -> None:
+    def _admit(self, jobs: list[Job], wave: list[Placement]) -> None:
         """Put a wave into its rows; whatever goes wrong, none of the rows runs and none serves as a prefix."""
         rows = [placement.row for placement in wave]
         # Nothing is held in a row whose admission has failed since the wave was arranged.
@@ -221,7 +215,7 @@ class Scheduler:
             self._free.remove(placement.row)
             self._held[placement.row] = list(job.request.tokens)
 
-    def _admit_singly(self, jobs: list[_Job], wave: list[Placement]) -> None:
+    def _admit_singly(self, jobs: list[Job], wave: list[Placement]) -> None:
         for placement in wave:
             job = jobs[placement.index]
             try:
@@ -230,32 +224,15 @@ class Scheduler:
                 self._close(job)
                 self._failed.append(Gain(ticket=job.ticket, error=error))
 
-    def _leave(self, job: _Job) -> None:
+    def _leave(self, job: Job) -> None:
         """Free a row; released, so that no step goes on looking up what only its request asked for."""
         self._close(job)
         self.decoder.release([job.row])
         del self._running[job.row]
         self._free.append(job.row)
 
-    def _close(self, job: _Job) -> None:
+    def _close(self, job: Job) -> None:
         self._closed[job.ticket] = self._describe(job)
 
-    def _describe(self, job: _Job) -> Closing:
-        now = time.perf_counter()
-        draft, target, verify, rest = job.phases
-        started = job.row >= 0
-        return Closing(
-            summary=self.decoder.stats.summary([job.row]) if started else Summary.empty(self.decoder.batch.max_depth),
-            no_draft=Counter(job.no_draft),
-            num_measured=job.num_measured,
-            times=Times(
-                queue=(job.admitted if started else now) - job.submitted,
-                prefill=job.prefill,
-                first_token=job.first_token,
-                total=now - job.submitted,
-                draft=draft,
-                target=target,
-                verify=verify,
-                rest=rest,
-            ),
-        )
+    def _describe(self, job: Job) -> Closing:
+        return job.describe(max_depth=self.decoder.batch.max_depth)

@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.parts import Parts
+from paceline.decode import Decoder
+from paceline.engine.graphs import CudaGraphs, GraphedStep
+from paceline.engine.reports import AtOnce, Overlapped, Reports
 from paceline.models.base import LM
 from paceline.models.cpu.build import KernelError
 from paceline.models.cpu.ending import CpuBatch, CpuStats
@@ -63,6 +66,18 @@ def parts_for(device: torch.device) -> Parts:
     except KernelError as error:
         _warn(str(error))
         return Parts()
+
+
+def step_for(decoder: Decoder) -> Callable[[], None]:
+    """What does the steps of ``decoder``: itself, or recordings of what it calls on the device."""
+    if decoder.batch.device.type != "cuda" or not isinstance(decoder.target, DecoderLM):
+        return decoder.step
+    return GraphedStep(decoder=decoder, graphs=CudaGraphs(decoder.batch.device))
+
+
+def reports_for(decoder: Decoder) -> Reports:
+    """How the steps of ``decoder`` are read: while the next one runs, where the device runs behind the host."""
+    return Overlapped(decoder) if decoder.batch.device.type == "cuda" else AtOnce(decoder)
 
 
 @cache

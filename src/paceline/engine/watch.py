@@ -52,15 +52,27 @@ class Speed:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which of the steps one is."""
+
+    count: int  # from 1
+    phase: int  # steps since a period began
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one of the few."""
+        return self.phase < PLAIN_STEPS
+
+
 @final
 class Watch:
     """Another plan's steps, less a few that draft nothing."""
 
     def __init__(self, *, plan: Plan) -> None:
         self._plan = plan
-        self._count = 0
         self._timed: defaultdict[int, _Timed] = defaultdict(_Timed)  # by rows
-        self.is_plain = False  # whether the last step was one of the few
+        self.turn = Turn(0, PERIOD)  # of the step that was planned last
 
     @property
     def max_draft_tokens(self) -> int:
@@ -68,18 +80,17 @@ class Watch:
 
     def __call__(self, stats: Stats) -> StepPlan:
         """The other plan's choice, or no draft."""
-        self._phase = (self._count - FIRST) % PERIOD if self._count >= FIRST else PERIOD
-        self._count += 1
-        self.is_plain = self._phase < PLAIN_STEPS
-        return StepPlan(0) if self.is_plain else self._plan(stats)
+        done = self.turn.count
+        self.turn = Turn(done + 1, (done - FIRST) % PERIOD if done >= FIRST else PERIOD)
+        return StepPlan(0) if self.turn.is_plain else self._plan(stats)
 
-    def took(self, seconds: float, *, rows: int, tokens: int) -> None:
-        """The last step took ``seconds`` and gave ``tokens`` over ``rows``."""
+    def took(self, turn: Turn, seconds: float, *, rows: int, tokens: int) -> None:
+        """The step of this ``turn`` took ``seconds`` and gave ``tokens`` over ``rows``."""
         timed = self._timed[rows]
-        if self.is_plain:
-            if self._phase == PLAIN_STEPS - 1:
+        if turn.is_plain:
+            if turn.phase == PLAIN_STEPS - 1:
                 timed.plain.append(seconds)
-        elif self._phase != PLAIN_STEPS and self._count > PLAIN_STEPS:  # a drafter first reads what it missed
+        elif turn.phase != PLAIN_STEPS and turn.count > PLAIN_STEPS:  # a drafter first reads what it missed
             timed.seconds += seconds
             timed.tokens += tokens
             timed.steps += 1

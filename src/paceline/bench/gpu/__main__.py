@@ -80,7 +80,15 @@ def _measure(given: argparse.Namespace, raw: RawFile, device: torch.device, say:
     number, dtype = read_count(given.parameters), DTYPES[given.dtype]
     if given.dense and device.type not in DEVICES:
         raise ValueError(f"--dense compares with FlexAttention, which is not used on {device}: leave it out")
-    models = make_models(target_path, draft_path, num_parameters=number, dtype=dtype, device=device, progress=say)
+    models = make_models(
+        target_path,
+        draft_path,
+        num_parameters=number,
+        dtype=dtype,
+        device=device,
+        enforce_eager=given.enforce_eager,
+        progress=say,
+    )
     if given.dense:
         attend_densely(models)
     prompts = [encode(models.target, text)[:PROMPT] for text in prompts_of("mixed", NUM_PROMPTS, seed=0)]
@@ -92,6 +100,7 @@ def _measure(given: argparse.Namespace, raw: RawFile, device: torch.device, say:
         "num_threads": torch.get_num_threads(),
         "device": str(device),
         "dtype": given.dtype,
+        "enforce_eager": given.enforce_eager,
         "parameters": number,
         "target": {"name": target_path.name, "hash": hash_model(target_path)},
         "draft": {"name": draft_path.name, "hash": hash_model(draft_path)},
@@ -130,7 +139,8 @@ def _report(given: argparse.Namespace, raw: RawFile, left_out: Sequence[int]) ->
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(f"{notes['device']}: {conditions['machine']['processor']}, {conditions['machine']['versions']}")
     console.print(
-        f"target of {notes['work']['num_weights']:,} weights in {conditions['dtype']}, made in "
+        f"target of {notes['work']['num_weights']:,} weights in {conditions['dtype']}"
+        f"{', whose steps are called eagerly' if conditions['enforce_eager'] else ''}, made in "
         f"{notes['models_seconds']:.0f} s; memory is read at {rates.read / 1e9:.0f} GB/s, products run at "
         f"{rates.products[conditions['dtype']].peak / 1e12:.3g} TFLOP/s\n",
         soft_wrap=True,
@@ -162,6 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--k", type=int, action="append", help="draft tokens, 3 and 5 by default; may be repeated")
     parser.add_argument("--max-tokens", type=int, default=48, help="of every text")
     parser.add_argument("--minutes", type=float, default=6.0, help="for all batch sizes, models not counted")
+    parser.add_argument(
+        "--enforce-eager", action="store_true", help="call every operation of our steps, to compare with replaying them"
+    )
     parser.add_argument("--threads", type=int)
     parser.add_argument(
         "--dense", action="store_true", help="attention over all slots, to compare with FlexAttention's"

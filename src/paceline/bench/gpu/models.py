@@ -42,14 +42,16 @@ def make_models(
     num_parameters: int,
     dtype: torch.dtype,
     device: torch.device,
+    enforce_eager: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Models:
     """``target`` inflated to about ``num_parameters`` on ``device``, and its draft as it is.
 
+    ``enforce_eager`` has steps called operation by operation, and read at once.
     Raises ValueError where the device has too little memory left, before anything large is made.
     """
     say = progress or (lambda _: None)
-    small = load(target, dtype=dtype, device=device)
+    small = load(target, dtype=dtype, device=device, enforce_eager=enforce_eager)
     if not isinstance(small.lm, DecoderLM):
         raise ValueError(f"{target}: only native models can be inflated; give one of the Llama layout")
     wanted = count_parameters(choose_widths(small.lm.config, num_parameters)) * dtype.itemsize
@@ -67,7 +69,7 @@ def make_models(
     config = small.config | fields_of(lm.config)
     return Models(
         target=replace(small, lm=lm, config=config),
-        draft=load(draft, dtype=dtype, device=device),
+        draft=load(draft, dtype=dtype, device=device, enforce_eager=enforce_eager),
         peer=share(lm, config),
         peer_draft=load_peer(draft, dtype=dtype, device=device),
     )

@@ -3,6 +3,7 @@
 B rows, N nodes, D depth of a tree, W ranks.
 """
 
+from collections.abc import Hashable
 from typing import final
 
 import torch
@@ -43,6 +44,14 @@ class Measured(Drafter):
     @property
     def slot_bytes(self) -> int:
         return self.drafter.slot_bytes
+
+    @property
+    def host_state(self) -> Hashable:
+        return self.drafter.host_state
+
+    def resume(self, host_state: Hashable) -> None:
+        """As the other one does."""
+        self.drafter.resume(host_state)
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         return self.drafter.max_nodes(num_draft_tokens)

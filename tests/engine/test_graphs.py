@@ -1,0 +1,444 @@
+"""Steps that are replayed do what steps that are called do, whatever comes between; and when they are not replayed."""
+
+import copy
+import logging
+from collections import Counter
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paceline.core.batch import Request
+from paceline.core.clock import Phase
+from paceline.core.plan import Fixed, StepPlan
+from paceline.drafters.base import Drafter
+from paceline.drafters.grow.shapes import Confident, Topology
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.none import NoDrafter
+from paceline.engine import graphs as module
+from paceline.engine import watch
+from paceline.engine.clock import HostClock
+from paceline.engine.graphs import WARM_UP, CudaGraphs, GraphedStep
+from paceline.engine.guard import Guarded
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.static import step_for
+from paceline.engine.watch import Watch
+from tests import tiny
+from tests.engine.recorded import RecordedGraphs
+from tests.engine.wrapped import Wrapped
+from tests.harness import decoder_for, expected, pairs, request, tiny_drafter
+
+LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
+
+
+class Side:
+    """A scheduler over a decoder of three rows, whose steps are called, or replayed where they can be."""
+
+    def __init__(self, drafter, verifier="coupled", *, graphs=None, watch=False, k=3, plan=None, rows=3):
+        plan = plan or Fixed(k)
+        watched = Watch(plan=plan) if watch else None
+        self.decoder = decoder_for(Guarded(drafter=drafter), verifier, plan=watched or plan, rows=rows)
+        self.decoder.clock = clock = HostClock()
+        self.graphs = graphs
+        self.step = self.decoder.step if graphs is None else GraphedStep(decoder=self.decoder, graphs=graphs)
+        self.scheduler = Scheduler(decoder=self.decoder, clock=clock, watch=watched, step=self.step)
+
+    def serve(self, requests, *, cancel=None):
+        """All gains and closings; request number ``cancel`` is taken back after the fifth step."""
+        tickets = [self.scheduler.submit(one) for one in requests]
+        gains, steps = [], 0
+        while not self.scheduler.idle:
+            gains += self.scheduler.advance()
+            steps += 1
+            if cancel is not None and steps == 5:
+                self.scheduler.cancel(tickets[cancel])
+            assert steps < 600
+        closings = [self.scheduler.describe(ticket) for ticket in tickets]
+        return gains, [(one.summary, one.no_draft, one.num_measured) for one in closings]
+
+
+def texts(gains):
+    found = {}
+    for gain in gains:
+        found.setdefault(gain.ticket, []).extend(gain.tokens)
+    return [found[ticket] for ticket in sorted(found)]
+
+
+def ragged(count=5, **sampling):
+    """Requests that share rows one after the other: prompts, limits, caps and stop tokens differ."""
+    return [
+        request(
+            (LONG * 2)[index : index + 1 + 5 * index % 17],
+            max_tokens=9 + 7 * index % 13,
+            stop_tokens=[index] if index % 3 == 2 else (),
+            num_draft_tokens=[None, 2, None, 0][index % 4],
+            **{**sampling, **({"seed": index} if sampling else {})},
+        )
+        for index in range(count)
+    ]
+
+
+SAMPLED = {"temperature": 0.8, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("drafter", "verifier"), pairs())
+def test_replayed_steps_give_what_called_ones_give(drafter, verifier, sampling):
+    """Tokens, what each step said of them, and statistics; with rows that end, are cancelled and serve others."""
+    target = tiny.target()[1]
+    plain = Side(tiny_drafter(drafter, target), verifier).serve(ragged(**sampling), cancel=1)
+    made = Side(tiny_drafter(drafter, target), verifier, graphs=RecordedGraphs())
+    assert made.serve(ragged(**sampling), cancel=1) == plain
+    assert made.step.num_replayed > 2 * made.step.num_called > 0
+    assert made.graphs.num_replayed == len(Phase) * made.step.num_replayed
+
+
+TREES = {
+    "branching": lambda: ModelDrafter(lm=tiny.noisy(tiny.target()[1], 0.12), shape=Topology.branching((2, 2, 1))),
+    "confident": lambda: ModelDrafter(
+        lm=tiny.noisy(tiny.target()[1], 0.12), shape=Confident(depth=3, width=2, num_drafted=5)
+    ),
+}
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("verifier", ["coupled", "recursive", "traversal"])
+@pytest.mark.parametrize("tree", TREES)
+def test_trees_too(tree, verifier, sampling):
+    plain = Side(TREES[tree](), verifier).serve(ragged(3, **sampling))
+    made = Side(TREES[tree](), verifier, graphs=RecordedGraphs())
+    assert made.serve(ragged(3, **sampling)) == plain
+    assert made.step.num_replayed > made.step.num_called
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+def test_plain_steps_of_the_watch_are_replayed_and_a_draft_catches_up_after_them(drafter, monkeypatch):
+    """Its lag goes 2, 3, 4 and back: kinds of their own, each with the lag that comes after it."""
+    monkeypatch.setattr(watch, "PERIOD", 9)
+    target = tiny.target()[1]
+    requests = [request(LONG[: 3 + index], max_tokens=60) for index in range(4)]
+    plain = Side(tiny_drafter(drafter, target), watch=True).serve(requests)
+    made = Side(tiny_drafter(drafter, target), watch=True, graphs=RecordedGraphs())
+    assert made.serve(requests) == plain
+    assert sum(num_measured for _, _, num_measured in plain[1]) >= 8
+    assert made.step.num_recorded == {"ngram": 2, "model": 4}[drafter]
+    assert made.step.num_called == WARM_UP * made.step.num_recorded
+
+
+class Alternating:
+    """Drafts of changing length."""
+
+    max_draft_tokens = 4
+
+    def __init__(self, *lengths):
+        self.lengths, self.asked = lengths, 0
+
+    def __call__(self, stats):
+        self.asked += 1
+        return StepPlan(self.lengths[self.asked % len(self.lengths)])
+
+
+def test_every_length_of_draft_is_recorded_for_itself_and_the_plan_is_asked_once_a_step():
+    plan, same = Alternating(1, 4, 2), Alternating(1, 4, 2)
+    made = Side(NgramDrafter(), graphs=RecordedGraphs(), plan=plan)
+    assert made.serve(ragged()) == Side(NgramDrafter(), plan=same).serve(ragged())
+    assert made.step.num_recorded == 3
+    assert plan.asked == same.asked == made.step.num_called + made.step.num_replayed
+
+
+CHANGES = {
+    "top-k": dict(top_k=3),
+    "top-p": dict(top_p=0.4),
+    "min-p": dict(min_p=0.3),
+    "temperature": dict(temperature=0.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_any_row_uses_at_all_has_recordings_of_its_own(change):
+    """All rows sample alike, then one or all otherwise, then alike again."""
+    alike = [request([3, 1, seed], max_tokens=9, temperature=1.3, seed=seed) for seed in range(3)]
+    options = {"temperature": 1.3, **CHANGES[change]}
+    otherwise = [request([3, 1, seed], max_tokens=9, seed=seed, **options) for seed in range(3)]
+    made = Side(NoDrafter(), graphs=RecordedGraphs())
+    for requests in (alike, otherwise, [*alike[:2], otherwise[2]], alike):
+        assert texts(made.serve(requests)[0]) == [expected(one) for one in requests]
+    assert made.step.num_recorded >= 2
+
+
+def test_stop_tokens_that_come_too_early_for_any_row_have_recordings_of_their_own():
+    first = [request([3, 1], max_tokens=20), request([9], max_tokens=12)]
+    early = [Request(tokens=[5], max_tokens=24, min_tokens=20, stop_tokens=expected(request([5]))[5:9])]
+    plain, made = Side(NoDrafter()), Side(NoDrafter(), graphs=RecordedGraphs())
+    for requests in (first, early, first):
+        assert made.serve(requests) == plain.serve(requests)
+    assert made.step.num_recorded == 2
+
+
+def test_steps_that_look_up_log_probabilities_are_called_and_leave_nothing_behind():
+    asking = [Request(tokens=[5, 9], max_tokens=6, logprobs=2)]
+    plain, made = Side(NoDrafter()), Side(NoDrafter(), graphs=RecordedGraphs())
+    for requests in (ragged(2), asking, ragged(2)):
+        gains, closings = made.serve(requests)
+        assert (gains, closings) == plain.serve(requests)
+        assert any(gain.logprobs for gain in gains) == (requests is asking)
+    assert made.decoder.batch.step_logprobs is None
+    assert made.step.num_called == WARM_UP + 6
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_where_recording_fails_steps_are_called(drafter, share, caplog):
+    """Wherever in a step; the drafter has not failed, and one warning says what has."""
+    target = tiny.target()[1]
+    plain = Side(tiny_drafter(drafter, target)).serve(ragged())
+    whole = Side(tiny_drafter(drafter, target), graphs=RecordedGraphs())
+    assert whole.serve(ragged()) == plain
+    length = whole.graphs.num_operations // whole.step.num_recorded
+    made = Side(tiny_drafter(drafter, target), graphs=RecordedGraphs(fails_at=1 + int(share * length)))
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        assert made.serve(ragged()) == plain
+    assert [record.message for record in caplog.records] == [
+        "steps are called one operation at a time, which is slower: recording one failed: "
+        "RuntimeError: the device has had enough"
+    ]
+    assert made.step.num_recorded == made.step.num_replayed == 0
+    assert made.decoder.drafter.error is None
+
+
+def test_a_draft_whose_recording_fails_knows_how_far_it_is_behind():
+    """Its host state is that of the steps that were done, not of the one that was only recorded."""
+    itself, requests = tiny.target()[1], [request(LONG[: 3 + index], max_tokens=40) for index in range(3)]
+    plain = Side(ModelDrafter(lm=itself), plan=Alternating(0, 3)).serve(requests)
+    # The first kind to come twice is a plain step, after which the draft has one more token to read.
+    made = Side(ModelDrafter(lm=itself), plan=Alternating(0, 3), graphs=RecordedGraphs(fails_at=9))
+    assert made.serve(requests) == plain
+    assert made.step.num_recorded == 0 and len(made.graphs.begun) == 1
+
+
+def test_what_was_recorded_before_a_failure_goes_on_being_replayed():
+    made = Side(NoDrafter(), graphs=RecordedGraphs())
+    made.serve(ragged(1))
+    made.graphs.fails_at = made.graphs.num_operations + 9
+    made.serve([request([5], temperature=1.0)])
+    replayed = made.step.num_replayed
+    assert made.step.num_recorded == 1
+    made.serve(ragged(3))
+    assert made.step.num_replayed > replayed
+
+
+def test_an_interruption_while_recording_leaves_the_step_as_it_was_done():
+    """The step before it was done and not yet read: its texts end, as after any step that is cut off."""
+    made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs())
+    clock, calls = made.decoder.clock, []
+
+    class Interrupted(Wrapped):
+        def __call__(self, *given, **options):
+            if made.graphs.recorder is not None and not calls:
+                calls.append(given)
+                raise KeyboardInterrupt
+            return self.lm(*given, **options)
+
+    made.decoder.target = Interrupted(made.decoder.target)
+    tickets = [made.scheduler.submit(one) for one in ragged(2)]
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(9):
+            made.scheduler.advance()
+    assert made.decoder.clock is clock and made.decoder.drafter.host_state == (True, 2)
+    gains, _ = made.serve(ragged(3))
+    assert {gain.ticket for gain in gains if gain.error is not None} == set(tickets)
+    assert made.step.num_replayed > 0
+    assert texts([gain for gain in gains if gain.ticket > 2]) == texts(Side(NoDrafter()).serve(ragged(3))[0])
+
+
+class Reading(Drafter):
+    """Keeps what it does on the host; ``state`` is what it says of that."""
+
+    draws = NgramDrafter.draws
+
+    def __init__(self, state):
+        self.state, self.inner = state, NgramDrafter()
+
+    @property
+    def host_state(self):
+        return self.state
+
+    def start(self, setting):
+        self.asked = 0
+
+    def prefill(self, batch, admission, hidden):
+        pass
+
+    def propose(self, batch, plan):
+        self.asked += 1
+        if self.state == "reads":
+            assert batch.length[0] + batch.length.sum().item() > 0
+        return self.inner.propose(batch, plan)
+
+    def observe(self, batch, tree, outcome, output):
+        pass
+
+
+def test_a_drafter_that_says_nothing_of_its_host_state_is_asked_at_every_step():
+    assert Drafter.host_state.fget(NgramDrafter()) is None, "unless a drafter says more"
+    made = Side(Reading(None), graphs=RecordedGraphs())
+    made.serve(ragged())
+    assert made.step.num_replayed == 0 and made.graphs.num_aside == 0
+    assert made.decoder.drafter.drafter.asked == made.step.num_called
+
+
+def test_a_drafter_that_reads_on_the_host_after_all_is_called(caplog):
+    made, plain = Side(Reading("reads"), graphs=RecordedGraphs()), Side(NgramDrafter())
+    assert texts(made.serve(ragged())[0]) == texts(plain.serve(ragged())[0])
+    assert made.step.num_replayed == 0 and made.decoder.drafter.error is None
+    assert "not permitted when stream is capturing" in caplog.text
+
+
+def test_a_drafter_that_fails_is_no_longer_asked_and_steps_without_it_are_replayed(monkeypatch):
+    made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs())
+    made.serve(ragged(2))
+    recorded = made.step.num_recorded
+    monkeypatch.setattr(made.decoder.drafter.drafter, "prefill", lambda *given: 1 / 0)
+    gains, _ = made.serve(ragged(3))
+    assert made.decoder.drafter.error is not None and made.step.num_recorded == recorded + 1
+    assert texts(gains) == texts(Side(NoDrafter()).serve(ragged(3))[0])
+
+
+def test_a_drafter_that_fails_in_the_step_before_its_recording_leaves_no_recording():
+    drafter = tiny_drafter("ngram", None)
+    made = Side(drafter, graphs=RecordedGraphs())
+    for one in ragged(2):
+        made.scheduler.submit(one)
+    for _ in range(WARM_UP - 1):
+        made.scheduler.advance()
+    drafter.propose = lambda *given: 1 / 0
+    made.scheduler.advance()
+    assert made.step.num_recorded == 0 and made.graphs.num_operations == 0
+
+
+def test_recordings_and_what_is_remembered_of_kinds_are_bounded(monkeypatch):
+    """A draft that falls behind is at a lag of its own in every step."""
+    monkeypatch.setattr(module, "MOST_RECORDED", 2)
+    monkeypatch.setattr(module, "MOST_COUNTED", 5)
+    made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs(), k=0)
+    made.serve(ragged(2))
+    assert made.step.num_replayed == 0 and len(made.step._counted) == 5
+    plan = Alternating(1, 2, 3, 4)
+    made = Side(NgramDrafter(), graphs=RecordedGraphs(), plan=plan)
+    assert texts(made.serve(ragged())[0]) == texts(Side(NgramDrafter()).serve(ragged())[0])
+    assert made.step.num_recorded == 2 and made.step.num_replayed > 0
+
+
+def test_phases_are_marked_between_the_pieces_and_not_while_recording():
+    marks = []
+
+    class Noting(HostClock):
+        def mark(self, phase):
+            marks.append((phase, made.graphs.num_replayed))
+
+    made = Side(NoDrafter(), graphs=RecordedGraphs())
+    made.decoder.clock = Noting()
+    made.decoder.admit([request([5], max_tokens=9)], [0])
+    for _ in range(WARM_UP):
+        made.step()
+    assert marks == [(phase, 0) for phase in Phase] * WARM_UP
+    marks.clear()
+    made.step()
+    assert marks == [(phase, 1 + phase) for phase in Phase]
+
+
+def test_tokens_are_chosen_by_noise_of_the_step_they_are_replayed_in():
+    """A recording holds no seed, no position and no option of a row."""
+    made = Side(NoDrafter(), graphs=RecordedGraphs(), rows=1)
+    wanted = [request(LONG[:3], seed=seed, temperature=0.5 + seed / 4, max_tokens=20) for seed in range(4)]
+    gains, _ = made.serve(wanted)
+    assert texts(gains) == [expected(one) for one in wanted] and len(Counter(map(tuple, texts(gains)))) == 4
+    assert made.step.num_called == WARM_UP
+
+
+def test_a_cpu_does_its_steps_itself():
+    decoder = decoder_for(NoDrafter(), "coupled")
+    assert step_for(decoder) == decoder.step
+
+
+class FakeCuda:
+    """What CudaGraphs asks of torch.cuda, noted; ``refuses`` is the number of the piece that cannot be ended."""
+
+    def __init__(self, monkeypatch, *, refuses=None):
+        self.log, self.pieces, self.refuses = [], 0, refuses
+        fakes = {"Stream": self.stream, "current_stream": self.stream, "CUDAGraph": lambda: self, "stream": self.within}
+        fakes |= {"graph_pool_handle": lambda: "pool"}
+        fakes |= {name: lambda *_, name=name: self.log.append(name) for name in ("synchronize", "empty_cache")}
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def stream(self, _device):
+        return SimpleNamespace(wait_stream=lambda _other: self.log.append("wait"))
+
+    @contextmanager
+    def within(self, _stream):
+        self.log.append("aside")
+        try:
+            yield
+        finally:
+            self.log.append("back")
+
+    def capture_begin(self, *, pool, capture_error_mode):
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+        self.pieces += 1
+        self.log.append(f"begin {self.pieces}")
+
+    def capture_end(self):
+        self.log.append(f"end {self.pieces}")
+        if self.pieces == self.refuses:
+            raise RuntimeError("capture was invalidated")
+
+
+def test_pieces_of_a_gpu_share_a_pool_and_none_is_left_open(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    graphs = CudaGraphs(torch.device("cuda"))
+    with graphs.aside():
+        cuda.log.append("called")
+    assert cuda.log == ["wait", "aside", "called", "back", "wait"]
+    for at_first in (["empty_cache"], []):
+        cuda.log.clear()
+        cuda.pieces = 0
+        with graphs.recording():
+            graphs.begin()
+            assert graphs.end() is cuda
+            graphs.begin()
+            graphs.end()
+        assert cuda.log == ["synchronize", *at_first, "aside", "begin 1", "end 1", "begin 2", "end 2", "back"]
+
+
+@pytest.mark.parametrize("refuses", [None, 1])
+def test_a_piece_that_is_cut_off_is_ended_and_its_error_is_told(monkeypatch, refuses):
+    cuda = FakeCuda(monkeypatch, refuses=refuses)
+    graphs = CudaGraphs(torch.device("cuda"))
+    with pytest.raises(ZeroDivisionError), graphs.recording():
+        graphs.begin()
+        1 / 0  # noqa: B018
+    assert cuda.log[-2:] == ["end 1", "back"]
+    with pytest.raises(RuntimeError, match="invalidated"), graphs.recording():
+        graphs.begin()
+        cuda.refuses = cuda.pieces
+        graphs.end()
+    assert cuda.log.count("end 2") == 1, "and not a second time"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_replays_its_steps():
+    native = copy.deepcopy(tiny.target()[1]).to("cuda")
+    decoder = decoder_for(Guarded(drafter=ModelDrafter(lm=native)), "coupled", target=native, rows=2)
+    step = step_for(decoder)
+    wanted = [request(LONG, max_tokens=40), request([5], max_tokens=40)]
+    decoder.admit(wanted, [0, 1])
+    found = [[], []]
+    while bool(decoder.batch.active.any()):
+        step()
+        for row, tokens in enumerate(decoder.read().tokens):
+            found[row] += tokens
+    assert found == [expected(one) for one in wanted]
+    assert step.num_called == WARM_UP and step.num_replayed > 2

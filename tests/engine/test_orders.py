@@ -1,0 +1,224 @@
+"""Steps that are read while the next one runs: what is told is what is told when each is read at once."""
+
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paceline.core.batch import Finish, Request
+from paceline.core.host import Outbox
+from paceline.core.stats import Summary
+from paceline.core.tree import NoDraft
+from paceline.engine import watch
+from paceline.engine.graphs import GraphedStep
+from paceline.engine.reports import AtOnce, Overlapped
+from paceline.engine.static import reports_for
+from tests import tiny
+from tests.engine.recorded import RecordedGraphs
+from tests.engine.test_graphs import SAMPLED, ragged, texts
+from tests.engine.test_scheduler import LONG, scheduler
+from tests.engine.wrapped import Breaking
+from tests.harness import expected, request
+
+
+def serve(made, requests, *, stop=None):
+    """Gains and closings by ticket; texts that hold the token ``stop`` end at the host's word."""
+    tickets = [made.submit(one) for one in requests]
+    gains = {ticket: [] for ticket in tickets}
+    while not made.idle:
+        for gain in made.advance():
+            gains[gain.ticket].append(gain)
+            told = [token for one in gains[gain.ticket] for token in one.tokens]
+            if stop in told:
+                made.cancel(gain.ticket)
+    closings = [made.describe(ticket) for ticket in tickets]
+    return list(gains.values()), [(one.summary, one.no_draft, one.num_measured) for one in closings]
+
+
+def both(*args, **options):
+    return (scheduler(*args, order=order, **options) for order in ("at once", "overlapped"))
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_texts_ends_and_statistics_are_the_same(drafter, rows, sampling):
+    """Also of texts that the host ends, which the device has taken a step further by then."""
+    stopping, taken_back = (request(prompt, max_tokens=20, seed=9, **sampling) for prompt in (LONG[:3], [9, 9]))
+    stopping = replace(stopping, stop_tokens=[expected(stopping)[5]])
+    stop = next(token for token in expected(taken_back) if token not in expected(stopping))
+    wanted = [*ragged(6, **sampling), stopping, taken_back, *ragged(2, **sampling)]
+    once, overlapped = both(drafter, rows=rows)
+    found = serve(once, wanted, stop=stop)
+    assert serve(overlapped, wanted, stop=stop) == found
+    assert {gains[-1].finish for gains in found[0]} == set(Finish), "stop tokens, limits, and the host"
+
+
+def test_log_probabilities_are_those_of_their_step():
+    wanted = [Request(tokens=LONG[: 2 + n], max_tokens=7 + n, logprobs=n or None) for n in range(5)]
+    once, overlapped = both("ngram", rows=2)
+    found = serve(once, wanted)
+    assert serve(overlapped, wanted) == found
+    assert all(any(gain.logprobs for gain in gains) for gains in found[0][1:])
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+def test_with_the_watch_texts_are_the_same_and_plain_steps_are_told_from_others(drafter, monkeypatch):
+    monkeypatch.setattr(watch, "PERIOD", 7)
+    made = scheduler(drafter, rows=2, watch=True, order="overlapped")
+    turns, took = [], made.watch.took
+
+    def noted(turn, *given, **told):
+        turns.append(turn)
+        took(turn, *given, **told)
+
+    monkeypatch.setattr(made.watch, "took", noted)
+    wanted = [request(LONG[: 2 + index], max_tokens=40) for index in range(4)]
+    found, closings = serve(made, wanted)
+    assert [[token for gain in gains for token in gain.tokens] for gains in found] == [expected(one) for one in wanted]
+    measured = [(no_draft[NoDraft.OFF], num_measured) for _, no_draft, num_measured in closings]
+    assert all(off == num for off, num in measured) and sum(num for _, num in measured) >= 4
+    counts = [turn.count for turn in turns]
+    assert counts == sorted(set(counts)), "each step once, in order"
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+def test_replayed_steps_may_be_read_late_too(drafter):
+    once, overlapped = both(drafter, rows=3)
+    overlapped._step = step = GraphedStep(decoder=overlapped.decoder, graphs=RecordedGraphs())
+    assert serve(overlapped, ragged(6)) == serve(once, ragged(6))
+    assert step.num_replayed > step.num_called > 0
+
+
+def log_of(made):
+    """Which step is queued and which is read, in their order, as it happens."""
+    log, numbers, step, post = [], count(1), made._step, made._reports.post
+
+    def stepped():
+        step()
+        log.append(("queue", next(numbers)))
+
+    def posted():
+        number, awaited = log[-1][1], post()
+        return SimpleNamespace(take=lambda: log.append(("read", number)) or awaited.take())
+
+    made._step, made._reports.post = stepped, posted
+    return log
+
+
+def test_a_step_is_queued_before_the_one_in_front_of_it_is_read():
+    once, overlapped = both(rows=1)
+    logs = [log_of(made) for made in (once, overlapped)]
+    for made in (once, overlapped):
+        serve(made, [request([5], max_tokens=3)])
+    assert logs[0] == [("queue", 1), ("read", 1), ("queue", 2), ("read", 2), ("queue", 3), ("read", 3)]
+    assert logs[1] == [("queue", 1), ("queue", 2), ("read", 1), ("queue", 3), ("read", 2), ("read", 3)], (
+        "and none after the last that a text can need"
+    )
+
+
+def test_a_row_is_given_to_another_while_its_last_step_is_still_under_way():
+    """That step is of nobody: it is neither told nor counted."""
+    once, overlapped = both("model", rows=1)
+    wanted = [request(LONG, max_tokens=30), request([4, 4], max_tokens=9)]
+    closings = []
+    for made in (once, overlapped):
+        first, second = (made.submit(one) for one in wanted)
+        [gain] = made.advance()
+        made.cancel(first)
+        rest = []
+        while not made.idle:
+            rest += made.advance()
+        assert {gain.ticket for gain in rest} == {second} and texts(rest) == [expected(wanted[1])]
+        closings.append([made.describe(ticket).summary for ticket in (first, second)])
+        assert closings[-1][0].steps == 1 and closings[-1][0].emitted == len(gain.tokens)
+    assert closings[0] == closings[1]
+
+
+def test_an_interruption_while_waiting_for_a_report_loses_nothing(monkeypatch):
+    _, made = both("model", rows=2)
+    wanted = [request(LONG, max_tokens=12), request([8, 8], max_tokens=14), request([5], max_tokens=3)]
+    for one in wanted:
+        made.submit(one)
+    gains = made.advance()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("paceline.core.host.table", lambda matrix: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                made.advance()
+    while not made.idle:
+        gains += made.advance()
+    assert texts(gains) == [expected(one) for one in wanted]
+
+
+def test_what_was_done_before_a_step_failed_is_told_before_the_failure():
+    broken = RuntimeError("busy")
+    target = Breaking(tiny.target()[1], broken)
+    made = scheduler("model", target=target, rows=2, order="overlapped")
+    wanted = [request([5, 1], max_tokens=14), request([8, 8, 8], max_tokens=14)]
+    for one in wanted:
+        made.submit(one)
+    gains = made.advance()
+    target.at = target.calls + 1
+    told = made.advance()
+    assert len(told) == 2, "of the step in flight"
+    with pytest.raises(RuntimeError, match="busy"):
+        made.advance()
+    gains += told
+    while not made.idle:
+        gains += made.advance()
+    assert texts(gains) == [expected(one) for one in wanted]
+
+
+def test_a_step_that_fails_with_none_in_front_fails_at_once():
+    target = Breaking(tiny.target()[1], RuntimeError("busy"), at=2)
+    made = scheduler(target=target, rows=1, order="overlapped")
+    made.submit(request([5, 1], max_tokens=14))
+    with pytest.raises(RuntimeError, match="busy"):
+        made.advance()
+
+
+def test_a_failure_that_nobody_needs_to_know_of_is_not_told():
+    """The step was taken in advance, for texts that had ended by then."""
+    made = scheduler(rows=1, order="overlapped")
+    ticket = made.submit(request([5, 1], max_tokens=14))
+    made.advance()
+    made._step = lambda: 1 / 0
+    made.advance()
+    made.cancel(ticket)
+    assert made.idle and made.advance() == []
+
+
+def test_counters_of_a_step_are_kept_as_they_were():
+    _, made = both("model", rows=2)
+    for one in ragged(2):
+        made.submit(one)
+    while not made.idle:
+        made.advance()
+        stats = made.decoder.stats
+        rows = stats.table().tolist()
+        assert [Summary.of(row) for row in rows] == [stats.summary([row]) for row in range(2)]
+        assert {len(row) for row in rows} == {stats.width}
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_letter_is_not_changed_by_the_one_sent_after_it(device):
+    outbox = Outbox(rows=2, width=3, device=torch.device(device), places=2)
+    matrix = torch.arange(6, device=device).view(2, 3)
+    first = outbox.send(matrix)
+    matrix += 10
+    second = outbox.send(matrix)
+    matrix += 10
+    assert first.read() == [[0, 1, 2], [3, 4, 5]] and second.read() == [[10, 11, 12], [13, 14, 15]]
+    third = outbox.send(matrix)
+    assert third.read()[0][0] == 20 and second.read()[0][0] == 10
+
+
+def test_a_cpu_reads_every_step_at_once():
+    _, made = both()
+    assert isinstance(reports_for(made.decoder), AtOnce) and isinstance(made._reports, Overlapped)
