@@ -43,7 +43,8 @@ test-matrix: $(STAMP)  ## What meets transformers, under its lowest and its newe
 PAIR := demo/src/paceline_demo
 MODELS := build/bench
 REPORTS := docs/benchmarks
-TOGETHER := $(BIN)/paceline bench --together --drafter model --suite mixed --dtype bfloat16 --max-tokens 128 --attempts 2
+ATTEMPTS := 4
+TOGETHER := $(BIN)/paceline bench --together --drafter model --suite mixed --dtype bfloat16 --max-tokens 128 --attempts $(ATTEMPTS)
 LARGE := --target $(MODELS)/target-200M --draft $(PAIR)/draft
 WIDE := --target $(MODELS)/target-200M-32k --draft $(MODELS)/draft-32k
 WITHOUT_LOOKUP := --peer-k transformers-lookup=none --peer-k vllm-lookup=none --peer-k llama.cpp-lookup=none
@@ -59,16 +60,13 @@ $(MODELS)/%: | $(STAMP)
 
 bench: export VLLM_CPU_KVCACHE_SPACE ?= 1
 bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## The committed CPU report, peers included (20 to 30 minutes, and peers' start-up; goes on after an interruption)
-	$(TOGETHER) $(LARGE) --num-prompts 2 --k 1-8 --tree 8x5,16x8 --peers --peer-k vllm=3,5,7 --peer-k transformers=4,8 \
-	  --peer-k transformers-assisted-confident=none --peer-k llama.cpp=4,8 --peer-k llama.cpp-draft-confident=none \
+	$(TOGETHER) $(LARGE) --num-prompts 2 --k 1,3,5,6,7,8 --tree 8x5 --peers --peer-k vllm=3,5 --peer-k transformers=8 \
+	  --peer-k transformers-assisted-confident=none --peer-k llama.cpp=8 --peer-k llama.cpp-draft-confident=none \
 	  $(WITHOUT_LOOKUP) --output $(REPORTS)/cpu-batch1.jsonl
 	$(TOGETHER) $(LARGE) --num-prompts 4 --batch 4 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch4.jsonl
 	$(TOGETHER) $(LARGE) --num-prompts 8 --batch 8 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch8.jsonl
 	$(TOGETHER) $(LARGE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-4k.jsonl
 	$(TOGETHER) $(WIDE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-32k.jsonl
-	$(TOGETHER) --num-prompts 2 --k 2,4,8 --tree 16x8 --peers --peer-k vllm=none --peer-k transformers=4 \
-	  --peer-k transformers-assisted-confident=none --peer-k llama.cpp=4 --peer-k llama.cpp-draft-confident=none \
-	  $(WITHOUT_LOOKUP) --output $(REPORTS)/cpu-embedded.jsonl
 
 bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
 	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output docs/benchmarks/verifiers-cost.jsonl
