@@ -76,8 +76,8 @@ def _count(module: nn.Module) -> int:
 
 def _scheme(lm: DecoderLM) -> str | None:
     """That of its layers; a head may have another."""
-    kinds = {type(module) for module in lm.blocks.modules()}
-    return next((name for name, kind in SCHEMES.items() if kind in kinds), None)
+    modules = list(lm.blocks.modules())
+    return next((name for name, kind in SCHEMES.items() if any(isinstance(one, kind) for one in modules)), None)
 
 
 def bound(work: Work, rates: Rates, *, rows: int, nodes: float, slots: int) -> Bound:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline.api import load
+from paceline.engine.floor import work_of
 from paceline.engine.static import lay_out
 from paceline.models import loading
 from paceline.models.cpu.panels import (
@@ -180,3 +181,11 @@ def test_every_token_of_a_tied_table_in_panels_is_looked_up():
     read = model(chain(tokens), model.new_cache(1, lm.vocab_size).view(), taps=(0,))
     assert torch.equal(read.hidden[0][0], table)
     assert torch.equal(lm.embed(tokens)[0], table)
+
+
+@pytest.mark.parametrize("quantization", [None, *SCHEMES])
+def test_what_a_forward_reads_and_computes_does_not_depend_on_how_matrices_lie(quantization):
+    lm = bfloat16_lm() if quantization is None else integer_lm(quantization)
+    plain = work_of(lm)
+    lay_in_panels(lm)
+    assert work_of(lm) == plain and plain.quantization == quantization
