@@ -50,7 +50,12 @@ class Decoder:
         depth, parts = plan.max_draft_tokens, parts or Parts()
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
         self.batch = parts.batch(
-            rows=rows, max_length=max_length, max_depth=depth, noise=parts.noise, device=target.device
+            rows=rows,
+            max_length=max_length,
+            max_depth=depth,
+            vocab_size=target.vocab_size,
+            noise=parts.noise,
+            device=target.device,
         )
         self.clock = clock or NoClock()
         self.cache = target.new_cache(rows, max_length + drafter.max_nodes(depth)).view()
@@ -109,13 +114,14 @@ class Decoder:
             output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
             assert output.logits is not None
             self.clock.mark(Phase.TARGET)
-            outcome = self.verifier(tree, output.logits, self.batch)
+            logits = self.batch.process_tree(output.logits, tree)
+            outcome = self.verifier(tree, logits, self.batch)
             self.clock.mark(Phase.VERIFY)
             outcome = self.batch.extend(tree, outcome)
             self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
             self.drafter.observe(self.batch, tree, outcome, output)
             self.stats.record(tree, outcome)
-            self.batch.record_logprobs(outcome, output.logits)
+            self.batch.record_logprobs(outcome, output.logits, logits)
             self.clock.mark(Phase.REST)
 
     def _check(self, requests: Sequence[Request], rows: Sequence[int]) -> None:

@@ -98,17 +98,22 @@ def test_a_prefix_longer_than_the_capacity_copies_what_there_is():
 
 
 def batch(*requests, rows=None):
-    made = Batch(rows=rows or len(requests), max_length=30, max_depth=3, noise=Philox(), device=CPU)
+    made = Batch(rows=rows or len(requests), max_length=30, max_depth=3, vocab_size=9, noise=Philox(), device=CPU)
     made.admit(range(len(requests)), requests)
     return made
 
 
-def banned(made, positions, vocab=9):
-    """Tokens of each row that cannot stand at each of ``positions``."""
-    logits = torch.zeros(made.rows, len(positions), vocab)
-    allowed = made.allowed(logits, torch.tensor([positions] * made.rows))
+def after(rows, counts):
+    """Nodes behind these numbers of drafted tokens, all of them token 1, in every row."""
+    drafted = torch.where(torch.arange(max(counts)) < torch.tensor(counts)[:, None], 1, -1)
+    return drafted.expand(rows, -1, -1)
+
+
+def banned(made, counts, vocab=9):
+    """Tokens of each row that cannot stand behind each of these numbers of drafted tokens."""
+    allowed = made.process(torch.zeros(made.rows, len(counts), vocab), after(made.rows, counts))
     return [
-        [(allowed[row, at] == -torch.inf).nonzero()[:, 0].tolist() for at in range(len(positions))]
+        [(allowed[row, at] == -torch.inf).nonzero()[:, 0].tolist() for at in range(len(counts))]
         for row in range(made.rows)
     ]
 
@@ -120,24 +125,24 @@ def test_stop_tokens_wait_for_min_tokens_and_no_longer():
         Request(tokens=[1], max_tokens=9, stop_tokens=[5]),
         Request(tokens=[1], max_tokens=9, min_tokens=9),
     )
-    found = banned(made, [1, 3, 4, 5, 6])
-    assert found[0] == [[4, 7], [4, 7], [4, 7], [], []], "two tokens at positions 3 and 4 come first"
+    found = banned(made, [0, 1, 2, 4, 5])
+    assert found[0] == [[4, 7], [4, 7], [], [], []], "two tokens come first"
     assert found[1] == [[0], [0], [0], [0], []]
     assert found[2] == found[3] == [[]] * 5
 
 
 def test_stop_tokens_beyond_the_vocabulary_ban_nothing():
     made = batch(Request(tokens=[1], max_tokens=9, min_tokens=3, stop_tokens=[9, 500, 8]))
-    assert banned(made, [1]) == [[[8]]]
+    assert banned(made, [0]) == [[[8]]]
 
 
 def test_a_row_of_its_own_max_tokens_counts_from_its_own_prompt_after_reuse():
     made = batch(Request(tokens=[1] * 9, max_tokens=9, min_tokens=6, stop_tokens=[4]), rows=1)
     made.admit([0], [Request(tokens=[2, 2], max_tokens=3, min_tokens=1, stop_tokens=[5])])
-    assert banned(made, [1, 2, 3, 4]) == [[[5], [5], [], []]]
+    assert banned(made, [0, 1, 2]) == [[[5], [], []]]
     made.admit([0], [Request(tokens=[2, 2], max_tokens=3, stop_tokens=[5])])
     logits = torch.zeros(1, 1, 9)
-    assert made.allowed(logits, torch.tensor([[2]])) is logits, "no work where nobody asks"
+    assert made.process(logits, after(1, [0])) is logits, "no work where nobody asks"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -146,9 +151,9 @@ def test_picks_and_scores_never_name_a_banned_token(temperature):
     made = batch(Request(tokens=[1], max_tokens=9, min_tokens=2, stop_tokens=[3], sampling=sampling))
     logits = torch.full((1, 3, 9), -50.0, dtype=torch.float64)
     logits[..., 3] = 50.0
-    position = torch.tensor([[1, 2, 3]])
+    logits, position = made.process(logits, after(1, [0, 1, 2])), torch.tensor([[1, 2, 3]])
     assert (made.pick(logits, position) == 3).tolist() == [[False, False, True]]
-    assert (made.scores(logits, position).softmax(-1)[..., 3] > 0).tolist() == [[False, False, True]]
+    assert (made.scores(logits).softmax(-1)[..., 3] > 0).tolist() == [[False, False, True]]
 
 
 def test_a_released_row_gains_nothing_until_it_is_given_away():

@@ -49,7 +49,7 @@ def test_half_precision_is_widened_before_the_softmax():
 
 
 def batch(num_logprobs=2, max_tokens=9):
-    made = Batch(rows=2, max_length=20, max_depth=3, noise=Philox(), device=torch.device("cpu"))
+    made = Batch(rows=2, max_length=20, max_depth=3, vocab_size=VOCAB, noise=Philox(), device=torch.device("cpu"))
     sampling = Sampling(temperature=0.5)
     made.admit(
         [0, 1],
@@ -79,7 +79,7 @@ def test_each_tokens_law_is_that_after_the_node_before_it():
     )
     logits = random(2, 4)
     outcome = extended(made, tree, [[1, 3], [-1, -1]], [3, 1], [0, 6])
-    made.record_logprobs(outcome, logits)
+    made.record_logprobs(outcome, logits, logits)
     rows = made.step_logprobs.read([2, None], [3, 1])
     wanted = [logits[0, 0].log_softmax(-1)[5], logits[0, 1].log_softmax(-1)[3], logits[0, 3].log_softmax(-1)[0]]
     torch.testing.assert_close([one.raw for one in rows[0]], [float(value) for value in wanted])
@@ -94,7 +94,7 @@ def test_a_text_that_is_cut_by_its_limit_has_the_laws_of_what_is_left():
     logits = random(2, 4)
     outcome = extended(made, tree, [[1, 2, 3]] * 2, [4, 4], [0, 0])
     assert outcome.num_committed.tolist() == [2, 2]
-    made.record_logprobs(outcome, logits)
+    made.record_logprobs(outcome, logits, logits)
     [row, _] = made.step_logprobs.read([0, None], [2, 2])
     wanted = [float(logits[0, 0].log_softmax(-1)[5]), float(logits[0, 1].log_softmax(-1)[3])]
     torch.testing.assert_close([one.raw for one in row], wanted)
@@ -103,13 +103,13 @@ def test_a_text_that_is_cut_by_its_limit_has_the_laws_of_what_is_left():
 def test_nothing_is_looked_up_where_no_row_asks():
     made = batch(num_logprobs=None)
     tree = Tree.make_chain(torch.tensor([[2], [4]]), torch.ones(2, 1, dtype=torch.bool))
-    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1))
+    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1), random(2, 1))
     assert made.step_logprobs is None
     made.admit([0], [Request(tokens=[1], max_tokens=4, logprobs=0)])
-    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1))
+    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1), random(2, 1))
     assert made.step_logprobs is not None
     made.release([0])
-    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1))
+    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1), random(2, 1))
     assert made.step_logprobs is None
 
 

@@ -62,9 +62,9 @@ MUTANTS = (
     Mutant(
         "block: un-warped bonus",
         "verifiers/block.py",
-        "scores = batch.scores(logits, position)  # [B, N, V]",
+        "scores = batch.scores(logits)  # [B, N, V]",
         "scores = torch.where((tree.depth < tree.valid.sum(-1, keepdim=True) - 1)[..., None], "
-        "batch.scores(logits, position), logits)",
+        "batch.scores(logits), logits)",
         (LAWS,),
     ),
     Mutant(

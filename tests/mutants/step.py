@@ -104,9 +104,9 @@ MUTANTS = (
     ),
     Mutant(
         "a stop token comes one token too late",
-        "core/batch.py",
-        "early = position < self.min_length[:, None]",
-        "early = position <= self.min_length[:, None]",
+        "core/processing.py",
+        "early = text.position[..., None] < self.late_until[:, None]",
+        "early = text.position[..., None] <= self.late_until[:, None]",
         (ADMISSION,),
     ),
     Mutant(

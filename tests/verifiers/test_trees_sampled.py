@@ -43,7 +43,7 @@ class TableTree(StatelessDrafter):
         for node, parent in enumerate(self.parents, 1):
             position = batch.length[:, None] + self.depths[parent]
             if parent not in scores:
-                scores[parent] = batch.scores(self.table[known[parent], current[parent]][:, None], position)
+                scores[parent] = batch.scores(self.table[known[parent], current[parent]][:, None])
             left = scores[parent]
             siblings = [i for i in range(1, node) if self.parents[i - 1] == parent]
             if self.draw is Draw.NO_REPLACEMENT:

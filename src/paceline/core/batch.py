@@ -4,7 +4,7 @@ R rows, T text capacity, N nodes, D draft depth, E stop tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from paceline.core.logprobs import Chosen, StepLogprobs, look_up
 from paceline.core.noise import Key, Noise, Stream
+from paceline.core.processing import Processing, ProcessingState, Text
 from paceline.core.sampling import Sampling, SamplingState
-from paceline.core.tree import NoDraft, Outcome, Tree
+from paceline.core.tree import NoDraft, Outcome, Tree, path_tokens
 
 MAX_STOP_TOKENS = 8
 REPORT_HEAD = 6  # columns of a report before its tokens
@@ -34,6 +35,7 @@ class Request:
     tokens: Sequence[int]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
+    processing: Processing = field(default_factory=Processing)
     stop_tokens: Sequence[int] = ()
     min_tokens: int = 0  # no stop token is chosen before this many
     logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for
@@ -53,11 +55,21 @@ class Request:
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: give 0 or more")
 
+    @property
+    def processors(self) -> Processing:
+        """``processing``, and stop tokens that wait for ``min_tokens``."""
+        if not self.min_tokens or not self.stop_tokens:
+            return self.processing
+        waiting = tuple((token, self.min_tokens) for token in self.stop_tokens)
+        return replace(self.processing, late=(*self.processing.late, *waiting))
+
 
 class Batch:
     """R rows of text, their limits, options and noise. All state is tensors that steps change in place."""
 
-    def __init__(self, *, rows: int, max_length: int, max_depth: int, noise: Noise, device: torch.device) -> None:
+    def __init__(
+        self, *, rows: int, max_length: int, max_depth: int, vocab_size: int, noise: Noise, device: torch.device
+    ) -> None:
         def integers(*shape: int, fill: int = 0) -> Tensor:
             return torch.full(shape, fill, dtype=torch.int64, device=device)
 
@@ -65,10 +77,10 @@ class Batch:
         self.noise = noise
         self.requests: list[Request | None] = [None] * rows
         self.sampling = SamplingState(rows, device)
+        self.processing = ProcessingState(rows=rows, vocab_size=vocab_size, device=device)
         self.tokens = integers(rows, max_length + 1)  # the last column takes the writes that must change nothing
         self.length = integers(rows, fill=1)
         self.limit = integers(rows, fill=1)
-        self.min_length = integers(rows)  # no stop token at positions below it
         self.steps = integers(rows)  # steps since admission: own noise is keyed by it
         self.num_draft = integers(rows)
         self.stop = integers(rows, MAX_STOP_TOKENS, fill=-1)
@@ -100,39 +112,41 @@ class Batch:
             return Key(seed=seed, position=position, stream=stream)
         return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage)
 
+    def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
+        """``logits`` [R, n, V] after every row's processors, in single precision at least; as they are without any.
+
+        ``drafted`` [R, n, d] are the tokens between each row's text and the token that the logits are for, -1 after
+        the last.
+        """
+        if not self.processing.any:
+            return logits
+        return self.processing.apply(logits, Text(self.tokens[:, : self.max_length], self.length, drafted))
+
+    def process_tree(self, logits: Tensor, tree: Tree) -> Tensor:
+        """``process`` for the ``logits`` [R, N, V] after every node of ``tree``."""
+        return self.process(logits, path_tokens(tree)) if self.processing.any else logits
+
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
-        """The target's own choice [R, n] from ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
+        """The target's own choice [R, n] from processed ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
         if not self.sampling.any_sampled:
-            return self.likeliest(logits, position)
-        return self.noise.choose(self.scores(logits, position), self.key(position, Stream.TARGET))
+            return self.likeliest(logits)
+        return self.noise.choose(self.scores(logits), self.key(position, Stream.TARGET))
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
-        """The target's own choice [R, N] after every node of ``tree``, from ``logits`` [R, N, V]."""
-        position = self.length[:, None] + tree.depth
+        """The target's own choice [R, N] after every node of ``tree``, from processed ``logits`` [R, N, V]."""
         if tree.chain or not self.sampling.any_sampled:
-            return self.pick(logits, position)
+            return self.pick(logits, self.length[:, None] + tree.depth)
         levels = self.length[:, None] + torch.arange(tree.max_depth + 1, device=self.device)
         key = self.key(levels, Stream.TARGET)
-        return self.noise.choose_at(self.scores(logits, position), key, tree.depth)
+        return self.noise.choose_at(self.scores(logits), key, tree.depth)
 
-    def likeliest(self, logits: Tensor, position: Tensor) -> Tensor:
-        """The first of the largest ``logits`` [R, n, V] that may stand at ``position`` [R, n], however rows sample."""
-        return self.allowed(logits, position).argmax(-1)
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The first of the largest processed ``logits`` [R, n, V], however rows sample."""
+        return logits.argmax(-1)
 
-    def scores(self, logits: Tensor, position: Tensor) -> Tensor:
-        """Scores [R, n, V] whose exponentials are the laws of the tokens at ``position`` [R, n], up to a factor."""
-        return self.sampling.warp(self.allowed(logits, position))
-
-    def allowed(self, logits: Tensor, position: Tensor) -> Tensor:
-        """``logits`` [R, n, V] without the tokens that may not stand at ``position`` [R, n]: stop tokens too early."""
-        if not self.any_min_tokens:
-            return logits
-        size = logits.shape[-1]
-        known = (self.stop >= 0) & (self.stop < size)
-        stops = torch.zeros(self.rows, size + 1, dtype=torch.bool, device=self.device)
-        stops = stops.scatter(1, torch.where(known, self.stop, size), True)[:, :size]
-        early = position < self.min_length[:, None]
-        return logits.masked_fill(early[..., None] & stops[:, None], -torch.inf)
+    def scores(self, logits: Tensor) -> Tensor:
+        """Scores [R, n, V] whose exponentials are the laws of tokens up to a factor, from processed ``logits``."""
+        return self.sampling.warp(logits)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """Put ``requests`` into ``rows``, replacing what was there."""
@@ -149,13 +163,13 @@ class Batch:
 
         put(self.length, lengths)
         put(self.limit, [n + r.max_tokens for n, r in zip(lengths, requests, strict=True)])
-        put(self.min_length, [n + r.min_tokens for n, r in zip(lengths, requests, strict=True)])
         put(self.steps, [0] * len(requests))
         put(self.num_draft, drafts)
         put(self.stop, stops)
         put(self.finish, [int(Finish.RUNNING)] * len(requests))
         self.active[index] = True
         self.sampling.assign(rows, [request.sampling for request in requests])
+        self.processing.assign(rows, [request.processors for request in requests], [r.tokens for r in requests])
         for row, request in zip(rows, requests, strict=True):
             self.requests[row] = request
         self._flag()
@@ -168,16 +182,15 @@ class Batch:
     def _flag(self) -> None:
         """What any row uses at all, known on the host."""
         known = [request for request in self.requests if request is not None]
-        self.any_min_tokens = any(request.min_tokens > 0 for request in known)
         asked = [request.logprobs for request in known if request.logprobs is not None]
         self._num_logprobs = max(asked) if asked else None
         if not asked:
             self.step_logprobs = None
 
     @property
-    def flags(self) -> tuple[bool, ...]:
+    def flags(self) -> tuple[int, ...]:
         """What a step chooses by on the host: steps under equal flags are the same operations on the same tensors."""
-        return (self.any_min_tokens, *self.sampling.flags)
+        return (*self.processing.flags, *self.sampling.flags)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -189,6 +202,7 @@ class Batch:
         self.active[torch.tensor(list(rows), device=self.device)] = False
         for row in rows:
             self.requests[row] = None
+        self.processing.release(rows)
         self._flag()
 
     def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
@@ -208,6 +222,7 @@ class Batch:
 
         into = torch.where(depth < num[:, None], self.length[:, None] + depth, self.max_length)
         self.tokens.scatter_(1, into, emitted)
+        self.processing.count(emitted, depth < num[:, None])
         self.length.add_(num)
         self.steps.add_(1)  # of idle rows too: no key is used twice, and admission starts anew
         ended = torch.where(stopped, int(Finish.STOP), torch.where(full, int(Finish.LENGTH), int(Finish.RUNNING)))
@@ -217,15 +232,16 @@ class Batch:
         self._write_report(tree, clipped, accepted, emitted, blame)
         return clipped
 
-    def record_logprobs(self, outcome: Outcome, logits: Tensor) -> None:
-        """Note the log-probabilities of the tokens that ``outcome``, already appended, decided from ``logits``."""
+    def record_logprobs(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> None:
+        """Note the log-probabilities of the tokens that ``outcome``, already appended, decided from [R, N, V] both."""
         if self._num_logprobs is None:
             return
         nodes = torch.nn.functional.pad(outcome.path, (1, 0)).clamp(min=0)  # [R, D + 1] the node before each token
         position = (self.length - outcome.num_committed)[:, None] + torch.arange(nodes.shape[1], device=self.device)
         tokens = self.tokens.gather(1, position.clamp(max=self.max_length))
-        chosen = logits.gather(1, nodes[..., None].expand(-1, -1, logits.shape[-1]))
-        self.step_logprobs = look_up(chosen, self.scores(chosen, position), tokens, self._num_logprobs)
+        at = nodes[..., None].expand(-1, -1, logits.shape[-1])
+        scores = self.scores(processed.gather(1, at))
+        self.step_logprobs = look_up(logits.gather(1, at), scores, tokens, self._num_logprobs)
 
     def _blame(self, tree: Tree) -> Tensor:
         """Why each row's tree has the root alone [R], values of NoDraft; asked before the text grows."""

@@ -1,30 +1,52 @@
-"""How a row turns logits into the law it samples from: temperature, top-k, top-p, min-p, in transformers' order.
+"""How a row turns processed logits into the law it samples from: temperature, then filters.
 
 Knows nothing of trees or verifiers. R rows, B rows of a call, n nodes, V vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 LARGEST_DIGIT = 11  # bits decided at once when a boundary is looked for
+COLUMNS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "order", "seed")
+
+
+class FilterOrder(IntEnum):
+    """Where min-p stands among the filters. What it drops is the same, but not what top-p then reaches with."""
+
+    TRANSFORMERS = 0  # top-k, top-p, min-p
+    VLLM = 1  # min-p, top-k, top-p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """One row's sampling options; the defaults are greedy decoding.
 
-    temperature: 0 is argmax, else logits are divided by it. top_k: keep the k likeliest, 0 keeps all. top_p: keep the
-    smallest set of likeliest tokens whose mass reaches it. min_p: drop tokens below this share of the likeliest one's
-    probability. seed: 0 <= seed < 2**63, of the row's own noise. Raises ValueError on values outside these ranges.
+    - ``temperature``: 0 is argmax, else logits are divided by it.
+    - ``top_k``: keep the k likeliest, 0 keeps all.
+    - ``top_p``: keep the smallest set of likeliest tokens whose mass reaches it.
+    - ``min_p``: drop tokens below this share of the likeliest one's probability.
+    - ``typical_p``: keep the smallest set of tokens whose surprise is nearest to the expected one and whose mass
+      reaches it; 1 is off (2202.00666).
+    - ``epsilon_cutoff``: drop tokens of a smaller probability; ``eta_cutoff``: of one below the smaller of it and
+      sqrt(it) exp(-entropy); 0 is off, and the likeliest token stays (2210.15191).
+    - ``order``: filters apply in the order of transformers or of vLLM, and in both those that vLLM lacks come last.
+    - ``seed``: 0 <= seed < 2**63, of the row's own noise.
+
+    Raises ValueError on values outside these ranges.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    order: FilterOrder = FilterOrder.TRANSFORMERS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -36,6 +58,11 @@ class Sampling:
             raise ValueError(f"top_p={self.top_p}: give a number above 0 and at most 1 (1 is off)")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p={self.min_p}: give a number from 0 (off) to 1")
+        if not 0 < self.typical_p <= 1:
+            raise ValueError(f"typical_p={self.typical_p}: give a number above 0 and at most 1 (1 is off)")
+        for name in ("epsilon_cutoff", "eta_cutoff"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a number from 0 (off) to below 1")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed={self.seed}: give an integer from 0 to 2**63 - 1")
 
@@ -49,6 +76,10 @@ class SamplingState:
         self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
         self.top_p = torch.ones(rows, dtype=torch.float64, device=device)
         self.min_p = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.typical_p = torch.ones(rows, dtype=torch.float64, device=device)
+        self.epsilon_cutoff = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.eta_cutoff = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.order = torch.zeros(rows, dtype=torch.int64, device=device)
         self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
         self._flag()
 
@@ -57,7 +88,7 @@ class SamplingState:
         for row, option in zip(rows, options, strict=True):
             self.rows[row] = option
         index = torch.tensor(list(rows), device=self.seed.device)
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+        for name in COLUMNS:
             column: Tensor = getattr(self, name)
             values = [getattr(option, name) for option in options]
             column[index] = torch.tensor(values, dtype=column.dtype, device=column.device)
@@ -69,12 +100,17 @@ class SamplingState:
         self.any_greedy = len(sampled) < len(self.rows)
         self.any_top_k = any(option.top_k > 0 for option in sampled)
         self.any_top_p = any(option.top_p < 1 for option in sampled)
-        self.any_min_p = any(option.min_p > 0 for option in sampled)
+        floored = [option.order for option in sampled if option.min_p > 0]
+        self.any_min_p = bool(floored)
+        self.any_min_p_first = FilterOrder.VLLM in floored
+        self.any_typical_p = any(option.typical_p < 1 for option in sampled)
+        self.any_cutoff = any(option.epsilon_cutoff > 0 or option.eta_cutoff > 0 for option in sampled)
 
     @property
     def flags(self) -> tuple[bool, ...]:
         """What warping chooses by on the host."""
-        return (self.any_sampled, self.any_greedy, self.any_top_k, self.any_top_p, self.any_min_p)
+        common = (self.any_sampled, self.any_greedy, self.any_top_k, self.any_top_p, self.any_min_p)
+        return (*common, self.any_min_p_first, self.any_typical_p, self.any_cutoff)
 
     def warp(self, logits: Tensor) -> Tensor:
         """``logits`` [R, n, V] to scores whose exponentials are the law up to a factor: -inf where excluded.
@@ -87,6 +123,8 @@ class SamplingState:
         if not self.any_sampled:
             return self._one_hot(scores)
         warped = scores / torch.where(temperature > 0, temperature, 1.0)
+        if self.any_min_p_first:
+            warped = self._floored(warped, self.order == int(FilterOrder.VLLM))
         if self.any_top_k:
             size = torch.where(self.top_k > 0, self.top_k, scores.shape[-1]).clamp(max=scores.shape[-1])
             warped = keep_until(warped, torch.ones_like(warped), size[:, None, None].to(dtype))
@@ -94,9 +132,36 @@ class SamplingState:
             goal = torch.where(self.top_p < 1, self.top_p, torch.inf)
             warped = keep_until(warped, warped.softmax(-1), goal[:, None, None].to(dtype))
         if self.any_min_p:
-            floor = warped.amax(-1, keepdim=True) + self.min_p[:, None, None].to(dtype).log()
-            warped = warped.masked_fill(warped < floor, -torch.inf)
+            warped = self._floored(warped, self.order == int(FilterOrder.TRANSFORMERS))
+        if self.any_typical_p:
+            warped = self._typical(warped)
+        if self.any_cutoff:
+            warped = self._cut_off(warped, self.epsilon_cutoff, bounded_by_entropy=False)
+            warped = self._cut_off(warped, self.eta_cutoff, bounded_by_entropy=True)
         return torch.where(temperature > 0, warped, self._one_hot(scores)) if self.any_greedy else warped
+
+    def _floored(self, scores: Tensor, rows: Tensor) -> Tensor:
+        """Without what min-p drops in ``rows`` [R]."""
+        floor = scores.amax(-1, keepdim=True) + self.min_p[:, None, None].to(scores.dtype).log()
+        return scores.masked_fill((scores < floor) & rows[:, None, None], -torch.inf)
+
+    def _typical(self, scores: Tensor) -> Tensor:
+        law = scores.log_softmax(-1)
+        weight = law.exp()
+        entropy = -torch.where(weight > 0, law * weight, 0.0).sum(-1, keepdim=True)
+        goal = torch.where(self.typical_p < 1, self.typical_p, torch.inf)[:, None, None].to(scores.dtype)
+        nearest = keep_until(-(law + entropy).abs(), weight, goal)
+        return torch.where(nearest > -torch.inf, scores, -torch.inf)
+
+    @staticmethod
+    def _cut_off(scores: Tensor, least: Tensor, *, bounded_by_entropy: bool) -> Tensor:
+        """Without tokens of a probability below ``least`` [R], but for the likeliest."""
+        law = scores.softmax(-1)
+        bound = least[:, None, None].to(scores.dtype)
+        if bounded_by_entropy:
+            bound = torch.minimum(bound, bound.sqrt() * torch.exp(torch.xlogy(law, law).sum(-1, keepdim=True)))
+        dropped = (law < bound) & (scores < scores.amax(-1, keepdim=True))
+        return scores.masked_fill(dropped, -torch.inf)
 
     @staticmethod
     def _one_hot(scores: Tensor) -> Tensor:

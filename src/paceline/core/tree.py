@@ -156,3 +156,16 @@ def follow(tree: Tree, accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     path = torch.where(at_depth.any(-1), at_depth.int().argmax(-1), -1)
     length = tree.depth.gather(1, leaf[:, None])[:, 0]
     return leaf, path, length
+
+
+def path_tokens(tree: Tree) -> Tensor:
+    """The tokens on the way from the root to each node, its own included [B, N, D]; -1 after the last."""
+    steps = torch.arange(1, tree.max_depth + 1, device=tree.tokens.device)
+    if tree.chain:
+        return torch.where(
+            steps <= torch.arange(tree.num_nodes, device=steps.device)[:, None], tree.tokens[:, None, 1:], -1
+        )
+    on_path = tree.ancestors & (tree.depth > 0)[:, None]  # [B, N, N]
+    at = torch.where(on_path, tree.depth[:, None] - 1, tree.max_depth)
+    found = torch.full((*on_path.shape[:2], tree.max_depth + 1), -1, device=at.device)
+    return found.scatter(2, at, tree.tokens[:, None].expand_as(at))[..., :-1]

@@ -23,5 +23,5 @@ class Verifier(Protocol):
 
     @abstractmethod
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
-        """Decide from ``logits`` [B, N, V] at every node; before clipping at stop tokens and limits."""
+        """Decide from processed ``logits`` [B, N, V] at every node; before clipping at stop tokens and limits."""
         ...

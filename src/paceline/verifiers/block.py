@@ -33,7 +33,7 @@ class Block:
         if not batch.sampling.any_sampled:  # the law is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        scores = batch.scores(logits, position)  # [B, N, V]
+        scores = batch.scores(logits)  # [B, N, V]
         rest = scores.softmax(-1)  # the law after each node, and below what the rule leaves of it
         q = child_laws(tree, rest)  # [B, N, V]: 0 after the end, so that the end needs no case of its own
         token = tree.tokens[:, 1:, None]

@@ -37,7 +37,7 @@ class LossyLenient:
         if not batch.sampling.any_sampled:  # the law is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        p = batch.scores(logits, position).softmax(-1)  # [B, N, V]
+        p = batch.scores(logits).softmax(-1)  # [B, N, V]
         q = child_laws(tree, p)  # [B, N, V], 0 after the end
         token = tree.tokens[:, 1:, None]
         keep = batch.noise.coin(

@@ -37,7 +37,7 @@ class LossyTypical:
         if not batch.sampling.any_sampled:  # the law is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        law = batch.scores(logits, position).softmax(-1)  # [B, N, V]
+        law = batch.scores(logits).softmax(-1)  # [B, N, V]
         bound = (self.delta * torch.exp(torch.xlogy(law, law).sum(-1))).clamp(max=self.epsilon)  # [B, N]
         rows = torch.arange(batch.rows, device=law.device)[:, None]
         parent = tree.parents.clamp(min=0)

@@ -33,7 +33,7 @@ class Recursive:
         if not batch.sampling.any_sampled:  # the law is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        left = batch.scores(logits, position).softmax(-1)  # [B, N, V]: of the law after each node
+        left = batch.scores(logits).softmax(-1)  # [B, N, V]: of the law after each node
         rows = torch.arange(batch.rows, device=left.device)
         one = torch.ones_like(left[:, 0, 0])
         chances, odds = [one], [one]  # what the coin of each node compares

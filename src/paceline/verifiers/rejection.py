@@ -33,7 +33,7 @@ class Rejection:
         if not batch.sampling.any_sampled:  # the law is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        p = batch.scores(logits, position).softmax(-1)  # [B, N, V]: the law after each node
+        p = batch.scores(logits).softmax(-1)  # [B, N, V]: the law after each node
         q = child_laws(tree, p)  # [B, N, V]: the law that each node's child was drawn from, 0 if it has none
         token = tree.tokens[:, 1:, None]
         lane = tree.depth[:, 1:]

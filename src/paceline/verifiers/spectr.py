@@ -41,7 +41,7 @@ class SpecTr:
         if not batch.sampling.any_sampled:  # the law is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        laws = batch.scores(logits, position).softmax(-1)  # [B, N, V]
+        laws = batch.scores(logits).softmax(-1)  # [B, N, V]
         rows = torch.arange(batch.rows, device=laws.device)
         node = torch.arange(tree.num_nodes, device=laws.device)
         drawn = tree.valid & (tree.law >= 0) & (tree.parents >= 0)

@@ -33,7 +33,7 @@ class Traversal:
         if not batch.sampling.any_sampled:  # the law is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        left = batch.scores(logits, position).softmax(-1)  # [B, N, V]: the measure of each node, below
+        left = batch.scores(logits).softmax(-1)  # [B, N, V]: the measure of each node, below
         rows, first = torch.arange(batch.rows, device=left.device), left[:, 0].clone()
         weight = torch.ones_like(left[..., 0])  # [B, N]
         # What a refusal leaves of its parent does not depend on coins, so one pass from the root finds all weights.

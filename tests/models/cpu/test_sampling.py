@@ -28,7 +28,9 @@ def batches(options, *, requests=None, noise=None):
     asked = requests or [Request(tokens=[1], max_tokens=50, sampling=option) for option in options]
     made = []
     for kind in (Batch, CpuBatch):
-        batch = kind(rows=len(asked), max_length=100, max_depth=3, noise=noise or Philox(), device=CPU)
+        batch = kind(
+            rows=len(asked), max_length=100, max_depth=3, vocab_size=32000, noise=noise or Philox(), device=CPU
+        )
         batch.admit(range(len(asked)), asked)
         made.append(batch)
     return made
@@ -47,9 +49,9 @@ def assert_same(options, logits, position=None):
     """The same scores and the same tokens."""
     position = places(*logits.shape[:2]) if position is None else position
     plain, ours = batches(options)
-    torch.testing.assert_close(ours.scores(logits, position), plain.scores(logits, position), rtol=0, atol=0)
+    torch.testing.assert_close(ours.scores(logits), plain.scores(logits), rtol=0, atol=0)
     assert torch.equal(ours.pick(logits, position), plain.pick(logits, position))
-    assert torch.equal(ours.likeliest(logits, position), plain.likeliest(logits, position))
+    assert torch.equal(ours.likeliest(logits), plain.likeliest(logits))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -60,7 +62,7 @@ def test_every_filter_keeps_what_plain_operations_keep(dtype, size):
     ]
     plain, ours = batches(options)
     logits, position = logits_of(len(options), 1, size, dtype), places(len(options), 1)
-    wanted, got = plain.scores(logits, position), ours.scores(logits, position)
+    wanted, got = plain.scores(logits), ours.scores(logits)
     assert got.dtype == wanted.dtype
     both = (wanted > -torch.inf) & (got > -torch.inf)
     assert torch.equal(wanted[both], got[both])
@@ -98,9 +100,9 @@ def test_ties_at_the_boundary_are_all_kept(dtype):
     logits[..., 77] = logits[..., 590] = 3.0
     options = [Sampling(temperature=1, top_k=3), Sampling(temperature=1, top_p=0.3), Sampling(temperature=1, min_p=0.3)]
     plain, ours = batches([*options, Sampling(temperature=1, top_k=2)])
-    kept = (ours.scores(logits, places(4, 1)) > -torch.inf).sum(-1)[:, 0]
+    kept = (ours.scores(logits) > -torch.inf).sum(-1)[:, 0]
     assert kept.tolist() == [102, 102, 102, 2]
-    assert torch.equal(plain.scores(logits, places(4, 1)), ours.scores(logits, places(4, 1)))
+    assert torch.equal(plain.scores(logits), ours.scores(logits))
 
 
 def one(size, at):
@@ -128,7 +130,7 @@ def test_odd_logits_are_chosen_from_as_plainly(name, given):
     plain, ours = batches([Sampling(), Sampling(temperature=1, **given)])
     position = places(2, 3)
     assert torch.equal(ours.pick(logits, position), plain.pick(logits, position))
-    assert torch.equal(ours.likeliest(logits, position), plain.likeliest(logits, position))
+    assert torch.equal(ours.likeliest(logits), plain.likeliest(logits))
 
 
 @pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 0), (torch.float32, 1e-4), (torch.bfloat16, 1e-4)])
@@ -154,7 +156,7 @@ def test_picks_follow_their_law():
         _, ours = batches([Sampling(temperature=0.9, seed=11, **given)])
         position = torch.arange(40_000)[None]
         counts = ours.pick(logits.expand(1, 40_000, 48), position)[0].bincount(minlength=48)
-        law = ours.scores(logits, position[:, :1])[0, 0].double().softmax(-1)
+        law = ours.scores(logits)[0, 0].double().softmax(-1)
         chances.append(tail(*g_test(counts, law)))
     assert min(chances) > 1e-3, chances
 
@@ -187,51 +189,19 @@ def test_an_entry_alone_is_as_in_a_batch_and_threads_change_nothing(dtype):
     ]
     _, ours = batches(options)
     logits, position = logits_of(4, 3, 12_345, dtype), places(4, 3)
-    wanted, scores = ours.pick(logits, position), ours.scores(logits, position)
+    wanted, scores = ours.pick(logits, position), ours.scores(logits)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         try:
             assert torch.equal(ours.pick(logits, position), wanted)
-            assert torch.equal(ours.scores(logits, position), scores)
+            assert torch.equal(ours.scores(logits), scores)
         finally:
             torch.set_num_threads(1)
     for row, node in itertools.product(range(4), range(3)):
         _, alone = batches([options[row]])
         entry = logits[row : row + 1, node : node + 1], position[row : row + 1, node : node + 1]
         assert torch.equal(alone.pick(*entry)[0, 0], wanted[row, node])
-        assert torch.equal(alone.scores(*entry)[0, 0], scores[row, node])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_stop_tokens_wait_for_their_minimum(temperature):
-    """Rows with and without a minimum, before and after it, with stop tokens that the logits do not have."""
-    asked = [
-        Request(
-            tokens=[1, 2],
-            max_tokens=40,
-            min_tokens=min_tokens,
-            stop_tokens=stops,
-            sampling=Sampling(temperature=temperature, seed=seed, **given),
-        )
-        for seed, (min_tokens, stops, given) in enumerate(
-            (
-                (0, [3], {}),
-                (3, [3, 60, 7], {}),
-                (5, [], {"top_p": 0.8}),
-                (4, [3], {"top_p": 0.8}),
-                (9, [0, 49], {"top_k": 4}),
-            )
-        )
-    ]
-    plain, ours = batches([], requests=asked)
-    logits = logits_of(5, 12, 50, torch.float64)
-    logits[..., [3, 7, 49]] += 6
-    position = torch.arange(2, 14).expand(5, -1)
-    assert torch.equal(ours.scores(logits, position), plain.scores(logits, position))
-    assert torch.equal(ours.pick(logits, position), plain.pick(logits, position))
-    assert torch.equal(ours.likeliest(logits, position), plain.likeliest(logits, position))
-    banned = ours.likeliest(logits, position) == plain.likeliest(logits, position + 50)
-    assert banned[0].all() and not banned[1, :3].all()
+        assert torch.equal(alone.scores(entry[0])[0, 0], scores[row, node])
 
 
 def test_strides_of_logits_and_positions_are_followed():

@@ -136,7 +136,12 @@ class Prepared:
         rows, depth = self.cell.num_rows, self.cell.shape.topology.depth
         limit = depth + 1
         batch = Batch(
-            rows=rows, max_length=len(PROMPT) + limit, max_depth=depth, noise=parts_for(CPU).noise, device=CPU
+            rows=rows,
+            max_length=len(PROMPT) + limit,
+            max_depth=depth,
+            vocab_size=self.draft.shape[-1],
+            noise=parts_for(CPU).noise,
+            device=CPU,
         )
         options = [Sampling(temperature=temperature, seed=row) for row in range(rows)]
         batch.admit(range(rows), [Request(tokens=PROMPT, max_tokens=limit, sampling=one) for one in options])

@@ -33,11 +33,12 @@ class ConfidentGrower(Grower):
         tokens, worth, parents, slots = [batch.root[:, None]], [torch.zeros_like(logits[..., 0])], [root], [root]
         forest = [root[:, :0]] * 3  # tokens, parents in the forest, and whether they can be proposed
         frontier, place = root + 1, root  # the parents of a depth: among the nodes scored, and in the forest
+        path = root[..., None][..., :0]  # [B, F, depth - 1] the tokens from the root to each parent
         for depth in range(1, self.shape.depth + 1):
             if depth > 1:
                 known = Tree.make(forest[0], forest[1], forest[2].bool(), max_depth=depth - 2)
                 logits = read(known, (depth - 2) * width)
-            found, share = self._children(batch, logits, depth)  # [B, F, w]
+            found, share = self._children(batch.process(logits, path))  # [B, F, w]
             value = (worth[-1].gather(1, frontier - self._start(depth - 1))[..., None] + share).flatten(1)
             value = torch.where((depth <= room)[:, None] & batch.active[:, None], value, -torch.inf)
             # Ids beyond the draft's vocabulary may stand where nothing is left to propose.
@@ -51,6 +52,8 @@ class ConfidentGrower(Grower):
                 place = (torch.arange(width, device=batch.device) + (depth - 1) * width).expand_as(keep)
                 slots[-1] = slots[-1].scatter(1, keep, place)
                 frontier = keep + self._start(depth)
+                path = path.gather(1, (keep // width)[..., None].expand(-1, -1, depth - 1))
+                path = torch.cat((path, tokens[-1].gather(1, keep)[..., None]), dim=-1)
                 more = (tokens[-1].gather(1, keep), above, (value.gather(1, keep) > -torch.inf).long())
                 forest = [torch.cat(pair, dim=1) for pair in zip(forest, more, strict=True)]
         scored = (torch.cat(pieces, dim=1) for pieces in (tokens, worth, parents, slots))
@@ -61,10 +64,9 @@ class ConfidentGrower(Grower):
         width = self.shape.width
         return 0 if depth == 0 else 1 if depth == 1 else 1 + width + (depth - 2) * width**2
 
-    def _children(self, batch: Batch, logits: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    def _children(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest tokens after each of F nodes [B, F, w], and the logarithms of their probabilities."""
-        law = batch.allowed(logits, batch.length[:, None] + depth - 1).log_softmax(-1)
-        share, tokens = law.topk(self.shape.width, dim=-1)
+        share, tokens = logits.log_softmax(-1).topk(self.shape.width, dim=-1)
         return tokens, share.clamp(max=0)
 
     def _rerank(

@@ -41,14 +41,13 @@ class Drawn:
 
 
 Rule: TypeAlias = Callable[[Batch, Tensor, Tensor, Level], Drawn]
-"""(batch, logits [B, F, V], position [B, 1] of the children, level) -> Drawn."""
+"""(batch, processed logits [B, F, V], position [B, 1] of the children, level) -> Drawn."""
 
 
 def fixed(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
     """The likeliest tokens."""
     if level.width == 1:  # every law has a first token
-        return Drawn(tokens=level.spread(batch.likeliest(logits, position)[..., None]))
-    logits = batch.allowed(logits, position)
+        return Drawn(tokens=level.spread(batch.likeliest(logits)[..., None]))
     return _drawn(logits, likeliest(logits, level.width), level)
 
 
@@ -58,9 +57,9 @@ def shared(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Draw
         return fixed(batch, logits, position, level)
     if level.width == 1:
         return Drawn(tokens=level.spread(batch.pick(logits, position)[..., None]))
-    scores = batch.scores(logits, position)
+    scores = batch.scores(logits)
     order = batch.noise.order(scores, batch.key(position, Stream.TARGET), level.width)
-    return _or_likeliest(batch, batch.allowed(logits, position), scores, order, level)[0]
+    return _or_likeliest(batch, logits, scores, order, level)[0]
 
 
 def no_replacement(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
@@ -68,15 +67,15 @@ def no_replacement(batch: Batch, logits: Tensor, position: Tensor, level: Level)
 
     A greedy law leaves nothing for a second child to be drawn from, so there tokens are fixed choices.
     """
-    scores = batch.scores(logits, position)
+    scores = batch.scores(logits)
     order = batch.noise.order(scores, batch.key(position, Stream.DRAFT, lane=level.first), level.width)
-    drawn, greedy = _or_likeliest(batch, batch.allowed(logits, position), scores, order, level)
+    drawn, greedy = _or_likeliest(batch, logits, scores, order, level)
     return Drawn(tokens=drawn.tokens, possible=drawn.possible, laws=scores.softmax(-1), chosen=greedy)
 
 
 def iid(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
     """Each from its parent's law, with noise of its own: siblings may be the same."""
-    scores = batch.scores(logits, position)
+    scores = batch.scores(logits)
     key = batch.key(position, Stream.DRAFT, lane=level.node)
     tokens = batch.noise.choose(take(scores, level.parent), key)
     return Drawn(tokens=tokens, laws=scores.softmax(-1))

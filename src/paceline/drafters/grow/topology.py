@@ -22,6 +22,7 @@ class _Step:
     """One depth: what is read for it, and what is drawn."""
 
     level: Level
+    paths: Tensor  # [F, depth - 1] the nodes on the way from the root to each parent, its own included
     inner: Tensor | None  # which of the nodes drawn last are parents now; None: all of them
     forest: Frame | None  # all that is read so far, these parents last; None below the root
     start: int  # where in the forest the parents begin
@@ -32,7 +33,7 @@ class TopologyGrower(Grower):
     """Grows the same topology for every row, its tokens drawn as ``draw`` says."""
 
     def __init__(self, topology: Topology, draw: Draw, device: torch.device) -> None:
-        def index(values: Sequence[int]) -> Tensor:
+        def index(values: Sequence[int] | Sequence[list[int]]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
         def selection(values: Sequence[int], size: int) -> Tensor | None:
@@ -52,6 +53,9 @@ class TopologyGrower(Grower):
         self.slots = index([read.get(node, -1) for node in range(len(parents))])
         self.depths = index(range(1, topology.depth + 1))
         self.steps: list[_Step] = []
+        paths: list[list[int]] = [[]]
+        for node, parent in enumerate(parents[1:], start=1):
+            paths.append([*paths[parent], node])
         last = [0]
         for level in range(1, topology.depth + 1):
             nodes = [node for node in range(len(parents)) if depth[node] == level]
@@ -69,6 +73,7 @@ class TopologyGrower(Grower):
                         first=index([parents.index(node) for node in above]),
                         width=width,
                     ),
+                    paths=index([paths[node] for node in above]),
                     inner=selection([last.index(node) for node in above], len(last)),
                     forest=Frame([read.get(parents[node], -1) for node in known], device) if known else None,
                     start=len(known) - len(above),
@@ -88,6 +93,8 @@ class TopologyGrower(Grower):
                 above = take(valid[-1], step.inner)
                 seen, known = [*seen, take(tokens[-1], step.inner)], [*known, above]
                 logits = read(step.forest.tree(torch.cat(seen, dim=1), torch.cat(known, dim=1)), step.start)
+            if batch.processing.any:
+                logits = batch.process(logits, torch.cat(tokens, dim=1)[:, step.paths])
             drawn = self.rule(batch, logits, batch.length[:, None] + depth, step.level)
             grows = take(above, step.level.parent) & within[:, depth : depth + 1]
             tokens.append(drawn.tokens)

@@ -26,8 +26,17 @@ class CpuBatch(Batch):
     know. Raises KernelError where it cannot be built.
     """
 
-    def __init__(self, *, rows: int, max_length: int, max_depth: int, noise: Noise, device: torch.device) -> None:
-        super().__init__(rows=rows, max_length=max_length, max_depth=max_depth, noise=noise, device=device)
+    def __init__(
+        self, *, rows: int, max_length: int, max_depth: int, vocab_size: int, noise: Noise, device: torch.device
+    ) -> None:
+        super().__init__(
+            rows=rows,
+            max_length=max_length,
+            max_depth=max_depth,
+            vocab_size=vocab_size,
+            noise=noise,
+            device=device,
+        )
         self._run = load_kernel().paceline_extend
         self._run.restype = None
         self._texts = Texts(
@@ -46,32 +55,32 @@ class CpuBatch(Batch):
             report=self.report.data_ptr(),
             active=self.active.data_ptr(),
         )
-        self._chooser = Chooser(sampling=self.sampling, stop=self.stop, min_length=self.min_length)
+        self._chooser = Chooser(sampling=self.sampling)
         self._keyed = known(noise)
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """As the plain one."""
-        if torch.compiler.is_compiling() or not self._keyed:
+        if torch.compiler.is_compiling() or not self._keyed or not self._chooser.knows_law:
             return super().pick(logits, position)
-        return self._chooser.pick(logits, position, bans=self.any_min_tokens)
+        return self._chooser.pick(logits, position)
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
         """As the plain one."""
-        if torch.compiler.is_compiling() or not self._keyed:
+        if torch.compiler.is_compiling() or not self._keyed or not self._chooser.knows_law:
             return super().picks(tree, logits)
         return self.pick(logits, self.length[:, None] + tree.depth)
 
-    def likeliest(self, logits: Tensor, position: Tensor) -> Tensor:
+    def likeliest(self, logits: Tensor) -> Tensor:
         """As the plain one."""
         if torch.compiler.is_compiling():
-            return super().likeliest(logits, position)
-        return self._chooser.likeliest(logits, position, bans=self.any_min_tokens)
+            return super().likeliest(logits)
+        return self._chooser.likeliest(logits)
 
-    def scores(self, logits: Tensor, position: Tensor) -> Tensor:
+    def scores(self, logits: Tensor) -> Tensor:
         """As the plain one."""
-        if torch.compiler.is_compiling():
-            return super().scores(logits, position)
-        return self._chooser.warp(logits, position, bans=self.any_min_tokens)
+        if torch.compiler.is_compiling() or not self._chooser.knows_law:
+            return super().scores(logits)
+        return self._chooser.warp(logits)
 
     def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
         """As the plain one."""
@@ -81,6 +90,9 @@ class CpuBatch(Batch):
         decision, held = _decide(tree, outcome, num)
         self._run(ctypes.byref(self._texts), ctypes.byref(decision))
         del held
+        if self.processing.any_counts:
+            depth = torch.arange(tree.max_depth + 1)
+            self.processing.count(self.report[:, REPORT_HEAD : REPORT_HEAD + len(depth)], depth < num[:, None])
         return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
 
 

@@ -111,7 +111,7 @@ class Chain(Structure):
     """Several tokens that a model picks by itself, each read before the next."""
 
     _fields_ = [
-        *((name, c_int64) for name in "depth vocab greedy bans".split()),
+        *((name, c_int64) for name in "depth vocab greedy".split()),
         ("logits", c_void_p),
         ("logits_step", c_int64),
         *((name, c_void_p) for name in "length valid tokens".split()),
@@ -153,11 +153,10 @@ class Counters(Structure):
 
 
 class Options(Structure):
-    """How each row samples and what may not be chosen yet (core/sampling, core/batch)."""
+    """How each row samples (core/sampling)."""
 
     _fields_ = [
-        ("stops", c_int64),
-        *((name, c_void_p) for name in "temperature top_p min_p top_k seed stop min_length".split()),
+        *((name, c_void_p) for name in "temperature top_p min_p top_k seed".split()),
     ]
 
 
@@ -165,7 +164,7 @@ class Choices(Structure):
     """Logits of some nodes per row, and where what comes of them goes. Steps are strides in numbers, not bytes."""
 
     _fields_ = [
-        *((name, c_int64) for name in "rows nodes size threads bans".split()),
+        *((name, c_int64) for name in "rows nodes size threads".split()),
         ("logits", c_void_p),
         *((name, c_int64) for name in "row_step step".split()),
         ("position", c_void_p),

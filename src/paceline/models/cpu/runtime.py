@@ -17,7 +17,7 @@ from paceline.models.base import Ahead, Head, Output
 from paceline.models.cpu import layout
 from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.program import compile_program
-from paceline.models.cpu.sampling import known, options_of
+from paceline.models.cpu.sampling import known, knows_law, options_of
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
 from paceline.models.memory import unwritten
@@ -104,6 +104,8 @@ class CpuDecoder(Ahead):
         """See models/base; one call for all of it, with noise that the kernel knows."""
         if torch.compiler.is_compiling() or logits.dtype != self.dtype or not known(batch.noise):
             return False
+        if batch.processing.any or not knows_law(batch.sampling):
+            return False
         self._refresh(cache)
         rows, width = tokens.shape
         logits = _rows(logits[:, 0])
@@ -113,14 +115,13 @@ class CpuDecoder(Ahead):
             depth=width - 1,
             vocab=min(self.vocab_size, logits.shape[-1]),
             greedy=greedy,
-            bans=batch.any_min_tokens,
             logits=logits.data_ptr(),
             logits_step=logits.stride(0),
             length=batch.length.data_ptr(),
             valid=valid.data_ptr(),
             tokens=tokens.data_ptr(),
         )
-        options = options_of(batch.sampling, batch.stop, batch.min_length)
+        options = options_of(batch.sampling)
         self._ahead(*map(ctypes.byref, (self._program.model, call, options, chain)))
         del held
         return True

@@ -17,19 +17,17 @@ from paceline.models.cpu.layout import Choices, Options
 from paceline.models.cpu.noise import CpuNoise
 
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+_ANYWHERE = torch.zeros(1, 1, dtype=torch.int64)  # a position, where choices depend on none
 
 
-def options_of(sampling: SamplingState, stop: Tensor, min_length: Tensor) -> Options:
-    """How rows choose, under ``stop`` [R, E] and ``min_length`` [R]: the places of these tensors, not their values."""
+def options_of(sampling: SamplingState) -> Options:
+    """How rows choose: the places of these tensors, not their values."""
     return Options(
-        stops=stop.shape[1],
         temperature=sampling.temperature.data_ptr(),
         top_p=sampling.top_p.data_ptr(),
         min_p=sampling.min_p.data_ptr(),
         top_k=sampling.top_k.data_ptr(),
         seed=sampling.seed.data_ptr(),
-        stop=stop.data_ptr(),
-        min_length=min_length.data_ptr(),
     )
 
 
@@ -38,43 +36,50 @@ def known(noise: Noise) -> bool:
     return type(noise) in (Philox, CpuNoise)
 
 
+def knows_law(sampling: SamplingState) -> bool:
+    """Whether the kernel has every filter of ``sampling``."""
+    return not (sampling.any_min_p_first or sampling.any_typical_p or sampling.any_cutoff)
+
+
 @final
 class Chooser:
-    """The kernel's choices under the options of ``sampling``, ``stop`` [R, E] and ``min_length`` [R].
+    """The kernel's choices under the options of ``sampling``, whose tensors' places it keeps, not their values.
 
-    It keeps the places of these tensors, not their values. Raises KernelError where the kernel cannot be built.
+    Raises KernelError where the kernel cannot be built.
     """
 
-    def __init__(self, *, sampling: SamplingState, stop: Tensor, min_length: Tensor) -> None:
+    def __init__(self, *, sampling: SamplingState) -> None:
         kernel = load_kernel()
         self._pick, self._likeliest, self._warp = (
             {dtype: _prepare(getattr(kernel, f"paceline_{what}_{name}")) for dtype, name in _NAMES.items()}
             for what in ("pick", "likeliest", "warp")
         )
-        self._held = (sampling, stop, min_length)
-        self._options = options_of(sampling, stop, min_length)
+        self._sampling = sampling
+        self._options = options_of(sampling)
         self._given = ctypes.byref(self._options)
 
-    def pick(self, logits: Tensor, position: Tensor, *, bans: bool) -> Tensor:
-        """What core/batch's ``pick`` gives [R, n] for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1].
+    @property
+    def knows_law(self) -> bool:
+        """Whether the kernel has every filter that rows use now."""
+        return knows_law(self._sampling)
 
-        ``bans`` says whether any row has stop tokens that may come too early.
-        """
+    def pick(self, logits: Tensor, position: Tensor) -> Tensor:
+        """What core/batch's ``pick`` gives [R, n] for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1]."""
         out = torch.empty(logits.shape[:2], dtype=torch.int64)
-        self._run(self._pick, logits, position, bans, out)
+        self._run(self._pick, logits, position, out)
         return out
 
-    def likeliest(self, logits: Tensor, position: Tensor, *, bans: bool) -> Tensor:
+    def likeliest(self, logits: Tensor) -> Tensor:
         """The likeliest tokens [R, n], however rows sample."""
         out = torch.empty(logits.shape[:2], dtype=torch.int64)
-        self._run(self._likeliest, logits, position, bans, out)
+        self._run(self._likeliest, logits, _ANYWHERE, out)
         return out
 
-    def warp(self, logits: Tensor, position: Tensor, *, bans: bool) -> Tensor:
+    def warp(self, logits: Tensor) -> Tensor:
         """What core/batch's ``scores`` gives [R, n, V]."""
         wide = logits.dtype == torch.float64
         out = torch.empty(logits.shape, dtype=torch.float64 if wide else torch.float32)
-        self._run(self._warp, logits, position, bans, out)
+        self._run(self._warp, logits, _ANYWHERE, out)
         return out
 
     def _run(
@@ -82,7 +87,6 @@ class Chooser:
         functions: dict[torch.dtype, Callable[..., None]],
         logits: Tensor,
         position: Tensor,
-        bans: bool,
         out: Tensor,
     ) -> None:
         run = functions.get(logits.dtype)
@@ -97,7 +101,6 @@ class Chooser:
             nodes,
             size,
             torch.get_num_threads(),
-            bans,
             logits.data_ptr(),
             *logits.stride()[:2],
             place.data_ptr(),

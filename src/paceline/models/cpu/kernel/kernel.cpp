@@ -24,7 +24,7 @@ void ahead(const Model *model, const Call *call, const Options *options, const C
     std::lock_guard<std::mutex> held(one);
     memory.resize(call->rows * model->vocab), chosen.resize(call->rows), position.resize(call->rows);
     const int64_t width = chain->depth + 1;
-    Choices choices = {call->rows, 1, chain->vocab, call->threads, chain->bans, chain->logits, chain->logits_step, 0};
+    Choices choices = {call->rows, 1, chain->vocab, call->threads, chain->logits, chain->logits_step, 0};
     choices.position = position.data(), choices.position_row_step = 1, choices.out = chosen.data();
     for (int64_t depth = 1; depth < width; depth++) {
         for (int64_t row = 0; row < call->rows; row++) position[row] = chain->length[row] + depth - 1;

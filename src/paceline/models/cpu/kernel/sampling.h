@@ -10,16 +10,15 @@ namespace paceline {
 
 constexpr double FALLS[] = {8, 11, 16, 1e300};  // below the largest score: where candidates of top-p are looked for
 
-// The rows' options and what may not be chosen yet (core/sampling.py's SamplingState, core/batch.py).
+// The rows' options (core/sampling.py's SamplingState).
 struct Options {
-    int64_t stops;
     const double *temperature, *top_p, *min_p;
-    const int64_t *top_k, *seed, *stop, *min_length;
+    const int64_t *top_k, *seed;
 };
 
 // Logits of some nodes per row, with steps in numbers, and where what comes of them goes, without gaps.
 struct Choices {
-    int64_t rows, nodes, size, threads, bans;  // bans: whether stop tokens may come too early at all
+    int64_t rows, nodes, size, threads;
     const void *logits;
     int64_t row_step, step;
     const int64_t *position;
@@ -31,7 +30,7 @@ struct Choices {
 struct Chain {
     int64_t depth;          // tokens of a row
     int64_t vocab;          // of them that may be picked, those with the smallest ids
-    int64_t greedy, bans;   // greedy: the likeliest, however rows sample; bans: see Choices
+    int64_t greedy;         // the likeliest, however rows sample
     const void *logits;     // [rows, vocab] after the root
     int64_t logits_step;
     const int64_t *length;  // of the text: where the first token comes to stand
@@ -43,20 +42,17 @@ struct Chain {
 struct Law {
     double temperature, top_p, min_p;
     int64_t top_k;
-    const int64_t *banned;  // numbers that are no tokens ban nothing
-    int64_t num_banned;
     RaceKey key;
 };
 
-inline Law law_of(const Options &o, int64_t row, int64_t position, bool bans) {
-    const bool early = bans && position < o.min_length[row];
-    return {o.temperature[row], o.top_p[row], o.min_p[row], o.top_k[row], o.stop + row * o.stops, early ? o.stops : 0,
+inline Law law_of(const Options &o, int64_t row, int64_t position) {
+    return {o.temperature[row], o.top_p[row], o.min_p[row], o.top_k[row],
             {uint64_t(o.seed[row]), uint32_t(position), 0, 0}};
 }
 
-// Logits by temperature, without what is banned.
+// Logits by temperature.
 template <class T>
-void divide(const Law &law, const T *logits, int64_t size, Acc<T> temperature, Desk<Acc<T>> &desk) {
+void divide(const T *logits, int64_t size, Acc<T> temperature, Desk<Acc<T>> &desk) {
     constexpr int N = lanes<T>;
     desk.make_room(size);
     Acc<T> *scores = desk.scores.data();
@@ -64,8 +60,6 @@ void divide(const Law &law, const T *logits, int64_t size, Acc<T> temperature, D
     for (; i + N <= size; i += N) store(scores + i, load(logits + i) / temperature);
     for (; i < size; i++) scores[i] = widen(logits[i]) / temperature;
     for (; i % BLOCK; i++) scores[i] = NEVER<Acc<T>>;
-    for (int64_t j = 0; j < law.num_banned; j++)
-        if (law.banned[j] >= 0 && law.banned[j] < size) scores[law.banned[j]] = NEVER<Acc<T>>;
 }
 
 // The boundary of all filters: what is at least this large is kept. highest is finite.
@@ -91,20 +85,18 @@ A kept_from(const Law &law, int64_t size, A highest, Desk<A> &desk) {
     return least;
 }
 
-// The first of the largest logits that are not banned.
+// The first of the largest logits.
 template <class T>
-int64_t likeliest(const Law &law, const T *logits, int64_t size, Desk<Acc<T>> &desk) {
-    if (law.num_banned == 0) return first_of(logits, size, highest_of(logits, size));
-    divide(law, logits, size, Acc<T>(1), desk);
-    return first_of(desk.scores.data(), size, highest_of(desk.scores.data(), size));
+int64_t likeliest(const T *logits, int64_t size) {
+    return first_of(logits, size, highest_of(logits, size));
 }
 
 // The token that the law's noise chooses.
 template <class T>
 int64_t pick(const Law &law, const T *logits, int64_t size, Desk<Acc<T>> &desk) {
     using A = Acc<T>;
-    if (law.temperature == 0) return likeliest(law, logits, size, desk);
-    divide(law, logits, size, A(law.temperature), desk);
+    if (law.temperature == 0) return likeliest(logits, size);
+    divide(logits, size, A(law.temperature), desk);
     const A *scores = desk.scores.data(), highest = highest_of(scores, size);
     const int64_t ahead = first_of(scores, size, highest);
     if (!std::isfinite(highest)) return ahead;  // as in a race: what is no number or infinite wins
@@ -123,10 +115,10 @@ void warp(const Law &law, const T *logits, int64_t size, Acc<T> *out, Desk<Acc<T
     using A = Acc<T>;
     if (law.temperature == 0) {
         std::fill_n(out, size, NEVER<A>);
-        out[likeliest(law, logits, size, desk)] = 0;
+        out[likeliest(logits, size)] = 0;
         return;
     }
-    divide(law, logits, size, A(law.temperature), desk);
+    divide(logits, size, A(law.temperature), desk);
     const A *scores = desk.scores.data(), highest = highest_of(scores, size);
     const A least = std::isfinite(highest) ? kept_from(law, size, highest, desk) : NEVER<A>;
     for (int64_t i = 0; i < size; i++) out[i] = scores[i] < least ? NEVER<A> : scores[i];
@@ -141,7 +133,7 @@ void each_choice(const Options &o, const Choices &c, With with) {
             static thread_local Desk<Acc<T>> desk;
             const int64_t row = entry / c.nodes, node = entry % c.nodes;
             const int64_t position = c.position[row * c.position_row_step + node * c.position_step];
-            with(law_of(o, row, position, c.bans), (const T *)c.logits + row * c.row_step + node * c.step, entry, desk);
+            with(law_of(o, row, position), (const T *)c.logits + row * c.row_step + node * c.step, entry, desk);
         }
     });
 }
@@ -154,8 +146,8 @@ void pick_all(const Options &o, const Choices &c) {
 }
 template <class T>
 void likeliest_of_all(const Options &o, const Choices &c) {
-    each_choice<T>(o, c, [&](const Law &law, const T *logits, int64_t entry, Desk<Acc<T>> &desk) {
-        ((int64_t *)c.out)[entry] = likeliest(law, logits, c.size, desk);
+    each_choice<T>(o, c, [&](const Law &, const T *logits, int64_t entry, Desk<Acc<T>> &) {
+        ((int64_t *)c.out)[entry] = likeliest(logits, c.size);
     });
 }
 template <class T>
@@ -172,7 +164,7 @@ void choose_all(int64_t keys, int64_t count, const int64_t *const *fields, int64
     share(keys * count > WORTH ? threads : 1, keys, [&](int64_t begin, int64_t end) {
         for (int64_t k = begin; k < end; k++) {
             static thread_local Desk<A> desk;
-            divide(Law{}, scores + k * count, count, A(1), desk);
+            divide(scores + k * count, count, A(1), desk);
             const A highest = highest_of(desk.scores.data(), count);
             const int64_t ahead = first_of(desk.scores.data(), count, highest);
             const uint32_t stream = uint32_t(tag | fields[3][k]);

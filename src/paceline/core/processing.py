@@ -1,0 +1,289 @@
+"""What is done to logits before temperature and filters: biases, bans and penalties, at every node with its own path.
+
+Knows nothing of trees, drafts or models. R rows, n nodes, d drafted tokens on the way to a node, V vocabulary, S biased
+sequences and L their length, E tokens that come later, T text capacity.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NEVER = -float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processing:
+    """One row's processors; the defaults do nothing.
+
+    In the order in which they apply, which transformers and vLLM share:
+
+    - ``bias``: (tokens, value) pairs; ``value`` is added to the logit of the last token wherever the others stand
+      right before it. -inf bans; a pair of one token holds everywhere. Values for the same place add up.
+    - ``allowed``: no other token; None: every one.
+    - ``repetition_penalty``: logits of tokens in the prompt or the new text are divided by it where positive and
+      multiplied where not; above 0, 1 is off (1909.05858).
+    - ``frequency_penalty``, ``presence_penalty``: taken from the logit of a token for every time that it stands in the
+      new text, and once if it does.
+    - ``no_repeat_ngram``: no token that would complete a run of this many tokens that the text has already; 0 is off.
+    - ``late``: (token, count) pairs; the token is none of the first ``count`` new ones.
+
+    Where they leave no token, token 0 is certain, as it is for an argmax. Raises ValueError on values out of range.
+    """
+
+    bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    allowed: tuple[int, ...] | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    late: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty={self.repetition_penalty}: give a finite number above 0 (1 is off)")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not abs(getattr(self, name)) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)}: give a finite number (0 is off)")
+        if self.no_repeat_ngram < 0:
+            raise ValueError(f"no_repeat_ngram={self.no_repeat_ngram}: give 0 (off) or a positive length")
+        for tokens, value in self.bias:
+            if not tokens or min(tokens) < 0:
+                raise ValueError(f"bias of {list(tokens)}: give one token id or several, each at least 0")
+            if not value < float("inf"):
+                raise ValueError(f"bias of {list(tokens)}: {value}; give a finite number, or -inf to ban")
+        if self.allowed is not None and (not self.allowed or min(self.allowed) < 0):
+            raise ValueError(f"allowed={list(self.allowed)}: give at least one token id, or None for every one")
+        if any(token < 0 or count < 0 for token, count in self.late):
+            raise ValueError(f"late={list(self.late)}: give token ids and counts of at least 0")
+
+    @property
+    def everywhere(self) -> list[tuple[int, float]]:
+        """Biases that depend on nothing."""
+        return [(tokens[0], value) for tokens, value in self.bias if len(tokens) == 1]
+
+    @property
+    def sequences(self) -> list[tuple[tuple[int, ...], float]]:
+        """Biases that depend on the tokens before."""
+        return [(tokens, value) for tokens, value in self.bias if len(tokens) > 1]
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether some tokens have another logit everywhere."""
+        return self.allowed is not None or any(len(tokens) == 1 for tokens, _ in self.bias)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters which tokens stand in the text."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What stands before a node: the row's text, and the drafted tokens on the way."""
+
+    tokens: Tensor  # [R, T]
+    length: Tensor  # [R]
+    drafted: Tensor  # [R, n, d] -1 after the last
+
+    @property
+    def position(self) -> Tensor:
+        """Of the token that comes next [R, n]."""
+        return self.length[:, None] + (self.drafted >= 0).sum(-1)
+
+    def last(self, count: int) -> Tensor:
+        """The ``count`` tokens before the next [R, n, count] in their order; -1 where there are none."""
+        return self.at(self.position[..., None] - count + torch.arange(count, device=self.tokens.device))
+
+    def at(self, place: Tensor) -> Tensor:
+        """The tokens at ``place`` [R, n, m], each before the next; -1 below 0."""
+        rows, nodes, width = place.shape
+        known = self.tokens.gather(1, place.clamp(0, self.tokens.shape[1] - 1).flatten(1)).view(rows, nodes, width)
+        if self.drafted.shape[-1]:
+            beyond = place - self.length[:, None, None]
+            known = torch.where(beyond >= 0, self.drafted.gather(2, beyond.clamp(0, self.drafted.shape[-1] - 1)), known)
+        return torch.where(place >= 0, known, -1)
+
+
+class ProcessingState:
+    """The processors of all rows as tensors, made when a row first asks for their kind."""
+
+    def __init__(self, *, rows: int, vocab_size: int, device: torch.device) -> None:
+        def filled(value: float, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.full((rows, *shape), value, dtype=dtype, device=device)
+
+        self._filled = filled
+        self.vocab_size, self.device = vocab_size, device
+        self.rows: list[Processing] = [Processing()] * rows
+        self.repetition, self.frequency, self.presence = filled(1.0), filled(0.0), filled(0.0)
+        self.ngram = filled(0, dtype=torch.int64)
+        self.bias: Tensor | None = None  # [R, V] float32
+        self.counts: Tensor | None = None  # [R, V + 1] int32, times in the new text; the last takes what counts nothing
+        self.prompted: Tensor | None = None  # [R, V + 1] bool, whether in the prompt
+        self.late = filled(-1, 0, dtype=torch.int64)  # [R, E] tokens
+        self.late_until = filled(0, 0, dtype=torch.int64)  # [R, E] the first position that each may take
+        self.before = filled(-1, 0, 0, dtype=torch.int64)  # [R, S, L - 1] tokens before, at the end; -1 is any
+        self.last = filled(-1, 0, dtype=torch.int64)  # [R, S] tokens biased, -1 is none
+        self.value = filled(0.0, 0, dtype=torch.float32)  # [R, S]
+        self._flag()
+
+    def assign(self, rows: Sequence[int], options: Sequence[Processing], prompts: Sequence[Sequence[int]]) -> None:
+        """Give rows their processors, their texts being ``prompts`` so far."""
+        for row, option, prompt in zip(rows, options, prompts, strict=True):
+            self.rows[row] = option
+            self.repetition[row], self.ngram[row] = option.repetition_penalty, option.no_repeat_ngram
+            self.frequency[row], self.presence[row] = option.frequency_penalty, option.presence_penalty
+            self._assign_bias(row, option)
+            self._assign_sequences(row, option.sequences)
+            self._assign_late(row, option.late, len(prompt))
+            if option.counts:
+                self._begin_counting(row, prompt)
+        self._flag()
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Rows that ask for nothing any more."""
+        for row in rows:
+            self.rows[row] = Processing()
+        self._flag()
+
+    def _assign_bias(self, row: int, option: Processing) -> None:
+        if option.is_biased and self.bias is None:
+            self.bias = self._filled(0.0, self.vocab_size, dtype=torch.float32)
+        if self.bias is None:
+            return
+        values = torch.full((self.vocab_size,), 0.0 if option.allowed is None else NEVER)
+        known = [token for token in option.allowed or () if token < self.vocab_size]
+        values[known] = 0.0
+        for token, value in option.everywhere:
+            if token < self.vocab_size:
+                values[token] += value
+        self.bias[row] = values.to(self.device)
+
+    def _assign_sequences(self, row: int, sequences: Sequence[tuple[tuple[int, ...], float]]) -> None:
+        longest = max((len(tokens) - 1 for tokens, _ in sequences), default=0)
+        if len(sequences) > self.last.shape[1] or longest > self.before.shape[2]:
+            number, length = _room(len(sequences), self.last.shape[1]), _room(longest, self.before.shape[2])
+            before = self._filled(-1, number, length, dtype=torch.int64)
+            held = self.before.shape
+            if self.last.shape[1]:
+                before[:, : held[1], length - held[2] :] = self.before
+            self.before = before
+            self.last, self.value = _widened(self.last, number, -1), _widened(self.value, number, 0)
+        if not self.last.shape[1]:
+            return
+        width = self.before.shape[2]
+        self.last[row] = -1
+        for at, (tokens, value) in enumerate(sequences):
+            if max(tokens) < self.vocab_size:
+                padded = [-1] * (width - len(tokens) + 1) + list(tokens[:-1])
+                self.before[row, at] = torch.tensor(padded, device=self.device)
+                self.last[row, at], self.value[row, at] = tokens[-1], value
+
+    def _assign_late(self, row: int, late: Sequence[tuple[int, int]], num_prompt: int) -> None:
+        if len(late) > self.late.shape[1]:
+            size = _room(len(late), self.late.shape[1])
+            self.late, self.late_until = _widened(self.late, size, -1), _widened(self.late_until, size, 0)
+        if not self.late.shape[1]:
+            return
+        self.late[row] = -1
+        for at, (token, count) in enumerate(late):
+            if token < self.vocab_size:
+                self.late[row, at], self.late_until[row, at] = token, num_prompt + count
+
+    def _begin_counting(self, row: int, prompt: Sequence[int]) -> None:
+        if self.counts is None or self.prompted is None:
+            self.counts = self._filled(0, self.vocab_size + 1, dtype=torch.int32)
+            self.prompted = self._filled(0, self.vocab_size + 1, dtype=torch.bool)
+        self.counts[row] = 0
+        self.prompted[row] = False
+        self.prompted[row, torch.tensor(list(prompt), device=self.device)] = True
+
+    def _flag(self) -> None:
+        self.any_bias = any(option.is_biased for option in self.rows)
+        self.any_sequences = any(option.sequences for option in self.rows)
+        self.any_counts = any(option.counts for option in self.rows)
+        self.any_late = any(option.late for option in self.rows)
+        self.most_ngram = max(option.no_repeat_ngram for option in self.rows)
+
+    @property
+    def any(self) -> bool:
+        """Whether any row has any."""
+        return self.any_bias or self.any_sequences or self.any_counts or self.any_late or self.most_ngram > 0
+
+    @property
+    def flags(self) -> tuple[int, ...]:
+        """What processing chooses by on the host, and the sizes of what may grow."""
+        used = (self.any_bias, self.any_sequences, self.any_counts, self.any_late)
+        return (*used, self.most_ngram, *self.before.shape, self.late.shape[1])
+
+    def count(self, tokens: Tensor, real: Tensor) -> None:
+        """Take new ``tokens`` [R, m] into the history where ``real`` [R, m]."""
+        if self.any_counts and self.counts is not None:
+            into = torch.where(real, tokens, self.vocab_size)
+            self.counts.scatter_add_(1, into, torch.ones_like(into, dtype=torch.int32))
+
+    def apply(self, logits: Tensor, text: Text) -> Tensor:
+        """Processed ``logits`` [R, n, V], in single precision at least."""
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.any_bias and self.bias is not None:
+            scores = scores + self.bias[:, None]
+        if self.any_sequences:
+            scores = self._with_sequences(scores, text)
+        if self.any_counts and self.counts is not None and self.prompted is not None:
+            scores = self._penalised(scores, text.drafted)
+        if self.most_ngram:
+            scores = scores.masked_fill(self._repeats(text), NEVER)
+        if self.any_late:
+            early = text.position[..., None] < self.late_until[:, None]
+            scores = scores.masked_fill(self._marked(torch.where(early, self.late[:, None], -1)), NEVER)
+        first = torch.where((scores > NEVER).any(-1), scores[..., 0], 0.0)
+        return torch.cat((first[..., None], scores[..., 1:]), dim=-1)
+
+    def _with_sequences(self, scores: Tensor, text: Text) -> Tensor:
+        width = self.before.shape[2]
+        wanted = self.before[:, None]  # [R, 1, S, L - 1]
+        met = ((wanted < 0) | (wanted == text.last(width)[:, :, None])).all(-1) & (self.last >= 0)[:, None]
+        value = torch.where(met, self.value[:, None].to(scores.dtype), 0.0)  # [R, n, S]
+        return scores.scatter_add(-1, self.last.clamp(min=0)[:, None].expand_as(value), value)
+
+    def _penalised(self, scores: Tensor, drafted: Tensor) -> Tensor:
+        assert self.counts is not None and self.prompted is not None
+        rows, nodes, size = scores.shape
+        counts = self.counts[:, None].expand(rows, nodes, size + 1)
+        into = torch.where(drafted >= 0, drafted, size)
+        counts = counts.scatter_add(-1, into, torch.ones_like(into, dtype=torch.int32))[..., :size]
+        repetition, frequency, presence = (
+            part.to(scores.dtype)[:, None, None] for part in (self.repetition, self.frequency, self.presence)
+        )
+        seen = self.prompted[:, None, :size] | (counts > 0)
+        scores = torch.where(seen, torch.where(scores < 0, scores * repetition, scores / repetition), scores)
+        return scores - frequency * counts - presence * (counts > 0)
+
+    def _repeats(self, text: Text) -> Tensor:
+        """Tokens [R, n, V] that would complete a run of tokens that stands in the text already."""
+        rows, nodes, depth = text.drafted.shape
+        column = torch.arange(text.tokens.shape[1] + depth, device=self.device).expand(rows, nodes, -1)
+        whole = text.at(column)
+        end = text.position[..., None]  # [R, n, 1]
+        length = self.ngram[:, None, None]
+        met = (column < end) & (column >= length - 1) & (length > 0) & (end + 1 >= length)
+        for back in range(1, self.most_ngram):
+            before = torch.nn.functional.pad(whole, (back, 0), value=-1)[..., : whole.shape[-1]]
+            met = met & ((before == text.at(end - back)) | (back >= length))
+        return self._marked(torch.where(met, whole, -1))
+
+    def _marked(self, tokens: Tensor) -> Tensor:
+        """[R, n, V]: where ``tokens`` [R, n, m] are; -1 is nowhere."""
+        marks = torch.zeros(*tokens.shape[:2], self.vocab_size + 1, dtype=torch.bool, device=self.device)
+        return marks.scatter(-1, torch.where(tokens >= 0, tokens, self.vocab_size), True)[..., :-1]
+
+
+def _room(count: int, held: int) -> int:
+    """A size for ``count`` that rarely has to grow again."""
+    return held if count <= held else 1 << (count - 1).bit_length()
+
+
+def _widened(held: Tensor, size: int, value: float) -> Tensor:
+    """``held`` [R, m] with room for ``size``, the new places ``value``."""
+    return torch.nn.functional.pad(held, (0, size - held.shape[1]), value=value)
