@@ -84,9 +84,9 @@ class Ahead(ABC):
 
         ``tokens`` and ``valid`` [B, 1 + D] are contiguous; column 0 is the root, which ``cache`` has read. What is
         valid is written to ``tokens``, and all but the last column of it read into the scratch of ``cache``. Tokens are
-        what ``batch.pick`` gives at their positions for processed logits, or ``batch.likeliest`` where ``greedy``. V may be larger or
-        smaller than the model's vocabulary: ids that only one of them has are not picked. Returns False, and does
-        nothing, where it cannot.
+        what ``batch.pick`` gives at their positions for processed logits, or ``batch.likeliest`` where ``greedy``. V
+        may be larger or smaller than the model's vocabulary: ids that only one of them has are not picked. Returns
+        False, and does nothing, where it cannot.
         """
         ...
 

@@ -61,7 +61,7 @@ def test_every_filter_keeps_what_plain_operations_keep(dtype, size):
         Sampling(temperature=0.8, seed=seed, **given) for seed, given in enumerate(FILTERS if size < 9999 else SOME)
     ]
     plain, ours = batches(options)
-    logits, position = logits_of(len(options), 1, size, dtype), places(len(options), 1)
+    logits = logits_of(len(options), 1, size, dtype)
     wanted, got = plain.scores(logits), ours.scores(logits)
     assert got.dtype == wanted.dtype
     both = (wanted > -torch.inf) & (got > -torch.inf)
