@@ -46,7 +46,7 @@ class Run:
     summary: object
 
 
-def decoder_for(drafter, verifier, *, target=None, k=3, rows=1, max_length=96, plan=None, parts=None):
+def decoder_for(drafter, verifier, *, target=None, k=3, rows=1, max_length=96, plan=None, parts=None, guidance=False):
     """A Decoder over the tiny target; ``drafter`` is an instance, ``verifier`` a name."""
     return Decoder(
         target=target or tiny.target()[1],
@@ -56,6 +56,7 @@ def decoder_for(drafter, verifier, *, target=None, k=3, rows=1, max_length=96, p
         rows=rows,
         max_length=max_length,
         parts=parts,
+        guidance=guidance,
     )
 
 

@@ -24,8 +24,9 @@ from paceline.verifiers.base import Verifier
 class Decoder:
     """Fixed rows of text that a target extends, several tokens a step.
 
-    ``rows`` texts of at most ``max_length`` tokens, prompt included. Memory is taken once, here. Raises ValueError for
-    a length beyond the target's context and for a drafter and verifier that have no draw in common.
+    ``rows`` texts of at most ``max_length`` tokens, prompt included. Memory is taken once, here; ``guidance`` takes as
+    many rows again, for the second prompts of requests that are guided. Raises ValueError for a length beyond the
+    target's context and for a drafter and verifier that have no draw in common.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Decoder:
         plan: Plan,
         rows: int,
         max_length: int,
+        guidance: bool = False,
         parts: Parts | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -48,6 +50,8 @@ class Decoder:
                 "shorten the prompts or lower max_tokens"
             )
         depth, parts = plan.max_draft_tokens, parts or Parts()
+        self.rows, self.guidance = rows, guidance
+        rows = 2 * rows if guidance else rows
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
         self.batch = parts.batch(
             rows=rows,
@@ -87,6 +91,8 @@ class Decoder:
         known = [prefix or Prefix(row=row, length=0) for prefix, row in zip(given, rows, strict=True)]
         for request, prefix in zip(requests, known, strict=True):
             self._check_prefix(request, prefix)
+        if any(request.guidance for request in requests):
+            rows, requests, known = self._with_seconds(rows, requests, known)
         self.batch.admit(rows, requests)
         admission = Admission(
             rows=list(rows), prefixes=known, lengths=[len(r.tokens) for r in requests], device=self.batch.device
@@ -99,7 +105,7 @@ class Decoder:
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
-        self.batch.release(rows)
+        self.batch.release([*rows, *(row + self.rows for row in rows)] if self.guidance else rows)
 
     def step(self) -> None:
         """Draft, score, verify, commit: every active row gains at least one token. Nothing here waits for the host."""
@@ -110,12 +116,16 @@ class Decoder:
         """A step of the shape that ``plan`` chose: one sequence of operations for each plan, flags and host state."""
         with without_gradients():
             tree = self.drafter.propose(self.batch, plan)
+            guiding = self.batch.guiding
+            tree = guiding.copy_draft(tree, self.batch.root) if guiding.any else tree
             self.clock.mark(Phase.DRAFT)
             output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
             assert output.logits is not None
             self.clock.mark(Phase.TARGET)
-            logits = self.batch.process_tree(output.logits, tree)
+            logits = guiding.combine(output.logits) if guiding.any else output.logits
+            logits = self.batch.process_tree(logits, tree)
             outcome = self.verifier(tree, logits, self.batch)
+            outcome = guiding.copy_outcome(outcome) if guiding.any else outcome
             self.clock.mark(Phase.VERIFY)
             outcome = self.batch.extend(tree, outcome)
             self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
@@ -127,13 +137,31 @@ class Decoder:
     def _check(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
         if not requests or len(set(rows)) != len(requests) or len(rows) != len(requests):
             raise ValueError(f"{len(requests)} requests for rows {list(rows)}: give each request a row of its own")
-        if min(rows) < 0 or max(rows) >= self.batch.rows:
-            raise ValueError(f"rows {list(rows)}: this decoder has rows 0 to {self.batch.rows - 1}")
+        if min(rows) < 0 or max(rows) >= self.rows:
+            raise ValueError(f"rows {list(rows)}: this decoder has rows 0 to {self.rows - 1}")
         for request in requests:
             self.check(request)
 
+    def _with_seconds(
+        self, rows: Sequence[int], requests: Sequence[Request], prefixes: Sequence[Prefix]
+    ) -> tuple[list[int], list[Request], list[Prefix]]:
+        """And the rows, requests and prefixes of what guides them."""
+        seconds = [(row + self.rows, r.second) for row, r in zip(rows, requests, strict=True) if r.second is not None]
+        return (
+            [*rows, *(row for row, _ in seconds)],
+            [*requests, *(request for _, request in seconds)],
+            [*prefixes, *(Prefix(row=row, length=0) for row, _ in seconds)],
+        )
+
     def check(self, request: Request) -> None:
         """Raise ValueError if no row of this decoder could ever serve ``request``."""
+        if request.guidance is not None and not self.guidance:
+            raise ValueError(
+                f"guidance_scale={request.guidance.scale} needs a second row, and this decoder has none: make it with "
+                "guidance=True"
+            )
+        if request.second is not None:
+            self.check(request.second)
         if len(request.tokens) + request.max_tokens > self.batch.max_length:
             raise ValueError(
                 f"prompt of {len(request.tokens)} tokens and max_tokens={request.max_tokens} exceed the limit of "
@@ -148,8 +176,8 @@ class Decoder:
     def _check_prefix(self, request: Request, prefix: Prefix) -> None:
         if prefix.length == 0:
             return
-        if not 0 <= prefix.row < self.batch.rows:
-            raise ValueError(f"prefix of row {prefix.row}: this decoder has rows 0 to {self.batch.rows - 1}")
+        if not 0 <= prefix.row < self.rows:
+            raise ValueError(f"prefix of row {prefix.row}: this decoder has rows 0 to {self.rows - 1}")
         held = int(self.cache.length[prefix.row])
         if not 0 <= prefix.length <= min(held, len(request.tokens) - 1):
             raise ValueError(

@@ -10,6 +10,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from paceline.core.guidance import Guidance, Guiding
 from paceline.core.logprobs import Chosen, StepLogprobs, look_up
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.processing import Processing, ProcessingState, Text
@@ -36,6 +37,7 @@ class Request:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     processing: Processing = field(default_factory=Processing)
+    guidance: Guidance | None = None
     stop_tokens: Sequence[int] = ()
     min_tokens: int = 0  # no stop token is chosen before this many
     logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for
@@ -63,6 +65,18 @@ class Request:
         waiting = tuple((token, self.min_tokens) for token in self.stop_tokens)
         return replace(self.processing, late=(*self.processing.late, *waiting))
 
+    @property
+    def second(self) -> "Request | None":
+        """What a row that guides this one continues: the other prompt, by the same tokens."""
+        if self.guidance is None:
+            return None
+        return Request(
+            tokens=self.guidance.prompt,
+            max_tokens=self.max_tokens,
+            stop_tokens=self.stop_tokens,
+            num_draft_tokens=0,
+        )
+
 
 class Batch:
     """R rows of text, their limits, options and noise. All state is tensors that steps change in place."""
@@ -78,6 +92,7 @@ class Batch:
         self.requests: list[Request | None] = [None] * rows
         self.sampling = SamplingState(rows, device)
         self.processing = ProcessingState(rows=rows, vocab_size=vocab_size, device=device)
+        self.guiding = Guiding(rows, device)
         self.tokens = integers(rows, max_length + 1)  # the last column takes the writes that must change nothing
         self.length = integers(rows, fill=1)
         self.limit = integers(rows, fill=1)
@@ -169,6 +184,7 @@ class Batch:
         put(self.finish, [int(Finish.RUNNING)] * len(requests))
         self.active[index] = True
         self.sampling.assign(rows, [request.sampling for request in requests])
+        self.guiding.assign(rows, [request.guidance for request in requests])
         self.processing.assign(rows, [request.processors for request in requests], [r.tokens for r in requests])
         for row, request in zip(rows, requests, strict=True):
             self.requests[row] = request
@@ -190,7 +206,7 @@ class Batch:
     @property
     def flags(self) -> tuple[int, ...]:
         """What a step chooses by on the host: steps under equal flags are the same operations on the same tensors."""
-        return (*self.processing.flags, *self.sampling.flags)
+        return (self.guiding.any, *self.processing.flags, *self.sampling.flags)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -203,6 +219,7 @@ class Batch:
         for row in rows:
             self.requests[row] = None
         self.processing.release(rows)
+        self.guiding.assign(rows, [None] * len(rows))
         self._flag()
 
     def extend(self, tree: Tree, outcome: Outcome) -> Outcome:

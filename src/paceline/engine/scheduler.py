@@ -59,7 +59,7 @@ class Scheduler:
         self._tickets = 0
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # by row
-        self._free = list(range(decoder.batch.rows))  # the longest unused first
+        self._free = list(range(decoder.rows))  # the longest unused first
         self._held: dict[int, list[int]] = {row: [] for row in self._free}  # texts of the rows, newest token included
         self._closed: dict[int, Closing] = {}
         self._failed: list[Gain] = []  # of requests that could not be admitted, until they are told
@@ -162,9 +162,10 @@ class Scheduler:
     def _tell(self, flight: _Flight, told: Told) -> list[Gain]:
         """What a step did for those who still run; who has left meanwhile is told nothing."""
         phases, report, now = flight.times.take(), told.report, time.perf_counter()
-        ran = sum(num > 0 for num in report.num)
+        nums = report.num[: self.decoder.rows]
+        ran = sum(num > 0 for num in nums)
         if flight.turn is not None and self.watch is not None and ran:
-            self.watch.took(flight.turn, sum(phases), rows=ran, tokens=sum(report.num))
+            self.watch.took(flight.turn, sum(phases), rows=ran, tokens=sum(nums))
         gains: list[Gain] = []
         for job in self._in(flight):
             gains.append(job.tell(told, phases=phases, now=now, turn=flight.turn))
