@@ -1,7 +1,7 @@
 """What is asked of one prompt's continuation, under vLLM's names and defaults. Knows nothing of models or decoding."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from paceline.api import values
@@ -204,12 +204,16 @@ class SamplingParams:
 
         Raises ValueError for names that are not known here.
         """
-        known = [field.name for field in fields(cls)]
+        order = {"filter_order": "vllm"} if _is_order_felt(mapping) else {}
+        return cls().updated({**order, **mapping})
+
+    def updated(self, mapping: Mapping[str, Any]) -> "SamplingParams":
+        """With other values for the names in ``mapping``. Raises ValueError for names that are not known here."""
+        known = [field.name for field in fields(self)]
         unknown = [name for name in mapping if name not in known]
         if unknown:
             raise ValueError(f"unknown sampling parameters: {', '.join(map(str, unknown))}; known: {', '.join(known)}")
-        order = {"filter_order": "vllm"} if _is_order_felt(mapping) else {}
-        return cls(**{**order, **mapping})
+        return replace(self, **mapping)
 
 
 def _is_order_felt(given: Mapping[str, Any]) -> bool:
