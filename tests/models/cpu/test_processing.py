@@ -61,9 +61,7 @@ def batches(options, *, vocab=VOCAB, length=LENGTH, seed=0, alphabet=4):
     ]
     made = []
     for kind in (Batch, CpuBatch):
-        batch = kind(
-            rows=len(options), max_length=length, max_depth=6, vocab_size=vocab, noise=Philox(), device=CPU
-        )
+        batch = kind(rows=len(options), max_length=length, max_depth=6, vocab_size=vocab, noise=Philox(), device=CPU)
         batch.admit(range(len(options)), requests)
         made.append(batch)
     return made
@@ -146,7 +144,9 @@ def test_paths_of_different_lengths(width):
     logits = logits_of(4, 3, VOCAB, dtype=torch.float32)
     assert_same(ours.process(logits, drafted), plain.process(logits, drafted))
     apart = drafted.transpose(1, 2).contiguous().transpose(1, 2)
-    assert_same(ours.process(logits.transpose(0, 1).contiguous().transpose(0, 1), apart), plain.process(logits, drafted))
+    assert_same(
+        ours.process(logits.transpose(0, 1).contiguous().transpose(0, 1), apart), plain.process(logits, drafted)
+    )
 
 
 def test_odd_logits():
@@ -187,9 +187,7 @@ def test_a_row_alone_is_as_in_a_batch():
         alone = CpuBatch(rows=1, max_length=LENGTH, max_depth=6, vocab_size=VOCAB, noise=Philox(), device=CPU)
         asked = ours.requests[row]
         alone.admit([0], [Request(tokens=asked.tokens, max_tokens=9, processing=option)])
-        one = Tree.make(
-            tree.tokens[row : row + 1], tree.parents[row : row + 1], tree.valid[row : row + 1], max_depth=4
-        )
+        one = Tree.make(tree.tokens[row : row + 1], tree.parents[row : row + 1], tree.valid[row : row + 1], max_depth=4)
         assert_same(alone.process_tree(logits[row : row + 1], one), together[row : row + 1].to(torch.float32))
 
 

@@ -1,4 +1,4 @@
-"""Logits after every row's processors, as one call of the kernel for all rows and nodes; the numbers are the plain ones.
+"""Logits after every row's processors, as one call of the kernel for all rows and nodes; the same numbers.
 
 R rows, n or N nodes, d drafted tokens on the way to a node, V vocabulary. Knows nothing of how texts grow.
 """
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from paceline.core.processing import ProcessingState
 from paceline.core.tree import Tree
-from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.layout import Choices, Paths, Processors
 from paceline.models.cpu.sampling import NAMES, prepared
 

@@ -102,7 +102,7 @@ class CpuDecoder(Ahead):
     def run_ahead(
         self, batch: Batch, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool
     ) -> bool:
-        """See models/base; one call for all of it, processors and filters included, with noise that the kernel knows."""
+        """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
         if torch.compiler.is_compiling() or logits.dtype != self.dtype or not known(batch.noise):
             return False
         if batch.processing.any and batch.processing.vocab_size < logits.shape[-1]:
