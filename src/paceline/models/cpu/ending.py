@@ -15,6 +15,7 @@ from paceline.core.stats import Stats
 from paceline.core.tree import Outcome, Tree
 from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.layout import Counters, Decision, Rows, Texts
+from paceline.models.cpu.logprobs import Lookup
 from paceline.models.cpu.processing import Processor
 from paceline.models.cpu.sampling import Chooser, known
 
@@ -59,6 +60,7 @@ class CpuBatch(Batch):
         )
         self._chooser = Chooser(sampling=self.sampling)
         self._processor = Processor(state=self.processing, tokens=self.tokens, length=self.length)
+        self._lookup = Lookup(self)
         self._keyed = known(noise)
 
     def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
@@ -108,6 +110,12 @@ class CpuBatch(Batch):
         self._run(ctypes.byref(self._texts), ctypes.byref(decision))
         del held
         return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
+
+    def record_logprobs(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> None:
+        """As the plain one."""
+        if torch.compiler.is_compiling() or not self.wants_logprobs:
+            return super().record_logprobs(outcome, logits, processed)
+        self.step_logprobs = self._lookup.step(outcome, logits, processed)
 
 
 @final

@@ -186,6 +186,17 @@ class Processors(Structure):
     ]
 
 
+class Lookups(Structure):
+    """Where tokens that were decided stand, and where their log-probabilities go."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "depth top width".split()),
+        *((name, c_void_p) for name in "asked num length tokens path".split()),
+        ("path_step", c_int64),
+        *((name, c_void_p) for name in "own best best_tokens".split()),
+    ]
+
+
 class Paths(Structure):
     """The tokens between each row's text and the next token. Steps are strides in numbers, not bytes."""
 

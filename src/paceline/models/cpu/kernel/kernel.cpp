@@ -3,6 +3,7 @@
 
 #include "ending.h"
 #include "forward.h"
+#include "logprobs.h"
 #include "noise.h"
 #include "processing.h"
 #include "sampling.h"
