@@ -6,11 +6,19 @@ sequences and L their length, E tokens that come later, T text capacity.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 NEVER = -float("inf")
+COLUMNS = {  # of a state, and the fields that they hold
+    "repetition": "repetition_penalty",
+    "frequency": "frequency_penalty",
+    "presence": "presence_penalty",
+    "ngram": "no_repeat_ngram",
+}
+_Biased: TypeAlias = tuple[tuple[int, ...], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +72,7 @@ class Processing:
         return [(tokens[0], value) for tokens, value in self.bias if len(tokens) == 1]
 
     @property
-    def sequences(self) -> list[tuple[tuple[int, ...], float]]:
+    def sequences(self) -> list[_Biased]:
         """Biases that depend on the tokens before."""
         return [(tokens, value) for tokens, value in self.bias if len(tokens) > 1]
 
@@ -110,6 +118,7 @@ class ProcessingState:
     """The processors of all rows as tensors, made when a row first asks for their kind."""
 
     def __init__(self, *, rows: int, vocab_size: int, device: torch.device) -> None:
+        @torch.inference_mode(False)  # compiled steps write to what admission makes
         def filled(value: float, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.full((rows, *shape), value, dtype=dtype, device=device)
 
@@ -130,15 +139,17 @@ class ProcessingState:
 
     def assign(self, rows: Sequence[int], options: Sequence[Processing], prompts: Sequence[Sequence[int]]) -> None:
         """Give rows their processors, their texts being ``prompts`` so far."""
-        for row, option, prompt in zip(rows, options, prompts, strict=True):
+        index = torch.tensor(list(rows), device=self.device)
+        for row, option in zip(rows, options, strict=True):
             self.rows[row] = option
-            self.repetition[row], self.ngram[row] = option.repetition_penalty, option.no_repeat_ngram
-            self.frequency[row], self.presence[row] = option.frequency_penalty, option.presence_penalty
-            self._assign_bias(row, option)
-            self._assign_sequences(row, option.sequences)
-            self._assign_late(row, option.late, len(prompt))
-            if option.counts:
-                self._begin_counting(row, prompt)
+        for name in COLUMNS:
+            column: Tensor = getattr(self, name)
+            values = [getattr(option, COLUMNS[name]) for option in options]
+            column[index] = torch.tensor(values, dtype=column.dtype, device=self.device)
+        self._assign_bias(rows, options)
+        self._assign_sequences(rows, [self._known(option.sequences) for option in options])
+        self._assign_late(index, options, [len(prompt) for prompt in prompts])
+        self._begin_counting(rows, options, prompts)
         self._flag()
 
     def release(self, rows: Sequence[int]) -> None:
@@ -147,57 +158,77 @@ class ProcessingState:
             self.rows[row] = Processing()
         self._flag()
 
-    def _assign_bias(self, row: int, option: Processing) -> None:
-        if option.is_biased and self.bias is None:
+    def _assign_bias(self, rows: Sequence[int], options: Sequence[Processing]) -> None:
+        if self.bias is None and any(option.is_biased for option in options):
             self.bias = self._filled(0.0, self.vocab_size, dtype=torch.float32)
         if self.bias is None:
             return
-        values = torch.full((self.vocab_size,), 0.0 if option.allowed is None else NEVER)
-        known = [token for token in option.allowed or () if token < self.vocab_size]
-        values[known] = 0.0
-        for token, value in option.everywhere:
-            if token < self.vocab_size:
-                values[token] += value
-        self.bias[row] = values.to(self.device)
+        for row, option in zip(rows, options, strict=True):
+            if not option.is_biased:
+                self.bias[row] = 0.0
+                continue
+            values = torch.full((self.vocab_size,), 0.0 if option.allowed is None else NEVER)
+            known = [token for token in option.allowed or () if token < self.vocab_size]
+            values.index_fill_(0, torch.tensor(known, dtype=torch.int64), 0.0)
+            pairs = [(token, value) for token, value in option.everywhere if token < self.vocab_size]
+            tokens = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
+            values.index_add_(0, tokens, torch.tensor([value for _, value in pairs], dtype=torch.float32))
+            self.bias[row] = values.to(self.device)
 
-    def _assign_sequences(self, row: int, sequences: Sequence[tuple[tuple[int, ...], float]]) -> None:
-        longest = max((len(tokens) - 1 for tokens, _ in sequences), default=0)
-        if len(sequences) > self.last.shape[1] or longest > self.before.shape[2]:
-            number, length = _room(len(sequences), self.last.shape[1]), _room(longest, self.before.shape[2])
-            before = self._filled(-1, number, length, dtype=torch.int64)
+    def _known(self, sequences: list[_Biased]) -> list[_Biased]:
+        """Those whose tokens are in the vocabulary."""
+        return [(tokens, value) for tokens, value in sequences if max(tokens) < self.vocab_size]
+
+    def _assign_sequences(self, rows: Sequence[int], sequences: Sequence[list[_Biased]]) -> None:
+        most = max(map(len, sequences))
+        longest = max((len(tokens) - 1 for row in sequences for tokens, _ in row), default=0)
+        if most > self.last.shape[1] or longest > self.before.shape[2]:
+            number, length = _room(most, self.last.shape[1]), _room(longest, self.before.shape[2])
             held = self.before.shape
-            if self.last.shape[1]:
-                before[:, : held[1], length - held[2] :] = self.before
+            before = self._filled(-1, number, length, dtype=torch.int64)
+            before[:, : held[1], length - held[2] :] = self.before
             self.before = before
             self.last, self.value = _widened(self.last, number, -1), _widened(self.value, number, 0)
         if not self.last.shape[1]:
             return
         width = self.before.shape[2]
-        self.last[row] = -1
-        for at, (tokens, value) in enumerate(sequences):
-            if max(tokens) < self.vocab_size:
-                padded = [-1] * (width - len(tokens) + 1) + list(tokens[:-1])
-                self.before[row, at] = torch.tensor(padded, device=self.device)
-                self.last[row, at], self.value[row, at] = tokens[-1], value
+        for row, found in zip(rows, sequences, strict=True):
+            self.last[row] = -1
+            if found:
+                padded = [[-1] * (width - len(tokens) + 1) + list(tokens[:-1]) for tokens, _ in found]
+                self.before[row, : len(found)] = torch.tensor(padded, device=self.device)
+                self.last[row, : len(found)] = torch.tensor([tokens[-1] for tokens, _ in found], device=self.device)
+                values = torch.tensor([value for _, value in found], dtype=torch.float32)
+                self.value[row, : len(found)] = values.to(self.device)
 
-    def _assign_late(self, row: int, late: Sequence[tuple[int, int]], num_prompt: int) -> None:
-        if len(late) > self.late.shape[1]:
-            size = _room(len(late), self.late.shape[1])
+    def _assign_late(self, index: Tensor, options: Sequence[Processing], lengths: Sequence[int]) -> None:
+        most = max(len(option.late) for option in options)
+        if most > self.late.shape[1]:
+            size = _room(most, self.late.shape[1])
             self.late, self.late_until = _widened(self.late, size, -1), _widened(self.late_until, size, 0)
-        if not self.late.shape[1]:
+        size = self.late.shape[1]
+        if not size:
             return
-        self.late[row] = -1
-        for at, (token, count) in enumerate(late):
-            if token < self.vocab_size:
-                self.late[row, at], self.late_until[row, at] = token, num_prompt + count
+        tokens, until = [[-1] * size for _ in options], [[0] * size for _ in options]
+        for row, (option, length) in enumerate(zip(options, lengths, strict=True)):
+            for at, (token, count) in enumerate(option.late):
+                tokens[row][at], until[row][at] = token if token < self.vocab_size else -1, length + count
+        self.late[index] = torch.tensor(tokens, device=self.device)
+        self.late_until[index] = torch.tensor(until, device=self.device)
 
-    def _begin_counting(self, row: int, prompt: Sequence[int]) -> None:
+    def _begin_counting(
+        self, rows: Sequence[int], options: Sequence[Processing], prompts: Sequence[Sequence[int]]
+    ) -> None:
+        counting = [(row, prompt) for row, option, prompt in zip(rows, options, prompts, strict=True) if option.counts]
+        if not counting:
+            return
         if self.counts is None or self.prompted is None:
             self.counts = self._filled(0, self.vocab_size + 1, dtype=torch.int32)
             self.prompted = self._filled(0, self.vocab_size + 1, dtype=torch.bool)
-        self.counts[row] = 0
-        self.prompted[row] = False
-        self.prompted[row, torch.tensor(list(prompt), device=self.device)] = True
+        for row, prompt in counting:
+            self.counts[row] = 0
+            self.prompted[row] = False
+            self.prompted[row].index_fill_(0, torch.tensor(list(prompt), device=self.device), True)
 
     def _flag(self) -> None:
         self.any_bias = any(option.is_biased for option in self.rows)

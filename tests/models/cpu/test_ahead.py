@@ -1,11 +1,14 @@
-"""Running ahead in one call gives what picking and reading token by token gives, cache included."""
+"""Running ahead in one call gives what processing, picking and reading token by token gives, cache included."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from paceline.core.batch import Request
 from paceline.core.noise import Philox
-from paceline.core.sampling import Sampling
+from paceline.core.processing import Processing
+from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
 from paceline.drafters.grow.chain import ChainGrower
 from paceline.drafters.model import ModelDrafter
@@ -32,15 +35,33 @@ def begun(model):
     return cache, logits
 
 
-def asked():
+PENALTIES = Processing(repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.2, no_repeat_ngram=2)
+BIASES = Processing(
+    bias=(*(((token,), -0.3 * token) for token in range(0, 40, 3)), ((1, 5), -float("inf")), ((5, 4), 6.0)),
+    allowed=(*range(0, 60, 2), 1, 5),
+)
+NONE = (Processing(),) * 3
+PROCESSING = {"none": NONE, "different": (PENALTIES, BIASES, Processing()), "one": (PENALTIES,) * 3}
+
+
+def asked(processing=NONE, *, vocab=64):
     """Rows that are greedy, that sample, and that may not end yet."""
-    batch = CpuBatch(rows=3, max_length=24, max_depth=4, noise=Philox(), device=torch.device("cpu"))
-    options = (Sampling(), Sampling(temperature=0.9, top_p=0.9, seed=4), Sampling(temperature=1.3, seed=9))
+    batch = CpuBatch(rows=3, max_length=24, max_depth=4, vocab_size=vocab, noise=Philox(), device=torch.device("cpu"))
+    options = (
+        Sampling(),
+        Sampling(temperature=0.9, top_p=0.9, min_p=0.02, order=FilterOrder.VLLM, seed=4),
+        Sampling(temperature=1.3, seed=9, epsilon_cutoff=0.001, typical_p=0.95),
+    )
     batch.admit(
         range(3),
         [
             Request(
-                tokens=[1] * (length + 1), max_tokens=8, sampling=sampling, stop_tokens=range(8), min_tokens=row * 2
+                tokens=[1] * (length + 1),
+                max_tokens=8,
+                sampling=sampling,
+                stop_tokens=range(8),
+                min_tokens=row * 2,
+                processing=processing[row],
             )
             for row, (length, sampling) in enumerate(zip(LENGTHS, options, strict=True))
         ],
@@ -51,7 +72,9 @@ def asked():
 def one_by_one(model, batch, cache, logits, tokens, valid, greedy):
     for depth in range(1, tokens.shape[1]):
         pick = batch.likeliest if greedy else batch.pick
-        picked = pick(logits[:, -1:], batch.length[:, None] + depth - 1)[:, 0]
+        processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
+        where = () if greedy else (batch.length[:, None] + depth - 1,)
+        picked = pick(processed, *where)[:, 0]
         tokens[:, depth] = torch.where(valid[:, depth], picked, tokens[:, depth])
         if depth + 1 < tokens.shape[1]:
             forest = Tree.make_chain(tokens[:, 1 : depth + 1], valid[:, 1 : depth + 1])
@@ -63,11 +86,12 @@ def one_by_one(model, batch, cache, logits, tokens, valid, greedy):
 @pytest.mark.parametrize("vocab", [None, 11])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_and_cache_are_those_of_single_calls(layout, dtype, vocab, greedy):
+@pytest.mark.parametrize("processing", PROCESSING)
+def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, vocab, greedy):
     model = CpuDecoder(native(layout, dtype))
     made = []
     for together in (False, True):
-        batch, (cache, logits) = asked(), begun(model)
+        batch, (cache, logits) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
         valid = torch.tensor(ROOM).bool()
         tokens = torch.zeros(3, 5, dtype=torch.int64)
         if together:
@@ -93,12 +117,13 @@ def test_noise_that_the_kernel_does_not_know_is_left_to_others():
     assert not bool(tokens.any())
 
 
-def drafted(drafter, target, sampled=0.0):
+def drafted(drafter, target, sampled=0.0, processing=NONE):
     """The trees of a whole run, and its texts."""
     decoder = decoder_for(drafter, "coupled", target=target, k=4, rows=3, parts=parts_for(torch.device("cpu")))
     prompts = [[5, 9, 2], [1], [17, 4, 33, 17, 4]]
     requests = [
-        request(prompt, max_tokens=12 + 5 * row, temperature=sampled, seed=row) for row, prompt in enumerate(prompts)
+        replace(request(prompt, max_tokens=12 + 5 * row, temperature=sampled, seed=row), processing=processing[row])
+        for row, prompt in enumerate(prompts)
     ]
     trees, propose = [], drafter.propose
     drafter.propose = lambda batch, plan: trees.append(propose(batch, plan)) or trees[-1]
@@ -108,16 +133,18 @@ def drafted(drafter, target, sampled=0.0):
 
 
 @pytest.mark.parametrize("sampled", [0.0, 0.8])
-def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(sampled):
-    model = native("grouped", torch.float32)
+@pytest.mark.parametrize("processing", PROCESSING)
+def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, sampled):
+    model, given = native("grouped", torch.float32), PROCESSING[processing]
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))
-    trees, texts, summary = drafted(ahead, target, sampled)
+    trees, texts, summary = drafted(ahead, target, sampled, given)
     assert all(isinstance(grower, ChainGrower) for grower in ahead.growers)
-    wanted, others, other = drafted(slow(model), target, sampled)
+    wanted, others, other = drafted(slow(model), target, sampled, given)
     assert texts == others
     assert summary == other
-    assert summary.mean_acceptance_length > 4
+    assert summary.mean_acceptance_length > 4, "processed in another way, drafts of the target itself fail"
+    assert (texts == drafted(slow(model), target, sampled)[1]) == (processing == "none")
     for one, two in zip(trees, wanted, strict=True):
         assert torch.equal(one.valid, two.valid)
         assert torch.equal(torch.where(one.valid, one.tokens, 0), torch.where(two.valid, two.tokens, 0))

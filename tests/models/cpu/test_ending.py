@@ -1,11 +1,14 @@
 """The kernel ends steps as plain operations do, whatever was drafted and decided."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from paceline.core.batch import Batch, Request
 from paceline.core.noise import Philox
 from paceline.core.parts import Parts
+from paceline.core.processing import Processing
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
 from paceline.core.tree import NoDraft, Outcome, Tree
@@ -38,12 +41,13 @@ def batches(generator):
             sampling=Sampling(seed=row),
             stop_tokens=[3] if row % 2 else [],
             num_draft_tokens=0 if row == 4 else None,
+            processing=Processing(presence_penalty=0.1) if row % 3 else Processing(),
         )
         for row in range(ROWS)
     ]
     made = []
     for kind in (Batch, CpuBatch):
-        batch = kind(rows=ROWS, max_length=LENGTH, max_depth=DEPTH, noise=Philox(), device=CPU)
+        batch = kind(rows=ROWS, max_length=LENGTH, max_depth=DEPTH, vocab_size=VOCAB, noise=Philox(), device=CPU)
         batch.admit(range(ROWS), requests)
         batch.release([5])
         made.append(batch)
@@ -93,6 +97,7 @@ def test_texts_reports_and_counts_are_those_of_plain_operations(shape, seed):
             if name == "tokens":  # the last column takes what must change nothing
                 one, other = one[:, :-1], other[:, :-1]
             assert torch.equal(one, other), name
+        assert torch.equal(plain.processing.counts[:, :-1], ours.processing.counts[:, :-1])
         for stats, end in zip(counts, ends, strict=True):
             stats.record(tree, end)
         for name in COUNTERS:
@@ -104,7 +109,9 @@ def test_the_step_compiles_whole_with_the_plain_operations():
     made = []
     for parts in (Parts(), Parts(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)):
         decoder = decoder_for(tiny(model), "coupled", k=2, rows=2, parts=parts)
-        decoder.admit([request([1, 2, 3], temperature=0.7, seed=1), request([4])], range(2))
+        penalised = Processing(frequency_penalty=0.4, bias=(((5,), 0.5),), no_repeat_ngram=3)
+        asked = [request([1, 2, 3], temperature=0.7, seed=1), replace(request([4]), processing=penalised)]
+        decoder.admit(asked, range(2))
         made.append(decoder)
     torch._dynamo.reset()
     step = torch.compile(made[1].step, fullgraph=True, backend="eager")

@@ -7,7 +7,7 @@ import torch
 
 from paceline.core.batch import Batch, Request
 from paceline.core.noise import Philox
-from paceline.core.sampling import Sampling
+from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
 from paceline.models.cpu.ending import CpuBatch
 from paceline.models.cpu.noise import CpuNoise
@@ -21,6 +21,16 @@ FILTERS = [
     for top_k, top_p, min_p in itertools.product((0, 1, 7, 60, 900, 10**6), (1.0, 0.95, 0.4, 1e-7), (0.0, 0.02, 1.0))
 ]
 SOME = FILTERS[:: len(FILTERS) // 9]
+ORDERS = [
+    {"top_k": top_k, "top_p": top_p, "min_p": min_p, "order": FilterOrder.VLLM}
+    for top_k, top_p, min_p in itertools.product((0, 7, 60), (1.0, 0.8, 0.3), (0.0, 0.02, 0.2, 1.0))
+]
+LISTS = [
+    {"typical_p": typical_p, "epsilon_cutoff": epsilon, "eta_cutoff": eta, **given}
+    for typical_p, epsilon, eta, given in itertools.product(
+        (1.0, 0.9, 0.3, 1e-6), (0.0, 3e-4, 0.02), (0.0, 2e-3, 0.5), ({}, {"top_k": 50}, {"min_p": 0.01, "top_p": 0.9})
+    )
+]
 
 
 def batches(options, *, requests=None, noise=None):
@@ -56,10 +66,10 @@ def assert_same(options, logits, position=None):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_filter_keeps_what_plain_operations_keep(dtype, size):
-    options = [
-        Sampling(temperature=0.8, seed=seed, **given) for seed, given in enumerate(FILTERS if size < 9999 else SOME)
-    ]
+@pytest.mark.parametrize("filters", [FILTERS, ORDERS, LISTS], ids=["usual", "min-p first", "lists"])
+def test_every_filter_keeps_what_plain_operations_keep(filters, dtype, size):
+    some = filters if size < 9999 else filters[:: len(filters) // 9]
+    options = [Sampling(temperature=0.8, seed=seed, **given) for seed, given in enumerate(some)]
     plain, ours = batches(options)
     logits = logits_of(len(options), 1, size, dtype)
     wanted, got = plain.scores(logits), ours.scores(logits)
@@ -89,6 +99,8 @@ def test_flat_laws_and_sharp_ones(size, spread):
     options = [
         Sampling(),
         *(Sampling(temperature=t, top_p=p, seed=3) for t in (0.3, 1.0, 2.5) for p in (0.2, 0.9, 0.999, 1.0)),
+        *(Sampling(temperature=t, min_p=0.3, top_p=0.7, order=FilterOrder.VLLM, seed=3) for t in (0.3, 2.5)),
+        *(Sampling(temperature=t, seed=3, **given) for t in (0.3, 2.5) for given in LISTS[1::7]),
     ]
     assert_same(options, logits_of(len(options), 2, size, torch.float64, spread=spread))
 
@@ -124,8 +136,22 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-@pytest.mark.parametrize("given", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 3},
+        {"min_p": 0.1},
+        {"typical_p": 0.8},
+        {"epsilon_cutoff": 0.1},
+        {"eta_cutoff": 0.1},
+    ],
+    ids=str,
+)
 def test_odd_logits_are_chosen_from_as_plainly(name, given):
+    if "typical_p" in given and name in ("infinite", "no number"):
+        pytest.skip("what is no law has no entropy")
     logits = ODD[name].expand(2, 3, -1)
     plain, ours = batches([Sampling(), Sampling(temperature=1, **given)])
     position = places(2, 3)
@@ -136,23 +162,23 @@ def test_odd_logits_are_chosen_from_as_plainly(name, given):
 @pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 0), (torch.float32, 1e-4), (torch.bfloat16, 1e-4)])
 @pytest.mark.parametrize("size", [33, 4096])
 def test_thousands_of_picks_are_the_plain_ones(dtype, share, size):
-    given = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 300, "top_p": 0.8})
+    given = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 300, "top_p": 0.8}, *LISTS[1::40])
     options = [Sampling(temperature=1 + 0.1 * seed, seed=seed * 10**17, **each) for seed, each in enumerate(given)]
     plain, ours = batches(options, noise=CpuNoise())
     nodes = 60 if size > 1000 else 1000
     different = 0
     for repeat in range(4):
-        logits = logits_of(5, nodes, size, dtype, seed=repeat)
-        position = places(5, nodes) + repeat * 5_000_000_000
+        logits = logits_of(len(options), nodes, size, dtype, seed=repeat)
+        position = places(len(options), nodes) + repeat * 5_000_000_000
         different += int((plain.pick(logits, position) != ours.pick(logits, position)).sum())
-    assert different <= share * 4 * 5 * nodes
+    assert different <= share * 4 * len(options) * nodes
 
 
 def test_picks_follow_their_law():
     """Counts of tokens over many positions, for each way the kernel goes through the runners."""
     logits = logits_of(1, 1, 48, torch.float32, seed=4, spread=1.5)
     chances = []
-    for given in ({}, {"top_p": 0.9}, {"top_k": 6}, {"top_p": 0.5, "min_p": 0.1}):
+    for given in ({}, {"top_p": 0.9}, {"top_k": 6}, {"top_p": 0.5, "min_p": 0.1}, {"typical_p": 0.7}):
         _, ours = batches([Sampling(temperature=0.9, seed=11, **given)])
         position = torch.arange(40_000)[None]
         counts = ours.pick(logits.expand(1, 40_000, 48), position)[0].bincount(minlength=48)

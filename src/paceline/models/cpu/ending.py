@@ -15,6 +15,8 @@ from paceline.core.stats import Stats
 from paceline.core.tree import Outcome, Tree
 from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.layout import Counters, Decision, Rows, Texts
+from paceline.models.cpu.logprobs import Lookup
+from paceline.models.cpu.processing import Processor
 from paceline.models.cpu.sampling import Chooser, known
 
 
@@ -45,6 +47,7 @@ class CpuBatch(Batch):
             stops=self.stop.shape[1],
             max_depth=max_depth,
             head=REPORT_HEAD,
+            vocab=vocab_size,
             tokens=self.tokens.data_ptr(),
             length=self.length.data_ptr(),
             limit=self.limit.data_ptr(),
@@ -56,17 +59,31 @@ class CpuBatch(Batch):
             active=self.active.data_ptr(),
         )
         self._chooser = Chooser(sampling=self.sampling)
+        self._processor = Processor(state=self.processing, tokens=self.tokens, length=self.length)
+        self._lookup = Lookup(self)
         self._keyed = known(noise)
+
+    def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
+        """As the plain one."""
+        if torch.compiler.is_compiling() or not self.processing.any or not self._processor.fits(logits):
+            return super().process(logits, drafted)
+        return self._processor.process(logits, drafted)
+
+    def process_tree(self, logits: Tensor, tree: Tree) -> Tensor:
+        """As the plain one."""
+        if torch.compiler.is_compiling() or not self.processing.any or not self._processor.fits(logits):
+            return super().process_tree(logits, tree)
+        return self._processor.process_tree(logits, tree)
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """As the plain one."""
-        if torch.compiler.is_compiling() or not self._keyed or not self._chooser.knows_law:
+        if torch.compiler.is_compiling() or not self._keyed:
             return super().pick(logits, position)
         return self._chooser.pick(logits, position)
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
         """As the plain one."""
-        if torch.compiler.is_compiling() or not self._keyed or not self._chooser.knows_law:
+        if torch.compiler.is_compiling() or not self._keyed:
             return super().picks(tree, logits)
         return self.pick(logits, self.length[:, None] + tree.depth)
 
@@ -78,7 +95,7 @@ class CpuBatch(Batch):
 
     def scores(self, logits: Tensor) -> Tensor:
         """As the plain one."""
-        if torch.compiler.is_compiling() or not self._chooser.knows_law:
+        if torch.compiler.is_compiling():
             return super().scores(logits)
         return self._chooser.warp(logits)
 
@@ -88,12 +105,17 @@ class CpuBatch(Batch):
             return super().extend(tree, outcome)
         num = torch.empty_like(outcome.num_committed)
         decision, held = _decide(tree, outcome, num)
+        counts = self.processing.counts if self.processing.any_counts else None
+        self._texts.counts = None if counts is None else counts.data_ptr()
         self._run(ctypes.byref(self._texts), ctypes.byref(decision))
         del held
-        if self.processing.any_counts:
-            depth = torch.arange(tree.max_depth + 1)
-            self.processing.count(self.report[:, REPORT_HEAD : REPORT_HEAD + len(depth)], depth < num[:, None])
         return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
+
+    def record_logprobs(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> None:
+        """As the plain one."""
+        if torch.compiler.is_compiling() or not self.wants_logprobs:
+            return super().record_logprobs(outcome, logits, processed)
+        self.step_logprobs = self._lookup.step(outcome, logits, processed)
 
 
 @final

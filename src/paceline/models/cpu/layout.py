@@ -125,11 +125,11 @@ class Rows(Structure):
 
 
 class Texts(Structure):
-    """The texts in progress (core/batch)."""
+    """The texts in progress (core/batch); ``counts`` of their tokens may be null."""
 
     _fields_ = [
-        *((name, c_int64) for name in "rows width stops max_depth head".split()),
-        *((name, c_void_p) for name in "tokens length limit steps num_draft stop finish report active".split()),
+        *((name, c_int64) for name in "rows width stops max_depth head vocab".split()),
+        *((name, c_void_p) for name in "tokens length limit steps num_draft stop finish report active counts".split()),
     ]
 
 
@@ -156,7 +156,7 @@ class Options(Structure):
     """How each row samples (core/sampling)."""
 
     _fields_ = [
-        *((name, c_void_p) for name in "temperature top_p min_p top_k seed".split()),
+        *((name, c_void_p) for name in "temperature top_p min_p typical_p epsilon eta top_k order seed".split()),
     ]
 
 
@@ -170,4 +170,40 @@ class Choices(Structure):
         ("position", c_void_p),
         *((name, c_int64) for name in "position_row_step position_step".split()),
         ("out", c_void_p),
+    ]
+
+
+class Processors(Structure):
+    """What is done to the logits of each row (core/processing); what no row asks for is null."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "vocab width".split()),
+        *((name, c_void_p) for name in "tokens length bias counts prompted repetition frequency presence".split()),
+        *((name, c_int64) for name in "num_sequences num_before".split()),
+        *((name, c_void_p) for name in "before last value".split()),
+        ("num_late", c_int64),
+        *((name, c_void_p) for name in "late late_until ngram".split()),
+    ]
+
+
+class Lookups(Structure):
+    """Where tokens that were decided stand, and where their log-probabilities go."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "depth top width".split()),
+        *((name, c_void_p) for name in "asked num length tokens path".split()),
+        ("path_step", c_int64),
+        *((name, c_void_p) for name in "own best best_tokens".split()),
+    ]
+
+
+class Paths(Structure):
+    """The tokens between each row's text and the next token. Steps are strides in numbers, not bytes."""
+
+    _fields_ = [
+        *((name, c_int64) for name in "depth grows".split()),
+        ("tokens", c_void_p),
+        *((name, c_int64) for name in "row_step step".split()),
+        *((name, c_void_p) for name in "levels ancestors".split()),
+        *((name, c_int64) for name in "levels_step ancestors_row_step ancestors_step".split()),
     ]

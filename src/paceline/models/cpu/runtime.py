@@ -16,8 +16,9 @@ from paceline.core.tree import Tree
 from paceline.models.base import Ahead, Head, Output
 from paceline.models.cpu import layout
 from paceline.models.cpu.build import load_kernel
+from paceline.models.cpu.processing import processors_of
 from paceline.models.cpu.program import compile_program
-from paceline.models.cpu.sampling import known, knows_law, options_of
+from paceline.models.cpu.sampling import known, options_of
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
 from paceline.models.memory import unwritten
@@ -101,10 +102,10 @@ class CpuDecoder(Ahead):
     def run_ahead(
         self, batch: Batch, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool
     ) -> bool:
-        """See models/base; one call for all of it, with noise that the kernel knows."""
+        """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
         if torch.compiler.is_compiling() or logits.dtype != self.dtype or not known(batch.noise):
             return False
-        if batch.processing.any or not knows_law(batch.sampling):
+        if batch.processing.any and batch.processing.vocab_size < logits.shape[-1]:
             return False
         self._refresh(cache)
         rows, width = tokens.shape
@@ -122,7 +123,12 @@ class CpuDecoder(Ahead):
             tokens=tokens.data_ptr(),
         )
         options = options_of(batch.sampling)
-        self._ahead(*map(ctypes.byref, (self._program.model, call, options, chain)))
+        asked = processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
+        self._ahead(
+            *map(ctypes.byref, (self._program.model, call, options)),
+            None if asked is None else ctypes.byref(asked),
+            ctypes.byref(chain),
+        )
         del held
         return True
 

@@ -5,7 +5,7 @@ R rows, n nodes, V vocabulary. Knows nothing of how texts grow.
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.layout import Choices, Options
 from paceline.models.cpu.noise import CpuNoise
 
-_NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 _ANYWHERE = torch.zeros(1, 1, dtype=torch.int64)  # a position, where choices depend on none
 
 
@@ -26,6 +26,10 @@ def options_of(sampling: SamplingState) -> Options:
         temperature=sampling.temperature.data_ptr(),
         top_p=sampling.top_p.data_ptr(),
         min_p=sampling.min_p.data_ptr(),
+        typical_p=sampling.typical_p.data_ptr(),
+        epsilon=sampling.epsilon_cutoff.data_ptr(),
+        eta=sampling.eta_cutoff.data_ptr(),
+        order=sampling.order.data_ptr(),
         top_k=sampling.top_k.data_ptr(),
         seed=sampling.seed.data_ptr(),
     )
@@ -36,9 +40,12 @@ def known(noise: Noise) -> bool:
     return type(noise) in (Philox, CpuNoise)
 
 
-def knows_law(sampling: SamplingState) -> bool:
-    """Whether the kernel has every filter of ``sampling``."""
-    return not (sampling.any_min_p_first or sampling.any_typical_p or sampling.any_cutoff)
+def prepared(what: str) -> dict[torch.dtype, Callable[..., None]]:
+    """What the kernel has under a name, for every precision of logits. Raises KernelError where it cannot be built."""
+    found = {dtype: getattr(load_kernel(), f"paceline_{what}_{name}") for dtype, name in NAMES.items()}
+    for function in found.values():
+        function.restype = None
+    return found
 
 
 @final
@@ -49,19 +56,9 @@ class Chooser:
     """
 
     def __init__(self, *, sampling: SamplingState) -> None:
-        kernel = load_kernel()
-        self._pick, self._likeliest, self._warp = (
-            {dtype: _prepare(getattr(kernel, f"paceline_{what}_{name}")) for dtype, name in _NAMES.items()}
-            for what in ("pick", "likeliest", "warp")
-        )
-        self._sampling = sampling
+        self._pick, self._likeliest, self._warp = map(prepared, ("pick", "likeliest", "warp"))
         self._options = options_of(sampling)
         self._given = ctypes.byref(self._options)
-
-    @property
-    def knows_law(self) -> bool:
-        """Whether the kernel has every filter that rows use now."""
-        return knows_law(self._sampling)
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """What core/batch's ``pick`` gives [R, n] for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1]."""
@@ -108,8 +105,3 @@ class Chooser:
             out.data_ptr(),
         )
         run(self._given, ctypes.byref(choices))
-
-
-def _prepare(function: Any) -> Callable[..., None]:
-    function.restype = None
-    return function

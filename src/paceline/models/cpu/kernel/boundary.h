@@ -78,6 +78,15 @@ int64_t gather(int64_t size, A least, Desk<A> &desk) {
     return count;
 }
 
+// Leaves of count gathered values and tokens those for which kept(i); how many they are.
+template <class A, class Kept>
+int64_t keep(int64_t count, Desk<A> &desk, Kept &&kept) {
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (kept(i)) desk.values[left] = desk.values[i], desk.tokens[left++] = desk.tokens[i];
+    return left;
+}
+
 // The largest value for which the weights of those at least as large reach goal; -inf if all of them do not.
 // What values and weights hold afterwards means nothing.
 template <class A>

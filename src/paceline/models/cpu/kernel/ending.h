@@ -14,9 +14,10 @@ struct Rows {  // int64 or bool values, a step apart per row of texts
 };
 
 struct Texts {
-    int64_t rows, width, stops, max_depth, head;
+    int64_t rows, width, stops, max_depth, head, vocab;
     int64_t *tokens, *length, *limit, *steps, *num_draft, *stop, *finish, *report;
     uint8_t *active;
+    int32_t *counts;  // [rows, vocab + 1] times that each token stands in the new text; may be null
 };
 
 struct Decision {
@@ -63,6 +64,8 @@ inline void extend(const Texts &t, const Decision &d) {
         for (int64_t n = 0; n < d.nodes; n++) children |= d.valid.flag(row, n) && d.parents.whole(row, n) == leaf;
 
         for (int64_t at = 0; at < num; at++) t.tokens[row * t.width + length + at] = emitted(at);
+        for (int64_t at = 0; t.counts && at < num; at++)
+            if (emitted(at) >= 0 && emitted(at) < t.vocab) t.counts[row * (t.vocab + 1) + emitted(at)]++;
         t.length[row] += num;
         t.steps[row] += 1;  // of idle rows too: no key is used twice
         if (active) t.finish[row] = stopped ? STOP : full ? LENGTH : RUNNING;

@@ -3,7 +3,9 @@
 
 #include "ending.h"
 #include "forward.h"
+#include "logprobs.h"
 #include "noise.h"
+#include "processing.h"
 #include "sampling.h"
 
 namespace paceline {
@@ -16,10 +18,18 @@ void forward(const Model *model, const Call *call) {
     Forward<T>(*model, *call).run();
 }
 
-// call is for one node per row; what it reads of the tree is set here, depth by depth.
+// The next token of every row, from processed logits.
 template <class T>
-void ahead(const Model *model, const Call *call, const Options *options, const Chain *chain) {
+void choose_next(const Options &options, const Choices &choices, bool greedy) {
+    greedy ? likeliest_of_all<T>(options, choices) : pick_all<T>(options, choices);
+}
+
+// call is for one node per row; what it reads of the tree is set here, depth by depth. processors may be null.
+template <class T>
+void ahead(const Model *model, const Call *call, const Options *options, const Processors *processors,
+           const Chain *chain) {
     static std::vector<T> memory;
+    static std::vector<Acc<T>> processed;
     static std::vector<int64_t> chosen, position;
     std::lock_guard<std::mutex> held(one);
     memory.resize(call->rows * model->vocab), chosen.resize(call->rows), position.resize(call->rows);
@@ -28,7 +38,17 @@ void ahead(const Model *model, const Call *call, const Options *options, const C
     choices.position = position.data(), choices.position_row_step = 1, choices.out = chosen.data();
     for (int64_t depth = 1; depth < width; depth++) {
         for (int64_t row = 0; row < call->rows; row++) position[row] = chain->length[row] + depth - 1;
-        chain->greedy ? likeliest_of_all<T>(*options, choices) : pick_all<T>(*options, choices);
+        if (processors) {
+            processed.resize(call->rows * chain->vocab);
+            Choices raw = choices;
+            raw.out = processed.data();
+            process_all<T>(*processors, {depth - 1, false, chain->tokens + 1, width, 0}, raw);
+            Choices given = choices;
+            given.logits = processed.data(), given.row_step = chain->vocab;
+            choose_next<Acc<T>>(*options, given, chain->greedy);
+        } else {
+            choose_next<T>(*options, choices, chain->greedy);
+        }
         for (int64_t row = 0; row < call->rows; row++)
             if (chain->valid[row * width + depth]) chain->tokens[row * width + depth] = chosen[row];
         if (depth == chain->depth) return;
@@ -61,8 +81,10 @@ void product(const Operation *op, const void *x, void *y, int64_t rows, int64_t 
         paceline::forward<T>(model, call);                                                               \
     }                                                                                                    \
     extern "C" void paceline_ahead_##name(const paceline::Model *model, const paceline::Call *call,      \
-                                          const paceline::Options *options, const paceline::Chain *chain) { \
-        paceline::ahead<T>(model, call, options, chain);                                                 \
+                                          const paceline::Options *options,                              \
+                                          const paceline::Processors *processors,                        \
+                                          const paceline::Chain *chain) {                                \
+        paceline::ahead<T>(model, call, options, processors, chain);                                     \
     }                                                                                                    \
     extern "C" void paceline_product_##name(const paceline::Operation *op, const void *x, void *y,       \
                                             int64_t rows, int64_t threads) {                             \

@@ -1,7 +1,8 @@
 // How a token is chosen from logits: core/sampling.py's warp, and the race of core/noise.py among what it keeps.
 //
-// Every filter keeps the scores from some boundary up, so all of them together are one boundary. It is looked for among
-// the largest scores only, and so are words of noise made. models/cpu/layout.py has the same structures.
+// Most filters keep the scores from some boundary up, so all of them together are one boundary. It is looked for among
+// the largest scores only, and so are words of noise made. What else there is goes through a list of what they keep.
+// models/cpu/layout.py has the same structures.
 #pragma once
 
 #include "boundary.h"
@@ -12,9 +13,11 @@ constexpr double FALLS[] = {8, 11, 16, 1e300};  // below the largest score: wher
 
 // The rows' options (core/sampling.py's SamplingState).
 struct Options {
-    const double *temperature, *top_p, *min_p;
-    const int64_t *top_k, *seed;
+    const double *temperature, *top_p, *min_p, *typical_p, *epsilon, *eta;
+    const int64_t *top_k, *order, *seed;
 };
+
+enum Order : int64_t { MIN_P_LAST, MIN_P_FIRST };  // of top-k, top-p and min-p: transformers' and vLLM's
 
 // Logits of some nodes per row, with steps in numbers, and where what comes of them goes, without gaps.
 struct Choices {
@@ -40,14 +43,17 @@ struct Chain {
 
 // How one token is chosen. Temperature 0 is greedy.
 struct Law {
-    double temperature, top_p, min_p;
-    int64_t top_k;
+    double temperature, top_p, min_p, typical_p, epsilon, eta;
+    int64_t top_k, order;
     RaceKey key;
+
+    // Whether a list of what is kept goes through further filters.
+    bool lists() const { return typical_p < 1 || epsilon > 0 || eta > 0; }
 };
 
 inline Law law_of(const Options &o, int64_t row, int64_t position) {
-    return {o.temperature[row], o.top_p[row], o.min_p[row], o.top_k[row],
-            {uint64_t(o.seed[row]), uint32_t(position), 0, 0}};
+    return {o.temperature[row], o.top_p[row], o.min_p[row], o.typical_p[row], o.epsilon[row], o.eta[row],
+            o.top_k[row], o.order[row], {uint64_t(o.seed[row]), uint32_t(position), 0, 0}};
 }
 
 // Logits by temperature.
@@ -62,14 +68,15 @@ void divide(const T *logits, int64_t size, Acc<T> temperature, Desk<Acc<T>> &des
     for (; i % BLOCK; i++) scores[i] = NEVER<Acc<T>>;
 }
 
-// The boundary of all filters: what is at least this large is kept. highest is finite.
+// The boundary of top-k, top-p and min-p: what is at least this large is kept. highest is finite.
 template <class A>
 A kept_from(const Law &law, int64_t size, A highest, Desk<A> &desk) {
-    A least = NEVER<A>;
+    const A floor = law.min_p > 0 ? highest + std::log(A(law.min_p)) : NEVER<A>;
+    A least = law.order == MIN_P_FIRST ? floor : NEVER<A>;
     if (law.top_k > 0 && law.top_k < size) {
-        const int64_t count = gather(size, reached_by(size, law.top_k, desk), desk);
+        const int64_t count = gather(size, std::max(least, reached_by(size, law.top_k, desk)), desk);
         std::fill_n(desk.weights.begin(), count, A(1));
-        least = boundary(desk.values.data(), desk.weights.data(), count, law.top_k);
+        least = std::max(least, boundary(desk.values.data(), desk.weights.data(), count, law.top_k));
     }
     if (law.top_p < 1) {
         const double goal = A(law.top_p) * mass(size, highest, least, desk);
@@ -81,8 +88,51 @@ A kept_from(const Law &law, int64_t size, A highest, Desk<A> &desk) {
             break;
         }
     }
-    if (law.min_p > 0) least = std::max(least, highest + std::log(A(law.min_p)));
-    return least;
+    return std::max(least, floor);
+}
+
+// Of count gathered scores those of a law nearest to its entropy in surprise, as many as typical_p reaches with.
+template <class A>
+int64_t keep_typical(double goal, int64_t count, Desk<A> &desk) {
+    const A highest = highest_of(desk.values.data(), count);
+    const double total = weigh(count, highest, desk);
+    const A norm = highest + A(std::log(total));
+    double entropy = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double share = desk.weights[i] / total;
+        if (share > 0) entropy -= share * (double(desk.values[i]) - norm);
+    }
+    std::vector<A> near(count), order(count);
+    for (int64_t i = 0; i < count; i++) near[i] = -std::abs(desk.values[i] - norm + A(entropy));
+    order = near;
+    const A least = boundary(order.data(), desk.weights.data(), count, goal * total);
+    return keep(count, desk, [&](int64_t i) { return near[i] >= least; });
+}
+
+// Of count gathered scores those of at least this probability, or of the entropy's if that is less; and the largest.
+template <class A>
+int64_t cut_off(double bound, bool by_entropy, int64_t count, Desk<A> &desk) {
+    const A highest = highest_of(desk.values.data(), count);
+    const A total = weigh(count, highest, desk);
+    if (by_entropy) {
+        double entropy = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const double share = desk.weights[i] / total;
+            if (share > 0) entropy -= share * std::log(share);
+        }
+        bound = std::min(bound, std::sqrt(bound) * std::exp(-entropy));
+    }
+    return keep(count, desk, [&](int64_t i) { return desk.weights[i] / total >= A(bound) || desk.values[i] >= highest; });
+}
+
+// Puts what all filters keep of the desk's scores, in order, into values and tokens; how many they are.
+template <class A>
+int64_t list_kept(const Law &law, int64_t size, A least, Desk<A> &desk) {
+    int64_t count = gather(size, least, desk);
+    if (law.typical_p < 1) count = keep_typical(law.typical_p, count, desk);
+    if (law.epsilon > 0) count = cut_off(law.epsilon, false, count, desk);
+    if (law.eta > 0) count = cut_off(law.eta, true, count, desk);
+    return count;
 }
 
 // The first of the largest logits.
@@ -101,6 +151,10 @@ int64_t pick(const Law &law, const T *logits, int64_t size, Desk<Acc<T>> &desk) 
     const int64_t ahead = first_of(scores, size, highest);
     if (!std::isfinite(highest)) return ahead;  // as in a race: what is no number or infinite wins
     const A least = kept_from(law, size, highest, desk);
+    if (law.lists()) {
+        const int64_t count = list_kept(law, size, least, desk);
+        return race_of(law.key, desk.values.data(), desk.tokens.data(), count);
+    }
     if (least > NEVER<A>) {
         const int64_t count = gather(size, least, desk);
         if (count == 1) return ahead;
@@ -121,6 +175,12 @@ void warp(const Law &law, const T *logits, int64_t size, Acc<T> *out, Desk<Acc<T
     divide(logits, size, A(law.temperature), desk);
     const A *scores = desk.scores.data(), highest = highest_of(scores, size);
     const A least = std::isfinite(highest) ? kept_from(law, size, highest, desk) : NEVER<A>;
+    if (law.lists() && std::isfinite(highest)) {
+        const int64_t count = list_kept(law, size, least, desk);
+        std::fill_n(out, size, NEVER<A>);
+        for (int64_t i = 0; i < count; i++) out[desk.tokens[i]] = desk.values[i];
+        return;
+    }
     for (int64_t i = 0; i < size; i++) out[i] = scores[i] < least ? NEVER<A> : scores[i];
 }
 
