@@ -79,6 +79,9 @@ class Lane:
         Nodes that a grammar forbids are not valid. What is left of a draft is no longer what was drawn, so in such rows
         nodes become fixed choices, but for those drawn independently, whose laws ``process`` restricts.
         """
+        if self._drafts:  # of a step that was cut off
+            self._drafts.clear()
+        self._starved = None
         if not self._texts:
             return tree
         self._wait()
@@ -132,7 +135,8 @@ class Lane:
     def settle(self, outcome: Outcome) -> None:
         """Fail rows that have taken a token, as ``outcome`` says, where their rules leave none."""
         starved, self._starved = self._starved, None
-        self._drafts.clear()
+        if self._drafts:
+            self._drafts.clear()
         if starved is None:
             return
         rows, nodes = starved
@@ -145,7 +149,6 @@ class Lane:
 
     def _read(self, tree: Tree) -> dict[int, tuple[list[int], Draft]]:
         """Of rows that run: their tokens since this was last asked, and their drafts. One transfer to the host."""
-        self._drafts.clear()
         batch, rows = self.batch, list(self._texts)
         index = torch.tensor(rows, device=batch.device)
         width, nodes = batch.max_depth + 1, tree.num_nodes  # a step gives at most so many tokens
