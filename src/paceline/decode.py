@@ -106,7 +106,7 @@ class Decoder:
         self.lane.release(rows)
 
     def step(self) -> None:
-        """Draft, score, verify, commit: every active row gains at least one token. Nothing here waits for the host, but rules."""
+        """Draft, score, verify, commit: every active row gains at least one token. Only rules wait for the host."""
         with without_gradients():
             self.run(self.plan(self.stats))
 

@@ -127,9 +127,7 @@ def test_the_law_is_that_of_plain_decoding_under_the_grammar(verifier, draw, sha
     target, draft = TABLES[table]
     drafter, depth = made(draw, shape, draft)
     steps = 2 if shape == "chain" else 1
-    found, accepted = found_law(
-        target=target, drafter=drafter, verifier=VERIFIERS.find(verifier), k=depth, steps=steps
-    )
+    found, accepted = found_law(target=target, drafter=drafter, verifier=VERIFIERS.find(verifier), k=depth, steps=steps)
     assert abs(sum(found.values()) - 1) < 1e-9
     assert distance(found, target, steps * (depth + 1), grammar=True, tilt=False) <= BOUND
     assert accepted > 0 or (verifier == "spectr" and draw is not Draw.IID)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.constraints.walk import Draft, commit, masks, prune
 from paceline.core.batch import Batch, Request
-from paceline.core.host import table
+from paceline.core.host import integers, table
 from paceline.core.processing import NEVER
 from paceline.core.rules import Grammar, Processor
 from paceline.core.tree import Draw, Outcome, Tree, path_tokens
@@ -108,7 +108,7 @@ class Lane:
         return self._restricted(tree, kept)
 
     def process(self, tree: Tree, logits: Tensor) -> tuple[Tree, Tensor]:
-        """``logits`` [R, N, V] after the rules of every row at each of its nodes, and ``tree`` with its laws likewise."""
+        """``logits`` [R, N, V] after the rules of every row at each of its nodes, and ``tree`` with laws to match."""
         if not self._drafts:
             return tree, logits
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -143,9 +143,9 @@ class Lane:
         index = torch.tensor(rows, device=nodes.device)
         before = torch.nn.functional.pad(outcome.path[index], (1, 0)).clamp(min=0)  # [r, D + 1]
         taken = torch.arange(before.shape[1], device=nodes.device) < outcome.num_committed[index, None]
-        for row, (hit,) in zip(rows, table((nodes.gather(1, before) & taken).any(-1, keepdim=True).long()), strict=True):
-            if hit:
-                self._fail(row, ValueError("other options forbid every token that the grammar allows: change one of them"))
+        hits = integers((nodes.gather(1, before) & taken).any(-1).long())
+        for row in (row for row, hit in zip(rows, hits, strict=True) if hit):
+            self._fail(row, ValueError("other options forbid every token that the grammar allows: change one of them"))
 
     def _read(self, tree: Tree) -> dict[int, tuple[list[int], Draft]]:
         """Of rows that run: their tokens since this was last asked, and their drafts. One transfer to the host."""
@@ -223,7 +223,7 @@ class Lane:
 
     @staticmethod
     def _may_be_bare(request: Request, allowed: Tensor) -> Tensor:
-        """Where no token may be left [n]: the text is over there, though nothing says so or ``min_tokens`` forbids to."""
+        """Where no token may be left [n]: the text is over, though nothing says so or ``min_tokens`` forbids to."""
         if request.min_tokens:
             allowed = allowed.clone()
             allowed[:, [token for token in request.stop_tokens if token < allowed.shape[1]]] = False
@@ -268,13 +268,13 @@ def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) 
             form = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
             raise ValueError(f"a logits processor gave {form}: it must give logits {list(shape)}")
         if bool((given.isnan() | (given == torch.inf)).any()) or not bool((given > NEVER).any()):
-            raise ValueError("a logits processor gave NaN, infinity or no token at all: it must leave one that can follow")
+            raise ValueError("a logits processor gave NaN, infinity or no token at all: it must leave one to follow")
         logits = given.to(logits)
     return logits
 
 
 def _with_laws(tree: Tree, rows: Tensor, allowed: Tensor) -> Tree:
-    """In ``rows`` [r], the laws of what was drawn where ``allowed`` [r, N, V] was asked for, after each node's parent."""
+    """In ``rows`` [r], the laws that tokens were drawn from, but for what ``allowed`` [r, N, V] forbids after a parent."""
     if tree.laws is None or tree.num_nodes == 1:
         return tree
     law, parents = tree.law[rows], tree.parents[rows].clamp(min=0)

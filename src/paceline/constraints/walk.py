@@ -29,7 +29,7 @@ def commit(grammars: Sequence[Grammar], tokens: Sequence[int]) -> None:
     """Go on by ``tokens`` for good. Raises Refused."""
     for token in tokens:
         if not _advance(grammars, token):
-            raise Refused(f"token {token} was chosen where the grammar does not allow it: other options forbid the rest")
+            raise Refused(f"token {token} was chosen where the grammar does not allow it: change the other options")
 
 
 def prune(grammars: Sequence[Grammar], draft: Draft) -> list[bool]:
@@ -58,7 +58,7 @@ def masks(grammars: Sequence[Grammar], draft: Draft, vocab_size: int) -> tuple[l
 
 
 def _walk(grammars: Sequence[Grammar], draft: Draft) -> Iterator[int]:
-    """The valid nodes that may be reached, depth first; at each the grammars stand after its path, in the end before."""
+    """The valid nodes that may be reached, depth first; the grammars stand after each, and in the end at the text."""
     children: list[list[int]] = [[] for _ in draft.tokens]
     for node in range(len(draft.tokens) - 1, 0, -1):
         if draft.valid[node]:

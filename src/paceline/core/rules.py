@@ -1,4 +1,4 @@
-"""What a request may demand of its tokens that only the host can say: grammars, and processors that somebody else wrote.
+"""What a request may demand of its tokens that only the host can say: grammars, and processors that others wrote.
 
 A rule is immutable and belongs to a request; what it begins is the state of one text. Knows nothing of rows, drafts or
 where the host asks. V vocabulary of the target.
@@ -26,7 +26,7 @@ class Grammar(ABC):
 
     @abstractmethod
     def allowed(self) -> Tensor:
-        """Which tokens may follow, on the CPU, bool [n]; none of those from n on may. No token at all: it is complete."""
+        """Which tokens may follow, bool [n] on the CPU; from n on none may. No token at all: the text is complete."""
 
 
 class Processor(ABC):
