@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
+from paceline.api.structured import StructuredOutputs, read_structured
+from paceline.constraints.foreign import rule_of
 from paceline.core.sampling import Sampling
 
 MAX_LOGPROBS = 20
@@ -17,8 +19,6 @@ NOT_YET: dict[str, object] = {
     "logit_bias": None,
     "allowed_token_ids": None,
     "bad_words": None,
-    "structured_outputs": None,
-    "logits_processors": None,
     "truncate_prompt_tokens": None,
     "spaces_between_special_tokens": True,
 }
@@ -47,6 +47,13 @@ class SamplingParams:
     - ``stop_token_ids`` (None): token ids that end the text, beside the model's own end-of-text tokens.
     - ``ignore_eos`` (False): go on past the model's own end-of-text tokens.
 
+    What only the host can say, asked at every node of a draft:
+
+    - ``structured_outputs`` (None): what the text must look like, a mapping with one of "json" (a schema), "regex",
+      "choice" (texts), "grammar" (Lark's or llama.cpp's) and "json_object" (True).
+    - ``logits_processors`` (None): objects or functions that change logits, of two arguments as in transformers,
+      (input_ids [1, L], scores [1, V]), or of three as in vLLM, (prompt ids, output ids, logits [V]).
+
     What comes back:
 
     - ``logprobs`` (None): 0 to 20; log-probabilities of every chosen token and of this many of the likeliest. None: no
@@ -58,8 +65,8 @@ class SamplingParams:
 
     Not supported yet, and refused by name unless left at the default: ``presence_penalty`` (0.0),
     ``frequency_penalty`` (0.0), ``repetition_penalty`` (1.0), ``logit_bias`` (None), ``allowed_token_ids`` (None),
-    ``bad_words`` (None), ``structured_outputs`` (None), ``logits_processors`` (None), ``truncate_prompt_tokens``
-    (None), ``spaces_between_special_tokens`` (True).
+    ``bad_words`` (None), ``truncate_prompt_tokens`` (None),
+    ``spaces_between_special_tokens`` (True).
 
     Values are stored in one form: numbers as float or int, ``stop`` and ``stop_token_ids`` as tuples without repeats.
     Raises ValueError for values of a wrong type or outside their range.
@@ -129,6 +136,8 @@ class SamplingParams:
         """The arguments of vLLM's ``SamplingParams``, those that differ from the defaults; tuples become lists."""
         pairs = ((field.name, getattr(self, field.name), getattr(_DEFAULT, field.name)) for field in fields(self))
         differing = {name: value for name, value, default in pairs if value != default}
+        if isinstance(self.structured_outputs, StructuredOutputs):
+            differing["structured_outputs"] = self.structured_outputs.given
         return {name: list(value) if isinstance(value, tuple) else value for name, value in differing.items()}
 
     @classmethod
@@ -163,6 +172,8 @@ def _normalised(given: Mapping[str, Any]) -> dict[str, object]:
         "min_tokens": _at_least(0, "min_tokens", _integer("min_tokens", given["min_tokens"]), "0 or a positive count"),
         "logprobs": _few("logprobs", given["logprobs"]),
         "prompt_logprobs": _few("prompt_logprobs", given["prompt_logprobs"]),
+        "structured_outputs": read_structured(given["structured_outputs"]),
+        "logits_processors": _processors(given["logits_processors"]),
     }
 
 
@@ -199,6 +210,19 @@ def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r}: give True or False")
     return value
+
+
+def _processors(value: object) -> tuple[object, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence):
+        raise ValueError(f"logits_processors={value!r}: give a list of logits processors")
+    for index, one in enumerate(value):
+        try:
+            rule_of(one)
+        except ValueError as error:
+            raise ValueError(f"logits_processors[{index}]: {error}") from error
+    return tuple(value) or None
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ Compiles them, and follows them. Knows nothing of rows, drafts or sampling.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, cast, final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +18,9 @@ from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
+MISSING = "it needs llguidance: pip install paceline[grammar]"
 END = "<|the end of the text|>"  # a token of our own behind the tokenizer's: llguidance knows no other end
 
 
@@ -48,12 +50,11 @@ def _spell(tokenizer: Tokenizer) -> Spelling:
     try:
         from llguidance import LLTokenizer
     except ImportError as error:
-        raise GrammarError("structured_outputs need llguidance: pip install paceline[grammar]") from error
+        raise GrammarError(MISSING) from error
     definition = tokenizer.definition
     if definition is None:
         raise GrammarError(
-            f"structured_outputs need a tokenizer of the fast library, and {tokenizer.name} has another: save it with "
-            "tokenizer.json"
+            f"it needs a tokenizer of the fast library, and {tokenizer.name} has another: save it as tokenizer.json"
         )
     whole = json.loads(definition)
     end = {"id": tokenizer.size, "content": END, "special": True}
@@ -63,6 +64,26 @@ def _spell(tokenizer: Tokenizer) -> Spelling:
         return Spelling(tokenizer=LLTokenizer(json.dumps(whole), eos_token=tokenizer.size), end=tokenizer.size)
     except ValueError as error:
         raise GrammarError(f"llguidance cannot read the tokenizer of {tokenizer.name}: {error}") from error
+
+
+def describe(kind: str, value: object, *, spaces: Mapping[str, object]) -> str:
+    """llguidance's definition of a grammar given as vLLM does: ``kind`` is json, regex, choice, grammar or json_object.
+
+    ``spaces`` are llguidance's options of JSON. Raises GrammarError.
+    """
+    try:
+        from llguidance import LLMatcher, grammar_from
+    except ImportError as error:
+        raise GrammarError(MISSING) from error
+    try:
+        if kind in ("json", "json_object"):
+            schema = str(value) if kind == "json" else '{"type": "object"}'
+            return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", dict(spaces)))
+        if kind == "choice":
+            return grammar_from("choice", json.dumps(value))
+        return grammar_from("regex" if kind == "regex" else "grammar", str(value))
+    except ValueError as error:
+        raise GrammarError(" ".join(str(error).split())) from error
 
 
 @final
