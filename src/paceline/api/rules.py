@@ -21,7 +21,7 @@ _COMPILED: WeakKeyDictionary[Tokenizer, OrderedDict[tuple[StructuredOutputs, fro
 
 
 def rules_of(target: Loaded, params: SamplingParams) -> tuple[Rule, ...]:
-    """The rules of ``params``. Raises ValueError for a grammar that cannot be followed, naming what is wrong with it."""
+    """The rules of ``params``. Raises ValueError for a grammar that cannot be followed, saying why."""
     grammar = grammar_of(target, params)
     return (*(() if grammar is None else (grammar,)), *map(rule_of, params.logits_processors or ()))
 
@@ -65,7 +65,7 @@ def _compile(asked: StructuredOutputs, tokenizer: Tokenizer, ends: frozenset[int
     try:
         spelling = spelling_of(tokenizer)
         value = getattr(asked, asked.kind)
-        spaces = {"whitespace_flexible": False} if asked.disable_any_whitespace else {}
+        spaces: dict[str, object] = {"whitespace_flexible": False} if asked.disable_any_whitespace else {}
         if asked.whitespace_pattern is not None:
             spaces["whitespace_pattern"] = asked.whitespace_pattern
         definition = describe(asked.kind, value, spaces=spaces)

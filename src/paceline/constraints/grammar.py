@@ -4,7 +4,7 @@ Compiles them, and follows them. Knows nothing of rows, drafts or sampling.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, final
 from weakref import WeakKeyDictionary
@@ -94,7 +94,7 @@ class TextGrammar(Rule):
     know.
     """
 
-    def __init__(self, *, definition: str, spelling: Spelling, ends: Sequence[int]) -> None:
+    def __init__(self, *, definition: str, spelling: Spelling, ends: Iterable[int]) -> None:
         from llguidance import LLMatcher
 
         wrong = LLMatcher.validate_grammar(definition, spelling.tokenizer)

@@ -274,7 +274,7 @@ def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) 
 
 
 def _with_laws(tree: Tree, rows: Tensor, allowed: Tensor) -> Tree:
-    """In ``rows`` [r], the laws that tokens were drawn from, but for what ``allowed`` [r, N, V] forbids after a parent."""
+    """In ``rows`` [r], laws that tokens were drawn from, without what ``allowed`` [r, N, V] forbids after a parent."""
     if tree.laws is None or tree.num_nodes == 1:
         return tree
     law, parents = tree.law[rows], tree.parents[rows].clamp(min=0)
