@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from paceline.constraints.lane import Lane
 from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Report, Request
 from paceline.core.clock import Clock, NoClock, Phase
@@ -61,6 +62,7 @@ class Decoder:
             noise=parts.noise,
             device=target.device,
         )
+        self.lane = Lane(batch=self.batch)
         self.clock = clock or NoClock()
         self.cache = target.new_cache(rows, max_length + drafter.max_nodes(depth)).view()
         self.stats = parts.stats(rows, depth, target.device)
@@ -84,13 +86,14 @@ class Decoder:
         What a request's entry of ``prefixes`` names is copied from the caches instead of being read again; its row may
         be running, ended, or the request's own. Raises ValueError, before any row is touched, for rows that do not fit
         the requests, a prompt and max_tokens that exceed ``max_length``, tokens outside the target's vocabulary, and a
-        prefix that is not the request's.
+        prefix that is not the request's; and what a rule of a request raises when it begins.
         """
         self._check(requests, rows)
         given = prefixes or [None] * len(rows)
         known = [prefix or Prefix(row=row, length=0) for prefix, row in zip(given, rows, strict=True)]
         for request, prefix in zip(requests, known, strict=True):
             self._check_prefix(request, prefix)
+        self.lane.admit(rows, requests)
         if any(request.guidance for request in requests):
             rows, requests, known = self._with_seconds(rows, requests, known)
         self.batch.admit(rows, requests)
@@ -106,28 +109,29 @@ class Decoder:
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
         self.batch.release([*rows, *(row + self.rows for row in rows)] if self.guidance else rows)
+        self.lane.release(rows)
 
     def step(self) -> None:
-        """Draft, score, verify, commit: every active row gains at least one token. Nothing here waits for the host."""
+        """Draft, score, verify, commit: every active row gains at least one token. Only rules wait for the host."""
         with without_gradients():
             self.run(self.plan(self.stats))
 
     def run(self, plan: StepPlan) -> None:
         """A step of the shape that ``plan`` chose: one sequence of operations for each plan, flags and host state."""
         with without_gradients():
-            tree = self.drafter.propose(self.batch, plan)
             guiding = self.batch.guiding
-            tree = guiding.copy_draft(tree, self.batch.root) if guiding.any else tree
+            tree = self.lane.look(self.drafter.propose(self.batch, plan))
+            tree = guiding.copy_draft(tree, self.batch.root)
             self.clock.mark(Phase.DRAFT)
             output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
             assert output.logits is not None
             self.clock.mark(Phase.TARGET)
-            logits = guiding.combine(output.logits) if guiding.any else output.logits
-            logits = self.batch.process_tree(logits, tree)
-            outcome = self.verifier(tree, logits, self.batch)
-            outcome = guiding.copy_outcome(outcome) if guiding.any else outcome
+            logits = self.batch.process_tree(guiding.combine(output.logits), tree)
+            tree, logits = self.lane.process(tree, logits)
+            outcome = guiding.copy_outcome(self.verifier(tree, logits, self.batch))
             self.clock.mark(Phase.VERIFY)
             outcome = self.batch.extend(tree, outcome)
+            self.lane.settle(outcome)
             self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
             self.drafter.observe(self.batch, tree, outcome, output)
             self.stats.record(tree, outcome)

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,6 +16,7 @@ from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
 from paceline.api.streams import Stream
 from paceline.core.plan import Fixed, Plan
+from paceline.core.rules import Rule
 from paceline.decode import Decoder, agree
 from paceline.drafters.none import NoDrafter
 from paceline.engine.clock import clock_for
@@ -136,6 +138,7 @@ class Engine:
         params: ParamsLike = None,
         *,
         criterion: Criterion | None = None,
+        rules: Sequence[Rule] = (),
         name: str | None = None,
     ) -> Stream:
         """Queue one prompt or several; their stream.
@@ -144,11 +147,12 @@ class Engine:
         - ``params`` (None, which is ``SamplingParams()``): one for all prompts, whose seed is then split per prompt and
           sample; or one per prompt, whose seed is split per sample only. Sample 0 of prompt 0 keeps the seed.
         - ``criterion`` (None): called with the tokens of each continuation as each arrives; true ends it there.
+        - ``rules`` (none): what else only the host can say of their tokens; asked after those of ``params``.
         - ``name`` (None): what logs call these prompts; None numbers them in the order of all submissions, from 0.
 
         Raises ValueError naming the prompt, before anything is queued.
         """
-        asked = prepare(self.target, self.decoder, prompts, params, criterion)
+        asked = prepare(self.target, self.decoder, prompts, params, criterion, rules)
         continuations = [one.continuation for one in asked]
         pieces: deque[Piece] = deque()
         tickets = [self._scheduler.submit(one.request) for one in asked]

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from paceline.api import values
+from paceline.api.structured import StructuredOutputs, read_structured
+from paceline.constraints.foreign import rule_of
 from paceline.core.sampling import FilterOrder, Sampling
 
 MAX_LOGPROBS = 20
@@ -13,8 +15,6 @@ FILTER_ORDERS = {"transformers": FilterOrder.TRANSFORMERS, "vllm": FilterOrder.V
 
 # Parameters of vLLM that are not built yet: name -> the only value that is accepted, vLLM's default.
 NOT_YET: dict[str, object] = {
-    "structured_outputs": None,
-    "logits_processors": None,
     "truncate_prompt_tokens": None,
     "spaces_between_special_tokens": True,
 }
@@ -85,6 +85,13 @@ class SamplingParams:
     - ``stop_token_ids`` (None): token ids that end the text, beside the model's own end-of-text tokens.
     - ``ignore_eos`` (False): go on past the model's own end-of-text tokens.
 
+    What only the host can say, asked at every node of a draft:
+
+    - ``structured_outputs`` (None): what the text must look like, a mapping with one of "json" (a schema), "regex",
+      "choice" (texts), "grammar" (Lark's or llama.cpp's) and "json_object" (True).
+    - ``logits_processors`` (None): objects or functions that change logits, of two arguments as in transformers,
+      (input_ids [1, L], scores [1, V]), or of three as in vLLM, (prompt ids, output ids, logits [V]).
+
     What comes back:
 
     - ``logprobs`` (None): 0 to 20; log-probabilities of every chosen token and of this many of the likeliest. None: no
@@ -94,8 +101,8 @@ class SamplingParams:
     - ``skip_special_tokens`` (True): leave special tokens out of the text.
     - ``include_stop_str_in_output`` (False): leave the stop string in the text.
 
-    Not supported yet, and refused by name unless left at the default: ``structured_outputs`` (None),
-    ``logits_processors`` (None), ``truncate_prompt_tokens`` (None), ``spaces_between_special_tokens`` (True).
+    Not supported yet, and refused by name unless left at the default: ``truncate_prompt_tokens`` (None),
+    ``spaces_between_special_tokens`` (True).
 
     Values are stored in one form: numbers as float or int, lists and mappings as tuples without repeats.
     Raises ValueError for values of a wrong type or outside their range.
@@ -191,6 +198,8 @@ class SamplingParams:
         vLLM's.
         """
         differing = self.differing()
+        if isinstance(self.structured_outputs, StructuredOutputs):
+            differing["structured_outputs"] = self.structured_outputs.given
         lacking = [f"{name}={value!r}" for name, value in differing.items() if name in NOT_IN_VLLM]
         if self.filter_order != "vllm" and _is_order_felt(differing):
             lacking.append(f"filter_order={self.filter_order!r}")
@@ -254,7 +263,22 @@ def _normalised(given: Mapping[str, Any]) -> dict[str, object]:
         "bad_words_ids": values.token_lists("bad_words_ids", given["bad_words_ids"]),
         "allowed_token_ids": values.some_ids("allowed_token_ids", given["allowed_token_ids"]),
         "filter_order": values.word("filter_order", given["filter_order"], tuple(FILTER_ORDERS)),
+        "structured_outputs": read_structured(given["structured_outputs"]),
+        "logits_processors": _processors(given["logits_processors"]),
     }
+
+
+def _processors(value: object) -> tuple[object, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence):
+        raise ValueError(f"logits_processors={value!r}: give a list of logits processors")
+    for index, one in enumerate(value):
+        try:
+            rule_of(one)
+        except ValueError as error:
+            raise ValueError(f"logits_processors[{index}]: {error}") from error
+    return tuple(value) or None
 
 
 _DEFAULT = SamplingParams()

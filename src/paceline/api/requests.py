@@ -10,9 +10,11 @@ from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
 from paceline.api.prompts import Prompts, encode, split
+from paceline.api.rules import closing, rules_of
 from paceline.api.score import PromptScore, prompt_logprobs
 from paceline.core.batch import Request
 from paceline.core.noise import split_seed
+from paceline.core.rules import Rule
 from paceline.decode import Decoder
 
 ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
@@ -27,9 +29,17 @@ class Asked:
 
 
 def prepare(
-    target: Loaded, decoder: Decoder, prompts: Prompts, params: ParamsLike, criterion: Criterion | None
+    target: Loaded,
+    decoder: Decoder,
+    prompts: Prompts,
+    params: ParamsLike,
+    criterion: Criterion | None,
+    rules: Sequence[Rule] = (),
 ) -> list[Asked]:
-    """Every sample of every prompt, checked; ``Engine.submit`` says how seeds are split. Raises ValueError."""
+    """Every sample of every prompt, checked; ``Engine.submit`` says how seeds are split. Raises ValueError.
+
+    ``rules`` come after those of the parameters.
+    """
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
     options = per_prompt(params, len(encoded))
@@ -42,7 +52,10 @@ def prepare(
         count += option.n
         try:
             requests.append(
-                [_request(target, decoder, tokens, option, split_seed(base, first + at)) for at in range(option.n)]
+                [
+                    _request(target, decoder, tokens, option, split_seed(base, first + at), rules)
+                    for at in range(option.n)
+                ]
             )
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
@@ -58,7 +71,7 @@ def prepare(
                 seed=request.sampling.seed,
                 tokenizer=target.tokenizer,
                 origins=decoder.drafter.origins,
-                criterion=criterion,
+                criterion=closing(target, options[index], criterion),
                 prompt_logprobs=scored[index],
             ),
         )
@@ -84,7 +97,9 @@ def stop_tokens(target: Loaded, params: SamplingParams) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*params.stop_tokens, *own)))
 
 
-def _request(target: Loaded, decoder: Decoder, tokens: list[int], params: SamplingParams, seed: int) -> Request:
+def _request(
+    target: Loaded, decoder: Decoder, tokens: list[int], params: SamplingParams, seed: int, rules: Sequence[Rule]
+) -> Request:
     if params.stop_strings and target.tokenizer is None:
         raise ValueError(
             f"stop={list(params.stop_strings)}: {target.name} has no tokenizer to find it with; give stop_token_ids"
@@ -95,6 +110,7 @@ def _request(target: Loaded, decoder: Decoder, tokens: list[int], params: Sampli
         max_tokens=max(1, limit - len(tokens)) if params.max_tokens is None else params.max_tokens,
         sampling=params.sampling(seed),
         processing=processing(target, params),
+        rules=(*rules_of(target, params), *rules),
         stop_tokens=stop_tokens(target, params),
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,

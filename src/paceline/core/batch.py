@@ -14,6 +14,7 @@ from paceline.core.guidance import Guidance, Guiding
 from paceline.core.logprobs import Chosen, StepLogprobs, look_up
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.processing import Processing, ProcessingState, Text
+from paceline.core.rules import Rule
 from paceline.core.sampling import Sampling, SamplingState
 from paceline.core.tree import NoDraft, Outcome, Tree, path_tokens
 
@@ -38,6 +39,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     processing: Processing = field(default_factory=Processing)
     guidance: Guidance | None = None
+    rules: tuple[Rule, ...] = ()  # what only the host can say of its tokens
     stop_tokens: Sequence[int] = ()
     min_tokens: int = 0  # no stop token is chosen before this many
     logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for

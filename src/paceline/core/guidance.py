@@ -54,6 +54,8 @@ class Guiding:
 
     def copy_draft(self, tree: Tree, root: Tensor) -> Tree:
         """``tree`` with the guided rows' drafts in the rows that guide them, behind their own ``root`` [R]."""
+        if not self.any:
+            return tree
         rows = {
             field.name: value[self.leader]
             for field in fields(Tree)
@@ -63,7 +65,9 @@ class Guiding:
         return replace(tree, **{**rows, "tokens": tokens})
 
     def combine(self, logits: Tensor) -> Tensor:
-        """``logits`` [R, N, V] with those of the guided rows set against the others'; rounded to single at least."""
+        """``logits`` [R, N, V] with those of the guided rows set against the others'; in single precision at least."""
+        if not self.any:
+            return logits
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         scale = self.scale.to(scores.dtype)[:, None, None]
         own = scores.log_softmax(-1)
@@ -72,6 +76,8 @@ class Guiding:
 
     def copy_outcome(self, outcome: Outcome) -> Outcome:
         """``outcome`` with the guided rows' decisions for those that guide them too."""
+        if not self.any:
+            return outcome
         return Outcome(
             path=outcome.path[self.leader],
             num_committed=outcome.num_committed[self.leader],

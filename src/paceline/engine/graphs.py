@@ -145,7 +145,7 @@ class GraphedStep:
     The kind is recorded behind the last of the called steps, once that is done and its phases are marked: whatever goes
     wrong then has cost nothing, and the time belongs to no phase. Where recording fails, one warning says so, and
     nothing more is recorded. Steps that look up log-probabilities leave tensors for the host and are always called;
-    so are those of drafters whose host state is not known.
+    so are those in which rules are asked on the host, and those of drafters whose host state is not known.
     """
 
     def __init__(self, *, decoder: Decoder, graphs: Graphs) -> None:
@@ -166,7 +166,7 @@ class GraphedStep:
             plan = self._decoder.plan(self._decoder.stats)
             before = self._decoder.drafter.host_state
             kind = None if before is None else (plan, self._decoder.batch.flags, before)
-            if self._decoder.batch.wants_logprobs:
+            if self._decoder.batch.wants_logprobs or self._decoder.lane.busy:
                 kind = None
             recorded = self._recorded.get(kind)
             if recorded is not None:

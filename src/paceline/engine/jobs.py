@@ -39,7 +39,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What one request got in a step; ``error`` instead if it could not be admitted."""
+    """What one request got in a step; ``error`` instead if it could not be admitted, or a rule of its own raised."""
 
     ticket: int
     tokens: list[int] = field(default_factory=list[int])

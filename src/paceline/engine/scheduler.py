@@ -32,6 +32,7 @@ class _Flight:
     times: StepTimes
     turn: Turn | None
     awaited: Awaited
+    failures: dict[int, Exception]  # of rules in it, by row
 
 
 @final
@@ -135,8 +136,15 @@ class Scheduler:
             times = self.clock.start()
             self._step()
             turn = None if self.watch is None else self.watch.turn
-            flight = _Flight(jobs=dict(self._running), times=times, turn=turn, awaited=self._reports.post())
-            self._flights.append(flight)
+            self._flights.append(
+                _Flight(
+                    jobs=dict(self._running),
+                    times=times,
+                    turn=turn,
+                    awaited=self._reports.post(),
+                    failures=self.decoder.lane.take_failures(),
+                )
+            )
 
     def _in(self, flight: _Flight) -> list[Job]:
         """Those of a step's jobs that still run."""
@@ -168,6 +176,10 @@ class Scheduler:
             self.watch.took(flight.turn, sum(phases), rows=ran, tokens=sum(nums))
         gains: list[Gain] = []
         for job in self._in(flight):
+            if job.row in flight.failures:  # what a step gave without its rules is not told
+                gains.append(Gain(ticket=job.ticket, error=flight.failures[job.row]))
+                self._leave(job)
+                continue
             gains.append(job.tell(told, phases=phases, now=now, turn=flight.turn))
             self._held[job.row].extend(report.tokens[job.row])
             if report.finish[job.row] is not Finish.RUNNING:

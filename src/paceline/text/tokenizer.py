@@ -68,6 +68,14 @@ class Tokenizer:
         return {token: number for token, number in self._inner.get_vocab().items() if token not in added}
 
     @property
+    def definition(self) -> str | None:
+        """What tokenizer.json would say of it, without padding and truncation; None if it is none of the fast library."""
+        if not isinstance(self._inner, PreTrainedTokenizerFast):
+            return None
+        whole = json.loads(self._inner.backend_tokenizer.to_str())
+        return json.dumps({**whole, "padding": None, "truncation": None})
+
+    @property
     def added_tokens(self) -> frozenset[str]:
         """The tokens that were added to the vocabulary, or are treated apart from it."""
         return frozenset(_added(self._inner))

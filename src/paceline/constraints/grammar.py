@@ -1,0 +1,170 @@
+"""Grammars over the text of tokens, by llguidance: JSON schemas, regular expressions, choices and context-free ones.
+
+Compiles them, and follows them. Knows nothing of rows, drafts or sampling.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast, final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.rules import Grammar, Rule
+from paceline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+MISSING = "it needs llguidance: pip install paceline[grammar]"
+END = "<|the end of the text|>"  # a token of our own behind the tokenizer's: llguidance knows no other end
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be followed, with the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """A tokenizer as llguidance reads it."""
+
+    tokenizer: "LLTokenizer"
+    end: int  # the number of END
+
+
+_SPELLINGS: WeakKeyDictionary[Tokenizer, Spelling] = WeakKeyDictionary()
+
+
+def spelling_of(tokenizer: Tokenizer) -> Spelling:
+    """``tokenizer`` for llguidance, made once. Raises GrammarError without it, and for what it cannot read."""
+    if tokenizer not in _SPELLINGS:
+        _SPELLINGS[tokenizer] = _spell(tokenizer)
+    return _SPELLINGS[tokenizer]
+
+
+def _spell(tokenizer: Tokenizer) -> Spelling:
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise GrammarError(MISSING) from error
+    definition = tokenizer.definition
+    if definition is None:
+        raise GrammarError(
+            f"it needs a tokenizer of the fast library, and {tokenizer.name} has another: save it as tokenizer.json"
+        )
+    whole = json.loads(definition)
+    end = {"id": tokenizer.size, "content": END, "special": True}
+    end |= {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    whole["added_tokens"].append(end)
+    try:
+        return Spelling(tokenizer=LLTokenizer(json.dumps(whole), eos_token=tokenizer.size), end=tokenizer.size)
+    except ValueError as error:
+        raise GrammarError(f"llguidance cannot read the tokenizer of {tokenizer.name}: {error}") from error
+
+
+def describe(kind: str, value: object, *, spaces: Mapping[str, object]) -> str:
+    """llguidance's definition of a grammar given as vLLM does: ``kind`` is json, regex, choice, grammar or json_object.
+
+    ``spaces`` are llguidance's options of JSON. Raises GrammarError.
+    """
+    try:
+        from llguidance import LLMatcher, grammar_from
+    except ImportError as error:
+        raise GrammarError(MISSING) from error
+    try:
+        if kind in ("json", "json_object"):
+            schema = str(value) if kind == "json" else '{"type": "object"}'
+            return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", dict(spaces)))
+        if kind == "choice":
+            return grammar_from("choice", json.dumps(value))
+        return grammar_from("regex" if kind == "regex" else "grammar", str(value))
+    except ValueError as error:
+        raise GrammarError(" ".join(str(error).split())) from error
+
+
+@final
+class TextGrammar(Rule):
+    """The text of what follows a prompt must be one that ``definition`` describes; ``ends`` are what may follow it.
+
+    ``definition`` is llguidance's own, as its ``grammar_from`` makes it. Raises GrammarError naming what it does not
+    know.
+    """
+
+    def __init__(self, *, definition: str, spelling: Spelling, ends: Iterable[int]) -> None:
+        from llguidance import LLMatcher
+
+        wrong = LLMatcher.validate_grammar(definition, spelling.tokenizer)
+        if wrong and not wrong.startswith("WARNING"):
+            raise GrammarError(" ".join(wrong.split()))
+        self.spelling, self.ends = spelling, frozenset(ends)
+        self._matcher = LLMatcher(spelling.tokenizer, definition)
+        _check(self._matcher)
+
+    def begin(self, prompt: Sequence[int]) -> "TextGrammarState":
+        """What may follow does not depend on the prompt."""
+        return TextGrammarState(matcher=self._matcher.deep_copy(), spelling=self.spelling, ends=self.ends)
+
+
+@final
+class TextGrammarState(Grammar):
+    """Where one text stands in a grammar."""
+
+    def __init__(self, *, matcher: "LLMatcher", spelling: Spelling, ends: frozenset[int]) -> None:
+        self._matcher, self._end, self._ends = matcher, spelling.end, ends
+        self._ended = False
+
+    def advance(self, token: int) -> bool:
+        """A token that ends the text may follow where the grammar is satisfied, and then nothing."""
+        if self._ended:
+            return False
+        if token in self._ends:
+            self._ended = self._matcher.is_accepting()
+            return self._ended
+        if token >= self._end:
+            return False
+        taken = self._matcher.try_consume_tokens([token])
+        _check(self._matcher)
+        return taken == 1
+
+    def retreat(self, count: int) -> None:
+        """The end of the text is the last to be taken back."""
+        if self._ended:
+            self._ended = False
+            count -= 1
+        if count and not self._matcher.rollback(count):
+            raise RuntimeError(f"llguidance could not go back by {count} tokens: {self._matcher.get_error()}")
+
+    def allowed(self) -> Tensor:
+        """Everything after the end of the text, where nothing is looked at any more."""
+        mask = self._mask()
+        if self._ended:
+            return torch.ones_like(mask)
+        may_end = bool(mask[self._end])
+        mask[self._end] = False
+        width = max(self._ends, default=-1) + 1
+        if width > len(mask):
+            mask = torch.nn.functional.pad(mask, (0, width - len(mask)))
+        mask[list(self._ends)] = may_end
+        return mask
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but the end of the text may follow."""
+        mask = self._mask()
+        return not self._ended and bool(mask[self._end]) and int(mask.sum()) == 1
+
+    def _mask(self) -> Tensor:
+        bits = self._matcher.compute_bitmask()
+        _check(self._matcher)
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._end + 1, bitorder="little")
+        return torch.from_numpy(flags.view(np.bool_))
+
+
+def _check(matcher: "LLMatcher") -> None:
+    """Raise GrammarError if it has given up."""
+    if matcher.is_error():
+        raise GrammarError(" ".join(matcher.get_error().split()))

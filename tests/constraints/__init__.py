@@ -1,0 +1,1 @@
+"""Rules of requests: grammars and processors, on the one step."""
