@@ -32,9 +32,9 @@ class Found:
 def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **options) -> Found:
     """The law of the L = steps * (k + 1) tokens after PROMPT.
 
-    ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter, ``options`` are a request's. Where
-    steps emit fewer than L tokens, the rest is drawn from the target's own law: an error in what was emitted stays, and
-    nothing is added to it.
+    ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter, ``options`` are a request's.
+    Where steps emit fewer than L tokens, the rest is drawn from the target's own law: an error in what was emitted
+    stays, and nothing is added to it.
     """
     length = steps * (k + 1)
     scripts: list[Tensor] = []
