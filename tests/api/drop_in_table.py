@@ -24,6 +24,21 @@ from tests.api.checkpoints import make_tokenizer
 VOCAB = 300  # that of the tokenizer
 PAD = 299
 LENGTHS = (9, 4, 7, 1)  # of the rows of a batch, without padding
+PROCESSED = (  # calls with options that change logits; each comes drafted too
+    "repetition_penalty 1.3",
+    "repetition_penalty 0.8",
+    "no_repeat_ngram_size 1",
+    "no_repeat_ngram_size 2",
+    "no_repeat_ngram_size 4",
+    "no_repeat_ngram_size 1, padding likely",
+    "no_repeat_ngram_size 2, padding likely",
+    "no_repeat_ngram_size 3, padding likely",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "sequence_bias",
+    "all processors",
+)
 FAMILIES = {
     "llama": lambda **options: tiny.llama(vocab_size=VOCAB, **options),
     "gpt2": lambda **options: tiny.gpt2(vocab_size=VOCAB, **options),
@@ -75,6 +90,43 @@ def prompts(lengths=LENGTHS, pad=PAD, seed=0):
 def ends_after(*tokens):
     """A criterion of one's own: the newest token is one of these. As function, for all rows at once."""
     return lambda ids, scores: torch.isin(ids[:, -1], torch.tensor(tokens))
+
+
+def processed(plain, ends, draft):
+    """Options that change logits, by name, each plainly and drafted; ``plain`` [B, T] are the tokens without them."""
+    first, some = plain[:, 0].tolist(), sorted(set(plain[:, :9].flatten().tolist()))
+    pairs = [plain[row, start : start + 2].tolist() for row in range(4) for start in (1, 4)]
+    options = {
+        "repetition_penalty 1.3": dict(repetition_penalty=1.3),
+        "repetition_penalty 0.8": dict(repetition_penalty=0.8),
+        "no_repeat_ngram_size 1": dict(no_repeat_ngram_size=1),
+        "no_repeat_ngram_size 2": dict(no_repeat_ngram_size=2, repetition_penalty=0.5),
+        "no_repeat_ngram_size 4": dict(no_repeat_ngram_size=4, repetition_penalty=0.5),
+        **{
+            f"no_repeat_ngram_size {size}, padding likely": dict(
+                no_repeat_ngram_size=size, sequence_bias=[[[PAD], 9.0]], eos_token_id=-1
+            )
+            for size in (1, 2, 3)
+        },
+        "bad_words_ids": dict(bad_words_ids=[*pairs, [first[0]], [ends[0]], [*pairs[0], pairs[1][0]]]),
+        "suppress_tokens": dict(suppress_tokens=[*some[::2], -1, 5000]),
+        "begin_suppress_tokens": dict(begin_suppress_tokens=[*first, -1]),
+        "sequence_bias": dict(
+            sequence_bias=[[[first[1]], -3.0], [pairs[1], -9.5], [pairs[4], 4.0], [[PAD], 1.25], [[ends[0]], -1.0]]
+        ),
+        "all processors": dict(
+            repetition_penalty=1.2,
+            no_repeat_ngram_size=3,
+            bad_words_ids=pairs,
+            suppress_tokens=some[1::3],
+            begin_suppress_tokens=first,
+            sequence_bias=[[[some[0]], 1.5], [pairs[2], 2.0]],
+            min_new_tokens=5,
+        ),
+    }
+    return {
+        f"{name}{way}": (options[name], ours) for name in PROCESSED for way, ours in (("", {}), (", drafted", draft))
+    }
 
 
 @cache
@@ -168,6 +220,10 @@ def calls(family):
         "assistant, batch, rejection": Call(
             inputs=four, options=ended, ours={**draft, "verifier": "rejection"}, drafted=True
         ),
+        **{
+            name: Call(inputs=four, options={**ended, **options}, ours=ours, drafted=bool(ours))
+            for name, (options, ours) in processed(plain, ends, draft).items()
+        },
         "rows in turns": Call(inputs=four, options=ended, ours={"batch_size": 2}),
     }
 

@@ -60,6 +60,28 @@ def test_calls_of_the_table_do_what_their_names_say():
     assert out["MaxLengthCriteria before max_new_tokens"].shape[1] == 31
     assert min(pads["ends at different times"]) < 24 - 6 and max(pads["min_new_tokens"]) <= 24 - 6
     assert not torch.equal(out["min_length"], out["ends at different times"])
+    unprocessed = out["ends at different times"]
+    for name in drop_in_table.PROCESSED:
+        changed = [row != other for row, other in zip(out[name].tolist(), unprocessed.tolist(), strict=True)]
+        assert sum(changed) > 1, name
+    assert all((out["no_repeat_ngram_size 1, padding likely"] == PAD).sum(1) == torch.tensor([1, 0, 0, 0]))
+
+
+def test_padding_is_not_penalised():
+    options = dict(LONG, repetition_penalty=4.0, sequence_bias=[[[PAD], 3.0]])
+    together = hf.generate(model_of("llama"), **FOUR, **options)[:, max(drop_in_table.LENGTHS) :]
+    for row, length in enumerate(drop_in_table.LENGTHS):
+        ids = FOUR["input_ids"][row : row + 1, -length:]
+        alone = model_of("llama").generate(ids, attention_mask=torch.ones_like(ids), **options)
+        assert together[row].tolist() == alone[0, length:].tolist()
+        assert PAD in together[row]
+
+
+def test_text_may_end_at_a_bad_word_that_is_an_end():
+    ends = calls("llama")["ends at different times"].options["eos_token_id"]
+    options = dict(LONG, eos_token_id=ends, bad_words_ids=[[token] for token in ends])
+    expected = hf.generate(model_of("llama"), **FOUR, **LONG, eos_token_id=ends)
+    assert hf.generate(model_of("llama"), **FOUR, **options).tolist() == expected.tolist()
 
 
 def test_table_is_printed_for_every_call(capsys, monkeypatch):
@@ -343,13 +365,13 @@ def test_models_own_configuration_is_honoured_and_refused_by_name_where_it_canno
     model = FAMILIES["llama"]()
     text = hf.generate(model, **ONE, **LONG)[0, 9:].tolist()
     ends = next(token for token in text[4:] if token not in text[:4])
-    model.generation_config = GenerationConfig(eos_token_id=ends, max_new_tokens=20, repetition_penalty=1.05)
+    model.generation_config = GenerationConfig(eos_token_id=ends, max_new_tokens=20, guidance_scale=1.05)
     model.generation_config.chat_format = "chatml"  # unknown to transformers, and read by nothing
-    message = "repetition_penalty=1.05 of model.generation_config is not supported: give repetition_penalty=1$"
+    message = "guidance_scale=1.05 of model.generation_config is not supported: give guidance_scale=1$"
     with pytest.raises(ValueError, match=message):
         hf.generate(model, **ONE)
-    expected = model.generate(**ONE, repetition_penalty=1.0)
-    assert hf.generate(model, **ONE, repetition_penalty=1.0).tolist() == expected.tolist()
+    expected = model.generate(**ONE, guidance_scale=1.0)
+    assert hf.generate(model, **ONE, guidance_scale=1.0).tolist() == expected.tolist()
     assert expected.shape[1] == 9 + text.index(ends) + 1 < 9 + 20
 
 
@@ -431,15 +453,20 @@ REFUSED = {
         dict(force_words_ids=[[1]]),
         r"force_words_ids=\[\[1\]\] is not supported: give force_words_ids=None",
     ),
-    "repetition": (dict(repetition_penalty=1.2), "repetition_penalty=1.2 is not supported: give repetition_penalty=1"),
-    "n-grams": (dict(no_repeat_ngram_size=3), "no_repeat_ngram_size=3 is not supported: give no_repeat_ngram_size=0"),
-    "bad words": (dict(bad_words_ids=[[3]]), r"bad_words_ids=\[\[3\]\] is not supported: give bad_words_ids=None"),
-    "bias": (dict(sequence_bias=[[[3], 1.0]]), "sequence_bias=.* is not supported: give sequence_bias=None"),
-    "suppression": (dict(suppress_tokens=[3]), r"suppress_tokens=\[3\] is not supported: give suppress_tokens=\[\]"),
+    "encoder's repetition": (
+        dict(encoder_repetition_penalty=1.2),
+        "encoder_repetition_penalty=1.2 is not supported: give encoder_repetition_penalty=1$",
+    ),
+    "no repetition factor": (dict(repetition_penalty=-1.0), "repetition_penalty=-1.0: give a finite number above 0"),
+    "unknown biased id": (
+        dict(sequence_bias=[[[3, 300], 1.0]]),
+        r"^sequence_bias: \[300\] leave the target's vocabulary of 300 tokens; give ids below 300",
+    ),
+    "unknown bad id": (dict(bad_words_ids=[[300], [301, 2]]), r"^bad_words_ids: \[300, 301\] leave the target"),
+    "n-grams of less than nothing": (dict(no_repeat_ngram_size=-1), "no_repeat_ngram_size=-1: give 0"),
     "guidance": (dict(guidance_scale=1.5), "guidance_scale=1.5 is not supported: give guidance_scale=1"),
-    "typical": (dict(SAMPLE, typical_p=0.5), "typical_p=0.5 is not supported: give typical_p=1"),
-    "epsilon": (dict(SAMPLE, epsilon_cutoff=0.1), "epsilon_cutoff=0.1 is not supported: give epsilon_cutoff=0"),
-    "eta": (dict(SAMPLE, eta_cutoff=0.1), "eta_cutoff=0.1 is not supported: give eta_cutoff=0"),
+    "top-h": (dict(SAMPLE, top_h=0.5), "top_h=0.5 is not supported: give top_h=None"),
+    "typical of nothing": (dict(SAMPLE, typical_p=0.0), "typical_p=0.0: give a number above 0 and at most 1"),
     "forced end": (
         dict(forced_eos_token_id=3),
         "forced_eos_token_id=3 is not supported: give forced_eos_token_id=None",
@@ -468,9 +495,9 @@ REFUSED = {
         "^num_beams=3 is not supported: give num_beams=1$",
     ),
     "all in one message": (
-        dict(num_beams=2, repetition_penalty=1.2, max_new_token=3, position_ids=torch.zeros(1)),
+        dict(num_beams=2, guidance_scale=1.2, max_new_token=3, position_ids=torch.zeros(1)),
         "^unknown option 'max_new_token', near max_new_tokens.*: leave it out; position_ids is not supported: leave it "
-        "out; num_beams=2 .*; repetition_penalty=1.2 .*",
+        "out; num_beams=2 .*; guidance_scale=1.2 .*",
     ),
     "unknown": (dict(best_of=None), "unknown option 'best_of': leave it out"),
     "embeddings": (dict(inputs_embeds=torch.zeros(1, 2, 32)), "inputs_embeds is not supported: leave it out"),

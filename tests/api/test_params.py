@@ -1,3 +1,4 @@
+import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.api.params import NOT_YET, SamplingParams
-from paceline.core.sampling import Sampling
+from paceline.core.sampling import FilterOrder, Sampling
 
 # vLLM's own defaults, written out: a default that drifts would change what a copied program does.
 VLLM = dict(
@@ -28,23 +29,32 @@ VLLM = dict(
     presence_penalty=0.0,
     frequency_penalty=0.0,
     repetition_penalty=1.0,
-    logit_bias=None,
+    logit_bias=(),
     allowed_token_ids=None,
-    bad_words=None,
+    bad_words=(),
     structured_outputs=None,
     logits_processors=None,
     truncate_prompt_tokens=None,
     spaces_between_special_tokens=True,
 )
 
+# What transformers has beyond vLLM, neutral; and our own.
+OTHERS = dict(
+    typical_p=1.0,
+    epsilon_cutoff=0.0,
+    eta_cutoff=0.0,
+    no_repeat_ngram_size=0,
+    suppress_tokens=(),
+    begin_suppress_tokens=(),
+    bad_words_ids=(),
+    sequence_bias=(),
+    filter_order="transformers",
+)
+
 REFUSED = {
     "no continuation": (dict(n=0), "n=0: give at least 1"),
     "half a continuation": (dict(n=1.5), "n=1.5: give an integer"),
     "truth as a count": (dict(n=True), "n=True: give an integer"),
-    "several greedy texts": (
-        dict(n=3, temperature=0),
-        "n=3 with temperature=0: greedy decoding has one text; give n=1, or a temperature above 0",
-    ),
     "negative temperature": (dict(temperature=-0.5), r"temperature=-0.5: give a finite number of at least 0"),
     "temperature is no number": (dict(temperature=float("nan")), "temperature=nan: give a finite number"),
     "infinite temperature": (dict(temperature=float("inf")), "temperature=inf: give a finite number"),
@@ -89,16 +99,48 @@ REFUSED = {
     "flag as nothing": (dict(skip_special_tokens=None), "skip_special_tokens=None: give True or False"),
     "detokenize as text": (dict(detokenize="no"), "detokenize='no': give True or False"),
     "inclusion as number": (dict(include_stop_str_in_output=0), "include_stop_str_in_output=0: give True or False"),
+    "large presence": (dict(presence_penalty=2.5), r"presence_penalty=2.5: give a number from -2 to 2 \(0 is off\)"),
+    "low frequency": (dict(frequency_penalty=-3), r"frequency_penalty=-3.0: give a number from -2 to 2"),
+    "presence is no number": (dict(presence_penalty=float("nan")), "presence_penalty=nan: give a number from -2"),
+    "frequency as text": (dict(frequency_penalty="1"), "frequency_penalty='1': give a number"),
+    "no repetition factor": (dict(repetition_penalty=0), r"repetition_penalty=0.0: give a finite number above 0"),
+    "endless repetition factor": (dict(repetition_penalty=float("inf")), r"repetition_penalty=inf: give a finite"),
+    "bias as number": (dict(logit_bias=5), r"logit_bias=5: give \{token id: bias\}"),
+    "bias as text": (dict(logit_bias="5"), r"logit_bias='5': give \{token id: bias\}"),
+    "bias without value": (dict(logit_bias=[5]), r"logit_bias=\[5\]: give \{token id: bias\}"),
+    "bias of a word": (dict(logit_bias={"word": 1.0}), r"logit_bias='word': give an integer"),
+    "bias of a negative id": (dict(logit_bias={-1: 1.0}), "logit_bias: token id -1; give ids of at least 0"),
+    "endless bias": (dict(logit_bias={5: float("inf")}), r"logit_bias\[5\]=inf: give a finite bias, or -inf to ban"),
+    "bias is no number": (dict(logit_bias={5: float("nan")}), r"logit_bias\[5\]=nan: give a finite bias"),
+    "bias as truth": (dict(logit_bias={5: True}), r"logit_bias\[5\]=True: give a number"),
+    "nothing allowed": (dict(allowed_token_ids=[]), r"allowed_token_ids=\[\]: no token is left; give at least one"),
+    "negative allowed": (dict(allowed_token_ids=[4, -2]), r"allowed_token_ids=\[4, -2\]: give token ids of at least 0"),
+    "empty bad word": (
+        dict(bad_words=["a", ""]),
+        r"bad_words=\['a', ''\]: give a string or several, none of them empty",
+    ),
+    "bad words of numbers": (dict(bad_words=[5]), r"bad_words=\[5\]: give a string or several"),
+    "bad ids in one list": (dict(bad_words_ids=[5]), "bad_words_ids=5: give a list of token ids"),
+    "bad ids as number": (dict(bad_words_ids=5), r"bad_words_ids=5: give lists of token ids, such as"),
+    "empty bad ids": (dict(bad_words_ids=[[5], []]), "bad_words_ids has an empty list of token ids: leave it out"),
+    "suppressed as number": (dict(suppress_tokens=5), "suppress_tokens=5: give a list of token ids"),
+    "negative suppressed": (dict(begin_suppress_tokens=[-1]), r"begin_suppress_tokens=\[-1\]: give token ids of at"),
+    "sequence without value": (
+        dict(sequence_bias=[[5]]),
+        r"sequence_bias=\[\[5\]\]: give \[\[token ids, bias\], ...\]",
+    ),
+    "sequence of one number": (dict(sequence_bias=[[5, 1.0]]), "sequence_bias=5: give a list of token ids"),
+    "endless sequence": (dict(sequence_bias=[[[5], float("inf")]]), r"sequence_bias\[\[5\]\]=inf: give a finite bias"),
+    "n-grams of less than nothing": (dict(no_repeat_ngram_size=-1), r"no_repeat_ngram_size=-1: give 0 \(off\) or a"),
+    "n-grams as float": (dict(no_repeat_ngram_size=2.0), r"no_repeat_ngram_size=2.0: give an integer"),
+    "typical of nothing": (dict(typical_p=0.0), "typical_p=0.0: give a number above 0 and at most 1"),
+    "whole epsilon": (dict(epsilon_cutoff=1.0), r"epsilon_cutoff=1.0: give a number from 0 \(off\) to below 1"),
+    "negative eta": (dict(eta_cutoff=-0.1), "eta_cutoff=-0.1: give a number from 0"),
+    "unknown order": (dict(filter_order="openai"), "filter_order='openai': give 'transformers' or 'vllm'"),
 }
 
 # One value that vLLM would act on for each parameter that is not built yet.
 ACTIVE = dict(
-    presence_penalty=0.5,
-    frequency_penalty=-0.5,
-    repetition_penalty=1.3,
-    logit_bias={5: 2.0},
-    allowed_token_ids=[5],
-    bad_words=["word"],
     structured_outputs={"regex": "a+"},
     logits_processors=[print],
     truncate_prompt_tokens=5,
@@ -123,13 +165,14 @@ def test_what_is_not_built_is_refused_by_name_and_accepted_at_its_default(name):
 
 def test_defaults_are_those_of_vllm():
     params = SamplingParams()
-    assert {field.name: getattr(params, field.name) for field in fields(params)} == VLLM
+    assert {field.name: getattr(params, field.name) for field in fields(params)} == VLLM | OTHERS
 
 
 def test_every_field_is_documented_with_its_default():
     for field in fields(SamplingParams):
         text = " ".join(SamplingParams.__doc__.split())
-        assert f"``{field.name}`` ({field.default})" in text, field.name
+        default = f'"{field.default}"' if isinstance(field.default, str) else field.default
+        assert f"``{field.name}`` ({default})" in text, field.name
 
 
 STORED = {
@@ -150,6 +193,24 @@ STORED = {
         dict(logprobs=0, prompt_logprobs=20),
         dict(logprobs=0, prompt_logprobs=20),
     ),
+    "several greedy texts": (dict(n=3, temperature=0), dict(n=3, temperature=0.0)),
+    "biases by id, as JSON has them too": (
+        dict(logit_bias={"9": 1, 5: -float("inf")}),
+        dict(logit_bias=((5, -float("inf")), (9, 1.0))),
+    ),
+    "no biases": (dict(logit_bias={}, sequence_bias=[]), dict(logit_bias=(), sequence_bias=())),
+    "biased sequences of transformers": (
+        dict(sequence_bias=[[[5, 6], 1.0], [[7], -2]]),
+        dict(sequence_bias=(((5, 6), 1.0), ((7,), -2.0))),
+    ),
+    "biased sequences as a mapping": (dict(sequence_bias={(5, 6): 1.0}), dict(sequence_bias=(((5, 6), 1.0),))),
+    "bad sequences": (dict(bad_words_ids=[[5], [5, 6], [5]]), dict(bad_words_ids=((5,), (5, 6)))),
+    "bad words": (dict(bad_words=["a", "b", "a"]), dict(bad_words=("a", "b"))),
+    "allowed ids": (dict(allowed_token_ids=[5, 2, 5]), dict(allowed_token_ids=(5, 2))),
+    "suppressed ids": (
+        dict(suppress_tokens=[5, 5], begin_suppress_tokens=[]),
+        dict(suppress_tokens=(5,), begin_suppress_tokens=()),
+    ),
     "largest seed": (dict(seed=(1 << 63) - 1), dict(seed=(1 << 63) - 1)),
 }
 
@@ -169,6 +230,9 @@ def test_law_is_that_of_the_parameters_with_the_seed_of_the_caller():
     params = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, seed=3)
     assert params.sampling(11) == Sampling(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, seed=11)
     assert SamplingParams(temperature=0).sampling(0) == Sampling()
+    rare = dict(typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=0.02)
+    expected = Sampling(temperature=1.0, order=FilterOrder.VLLM, **rare)
+    assert SamplingParams(**rare, filter_order="vllm").sampling(0) == expected
     with pytest.raises(ValueError, match="seed=-1: give"):
         params.sampling(-1)
 
@@ -179,6 +243,8 @@ ROUND = [
     dict(stop=["end", "\n\n"], stop_token_ids=[2, 9], include_stop_str_in_output=True),
     dict(n=4, seed=0, top_k=5, top_p=0.5, min_p=0.25, logprobs=0, prompt_logprobs=3),
     dict(ignore_eos=True, min_tokens=3, max_tokens=9, detokenize=False, skip_special_tokens=False),
+    dict(logit_bias={5: 2.0, 9: -100.0}, allowed_token_ids=[5, 9], bad_words=["word"]),
+    dict(presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.3),
 ]
 
 
@@ -189,6 +255,45 @@ def test_round_trip_through_vllm_keeps_every_value_and_names_no_default(mapping)
     assert SamplingParams.from_vllm(params.to_vllm()) == params
 
 
+LACKING = dict(
+    typical_p=0.9,
+    epsilon_cutoff=0.1,
+    eta_cutoff=0.2,
+    no_repeat_ngram_size=3,
+    suppress_tokens=[5],
+    begin_suppress_tokens=[5, 6],
+    bad_words_ids=[[5, 6], [7]],
+    sequence_bias=[[[5, 6], 2.0]],
+)
+
+
+def test_what_vllm_lacks_is_refused_by_name_and_value():
+    assert set(LACKING) | {"filter_order"} == set(OTHERS)
+    for name, value in LACKING.items():
+        with pytest.raises(ValueError) as refusal:
+            SamplingParams(**{name: value}).to_vllm()
+        assert str(refusal.value) == f"vLLM has no {name}={value!r}: leave them at their defaults"
+    with pytest.raises(ValueError, match=r"vLLM has no typical_p=0\.9, bad_words_ids=\[\[5, 6\], \[7\]\]: leave"):
+        SamplingParams(typical_p=0.9, bad_words_ids=LACKING["bad_words_ids"]).to_vllm()
+
+
+def test_filters_of_vllm_apply_in_its_order_where_that_matters():
+    felt = dict(min_p=0.1, top_p=0.9)
+    assert SamplingParams.from_vllm(felt) == SamplingParams(**felt, filter_order="vllm")
+    assert SamplingParams.from_vllm({**felt, "filter_order": "transformers"}) == SamplingParams(**felt)
+    with pytest.raises(ValueError, match="vLLM has no filter_order='transformers': leave"):
+        SamplingParams(**felt).to_vllm()
+    for fields_ in (dict(min_p=0.1, top_k=5), dict(top_p=0.9), dict(felt, temperature=0.0)):
+        assert SamplingParams(**fields_).to_vllm() == fields_
+        assert SamplingParams.from_vllm(fields_) == SamplingParams(**fields_)
+
+
+def test_differing_values_are_those_given_as_json_has_them():
+    given = dict(LACKING, filter_order="vllm", logit_bias={5: 1.0}, stop=["x"], temperature=0.5)
+    assert SamplingParams(**given).differing() == given
+    assert SamplingParams(**json.loads(json.dumps(given))).differing() == given
+
+
 def test_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(
         ValueError, match=r"unknown sampling parameters: best_of, use_beam; known: n, temperature, .*stop"
@@ -197,6 +302,6 @@ def test_unknown_name_is_refused_with_the_known_ones():
 
 
 def test_from_vllm_checks_like_the_constructor():
-    with pytest.raises(ValueError, match=r"repetition_penalty=1\.3 is not supported yet: leave it at 1\.0"):
-        SamplingParams.from_vllm({"repetition_penalty": 1.3})
+    with pytest.raises(ValueError, match=r"truncate_prompt_tokens=3 is not supported yet: leave it at None"):
+        SamplingParams.from_vllm({"truncate_prompt_tokens": 3})
     assert isinstance(SamplingParams().to_vllm(), Mapping)

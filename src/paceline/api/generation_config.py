@@ -4,13 +4,17 @@ Imports nothing of transformers and decodes nothing.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from paceline.api.generation_fields import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TOP_K, Values, check
 from paceline.api.params import SamplingParams
+from paceline.api.values import token_lists
+
+CUTOFFS = ("epsilon_cutoff", "eta_cutoff")
 
 
 @runtime_checkable
@@ -109,9 +113,13 @@ def generation_options(config: GenerationConfigLike) -> GenerationOptions:
     max_new_tokens, min_new_tokens = _count(values, "max_new_tokens", 1), _count(values, "min_new_tokens", 0)
     max_length, min_length = _count(values, "max_length", 1), _count(values, "min_length", 0)
     default = DEFAULT_MAX_NEW_TOKENS if max_length is None else None
+    count = _count(values, "num_return_sequences", 1)
+    if count not in (None, 1) and not _flag(values, "do_sample"):
+        raise ValueError(f"num_return_sequences={count} without do_sample=True: greedy decoding has one text")
     params = SamplingParams(
         **_law(values),
-        n=_count(values, "num_return_sequences", 1) or 1,
+        **_processors(values),
+        n=count or 1,
         max_tokens=max_new_tokens or default,
         min_tokens=min_new_tokens or 0,
         stop=values.get("stop_strings"),
@@ -157,13 +165,40 @@ def _law(values: Values) -> dict[str, Any]:
     if values.get("temperature") == 0:
         raise ValueError("do_sample=True with temperature=0: give do_sample=False for greedy decoding")
     top_k = _count(values, "top_k", 0)
-    given = {name: values[name] for name in ("temperature", "top_p", "min_p") if values.get(name) is not None}
-    return {**given, "top_k": DEFAULT_TOP_K if top_k is None else top_k}
+    names = ("temperature", "top_p", "min_p", "typical_p")
+    cutoffs = {name: values[name] for name in CUTOFFS if values.get(name) not in (None, 1)}
+    return {**_given(values, names), **cutoffs, "top_k": DEFAULT_TOP_K if top_k is None else top_k}
+
+
+def _processors(values: Values) -> dict[str, Any]:
+    """What changes logits, as arguments of ``SamplingParams``. Ids below 0, which no token has, need no suppression."""
+    names = ("repetition_penalty", "no_repeat_ngram_size", "sequence_bias", "bad_words_ids")
+    suppressed = {
+        name: [token for token in tokens if token >= 0] if _are_integers(tokens) else tokens
+        for name, tokens in _given(values, ("suppress_tokens", "begin_suppress_tokens")).items()
+    }
+    return {**_given(values, names), **suppressed}
+
+
+def _given(values: Values, names: Sequence[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def _are_integers(given: object) -> bool:
+    return isinstance(given, Sequence) and all(isinstance(one, Integral) for one in given)
 
 
 def _ended(params: SamplingParams, eos: tuple[int, ...] | None) -> SamplingParams:
-    """``params`` ended by these end-of-text tokens in place of the model's own; None leaves the model's own."""
-    return params if eos is None else replace(params, stop_token_ids=eos, ignore_eos=True)
+    """``params`` ended by these end-of-text tokens in place of the model's own; None leaves the model's own.
+
+    Like transformers it does not ban a text's end: bad words that are one of these tokens are left out.
+    """
+    if eos is None:
+        return params
+    bad = token_lists("bad_words_ids", params.bad_words_ids)
+    ends = [(token,) for token in eos]
+    kept = tuple(tokens for tokens in bad if tokens not in ends)
+    return replace(params, stop_token_ids=eos, ignore_eos=True, bad_words_ids=kept)
 
 
 def _eos(value: object) -> tuple[int, ...] | None:

@@ -20,10 +20,12 @@ from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
 from paceline.api.hf_criteria import Criteria, Endings, StoppingCriterion, read_criteria
-from paceline.api.hf_inputs import Inputs, first_eos, merge, read_inputs
+from paceline.api.hf_inputs import Inputs, first_eos, merge, padded_runs, read_inputs
 from paceline.api.loading import Loaded, load, placement
 from paceline.api.params import SamplingParams
+from paceline.api.processors import processing
 from paceline.api.results import Result, Statistics
+from paceline.api.values import token_lists
 from paceline.core.batch import MAX_STOP_TOKENS
 from paceline.core.noise import split_seed
 from paceline.drafters import DRAFTERS
@@ -132,7 +134,7 @@ class _Job:
 
     padded: Tensor  # int64 [N, T] on the host
     texts: list[list[int]]  # without padding
-    params: SamplingParams
+    params: list[SamplingParams]  # of every text
     max_tokens: int
     endings: Endings
     pad: int | None
@@ -142,6 +144,7 @@ def _prepare(prompts: Inputs, asked: GenerationOptions, criteria: Criteria, valu
     """What the call comes to for these prompts. Raises ValueError for lengths that do not fit."""
     context = target.lm.max_positions
     params = _settle(asked, criteria, prompts.padded.shape[1], context=context)
+    processing(target, params)  # refuses ids that the model does not have
     max_tokens = params.max_tokens or 1
     for row, tokens in enumerate(prompts.rows):
         if len(tokens) + max_tokens > context:
@@ -153,17 +156,27 @@ def _prepare(prompts: Inputs, asked: GenerationOptions, criteria: Criteria, valu
     pad = first_eos(values) if asked.pad is None else asked.pad
     if pads and pad is None:
         raise ValueError("nothing to fill up rows that end early: give pad_token_id")
-    padded = prompts.padded.repeat_interleave(asked.num_return_sequences, dim=0)
+    count = asked.num_return_sequences
+    padded = prompts.padded.repeat_interleave(count, dim=0)
+    own = [_without_runs(params, given, row, target) for given, row in zip(prompts.padded, prompts.rows, strict=True)]
     return _Job(
         padded=padded,
-        texts=[list(row) for row in prompts.rows for _ in range(asked.num_return_sequences)],
-        params=params,
+        texts=[list(row) for row in prompts.rows for _ in range(count)],
+        params=[params for params in own for _ in range(count)],
         max_tokens=max_tokens,
         endings=Endings(
             called=criteria.called, padded=padded, max_tokens=max_tokens, pads=pads, device=target.lm.device
         ),
         pad=pad,
     )
+
+
+def _without_runs(params: SamplingParams, padded: Tensor, tokens: Sequence[int], target: Loaded) -> SamplingParams:
+    """``params`` of one row, whose n-grams also count where they begin in padding."""
+    runs = padded_runs(padded, len(tokens), params.no_repeat_ngram_size, target.lm.vocab_size)
+    if not runs:
+        return params
+    return replace(params, bad_words_ids=(*token_lists("bad_words_ids", params.bad_words_ids), *runs))
 
 
 def _settle(asked: GenerationOptions, criteria: Criteria, num_prompt_tokens: int, *, context: int) -> SamplingParams:
@@ -207,15 +220,15 @@ def _choose_drafter(
 
 def _run(engine: Engine, job: _Job, streamer: BaseStreamer | None) -> list[Result]:
     """Every text to its end. Raises what a criterion raised, and RuntimeError naming a row that failed otherwise."""
-    seed = int(torch.randint(2**63 - 1, ())) if job.params.temperature > 0 else 0
+    seed = int(torch.randint(2**63 - 1, ())) if job.params[0].temperature > 0 else 0
     streams = [
         engine.submit(
             [text],
-            replace(job.params, seed=split_seed(seed, row)),
+            replace(params, seed=split_seed(seed, row)),
             criterion=job.endings.criterion(row),
             name=f"row {row}",
         )  # apart, because each row has criteria of its own
-        for row, text in enumerate(job.texts)
+        for row, (text, params) in enumerate(zip(job.texts, job.params, strict=True))
     ]
     if streamer is not None:
         streamer.put(job.padded)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.api.generation_fields import HARMLESS, HONOURED, REFUSED, Values, is_known, refusals
+from paceline.api.values import TokenLists
 
 # Arguments of transformers' call that are no fields of a configuration: name -> what is accepted beside None.
 ARGUMENTS: dict[str, tuple[object, ...]] = {
@@ -125,6 +126,17 @@ def read_inputs(input_ids: object, attention_mask: object, *, values: Values, vo
             )
         rows.append(tuple(text.tolist()))
     return Inputs(padded=padded, rows=tuple(rows))
+
+
+def padded_runs(padded: Tensor, num_tokens: int, length: int, vocab_size: int) -> TokenLists:
+    """Runs of ``length`` tokens in the prompt ``padded`` [T] that begin before its last ``num_tokens``: in padding.
+
+    transformers counts them when no n-gram may come twice. Those with ids that the model does not have are left out.
+    """
+    tokens: list[int] = padded.tolist()
+    starts = range(min(len(tokens) - num_tokens, len(tokens) + 1 - length)) if length else ()
+    runs = dict.fromkeys(tuple(tokens[start : start + length]) for start in starts)
+    return tuple(run for run in runs if 0 <= min(run) <= max(run) < vocab_size)
 
 
 def _unknown(name: str) -> str:

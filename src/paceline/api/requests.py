@@ -8,6 +8,7 @@ from typing import TypeAlias
 from paceline.api.continuation import Continuation, Criterion
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
+from paceline.api.processors import processing
 from paceline.api.prompts import Prompts, encode, split
 from paceline.api.score import PromptScore, prompt_logprobs
 from paceline.core.batch import Request
@@ -93,6 +94,7 @@ def _request(target: Loaded, decoder: Decoder, tokens: list[int], params: Sampli
         tokens=tokens,
         max_tokens=max(1, limit - len(tokens)) if params.max_tokens is None else params.max_tokens,
         sampling=params.sampling(seed),
+        processing=processing(target, params),
         stop_tokens=stop_tokens(target, params),
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,

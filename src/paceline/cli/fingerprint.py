@@ -37,7 +37,7 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
         own["quantization"] = model.quantization
     if model.backend != "auto":  # another backend rounds otherwise
         own["backend"] = model.backend
-    parts = (own, params.to_vllm(), rule)
+    parts = (own, params.differing(), rule)
     return "-".join(_hash(part) for part in parts)
 
 

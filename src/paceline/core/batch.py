@@ -16,7 +16,7 @@ from paceline.core.processing import Processing, ProcessingState, Text
 from paceline.core.sampling import Sampling, SamplingState
 from paceline.core.tree import NoDraft, Outcome, Tree, path_tokens
 
-MAX_STOP_TOKENS = 8
+MAX_STOP_TOKENS = 64
 REPORT_HEAD = 6  # columns of a report before its tokens
 
 
