@@ -1,10 +1,11 @@
 """What suites over every drafter and verifier share: how to build, run and compare."""
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from paceline.core.batch import Request
 from paceline.core.plan import Fixed
+from paceline.core.processing import Processing
 from paceline.core.sampling import Sampling
 from paceline.decode import Decoder, agree
 from paceline.drafters import DRAFTERS
@@ -85,14 +86,39 @@ def run(drafter, verifier, requests, **options):
     return finish(decoder, rows=rows, prompts=[request.tokens for request in requests])
 
 
-def request(prompt, *, max_tokens=24, stop_tokens=(), num_draft_tokens=None, **sampling):
-    """A Request in one line."""
+def request(
+    prompt,
+    *,
+    max_tokens=24,
+    stop_tokens=(),
+    min_tokens=0,
+    num_draft_tokens=None,
+    processing=None,
+    logprobs=None,
+    **options,
+):
+    """A Request in one line; ``processing`` and the rest by the names of Processing and Sampling."""
     return Request(
         tokens=prompt,
         max_tokens=max_tokens,
         stop_tokens=stop_tokens,
+        min_tokens=min_tokens,
         num_draft_tokens=num_draft_tokens,
-        sampling=Sampling(**sampling),
+        logprobs=logprobs,
+        sampling=Sampling(**options),
+        processing=Processing(**(processing or {})),
+    )
+
+
+def naive_options(request):
+    """What the naive reference has to know of a request's choices, as its keywords."""
+    sampling = {field.name: getattr(request.sampling, field.name) for field in fields(Sampling)}
+    processing = {field.name: getattr(request.processing, field.name) for field in fields(Processing)}
+    return dict(
+        stop=tuple(request.stop_tokens),
+        min_tokens=request.min_tokens,
+        processing=processing,
+        **{**sampling, "order": request.sampling.order.name.lower()},
     )
 
 
@@ -102,19 +128,10 @@ _KNOWN = {}
 def expected(request, model=None):
     """What the naive reference makes of a request."""
     model = model or tiny.target()[0]
-    options = request.sampling
-    key = (id(model), tuple(request.tokens), request.max_tokens, tuple(request.stop_tokens), options)
+    options = (request.max_tokens, request.min_tokens, tuple(request.stop_tokens), request.sampling, request.processing)
+    key = (id(model), tuple(request.tokens), *options)
     if key not in _KNOWN:
-        text = reference.decode(
-            model,
-            list(request.tokens),
-            max_tokens=request.max_tokens,
-            stop=request.stop_tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            seed=options.seed,
-        )
+        naive = naive_options(request)
+        text = reference.decode(model, list(request.tokens), max_tokens=request.max_tokens, **naive)
         _KNOWN[key] = (text, model)  # kept alive: another model must not get its id
     return _KNOWN[key][0]

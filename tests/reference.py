@@ -1,42 +1,130 @@
-"""A naive decoder in fifteen lines that shares no code with Paceline, and the noise it needs in NumPy.
+"""A naive decoder that shares no code with Paceline, every sampling option by its definition, and the noise in NumPy.
 
-One full forward of the transformers model per token: no cache, no batch, no tree.
+One full forward of the transformers model per token: no cache, no batch, no tree, and counts made anew every time.
 """
 
 import numpy as np
 import torch
 
+NEVER = -np.inf
 
-def decode(model, prompt, *, max_tokens, stop=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0):
-    """Continue ``prompt`` with a transformers causal LM; the new tokens."""
-    text = list(prompt)
-    while len(text) < len(prompt) + max_tokens:
+
+def decode(model, prompt, *, max_tokens, stop=(), min_tokens=0, temperature=0.0, seed=0, processing=None, **filters):
+    """Continue ``prompt`` with a transformers causal LM; the new tokens. ``processing`` and ``filters`` by name."""
+    new = []
+    while len(new) < max_tokens:
         with torch.no_grad():
-            logits = model(torch.tensor([text])).logits[0, -1].double().numpy()
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            law = warp(logits / temperature, top_k, top_p, min_p)
-            with np.errstate(divide="ignore"):
-                token = int((exponentials(seed, len(text), len(law)) / law).argmin())
-        text.append(token)
-        if token in stop:
+            logits = model(torch.tensor([[*prompt, *new]])).logits[0, -1].double().numpy()
+        scores = process(logits, prompt, new, **late_stops(processing, stop, min_tokens))
+        new.append(choose(scores, len(prompt) + len(new), temperature=temperature, seed=seed, **filters))
+        if new[-1] in stop:
             break
-    return text[len(prompt) :]
+    return new
 
 
-def warp(logits, top_k=0, top_p=1.0, min_p=0.0):
-    """The law after top-k, top-p and min-p, in transformers' order, by sorting."""
-    law = np.exp(logits - logits.max())
-    order = np.argsort(-law, kind="stable")
+def choose(scores, position, *, temperature=0.0, seed=0, **filters):
+    """The target's own token at ``position`` from processed ``scores``."""
+    if temperature == 0:
+        return int(scores.argmax())
+    law = warp(scores / temperature, **filters)
+    with np.errstate(divide="ignore"):
+        return int((exponentials(seed, position, len(law)) / law).argmin())
+
+
+def law_after(scores, *, temperature=0.0, **filters):
+    """The law of the next token from processed ``scores``; a greedy one is certain."""
+    if temperature == 0:
+        return (np.arange(len(scores)) == scores.argmax()).astype(np.float64)
+    return warp(scores / temperature, **filters)
+
+
+def late_stops(processing, stop, min_tokens):
+    """``processing`` in which no token of ``stop`` is among the first ``min_tokens``."""
+    known = dict(processing or {})
+    return {**known, "late": (*known.get("late", ()), *((token, min_tokens) for token in stop))}
+
+
+def process(
+    logits,
+    prompt,
+    new,
+    *,
+    bias=(),
+    allowed=None,
+    repetition_penalty=1.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    no_repeat_ngram=0,
+    late=(),
+):
+    """``logits`` [V] of the token after ``prompt`` and ``new``, after the options, in their order."""
+    text, new = [*prompt, *new], list(new)
+    scores = np.array(logits, dtype=np.float64)
+    tokens = range(len(scores))
+    if allowed is not None:
+        scores[[token for token in tokens if token not in allowed]] = NEVER
+    for (*before, last), value in bias:
+        if last in tokens and len(text) >= len(before) and text[len(text) - len(before) :] == before:
+            scores[last] += value
+    for token in tokens:
+        if token in text:
+            below = scores[token] < 0
+            scores[token] = scores[token] * repetition_penalty if below else scores[token] / repetition_penalty
+        scores[token] -= frequency_penalty * new.count(token)
+        scores[token] -= presence_penalty * (token in new)
+    for end in range(no_repeat_ngram, len(text) + 1) if no_repeat_ngram else ():
+        *run, last = text[end - no_repeat_ngram : end]
+        if text[len(text) - len(run) :] == run:
+            scores[last] = NEVER
+    for token, count in late:
+        if token in tokens and len(new) < count:
+            scores[token] = NEVER
+    if scores.max() == NEVER:
+        scores[0] = 0.0
+    return scores
+
+
+def warp(
+    logits, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0, order="transformers"
+):
+    """The law after all filters, each by sorting or by its definition; ``order`` is transformers' or vLLM's."""
+    law = _normal(np.exp(logits - logits.max()))
+    if order == "vllm":
+        law = _normal(law * (law >= min_p * law.max()))
     if top_k:
-        law[order[top_k:]] = 0
-    law /= law.sum()
+        law = _normal(law * _until(law, np.ones_like(law), top_k))
     if top_p < 1:
-        before = np.cumsum(law[order]) - law[order]
-        law[order[before >= top_p]] = 0
-    law[law < min_p * law.max()] = 0
-    return law / law.sum()
+        law = _normal(law * _until(law, law, top_p))
+    if order == "transformers":
+        law = _normal(law * (law >= min_p * law.max()))
+    if typical_p < 1:
+        law = _normal(law * _until(-np.abs(_surprise(law) - _entropy(law)), law, typical_p))
+    if epsilon_cutoff:
+        law = _normal(law * ((law >= epsilon_cutoff) | (law == law.max())))
+    if eta_cutoff:
+        bound = min(eta_cutoff, np.sqrt(eta_cutoff) * np.exp(-_entropy(law)))
+        law = _normal(law * ((law >= bound) | (law == law.max())))
+    return law
+
+
+def _until(rank, weight, goal):
+    """Those of the largest ``rank`` whose summed ``weight`` reaches ``goal``, and what ties with the last of them."""
+    order = np.argsort(-rank, kind="stable")
+    before = np.cumsum(weight[order]) - weight[order]
+    return rank >= rank[order[before < goal]].min()
+
+
+def _normal(weights):
+    return weights / weights.sum()
+
+
+def _surprise(law):
+    with np.errstate(divide="ignore"):
+        return -np.log(law)
+
+
+def _entropy(law):
+    return (law[law > 0] * _surprise(law[law > 0])).sum()
 
 
 def exponentials(seed, position, count):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.sampling import Sampling, SamplingState, keep_until
+from paceline.core.sampling import FilterOrder, Sampling, SamplingState, keep_until
 from tests import reference
 
 
@@ -16,21 +16,34 @@ def law_of(logits, *options):
     return state.warp(logits).softmax(-1)
 
 
-@settings(max_examples=60, deadline=None)
+FILTERS = st.fixed_dictionaries(
+    dict(
+        top_k=st.sampled_from([0, 0, 1, 2, 5, 17, 40]),
+        top_p=st.one_of(st.just(1.0), st.floats(0.01, 1)),
+        min_p=st.one_of(st.just(0.0), st.floats(0, 0.5)),
+        typical_p=st.one_of(st.just(1.0), st.floats(0.01, 1)),
+        epsilon_cutoff=st.one_of(st.just(0.0), st.floats(0, 0.3)),
+        eta_cutoff=st.one_of(st.just(0.0), st.floats(0, 0.3)),
+    )
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     temperature=st.floats(0.1, 3),
-    top_k=st.integers(0, 40),
-    top_p=st.floats(0.01, 1),
-    min_p=st.floats(0, 0.5),
+    filters=FILTERS,
+    order=st.sampled_from(FilterOrder),
     wide=st.booleans(),
+    banned=st.integers(0, 30),
 )
-def test_the_law_equals_the_sorted_reference(seed, temperature, top_k, top_p, min_p, wide):
+def test_the_law_equals_the_sorted_reference(seed, temperature, filters, order, wide, banned):
     dtype = torch.float64 if wide else torch.float32
     logits = 3 * torch.randn(1, 2, 31, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    own = law_of(logits.to(dtype), Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+    logits[..., :banned] = -torch.inf
+    own = law_of(logits.to(dtype), Sampling(temperature=temperature, order=order, **filters))
     for node in range(2):
-        wanted = reference.warp(logits[0, node].numpy() / temperature, top_k, top_p, min_p)
+        wanted = reference.warp(logits[0, node].numpy() / temperature, **filters, order=order.name.lower())
         got = own[0, node].double().numpy()
         if wide:
             np.testing.assert_allclose(got, wanted, atol=1e-12)
@@ -38,13 +51,26 @@ def test_the_law_equals_the_sorted_reference(seed, temperature, top_k, top_p, mi
             assert np.abs(got - wanted).sum() < 1e-4 or abs((got > 0).sum() - (wanted > 0).sum()) <= 1
 
 
+@pytest.mark.parametrize("order", FilterOrder)
+def test_top_p_reaches_with_what_the_filters_before_it_left(order):
+    """Of 0.5, 0.3, 0.1 and 0.1, min-p 0.3 leaves two, of which the first has 0.625 of the mass."""
+    logits = torch.tensor([[[0.5, 0.3, 0.1, 0.1]]], dtype=torch.float64).log()
+    law = law_of(logits, Sampling(temperature=1.0, top_p=0.6, min_p=0.3, order=order))
+    assert int((law > 0).sum()) == {FilterOrder.TRANSFORMERS: 2, FilterOrder.VLLM: 1}[order]
+
+
 def test_rows_follow_their_own_options():
-    logits = torch.randn(4, 1, 20, dtype=torch.float64)
+    logits = torch.randn(9, 1, 20, dtype=torch.float64)
     options = [
         Sampling(),
         Sampling(temperature=0.5),
         Sampling(temperature=2.0, top_k=3),
         Sampling(temperature=1, top_p=0.5),
+        Sampling(temperature=1, typical_p=0.4),
+        Sampling(temperature=1, epsilon_cutoff=0.06),
+        Sampling(temperature=1, eta_cutoff=0.1),
+        Sampling(temperature=1, min_p=0.2, top_p=0.6),
+        Sampling(temperature=1, min_p=0.2, top_p=0.6, order=FilterOrder.VLLM),
     ]
     together = law_of(logits, *options)
     for row, option in enumerate(options):
@@ -92,6 +118,12 @@ def test_half_precision_logits_are_warped_in_single():
         ("top_p", 1.01),
         ("min_p", -0.1),
         ("min_p", 1.5),
+        ("typical_p", 0.0),
+        ("typical_p", 1.01),
+        ("epsilon_cutoff", -0.1),
+        ("epsilon_cutoff", 1.0),
+        ("eta_cutoff", -0.1),
+        ("eta_cutoff", float("nan")),
         ("seed", -1),
         ("seed", 2**63),
     ],

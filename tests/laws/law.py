@@ -13,6 +13,7 @@ from paceline.core.plan import Fixed
 from paceline.decode import Decoder
 from tests.harness import request
 from tests.laws.enumerator import Enumerator, Frontier, expand
+from tests.laws.processed import processed_laws
 from tests.tables import TableLM, index_of
 
 PROMPT = (2, 1)
@@ -28,11 +29,12 @@ class Found:
     weight: float  # of all scripts together
 
 
-def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **sampling) -> Found:
+def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **options) -> Found:
     """The law of the L = steps * (k + 1) tokens after PROMPT.
 
-    ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter. Where steps emit fewer than L
-    tokens, the rest is drawn from the target's own law: an error in what was emitted stays, and nothing is added to it.
+    ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter, ``options`` are a request's.
+    Where steps emit fewer than L tokens, the rest is drawn from the target's own law: an error in what was emitted
+    stays, and nothing is added to it.
     """
     length = steps * (k + 1)
     scripts: list[Tensor] = []
@@ -48,7 +50,7 @@ def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **sampl
             max_length=len(PROMPT) + length + k + 2,
             parts=Parts(noise=Enumerator(scripts)),
         )
-        asked = request(list(PROMPT), max_tokens=length + k + 2, **sampling)
+        asked = request(list(PROMPT), max_tokens=length + k + 2, **options)
         decoder.admit([asked] * len(weights), range(len(weights)))
         try:
             for step in range(steps):
@@ -61,7 +63,7 @@ def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **sampl
                     done += 1
                     break
             else:
-                law = _complete(decoder, weights, target, length, sampling)
+                law = _complete(decoder, weights, target, length, options)
                 return Found(law=law, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
         except Frontier as frontier:
             rows, weights, outcomes = expand(weights, frontier)
@@ -83,33 +85,39 @@ def merge(decoder: Decoder, weights: Tensor) -> tuple[Tensor, Tensor]:
     return first, total
 
 
-def _complete(decoder: Decoder, weights: Tensor, target: Tensor, length: int, sampling) -> Tensor:
+def _complete(decoder: Decoder, weights: Tensor, target: Tensor, length: int, options) -> Tensor:
     """Law [V ** L]: what was emitted, and the target's own law for what is missing."""
     vocab, batch = target.shape[-1], decoder.batch
-    law = warped(target, sampling)
     num = batch.length - len(PROMPT)
     mass = torch.zeros(1, dtype=torch.float64)  # of the rows that have ended, over texts of the tokens so far
     for count in range(1, length + 1):
         rows = (num == count).nonzero()[:, 0]
         cells = index_of(batch.tokens[rows, len(PROMPT) : len(PROMPT) + count], vocab)
-        mass = extend(mass, law, count - 1).index_add_(0, cells, weights[rows])
+        mass = extend(mass, laws_after(target, count - 1, options)).index_add_(0, cells, weights[rows])
     return mass
 
 
-def extend(mass: Tensor, law: Tensor, count: int) -> Tensor:
-    """Mass over texts of ``count`` tokens [V ** count] to one token more, each by ``law`` [V, V, V]."""
-    vocab = law.shape[-1]
+def extend(mass: Tensor, laws: Tensor) -> Tensor:
+    """Mass over texts of some tokens [C] to one token more, each by the law after it [C, V]."""
+    return (mass[:, None] * laws).flatten()
+
+
+def laws_after(target: Tensor, count: int, options) -> Tensor:
+    """The target's law after every text of ``count`` tokens [V ** count, V]."""
+    vocab = target.shape[-1]
+    if not options.keys().isdisjoint(("processing", "stop_tokens")):
+        return processed_laws(target, PROMPT, count, options)
     cell = torch.arange(vocab**count)
     current = cell % vocab if count >= 1 else torch.full_like(cell, PROMPT[1])
     before = cell // vocab % vocab if count >= 2 else torch.full_like(cell, PROMPT[1] if count == 1 else PROMPT[0])
-    return (mass[:, None] * law[before, current]).flatten()
+    return warped(target, options)[before, current]
 
 
-def target_law(target: Tensor, length: int, sampling) -> Tensor:
-    """The law of the next ``length`` tokens by the target alone."""
-    law, mass = warped(target, sampling), torch.ones(1, dtype=torch.float64)
+def target_law(target: Tensor, length: int, options) -> Tensor:
+    """The law of the next ``length`` tokens by the target alone; a text that ends goes on with its stop token."""
+    mass = torch.ones(1, dtype=torch.float64)
     for count in range(length):
-        mass = extend(mass, law, count)
+        mass = extend(mass, laws_after(target, count, options))
     return mass
 
 

@@ -1,0 +1,77 @@
+"""The target of the fuzzer: a random GPT-2 whose tokens are letters, so that texts and tokens are one."""
+
+import string
+from functools import cache
+
+import tokenizers
+import torch
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from paceline.api import Loaded
+from paceline.drafters.grow.shapes import Confident, Topology
+from paceline.drafters.model import ModelDrafter
+from paceline.text.tokenizer import Tokenizer
+from paceline.verifiers import VERIFIERS
+from tests import harness, tiny
+
+LETTERS = string.ascii_letters[:37]
+VOCAB = len(LETTERS)
+EOS = (11,)
+SHAPES = {
+    "two paths": Topology.parallel(2, 3),
+    "bushy": Topology(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
+    "confident": Confident(num_drafted=5, depth=3, width=2),
+}
+
+
+@cache
+def model():
+    """(transformers model, ours), float64; logits of both agree to the last digits."""
+    known = tiny.gpt2(4, vocab_size=VOCAB)
+    return known, tiny.native(known)
+
+
+@cache
+def draft():
+    """The target with noise on its weights."""
+    return tiny.noisy(model()[1], 0.1)
+
+
+@cache
+def tokenizer():
+    """A letter is a token; what is no letter is none."""
+    inner = tokenizers.Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(LETTERS)}, merges=[]))
+    inner.decoder = decoders.Fuse()
+    return Tokenizer(inner=PreTrainedTokenizerFast(tokenizer_object=inner), name="letters")
+
+
+def loaded(*, eager):
+    """As an engine takes it."""
+    return Loaded(
+        lm=model()[1],
+        tokenizer=tokenizer(),
+        eos=EOS,
+        name="letters",
+        dtype=torch.float64,
+        config={},
+        enforce_eager=eager,
+    )
+
+
+def designs():
+    """Every (drafter, verifier, shape of tree) that goes together; the shape is None for chains."""
+    found = [(drafter, verifier, None) for drafter, verifier in harness.pairs()]
+    for verifier in VERIFIERS.builtin:
+        kind = VERIFIERS.find(verifier)
+        for name, shape in SHAPES.items() if kind.branches else ():
+            if set(kind.wants) & shape.draws and (verifier != "spectr" or name == "two paths"):
+                found.append(("model", verifier, name))
+    return found
+
+
+def drafter(name, shape):
+    """A fresh drafter for an engine of its own."""
+    if name == "model":
+        return ModelDrafter(lm=draft(), shape=None if shape is None else SHAPES[shape])
+    return harness.tiny_drafter(name, model()[1])

@@ -1,0 +1,50 @@
+"""Laws that depend on the whole text: penalties, biases, bans and ends, walked by the reference text by text."""
+
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests import reference
+
+# Options of one row, for a vocabulary of three and the prompt (2, 1).
+OPTIONS = {
+    "repetition": dict(processing=dict(repetition_penalty=2.5)),
+    "frequency": dict(processing=dict(frequency_penalty=0.9)),
+    "presence": dict(processing=dict(presence_penalty=1.4)),
+    "bias": dict(processing=dict(bias=(((0,), 0.75), ((1,), -0.5)))),
+    "biased runs": dict(processing=dict(bias=(((1, 0), 1.5), ((0, 2), -1.25), ((2, 1, 2), 2.0), ((0, 0, 0), -2.0)))),
+    "banned runs": dict(processing=dict(bias=(((1, 2), -torch.inf), ((0, 1), -torch.inf), ((2, 0, 0), -torch.inf)))),
+    "allowed": dict(processing=dict(allowed=(0, 2))),
+    "no bigram twice": dict(processing=dict(no_repeat_ngram=2)),
+    "late tokens": dict(processing=dict(late=((0, 2), (2, 1)))),
+    "late end": dict(stop_tokens=(0,), min_tokens=2),
+    "end": dict(stop_tokens=(1, 0), processing=dict(presence_penalty=-0.6, frequency_penalty=0.4)),
+    "all": dict(
+        stop_tokens=(0,),
+        min_tokens=3,
+        temperature=0.8,
+        processing=dict(
+            bias=(((1,), 0.5), ((1, 2), 1.0)), repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=-0.4
+        ),
+    ),
+    "filtered": dict(temperature=1.2, top_p=0.8, processing=dict(repetition_penalty=1.8, frequency_penalty=0.5)),
+}
+
+
+def processed_laws(target: Tensor, prompt, count: int, options) -> Tensor:
+    """The law [V ** count, V] after every text of ``count`` tokens; a text that has ended goes on with its end."""
+    filters = dict(options)
+    stop, min_tokens = filters.pop("stop_tokens", ()), filters.pop("min_tokens", 0)
+    processing = reference.late_stops(filters.pop("processing", {}), stop, min_tokens)
+    vocab, laws = target.shape[-1], []
+    for text in product(range(vocab), repeat=count):
+        ends = [token for token in text if token in stop]
+        if ends:
+            laws.append(np.arange(vocab) == ends[0])
+            continue
+        before, current = [*prompt, *text][-2:]
+        scores = reference.process(target[before, current].numpy(), prompt, text, **processing)
+        laws.append(reference.law_after(scores, **{"temperature": 1.0, **filters}))
+    return torch.from_numpy(np.stack(laws).astype(np.float64))
