@@ -49,6 +49,8 @@ OTHERS = dict(
     bad_words_ids=(),
     sequence_bias=(),
     filter_order="transformers",
+    guidance_scale=1.0,
+    negative_prompt=None,
 )
 
 REFUSED = {

@@ -58,6 +58,8 @@ class Engine:
     - ``max_length`` (None): tokens of a text, prompt included; None is the target's context, at most 2048, and where an
       attention window limits the target as many as fit into it with a draft behind them.
 
+    - ``guidance`` (False): as many rows again, for requests with a ``guidance_scale``.
+
     Raises ValueError for what does not fit together, and when the caches exceed the free memory.
     """
 
@@ -70,6 +72,7 @@ class Engine:
         num_draft_tokens: int | Plan = 5,
         batch_size: int = 8,
         max_length: int | None = None,
+        guidance: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1")
@@ -95,7 +98,7 @@ class Engine:
         check_memory(
             target.lm,
             drafting.drafter,
-            rows=batch_size,
+            rows=2 * batch_size if guidance else batch_size,
             max_length=length,
             num_draft_tokens=plan.max_draft_tokens,
             weights=weight_bytes([target.lm]) if isinstance(target.lm, torch.nn.Module) else 0,
@@ -108,6 +111,7 @@ class Engine:
             plan=self._watch or plan,
             rows=batch_size,
             max_length=length,
+            guidance=guidance,
             parts=parts_of(target),
             clock=clock,
         )
@@ -225,6 +229,7 @@ def engine_for(
     batch_size: int | None,
     num_texts: int,
     max_length: int | None,
+    guidance: bool = False,
 ) -> Engine:
     """An engine for one call of ``num_texts``: as many rows as there are texts, at most 16 and what memory allows.
 
@@ -234,15 +239,16 @@ def engine_for(
     count = drafting.num_draft_tokens or num_draft_tokens
     most = count if isinstance(count, int) else count.max_draft_tokens
     length = room(target, drafting.drafter.max_nodes(most)) if max_length is None else max_length
-    rows = batch_size
+    rows, streams = batch_size, 2 if guidance else 1
     if rows is None:
         rows = fitting_rows(
             target.lm,
             drafting.drafter,
             max_length=length,
             num_draft_tokens=most,
-            most=min(MOST_ROWS, num_texts),
+            most=streams * min(MOST_ROWS, num_texts),
         )
+        rows = max(1, rows // streams)
     return Engine(
         target,
         drafter=drafting.drafter,
@@ -250,4 +256,5 @@ def engine_for(
         num_draft_tokens=count,
         batch_size=min(rows, num_texts),  # more would only stand idle
         max_length=length,
+        guidance=guidance,
     )

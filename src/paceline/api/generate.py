@@ -4,7 +4,7 @@ from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.engine import engine_for
 from paceline.api.loading import Loaded
 from paceline.api.prompts import Prompts, encode, split
-from paceline.api.requests import ParamsLike, per_prompt
+from paceline.api.requests import ParamsLike, guidance, per_prompt
 from paceline.api.results import Result
 from paceline.api.streams import Stream
 from paceline.core.plan import Plan
@@ -60,9 +60,11 @@ def stream(
     """As ``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early."""
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     options = per_prompt(params, len(encoded))
+    guides = [guidance(target, tokens, option) for tokens, option in zip(encoded, options, strict=True)]
+    longest = [max(len(tokens), len(g.prompt) if g else 0) for tokens, g in zip(encoded, guides, strict=True)]
     wanted = [
-        None if option.max_tokens is None else len(tokens) + option.max_tokens
-        for tokens, option in zip(encoded, options, strict=True)
+        None if option.max_tokens is None else length + option.max_tokens
+        for length, option in zip(longest, options, strict=True)
     ]
     counted = [length for length in wanted if length is not None]
     engine = engine_for(
@@ -72,6 +74,7 @@ def stream(
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
         num_texts=sum(option.n for option in options),
+        guidance=any(guide is not None for guide in guides),
         max_length=None if len(counted) < len(wanted) else min(target.lm.max_positions, max(counted)),
     )
     return engine.submit(encoded, params)

@@ -28,6 +28,8 @@ NOT_IN_VLLM = (
     "begin_suppress_tokens",
     "bad_words_ids",
     "sequence_bias",
+    "guidance_scale",
+    "negative_prompt",
 )
 
 # Names of one kind.
@@ -45,6 +47,9 @@ class SamplingParams:
     How tokens are chosen. What has a name of transformers means what it means there. First logits are changed, in the
     order of this list; then the filters below apply to them.
 
+    - ``guidance_scale`` (1.0): a finite number s; log-probabilities l become s (l - m) + m, with m those of the same
+      text after ``negative_prompt`` (2306.17806). Takes a second row (``Engine``'s ``guidance``).
+    - ``negative_prompt`` (None): a text or token ids; None is the last token of the prompt.
     - ``logit_bias`` (None): token id to a number that is added to its logit, finite or -inf (never chosen). Unlike in
       vLLM's server, numbers are not clamped to -100 and 100.
     - ``sequence_bias`` (None): the same for the last token of a sequence, [[token ids, bias], ...], wherever the
@@ -143,6 +148,8 @@ class SamplingParams:
     bad_words_ids: Sequence[Sequence[int]] | None = None
     sequence_bias: Mapping[tuple[int, ...], float] | Sequence[tuple[Sequence[int], float]] | None = None
     filter_order: str = "transformers"
+    guidance_scale: float = 1.0
+    negative_prompt: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -152,6 +159,11 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it or raise max_tokens"
+            )
+        if self.negative_prompt is not None and self.guidance_scale == 1:
+            raise ValueError(
+                f"negative_prompt={self.negative_prompt!r} with guidance_scale=1: give a guidance_scale other than 1, "
+                "or leave negative_prompt out"
             )
         if self.stop and not self.detokenize:
             raise ValueError(
@@ -262,6 +274,8 @@ def _normalised(given: Mapping[str, Any]) -> dict[str, object]:
         "sequence_bias": values.list_biases("sequence_bias", given["sequence_bias"]),
         "bad_words_ids": values.token_lists("bad_words_ids", given["bad_words_ids"]),
         "allowed_token_ids": values.some_ids("allowed_token_ids", given["allowed_token_ids"]),
+        "guidance_scale": values.finite("guidance_scale", given["guidance_scale"]),
+        "negative_prompt": values.text_or_ids("negative_prompt", given["negative_prompt"]),
         "filter_order": values.word("filter_order", given["filter_order"], tuple(FILTER_ORDERS)),
         "structured_outputs": read_structured(given["structured_outputs"]),
         "logits_processors": _processors(given["logits_processors"]),

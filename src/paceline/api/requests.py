@@ -13,6 +13,7 @@ from paceline.api.prompts import Prompts, encode, split
 from paceline.api.rules import closing, rules_of
 from paceline.api.score import PromptScore, prompt_logprobs
 from paceline.core.batch import Request
+from paceline.core.guidance import Guidance
 from paceline.core.noise import split_seed
 from paceline.core.rules import Rule
 from paceline.decode import Decoder
@@ -97,6 +98,15 @@ def stop_tokens(target: Loaded, params: SamplingParams) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*params.stop_tokens, *own)))
 
 
+def guidance(target: Loaded, tokens: Sequence[int], params: SamplingParams) -> Guidance | None:
+    """What guides the continuation of ``tokens``. Raises ValueError for a negative prompt that cannot be read."""
+    if params.guidance_scale == 1:
+        return None
+    given = params.negative_prompt
+    prompt = tokens[-1:] if given is None else encode(target, given, name="negative_prompt")
+    return Guidance(scale=params.guidance_scale, prompt=tuple(prompt))
+
+
 def _request(
     target: Loaded, decoder: Decoder, tokens: list[int], params: SamplingParams, seed: int, rules: Sequence[Rule]
 ) -> Request:
@@ -104,12 +114,15 @@ def _request(
         raise ValueError(
             f"stop={list(params.stop_strings)}: {target.name} has no tokenizer to find it with; give stop_token_ids"
         )
+    guided = guidance(target, tokens, params)
+    longest = max(len(tokens), 0 if guided is None else len(guided.prompt))
     limit = decoder.batch.max_length
     request = Request(
         tokens=tokens,
-        max_tokens=max(1, limit - len(tokens)) if params.max_tokens is None else params.max_tokens,
+        max_tokens=max(1, limit - longest) if params.max_tokens is None else params.max_tokens,
         sampling=params.sampling(seed),
         processing=processing(target, params),
+        guidance=guided,
         rules=(*rules_of(target, params), *rules),
         stop_tokens=stop_tokens(target, params),
         min_tokens=params.min_tokens,

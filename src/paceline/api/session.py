@@ -16,8 +16,8 @@ from paceline.core.plan import Plan
 class Session:
     """One row of a target that keeps its text between calls, as tokens (``send``) or as messages (``chat``).
 
-    - ``drafter`` (None), ``verifier`` ("coupled"), ``num_draft_tokens`` (5), ``max_length`` (None): as of ``Engine``;
-      the length counts all turns.
+    - ``drafter`` (None), ``verifier`` ("coupled"), ``num_draft_tokens`` (5), ``max_length`` (None), ``guidance``
+      (False): as of ``Engine``; the length counts all turns.
     - ``messages`` (none): the conversation so far, such as a system message.
 
     The tokens of a turn are those of one call over the whole text: only the time differs. A turn that ends early, by
@@ -32,6 +32,7 @@ class Session:
         verifier: VerifierLike = "coupled",
         num_draft_tokens: int | Plan = 5,
         max_length: int | None = None,
+        guidance: bool = False,
         messages: Sequence[Message] = (),
     ) -> None:
         self._engine = Engine(
@@ -41,6 +42,7 @@ class Session:
             num_draft_tokens=num_draft_tokens,
             batch_size=1,
             max_length=max_length,
+            guidance=guidance,
         )
         self._target = target
         self._tokens: list[int] = []

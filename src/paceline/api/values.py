@@ -24,6 +24,14 @@ def between(least: float, most: float, name: str, value: object) -> float:
     return number
 
 
+def finite(name: str, value: object) -> float:
+    """A finite number; 1 is off."""
+    number = real(name, value)
+    if not abs(number) < float("inf"):
+        raise ValueError(f"{name}={number}: give a finite number (1 is off)")
+    return number
+
+
 def factor(name: str, value: object) -> float:
     """A finite number above 0; 1 is off."""
     number = real(name, value)
@@ -92,6 +100,14 @@ def some_ids(name: str, value: object) -> tuple[int, ...] | None:
     if value is not None and not found:
         raise ValueError(f"{name}=[]: no token is left; give at least one token id, or None (every token)")
     return found or None
+
+
+def text_or_ids(name: str, value: object) -> str | tuple[int, ...] | None:
+    """A text or token ids in their order, neither empty; None stays None."""
+    found = value if value is None or isinstance(value, str) else _tokens(name, value)
+    if found is not None and not found:
+        raise ValueError(f"{name}={value!r}: give a text or token ids, at least one, or None")
+    return found
 
 
 def biases(name: str, value: object) -> Biases:

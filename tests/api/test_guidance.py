@@ -1,0 +1,74 @@
+"""Guidance through the API: the text of transformers' own, in engines that have second rows."""
+
+import pytest
+import torch
+
+from paceline import Engine, SamplingParams, Session, generate, load
+from tests import tiny
+
+PROMPTS = [[3, 9, 4], [7, 7, 1, 2, 5, 8]]
+
+
+def theirs(model, prompt, scale, negative, max_tokens=9):
+    given = None if negative is None else torch.tensor([negative])
+    ids = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        guidance_scale=scale,
+        negative_prompt_ids=given,
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return ids[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram", "itself"])
+def test_texts_are_those_of_transformers(drafter):
+    model, _ = tiny.target()
+    target = load(model)
+    asked = [
+        SamplingParams(temperature=0, max_tokens=9, guidance_scale=1.6),
+        SamplingParams(temperature=0, max_tokens=9, guidance_scale=0.3, negative_prompt=[5] * 11),
+    ]
+    results = generate(target, PROMPTS, asked, drafter=target if drafter == "itself" else drafter)
+    wanted = [theirs(model, PROMPTS[0], 1.6, None), theirs(model, PROMPTS[1], 0.3, [5] * 11)]
+    assert [list(result.tokens) for result in results] == wanted
+    if drafter == "itself":
+        assert sum(sum(result.stats.accepted) for result in results) > 0
+
+
+def test_guided_and_free_texts_share_an_engine_and_its_rows():
+    model, _ = tiny.target()
+    engine = Engine(load(model), batch_size=2, guidance=True, max_length=60)
+    guided = SamplingParams(temperature=0, max_tokens=7, guidance_scale=2.5, negative_prompt=[1, 2])
+    plain = SamplingParams(temperature=0, max_tokens=7)
+    results = engine.generate([PROMPTS[0]] * 5, [guided, plain, plain, guided, plain])
+    texts = [list(result.tokens) for result in results]
+    assert texts[0] == texts[3] == theirs(model, PROMPTS[0], 2.5, [1, 2], max_tokens=7)
+    assert texts[1] == texts[2] == texts[4] == list(generate(load(model), [PROMPTS[0]], plain)[0].tokens)
+    assert texts[0] != texts[1]
+
+
+def test_without_second_rows_guidance_is_refused_before_any_work():
+    engine = Engine(load(tiny.target()[0]), batch_size=1, max_length=60)
+    with pytest.raises(ValueError, match=r"prompt 0: guidance_scale=2\.0 needs a second row.*guidance=True"):
+        engine.submit([PROMPTS[0]], SamplingParams(guidance_scale=2.0, max_tokens=3))
+
+
+def test_a_session_may_be_guided():
+    model, _ = tiny.target()
+    session = Session(load(model), guidance=True, max_length=60)
+    result = session.send(PROMPTS[0], SamplingParams(temperature=0, max_tokens=9, guidance_scale=1.6))
+    assert list(result.tokens) == theirs(model, PROMPTS[0], 1.6, None)
+
+
+def test_what_guidance_cannot_mean_is_refused():
+    with pytest.raises(ValueError, match="negative_prompt='no' with guidance_scale=1: give a guidance_scale"):
+        SamplingParams(negative_prompt="no")
+    with pytest.raises(ValueError, match="guidance_scale=nan: give a finite number"):
+        SamplingParams(guidance_scale=float("nan"))
+    with pytest.raises(ValueError, match=r"negative_prompt=\[\]: give a text or token ids"):
+        SamplingParams(negative_prompt=[], guidance_scale=2)
+    with pytest.raises(ValueError, match="vLLM has no guidance_scale=2.0"):
+        SamplingParams(guidance_scale=2).to_vllm()
