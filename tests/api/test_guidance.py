@@ -70,5 +70,5 @@ def test_what_guidance_cannot_mean_is_refused():
         SamplingParams(guidance_scale=float("nan"))
     with pytest.raises(ValueError, match=r"negative_prompt=\[\]: give a text or token ids"):
         SamplingParams(negative_prompt=[], guidance_scale=2)
-    with pytest.raises(ValueError, match="vLLM has no guidance_scale=2.0"):
+    with pytest.raises(ValueError, match=r"vLLM has no guidance_scale=2\.0"):
         SamplingParams(guidance_scale=2).to_vllm()

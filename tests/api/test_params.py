@@ -266,11 +266,12 @@ LACKING = dict(
     begin_suppress_tokens=[5, 6],
     bad_words_ids=[[5, 6], [7]],
     sequence_bias=[[[5, 6], 2.0]],
+    guidance_scale=1.5,
 )
 
 
 def test_what_vllm_lacks_is_refused_by_name_and_value():
-    assert set(LACKING) | {"filter_order"} == set(OTHERS)
+    assert set(LACKING) | {"filter_order", "negative_prompt"} == set(OTHERS)
     for name, value in LACKING.items():
         with pytest.raises(ValueError) as refusal:
             SamplingParams(**{name: value}).to_vllm()
