@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
 def _run(given: argparse.Namespace) -> None:
     if given.threads < 1:
         raise ValueError(f"threads={given.threads}: give at least 1")
+    if given.processor_time and given.threads > 1:
+        raise ValueError(f"processor time of {given.threads} threads is the sum of theirs: take one")
     raw = RawFile(given.output)
     if not given.report:
         if given.target is None or given.draft is None or len(given.target) != len(given.draft):
@@ -72,6 +75,7 @@ def _measure(target_path: Path, draft_path: Path, given: argparse.Namespace, raw
         "draft": {"name": draft_path.name, "hash": hash_model(draft_path)},
         "repeats": given.repeats,
         "seconds": given.seconds,
+        "processor_time": given.processor_time,
     }
 
     def notes() -> dict[str, object]:
@@ -86,7 +90,8 @@ def _measure(target_path: Path, draft_path: Path, given: argparse.Namespace, raw
     models = {"target": runnable(target), "draft": runnable(draft)}
     prepare = partial(Prepared, **models, tokenizer=target.tokenizer, itemsize=target.dtype.itemsize)
     run = begin(raw, conditions=conditions, notes=notes)
-    measure_cells(cells, prepare, raw=raw, run=run, repeats=given.repeats, seconds=given.seconds, say=say)
+    clock = time.process_time if given.processor_time else time.perf_counter
+    measure_cells(cells, prepare, raw=raw, run=run, repeats=given.repeats, seconds=given.seconds, clock=clock, say=say)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,6 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--k", type=int, action="append", help="draft tokens, 0 for plain decoding; 0 and 5 by default")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="of every step at least; 15 by default")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that a cell takes at least; 25 by default")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="where other programs run: what was computed, not what passed"
+    )
     parser.add_argument("--output", type=Path, required=True, help="file of raw figures, continued if it is there")
     parser.add_argument("--report", action="store_true", help="measure nothing: print what the file holds")
     return parser

@@ -64,7 +64,11 @@ def footnotes() -> list[str]:
 
 def _table(run: Record, cells: Sequence[Record]) -> Table:
     conditions = run["conditions"]
-    title = f"{conditions['target']['name']} with {conditions['draft']['name']}, vocabulary {cells[0]['vocab']:,}"
+    title = (
+        f"{conditions['target']['name']} with {conditions['draft']['name']}, vocabulary {cells[0]['vocab']:,}, "
+        f"{conditions['dtype']}, threads: {conditions['num_threads']}, "
+        f"{'processor time' if conditions['processor_time'] else 'time that passed'}"
+    )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("option", no_wrap=True)
     for cell in cells:
@@ -83,8 +87,8 @@ def _table(run: Record, cells: Sequence[Record]) -> Table:
 
 
 def _added(ratio: Estimate) -> Estimate:
-    """From a step's speed with an option over that without: what it adds."""
-    return Estimate(value=1 / ratio.value - 1, low=1 / ratio.high - 1, high=1 / ratio.low - 1)
+    """From a step's time with an option over that without: what it adds."""
+    return Estimate(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)
 
 
 def _text(line: OptionFigures | None) -> str:
