@@ -3,7 +3,8 @@
 A line of kind "run" says under what conditions the lines of kind "cell" and "duel" with the same ``run`` were taken;
 one of kind "choice" says why its duels have the sides they have; one of kind "peer" which version of a peer took part,
 or why none did; one of kind "failure" what could not be timed; one of kind "contest" compares verifiers; those of kind
-"axis", "ragged", "prefill" and "first" say how steps and prompts scale, one of kind "device" what a GPU does.
+"axis", "ragged", "prefill" and "first" say how steps and prompts scale, one of kind "device" what a GPU does,
+one of kind "options" what sampling options add to a step.
 """
 
 import hashlib
@@ -17,7 +18,8 @@ Record: TypeAlias = Mapping[str, Any]
 RUN, CELL, CHOICE, DUEL, CONTEST = "run", "cell", "choice", "duel", "contest"
 PEER, FAILURE = "peer", "failure"
 AXIS, RAGGED, PREFILL, FIRST, DEVICE = "axis", "ragged", "prefill", "first", "device"
-KINDS = (RUN, CELL, CHOICE, DUEL, CONTEST, PEER, FAILURE, AXIS, RAGGED, PREFILL, FIRST, DEVICE)
+OPTIONS = "options"
+KINDS = (RUN, CELL, CHOICE, DUEL, CONTEST, PEER, FAILURE, AXIS, RAGGED, PREFILL, FIRST, DEVICE, OPTIONS)
 
 
 def fingerprint(conditions: Record) -> str:

@@ -168,8 +168,8 @@ class ProcessingState:
                 self.bias[row] = 0.0
                 continue
             values = torch.full((self.vocab_size,), 0.0 if option.allowed is None else NEVER)
-            known = [token for token in option.allowed or () if token < self.vocab_size]
-            values.index_fill_(0, torch.tensor(known, dtype=torch.int64), 0.0)
+            known = torch.tensor(option.allowed or (), dtype=torch.int64)
+            values[known[known < self.vocab_size]] = 0.0
             pairs = [(token, value) for token, value in option.everywhere if token < self.vocab_size]
             tokens = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
             values.index_add_(0, tokens, torch.tensor([value for _, value in pairs], dtype=torch.float32))

@@ -63,28 +63,26 @@ int64_t first_of(const T *p, int64_t count, Acc<T> highest) {
     return 0;
 }
 
-// Puts those of the desk's scores that are at least least, in order, into values and tokens; how many they are.
-template <class A>
-int64_t gather(int64_t size, A least, Desk<A> &desk) {
+// Puts those of the desk's scores that are at least least, and for which worth is at least from, in order, into values and
+// tokens; how many they are.
+template <class A, class Worth>
+int64_t gather(int64_t size, A least, Desk<A> &desk, Worth &&worth, A from) {
     constexpr int N = lanes<A>;
     const A *scores = desk.scores.data();
-    const Vec<A> from = splat<Vec<A>>(std::max(least, std::numeric_limits<A>::lowest()));
+    const Vec<A> bar = splat<Vec<A>>(std::max(least, std::numeric_limits<A>::lowest())), other = splat<Vec<A>>(from);
     int64_t count = 0;
-    for (int64_t i = 0; i < size; i += N)
-        for (uint32_t left = reaching(load(scores + i), from); left; left &= left - 1) {
+    for (int64_t i = 0; i < size; i += N) {
+        const Vec<A> score = load(scores + i);
+        for (uint32_t left = reaching(score, bar) & reaching(worth(score), other); left; left &= left - 1) {
             const int64_t token = i + __builtin_ctz(left);
             desk.values[count] = scores[token], desk.tokens[count++] = token;
         }
+    }
     return count;
 }
-
-// Leaves of count gathered values and tokens those for which kept(i); how many they are.
-template <class A, class Kept>
-int64_t keep(int64_t count, Desk<A> &desk, Kept &&kept) {
-    int64_t left = 0;
-    for (int64_t i = 0; i < count; i++)
-        if (kept(i)) desk.values[left] = desk.values[i], desk.tokens[left++] = desk.tokens[i];
-    return left;
+template <class A>
+int64_t gather(int64_t size, A least, Desk<A> &desk) {
+    return gather(size, least, desk, [](Vec<A> score) { return score; }, NEVER<A>);
 }
 
 // The largest value for which the weights of those at least as large reach goal; -inf if all of them do not.
@@ -118,14 +116,37 @@ A boundary(A *values, A *weights, int64_t count, double goal) {
     return NEVER<A>;
 }
 
-// The weights of the gathered values, and their sum.
+// The weights of some scores, which may stand where the weights go, and their sum.
 template <class A>
-double weigh(int64_t count, A highest, Desk<A> &desk) {
+double weigh(int64_t count, const A *scores, A highest, Desk<A> &desk) {
     constexpr int N = lanes<A>;
-    for (int64_t i = 0; i < count; i += N) store(&desk.weights[i], exponential(load(&desk.values[i]) - highest));
+    for (int64_t i = 0; i < count; i += N) store(&desk.weights[i], exponential(load(scores + i) - highest));
     double total = 0;
     for (int64_t i = 0; i < count; i++) total += desk.weights[i];
     return total;
+}
+
+// Sums over scores that are weighed: of their weights, and of these times how far each is below the largest score.
+struct Spread {
+    double total, fall;
+    double entropy() const { return std::log(total) + fall / total; }
+};
+
+template <class A>
+Spread spread_of(const A *scores, int64_t size, A highest, A least) {
+    constexpr int N = lanes<A>;
+    least = std::max(least, std::numeric_limits<A>::lowest());
+    Spread all{};
+    for (int64_t i = 0; i < size; i += BLOCK) {
+        Vec<A> total{}, fall{};
+        for (int j = 0; j < BLOCK; j += N) {
+            const Vec<A> score = load(scores + i + j), below = score >= least ? highest - score : Vec<A>{};
+            const Vec<A> weight = score >= least ? exponential(-below) : Vec<A>{};
+            total += weight, fall += weight > A(0) ? weight * below : Vec<A>{};
+        }
+        all.total += sum(total), all.fall += sum(fall);
+    }
+    return all;
 }
 
 // The weight of all scores that are at least least.

@@ -25,7 +25,7 @@ void look_up(int64_t token, int64_t asked, int64_t size, A least, const int64_t 
     if (listed) {
         count = *listed;
         highest = highest_of(desk.values.data(), count);
-        total = weigh(count, highest, desk);
+        total = weigh(count, desk.values.data(), highest, desk);
     } else {
         highest = highest_of(desk.scores.data(), size);
         total = mass(size, highest, least, desk);
@@ -74,7 +74,7 @@ void look_up_all(const Options *o, const Choices &c, const Lookups &l) {
             }
             const A least = kept_from(law, c.size, highest, desk);
             int64_t count = 0;
-            if (law.lists()) count = list_kept(law, c.size, least, desk);
+            if (law.lists()) count = list_kept(law, c.size, highest, least, desk);
             look_up(token, l.asked[row], c.size, least, law.lists() ? &count : nullptr, desk, own, best, best_tokens);
         }
     });

@@ -1,8 +1,7 @@
 // How a token is chosen from logits: core/sampling.py's warp, and the race of core/noise.py among what it keeps.
 //
-// Most filters keep the scores from some boundary up, so all of them together are one boundary. It is looked for among
-// the largest scores only, and so are words of noise made. What else there is goes through a list of what they keep.
-// models/cpu/layout.py has the same structures.
+// Every filter but one keeps the scores from some boundary up, so all of them together are one boundary. It is looked for
+// among the largest scores only, and so are words of noise made. models/cpu/layout.py has the same structures.
 #pragma once
 
 #include "boundary.h"
@@ -10,6 +9,8 @@
 namespace paceline {
 
 constexpr double FALLS[] = {8, 11, 16, 1e300};  // below the largest score: where candidates of top-p are looked for
+
+constexpr double DISTANCES[] = {0.5, 2, 8, 1e300};  // from the expected surprise: where candidates of typical_p are looked for
 
 // The rows' options (core/sampling.py's SamplingState).
 struct Options {
@@ -47,8 +48,8 @@ struct Law {
     int64_t top_k, order;
     RaceKey key;
 
-    // Whether a list of what is kept goes through further filters.
-    bool lists() const { return typical_p < 1 || epsilon > 0 || eta > 0; }
+    // Whether what is kept is no more than a list of tokens: the largest scores may not be among them.
+    bool lists() const { return typical_p < 1; }
 };
 
 inline Law law_of(const Options &o, int64_t row, int64_t position) {
@@ -68,7 +69,20 @@ void divide(const T *logits, int64_t size, Acc<T> temperature, Desk<Acc<T>> &des
     for (; i % BLOCK; i++) scores[i] = NEVER<Acc<T>>;
 }
 
-// The boundary of top-k, top-p and min-p: what is at least this large is kept. highest is finite.
+// The boundary of epsilon and eta, of scores padded with -inf, none of them above highest and all of them above least.
+template <class A>
+A cut_from(const Law &law, const A *scores, int64_t size, A highest, A least) {
+    const auto cut = [&](double bound) { return std::max(least, std::min(highest, A(highest + std::log(bound)))); };
+    if (law.epsilon > 0) least = cut(law.epsilon * spread_of(scores, size, highest, least).total);
+    if (law.eta > 0) {
+        const Spread spread = spread_of(scores, size, highest, least);
+        least = cut(std::min(law.eta, std::sqrt(law.eta) * std::exp(-spread.entropy())) * spread.total);
+    }
+    return least;
+}
+
+// The boundary of all filters before typical_p, or of all where it is off: what is at least this large is kept. highest is
+// finite.
 template <class A>
 A kept_from(const Law &law, int64_t size, A highest, Desk<A> &desk) {
     const A floor = law.min_p > 0 ? highest + std::log(A(law.min_p)) : NEVER<A>;
@@ -83,56 +97,48 @@ A kept_from(const Law &law, int64_t size, A highest, Desk<A> &desk) {
         for (double fall : FALLS) {
             const A from = std::max(least, highest - A(std::min<double>(fall, std::numeric_limits<A>::max())));
             const int64_t count = gather(size, from, desk);
-            if (weigh(count, highest, desk) < goal && fall != FALLS[3]) continue;
+            if (weigh(count, desk.values.data(), highest, desk) < goal && fall != FALLS[3]) continue;
             least = std::max(least, boundary(desk.values.data(), desk.weights.data(), count, goal));
             break;
         }
     }
-    return std::max(least, floor);
+    least = std::max(least, floor);
+    return law.lists() ? least : cut_from(law, desk.scores.data(), size, highest, least);
 }
 
-// Of count gathered scores those of a law nearest to its entropy in surprise, as many as typical_p reaches with.
+// Puts the desk's scores whose surprise is nearest to the expected one, as many as goal reaches with, of those that are at
+// least least, in order, into values and tokens; how many they are.
 template <class A>
-int64_t keep_typical(double goal, int64_t count, Desk<A> &desk) {
-    const A highest = highest_of(desk.values.data(), count);
-    const double total = weigh(count, highest, desk);
-    const A norm = highest + A(std::log(total));
-    double entropy = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const double share = desk.weights[i] / total;
-        if (share > 0) entropy -= share * (double(desk.values[i]) - norm);
+int64_t list_typical(double goal, int64_t size, A highest, A least, Desk<A> &desk) {
+    const Spread spread = spread_of(desk.scores.data(), size, highest, least);
+    const A norm = std::log(A(spread.total)), entropy = spread.entropy();
+    const auto nearness = [&](auto score) {
+        const auto apart = (score - highest) - norm + entropy;
+        return apart > 0 ? -apart : apart;
+    };
+    goal = A(goal) * spread.total;
+    for (double far : DISTANCES) {
+        const A from = -A(std::min<double>(far, std::numeric_limits<A>::max()));
+        int64_t count = gather(size, least, desk, nearness, from);
+        for (int64_t i = 0; i < count; i++) desk.weights[i] = desk.scores[desk.tokens[i]];
+        if (weigh(count, desk.weights.data(), highest, desk) < goal && far != DISTANCES[3]) continue;
+        for (int64_t i = 0; i < count; i++) desk.values[i] = nearness(desk.values[i]);
+        return gather(size, least, desk, nearness, boundary(desk.values.data(), desk.weights.data(), count, goal));
     }
-    std::vector<A> near(count), order(count);
-    for (int64_t i = 0; i < count; i++) near[i] = -std::abs(desk.values[i] - norm + A(entropy));
-    order = near;
-    const A least = boundary(order.data(), desk.weights.data(), count, goal * total);
-    return keep(count, desk, [&](int64_t i) { return near[i] >= least; });
-}
-
-// Of count gathered scores those of at least this probability, or of the entropy's if that is less; and the largest.
-template <class A>
-int64_t cut_off(double bound, bool by_entropy, int64_t count, Desk<A> &desk) {
-    const A highest = highest_of(desk.values.data(), count);
-    const A total = weigh(count, highest, desk);
-    if (by_entropy) {
-        double entropy = 0;
-        for (int64_t i = 0; i < count; i++) {
-            const double share = desk.weights[i] / total;
-            if (share > 0) entropy -= share * std::log(share);
-        }
-        bound = std::min(bound, std::sqrt(bound) * std::exp(-entropy));
-    }
-    return keep(count, desk, [&](int64_t i) { return desk.weights[i] / total >= A(bound) || desk.values[i] >= highest; });
+    return 0;
 }
 
 // Puts what all filters keep of the desk's scores, in order, into values and tokens; how many they are.
 template <class A>
-int64_t list_kept(const Law &law, int64_t size, A least, Desk<A> &desk) {
-    int64_t count = gather(size, least, desk);
-    if (law.typical_p < 1) count = keep_typical(law.typical_p, count, desk);
-    if (law.epsilon > 0) count = cut_off(law.epsilon, false, count, desk);
-    if (law.eta > 0) count = cut_off(law.eta, true, count, desk);
-    return count;
+int64_t list_kept(const Law &law, int64_t size, A highest, A least, Desk<A> &desk) {
+    const int64_t count = list_typical(law.typical_p, size, highest, least, desk);
+    A *values = desk.values.data();
+    std::fill_n(values + count, BLOCK - count % BLOCK, NEVER<A>);
+    const A from = cut_from(law, values, count, highest_of(values, count), NEVER<A>);
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (values[i] >= from) values[left] = values[i], desk.tokens[left++] = desk.tokens[i];
+    return left;
 }
 
 // The first of the largest logits.
@@ -152,7 +158,7 @@ int64_t pick(const Law &law, const T *logits, int64_t size, Desk<Acc<T>> &desk) 
     if (!std::isfinite(highest)) return ahead;  // as in a race: what is no number or infinite wins
     const A least = kept_from(law, size, highest, desk);
     if (law.lists()) {
-        const int64_t count = list_kept(law, size, least, desk);
+        const int64_t count = list_kept(law, size, highest, least, desk);
         return race_of(law.key, desk.values.data(), desk.tokens.data(), count);
     }
     if (least > NEVER<A>) {
@@ -176,7 +182,7 @@ void warp(const Law &law, const T *logits, int64_t size, Acc<T> *out, Desk<Acc<T
     const A *scores = desk.scores.data(), highest = highest_of(scores, size);
     const A least = std::isfinite(highest) ? kept_from(law, size, highest, desk) : NEVER<A>;
     if (law.lists() && std::isfinite(highest)) {
-        const int64_t count = list_kept(law, size, least, desk);
+        const int64_t count = list_kept(law, size, highest, least, desk);
         std::fill_n(out, size, NEVER<A>);
         for (int64_t i = 0; i < count; i++) out[desk.tokens[i]] = desk.values[i];
         return;
