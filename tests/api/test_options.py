@@ -10,7 +10,7 @@ from paceline import hf
 from paceline.api import SamplingParams, load
 from paceline.api.generation_fields import HONOURED, REFUSED
 from paceline.api.hf_inputs import ARGUMENTS
-from paceline.api.options import OPTIONS, Keeping, refused_by_drop_in
+from paceline.api.options import DROP_IN, OPTIONS, Keeping
 from paceline.api.params import NOT_YET
 from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
@@ -168,8 +168,8 @@ def test_fields_of_the_drop_in_are_honoured_and_none_is_forgotten():
 
 def test_what_the_drop_in_is_said_to_refuse_raises():
     ids = torch.tensor([[5, 9, 2]])
-    assert set(refused_by_drop_in()) == set(REFUSED) | set(ARGUMENTS)
-    for name in refused_by_drop_in():
+    assert set(DROP_IN) == set(REFUSED) | set(ARGUMENTS)
+    for name in DROP_IN:
         value, others = ACTIVE_FIELDS.get(name, (object(), {}))
         with pytest.raises(ValueError, match=name):
             hf.generate(tiny.llama(), ids, **{name: value}, **others)

@@ -6,7 +6,7 @@ from dataclasses import fields
 import typer
 
 from paceline.api import SamplingParams
-from paceline.api.options import OPTIONS, refused_by_drop_in
+from paceline.api.options import DROP_IN, OPTIONS
 from paceline.api.params import NOT_YET
 from paceline.cli import app, run
 from paceline.cli.law_options import FAVOURING, FILTERS
@@ -32,7 +32,8 @@ def test_table_names_every_option_and_every_refusal(capsys, monkeypatch):
             assert rows[1][1:5] == [option.place, "yes", "yes", "yes"]
         else:
             assert option.refusal.split()[0] in rows[0]
-    assert all([name] == row[:1] for name in refused_by_drop_in() for row in words if row[:1] == [name])
+    for name, refusal in DROP_IN.items():
+        assert any(line.startswith(f"{name} ") and refusal.reason.split()[0] in line for line in lines), name
     assert max(map(len, lines)) <= 100
 
 
@@ -45,7 +46,8 @@ def test_json_says_the_same(capsys):
         refused = one["name"] in NOT_YET
         assert (one["refused"] is not None) == refused
         assert [one["plain"], one["chain"], one["tree"], bool(one["verifiers"])] == [not refused] * 4
-    assert printed["drop_in"] == refused_by_drop_in()
+    assert set(printed["refused_by_drop_in"]) == set(DROP_IN)
+    assert all(one["why"] and None in one["but_for"] for one in printed["refused_by_drop_in"].values())
 
 
 def test_flags_of_the_table_exist_and_none_is_forgotten():

@@ -6,7 +6,7 @@ What is refused is not repeated here: it is what ``params.NOT_YET`` and ``genera
 from dataclasses import dataclass
 from enum import StrEnum
 
-from paceline.api.generation_fields import REFUSED
+from paceline.api.generation_fields import REFUSED, Refusal
 from paceline.api.hf_inputs import ARGUMENTS
 from paceline.api.params import NOT_YET
 from paceline.verifiers import VERIFIERS
@@ -114,7 +114,4 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
-def refused_by_drop_in() -> dict[str, str]:
-    """Fields and arguments of transformers' ``generate`` that are refused: name -> the values that are accepted."""
-    fields = {name: refusal.neutral for name, refusal in REFUSED.items()}
-    return {name: ", ".join(map(repr, (None, *neutral))) for name, neutral in {**fields, **ARGUMENTS}.items()}
+DROP_IN: dict[str, Refusal] = {**REFUSED, **ARGUMENTS}  # fields and arguments of transformers' ``generate``

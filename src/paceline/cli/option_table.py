@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from rich.console import Console
 from rich.table import Table
 
-from paceline.api.options import OPTIONS, Keeping, Option, Place, refused_by_drop_in
+from paceline.api.options import DROP_IN, OPTIONS, Keeping, Option, Place
 from paceline.api.params import SamplingParams
 from paceline.cli import EXIT_OK
 
@@ -29,7 +29,8 @@ class OptionTable:
     def run(self) -> int:
         """Print what there is."""
         if self.json:
-            print(json.dumps({"options": [_object(option) for option in OPTIONS], "drop_in": refused_by_drop_in()}))
+            drop_in = {name: {"but_for": [None, *one.neutral], "why": one.reason} for name, one in DROP_IN.items()}
+            print(json.dumps({"options": [_object(option) for option in OPTIONS], "refused_by_drop_in": drop_in}))
             return EXIT_OK
         defaults = {field.name: field.default for field in fields(SamplingParams)}
         console = Console(highlight=False)
@@ -51,7 +52,8 @@ class OptionTable:
         _print(console, ("kept by", "verifiers"), [(keeping, ", ".join(keeping.verifiers)) for keeping in Keeping])
         refused = [(one.name, repr(defaults[one.name]), one.refusal or "") for one in OPTIONS if one.refusal]
         _print(console, ("refused", "but for", "why"), refused)
-        _print(console, ("refused by paceline.hf.generate", "but for"), list(refused_by_drop_in().items()))
+        others = [(name, ", ".join(map(repr, (None, *one.neutral))), one.reason) for name, one in DROP_IN.items()]
+        _print(console, ("refused by the drop-in", "but for", "why"), others)
         return EXIT_OK
 
 
