@@ -222,6 +222,7 @@ def generate(
 
 app.command(epilog=EXIT_CODES)(looking.score)
 app.command(epilog=EXIT_CODES)(looking.inspect)
+app.command(epilog=EXIT_CODES)(looking.options)
 app.command(epilog=EXIT_CODES)(looking.roofline)
 app.command(epilog=EXIT_CODES)(audit_options.audit)
 app.command(epilog=EXIT_CODES)(tree)

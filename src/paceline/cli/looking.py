@@ -117,6 +117,17 @@ def inspect(
     ).run()
 
 
+def options(json: o.Json = False) -> int:
+    """Say which sampling options there are, where each one works, and what is refused.
+
+    Examples:
+
+        paceline options
+        paceline options --json
+    """
+    return (COMMANDS.find("options")(json=json)).run()
+
+
 def roofline(
     model: Annotated[
         str | None, typer.Option(help="Directory or Hub id; without it only the machine is measured.")
