@@ -18,6 +18,7 @@ from paceline.cli.commands import EXIT_CODES as EXIT_CODES
 from paceline.cli.commands import EXIT_DIFFERENT as EXIT_DIFFERENT
 from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from paceline.cli.commands import EXIT_OK as EXIT_OK
+from paceline.cli.structure import structure
 from paceline.cli.tree_options import tree
 
 app = typer.Typer(
@@ -98,6 +99,10 @@ def generate(
     min_p: o.MinP = 0.0,
     seed: o.Seed = 0,
     n: o.Samples = 1,
+    json_schema: o.JsonSchema = None,
+    regex: o.Regex = None,
+    grammar: o.Grammar = None,
+    choice: o.Choice = None,
     max_tokens: o.MaxTokens = 128,
     min_tokens: o.MinTokens = 0,
     stop: o.Stop = None,
@@ -135,6 +140,7 @@ def generate(
         paceline generate --model DIR "def add(a, b):"
         paceline generate --model DIR --draft SMALL_DIR --stats "import os"
         paceline generate --model DIR --drafter ngram --temperature 0.8 --seed 7 -n 3 "x"
+        paceline generate --model DIR --json-schema schema.json "A person:"
         paceline generate --model DIR --chat --system "Be brief." "Who wrote Faust?"
         paceline generate --model DIR --json < prompt.txt
         paceline generate --model DIR --prompt-file prompts.jsonl --output texts.jsonl
@@ -179,6 +185,7 @@ def generate(
                 "include_stop_str_in_output": include_stop,
                 "skip_special_tokens": skip_special,
                 "logprobs": logprobs,
+                "structured_outputs": structure(json=json_schema, regex=regex, grammar=grammar, choice=choice),
             },
             batch_size=batch_size,
             output=o.OutputOptions(
