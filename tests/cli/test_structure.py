@@ -55,4 +55,6 @@ def test_a_file_of_prompts_takes_them_too(capsys, tmp_path):
     prompts.write_text("import\nfor item\n", encoding="utf-8")
     words = ["generate", "--model", pair().target, "--prompt-file", prompts, "--output", output, "--choice", "first"]
     assert run([str(word) for word in words]) == 0
-    assert [json.loads(line)["text"] for line in output.read_text(encoding="utf-8").splitlines()] == ["first"] * 2
+    assert [json.loads(line)["samples"][0]["text"] for line in output.read_text(encoding="utf-8").splitlines()] == [
+        "first"
+    ] * 2
