@@ -504,7 +504,7 @@ REFUSED = {
     "cache": (dict(past_key_values=object()), "past_key_values is not supported"),
     "token types": (dict(token_type_ids=torch.zeros(1, 2)), "token_type_ids is not supported"),
     "negative prompt": (dict(negative_prompt_ids=torch.ones(1, 2)), "negative_prompt_ids is not supported"),
-    "allowed tokens": (dict(prefix_allowed_tokens_fn=print), "prefix_allowed_tokens_fn is not supported"),
+    "allowed tokens": (dict(prefix_allowed_tokens_fn=3), "prefix_allowed_tokens_fn of type int: give a function"),
     "custom generate": (dict(custom_generate="owner/name"), "custom_generate is not supported"),
     "synced devices": (dict(synced_gpus=True), "synced_gpus is not supported"),
     "remote code": (dict(trust_remote_code=bool(1)), "trust_remote_code is not supported"),
@@ -514,9 +514,10 @@ REFUSED = {
         dict(
             logits_processor=LogitsProcessorList(
                 [RepetitionPenaltyLogitsProcessor(1.2), MinLengthLogitsProcessor(3, 2)]
-            )
+            ),
+            min_length=2,
         ),
-        "^RepetitionPenaltyLogitsProcessor, MinLengthLogitsProcessor: not supported yet; leave logits_processor out$",
+        r"^logits_processor\[1\], MinLengthLogitsProcessor, and min_length=2 do the same: give one of them$",
     ),
     "confidence": (
         dict(stopping_criteria=[ConfidenceCriteria(0.4)]),

@@ -20,7 +20,7 @@ def drafters():
     return {
         "none": None,
         "ngram": NgramDrafter(),
-        "model": ModelDrafter(lm=draft().lm),
+        "model": draft(),
         "iid": ModelDrafter(lm=draft().lm, draws=frozenset({Draw.IID})),
         "tree": ModelDrafter(lm=draft().lm, shape=TREE),
         "likeliest tree": ModelDrafter(lm=draft().lm, shape=TREE, draws=frozenset({Draw.FIXED})),

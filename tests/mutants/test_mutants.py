@@ -5,7 +5,7 @@ import pytest
 from tests.mutants import MUTANTS
 from tests.mutants.apply import kill
 
-FAMILIES = ("api/", "core/", "drafters/", "engine/", "models/cpu/", "verifiers/")
+FAMILIES = ("api/", "constraints/", "core/", "drafters/", "engine/", "models/cpu/", "verifiers/")
 FEW = 1  # of each family: a run of a mutant takes ten seconds
 
 

@@ -3,7 +3,7 @@
 What cannot be honoured is refused by name. Knows nothing of text: stop strings are found by transformers' criterion.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -21,6 +21,7 @@ from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
 from paceline.api.hf_criteria import Criteria, Endings, StoppingCriterion, read_criteria
 from paceline.api.hf_inputs import Inputs, first_eos, merge, padded_runs, read_inputs
+from paceline.api.hf_processors import Processors
 from paceline.api.loading import Loaded, load, placement
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
@@ -56,6 +57,7 @@ def generate(
     prompt_lookup_num_tokens: int | None = None,
     generation_config: GenerationConfig | None = None,
     logits_processor: Iterable[object] | None = None,
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
     stopping_criteria: Sequence[StoppingCriterion] | None = None,
     streamer: BaseStreamer | None = None,
     return_dict_in_generate: bool | None = None,
@@ -76,6 +78,8 @@ def generate(
       tokens a step. Or ``prompt_lookup_num_tokens``: copies from the text so far. With neither nothing is drafted.
     - ``generation_config``, ``**options``: the fields of ``GenerationConfig``; options come first, then the argument's
       fields, then those of ``model.generation_config``.
+    - ``logits_processor``, ``prefix_allowed_tokens_fn``: called for each row alone at every node of its draft, with
+      that node's padded ids [1, t]. What one raises is raised here.
     - ``stopping_criteria``: asked for each row alone after each of its tokens, with padded ids [1, t] and no scores.
       What one raises is raised here.
     - ``streamer``: gets the prompt, then every token as it is committed; for one row.
@@ -87,10 +91,10 @@ def generate(
     """
     if inputs is not None and input_ids is not None:
         raise ValueError("inputs and input_ids are the same argument: give one of them")
-    _refuse_processors(logits_processor)
     named = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens, "return_dict_in_generate": return_dict_in_generate}
     options.update({name: value for name, value in named.items() if value is not None})
     values = merge(_fields(_checked(model).generation_config), _fields(generation_config), options)
+    processors = Processors(logits_processor, prefix_allowed_tokens_fn, values=values)
     asked = generation_options(values)
     criteria = read_criteria(stopping_criteria, stop_strings=asked.params.stop_strings, tokenizer=tokenizer)
     drafter, num_draft_tokens = _choose_drafter(assistant_model, asked)
@@ -98,7 +102,7 @@ def generate(
     prompts = read_inputs(
         inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size
     )
-    job = _prepare(prompts, asked, criteria, values, target)
+    job = _prepare(prompts, asked, criteria, processors, values, target)
     if streamer is not None and len(job.texts) > 1:
         raise ValueError(f"streamer with {len(job.texts)} rows: give one prompt and num_return_sequences=1")
     engine = engine_for(
@@ -137,10 +141,23 @@ class _Job:
     params: list[SamplingParams]  # of every text
     max_tokens: int
     endings: Endings
+    processors: Processors
     pad: int | None
 
+    @property
+    def failure(self) -> Exception | None:
+        """What a criterion or a processor raised."""
+        return self.endings.failure or self.processors.failure
 
-def _prepare(prompts: Inputs, asked: GenerationOptions, criteria: Criteria, values: Values, target: Loaded) -> _Job:
+
+def _prepare(
+    prompts: Inputs,
+    asked: GenerationOptions,
+    criteria: Criteria,
+    processors: Processors,
+    values: Values,
+    target: Loaded,
+) -> _Job:
     """What the call comes to for these prompts. Raises ValueError for lengths that do not fit."""
     context = target.lm.max_positions
     params = _settle(asked, criteria, prompts.padded.shape[1], context=context)
@@ -159,6 +176,7 @@ def _prepare(prompts: Inputs, asked: GenerationOptions, criteria: Criteria, valu
     count = asked.num_return_sequences
     padded = prompts.padded.repeat_interleave(count, dim=0)
     own = [_without_runs(params, given, row, target) for given, row in zip(prompts.padded, prompts.rows, strict=True)]
+    processors.check(len(padded))
     return _Job(
         padded=padded,
         texts=[list(row) for row in prompts.rows for _ in range(count)],
@@ -167,6 +185,7 @@ def _prepare(prompts: Inputs, asked: GenerationOptions, criteria: Criteria, valu
         endings=Endings(
             called=criteria.called, padded=padded, max_tokens=max_tokens, pads=pads, device=target.lm.device
         ),
+        processors=processors,
         pad=pad,
     )
 
@@ -219,13 +238,14 @@ def _choose_drafter(
 
 
 def _run(engine: Engine, job: _Job, streamer: BaseStreamer | None) -> list[Result]:
-    """Every text to its end. Raises what a criterion raised, and RuntimeError naming a row that failed otherwise."""
+    """Every text to its end. Raises what a criterion or a processor raised, and RuntimeError where a row failed."""
     seed = int(torch.randint(2**63 - 1, ())) if job.params[0].temperature > 0 else 0
     streams = [
         engine.submit(
             [text],
             replace(params, seed=split_seed(seed, row)),
             criterion=job.endings.criterion(row),
+            rules=job.processors.rules(row, job.padded[row].tolist()),
             name=f"row {row}",
         )  # apart, because each row has criteria of its own
         for row, (text, params) in enumerate(zip(job.texts, job.params, strict=True))
@@ -237,10 +257,10 @@ def _run(engine: Engine, job: _Job, streamer: BaseStreamer | None) -> list[Resul
     for stream in streams:
         while not stream.done:
             engine.advance()
-            if job.endings.failure is not None:
+            if job.failure is not None:
                 break
-    if job.endings.failure is not None:
-        raise job.endings.failure
+    if job.failure is not None:
+        raise job.failure
     results = [stream.results()[0] for stream in streams]
     for row, result in enumerate(results):
         if result.error is not None:
@@ -277,9 +297,3 @@ def _fields(config: object) -> Values:
     if not isinstance(config, GenerationConfig):
         raise ValueError(f"generation_config of type {type(config).__name__}: give a GenerationConfig")
     return config.to_dict()
-
-
-def _refuse_processors(processors: Iterable[object] | None) -> None:
-    names = [type(processor).__name__ for processor in processors or ()]
-    if names:
-        raise ValueError(f"{', '.join(names)}: not supported yet; leave logits_processor out")

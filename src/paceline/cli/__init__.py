@@ -19,6 +19,7 @@ from paceline.cli.commands import EXIT_CODES as EXIT_CODES
 from paceline.cli.commands import EXIT_DIFFERENT as EXIT_DIFFERENT
 from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from paceline.cli.commands import EXIT_OK as EXIT_OK
+from paceline.cli.structure import structure
 from paceline.cli.tree_options import tree
 
 app = typer.Typer(
@@ -114,6 +115,10 @@ def generate(
     presence_penalty: law.PresencePenalty = 0.0,
     frequency_penalty: law.FrequencyPenalty = 0.0,
     no_repeat_ngram_size: law.NoRepeatNgramSize = 0,
+    json_schema: o.JsonSchema = None,
+    regex: o.Regex = None,
+    grammar: o.Grammar = None,
+    choice: o.Choice = None,
     max_tokens: o.MaxTokens = 128,
     min_tokens: o.MinTokens = 0,
     stop: o.Stop = None,
@@ -152,6 +157,7 @@ def generate(
         paceline generate --model DIR --draft SMALL_DIR --stats "import os"
         paceline generate --model DIR --drafter ngram --temperature 0.8 --seed 7 -n 3 "x"
         paceline generate --model DIR --repetition-penalty 1.1 --logit-bias 42=-inf "x"
+        paceline generate --model DIR --json-schema schema.json "A person:"
         paceline generate --model DIR --chat --system "Be brief." "Who wrote Faust?"
         paceline generate --model DIR --json < prompt.txt
         paceline generate --model DIR --prompt-file prompts.jsonl --output texts.jsonl
@@ -211,6 +217,7 @@ def generate(
                 "include_stop_str_in_output": include_stop,
                 "skip_special_tokens": skip_special,
                 "logprobs": logprobs,
+                "structured_outputs": structure(json=json_schema, regex=regex, grammar=grammar, choice=choice),
             },
             batch_size=batch_size,
             output=o.OutputOptions(

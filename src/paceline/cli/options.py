@@ -189,6 +189,21 @@ Samples = Annotated[
     int, typer.Option("--n", "-n", help="Texts per prompt; equal ones at temperature 0.", rich_help_panel=SAMPLING)
 ]
 
+JsonSchema = Annotated[
+    Path | None, typer.Option(help="File of a JSON schema that the text must follow.", rich_help_panel=SAMPLING)
+]
+Regex = Annotated[
+    str | None, typer.Option(help="Regular expression that the whole text must match.", rich_help_panel=SAMPLING)
+]
+Grammar = Annotated[
+    Path | None,
+    typer.Option(help="File of a grammar, Lark's or llama.cpp's, that the text must follow.", rich_help_panel=SAMPLING),
+]
+Choice = Annotated[
+    list[str] | None,
+    typer.Option(help="The text is this or another choice; may be repeated.", rich_help_panel=SAMPLING),
+]
+
 MaxTokens = Annotated[int, typer.Option(help="At most this many tokens.", rich_help_panel=ENDING)]
 MinTokens = Annotated[int, typer.Option(help="No end-of-text or stop token before this many.", rich_help_panel=ENDING)]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.", rich_help_panel=ENDING)]

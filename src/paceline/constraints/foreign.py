@@ -19,15 +19,20 @@ _REQUIRED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class TransformersRule(Rule):
     """Calls ``processor`` with input_ids [1, L] and scores [1, V], as transformers does for one row; it gives scores.
 
-    ``shown`` (None: the prompt) stands in place of the prompt in input_ids, as a padded one does.
+    ``shown`` (None: the prompt) stands in place of the prompt in input_ids, as a padded one does. ``name`` (None: its
+    own) is what messages call it.
     """
 
-    def __init__(self, processor: Callable[..., Any], *, shown: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, processor: Callable[..., Any], *, shown: Sequence[int] | None = None, name: str | None = None
+    ) -> None:
         self._processor, self._shown = processor, shown
+        self._name = name_of(processor) if name is None else name
 
     def begin(self, prompt: Sequence[int]) -> Processor:
         """Nothing is called yet."""
-        return _InRows(self._processor, len(prompt), None if self._shown is None else torch.tensor(list(self._shown)))
+        shown = None if self._shown is None else torch.tensor(list(self._shown))
+        return _InRows(self._processor, self._name, len(prompt), shown)
 
 
 @final
@@ -70,8 +75,8 @@ def name_of(processor: object) -> str:
 
 
 class _InRows(Processor):
-    def __init__(self, processor: Callable[..., Any], num_prompt: int, shown: Tensor | None) -> None:
-        self._processor, self._num_prompt, self._shown = processor, num_prompt, shown
+    def __init__(self, processor: Callable[..., Any], name: str, num_prompt: int, shown: Tensor | None) -> None:
+        self._processor, self._name, self._num_prompt, self._shown = processor, name, num_prompt, shown
 
     def process(self, tokens: Tensor, logits: Tensor) -> Tensor:
         if self._shown is not None:
@@ -79,7 +84,7 @@ class _InRows(Processor):
         given = self._processor(tokens[None], logits[None])
         if not isinstance(given, Tensor) or given.shape != (1, *logits.shape):
             form = list(given.shape) if isinstance(given, Tensor) else f"a {type(given).__name__}"
-            raise ValueError(f"{name_of(self._processor)} gave {form}: scores [1, {len(logits)}] are wanted")
+            raise ValueError(f"{self._name} gave {form}: scores [1, {len(logits)}] are wanted")
         return given[0]
 
 
