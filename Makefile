@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options bench-gpu endurance rank-verifiers laws laws-long divergence mutants docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options bench-gpu endurance rank-verifiers laws laws-long divergence mutants fuzz docs docs-outputs demo-models clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -97,6 +97,9 @@ rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants
+
+fuzz: $(STAMP)  ## Two thousand batches of made-up sampling options, each token judged; fresh every time (some minutes)
+	$(BIN)/python -m tests.fuzz
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html

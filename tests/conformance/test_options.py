@@ -126,12 +126,14 @@ def test_the_kernels_texts_equal_the_plain_ones(drafter, verifier, temperature):
     assert run(drafting, verifier, requests, target=quick, k=K, parts=parts).texts == plain
 
 
-def branching():
+def branching(few=tuple(SHAPES)):
+    """Rules and shapes of trees that go together, of the shapes that are not in ``few`` for the slow run alone."""
     for name in VERIFIERS.builtin:
         kind = VERIFIERS.find(name)
         for label, shape in SHAPES.items() if kind.branches else ():
             if set(kind.wants) & shape.draws and not (name == "spectr" and label != "two paths"):
-                yield pytest.param(name, label, id=f"{name}-{label}".replace(" ", "_"))
+                marks = [] if label in few else [pytest.mark.slow]
+                yield pytest.param(name, label, marks=marks, id=f"{name}-{label}".replace(" ", "_"))
 
 
 def growing(shape, draws=None):
@@ -148,7 +150,7 @@ def test_texts_of_trees_equal_the_reference(verifier, shape):
         assert result.summary.mean_acceptance_length > (1.2 if temperature else 1.5)
 
 
-@pytest.mark.parametrize(("verifier", "shape"), list(branching()))
+@pytest.mark.parametrize(("verifier", "shape"), list(branching(few=["two paths"])))
 def test_a_row_of_trees_equals_that_row_alone(verifier, shape):
     requests = rows(temperature=0.9, max_tokens=9)
     alone = [run(growing(shape), verifier, [one], k=K).texts[0] for one in requests]
@@ -179,6 +181,19 @@ def test_a_tree_by_the_target_itself_is_accepted_to_its_end(shape, temperature):
     drafter = ModelDrafter(lm=tiny.target()[1], shape=SHAPES[shape])
     result = run(drafter, "coupled", asked, k=K)
     assert result.steps == math.ceil(23 / (K + 1))
+
+
+@pytest.mark.parametrize("vocab", [tiny.VOCAB - 6, tiny.VOCAB + 6])
+@pytest.mark.parametrize("shape", [None, "bushy"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_of_a_padded_vocabulary_is_processed_as_the_targets_is(vocab, shape, temperature):
+    model = tiny.llama(1)
+    model.resize_token_embeddings(vocab, mean_resizing=False)
+    drafter = ModelDrafter(lm=tiny.native(model), shape=None if shape is None else SHAPES[shape])
+    requests = rows(temperature=temperature)
+    result = run(drafter, "coupled", requests, k=K)
+    assert result.texts == wanted(requests)
+    assert result.summary.mean_acceptance_length > 2
 
 
 @every_pair

@@ -89,7 +89,7 @@ COMMON = (
 @st.composite
 def options(draw):
     """Some of the options, together with those that every request has."""
-    names = draw(st.lists(st.sampled_from(list(OPTIONS)), max_size=7, unique=True))
+    names = draw(st.lists(st.sampled_from(list(OPTIONS)), min_size=1, max_size=9, unique=True))
     made = {name: draw(OPTIONS[name]) for name in names}
     made["temperature"] = draw(st.sampled_from([0.0, 0.0, 0.6, 1.0, 1.0, 1.7]))
     made["seed"] = draw(st.one_of(st.none(), st.integers(0, 2**63 - 1), st.just(0)))

@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "a row is taken to hold less than it does",
         "engine/scheduler.py",
-        "self._held[row].extend(report.tokens[row])",
-        "self._held[row].extend(report.tokens[row][:-1])",
+        "self._held[job.row].extend(report.tokens[job.row])",
+        "self._held[job.row].extend(report.tokens[job.row][:-1])",
         (f"{FORKS}::test_a_conversation_goes_on_from_what_its_row_holds",),
     ),
     Mutant(
