@@ -37,6 +37,8 @@ PROCESSED = (  # calls with options that change logits; each comes drafted too
     "suppress_tokens",
     "begin_suppress_tokens",
     "sequence_bias",
+    "guidance_scale",
+    "guidance_scale 0.4, negative prompts",
     "all processors",
 )
 FAMILIES = {
@@ -113,6 +115,10 @@ def processed(plain, ends, draft):
         "begin_suppress_tokens": dict(begin_suppress_tokens=[*first, -1]),
         "sequence_bias": dict(
             sequence_bias=[[[first[1]], -3.0], [pairs[1], -9.5], [pairs[4], 4.0], [[PAD], 1.25], [[ends[0]], -1.0]]
+        ),
+        "guidance_scale": dict(guidance_scale=1.7),
+        "guidance_scale 0.4, negative prompts": dict(
+            guidance_scale=0.4, negative_prompt_ids=torch.tensor([[7, 3, 9]] * 4), repetition_penalty=1.2
         ),
         "all processors": dict(
             repetition_penalty=1.2,

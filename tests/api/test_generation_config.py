@@ -30,7 +30,6 @@ ACTIVE = {
     "top_h": (0.4, SAMPLE),
     "forced_bos_token_id": (5, {}),
     "forced_eos_token_id": (5, {}),
-    "guidance_scale": (1.5, {}),
     "watermarking_config": ({"bias": 2.5}, {}),
     "remove_invalid_values": (True, {}),
     "token_healing": (True, {}),

@@ -365,13 +365,13 @@ def test_models_own_configuration_is_honoured_and_refused_by_name_where_it_canno
     model = FAMILIES["llama"]()
     text = hf.generate(model, **ONE, **LONG)[0, 9:].tolist()
     ends = next(token for token in text[4:] if token not in text[:4])
-    model.generation_config = GenerationConfig(eos_token_id=ends, max_new_tokens=20, guidance_scale=1.05)
+    model.generation_config = GenerationConfig(eos_token_id=ends, max_new_tokens=20, encoder_repetition_penalty=1.05)
     model.generation_config.chat_format = "chatml"  # unknown to transformers, and read by nothing
-    message = "guidance_scale=1.05 of model.generation_config is not supported: give guidance_scale=1$"
+    message = "penalty=1.05 of model.generation_config is not supported: give encoder_repetition_penalty=1$"
     with pytest.raises(ValueError, match=message):
         hf.generate(model, **ONE)
-    expected = model.generate(**ONE, guidance_scale=1.0)
-    assert hf.generate(model, **ONE, guidance_scale=1.0).tolist() == expected.tolist()
+    expected = model.generate(**ONE, encoder_repetition_penalty=1.0)
+    assert hf.generate(model, **ONE, encoder_repetition_penalty=1.0).tolist() == expected.tolist()
     assert expected.shape[1] == 9 + text.index(ends) + 1 < 9 + 20
 
 
@@ -464,7 +464,6 @@ REFUSED = {
     ),
     "unknown bad id": (dict(bad_words_ids=[[300], [301, 2]]), r"^bad_words_ids: \[300, 301\] leave the target"),
     "n-grams of less than nothing": (dict(no_repeat_ngram_size=-1), "no_repeat_ngram_size=-1: give 0"),
-    "guidance": (dict(guidance_scale=1.5), "guidance_scale=1.5 is not supported: give guidance_scale=1"),
     "top-h": (dict(SAMPLE, top_h=0.5), "top_h=0.5 is not supported: give top_h=None"),
     "typical of nothing": (dict(SAMPLE, typical_p=0.0), "typical_p=0.0: give a number above 0 and at most 1"),
     "forced end": (
@@ -495,15 +494,30 @@ REFUSED = {
         "^num_beams=3 is not supported: give num_beams=1$",
     ),
     "all in one message": (
-        dict(num_beams=2, guidance_scale=1.2, max_new_token=3, position_ids=torch.zeros(1)),
+        dict(num_beams=2, penalty_alpha=1.2, max_new_token=3, position_ids=torch.zeros(1)),
         "^unknown option 'max_new_token', near max_new_tokens.*: leave it out; position_ids is not supported: leave it "
-        "out; num_beams=2 .*; guidance_scale=1.2 .*",
+        "out; num_beams=2 .*; penalty_alpha=1.2 .*",
     ),
     "unknown": (dict(best_of=None), "unknown option 'best_of': leave it out"),
     "embeddings": (dict(inputs_embeds=torch.zeros(1, 2, 32)), "inputs_embeds is not supported: leave it out"),
     "cache": (dict(past_key_values=object()), "past_key_values is not supported"),
     "token types": (dict(token_type_ids=torch.zeros(1, 2)), "token_type_ids is not supported"),
-    "negative prompt": (dict(negative_prompt_ids=torch.ones(1, 2)), "negative_prompt_ids is not supported"),
+    "a negative prompt alone": (
+        dict(negative_prompt_ids=[[1, 2]]),
+        "negative_prompt_ids without guidance_scale: give one other than 1",
+    ),
+    "negative prompts for others": (
+        dict(negative_prompt_ids=[[1, 2], [3, 4]], guidance_scale=1.5),
+        "2 negative prompts for 1 prompts: give one for each",
+    ),
+    "a padded negative prompt": (
+        dict(negative_prompt_ids=[[1, 2]], negative_prompt_attention_mask=[[0, 1]], guidance_scale=1.5),
+        "negative_prompt_attention_mask has zeros: give negative prompts of one length",
+    ),
+    "a mask of no negative prompt": (
+        dict(negative_prompt_attention_mask=[[0, 1]], guidance_scale=1.5),
+        "negative_prompt_attention_mask without negative_prompt_ids",
+    ),
     "allowed tokens": (dict(prefix_allowed_tokens_fn=3), "prefix_allowed_tokens_fn of type int: give a function"),
     "custom generate": (dict(custom_generate="owner/name"), "custom_generate is not supported"),
     "synced devices": (dict(synced_gpus=True), "synced_gpus is not supported"),

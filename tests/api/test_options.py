@@ -26,6 +26,8 @@ BY_NAME = {option.name: option for option in OPTIONS}
 FREE = range(200, 320)
 # A value of every option that is honoured, and what must be set for it to be felt.
 ACTIVE = {
+    "guidance_scale": dict(guidance_scale=3.0),
+    "negative_prompt": dict(guidance_scale=3.0, negative_prompt="def add("),
     "logit_bias": dict(logit_bias={token: 3.0 for token in FREE}),
     "sequence_bias": dict(sequence_bias=[[[token], 3.0] for token in FREE] + [[[250, token], 4.0] for token in FREE]),
     "suppress_tokens": dict(suppress_tokens=list(FREE)),
@@ -82,7 +84,10 @@ def drafter(path, lm=None):
 
 def run(drafting, fields_, verifier="coupled"):
     options = SamplingParams(**{"max_tokens": 20, "seed": 5, **fields_})
-    return engine(drafting, verifier, target=target(), batch_size=3).generate(["for item in", "def add("], options)
+    guidance = "guidance_scale" in fields_
+    return engine(drafting, verifier, target=target(), batch_size=3, guidance=guidance).generate(
+        ["for item in", "def add("], options
+    )
 
 
 def test_every_parameter_is_in_the_table_once():

@@ -172,7 +172,7 @@ def _law(values: Values) -> dict[str, Any]:
 
 def _processors(values: Values) -> dict[str, Any]:
     """What changes logits, as arguments of ``SamplingParams``. Ids below 0, which no token has, need no suppression."""
-    names = ("repetition_penalty", "no_repeat_ngram_size", "sequence_bias", "bad_words_ids")
+    names = ("repetition_penalty", "no_repeat_ngram_size", "sequence_bias", "bad_words_ids", "guidance_scale")
     suppressed = {
         name: [token for token in tokens if token >= 0] if _are_integers(tokens) else tokens
         for name, tokens in _given(values, ("suppress_tokens", "begin_suppress_tokens")).items()

@@ -19,15 +19,12 @@ from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
-from paceline.api.hf_criteria import Criteria, Endings, StoppingCriterion, read_criteria
-from paceline.api.hf_inputs import Inputs, first_eos, merge, padded_runs, read_inputs
+from paceline.api.hf_criteria import StoppingCriterion, read_criteria
+from paceline.api.hf_inputs import merge, read_inputs, read_negatives
+from paceline.api.hf_job import Job, prepare
 from paceline.api.hf_processors import Processors
 from paceline.api.loading import Loaded, load, placement
-from paceline.api.params import SamplingParams
-from paceline.api.processors import processing
 from paceline.api.results import Result, Statistics
-from paceline.api.values import token_lists
-from paceline.core.batch import MAX_STOP_TOKENS
 from paceline.core.noise import split_seed
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
@@ -53,6 +50,8 @@ def generate(
     *,
     inputs: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
     attention_mask: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    negative_prompt_ids: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    negative_prompt_attention_mask: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
     assistant_model: TransformersModel | Loaded | str | Path | Drafter | None = None,
     prompt_lookup_num_tokens: int | None = None,
     generation_config: GenerationConfig | None = None,
@@ -74,6 +73,7 @@ def generate(
     - ``model``: a loaded causal LM, used without a second copy of its weights.
     - ``input_ids`` or ``inputs``: [B, T], padded on the left where ``attention_mask`` is 0; None: the model's
       beginning-of-text token. Without a mask padding is inferred as transformers does.
+    - ``negative_prompt_ids``: [B, t], what ``guidance_scale`` sets the prompts against; None: their last tokens.
     - ``assistant_model``: what drafts: a model, its directory, or a Drafter. ``num_assistant_tokens`` (5) is how many
       tokens a step. Or ``prompt_lookup_num_tokens``: copies from the text so far. With neither nothing is drafted.
     - ``generation_config``, ``**options``: the fields of ``GenerationConfig``; options come first, then the argument's
@@ -102,7 +102,14 @@ def generate(
     prompts = read_inputs(
         inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size
     )
-    job = _prepare(prompts, asked, criteria, processors, values, target)
+    negatives = read_negatives(
+        negative_prompt_ids,
+        negative_prompt_attention_mask,
+        prompts=prompts,
+        values=values,
+        vocab_size=target.lm.vocab_size,
+    )
+    job = prepare(prompts, negatives, asked, criteria, processors, values, target)
     if streamer is not None and len(job.texts) > 1:
         raise ValueError(f"streamer with {len(job.texts)} rows: give one prompt and num_return_sequences=1")
     engine = engine_for(
@@ -112,7 +119,8 @@ def generate(
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
         num_texts=len(job.texts),
-        max_length=max(map(len, job.texts)) + job.max_tokens,
+        max_length=job.longest + job.max_tokens,
+        guidance=asked.params.guidance_scale != 1,
     )
     results = _run(engine, job, streamer)
     sequences = cast(torch.LongTensor, _join(job, results).to(target.lm.device))
@@ -130,92 +138,6 @@ def adopted(model: TransformersModel) -> Loaded:
     if isinstance(loaded.lm, DecoderLM):  # an adapter holds its model, which would then live as long as the table
         _ADOPTED[model] = loaded
     return loaded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """N texts to continue: B prompts, each as often as it has sequences."""
-
-    padded: Tensor  # int64 [N, T] on the host
-    texts: list[list[int]]  # without padding
-    params: list[SamplingParams]  # of every text
-    max_tokens: int
-    endings: Endings
-    processors: Processors
-    pad: int | None
-
-    @property
-    def failure(self) -> Exception | None:
-        """What a criterion or a processor raised."""
-        return self.endings.failure or self.processors.failure
-
-
-def _prepare(
-    prompts: Inputs,
-    asked: GenerationOptions,
-    criteria: Criteria,
-    processors: Processors,
-    values: Values,
-    target: Loaded,
-) -> _Job:
-    """What the call comes to for these prompts. Raises ValueError for lengths that do not fit."""
-    context = target.lm.max_positions
-    params = _settle(asked, criteria, prompts.padded.shape[1], context=context)
-    processing(target, params)  # refuses ids that the model does not have
-    max_tokens = params.max_tokens or 1
-    for row, tokens in enumerate(prompts.rows):
-        if len(tokens) + max_tokens > context:
-            raise ValueError(
-                f"row {row}: {len(tokens)} tokens and {max_tokens} new ones exceed the model's context of {context}: "
-                "lower max_new_tokens or shorten the prompt"
-            )
-    pads = criteria.pads or values.get("eos_token_id") is not None
-    pad = first_eos(values) if asked.pad is None else asked.pad
-    if pads and pad is None:
-        raise ValueError("nothing to fill up rows that end early: give pad_token_id")
-    count = asked.num_return_sequences
-    padded = prompts.padded.repeat_interleave(count, dim=0)
-    own = [_without_runs(params, given, row, target) for given, row in zip(prompts.padded, prompts.rows, strict=True)]
-    processors.check(len(padded))
-    return _Job(
-        padded=padded,
-        texts=[list(row) for row in prompts.rows for _ in range(count)],
-        params=[params for params in own for _ in range(count)],
-        max_tokens=max_tokens,
-        endings=Endings(
-            called=criteria.called, padded=padded, max_tokens=max_tokens, pads=pads, device=target.lm.device
-        ),
-        processors=processors,
-        pad=pad,
-    )
-
-
-def _without_runs(params: SamplingParams, padded: Tensor, tokens: Sequence[int], target: Loaded) -> SamplingParams:
-    """``params`` of one row, whose n-grams also count where they begin in padding."""
-    runs = padded_runs(padded, len(tokens), params.no_repeat_ngram_size, target.lm.vocab_size)
-    if not runs:
-        return params
-    return replace(params, bad_words_ids=(*token_lists("bad_words_ids", params.bad_words_ids), *runs))
-
-
-def _settle(asked: GenerationOptions, criteria: Criteria, num_prompt_tokens: int, *, context: int) -> SamplingParams:
-    """The parameters of every row: transformers counts padding as part of the prompt."""
-    params = asked.for_prompt(num_prompt_tokens, context=context)
-    eos, max_tokens = asked.eos or (), params.max_tokens
-    if criteria.max_length is not None:
-        max_tokens = max(1, criteria.max_length - num_prompt_tokens)
-    if criteria.eos is not None:
-        if params.min_tokens and set(criteria.eos) != set(eos):
-            raise ValueError(
-                f"stopping_criteria end at {list(criteria.eos)}, and min_new_tokens and min_length keep off "
-                f"{list(eos)} alone: give the same eos_token_id"
-            )
-        eos = criteria.eos
-    if len(eos) > MAX_STOP_TOKENS:
-        raise ValueError(
-            f"{len(eos)} end-of-text tokens: at most {MAX_STOP_TOKENS} are supported; give fewer in eos_token_id"
-        )
-    return replace(params, n=1, max_tokens=max_tokens, stop=None, stop_token_ids=eos, ignore_eos=True, detokenize=False)
 
 
 def _choose_drafter(
@@ -237,7 +159,7 @@ def _choose_drafter(
     return assistant, count or DEFAULT_NUM_ASSISTANT_TOKENS
 
 
-def _run(engine: Engine, job: _Job, streamer: BaseStreamer | None) -> list[Result]:
+def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result]:
     """Every text to its end. Raises what a criterion or a processor raised, and RuntimeError where a row failed."""
     seed = int(torch.randint(2**63 - 1, ())) if job.params[0].temperature > 0 else 0
     streams = [
@@ -270,7 +192,7 @@ def _run(engine: Engine, job: _Job, streamer: BaseStreamer | None) -> list[Resul
     return results
 
 
-def _join(job: _Job, results: Sequence[Result]) -> Tensor:
+def _join(job: Job, results: Sequence[Result]) -> Tensor:
     """Prompts and continuations [N, T + new], filled up on the right."""
     rows = [result.tokens[: job.endings.cut] for result in results]
     new = torch.full((len(rows), max(map(len, rows))), job.pad or 0)

@@ -18,7 +18,6 @@ _TOKENS = "prompts are token ids"
 _POSITIONS = "padding has no positions"
 _CACHE = "the cache is Paceline's own"
 _DECODERS = "only decoders are run"
-_GUIDANCE = "guidance is not built"
 
 # Arguments of transformers' call that are no fields of a configuration.
 ARGUMENTS: dict[str, Refusal] = {
@@ -30,8 +29,6 @@ ARGUMENTS: dict[str, Refusal] = {
     "encoder_outputs": Refusal(reason=_DECODERS),
     "decoder_input_ids": Refusal(reason=_DECODERS),
     "decoder_attention_mask": Refusal(reason=_DECODERS),
-    "negative_prompt_ids": Refusal(reason=_GUIDANCE),
-    "negative_prompt_attention_mask": Refusal(reason=_GUIDANCE),
     "assistant_tokenizer": Refusal(reason="both have one vocabulary"),
     "custom_generate": Refusal(reason="no other decoding loop is run"),
     "synced_gpus": Refusal(reason="one process decodes", neutral=(False,)),
@@ -44,6 +41,8 @@ NAMED = (
     "input_ids",
     "inputs",
     "attention_mask",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
     "assistant_model",
     "generation_config",
     "logits_processor",
@@ -99,6 +98,29 @@ def first_eos(values: Values) -> int | None:
     """The end-of-text token that transformers pads with where there is no padding token."""
     eos = values.get("eos_token_id")
     return next(iter(eos), None) if isinstance(eos, Sequence) else eos
+
+
+def read_negatives(
+    ids: object, attention_mask: object, *, prompts: Inputs, values: Values, vocab_size: int
+) -> tuple[tuple[int, ...], ...] | None:
+    """The negative prompt of every prompt; None where none is given. Raises ValueError where it could not be honoured.
+
+    Padded ones are refused: transformers gives them positions that depend on the padding.
+    """
+    if ids is None:
+        if attention_mask is not None:
+            raise ValueError("negative_prompt_attention_mask without negative_prompt_ids: give both, or neither")
+        return None
+    if values.get("guidance_scale") in (None, 1):
+        raise ValueError("negative_prompt_ids without guidance_scale: give one other than 1, or leave them out")
+    given = torch.as_tensor(ids)
+    mask = torch.ones_like(given) if attention_mask is None else attention_mask
+    found = read_inputs(given, mask, values=values, vocab_size=vocab_size)
+    if any(len(row) < found.padded.shape[1] for row in found.rows):
+        raise ValueError("negative_prompt_attention_mask has zeros: give negative prompts of one length")
+    if len(found.rows) != len(prompts.rows):
+        raise ValueError(f"{len(found.rows)} negative prompts for {len(prompts.rows)} prompts: give one for each")
+    return found.rows
 
 
 def read_inputs(input_ids: object, attention_mask: object, *, values: Values, vocab_size: int) -> Inputs:

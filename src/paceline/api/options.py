@@ -71,6 +71,8 @@ def _host(name: str, *, flag: str | None = None, field: str | None = None, place
 
 
 OPTIONS: tuple[Option, ...] = (
+    Option(name="guidance_scale", flag="--guidance-scale", field="guidance_scale", drafts=False),
+    Option(name="negative_prompt", flag="--negative-prompt", drafts=False),
     Option(name="logit_bias", flag="--logit-bias"),
     _same("sequence_bias"),
     Option(name="suppress_tokens", flag="--suppress-token-id", field="suppress_tokens", keeping=Keeping.EVERY),
@@ -97,8 +99,8 @@ OPTIONS: tuple[Option, ...] = (
     _same("eta_cutoff"),
     Option(name="filter_order", flag="--filter-order"),
     Option(name="seed", flag="--seed", keeping=Keeping.SAME_TOKENS),
-    Option(name="structured_outputs", place=Place.LANE, keeping=Keeping.EVERY),
-    Option(name="logits_processors", place=Place.LANE),
+    Option(name="structured_outputs", flag="--json-schema", place=Place.LANE, drafts=False, keeping=Keeping.EVERY),
+    Option(name="logits_processors", place=Place.LANE, drafts=False),
     _host("n", flag="--n", field="num_return_sequences"),
     _host("max_tokens", flag="--max-tokens", field="max_new_tokens", place=Place.STEP),
     _host("stop_token_ids", flag="--stop-token-id", field="eos_token_id", place=Place.STEP),

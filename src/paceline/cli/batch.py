@@ -14,6 +14,7 @@ from paceline.api import Engine, Loaded, SamplingParams
 from paceline.api.build import build_drafting
 from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
+from paceline.api.requests import guidance
 from paceline.cli import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.fingerprint import fingerprint
 from paceline.cli.journal import Kept, ResultFile, check_writable, read_kept
@@ -114,15 +115,25 @@ class Batch:
         limit = room(target, drafting.drafter.max_nodes(count))
         prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         any_left = any(isinstance(prompts[entry.index], list) for entry in missing)
-        longest = max((self._length(found, entry) for found, entry in zip(prompts, entries, strict=True)), default=0)
+        longest = max(
+            (self._length(target, found, entry) for found, entry in zip(prompts, entries, strict=True)), default=0
+        )
         num_prompts = sum(isinstance(prompt, list) for prompt in prompts)
-        return prompts, self._engine(target, num_prompts, longest, drafting.drafter, count) if any_left else None
+        guided = any(self._guides(found, entry) for found, entry in zip(prompts, entries, strict=True))
+        engine = self._engine(target, num_prompts, longest, drafting.drafter, count, guided) if any_left else None
+        return prompts, engine
 
-    def _length(self, prompt: list[int] | str, entry: Entry) -> int:
-        """The most tokens of a prompt and its text; 0 for none."""
+    def _guides(self, prompt: list[int] | str, entry: Entry) -> bool:
+        """Whether a prompt takes a second row."""
+        return isinstance(prompt, list) and self.params.updated(entry.params).guidance_scale != 1
+
+    def _length(self, target: Loaded, prompt: list[int] | str, entry: Entry) -> int:
+        """The most tokens of a prompt, or of what it is set against, and its text; 0 for none."""
         if isinstance(prompt, str):
             return 0
-        return len(prompt) + (self.params.updated(entry.params).max_tokens or 1)
+        params = self.params.updated(entry.params)
+        guided = guidance(target, prompt, params)
+        return max(len(prompt), 0 if guided is None else len(guided.prompt)) + (params.max_tokens or 1)
 
     def _fit(self, context: int, found: list[int] | str, entry: Entry) -> list[int] | str:
         """The prompt's tokens, or why no text of ``context`` tokens can continue them."""
@@ -139,7 +150,9 @@ class Batch:
             )
         return found
 
-    def _engine(self, target: Loaded, num_prompts: int, longest: int, drafter: Drafter, count: int) -> Engine:
+    def _engine(
+        self, target: Loaded, num_prompts: int, longest: int, drafter: Drafter, count: int, guided: bool
+    ) -> Engine:
         """With room for the longest of all texts, done or not, so that every run has the same shapes."""
         return engine_for(
             target,
@@ -149,6 +162,7 @@ class Batch:
             batch_size=self.batch_size,
             num_texts=self.params.n * num_prompts,
             max_length=longest,
+            guidance=guided,
         )
 
     def _say(self, text: str) -> None:

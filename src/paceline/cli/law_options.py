@@ -62,6 +62,20 @@ FrequencyPenalty = Annotated[
 NoRepeatNgramSize = Annotated[
     int, typer.Option(help="Write no run of this many tokens twice; 0 is off.", rich_help_panel=FAVOURING)
 ]
+GuidanceScale = Annotated[
+    float,
+    typer.Option(
+        help="Weigh the law after the prompt this much against the one after --negative-prompt; 1 is off.",
+        rich_help_panel=FAVOURING,
+    ),
+]
+NegativePrompt = Annotated[
+    str | None,
+    typer.Option(
+        help="What --guidance-scale sets the prompt against; without it the prompt's last token.",
+        rich_help_panel=FAVOURING,
+    ),
+]
 
 TypicalP = Annotated[
     float,

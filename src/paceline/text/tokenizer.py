@@ -69,7 +69,7 @@ class Tokenizer:
 
     @property
     def definition(self) -> str | None:
-        """What tokenizer.json would say of it, without padding and truncation; None if it is none of the fast library."""
+        """What tokenizer.json would say of it, without padding and truncation; None if the fast library has it not."""
         if not isinstance(self._inner, PreTrainedTokenizerFast):
             return None
         whole = json.loads(self._inner.backend_tokenizer.to_str())
