@@ -209,6 +209,8 @@ class SamplingParams:
         differing = {name: _listed(value) for name, value, default in pairs if value != default}
         if self.logit_bias:
             differing["logit_bias"] = dict(values.biases("logit_bias", self.logit_bias))
+        if isinstance(self.structured_outputs, StructuredOutputs):
+            differing["structured_outputs"] = self.structured_outputs.given
         return differing
 
     def to_vllm(self) -> dict[str, object]:
@@ -218,8 +220,6 @@ class SamplingParams:
         vLLM's.
         """
         differing = self.differing()
-        if isinstance(self.structured_outputs, StructuredOutputs):
-            differing["structured_outputs"] = self.structured_outputs.given
         lacking = [f"{name}={value!r}" for name, value in differing.items() if name in NOT_IN_VLLM]
         if self.filter_order != "vllm" and _is_order_felt(differing):
             lacking.append(f"filter_order={self.filter_order!r}")
