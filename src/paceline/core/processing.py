@@ -4,6 +4,7 @@ Knows nothing of trees, drafts or models. R rows, n nodes, d drafted tokens on t
 sequences and L their length, E tokens that come later, T text capacity.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -147,9 +148,11 @@ class ProcessingState:
             values = [getattr(option, COLUMNS[name]) for option in options]
             column[index] = torch.tensor(values, dtype=column.dtype, device=self.device)
         self._assign_bias(rows, options)
-        self._assign_sequences(rows, [self._known(option.sequences) for option in options])
+        size = self.vocab_size
+        known = [[(tokens, value) for tokens, value in one.sequences if max(tokens) < size] for one in options]
+        self._assign_sequences(rows, known)
         self._assign_late(index, options, [len(prompt) for prompt in prompts])
-        self._begin_counting(rows, options, prompts)
+        self._begin_counting([given for given in zip(rows, prompts, options, strict=True) if given[2].counts])
         self._flag()
 
     def release(self, rows: Sequence[int]) -> None:
@@ -168,16 +171,13 @@ class ProcessingState:
                 self.bias[row] = 0.0
                 continue
             values = torch.full((self.vocab_size,), 0.0 if option.allowed is None else NEVER)
-            known = torch.tensor(option.allowed or (), dtype=torch.int64)
-            values[known[known < self.vocab_size]] = 0.0
+            if option.allowed is not None:  # an array is copied many times as fast as a tuple
+                known = torch.frombuffer(array("q", option.allowed), dtype=torch.int64)
+                values[known[known < self.vocab_size]] = 0.0
             pairs = [(token, value) for token, value in option.everywhere if token < self.vocab_size]
             tokens = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
             values.index_add_(0, tokens, torch.tensor([value for _, value in pairs], dtype=torch.float32))
             self.bias[row] = values.to(self.device)
-
-    def _known(self, sequences: list[_Biased]) -> list[_Biased]:
-        """Those whose tokens are in the vocabulary."""
-        return [(tokens, value) for tokens, value in sequences if max(tokens) < self.vocab_size]
 
     def _assign_sequences(self, rows: Sequence[int], sequences: Sequence[list[_Biased]]) -> None:
         most = max(map(len, sequences))
@@ -216,16 +216,13 @@ class ProcessingState:
         self.late[index] = torch.tensor(tokens, device=self.device)
         self.late_until[index] = torch.tensor(until, device=self.device)
 
-    def _begin_counting(
-        self, rows: Sequence[int], options: Sequence[Processing], prompts: Sequence[Sequence[int]]
-    ) -> None:
-        counting = [(row, prompt) for row, option, prompt in zip(rows, options, prompts, strict=True) if option.counts]
-        if not counting:
+    def _begin_counting(self, rows: Sequence[tuple[int, Sequence[int], Processing]]) -> None:
+        if not rows:
             return
         if self.counts is None or self.prompted is None:
             self.counts = self._filled(0, self.vocab_size + 1, dtype=torch.int32)
             self.prompted = self._filled(0, self.vocab_size + 1, dtype=torch.bool)
-        for row, prompt in counting:
+        for row, prompt, _ in rows:
             self.counts[row] = 0
             self.prompted[row] = False
             self.prompted[row].index_fill_(0, torch.tensor(list(prompt), device=self.device), True)

@@ -13,6 +13,7 @@ namespace paceline {
 
 constexpr int BUCKETS = 256;
 constexpr int FEW = 48;         // numbers that are sorted
+constexpr int FEWER = 16;       // times as many scores as are on a list that is worth its making
 constexpr int STRETCH = 512;    // scores of which each lane's largest is taken
 
 // What choices work with, one at a time; kept between them, since growing and clearing cost.
@@ -83,6 +84,16 @@ int64_t gather(int64_t size, A least, Desk<A> &desk, Worth &&worth, A from) {
 template <class A>
 int64_t gather(int64_t size, A least, Desk<A> &desk) {
     return gather(size, least, desk, [](Vec<A> score) { return score; }, NEVER<A>);
+}
+
+// Whether going through a list of the desk's scores that are at least least is faster than going through all.
+template <class A>
+bool are_few(int64_t size, A least, const Desk<A> &desk) {
+    constexpr int N = lanes<A>;
+    const Vec<A> from = splat<Vec<A>>(least);
+    int64_t count = 0;
+    for (int64_t i = 0; i < size; i += N) count += __builtin_popcount(reaching(load(&desk.scores[i]), from));
+    return FEWER * count < size;
 }
 
 // The largest value for which the weights of those at least as large reach goal; -inf if all of them do not.

@@ -20,23 +20,17 @@ struct Lookups {
 template <class A>
 void look_up(int64_t token, int64_t asked, int64_t size, A least, const int64_t *listed, Desk<A> &desk, A &own, A *best,
              int64_t *best_tokens) {
-    int64_t count = 0;
-    A highest, total;
-    if (listed) {
-        count = *listed;
-        highest = highest_of(desk.values.data(), count);
-        total = weigh(count, desk.values.data(), highest, desk);
-    } else {
-        highest = highest_of(desk.scores.data(), size);
-        total = mass(size, highest, least, desk);
-    }
+    const bool few = listed || (least > NEVER<A> && are_few(size, least, desk));
+    int64_t count = listed ? *listed : few ? gather(size, least, desk) : 0;
+    const A highest = few ? highest_of(desk.values.data(), count) : highest_of(desk.scores.data(), size);
+    const A total = few ? weigh(count, desk.values.data(), highest, desk) : mass(size, highest, least, desk);
     const A norm = std::log(total);
     const auto value = [&](A score) { return (score - highest) - norm; };
     own = desk.scores[token] >= least ? value(desk.scores[token]) : NEVER<A>;
     if (listed && std::find(desk.tokens.begin(), desk.tokens.begin() + count, token) == desk.tokens.begin() + count)
         own = NEVER<A>;
     if (asked <= 0) return;
-    if (!listed) count = gather(size, std::max(least, reached_by(size, std::min(asked, size), desk)), desk);
+    if (!few) count = gather(size, std::max(least, reached_by(size, std::min(asked, size), desk)), desk);
     std::vector<std::pair<A, int32_t>> order(count);
     for (int64_t i = 0; i < count; i++) order[i] = {-desk.values[i], desk.tokens[i]};
     const int64_t found = std::min(asked, count);

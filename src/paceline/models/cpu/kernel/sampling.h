@@ -64,7 +64,10 @@ void divide(const T *logits, int64_t size, Acc<T> temperature, Desk<Acc<T>> &des
     desk.make_room(size);
     Acc<T> *scores = desk.scores.data();
     int64_t i = 0;
-    for (; i + N <= size; i += N) store(scores + i, load(logits + i) / temperature);
+    if (temperature == 1)
+        for (; i + N <= size; i += N) store(scores + i, load(logits + i));
+    else
+        for (; i + N <= size; i += N) store(scores + i, load(logits + i) / temperature);
     for (; i < size; i++) scores[i] = widen(logits[i]) / temperature;
     for (; i % BLOCK; i++) scores[i] = NEVER<Acc<T>>;
 }
@@ -93,7 +96,10 @@ A kept_from(const Law &law, int64_t size, A highest, Desk<A> &desk) {
         least = std::max(least, boundary(desk.values.data(), desk.weights.data(), count, law.top_k));
     }
     if (law.top_p < 1) {
-        const double goal = A(law.top_p) * mass(size, highest, least, desk);
+        const bool few = least > NEVER<A> && are_few(size, least, desk);
+        const int64_t known = few ? gather(size, least, desk) : 0;
+        const double whole = few ? weigh(known, desk.values.data(), highest, desk) : mass(size, highest, least, desk);
+        const double goal = A(law.top_p) * whole;
         for (double fall : FALLS) {
             const A from = std::max(least, highest - A(std::min<double>(fall, std::numeric_limits<A>::max())));
             const int64_t count = gather(size, from, desk);
