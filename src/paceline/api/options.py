@@ -43,12 +43,12 @@ class Keeping(StrEnum):
 class Option:
     """One parameter; plain decoding, chains and trees have all that are not refused.
 
-    ``flag`` of ``paceline generate`` and ``field`` of transformers' ``GenerationConfig``: None where there is none.
+    ``flags`` of ``paceline generate``; ``field`` is what transformers' ``generate`` takes, None where there is none.
     ``drafts``: whether a draft model draws from its own law under the option too, so that its drafts fit.
     """
 
     name: str
-    flag: str | None = None
+    flags: tuple[str, ...] = ()
     field: str | None = None
     place: Place = Place.STEP
     drafts: bool = True
@@ -62,34 +62,34 @@ class Option:
 
 def _same(name: str, *, keeping: Keeping = Keeping.LOSSLESS) -> Option:
     """An option of the law that has one name everywhere."""
-    return Option(name=name, flag=f"--{name.replace('_', '-')}", field=name, keeping=keeping)
+    return Option(name=name, flags=(f"--{name.replace('_', '-')}",), field=name, keeping=keeping)
 
 
-def _host(name: str, *, flag: str | None = None, field: str | None = None, place: Place = Place.HOST) -> Option:
+def _host(name: str, *, flags: tuple[str, ...] = (), field: str | None = None, place: Place = Place.HOST) -> Option:
     """An option that changes no law."""
-    return Option(name=name, flag=flag, field=field, place=place, drafts=False, keeping=Keeping.EVERY)
+    return Option(name=name, flags=flags, field=field, place=place, drafts=False, keeping=Keeping.EVERY)
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option(name="guidance_scale", flag="--guidance-scale", field="guidance_scale", drafts=False),
-    Option(name="negative_prompt", flag="--negative-prompt", drafts=False),
-    Option(name="logit_bias", flag="--logit-bias"),
+    _same("guidance_scale"),
+    Option(name="negative_prompt", flags=("--negative-prompt",), field="negative_prompt_ids"),
+    Option(name="logit_bias", flags=("--logit-bias",)),
     _same("sequence_bias"),
-    Option(name="suppress_tokens", flag="--suppress-token-id", field="suppress_tokens", keeping=Keeping.EVERY),
-    Option(name="bad_words_ids", flag="--bad-word-ids", field="bad_words_ids", keeping=Keeping.EVERY),
-    Option(name="bad_words", flag="--bad-word", keeping=Keeping.EVERY),
-    Option(name="allowed_token_ids", flag="--allowed-token-id", keeping=Keeping.EVERY),
+    Option(name="suppress_tokens", flags=("--suppress-token-id",), field="suppress_tokens", keeping=Keeping.EVERY),
+    Option(name="bad_words_ids", flags=("--bad-word-ids",), field="bad_words_ids", keeping=Keeping.EVERY),
+    Option(name="bad_words", flags=("--bad-word",), keeping=Keeping.EVERY),
+    Option(name="allowed_token_ids", flags=("--allowed-token-id",), keeping=Keeping.EVERY),
     _same("repetition_penalty"),
-    Option(name="frequency_penalty", flag="--frequency-penalty"),
-    Option(name="presence_penalty", flag="--presence-penalty"),
+    Option(name="frequency_penalty", flags=("--frequency-penalty",)),
+    Option(name="presence_penalty", flags=("--presence-penalty",)),
     _same("no_repeat_ngram_size", keeping=Keeping.EVERY),
     Option(
         name="begin_suppress_tokens",
-        flag="--begin-suppress-token-id",
+        flags=("--begin-suppress-token-id",),
         field="begin_suppress_tokens",
         keeping=Keeping.EVERY,
     ),
-    Option(name="min_tokens", flag="--min-tokens", field="min_new_tokens", keeping=Keeping.EVERY),
+    Option(name="min_tokens", flags=("--min-tokens",), field="min_new_tokens", keeping=Keeping.EVERY),
     _same("temperature"),
     _same("top_k"),
     _same("top_p"),
@@ -97,20 +97,26 @@ OPTIONS: tuple[Option, ...] = (
     _same("typical_p"),
     _same("epsilon_cutoff"),
     _same("eta_cutoff"),
-    Option(name="filter_order", flag="--filter-order"),
-    Option(name="seed", flag="--seed", keeping=Keeping.SAME_TOKENS),
-    Option(name="structured_outputs", flag="--json-schema", place=Place.LANE, drafts=False, keeping=Keeping.EVERY),
-    Option(name="logits_processors", place=Place.LANE, drafts=False),
-    _host("n", flag="--n", field="num_return_sequences"),
-    _host("max_tokens", flag="--max-tokens", field="max_new_tokens", place=Place.STEP),
-    _host("stop_token_ids", flag="--stop-token-id", field="eos_token_id", place=Place.STEP),
-    _host("ignore_eos", flag="--ignore-eos", place=Place.STEP),
-    _host("stop", flag="--stop", field="stop_strings"),
-    _host("include_stop_str_in_output", flag="--include-stop"),
-    _host("logprobs", flag="--logprobs", place=Place.STEP),
+    Option(name="filter_order", flags=("--filter-order",)),
+    Option(name="seed", flags=("--seed",), keeping=Keeping.SAME_TOKENS),
+    Option(
+        name="structured_outputs",
+        flags=("--json-schema", "--regex", "--grammar", "--choice"),
+        place=Place.LANE,
+        drafts=False,
+        keeping=Keeping.EVERY,
+    ),
+    Option(name="logits_processors", field="logits_processor", place=Place.LANE, drafts=False),
+    _host("n", flags=("--n",), field="num_return_sequences"),
+    _host("max_tokens", flags=("--max-tokens",), field="max_new_tokens", place=Place.STEP),
+    _host("stop_token_ids", flags=("--stop-token-id",), field="eos_token_id", place=Place.STEP),
+    _host("ignore_eos", flags=("--ignore-eos",), place=Place.STEP),
+    _host("stop", flags=("--stop",), field="stop_strings"),
+    _host("include_stop_str_in_output", flags=("--include-stop",)),
+    _host("logprobs", flags=("--logprobs",), place=Place.STEP),
     _host("prompt_logprobs", place=Place.PROMPT),
     _host("detokenize"),
-    _host("skip_special_tokens", flag="--skip-special"),
+    _host("skip_special_tokens", flags=("--skip-special",)),
     _host("truncate_prompt_tokens"),
     _host("spaces_between_special_tokens"),
 )

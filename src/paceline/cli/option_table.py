@@ -37,8 +37,8 @@ class OptionTable:
         honoured = [option for option in OPTIONS if option.refusal is None]
         _print(
             console,
-            ("option", "default", "paceline generate", "GenerationConfig"),
-            [(one.name, repr(defaults[one.name]), one.flag or "-", one.field or "-") for one in honoured],
+            ("option", "default", "paceline generate", "model.generate"),
+            [(one.name, repr(defaults[one.name]), " ".join(one.flags) or "-", one.field or "-") for one in honoured],
         )
         _print(
             console,
@@ -62,7 +62,7 @@ def _object(option: Option) -> dict[str, object]:
     honoured = option.refusal is None
     return {
         "name": option.name,
-        "flag": option.flag,
+        "flags": option.flags,
         "field": option.field,
         "where": option.place,
         **{path: honoured for path in PATHS},
