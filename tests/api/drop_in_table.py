@@ -26,7 +26,7 @@ PAD = 299
 LENGTHS = (9, 4, 7, 1)  # of the rows of a batch, without padding
 PROCESSED = (  # calls with options that change logits; each comes drafted too
     "repetition_penalty 1.3",
-    "repetition_penalty 0.8",
+    "repetition_penalty 0.5",
     "no_repeat_ngram_size 1",
     "no_repeat_ngram_size 2",
     "no_repeat_ngram_size 4",
@@ -96,12 +96,13 @@ def processed(plain, ends, draft):
     """Options that change logits, by name, each plainly and drafted; ``plain`` [B, T] are the tokens without them."""
     first, some = plain[:, 0].tolist(), sorted(set(plain[:, :9].flatten().tolist()))
     pairs = [plain[row, start : start + 2].tolist() for row in range(4) for start in (1, 4)]
+    repeating = dict(repetition_penalty=0.5, suppress_tokens=[PAD])  # transformers 5.17 would favour padding
     options = {
         "repetition_penalty 1.3": dict(repetition_penalty=1.3),
-        "repetition_penalty 0.8": dict(repetition_penalty=0.8),
+        "repetition_penalty 0.5": repeating,
         "no_repeat_ngram_size 1": dict(no_repeat_ngram_size=1),
-        "no_repeat_ngram_size 2": dict(no_repeat_ngram_size=2, repetition_penalty=0.5),
-        "no_repeat_ngram_size 4": dict(no_repeat_ngram_size=4, repetition_penalty=0.5),
+        "no_repeat_ngram_size 2": dict(no_repeat_ngram_size=2, **repeating),
+        "no_repeat_ngram_size 4": dict(no_repeat_ngram_size=4, **repeating),
         **{
             f"no_repeat_ngram_size {size}, padding likely": dict(
                 no_repeat_ngram_size=size, sequence_bias=[[[PAD], 9.0]], eos_token_id=-1

@@ -72,12 +72,12 @@ CALLS = {
     ),
     "a number as params": (dict(params=4), r"params=4: give SamplingParams\(...\)"),
     "too many stop tokens": (
-        dict(prompts=["x", "y"], params=[FOUR, replace(FOUR, stop_token_ids=range(9))]),
-        "prompt 1: 9 stop tokens: at most 8 are supported",
+        dict(prompts=["x", "y"], params=[FOUR, replace(FOUR, stop_token_ids=range(65))]),
+        "prompt 1: 65 stop tokens: at most 64 are supported, the model's own among them; give fewer",
     ),
-    "eight stop tokens and the model's own": (
-        dict(params=replace(FOUR, stop_token_ids=range(1, 9))),
-        "prompt 0: 9 stop tokens: at most 8 are supported",
+    "as many stop tokens as there may be and the model's own": (
+        dict(params=replace(FOUR, stop_token_ids=range(1, 65))),
+        "prompt 0: 65 stop tokens: at most 64 are supported",
     ),
     "min_tokens beyond the context": (
         dict(params=SamplingParams(max_tokens=None, min_tokens=CONTEXT)),

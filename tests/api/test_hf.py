@@ -5,6 +5,7 @@ import logging
 import re
 import warnings
 import weakref
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_call_gives_the_tokens_of_transformers(name, family):
     assert found.sequences.tolist() == theirs(model, call).tolist()
     assert found.sequences.dtype == torch.int64 and found.sequences.device == model.device
     assert tokens_per_step(found) > 1.5 or not call.drafted
+
+
+@pytest.mark.parametrize("name", drop_in_table.PROCESSED)
+def test_processed_tokens_are_those_of_transformers_in_single_precision(name):
+    model, assistant = FAMILIES["gpt2"](dtype=torch.float32), FAMILIES["gpt2"](dtype=torch.float32)
+    call = calls("gpt2")[name]
+    expected = theirs(model, call).tolist()
+    with torch.no_grad():
+        assistant = tiny.noisy(assistant, 0.02)
+    assert ours(model, call).sequences.tolist() == expected
+    assert ours(model, replace(call, ours={"assistant_model": assistant})).sequences.tolist() == expected
 
 
 def test_calls_of_the_table_do_what_their_names_say():

@@ -29,7 +29,7 @@ THEIRS = {
     "repetition welcome": dict(repetition_penalty=0.6, temperature=0.7),
     "no_repeat_ngram_size": dict(no_repeat_ngram_size=2, temperature=0.5),
     "no_repeat_ngram_size 1": dict(no_repeat_ngram_size=1, top_k=20),
-    "bad_words_ids": dict(bad_words_ids=[[9, 2], [5], [8, 8], [1, 4, 1]], temperature=0.5),
+    "bad_words_ids": dict(bad_words_ids=[[9, 2], [5], [8, 8], [4, 1, 4]], temperature=0.5),
     "sequence_bias": dict(sequence_bias=[[[9, 2], 2.0], [[5], -1.5], [[4], 3.0], [[4, 4], -2.0]]),
     "suppress_tokens": dict(suppress_tokens=list(range(0, 40)), begin_suppress_tokens=list(range(40, 58))),
     "typical_p": dict(typical_p=0.6, temperature=1.2),

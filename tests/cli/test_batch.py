@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,48 @@ def test_objects_may_be_texts_tokens_or_messages_and_keep_their_ids(tmp_path):
     assert lines[0]["samples"][0]["text"] == lines[1]["samples"][0]["text"]
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
     assert lines[2]["samples"][0]["text"] == generate(target, "two\nlines", params)[0].text
+
+
+PARAMS = (
+    {"temperature": 0.0, "repetition_penalty": 1.5, "logit_bias": {"70": 2.0}},
+    {"top_k": 4, "max_tokens": MAX_TOKENS + 9, "logprobs": 1},
+    {"seed": 11, "min_p": 0.1, "top_p": 0.8, "filter_order": "vllm"},
+    {"bad_words": ["def"], "stop_token_ids": list(range(40, 99))},
+)
+
+
+@pytest.mark.parametrize("options", [[], ["--draft", str(pair().draft), "--batch-size", "3"]], ids=["plain", "drafted"])
+def test_lines_may_bring_params_of_their_own(tmp_path, options):
+    target, text = load(pair().target), "import os"
+    lines = [{"prompt": text, "params": params} for params in PARAMS] + [{"prompt": text}]
+    prompts, output = write(tmp_path / "p.jsonl", map(json.dumps, lines)), tmp_path / "out.jsonl"
+    assert generate_file(prompts, output, *SAMPLED, "-n", "2", *options) == 0
+    shared = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.9, n=2, seed=5)
+    found = [[sample["tokens"] for sample in line["samples"]] for line in lines_of(output)]
+    for index, params in enumerate((*PARAMS, {})):
+        seed, first = (params["seed"], 0) if "seed" in params else (5, 2 * index)
+        for sample, tokens in enumerate(found[index]):
+            alone = replace(shared.updated(params), n=1, seed=split_seed(seed, first + sample))
+            assert tokens == list(generate(target, text, alone)[0].tokens)
+    assert len(found[1][0]) == MAX_TOKENS + 9 and found[0][0] == found[0][1]
+    assert "logprobs" in lines_of(output)[1]["samples"][0] and "logprobs" not in lines_of(output)[0]["samples"][0]
+
+
+def test_wrong_params_of_a_line_fail_alone(tmp_path):
+    wrong = {
+        '{"top_k": -3}': "params: top_k=-3: give 0",
+        '{"topk": 3}': "params: unknown sampling parameters: topk; known: n, temperature",
+        '{"max_tokens": 9999}': f"--max-tokens 9999 exceed the context of {CONTEXT} tokens",
+        '{"min_tokens": 99}': f"params: min_tokens=99 is more than max_tokens={MAX_TOKENS}",
+        '{"logit_bias": {"999": 1}}': "logit_bias: [999] leave the target's vocabulary of 320 tokens",
+        '{"n": 2}': "params with n: it is the same for all prompts",
+    }
+    lines = [f'{{"prompt": "x", "params": {one}}}' for one in wrong] + ['{"prompt": "x"}']
+    assert generate_file(write(tmp_path / "p.jsonl", lines), tmp_path / "out.jsonl") == 1
+    found = lines_of(tmp_path / "out.jsonl")
+    for index, message in enumerate(wrong.values()):
+        assert found[index]["error"].startswith(f"line {index + 1}: ") and message in found[index]["error"]
+    assert len(found[-1]["samples"]) == 1
 
 
 def test_bad_prompts_fail_alone(tmp_path, capsys):

@@ -59,6 +59,39 @@ def test_sampling_options_reach_the_target(capsys):
         assert tokens == list(same[0].tokens)
 
 
+LAW = {  # words of the command line, and the parameters that they are
+    "--typical-p 0.7": dict(typical_p=0.7),
+    "--epsilon-cutoff 0.005": dict(epsilon_cutoff=0.005),
+    "--eta-cutoff 0.02": dict(eta_cutoff=0.02),
+    "--min-p 0.02 --top-p 0.7 --filter-order vllm": dict(min_p=0.02, top_p=0.7, filter_order="vllm"),
+    "--logit-bias 70=2.5 --logit-bias 71=-inf": dict(logit_bias={70: 2.5, 71: -float("inf")}),
+    "--sequence-bias 70,71=-2 --sequence-bias 72=4": dict(sequence_bias=[[[70, 71], -2.0], [[72], 4.0]]),
+    "--allowed-token-id 70 --allowed-token-id 71": dict(allowed_token_ids=[70, 71]),
+    "--suppress-token-id 70 --suppress-token-id 71": dict(suppress_tokens=[70, 71]),
+    "--begin-suppress-token-id 70": dict(begin_suppress_tokens=[70]),
+    "--bad-word def --bad-word x": dict(bad_words=["def", "x"]),
+    "--bad-word-ids 70 --bad-word-ids 71,72": dict(bad_words_ids=[[70], [71, 72]]),
+    "--repetition-penalty 1.5": dict(repetition_penalty=1.5),
+    "--presence-penalty 1.5": dict(presence_penalty=1.5),
+    "--frequency-penalty -0.5": dict(frequency_penalty=-0.5),
+    "--no-repeat-ngram-size 1": dict(no_repeat_ngram_size=1),
+}
+
+
+@pytest.mark.parametrize("words", LAW)
+def test_options_of_the_law_are_the_parameters_of_the_same_name(words, monkeypatch, capsys):
+    seen = []
+
+    def streamed(target, prompt, params, **options):
+        seen.append(params)
+        return stream(target, prompt, params, **options)
+
+    monkeypatch.setattr("paceline.cli.generate.stream", streamed)
+    assert run(command("--temperature", 1, "--max-tokens", 8, *words.split())) == 0
+    capsys.readouterr()
+    assert seen == [SamplingParams(temperature=1, max_tokens=8, seed=0, **LAW[words])]
+
+
 def test_options_of_a_drafter_follow_its_name(capsys):
     words = ("--json", "--max-tokens", 24, "--drafter")
     assert run(command(*words, "ngram:max_ngram=7,min_ngram=7")) == 0

@@ -42,6 +42,11 @@ WRONG = {
     '{"messages": ["x"]}': 'messages=["x"]: give a list of',
     '{"prompt": "x", "id": [1]}': "id=[1]: give a string or an integer",
     '{"prompt": "x", "id": true}': "id=true: give a string or an integer",
+    '{"prompt": "x", "top_k": 4}': "unknown key 'top_k': known are prompt, tokens, messages, id and params",
+    '{"prompt": "x", "params": [4]}': 'params=[4]: give an object like {"temperature": 0.5}',
+    '{"prompt": "x", "params": {"n": 4}}': "params with n: it is the same for all prompts; give it on the command",
+    '{"prompt": "x", "params": {"seed": -1}}': "params with seed=-1: it could not be resumed, give a seed from 0",
+    '{"prompt": "x", "params": {"max_tokens": null}}': "params with max_tokens=null: give a number",
     '"x"': "no JSON object",
     "": "not JSON",
 }
@@ -60,6 +65,15 @@ def test_digest_is_of_the_prompt_as_it_is_continued_wherever_it_stands(tmp_path)
     assert as_object.digest == one.digest
     chats = [read(tmp_path, b"a", chat=True, system=system)[0].digest for system in (None, "s", "t")]
     assert len({one.digest, *chats}) == 4
+
+
+def test_digest_is_of_the_params_too(tmp_path):
+    params = ["null", "{}", '{"temperature": 0.5}', '{"temperature": 0.6}']
+    lines = "\n".join(f'{{"prompt": "a", "params": {one}}}' for one in params)
+    none, empty, one, other = read(tmp_path, lines.encode(), name="p.jsonl")
+    (plain,) = read(tmp_path, b"a\n")
+    assert none.digest == empty.digest == plain.digest
+    assert len({plain.digest, one.digest, other.digest}) == 3 and one.params == {"temperature": 0.5}
 
 
 def test_tokens_with_chat_are_refused(tmp_path):

@@ -17,6 +17,7 @@ Values: TypeAlias = Mapping[str, Any]  # of a configuration, by field
 class Refusal:
     """When a field is refused: set to anything but None and the ``neutral`` values, where transformers ``read``s it."""
 
+    reason: str
     neutral: tuple[object, ...] = ()
     read: Callable[[Values], bool] = lambda values: True
 
@@ -87,26 +88,32 @@ HARMLESS: dict[str, str] = {
     "_commit_hash": "says where the configuration came from",
 }
 
+_SEARCH = "nothing is searched for"
+_UNBUILT = "not built"
+_DRAFTER = "assistant_model says what drafts"
+_NOT_KEPT = "not kept; see logprobs"
+
 REFUSED: dict[str, Refusal] = {
-    "num_beams": Refusal(neutral=(1,)),
-    "num_beam_groups": Refusal(neutral=(1,)),
-    "diversity_penalty": Refusal(neutral=(0,)),
-    "penalty_alpha": Refusal(neutral=(0,)),
-    "constraints": Refusal(),
-    "force_words_ids": Refusal(),
-    "dola_layers": Refusal(),
-    "encoder_repetition_penalty": Refusal(neutral=(1,)),
-    "encoder_no_repeat_ngram_size": Refusal(neutral=(0,)),
-    "exponential_decay_length_penalty": Refusal(),
-    "top_h": Refusal(read=_samples),
-    "forced_bos_token_id": Refusal(),
-    "forced_eos_token_id": Refusal(),
-    "guidance_scale": Refusal(neutral=(1,)),
-    "watermarking_config": Refusal(),
-    "remove_invalid_values": Refusal(neutral=(False,)),
-    "token_healing": Refusal(neutral=(False,)),
-    "max_time": Refusal(),
+    "num_beams": Refusal(reason=_SEARCH, neutral=(1,)),
+    "num_beam_groups": Refusal(reason=_SEARCH, neutral=(1,)),
+    "diversity_penalty": Refusal(reason=_SEARCH, neutral=(0,)),
+    "penalty_alpha": Refusal(reason=_SEARCH, neutral=(0,)),
+    "constraints": Refusal(reason=_SEARCH),
+    "force_words_ids": Refusal(reason=_SEARCH),
+    "dola_layers": Refusal(reason="inner layers give no logits"),
+    "encoder_repetition_penalty": Refusal(reason=_UNBUILT, neutral=(1,)),
+    "encoder_no_repeat_ngram_size": Refusal(reason=_UNBUILT, neutral=(0,)),
+    "exponential_decay_length_penalty": Refusal(reason=_UNBUILT),
+    "top_h": Refusal(reason=_UNBUILT, read=_samples),
+    "forced_bos_token_id": Refusal(reason=_UNBUILT),
+    "forced_eos_token_id": Refusal(reason=_UNBUILT),
+    "guidance_scale": Refusal(reason="guidance is not built", neutral=(1,)),
+    "watermarking_config": Refusal(reason=_UNBUILT),
+    "remove_invalid_values": Refusal(reason="NaN is an error of the model", neutral=(False,)),
+    "token_healing": Refusal(reason="prompts are not rewritten", neutral=(False,)),
+    "max_time": Refusal(reason="a criterion may read the clock"),
     "cache_implementation": Refusal(
+        reason="others would change the text",
         neutral=(
             "dynamic",
             "offloaded",
@@ -117,17 +124,17 @@ REFUSED: dict[str, Refusal] = {
             "hybrid_chunked",
             "offloaded_hybrid",
             "offloaded_hybrid_chunked",
-        )
+        ),
     ),
-    "is_assistant": Refusal(neutral=(False,)),
-    "assistant_early_exit": Refusal(),
-    "assistant_ensemble_weight": Refusal(),
-    "use_mtp": Refusal(neutral=(False,)),
-    "speculation_type": Refusal(),
-    "output_scores": Refusal(neutral=(False,), read=_returns_dict),
-    "output_logits": Refusal(neutral=(False,), read=_returns_dict),
-    "output_attentions": Refusal(neutral=(False,), read=_returns_dict),
-    "output_hidden_states": Refusal(neutral=(False,), read=_returns_dict),
+    "is_assistant": Refusal(reason=_DRAFTER, neutral=(False,)),
+    "assistant_early_exit": Refusal(reason=_DRAFTER),
+    "assistant_ensemble_weight": Refusal(reason="it changes the law"),
+    "use_mtp": Refusal(reason=_DRAFTER, neutral=(False,)),
+    "speculation_type": Refusal(reason=_DRAFTER),
+    "output_scores": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),
+    "output_logits": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),
+    "output_attentions": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),
+    "output_hidden_states": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),
 }
 
 

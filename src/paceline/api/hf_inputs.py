@@ -11,27 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.api.generation_fields import HARMLESS, HONOURED, REFUSED, Values, is_known, refusals
+from paceline.api.generation_fields import HARMLESS, HONOURED, REFUSED, Refusal, Values, is_known, refusals
 from paceline.api.values import TokenLists
 
-# Arguments of transformers' call that are no fields of a configuration: name -> what is accepted beside None.
-ARGUMENTS: dict[str, tuple[object, ...]] = {
-    "inputs_embeds": (),
-    "position_ids": (),
-    "token_type_ids": (),
-    "past_key_values": (),
-    "cache_position": (),
-    "encoder_outputs": (),
-    "decoder_input_ids": (),
-    "decoder_attention_mask": (),
-    "prefix_allowed_tokens_fn": (),
-    "negative_prompt_ids": (),
-    "negative_prompt_attention_mask": (),
-    "assistant_tokenizer": (),
-    "custom_generate": (),
-    "synced_gpus": (False,),
-    "trust_remote_code": (False,),
-    "use_model_defaults": (True,),
+_TOKENS = "prompts are token ids"
+_POSITIONS = "padding has no positions"
+_CACHE = "the cache is Paceline's own"
+_DECODERS = "only decoders are run"
+_GUIDANCE = "guidance is not built"
+
+# Arguments of transformers' call that are no fields of a configuration.
+ARGUMENTS: dict[str, Refusal] = {
+    "inputs_embeds": Refusal(reason=_TOKENS),
+    "position_ids": Refusal(reason=_POSITIONS),
+    "token_type_ids": Refusal(reason=_TOKENS),
+    "past_key_values": Refusal(reason=_CACHE),
+    "cache_position": Refusal(reason=_CACHE),
+    "encoder_outputs": Refusal(reason=_DECODERS),
+    "decoder_input_ids": Refusal(reason=_DECODERS),
+    "decoder_attention_mask": Refusal(reason=_DECODERS),
+    "prefix_allowed_tokens_fn": Refusal(reason="not called in a step"),
+    "negative_prompt_ids": Refusal(reason=_GUIDANCE),
+    "negative_prompt_attention_mask": Refusal(reason=_GUIDANCE),
+    "assistant_tokenizer": Refusal(reason="both have one vocabulary"),
+    "custom_generate": Refusal(reason="no other decoding loop is run"),
+    "synced_gpus": Refusal(reason="one process decodes", neutral=(False,)),
+    "trust_remote_code": Refusal(reason="the model is loaded already", neutral=(False,)),
+    "use_model_defaults": Refusal(reason="they are always used", neutral=(True,)),
 }
 
 # Arguments that ``generate`` names itself; known here for near matches alone.
@@ -74,8 +80,8 @@ def merge(own: Values, given: Values, options: Mapping[str, object]) -> dict[str
     problems = [_unknown(name) for name in (*named, *options) if not is_known(name) and name not in ARGUMENTS]
     problems += [
         f"{name} is not supported: leave it out"
-        for name, neutral in ARGUMENTS.items()
-        if options.get(name) is not None and not any(options[name] is value for value in neutral)
+        for name, refusal in ARGUMENTS.items()
+        if options.get(name) is not None and not any(options[name] is value for value in refusal.neutral)
     ]
     for name in refusals(values):
         of_model = " of model.generation_config" if name not in options and name not in named else ""

@@ -1,7 +1,7 @@
 """What is asked of one prompt's continuation, under vLLM's names and defaults. Knows nothing of models or decoding."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from paceline.api import values
@@ -11,12 +11,20 @@ MAX_LOGPROBS = 20
 MAX_PENALTY = 2.0  # of vLLM
 FILTER_ORDERS = {"transformers": FilterOrder.TRANSFORMERS, "vllm": FilterOrder.VLLM}
 
-# Parameters of vLLM that are not built yet: name -> the only value that is accepted, vLLM's default.
-NOT_YET: dict[str, object] = {
-    "structured_outputs": None,
-    "logits_processors": None,
-    "truncate_prompt_tokens": None,
-    "spaces_between_special_tokens": True,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a parameter of vLLM has one value only, its ``default``."""
+
+    default: object
+    reason: str
+
+
+NOT_YET: dict[str, Refusal] = {
+    "structured_outputs": Refusal(default=None, reason="grammars are not built yet"),
+    "logits_processors": Refusal(default=None, reason="processors of others are not built yet"),
+    "truncate_prompt_tokens": Refusal(default=None, reason="no prompt is cut; give the tokens that are wanted"),
+    "spaces_between_special_tokens": Refusal(default=True, reason="the tokenizer spells special tokens as it does"),
 }
 
 NOT_IN_VLLM = (
@@ -94,7 +102,7 @@ class SamplingParams:
     - ``skip_special_tokens`` (True): leave special tokens out of the text.
     - ``include_stop_str_in_output`` (False): leave the stop string in the text.
 
-    Not supported yet, and refused by name unless left at the default: ``structured_outputs`` (None),
+    Not supported, and refused by name unless left at the default: ``structured_outputs`` (None),
     ``logits_processors`` (None), ``truncate_prompt_tokens`` (None), ``spaces_between_special_tokens`` (True).
 
     Values are stored in one form: numbers as float or int, lists and mappings as tuples without repeats.
@@ -204,12 +212,16 @@ class SamplingParams:
 
         Raises ValueError for names that are not known here.
         """
-        known = [field.name for field in fields(cls)]
+        order = {"filter_order": "vllm"} if _is_order_felt(mapping) else {}
+        return cls().updated({**order, **mapping})
+
+    def updated(self, mapping: Mapping[str, Any]) -> "SamplingParams":
+        """With other values for the names in ``mapping``. Raises ValueError for names that are not known here."""
+        known = [field.name for field in fields(self)]
         unknown = [name for name in mapping if name not in known]
         if unknown:
             raise ValueError(f"unknown sampling parameters: {', '.join(map(str, unknown))}; known: {', '.join(known)}")
-        order = {"filter_order": "vllm"} if _is_order_felt(mapping) else {}
-        return cls(**{**order, **mapping})
+        return replace(self, **mapping)
 
 
 def _is_order_felt(given: Mapping[str, Any]) -> bool:
@@ -223,15 +235,17 @@ def _listed(value: object) -> object:
 
 def _normalised(given: Mapping[str, Any]) -> dict[str, object]:
     """The values in the form in which they are stored. Raises ValueError for wrong types and counts."""
-    for name, default in NOT_YET.items():
-        if given[name] != default:
-            raise ValueError(f"{name}={given[name]!r} is not supported yet: leave it at {default!r}")
+    for name, refusal in NOT_YET.items():
+        if given[name] != refusal.default:
+            raise ValueError(
+                f"{name}={given[name]!r} is not supported: {refusal.reason}; leave it at {refusal.default!r}"
+            )
     top_k = values.integer("top_k", given["top_k"])
     seed, max_tokens = values.optional("seed", given["seed"]), values.optional("max_tokens", given["max_tokens"])
     min_tokens = values.integer("min_tokens", given["min_tokens"])
     ngram = values.integer("no_repeat_ngram_size", given["no_repeat_ngram_size"])
     return {
-        **NOT_YET,
+        **{name: refusal.default for name, refusal in NOT_YET.items()},
         **{name: values.real(name, given[name]) for name in REALS},
         **{name: values.between(-MAX_PENALTY, MAX_PENALTY, name, given[name]) for name in PENALTIES},
         **{name: values.flag(name, given[name]) for name in FLAGS},

@@ -95,9 +95,12 @@ def some_ids(name: str, value: object) -> tuple[int, ...] | None:
 
 
 def biases(name: str, value: object) -> Biases:
-    """Pairs of a token id and a bias, by id; from a mapping, whose ids may be strings as in JSON, or from pairs."""
-    pairs = [(_token_key(name, token), number) for token, number in _pairs(name, value, "{token id: bias}")]
-    return tuple(sorted((_token(name, token), _bias(f"{name}[{token}]", number)) for token, number in pairs))
+    """Pairs of a token id and a bias, by id; from a mapping, whose ids may be strings as in JSON, or from pairs.
+
+    Of several pairs of one id the last holds.
+    """
+    found = {_token_key(name, token): number for token, number in _pairs(name, value, "{token id: bias}")}
+    return tuple(sorted((_token(name, token), _bias(f"{name}[{token}]", number)) for token, number in found.items()))
 
 
 def token_lists(name: str, value: object) -> TokenLists:

@@ -10,6 +10,7 @@ import typer
 
 from paceline import __version__
 from paceline.cli import audit_options, looking
+from paceline.cli import law_options as law
 from paceline.cli import options as o
 from paceline.cli.bench_options import bench
 from paceline.cli.commands import COMMANDS as COMMANDS
@@ -98,6 +99,21 @@ def generate(
     min_p: o.MinP = 0.0,
     seed: o.Seed = 0,
     n: o.Samples = 1,
+    typical_p: law.TypicalP = 1.0,
+    epsilon_cutoff: law.EpsilonCutoff = 0.0,
+    eta_cutoff: law.EtaCutoff = 0.0,
+    filter_order: law.FilterOrder = "transformers",
+    logit_bias: law.LogitBias = None,
+    sequence_bias: law.SequenceBias = None,
+    allowed_token_id: law.AllowedTokenId = None,
+    suppress_token_id: law.SuppressTokenId = None,
+    begin_suppress_token_id: law.BeginSuppressTokenId = None,
+    bad_word: law.BadWord = None,
+    bad_word_ids: law.BadWordIds = None,
+    repetition_penalty: law.RepetitionPenalty = 1.0,
+    presence_penalty: law.PresencePenalty = 0.0,
+    frequency_penalty: law.FrequencyPenalty = 0.0,
+    no_repeat_ngram_size: law.NoRepeatNgramSize = 0,
     max_tokens: o.MaxTokens = 128,
     min_tokens: o.MinTokens = 0,
     stop: o.Stop = None,
@@ -135,6 +151,7 @@ def generate(
         paceline generate --model DIR "def add(a, b):"
         paceline generate --model DIR --draft SMALL_DIR --stats "import os"
         paceline generate --model DIR --drafter ngram --temperature 0.8 --seed 7 -n 3 "x"
+        paceline generate --model DIR --repetition-penalty 1.1 --logit-bias 42=-inf "x"
         paceline generate --model DIR --chat --system "Be brief." "Who wrote Faust?"
         paceline generate --model DIR --json < prompt.txt
         paceline generate --model DIR --prompt-file prompts.jsonl --output texts.jsonl
@@ -170,6 +187,21 @@ def generate(
                 "top_k": top_k,
                 "top_p": top_p,
                 "min_p": min_p,
+                "typical_p": typical_p,
+                "epsilon_cutoff": epsilon_cutoff,
+                "eta_cutoff": eta_cutoff,
+                "filter_order": filter_order,
+                "logit_bias": law.read_biases("--logit-bias", logit_bias),
+                "sequence_bias": law.read_list_biases("--sequence-bias", sequence_bias),
+                "allowed_token_ids": allowed_token_id,
+                "suppress_tokens": suppress_token_id,
+                "begin_suppress_tokens": begin_suppress_token_id,
+                "bad_words": bad_word,
+                "bad_words_ids": law.read_lists("--bad-word-ids", bad_word_ids),
+                "repetition_penalty": repetition_penalty,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "no_repeat_ngram_size": no_repeat_ngram_size,
                 "seed": seed,
                 "max_tokens": max_tokens,
                 "min_tokens": min_tokens,
@@ -188,70 +220,9 @@ def generate(
     ).run()
 
 
-@app.command(epilog=EXIT_CODES)
-def score(
-    model: o.Model,
-    prompt: Annotated[str | None, typer.Argument(help="Text that comes before.")] = None,
-    continuation: Annotated[str | None, typer.Argument(help="Text that is scored after it.")] = None,
-    file: Annotated[
-        Path | None, typer.Option(help='Lines of {"prompt": ..., "continuation": ...}, texts or token ids.')
-    ] = None,
-    text: Annotated[list[Path] | None, typer.Option(help="A whole text, for its perplexity; may be repeated.")] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(help="With --text: tokens between windows over texts beyond the context; half of it by default."),
-    ] = None,
-    batch_size: o.BatchSize = None,
-    dtype: o.Dtype = None,
-    device: o.Device = None,
-    backend: o.Backend = "auto",
-    quantization: o.Quantization = None,
-    enforce_eager: o.EnforceEager = False,
-    threads: o.Threads = None,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    log_level: o.LogLevel = None,
-) -> int:
-    """Say how likely a continuation, many of them, or whole texts are to a model.
-
-    Natural logarithms, of the model's own law at temperature 1. A table on a terminal, JSON elsewhere. A bad line fails
-    alone.
-
-    Examples:
-
-        paceline score --model DIR "The capital of France is" " Paris"
-        paceline score --model DIR --file pairs.jsonl > scores.jsonl
-        paceline score --model DIR --text one.txt --text two.txt --stride 256
-    """
-    return (
-        COMMANDS.find("score")(
-            prompt=prompt,
-            continuation=continuation,
-            file=file,
-            text=text or [],
-            stride=stride,
-            model=o.ModelOptions(
-                model=model,
-                dtype=dtype,
-                device=device,
-                threads=threads,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                backend=backend,
-                enforce_eager=enforce_eager,
-                quantization=quantization,
-            ),
-            batch_size=batch_size,
-            json=json,
-            quiet=quiet,
-            log_level=log_level,
-        )
-    ).run()
-
-
+app.command(epilog=EXIT_CODES)(looking.score)
 app.command(epilog=EXIT_CODES)(looking.inspect)
+app.command(epilog=EXIT_CODES)(looking.options)
 app.command(epilog=EXIT_CODES)(looking.roofline)
 app.command(epilog=EXIT_CODES)(audit_options.audit)
 app.command(epilog=EXIT_CODES)(tree)

@@ -13,6 +13,7 @@ from rich.console import Console
 from paceline.api import Engine, Loaded, SamplingParams
 from paceline.api.build import build_drafting
 from paceline.api.engine import engine_for, room
+from paceline.api.processors import processing
 from paceline.cli import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.fingerprint import fingerprint
 from paceline.cli.journal import Kept, ResultFile, check_writable, read_kept
@@ -52,6 +53,7 @@ class Batch:
         target = load_target(self.model)
         if target.tokenizer is None and self.params.stop_strings:
             raise ValueError(f"--stop: {target.name} has no tokenizer to find it with; give --stop-token-id")
+        processing(target, self.params)  # refuses once what every prompt would be refused for
         encoded = encode_entries(target, entries)
         missing = [entry for entry in entries[kept.num_written :] if entry.index not in kept.waiting]
         prompts, engine = self._prepare(target, encoded, entries, missing)
@@ -112,29 +114,41 @@ class Batch:
         limit = room(target, drafting.drafter.max_nodes(count))
         prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         any_left = any(isinstance(prompts[entry.index], list) for entry in missing)
-        return prompts, self._engine(target, prompts, drafting.drafter, count) if any_left else None
+        longest = max((self._length(found, entry) for found, entry in zip(prompts, entries, strict=True)), default=0)
+        num_prompts = sum(isinstance(prompt, list) for prompt in prompts)
+        return prompts, self._engine(target, num_prompts, longest, drafting.drafter, count) if any_left else None
+
+    def _length(self, prompt: list[int] | str, entry: Entry) -> int:
+        """The most tokens of a prompt and its text; 0 for none."""
+        if isinstance(prompt, str):
+            return 0
+        return len(prompt) + (self.params.updated(entry.params).max_tokens or 1)
 
     def _fit(self, context: int, found: list[int] | str, entry: Entry) -> list[int] | str:
         """The prompt's tokens, or why no text of ``context`` tokens can continue them."""
-        wanted = self.params.max_tokens or 1
-        if isinstance(found, list) and len(found) + wanted > context:
+        if isinstance(found, str):
+            return found
+        try:
+            wanted = self.params.updated(entry.params).max_tokens or 1
+        except ValueError as error:
+            return f"{entry.name}: params: {error}"
+        if len(found) + wanted > context:
             return (
                 f"{entry.name}: prompt of {len(found)} tokens and --max-tokens {wanted} exceed the context of "
                 f"{context} tokens; shorten the prompt or lower --max-tokens"
             )
         return found
 
-    def _engine(self, target: Loaded, prompts: Sequence[list[int] | str], drafter: Drafter, count: int) -> Engine:
-        """With room for the longest of all prompts, done or not, so that every run has the same shapes."""
-        lengths = [len(prompt) for prompt in prompts if isinstance(prompt, list)]
+    def _engine(self, target: Loaded, num_prompts: int, longest: int, drafter: Drafter, count: int) -> Engine:
+        """With room for the longest of all texts, done or not, so that every run has the same shapes."""
         return engine_for(
             target,
             drafter=drafter,
             verifier=self.drafting.verifier,
             num_draft_tokens=count,
             batch_size=self.batch_size,
-            num_texts=self.params.n * len(lengths),
-            max_length=max(lengths) + (self.params.max_tokens or 1),
+            num_texts=self.params.n * num_prompts,
+            max_length=longest,
         )
 
     def _say(self, text: str) -> None:

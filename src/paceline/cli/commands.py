@@ -15,6 +15,7 @@ COMMANDS = Registry(
         "generate": "paceline.cli.generate:Generate",
         "score": "paceline.cli.score:ScoreTexts",
         "inspect": "paceline.cli.inspect:Inspect",
+        "options": "paceline.cli.option_table:OptionTable",
         "roofline": "paceline.cli.roofline:Roofline",
         "audit": "paceline.cli.audit:AuditModel",
         "tree": "paceline.cli.tree:Tree",

@@ -42,7 +42,7 @@ class Generate:
     def run(self) -> int:
         """Generate and print; an interruption keeps what there is."""
         notes = open_notes(quiet=self.output.quiet, log_level=self.output.log_level)
-        params = SamplingParams.from_vllm(self.params)
+        params = SamplingParams().updated(self.params)
         self._check(params)
         if self.prompt_file is not None:
             return Batch(

@@ -1,11 +1,74 @@
 """The options and help of the commands that decode nothing. Their code, and torch with it, loads when they run."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli import options as o
 from paceline.cli.commands import COMMANDS
+
+
+def score(
+    model: o.Model,
+    prompt: Annotated[str | None, typer.Argument(help="Text that comes before.")] = None,
+    continuation: Annotated[str | None, typer.Argument(help="Text that is scored after it.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help='Lines of {"prompt": ..., "continuation": ...}, texts or token ids.')
+    ] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="A whole text, for its perplexity; may be repeated.")] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="With --text: tokens between windows over texts beyond the context; half of it by default."),
+    ] = None,
+    batch_size: o.BatchSize = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    backend: o.Backend = "auto",
+    quantization: o.Quantization = None,
+    enforce_eager: o.EnforceEager = False,
+    threads: o.Threads = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    log_level: o.LogLevel = None,
+) -> int:
+    """Say how likely a continuation, many of them, or whole texts are to a model.
+
+    Natural logarithms, of the model's own law at temperature 1. A table on a terminal, JSON elsewhere. A bad line fails
+    alone.
+
+    Examples:
+
+        paceline score --model DIR "The capital of France is" " Paris"
+        paceline score --model DIR --file pairs.jsonl > scores.jsonl
+        paceline score --model DIR --text one.txt --text two.txt --stride 256
+    """
+    return (
+        COMMANDS.find("score")(
+            prompt=prompt,
+            continuation=continuation,
+            file=file,
+            text=text or [],
+            stride=stride,
+            model=o.ModelOptions(
+                model=model,
+                dtype=dtype,
+                device=device,
+                threads=threads,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                backend=backend,
+                enforce_eager=enforce_eager,
+                quantization=quantization,
+            ),
+            batch_size=batch_size,
+            json=json,
+            quiet=quiet,
+            log_level=log_level,
+        )
+    ).run()
 
 
 def inspect(
@@ -52,6 +115,17 @@ def inspect(
             json=json,
         )
     ).run()
+
+
+def options(json: o.Json = False) -> int:
+    """Say which sampling options there are, where each one works, and what is refused.
+
+    Examples:
+
+        paceline options
+        paceline options --json
+    """
+    return (COMMANDS.find("options")(json=json)).run()
 
 
 def roofline(

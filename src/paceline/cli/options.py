@@ -132,7 +132,10 @@ BatchSize = Annotated[
 Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - or nothing reads all of standard input.")]
 PromptFile = Annotated[
     Path | None,
-    typer.Option(help='One prompt per line; in a .jsonl file {"prompt": ...}, {"tokens": ...}, {"messages": ...}.'),
+    typer.Option(
+        help='One prompt per line; in a .jsonl file {"prompt": ...}, {"tokens": ...}, {"messages": ...}, '
+        'each with "params" of its own if wanted.'
+    ),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's message, or a JSON list of messages.")]
 System = Annotated[str | None, typer.Option(help="With --chat: the system's message.")]
@@ -183,7 +186,7 @@ Seed = Annotated[
     int, typer.Option(help="The same seed gives the same text; -1 takes a fresh one.", rich_help_panel=SAMPLING)
 ]
 Samples = Annotated[
-    int, typer.Option("--n", "-n", help="Texts per prompt, at a temperature above 0.", rich_help_panel=SAMPLING)
+    int, typer.Option("--n", "-n", help="Texts per prompt; equal ones at temperature 0.", rich_help_panel=SAMPLING)
 ]
 
 MaxTokens = Annotated[int, typer.Option(help="At most this many tokens.", rich_help_panel=ENDING)]

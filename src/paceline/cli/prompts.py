@@ -5,7 +5,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -13,7 +13,9 @@ from paceline.api import Loaded
 from paceline.api.prompts import Message, Prompt, encode
 
 KEYS = ("prompt", "tokens", "messages")  # of an object in a .jsonl file; exactly one of them is given
-Reader: TypeAlias = Callable[[str], tuple[str | int | None, Prompt]]  # of a line: its id, and its prompt
+FIXED = ("n",)  # parameters that are the same for all lines, because their samples share one sequence of seeds
+Options: TypeAlias = dict[str, object]
+Reader: TypeAlias = Callable[[str], tuple[str | int | None, Prompt, Options]]  # of a line: its id, prompt and params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +25,9 @@ class Entry:
     index: int
     id: str | int | None = None
     prompt: Prompt | None = None
+    params: Options = field(default_factory=dict[str, object])  # in place of those of the command line
     error: str | None = None
-    digest: str  # of the prompt, or of the line if it is none
+    digest: str  # of the prompt and its own params, or of the line if it is no prompt
 
     @property
     def name(self) -> str:
@@ -104,34 +107,35 @@ def _entry(index: int, line: bytes, read: Reader, chat: bool, system: str | None
     number: str | int | None = None
     try:
         text = line.decode("utf-8")
-        number, prompt = read(text)
+        number, prompt, params = read(text)
         if chat:
             prompt = _as_messages(prompt, system)
     except ValueError as error:
         reason = "not UTF-8: convert the file" if isinstance(error, UnicodeDecodeError) else str(error)
         digest = _digest({"line": line.hex()})
         return Entry(index=index, id=number, error=f"line {index + 1}: {reason}", digest=digest)
-    return Entry(index=index, id=number, prompt=prompt, digest=_digest({"prompt": prompt}))
+    hashed = {"prompt": prompt, "params": params} if params else {"prompt": prompt}
+    return Entry(index=index, id=number, prompt=prompt, params=params, digest=_digest(hashed))
 
 
-def _read_text(line: str) -> tuple[None, Prompt]:
+def _read_text(line: str) -> tuple[None, Prompt, Options]:
     if not line:
         raise ValueError("empty line: remove it, or give a text")
-    return None, line
+    return None, line, {}
 
 
-def _read_object(line: str) -> tuple[str | int | None, Prompt]:
-    """The id and the prompt of an object. Raises ValueError for anything else."""
+def _read_object(line: str) -> tuple[str | int | None, Prompt, Options]:
+    """The id, the prompt and the params of an object. Raises ValueError for anything else."""
     try:
         value = json.loads(line)
     except ValueError as error:
         raise ValueError(f'not JSON ({error}): give an object like {{"prompt": "..."}}') from error
     if not isinstance(value, dict):
         raise ValueError(f'{_shorten(line)} is no JSON object: give one like {{"prompt": "..."}}')
-    unknown = [key for key in value if key not in (*KEYS, "id")]
+    unknown = [key for key in value if key not in (*KEYS, "id", "params")]
     if unknown:
         raise ValueError(
-            f"unknown key {unknown[0]!r}: known are {', '.join(KEYS)} and id; options are given on the command line"
+            f"unknown key {unknown[0]!r}: known are {', '.join(KEYS)}, id and params, which holds options of the prompt"
         )
     number = value.get("id")
     if number is not None and (isinstance(number, bool) or not isinstance(number, str | int)):
@@ -146,7 +150,22 @@ def _read_object(line: str) -> tuple[str | int | None, Prompt]:
         raise ValueError(f"tokens={_shorten(prompt)}: give a list of token ids")
     if given == ["messages"] and not (prompt and _are_messages(prompt)):
         raise ValueError(f'messages={_shorten(prompt)}: give a list of {{"role": ..., "content": ...}} objects')
-    return number, prompt
+    return number, prompt, _read_params(value.get("params"))
+
+
+def _read_params(params: object) -> Options:
+    if params is None:
+        return {}
+    if not isinstance(params, dict):
+        raise ValueError(f'params={_shorten(params)}: give an object like {{"temperature": 0.5}}')
+    for name in FIXED:
+        if name in params:
+            raise ValueError(f"params with {name}: it is the same for all prompts; give it on the command line")
+    if "max_tokens" in params and params["max_tokens"] is None:
+        raise ValueError("params with max_tokens=null: give a number, for all prompts have one longest text")
+    if "seed" in params and params["seed"] in (None, -1):
+        raise ValueError(f"params with seed={params['seed']}: it could not be resumed, give a seed from 0")
+    return cast("Options", params)
 
 
 def _as_messages(prompt: Prompt, system: str | None) -> list[Message]:

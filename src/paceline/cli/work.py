@@ -85,7 +85,7 @@ class Work:
             try:
                 if isinstance(prompt, str) or self._engine is None:
                     raise ValueError(prompt)
-                options = self._options(entry.index)
+                options = self._options(entry)
                 stream = self._engine.submit([prompt] * len(options), options, name=entry.name)
                 self._running[entry.index] = entry, stream
             except ValueError as error:
@@ -93,11 +93,12 @@ class Work:
                 self._finish(entry, {"error": f"{entry.name}: {reason}"})
             waiting.popleft()
 
-    def _options(self, index: int) -> list[SamplingParams]:
-        """Of each sample, with the seed it would have if all prompts were given in one call."""
-        n, seed = self._params.n, self._params.seed
-        assert seed is not None
-        return [replace(self._params, n=1, seed=split_seed(seed, index * n + sample)) for sample in range(n)]
+    def _options(self, entry: Entry) -> list[SamplingParams]:
+        """Of each sample, with the seed it would have if all prompts were given in one call; or from the line's own."""
+        params = self._params.updated(entry.params)
+        first = 0 if "seed" in entry.params else entry.index * params.n
+        assert params.seed is not None
+        return [replace(params, n=1, seed=split_seed(params.seed, first + sample)) for sample in range(params.n)]
 
     def _collect(self) -> None:
         """Write what has ended."""

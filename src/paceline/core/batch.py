@@ -51,7 +51,10 @@ class Request:
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(f"logprobs={self.logprobs}: give 0 (the chosen token's alone), a positive count, or None")
         if len(self.stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(f"{len(self.stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS} are supported")
+            raise ValueError(
+                f"{len(self.stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS} are supported, the model's own among "
+                "them; give fewer"
+            )
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: give 0 or more")
 

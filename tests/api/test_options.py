@@ -1,0 +1,175 @@
+"""The table of options and the code hold together: what it calls refused raises, and all else runs where it says."""
+
+from dataclasses import fields
+from functools import cache
+
+import pytest
+import torch
+
+from paceline import hf
+from paceline.api import SamplingParams, load
+from paceline.api.generation_fields import HONOURED, REFUSED
+from paceline.api.hf_inputs import ARGUMENTS
+from paceline.api.options import DROP_IN, OPTIONS, Keeping
+from paceline.api.params import NOT_YET
+from paceline.drafters.grow.shapes import Topology
+from paceline.drafters.model import ModelDrafter
+from paceline.models import loading
+from paceline.verifiers import VERIFIERS
+from tests import tiny
+from tests.api.checkpoints import pair
+from tests.api.engines import engine
+from tests.api.test_generation_config import ACTIVE as ACTIVE_FIELDS
+from tests.api.test_params import ACTIVE as REFUSED_VALUES
+
+BY_NAME = {option.name: option for option in OPTIONS}
+FREE = range(200, 320)
+# A value of every option that is honoured, and what must be set for it to be felt.
+ACTIVE = {
+    "logit_bias": dict(logit_bias={token: 3.0 for token in FREE}),
+    "sequence_bias": dict(sequence_bias=[[[token], 3.0] for token in FREE] + [[[250, token], 4.0] for token in FREE]),
+    "suppress_tokens": dict(suppress_tokens=list(FREE)),
+    "bad_words_ids": dict(bad_words_ids=[[token] for token in FREE] + [[100, token] for token in range(100)]),
+    "bad_words": dict(bad_words=["e", "s", "return", "for item"]),
+    "allowed_token_ids": dict(allowed_token_ids=list(FREE)),
+    "repetition_penalty": dict(repetition_penalty=3.0, temperature=0.3),
+    "frequency_penalty": dict(frequency_penalty=2.0, temperature=0.3),
+    "presence_penalty": dict(presence_penalty=2.0, temperature=0.3),
+    "no_repeat_ngram_size": dict(no_repeat_ngram_size=1),
+    "begin_suppress_tokens": dict(begin_suppress_tokens=list(FREE)),
+    "min_tokens": dict(min_tokens=12, stop_token_ids=list(range(120, 180))),
+    "temperature": dict(temperature=0.4),
+    "top_k": dict(top_k=3),
+    "top_p": dict(top_p=0.4),
+    "min_p": dict(min_p=0.3),
+    "typical_p": dict(typical_p=0.3),
+    "epsilon_cutoff": dict(epsilon_cutoff=0.03),
+    "eta_cutoff": dict(eta_cutoff=0.2),
+    "filter_order": dict(min_p=0.1, top_p=0.6, filter_order="vllm"),
+    "seed": dict(seed=99),
+    "n": dict(n=2),
+    "max_tokens": dict(max_tokens=7),
+    "stop_token_ids": dict(stop_token_ids=list(range(120, 180))),
+    "ignore_eos": dict(ignore_eos=True, logit_bias={0: 3.0}),
+    "stop": dict(stop=["e", "s", "("]),
+    "include_stop_str_in_output": dict(include_stop_str_in_output=True, stop=["e", "s", "("]),
+    "logprobs": dict(logprobs=2),
+    "prompt_logprobs": dict(prompt_logprobs=2),
+    "detokenize": dict(detokenize=False),
+    "skip_special_tokens": dict(skip_special_tokens=False, ignore_eos=True, logit_bias={0: 3.0}),
+    "structured_outputs": dict(structured_outputs={"regex": "[a-z]+"}),
+    "logits_processors": dict(logits_processors=[lambda prompt, output, logits: -logits]),
+}
+HONOURED_OPTIONS = [option.name for option in OPTIONS if option.refusal is None]
+
+
+@cache
+def target():
+    return load(pair().target, dtype="float64", device="cpu")
+
+
+@cache
+def draft(path):
+    return loading.load(path, dtype=torch.float64, device=torch.device("cpu"))
+
+
+def drafter(path, lm=None):
+    if path == "plain":
+        return "none"
+    shape = Topology.branching((2, 2)) if path == "tree" else None
+    return ModelDrafter(lm=lm or draft(pair().draft), shape=shape)
+
+
+def run(drafting, fields_, verifier="coupled"):
+    options = SamplingParams(**{"max_tokens": 20, "seed": 5, **fields_})
+    return engine(drafting, verifier, target=target(), batch_size=3).generate(["for item in", "def add("], options)
+
+
+def test_every_parameter_is_in_the_table_once():
+    assert sorted(option.name for option in OPTIONS) == sorted(field.name for field in fields(SamplingParams))
+    assert {option.name for option in OPTIONS if option.refusal is not None} == set(NOT_YET)
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_what_the_table_calls_refused_raises_with_its_reason(name):
+    with pytest.raises(ValueError, match=f"^{name}=.*{BY_NAME[name].refusal}"):
+        SamplingParams(**{name: REFUSED_VALUES[name]})
+
+
+@pytest.mark.parametrize("name", HONOURED_OPTIONS)
+def test_what_is_not_refused_runs_plainly_on_chains_and_on_trees(name):
+    plain = run("none", ACTIVE[name])
+    for path in ("chain", "tree"):
+        found = run(drafter(path), ACTIVE[name])
+        assert [(one.tokens, one.text, one.finish_reason) for one in found] == [
+            (one.tokens, one.text, one.finish_reason) for one in plain
+        ]
+        assert any(sum(one.stats.accepted) for one in found)
+
+
+def test_options_of_the_table_are_felt():
+    plain = run("none", {})
+    for name in HONOURED_OPTIONS:
+        others = {key: value for key, value in ACTIVE[name].items() if key != name}
+        base = plain if not others else run("none", others)
+        assert [describe(one) for one in run("none", ACTIVE[name])] != [describe(one) for one in base], name
+
+
+def describe(result):
+    """All that options may change."""
+    return result.tokens, result.text, result.logprobs, result.prompt_logprobs, result.sample
+
+
+@pytest.mark.parametrize("name", [option.name for option in OPTIONS if option.drafts and option.refusal is None])
+def test_draft_of_the_same_model_is_kept_whole(name):
+    for verifier in ("coupled", "rejection", "recursive"):
+        for one in run(drafter("chain", lm=target().lm), ACTIVE[name], verifier):
+            assert one.stats.acceptance_rate == 1.0 or one.finish_reason == "stop", verifier
+    for one in run(drafter("tree", lm=target().lm), ACTIVE[name], "coupled"):
+        assert one.stats.mean_acceptance_length > 2.5
+
+
+def banned(results, tokens):
+    return any(token in tokens for one in results for token in one.tokens)
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS.builtin)
+def test_bans_are_kept_by_every_verifier(verifier):
+    lossy = VERIFIERS.find(verifier)
+    bans = {
+        "suppress_tokens": lambda found: not banned(found, FREE),
+        "allowed_token_ids": lambda found: not banned(found, range(200)),
+        "no_repeat_ngram_size": lambda found: all(len(set(one.tokens)) == len(one.tokens) for one in found),
+        "begin_suppress_tokens": lambda found: all(one.tokens[0] not in FREE for one in found),
+        "min_tokens": lambda found: all(len(one.tokens) >= 12 for one in found),
+        "bad_words_ids": lambda found: not banned(found, FREE),
+    }
+    for name, holds in bans.items():
+        assert BY_NAME[name].keeping is Keeping.EVERY
+        assert holds(run(drafter("chain"), ACTIVE[name], verifier)), (name, lossy)
+
+
+def test_verifiers_of_each_kind_are_those_that_say_so():
+    assert set(Keeping.EVERY.verifiers) == set(VERIFIERS.builtin)
+    assert set(Keeping.LOSSLESS.verifiers) == {name for name in VERIFIERS.builtin if not name.startswith("lossy_")}
+    assert set(Keeping.SAME_TOKENS.verifiers) == {"coupled", "match"}
+    assert {option.name for option in OPTIONS if option.keeping is Keeping.SAME_TOKENS} == {"seed"}
+
+
+# The drop-in.
+
+
+def test_fields_of_the_drop_in_are_honoured_and_none_is_forgotten():
+    named = {option.field for option in OPTIONS if option.field is not None and option.refusal is None}
+    elsewhere = {"do_sample", "max_length", "min_length", "pad_token_id", "bos_token_id", "return_dict_in_generate"}
+    drafting = {"num_assistant_tokens", "prompt_lookup_num_tokens", "max_matching_ngram_size"}
+    assert named | elsewhere | drafting == set(HONOURED) | (named & {"logits_processor"})
+
+
+def test_what_the_drop_in_is_said_to_refuse_raises():
+    ids = torch.tensor([[5, 9, 2]])
+    assert set(DROP_IN) == set(REFUSED) | set(ARGUMENTS)
+    for name in DROP_IN:
+        value, others = ACTIVE_FIELDS.get(name, (object(), {}))
+        with pytest.raises(ValueError, match=name):
+            hf.generate(tiny.llama(), ids, **{name: value}, **others)
