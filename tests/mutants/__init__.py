@@ -3,7 +3,8 @@
 A mutant dies by an ordinary test: one that was written for the law, not for the mutant.
 """
 
-from tests.mutants import kernel, panels, processing, rules, service, step, tree_rules, trees
+from tests.mutants import kernel, panels, processing, processing_kernel, rules, service, step, tree_rules, trees
 
 MUTANTS = step.MUTANTS + rules.MUTANTS + tree_rules.MUTANTS + trees.MUTANTS
 MUTANTS += kernel.MUTANTS + panels.MUTANTS + service.MUTANTS + processing.MUTANTS
+MUTANTS += processing_kernel.MUTANTS
