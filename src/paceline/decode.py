@@ -126,7 +126,7 @@ class Decoder:
             output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
             assert output.logits is not None
             self.clock.mark(Phase.TARGET)
-            logits = self.batch.process_tree(guiding.combine(output.logits), tree)
+            logits = self.batch.process_tree(output.logits, tree)
             tree, logits = self.lane.process(tree, logits)
             outcome = guiding.copy_outcome(self.verifier(tree, logits, self.batch))
             self.clock.mark(Phase.VERIFY)

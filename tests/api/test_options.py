@@ -168,7 +168,7 @@ def test_fields_of_the_drop_in_are_honoured_and_none_is_forgotten():
     named = {option.field for option in OPTIONS if option.field is not None and option.refusal is None}
     elsewhere = {"do_sample", "max_length", "min_length", "pad_token_id", "bos_token_id", "return_dict_in_generate"}
     drafting = {"num_assistant_tokens", "prompt_lookup_num_tokens", "max_matching_ngram_size"}
-    assert named | elsewhere | drafting == set(HONOURED) | (named & {"logits_processor"})
+    assert named | elsewhere | drafting == set(HONOURED) | (named & {"logits_processor", "negative_prompt_ids"})
 
 
 def test_what_the_drop_in_is_said_to_refuse_raises():

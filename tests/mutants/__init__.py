@@ -3,8 +3,30 @@
 A mutant dies by an ordinary test: one that was written for the law, not for the mutant.
 """
 
-from tests.mutants import guidance, kernel, lane, panels, processing, rules, service, step, tree_rules, trees
+from tests.mutants import (
+    guidance,
+    kernel,
+    lane,
+    panels,
+    processing,
+    processing_kernel,
+    rules,
+    service,
+    step,
+    tree_rules,
+    trees,
+)
 
-MUTANTS = step.MUTANTS + rules.MUTANTS + tree_rules.MUTANTS + trees.MUTANTS
-MUTANTS += processing.MUTANTS + guidance.MUTANTS + lane.MUTANTS
-MUTANTS += kernel.MUTANTS + panels.MUTANTS + service.MUTANTS
+MUTANTS = (
+    guidance.MUTANTS
+    + kernel.MUTANTS
+    + lane.MUTANTS
+    + panels.MUTANTS
+    + processing.MUTANTS
+    + processing_kernel.MUTANTS
+    + rules.MUTANTS
+    + service.MUTANTS
+    + step.MUTANTS
+    + tree_rules.MUTANTS
+    + trees.MUTANTS
+)

@@ -79,7 +79,7 @@ class Request:
             tokens=self.guidance.prompt,
             max_tokens=self.max_tokens,
             stop_tokens=self.stop_tokens,
-            num_draft_tokens=0,
+            num_draft_tokens=self.num_draft_tokens,
         )
 
 
@@ -132,19 +132,35 @@ class Batch:
             return Key(seed=seed, position=position, stream=stream)
         return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage)
 
+    @property
+    def processes(self) -> bool:
+        """Whether any row's logits are not taken as they come."""
+        return self.processing.any or self.guiding.any
+
     def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
-        """``logits`` [R, n, V] after every row's processors, in single precision at least; as they are without any.
+        """``logits`` [R, n, V] as guidance and every row's processors leave them; as they are without any.
 
         ``drafted`` [R, n, d] are the tokens between each row's text and the token that the logits are for, -1 after
-        the last.
+        the last. What is changed comes in single precision at least.
         """
-        if not self.processing.any:
-            return logits
-        return self.processing.apply(logits, Text(self.tokens[:, : self.max_length], self.length, drafted))
+        logits = self.guiding.combine(logits)
+        if self.processing.any:
+            logits = self._apply(logits, drafted)
+        return self.guiding.copy(logits)
 
     def process_tree(self, logits: Tensor, tree: Tree) -> Tensor:
         """``process`` for the ``logits`` [R, N, V] after every node of ``tree``."""
-        return self.process(logits, path_tokens(tree)) if self.processing.any else logits
+        logits = self.guiding.combine(logits)
+        if self.processing.any:
+            logits = self._apply_at(logits, tree)
+        return self.guiding.copy(logits)
+
+    def _apply(self, logits: Tensor, drafted: Tensor) -> Tensor:
+        """Every row's processors, of which there are some."""
+        return self.processing.apply(logits, Text(self.tokens[:, : self.max_length], self.length, drafted))
+
+    def _apply_at(self, logits: Tensor, tree: Tree) -> Tensor:
+        return self._apply(logits, path_tokens(tree))
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """The target's own choice [R, n] from processed ``logits`` [R, n, V] for the token at ``position`` [R, n]."""

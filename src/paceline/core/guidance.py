@@ -65,22 +65,28 @@ class Guiding:
         return replace(tree, **{**rows, "tokens": tokens})
 
     def combine(self, logits: Tensor) -> Tensor:
-        """``logits`` [R, N, V] with those of the guided rows set against the others'; in single precision at least."""
+        """``logits`` [R, n, V] with those of the guided rows set against the others', in single precision at least."""
         if not self.any:
             return logits
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         scale = self.scale.to(scores.dtype)[:, None, None]
         own = scores.log_softmax(-1)
         other = own[self.second]
-        return torch.where((self.second != self.leader)[:, None, None], scale * (own - other) + other, scores)
+        # Where a law has no token, neither stream counts: minus infinities have no difference.
+        combined = torch.where(own > -torch.inf, scale * (own - other) + other, -torch.inf)
+        return torch.where((self.second != self.leader)[:, None, None], combined, scores)
+
+    def copy(self, values: Tensor) -> Tensor:
+        """``values`` [R, ...] of the guided rows, for those that guide them too."""
+        return values[self.leader] if self.any else values
 
     def copy_outcome(self, outcome: Outcome) -> Outcome:
         """``outcome`` with the guided rows' decisions for those that guide them too."""
         if not self.any:
             return outcome
         return Outcome(
-            path=outcome.path[self.leader],
-            num_committed=outcome.num_committed[self.leader],
-            next=outcome.next[self.leader],
-            picks=None if outcome.picks is None else outcome.picks[self.leader],
+            path=self.copy(outcome.path),
+            num_committed=self.copy(outcome.num_committed),
+            next=self.copy(outcome.next),
+            picks=None if outcome.picks is None else self.copy(outcome.picks),
         )

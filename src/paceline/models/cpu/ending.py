@@ -63,16 +63,16 @@ class CpuBatch(Batch):
         self._lookup = Lookup(self)
         self._keyed = known(noise)
 
-    def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
+    def _apply(self, logits: Tensor, drafted: Tensor) -> Tensor:
         """As the plain one."""
-        if torch.compiler.is_compiling() or not self.processing.any or not self._processor.fits(logits):
-            return super().process(logits, drafted)
+        if torch.compiler.is_compiling() or not self._processor.fits(logits):
+            return super()._apply(logits, drafted)
         return self._processor.process(logits, drafted)
 
-    def process_tree(self, logits: Tensor, tree: Tree) -> Tensor:
+    def _apply_at(self, logits: Tensor, tree: Tree) -> Tensor:
         """As the plain one."""
-        if torch.compiler.is_compiling() or not self.processing.any or not self._processor.fits(logits):
-            return super().process_tree(logits, tree)
+        if torch.compiler.is_compiling() or not self._processor.fits(logits):
+            return super()._apply_at(logits, tree)
         return self._processor.process_tree(logits, tree)
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class CpuDecoder(Ahead):
         """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
         if torch.compiler.is_compiling() or logits.dtype != self.dtype or not known(batch.noise):
             return False
-        if batch.processing.any and batch.processing.vocab_size < logits.shape[-1]:
+        if batch.guiding.any or (batch.processing.any and batch.processing.vocab_size < logits.shape[-1]):
             return False
         self._refresh(cache)
         rows, width = tokens.shape
