@@ -174,28 +174,25 @@ def test_nothing_is_asked_of_the_device_where_no_row_has_rules(monkeypatch):
     assert not lane.busy
 
 
-def test_what_is_drawn_without_replacement_becomes_a_fixed_choice_whatever_was_pruned():
-    """And what was drawn independently keeps its law, without what is forbidden."""
+def test_laws_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
     decoder = decoder_for(tiny_drafter("none", None), "recursive", rows=2, k=2)
-    everything = Language(({token: 0 for token in range(tiny.VOCAB)},), size=tiny.VOCAB)
-    decoder.admit([ruled([1, 2], everything), request([3])], [0, 1])
-    laws = torch.rand(2, 1, tiny.VOCAB, dtype=torch.float64)
-    for draw in (Draw.NO_REPLACEMENT, Draw.IID):
-        tree = Tree.make(
-            torch.tensor([[2, 7, 8], [3, 7, 8]]),
-            torch.tensor([[-1, 0, 0]] * 2),
-            torch.ones(2, 3, dtype=torch.bool),
-            max_depth=1,
-            draw=draw,
-            law=torch.tensor([[-1, 0, 0]] * 2),
-            laws=laws / laws.sum(-1, keepdim=True),
-        )
-        seen = decoder.lane.look(tree)
-        free = draw is Draw.IID
-        assert seen.draw[0, 1:].tolist() == [int(draw if free else Draw.FIXED)] * 2
-        assert seen.law[0, 1:].tolist() == [0 if free else -1] * 2
-        assert seen.draw[1].tolist() == tree.draw[1].tolist() and seen.law[1].tolist() == tree.law[1].tolist()
-        decoder.lane.process(seen, torch.zeros(2, 3, tiny.VOCAB))
+    few = Language(({token: 0 for token in range(0, tiny.VOCAB, 2)},), size=tiny.VOCAB)
+    decoder.admit([ruled([1, 2], few), request([3])], [0, 1])
+    laws = torch.rand(2, 1, tiny.VOCAB, dtype=torch.float64).softmax(-1)
+    tree = Tree.make(
+        torch.tensor([[2, 7, 8], [3, 7, 8]]),
+        torch.tensor([[-1, 0, 0]] * 2),
+        torch.ones(2, 3, dtype=torch.bool),
+        max_depth=1,
+        draw=Draw.NO_REPLACEMENT,
+        law=torch.tensor([[-1, 0, 0]] * 2),
+        laws=laws,
+    )
+    seen, logits = decoder.lane.process(decoder.lane.look(tree), torch.zeros(2, 3, tiny.VOCAB))
+    assert seen.valid.tolist() == [[True, False, True], [True, True, True]]
+    assert seen.laws[0, 0, 1::2].sum() == 0 and seen.laws[1].equal(laws[1])
+    torch.testing.assert_close(seen.laws[0, 0, ::2], laws[0, 0, ::2] / laws[0, 0, ::2].sum())
+    assert bool((logits[0, [0, 2], 1::2] == -torch.inf).all()) and bool((logits[1] == 0).all())
 
 
 class Spelled(Grammar):

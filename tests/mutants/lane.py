@@ -30,13 +30,6 @@ MUTANTS = (
         (LANE,),
     ),
     Mutant(
-        "what was drawn without replacement stays what it was",
-        "constraints/lane.py",
-        "changed = changed & (tree.draw != int(Draw.IID))",
-        "changed = changed & (tree.draw == int(Draw.FIXED))",
-        (LAWS,),
-    ),
-    Mutant(
         "a law keeps what was pruned from its draft",
         "constraints/lane.py",
         "own = laws[rows] * kept",

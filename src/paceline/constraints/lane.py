@@ -17,7 +17,7 @@ from paceline.core.batch import Batch, Request
 from paceline.core.host import integers, table
 from paceline.core.processing import NEVER
 from paceline.core.rules import Grammar, Processor
-from paceline.core.tree import Draw, Outcome, Tree, path_tokens
+from paceline.core.tree import Outcome, Tree, path_tokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class Lane:
     def look(self, tree: Tree) -> Tree:
         """``tree`` as rules allow it, before it is scored; what grammars allow after it is found out meanwhile.
 
-        Nodes that a grammar forbids are not valid. What is left of a draft is no longer what was drawn, so in such rows
-        nodes become fixed choices, but for those drawn independently, whose laws ``process`` restricts.
+        Nodes that a grammar forbids are not valid. The others stay as they were drawn, from laws that ``process``
+        restricts to what was allowed: that is the law of a token given that it was not forbidden.
         """
         if self._drafts:  # of a step that was cut off
             self._drafts.clear()
@@ -173,11 +173,7 @@ class Lane:
         index = torch.tensor(list(kept), device=tree.valid.device)
         valid = tree.valid.clone()
         valid[index] = torch.tensor(list(kept.values()), device=valid.device)
-        changed = torch.zeros(tree.valid.shape[0], 1, dtype=torch.bool, device=valid.device)
-        changed[index] = True
-        changed = changed & (tree.draw != int(Draw.IID))
-        draw = torch.where(changed, int(Draw.FIXED), tree.draw)
-        return replace(tree, valid=valid, draw=draw, law=torch.where(changed, -1, tree.law))
+        return replace(tree, valid=valid)
 
     def _call(self, tree: Tree, scores: Tensor) -> None:
         """Put through its processors what ``scores`` [R, N, V] say after each valid node of a row."""
