@@ -11,6 +11,7 @@ from paceline.core.rules import Grammar
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.graphs import GraphedStep
+from paceline.models.prefill import prefill
 from tests import tiny
 from tests.constraints.regular import Automaton, Language, Scripted, calling
 from tests.engine.recorded import RecordedGraphs
@@ -273,3 +274,54 @@ def test_a_row_that_ends_beside_its_rules_is_not_asked_again():
     assert decoder.read().finish[1] is Finish.LENGTH and not decoder.lane.failures
     for row, one in enumerate(asked):
         assert decoder.batch.tokens[row, 1 : decoder.batch.length[row]].tolist() == wanted(one)
+
+
+class Urging(Automaton):
+    """Says what must come next, rightly or not."""
+
+    def forced(self):
+        tokens, state = [], self.states[-1]
+        for _ in range(2):
+            tokens.append(max(self.language.moves[state]))
+            state = self.language.moves[state][tokens[-1]]
+        return tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_keeps_nothing_of_tokens_that_it_did_not_read(temperature):
+    """Other tokens are put in place of its own in every step of row 0."""
+    draft = ModelDrafter(lm=tiny.draft())
+    decoder = decoder_for(draft, "coupled", rows=2, k=4)
+    rule = Scripted(lambda prompt: Urging(CIRCLE))
+    asked = [
+        ruled([5, 8], rule, max_tokens=30, temperature=temperature, seed=1),
+        request([6], max_tokens=30, temperature=temperature, seed=2),
+    ]
+    decoder.admit(asked, [0, 1])
+    lags = set()
+    while bool(decoder.batch.active.any()):
+        decoder.step()
+        lags.add(draft.lag)
+        length, batch = draft.cache.length, decoder.batch
+        assert bool((batch.length - length <= draft.lag).all())
+        fresh = draft.lm.new_cache(2, draft.cache.capacity).view()
+        prefill(draft.lm, fresh, batch.tokens, length, int(length.max()), ())
+        for store, again in zip(draft.cache.read(0), fresh.read(0), strict=True):
+            for row in range(2):
+                torch.testing.assert_close(store[row, : length[row]], again[row, : length[row]])
+    assert lags == {5, 2} or lags == {5}
+    texts = [batch.tokens[row, len(asked[row].tokens) : batch.length[row]].tolist() for row in range(2)]
+    assert texts == [wanted(asked[0]), expected(asked[1])]
+
+
+def test_what_must_come_is_drafted_within_the_limits_of_the_row():
+    for cap, tokens in ((None, 12), (1, 12), (0, 12), (None, 2), (None, 1)):
+        decoder = decoder_for(tiny_drafter("ngram", None), "coupled", k=4)
+        one = replace(ruled([5, 8], Scripted(lambda prompt: Urging(CIRCLE)), max_tokens=tokens), num_draft_tokens=cap)
+        decoder.admit([one], [0])
+        while bool(decoder.batch.active.any()):
+            decoder.step()
+            report = decoder.read()
+            assert report.drafted[0] <= (4 if cap is None else cap)
+        assert decoder.batch.tokens[0, 2 : decoder.batch.length[0]].tolist() == wanted(one)
+        assert not decoder.lane.failures

@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         "a processor writes into the scores of the row",
         "constraints/lane.py",
-        "processor.process(tokens, logits.clone())",
-        "processor.process(tokens, logits)",
+        "processor.process(tokens.clone(), logits.clone())",
+        "processor.process(tokens.clone(), logits)",
         (PROCESSORS,),
     ),
     Mutant(

@@ -17,7 +17,7 @@ from paceline.core.batch import Batch, Request
 from paceline.core.host import integers, table
 from paceline.core.processing import NEVER
 from paceline.core.rules import Grammar, Processor
-from paceline.core.tree import Outcome, Tree, path_tokens
+from paceline.core.tree import Draw, Outcome, Tree, path_tokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,14 +36,15 @@ _Found: TypeAlias = "tuple[list[int], Tensor] | Exception"
 
 @final
 class Lane:
-    """What rules demand of the rows of one batch.
+    """What rules demand of the rows of one batch. Where it ``replaces`` drafts, text that must come is drafted instead.
 
     A rule that raises fails its row alone: the row goes on without any until somebody takes ``failures``, by row, and
     releases it; its tokens from that step on mean nothing.
     """
 
-    def __init__(self, *, batch: Batch) -> None:
+    def __init__(self, *, batch: Batch, replaces: bool = False) -> None:
         self.batch = batch
+        self._replaces = replaces
         self.failures: dict[int, Exception] = {}
         self._texts: dict[int, _Text] = {}  # by row
         self._drafts: dict[int, Draft] = {}  # of the step, rows that run
@@ -86,17 +87,23 @@ class Lane:
             return tree
         self._wait()
         kept: dict[int, list[bool]] = {}
+        forced: dict[int, Sequence[int]] = {}  # drafts that are replaced, root included
         for row, (tokens, draft) in self._read(tree).items():
             text = self._texts[row]
             try:
                 commit(text.grammars, tokens)
                 text.seen += len(tokens)
                 if text.grammars:
+                    if self._replaces and tree.chain:
+                        proposed, draft = draft, _with_forced(text, draft)
+                        if draft is not proposed:
+                            forced[row] = draft.tokens
                     kept[row] = prune(text.grammars, draft)
                     draft = replace(draft, valid=kept[row])
                 self._drafts[row] = draft
             except Exception as error:
                 kept.pop(row, None)
+                forced.pop(row, None)
                 self._fail(row, error)
         if not kept:
             return tree
@@ -105,7 +112,7 @@ class Lane:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-grammars")
         size = self.batch.processing.vocab_size
         self._asked = self._worker.submit(_find, asked, size)
-        return self._restricted(tree, kept)
+        return self._restricted(tree, kept, forced)
 
     def process(self, tree: Tree, logits: Tensor) -> tuple[Tree, Tensor]:
         """``logits`` [R, N, V] after the rules of every row at each of its nodes, and ``tree`` with laws to match."""
@@ -169,11 +176,17 @@ class Lane:
             found[row] = (newest[width - (length - self._texts[row].seen) :], draft)
         return found
 
-    def _restricted(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
-        index = torch.tensor(list(kept), device=tree.valid.device)
+    def _restricted(self, tree: Tree, kept: dict[int, list[bool]], forced: dict[int, Sequence[int]]) -> Tree:
+        device = tree.valid.device
         valid = tree.valid.clone()
-        valid[index] = torch.tensor(list(kept.values()), device=valid.device)
-        return replace(tree, valid=valid)
+        valid[torch.tensor(list(kept), device=device)] = torch.tensor(list(kept.values()), device=device)
+        if not forced:
+            return replace(tree, valid=valid)
+        tokens = tree.tokens.clone()
+        tokens[torch.tensor(list(forced), device=device)] = torch.tensor(list(forced.values()), device=device)
+        other = tokens != tree.tokens
+        draw, law = torch.where(other, int(Draw.FIXED), tree.draw), torch.where(other, -1, tree.law)
+        return replace(tree, tokens=tokens, valid=valid, draw=draw, law=law)
 
     def _call(self, tree: Tree, scores: Tensor) -> None:
         """Put through its processors what ``scores`` [R, N, V] say after each valid node of a row."""
@@ -248,6 +261,29 @@ def _find(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dic
     return found
 
 
+def _with_forced(text: _Text, draft: Draft) -> Draft:
+    """A chain that begins with the text that must come; the same object where it does already, or nothing must."""
+    request = text.request
+    room = len(request.tokens) + request.max_tokens - text.seen - 1
+    if request.num_draft_tokens is not None:
+        room = min(room, request.num_draft_tokens)
+    room = min(room, len(draft.tokens) - 1)
+    if room < 1:
+        return draft
+    forced = text.grammars[0].forced()[:room]
+    same = 0
+    while same < len(forced) and draft.valid[same + 1] and draft.tokens[same + 1] == forced[same]:
+        same += 1
+    if same == len(forced):
+        return draft
+    rest = len(draft.tokens) - 1 - len(forced)
+    return Draft(
+        tokens=[draft.tokens[0], *forced, *[0] * rest],
+        parents=draft.parents,
+        valid=[True] * (len(forced) + 1) + [False] * rest,
+    )
+
+
 def _depth(draft: Draft, node: int) -> int:
     depth = 0
     while node:
@@ -259,7 +295,7 @@ def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) 
     """``logits`` [V] after the processors, one after the other. Raises ValueError where one gives something else."""
     shape = logits.shape
     for processor in processors:
-        given = processor.process(tokens, logits.clone())
+        given = processor.process(tokens.clone(), logits.clone())
         if not isinstance(given, Tensor) or given.shape != shape or not given.is_floating_point():
             form = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
             raise ValueError(f"a logits processor gave {form}: it must give logits {list(shape)}")
