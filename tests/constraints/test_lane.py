@@ -276,15 +276,7 @@ def test_a_row_that_ends_beside_its_rules_is_not_asked_again():
         assert decoder.batch.tokens[row, 1 : decoder.batch.length[row]].tolist() == wanted(one)
 
 
-class Urging(Automaton):
-    """Says what must come next, rightly or not."""
-
-    def forced(self):
-        tokens, state = [], self.states[-1]
-        for _ in range(2):
-            tokens.append(max(self.language.moves[state]))
-            state = self.language.moves[state][tokens[-1]]
-        return tokens
+URGENT = Language(CIRCLE.moves, size=tiny.VOCAB, urges=2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -292,9 +284,8 @@ def test_a_draft_model_keeps_nothing_of_tokens_that_it_did_not_read(temperature)
     """Other tokens are put in place of its own in every step of row 0."""
     draft = ModelDrafter(lm=tiny.draft())
     decoder = decoder_for(draft, "coupled", rows=2, k=4)
-    rule = Scripted(lambda prompt: Urging(CIRCLE))
     asked = [
-        ruled([5, 8], rule, max_tokens=30, temperature=temperature, seed=1),
+        ruled([5, 8], URGENT, max_tokens=30, temperature=temperature, seed=1),
         request([6], max_tokens=30, temperature=temperature, seed=2),
     ]
     decoder.admit(asked, [0, 1])
@@ -317,7 +308,7 @@ def test_a_draft_model_keeps_nothing_of_tokens_that_it_did_not_read(temperature)
 def test_what_must_come_is_drafted_within_the_limits_of_the_row():
     for cap, tokens in ((None, 12), (1, 12), (0, 12), (None, 2), (None, 1)):
         decoder = decoder_for(tiny_drafter("ngram", None), "coupled", k=4)
-        one = replace(ruled([5, 8], Scripted(lambda prompt: Urging(CIRCLE)), max_tokens=tokens), num_draft_tokens=cap)
+        one = replace(ruled([5, 8], URGENT, max_tokens=tokens), num_draft_tokens=cap)
         decoder.admit([one], [0])
         while bool(decoder.batch.active.any()):
             decoder.step()

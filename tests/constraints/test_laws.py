@@ -168,6 +168,22 @@ def test_the_law_survives_whatever_siblings_are_dropped(verifier, draw):
         assert accepted > 0
 
 
+@pytest.mark.parametrize("verifier", ["rejection", "block", "recursive", "traversal", "spectr"])
+def test_the_law_is_the_same_where_text_is_drafted_that_need_not_come(verifier):
+    target, draft = TABLES["full support"]
+    for urges in (1, 2):
+        grammar = Language(LANGUAGE.moves, size=3, urges=urges)
+        found, _ = found_law(
+            target=target,
+            drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({Draw.IID})),
+            verifier=VERIFIERS.find(verifier),
+            k=2,
+            steps=2,
+            grammar=grammar,
+        )
+        assert distance(found, target, 6, grammar=grammar, tilt=False) <= BOUND
+
+
 def test_grown_trees_of_two_steps_have_the_law_too():
     target, draft = TABLES["full support"]
     topology = Topology(((0,), (1,), (0, 0)))

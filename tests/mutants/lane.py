@@ -106,4 +106,25 @@ MUTANTS = (
         "            count -= 1\n",
         (GRAMMARS,),
     ),
+    Mutant(
+        "a draft model keeps what it read in place of what must come",
+        "drafters/model.py",
+        "read = torch.minimum(read, (valid & (tokens == tree.tokens))[:, 1:].cumprod(-1).sum(-1))",
+        "pass",
+        (f"{LANE}::test_a_draft_model_keeps_nothing_of_tokens_that_it_did_not_read",),
+    ),
+    Mutant(
+        "what must come is drafted beyond the limit of its row",
+        "constraints/lane.py",
+        "        room = min(room, request.num_draft_tokens)\n",
+        "        pass\n",
+        (f"{LANE}::test_what_must_come_is_drafted_within_the_limits_of_the_row",),
+    ),
+    Mutant(
+        "what must come counts as drawn",
+        "constraints/lane.py",
+        "fixed[index[:, 0]] = (node > 0) & (node <= number)",
+        "fixed[index[:, 0]] = tree.tokens[index[:, 0]] != torch.tensor([self._drafts[row].tokens for row in forced])",
+        (LAWS,),
+    ),
 )

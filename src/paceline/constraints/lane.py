@@ -87,7 +87,8 @@ class Lane:
             return tree
         self._wait()
         kept: dict[int, list[bool]] = {}
-        forced: dict[int, Sequence[int]] = {}  # drafts that are replaced, root included
+        forced: dict[int, int] = {}  # tokens at the beginning of a draft that are not the drafter's
+        replaced = False
         for row, (tokens, draft) in self._read(tree).items():
             text = self._texts[row]
             try:
@@ -95,9 +96,8 @@ class Lane:
                 text.seen += len(tokens)
                 if text.grammars:
                     if self._replaces and tree.chain:
-                        proposed, draft = draft, _with_forced(text, draft)
-                        if draft is not proposed:
-                            forced[row] = draft.tokens
+                        proposed, (draft, forced[row]) = draft, _with_forced(text, draft)
+                        replaced = replaced or draft is not proposed
                     kept[row] = prune(text.grammars, draft)
                     draft = replace(draft, valid=kept[row])
                 self._drafts[row] = draft
@@ -112,7 +112,8 @@ class Lane:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-grammars")
         size = self.batch.processing.vocab_size
         self._asked = self._worker.submit(_find, asked, size)
-        return self._restricted(tree, kept, forced)
+        tree = self._fixed(tree, forced, replaced) if any(forced.values()) else tree
+        return self._restricted(tree, kept)
 
     def process(self, tree: Tree, logits: Tensor) -> tuple[Tree, Tensor]:
         """``logits`` [R, N, V] after the rules of every row at each of its nodes, and ``tree`` with laws to match."""
@@ -176,17 +177,25 @@ class Lane:
             found[row] = (newest[width - (length - self._texts[row].seen) :], draft)
         return found
 
-    def _restricted(self, tree: Tree, kept: dict[int, list[bool]], forced: dict[int, Sequence[int]]) -> Tree:
-        device = tree.valid.device
+    def _fixed(self, tree: Tree, forced: dict[int, int], replaced: bool) -> Tree:
+        """With the first ``forced`` tokens of rows as fixed choices, which they are even where they had been drawn."""
+        device = tree.tokens.device
+        index, number = (torch.tensor(list(some), device=device)[:, None] for some in (forced, forced.values()))
+        node = torch.arange(tree.num_nodes, device=device)
+        fixed = torch.zeros_like(tree.valid)
+        fixed[index[:, 0]] = (node > 0) & (node <= number)
+        tokens = tree.tokens
+        if replaced:
+            tokens = tokens.clone()
+            tokens[index[:, 0]] = torch.tensor([self._drafts[row].tokens for row in forced], device=device)
+        draw, law = torch.where(fixed, int(Draw.FIXED), tree.draw), torch.where(fixed, -1, tree.law)
+        return replace(tree, tokens=tokens, draw=draw, law=law)
+
+    def _restricted(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
         valid = tree.valid.clone()
-        valid[torch.tensor(list(kept), device=device)] = torch.tensor(list(kept.values()), device=device)
-        if not forced:
-            return replace(tree, valid=valid)
-        tokens = tree.tokens.clone()
-        tokens[torch.tensor(list(forced), device=device)] = torch.tensor(list(forced.values()), device=device)
-        other = tokens != tree.tokens
-        draw, law = torch.where(other, int(Draw.FIXED), tree.draw), torch.where(other, -1, tree.law)
-        return replace(tree, tokens=tokens, valid=valid, draw=draw, law=law)
+        index = torch.tensor(list(kept), device=valid.device)
+        valid[index] = torch.tensor(list(kept.values()), device=valid.device)
+        return replace(tree, valid=valid)
 
     def _call(self, tree: Tree, scores: Tensor) -> None:
         """Put through its processors what ``scores`` [R, N, V] say after each valid node of a row."""
@@ -261,27 +270,19 @@ def _find(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dic
     return found
 
 
-def _with_forced(text: _Text, draft: Draft) -> Draft:
-    """A chain that begins with the text that must come; the same object where it does already, or nothing must."""
+def _with_forced(text: _Text, draft: Draft) -> tuple[Draft, int]:
+    """A chain that begins with the text that must come, and how many tokens that is; the same object if it did so."""
     request = text.request
-    room = len(request.tokens) + request.max_tokens - text.seen - 1
+    room = min(len(request.tokens) + request.max_tokens - text.seen - 1, len(draft.tokens) - 1)
     if request.num_draft_tokens is not None:
         room = min(room, request.num_draft_tokens)
-    room = min(room, len(draft.tokens) - 1)
-    if room < 1:
-        return draft
-    forced = text.grammars[0].forced()[:room]
-    same = 0
-    while same < len(forced) and draft.valid[same + 1] and draft.tokens[same + 1] == forced[same]:
-        same += 1
-    if same == len(forced):
-        return draft
-    rest = len(draft.tokens) - 1 - len(forced)
-    return Draft(
-        tokens=[draft.tokens[0], *forced, *[0] * rest],
-        parents=draft.parents,
-        valid=[True] * (len(forced) + 1) + [False] * rest,
-    )
+    forced = text.grammars[0].forced()[:room] if room > 0 else ()
+    length = len(forced) + 1
+    if list(draft.tokens[1:length]) == list(forced) and all(draft.valid[1:length]):
+        return draft, len(forced)
+    rest = len(draft.tokens) - length
+    tokens, valid = [draft.tokens[0], *forced, *[0] * rest], [True] * length + [False] * rest
+    return replace(draft, tokens=tokens, valid=valid), len(forced)
 
 
 def _depth(draft: Draft, node: int) -> int:
