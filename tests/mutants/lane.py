@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(
         "processors see the text without its draft",
         "constraints/lane.py",
-        "way[: _depth(draft, node)]",
+        "way[: draft.depth(node)]",
         "way[:0]",
         (PROCESSORS,),
     ),
@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "what must come is drafted beyond the limit of its row",
         "constraints/lane.py",
-        "        room = min(room, request.num_draft_tokens)\n",
-        "        pass\n",
+        "return room if request.num_draft_tokens is None else min(room, request.num_draft_tokens)",
+        "return room",
         (f"{LANE}::test_what_must_come_is_drafted_within_the_limits_of_the_row",),
     ),
     Mutant(

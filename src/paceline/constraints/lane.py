@@ -96,7 +96,7 @@ class Lane:
                 text.seen += len(tokens)
                 if text.grammars:
                     if self._replaces and tree.chain:
-                        proposed, (draft, forced[row]) = draft, _with_forced(text, draft)
+                        proposed, (draft, forced[row]) = draft, draft.begun(text.grammars[0].forced(), most=_room(text))
                         replaced = replaced or draft is not proposed
                     kept[row] = prune(text.grammars, draft)
                     draft = replace(draft, valid=kept[row])
@@ -210,7 +210,7 @@ class Lane:
                 for node, valid in enumerate(draft.valid):
                     if valid:
                         way = ways[row, node]
-                        tokens = torch.cat((known, way[: _depth(draft, node)]))
+                        tokens = torch.cat((known, way[: draft.depth(node)]))
                         scores[row, node] = _processed(text.processors, tokens, scores[row, node])
             except Exception as error:
                 self._fail(row, error)
@@ -270,26 +270,11 @@ def _find(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dic
     return found
 
 
-def _with_forced(text: _Text, draft: Draft) -> tuple[Draft, int]:
-    """A chain that begins with the text that must come, and how many tokens that is; the same object if it did so."""
+def _room(text: _Text) -> int:
+    """Draft tokens that could still matter to a text."""
     request = text.request
-    room = min(len(request.tokens) + request.max_tokens - text.seen - 1, len(draft.tokens) - 1)
-    if request.num_draft_tokens is not None:
-        room = min(room, request.num_draft_tokens)
-    forced = text.grammars[0].forced()[:room] if room > 0 else ()
-    length = len(forced) + 1
-    if list(draft.tokens[1:length]) == list(forced) and all(draft.valid[1:length]):
-        return draft, len(forced)
-    rest = len(draft.tokens) - length
-    tokens, valid = [draft.tokens[0], *forced, *[0] * rest], [True] * length + [False] * rest
-    return replace(draft, tokens=tokens, valid=valid), len(forced)
-
-
-def _depth(draft: Draft, node: int) -> int:
-    depth = 0
-    while node:
-        node, depth = draft.parents[node], depth + 1
-    return depth
+    room = len(request.tokens) + request.max_tokens - text.seen - 1
+    return room if request.num_draft_tokens is None else min(room, request.num_draft_tokens)
 
 
 def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) -> Tensor:
