@@ -65,10 +65,10 @@ MUTANTS = (
         (f"{PROCESSORS}::test_a_processor_is_called_once_for_every_valid_node",),
     ),
     Mutant(
-        "a processor writes into the scores of the row",
+        "a processor writes into the ids that the next one sees",
         "constraints/lane.py",
         "processor.process(tokens.clone(), logits.clone())",
-        "processor.process(tokens.clone(), logits)",
+        "processor.process(tokens, logits.clone())",
         (PROCESSORS,),
     ),
     Mutant(
