@@ -62,7 +62,7 @@ class Decoder:
             noise=parts.noise,
             device=target.device,
         )
-        self.lane = Lane(batch=self.batch)
+        self.lane = Lane(batch=self.batch, replaces=drafter.takes_others)
         self.clock = clock or NoClock()
         self.cache = target.new_cache(rows, max_length + drafter.max_nodes(depth)).view()
         self.stats = parts.stats(rows, depth, target.device)

@@ -6,10 +6,10 @@ from paceline.core.rules import Grammar, Processor, Rule
 
 
 class Language(Rule):
-    """``moves``: for every state, token -> state; the text begins in state 0. ``end`` may come where a state has it."""
+    """``moves``: for every state, token -> state; a text begins in state 0. ``urges`` tokens are said to come."""
 
-    def __init__(self, moves, *, size, end=None):
-        self.moves, self.size, self.end = moves, size, end
+    def __init__(self, moves, *, size, urges=0):
+        self.moves, self.size, self.urges = moves, size, urges
 
     def begin(self, prompt):
         return Automaton(self)
@@ -31,6 +31,13 @@ class Automaton(Grammar):
     def retreat(self, count):
         assert 0 < count < len(self.states)
         del self.states[-count:]
+
+    def forced(self):
+        tokens, state = [], self.states[-1]
+        for _ in range(self.language.urges):
+            tokens.append(max(self.language.moves[state]))
+            state = self.language.moves[state][tokens[-1]]
+        return tokens
 
     def allowed(self):
         mask = torch.zeros(self.language.size, dtype=torch.bool)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.api import SamplingParams, generate, stream
+from paceline.api.rules import grammar_of
 from paceline.core.tree import Draw
 from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
@@ -156,10 +157,33 @@ def test_other_options_that_leave_no_token_fail_the_request_alone():
     """A bias is not known to the grammar; whoever stands beside it goes on."""
     free = SamplingParams(seed=3, max_tokens=12)
     bad = SamplingParams(structured_outputs={"regex": "ab"}, logits_processors=[without_b], seed=1)
-    results = generate(target(), [PROMPT, [66, 67]], [bad, replace(free)], drafter="ngram")
-    assert "forbid every token that the grammar allows" in results[0].error
-    assert results[0].text == "a" and results[0].finish_reason == "cancelled"
-    assert results[1].tokens == naive([66, 67], free)
+    for drafter, text in ((None, "a"), ("ngram", "")):  # a draft finds out in the step that would have given "a"
+        results = generate(target(), [PROMPT, [66, 67]], [bad, free], drafter=drafter)
+        assert "forbid every token that the grammar allows" in results[0].error
+        assert (results[0].text, results[0].finish_reason) == (text, "cancelled")
+        assert results[1].tokens == naive([66, 67], free)
+
+
+def test_text_that_must_come_is_drafted_whatever_the_drafter_knows():
+    """A repeated beginning has nothing to copy from, and the draft model expects something else."""
+    words = "return first + second\n"
+    params = SamplingParams(structured_outputs={"choice": [words]}, temperature=1.0, seed=2, max_tokens=40)
+    plain = generate(target(), [PROMPT], params)[0]
+    for name in ("ngram", "model", "iid"):
+        (result,) = generate(target(), [PROMPT], params, drafter=drafters()[name], num_draft_tokens=4)
+        assert result.tokens[-1] == EOS and result.text == words
+        assert result.stats.steps < len(result.tokens) and sum(result.stats.accepted) > 0
+        assert result.tokens == plain.tokens
+
+
+def test_an_end_that_was_drafted_is_taken_back():
+    state = grammar_of(target(), SamplingParams(structured_outputs={"regex": "ab*"})).begin(())
+    assert state.advance(65) and state.advance(EOS)
+    assert not state.advance(66) and list(state.forced()) == []
+    state.retreat(1)
+    assert state.advance(66) and state.advance(EOS)
+    state.retreat(3)
+    assert state.allowed().nonzero()[:, 0].tolist() == [65]
 
 
 def without_b(input_ids, scores):

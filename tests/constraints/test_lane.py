@@ -11,6 +11,7 @@ from paceline.core.rules import Grammar
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.graphs import GraphedStep
+from paceline.models.prefill import prefill
 from tests import tiny
 from tests.constraints.regular import Automaton, Language, Scripted, calling
 from tests.engine.recorded import RecordedGraphs
@@ -174,28 +175,25 @@ def test_nothing_is_asked_of_the_device_where_no_row_has_rules(monkeypatch):
     assert not lane.busy
 
 
-def test_what_is_drawn_without_replacement_becomes_a_fixed_choice_whatever_was_pruned():
-    """And what was drawn independently keeps its law, without what is forbidden."""
+def test_laws_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
     decoder = decoder_for(tiny_drafter("none", None), "recursive", rows=2, k=2)
-    everything = Language(({token: 0 for token in range(tiny.VOCAB)},), size=tiny.VOCAB)
-    decoder.admit([ruled([1, 2], everything), request([3])], [0, 1])
-    laws = torch.rand(2, 1, tiny.VOCAB, dtype=torch.float64)
-    for draw in (Draw.NO_REPLACEMENT, Draw.IID):
-        tree = Tree.make(
-            torch.tensor([[2, 7, 8], [3, 7, 8]]),
-            torch.tensor([[-1, 0, 0]] * 2),
-            torch.ones(2, 3, dtype=torch.bool),
-            max_depth=1,
-            draw=draw,
-            law=torch.tensor([[-1, 0, 0]] * 2),
-            laws=laws / laws.sum(-1, keepdim=True),
-        )
-        seen = decoder.lane.look(tree)
-        free = draw is Draw.IID
-        assert seen.draw[0, 1:].tolist() == [int(draw if free else Draw.FIXED)] * 2
-        assert seen.law[0, 1:].tolist() == [0 if free else -1] * 2
-        assert seen.draw[1].tolist() == tree.draw[1].tolist() and seen.law[1].tolist() == tree.law[1].tolist()
-        decoder.lane.process(seen, torch.zeros(2, 3, tiny.VOCAB))
+    few = Language(({token: 0 for token in range(0, tiny.VOCAB, 2)},), size=tiny.VOCAB)
+    decoder.admit([ruled([1, 2], few), request([3])], [0, 1])
+    laws = torch.rand(2, 1, tiny.VOCAB, dtype=torch.float64).softmax(-1)
+    tree = Tree.make(
+        torch.tensor([[2, 7, 8], [3, 7, 8]]),
+        torch.tensor([[-1, 0, 0]] * 2),
+        torch.ones(2, 3, dtype=torch.bool),
+        max_depth=1,
+        draw=Draw.NO_REPLACEMENT,
+        law=torch.tensor([[-1, 0, 0]] * 2),
+        laws=laws,
+    )
+    seen, logits = decoder.lane.process(decoder.lane.look(tree), torch.zeros(2, 3, tiny.VOCAB))
+    assert seen.valid.tolist() == [[True, False, True], [True, True, True]]
+    assert seen.laws[0, 0, 1::2].sum() == 0 and seen.laws[1].equal(laws[1])
+    torch.testing.assert_close(seen.laws[0, 0, ::2], laws[0, 0, ::2] / laws[0, 0, ::2].sum())
+    assert bool((logits[0, [0, 2], 1::2] == -torch.inf).all()) and bool((logits[1] == 0).all())
 
 
 class Spelled(Grammar):
@@ -276,3 +274,45 @@ def test_a_row_that_ends_beside_its_rules_is_not_asked_again():
     assert decoder.read().finish[1] is Finish.LENGTH and not decoder.lane.failures
     for row, one in enumerate(asked):
         assert decoder.batch.tokens[row, 1 : decoder.batch.length[row]].tolist() == wanted(one)
+
+
+URGENT = Language(CIRCLE.moves, size=tiny.VOCAB, urges=2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_keeps_nothing_of_tokens_that_it_did_not_read(temperature):
+    """Other tokens are put in place of its own in every step of row 0."""
+    draft = ModelDrafter(lm=tiny.draft())
+    decoder = decoder_for(draft, "coupled", rows=2, k=4)
+    asked = [
+        ruled([5, 8], URGENT, max_tokens=30, temperature=temperature, seed=1),
+        request([6], max_tokens=30, temperature=temperature, seed=2),
+    ]
+    decoder.admit(asked, [0, 1])
+    lags = set()
+    while bool(decoder.batch.active.any()):
+        decoder.step()
+        lags.add(draft.lag)
+        length, batch = draft.cache.length, decoder.batch
+        assert bool((batch.length - length <= draft.lag).all())
+        fresh = draft.lm.new_cache(2, draft.cache.capacity).view()
+        prefill(draft.lm, fresh, batch.tokens, length, int(length.max()), ())
+        for store, again in zip(draft.cache.read(0), fresh.read(0), strict=True):
+            for row in range(2):
+                torch.testing.assert_close(store[row, : length[row]], again[row, : length[row]])
+    assert lags == {5, 2} or lags == {5}
+    texts = [batch.tokens[row, len(asked[row].tokens) : batch.length[row]].tolist() for row in range(2)]
+    assert texts == [wanted(asked[0]), expected(asked[1])]
+
+
+def test_what_must_come_is_drafted_within_the_limits_of_the_row():
+    for cap, tokens in ((None, 12), (1, 12), (0, 12), (None, 2), (None, 1)):
+        decoder = decoder_for(tiny_drafter("ngram", None), "coupled", k=4)
+        one = replace(ruled([5, 8], URGENT, max_tokens=tokens), num_draft_tokens=cap)
+        decoder.admit([one], [0])
+        while bool(decoder.batch.active.any()):
+            decoder.step()
+            report = decoder.read()
+            assert report.drafted[0] <= (4 if cap is None else cap)
+        assert decoder.batch.tokens[0, 2 : decoder.batch.length[0]].tolist() == wanted(one)
+        assert not decoder.lane.failures

@@ -20,7 +20,7 @@ from tests.laws.enumerator import Enumerator, Frontier, expand
 from tests.laws.law import PROMPT, merge
 from tests.laws.test_chains import BOUND, rules
 from tests.laws.trees import SHAPES, TableTrees
-from tests.tables import TableLM
+from tests.tables import TableLM, random_table
 
 # A state that forces its token, states that forbid one, and a memory longer than the table's.
 LANGUAGE = Language(({0: 0, 1: 1, 2: 2}, {0: 0, 2: 2}, {0: 2, 1: 3}, {2: 0}), size=3)
@@ -32,21 +32,25 @@ def tilted(tokens, logits):
     return logits
 
 
+# Four tokens, of which one is forbidden after each: three siblings may lose one, and which one says something.
+WIDE = Language(({0: 0, 1: 1, 2: 2}, {0: 0, 2: 2, 3: 0}, {0: 1, 1: 3, 3: 2}, {1: 0, 2: 3, 3: 1}), size=4)
+
+
 def naive_law(target, text, *, grammar, tilt):
     """The law of the token after PROMPT and ``text``."""
     whole = [*PROMPT, *text]
     scores = target[whole[-2], whole[-1]].clone()
     if tilt:
         scores = tilted(torch.tensor(whole), scores)
-    if grammar:
-        barred = sorted({0, 1, 2} - set(follows(LANGUAGE, text)))
+    if grammar is not None:
+        barred = sorted(set(range(grammar.size)) - set(follows(grammar, text)))
         scores[barred] = -torch.inf
     return scores.softmax(-1)
 
 
-def found_law(*, target, drafter, verifier, k, steps, grammar=True, tilt=False):
+def found_law(*, target, drafter, verifier, k, steps, grammar=LANGUAGE, tilt=False):
     """Weight by text of the tokens that ``steps`` steps give, and the expected accepted ones of the first."""
-    asked = (*((LANGUAGE,) if grammar else ()), *((calling(tilted),) if tilt else ()))
+    asked = (*((grammar,) if grammar is not None else ()), *((calling(tilted),) if tilt else ()))
     scripts, weights, done, accepted = [], torch.ones(1, dtype=torch.float64), 0, 0.0
     while True:
         room = steps * (k + 1) + k + 2
@@ -129,11 +133,11 @@ def test_the_law_is_that_of_plain_decoding_under_the_grammar(verifier, draw, sha
     steps = 2 if shape == "chain" else 1
     found, accepted = found_law(target=target, drafter=drafter, verifier=VERIFIERS.find(verifier), k=depth, steps=steps)
     assert abs(sum(found.values()) - 1) < 1e-9
-    assert distance(found, target, steps * (depth + 1), grammar=True, tilt=False) <= BOUND
+    assert distance(found, target, steps * (depth + 1), grammar=LANGUAGE, tilt=False) <= BOUND
     assert accepted > 0 or (verifier == "spectr" and draw is not Draw.IID)
 
 
-@pytest.mark.parametrize("grammar", [False, True])
+@pytest.mark.parametrize("grammar", [None, LANGUAGE], ids=["free", "grammar"])
 @pytest.mark.parametrize("verifier", ["rejection", "recursive", "traversal"])
 def test_the_law_is_that_of_plain_decoding_under_a_processor_that_reads_the_whole_text(verifier, grammar):
     target, draft = TABLES["full support, other"]
@@ -150,6 +154,36 @@ def test_the_law_is_that_of_plain_decoding_under_a_processor_that_reads_the_whol
     assert accepted > 0
 
 
+@pytest.mark.parametrize("draw", [Draw.IID, Draw.NO_REPLACEMENT])
+@pytest.mark.parametrize("verifier", ["recursive", "traversal"])
+def test_the_law_survives_whatever_siblings_are_dropped(verifier, draw):
+    """How many siblings are left depends on which they are, and no rule may learn from that."""
+    for seed, shape in ((1, "three"), (2, "three"), (3, "last deep")):
+        target, draft = random_table(seed, vocab=4), random_table(seed + 10, vocab=4, spread=2.0)
+        drafter, depth = made(draw, shape, draft)
+        found, accepted = found_law(
+            target=target, drafter=drafter, verifier=VERIFIERS.find(verifier), k=depth, steps=1, grammar=WIDE
+        )
+        assert distance(found, target, depth + 1, grammar=WIDE, tilt=False) <= BOUND
+        assert accepted > 0
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block", "recursive", "traversal", "spectr"])
+def test_the_law_is_the_same_where_text_is_drafted_that_need_not_come(verifier):
+    target, draft = TABLES["full support"]
+    for urges in (1, 2):
+        grammar = Language(LANGUAGE.moves, size=3, urges=urges)
+        found, _ = found_law(
+            target=target,
+            drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({Draw.IID})),
+            verifier=VERIFIERS.find(verifier),
+            k=2,
+            steps=2,
+            grammar=grammar,
+        )
+        assert distance(found, target, 6, grammar=grammar, tilt=False) <= BOUND
+
+
 def test_grown_trees_of_two_steps_have_the_law_too():
     target, draft = TABLES["full support"]
     topology = Topology(((0,), (1,), (0, 0)))
@@ -161,5 +195,5 @@ def test_grown_trees_of_two_steps_have_the_law_too():
             k=2,
             steps=2,
         )
-        assert distance(found, target, 6, grammar=True, tilt=False) <= BOUND
+        assert distance(found, target, 6, grammar=LANGUAGE, tilt=False) <= BOUND
         assert accepted > 0

@@ -155,6 +155,20 @@ def test_both_conventions_give_the_tokens_of_the_naive_reference_at_every_node(t
             assert list(result.tokens) == wanted and result.error is None
 
 
+def test_what_a_processor_does_to_what_it_was_given_does_not_matter():
+    def spoiling(ids, scores):
+        given = scores.clone()
+        scores.fill_(7.0)
+        ids.fill_(1)
+        return given
+
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=20, logits_processors=[spoiling, by_history])
+    plain = SamplingParams(temperature=1.0, seed=3, max_tokens=20, logits_processors=[by_history])
+    for drafter in ("none", "model"):
+        (result,) = engine(drafter).generate([[5, 9, 2]], params)
+        assert result.tokens == engine(drafter).generate([[5, 9, 2]], plain)[0].tokens
+
+
 def test_a_processor_is_called_once_for_every_valid_node():
     noted = Counting()
     (result,) = engine("model").generate([[4, 2]], SamplingParams(logits_processors=[noted], seed=1, max_tokens=20))

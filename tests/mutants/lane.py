@@ -30,13 +30,6 @@ MUTANTS = (
         (LANE,),
     ),
     Mutant(
-        "what was drawn without replacement stays what it was",
-        "constraints/lane.py",
-        "changed = changed & (tree.draw != int(Draw.IID))",
-        "changed = changed & (tree.draw == int(Draw.FIXED))",
-        (LAWS,),
-    ),
-    Mutant(
         "a law keeps what was pruned from its draft",
         "constraints/lane.py",
         "own = laws[rows] * kept",
@@ -60,7 +53,7 @@ MUTANTS = (
     Mutant(
         "processors see the text without its draft",
         "constraints/lane.py",
-        "way[: _depth(draft, node)]",
+        "way[: draft.depth(node)]",
         "way[:0]",
         (PROCESSORS,),
     ),
@@ -72,10 +65,10 @@ MUTANTS = (
         (f"{PROCESSORS}::test_a_processor_is_called_once_for_every_valid_node",),
     ),
     Mutant(
-        "a processor writes into the scores of the row",
+        "a processor writes into the ids that the next one sees",
         "constraints/lane.py",
+        "processor.process(tokens.clone(), logits.clone())",
         "processor.process(tokens, logits.clone())",
-        "processor.process(tokens, logits)",
         (PROCESSORS,),
     ),
     Mutant(
@@ -112,5 +105,26 @@ MUTANTS = (
         "            self._ended = False\n            count -= 1\n",
         "            count -= 1\n",
         (GRAMMARS,),
+    ),
+    Mutant(
+        "a draft model keeps what it read in place of what must come",
+        "drafters/model.py",
+        "read = torch.minimum(read, (valid & (tokens == tree.tokens))[:, 1:].cumprod(-1).sum(-1))",
+        "pass",
+        (f"{LANE}::test_a_draft_model_keeps_nothing_of_tokens_that_it_did_not_read",),
+    ),
+    Mutant(
+        "what must come is drafted beyond the limit of its row",
+        "constraints/lane.py",
+        "return room if request.num_draft_tokens is None else min(room, request.num_draft_tokens)",
+        "return room",
+        (f"{LANE}::test_what_must_come_is_drafted_within_the_limits_of_the_row",),
+    ),
+    Mutant(
+        "what must come counts as drawn",
+        "constraints/lane.py",
+        "fixed[index[:, 0]] = (node > 0) & (node <= number)",
+        "fixed[index[:, 0]] = tree.tokens[index[:, 0]] != torch.tensor([self._drafts[row].tokens for row in forced])",
+        (LAWS,),
     ),
 )

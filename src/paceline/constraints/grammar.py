@@ -138,6 +138,10 @@ class TextGrammarState(Grammar):
         if count and not self._matcher.rollback(count):
             raise RuntimeError(f"llguidance could not go back by {count} tokens: {self._matcher.get_error()}")
 
+    def forced(self) -> Sequence[int]:
+        """The text that must come, as the tokenizer would spell it."""
+        return () if self._ended else self._matcher.compute_ff_tokens()
+
     def allowed(self) -> Tensor:
         """Everything after the end of the text, where nothing is looked at any more."""
         mask = self._mask()

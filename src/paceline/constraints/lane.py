@@ -36,14 +36,15 @@ _Found: TypeAlias = "tuple[list[int], Tensor] | Exception"
 
 @final
 class Lane:
-    """What rules demand of the rows of one batch.
+    """What rules demand of the rows of one batch. Where it ``replaces`` drafts, text that must come is drafted instead.
 
     A rule that raises fails its row alone: the row goes on without any until somebody takes ``failures``, by row, and
     releases it; its tokens from that step on mean nothing.
     """
 
-    def __init__(self, *, batch: Batch) -> None:
+    def __init__(self, *, batch: Batch, replaces: bool = False) -> None:
         self.batch = batch
+        self._replaces = replaces
         self.failures: dict[int, Exception] = {}
         self._texts: dict[int, _Text] = {}  # by row
         self._drafts: dict[int, Draft] = {}  # of the step, rows that run
@@ -76,8 +77,8 @@ class Lane:
     def look(self, tree: Tree) -> Tree:
         """``tree`` as rules allow it, before it is scored; what grammars allow after it is found out meanwhile.
 
-        Nodes that a grammar forbids are not valid. What is left of a draft is no longer what was drawn, so in such rows
-        nodes become fixed choices, but for those drawn independently, whose laws ``process`` restricts.
+        Nodes that a grammar forbids are not valid. The others stay as they were drawn, from laws that ``process``
+        restricts to what was allowed: that is the law of a token given that it was not forbidden.
         """
         if self._drafts:  # of a step that was cut off
             self._drafts.clear()
@@ -86,17 +87,23 @@ class Lane:
             return tree
         self._wait()
         kept: dict[int, list[bool]] = {}
+        forced: dict[int, int] = {}  # tokens at the beginning of a draft that are not the drafter's
+        replaced = False
         for row, (tokens, draft) in self._read(tree).items():
             text = self._texts[row]
             try:
                 commit(text.grammars, tokens)
                 text.seen += len(tokens)
                 if text.grammars:
+                    if self._replaces and tree.chain:
+                        proposed, (draft, forced[row]) = draft, draft.begun(text.grammars[0].forced(), most=_room(text))
+                        replaced = replaced or draft is not proposed
                     kept[row] = prune(text.grammars, draft)
                     draft = replace(draft, valid=kept[row])
                 self._drafts[row] = draft
             except Exception as error:
                 kept.pop(row, None)
+                forced.pop(row, None)
                 self._fail(row, error)
         if not kept:
             return tree
@@ -105,6 +112,7 @@ class Lane:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-grammars")
         size = self.batch.processing.vocab_size
         self._asked = self._worker.submit(_find, asked, size)
+        tree = self._fixed(tree, forced, replaced) if any(forced.values()) else tree
         return self._restricted(tree, kept)
 
     def process(self, tree: Tree, logits: Tensor) -> tuple[Tree, Tensor]:
@@ -169,15 +177,25 @@ class Lane:
             found[row] = (newest[width - (length - self._texts[row].seen) :], draft)
         return found
 
+    def _fixed(self, tree: Tree, forced: dict[int, int], replaced: bool) -> Tree:
+        """With the first ``forced`` tokens of rows as fixed choices, which they are even where they had been drawn."""
+        device = tree.tokens.device
+        index, number = (torch.tensor(list(some), device=device)[:, None] for some in (forced, forced.values()))
+        node = torch.arange(tree.num_nodes, device=device)
+        fixed = torch.zeros_like(tree.valid)
+        fixed[index[:, 0]] = (node > 0) & (node <= number)
+        tokens = tree.tokens
+        if replaced:
+            tokens = tokens.clone()
+            tokens[index[:, 0]] = torch.tensor([self._drafts[row].tokens for row in forced], device=device)
+        draw, law = torch.where(fixed, int(Draw.FIXED), tree.draw), torch.where(fixed, -1, tree.law)
+        return replace(tree, tokens=tokens, draw=draw, law=law)
+
     def _restricted(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
-        index = torch.tensor(list(kept), device=tree.valid.device)
         valid = tree.valid.clone()
+        index = torch.tensor(list(kept), device=valid.device)
         valid[index] = torch.tensor(list(kept.values()), device=valid.device)
-        changed = torch.zeros(tree.valid.shape[0], 1, dtype=torch.bool, device=valid.device)
-        changed[index] = True
-        changed = changed & (tree.draw != int(Draw.IID))
-        draw = torch.where(changed, int(Draw.FIXED), tree.draw)
-        return replace(tree, valid=valid, draw=draw, law=torch.where(changed, -1, tree.law))
+        return replace(tree, valid=valid)
 
     def _call(self, tree: Tree, scores: Tensor) -> None:
         """Put through its processors what ``scores`` [R, N, V] say after each valid node of a row."""
@@ -192,7 +210,7 @@ class Lane:
                 for node, valid in enumerate(draft.valid):
                     if valid:
                         way = ways[row, node]
-                        tokens = torch.cat((known, way[: _depth(draft, node)]))
+                        tokens = torch.cat((known, way[: draft.depth(node)]))
                         scores[row, node] = _processed(text.processors, tokens, scores[row, node])
             except Exception as error:
                 self._fail(row, error)
@@ -252,18 +270,18 @@ def _find(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dic
     return found
 
 
-def _depth(draft: Draft, node: int) -> int:
-    depth = 0
-    while node:
-        node, depth = draft.parents[node], depth + 1
-    return depth
+def _room(text: _Text) -> int:
+    """Draft tokens that could still matter to a text."""
+    request = text.request
+    room = len(request.tokens) + request.max_tokens - text.seen - 1
+    return room if request.num_draft_tokens is None else min(room, request.num_draft_tokens)
 
 
 def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) -> Tensor:
     """``logits`` [V] after the processors, one after the other. Raises ValueError where one gives something else."""
     shape = logits.shape
     for processor in processors:
-        given = processor.process(tokens, logits.clone())
+        given = processor.process(tokens.clone(), logits.clone())
         if not isinstance(given, Tensor) or given.shape != shape or not given.is_floating_point():
             form = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
             raise ValueError(f"a logits processor gave {form}: it must give logits {list(shape)}")

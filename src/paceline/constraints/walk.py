@@ -4,7 +4,7 @@ Knows one row's draft as lists, and no tensors but the masks. N nodes, n nodes t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,23 @@ class Draft:
     tokens: Sequence[int]
     parents: Sequence[int]
     valid: Sequence[bool]
+
+    def depth(self, node: int) -> int:
+        """Of ``node``; that of the root is 0."""
+        depth = 0
+        while node:
+            node, depth = self.parents[node], depth + 1
+        return depth
+
+    def begun(self, tokens: Sequence[int], *, most: int) -> "tuple[Draft, int]":
+        """A chain that begins with at most so many of ``tokens``, and with how many; the same object if it did so."""
+        tokens = tokens[: max(0, min(most, len(self.tokens) - 1))]
+        length = len(tokens) + 1
+        if list(self.tokens[1:length]) == list(tokens) and all(self.valid[1:length]):
+            return self, len(tokens)
+        rest = len(self.tokens) - length
+        changed = [self.tokens[0], *tokens, *[0] * rest]
+        return replace(self, tokens=changed, valid=[True] * length + [False] * rest), len(tokens)
 
 
 class Refused(ValueError):

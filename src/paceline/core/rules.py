@@ -24,6 +24,10 @@ class Grammar(ABC):
     def retreat(self, count: int) -> None:
         """Take back the last ``count`` tokens that it went on by."""
 
+    def forced(self) -> Sequence[int]:
+        """Tokens that will probably come next, because their text must; a good draft, and no more than that."""
+        return ()
+
     @abstractmethod
     def allowed(self) -> Tensor:
         """Which tokens may follow, bool [n] on the CPU; from n on none may. No token at all: the text is complete."""

@@ -37,6 +37,7 @@ class Drafter(ABC):
     origins: tuple[str, ...] = ("draft",)  # what the numbers of Tree.origin mean
     draws: frozenset[Draw]  # how it can draw
     branches: bool = False  # whether its trees may branch
+    takes_others: bool = False  # whether ``observe`` may be given a chain whose tokens are not those that it proposed
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         """Nodes of the largest tree it proposes at this depth, root included; a chain unless overridden."""
@@ -84,6 +85,8 @@ class Drafter(ABC):
 
 class StatelessDrafter(Drafter):
     """A drafter that reads everything it needs from the batch, and nothing from the host."""
+
+    takes_others = True
 
     @property
     def host_state(self) -> Hashable:

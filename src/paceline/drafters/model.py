@@ -37,6 +37,7 @@ class ModelDrafter(Drafter):
     """
 
     origins = ("model",)
+    takes_others = True
 
     def __init__(self, *, lm: LM, draws: frozenset[Draw] | None = None, shape: Shape | None = None) -> None:
         possible = frozenset(Draw) if shape is None else shape.draws
@@ -96,7 +97,7 @@ class ModelDrafter(Drafter):
         room = torch.minimum(batch.draft_room, self.reach - batch.length + 1)
         grower = self.growers[plan.num_draft_tokens - 1]
         grown = grower.grow(batch, logits, room, self._read, NoDraft.CONTEXT)
-        self.slots = grown.slots
+        self.slots, self.proposed = grown.slots, (grown.tree.tokens, grown.tree.valid)
         return grown.tree
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
@@ -106,7 +107,12 @@ class ModelDrafter(Drafter):
             return
         self.lag = ORDINARY_LAG
         if tree.chain:
-            self.cache.commit((outcome.num_committed - 1).clamp(0, tree.max_depth - 1))
+            read = (outcome.num_committed - 1).clamp(0, tree.max_depth - 1)
+            tokens, valid = self.proposed
+            if tree.tokens is not tokens:  # it has read its own, and keeps those that were right
+                read = torch.minimum(read, (valid & (tokens == tree.tokens))[:, 1:].cumprod(-1).sum(-1))
+                self.lag = max(ORDINARY_LAG, tree.max_depth + 1)
+            self.cache.commit(read)
             return
         slots = self.slots.gather(1, outcome.path.clamp(min=0))  # [B, D]
         accepted = torch.arange(tree.max_depth, device=batch.device) < outcome.num_committed[:, None] - 1

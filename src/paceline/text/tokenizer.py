@@ -69,7 +69,7 @@ class Tokenizer:
 
     @property
     def definition(self) -> str | None:
-        """What tokenizer.json would say of it, without padding and truncation; None if the fast library has it not."""
+        """tokenizer.json as it would be, without padding and truncation; None where the library is a slow one."""
         if not isinstance(self._inner, PreTrainedTokenizerFast):
             return None
         whole = json.loads(self._inner.backend_tokenizer.to_str())
