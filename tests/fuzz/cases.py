@@ -65,6 +65,8 @@ OPTIONS = {
     "begin_suppress_tokens": many,
     "bad_words_ids": st.lists(st.one_of(tokens, tokens.map(lambda ids: ids[-1:])), max_size=8),
     "sequence_bias": st.dictionaries(tokens.map(tuple), likely, max_size=8),
+    "guidance_scale": st.sampled_from([0.0, 0.5, 1.0, 1.7, -1.0]),
+    "negative_prompt": tokens,
 }
 ALWAYS = ("temperature", "seed")
 # Those that a user meets everywhere: none of them may ever be refused.
@@ -91,6 +93,8 @@ def options(draw):
     """Some of the options, together with those that every request has."""
     names = draw(st.lists(st.sampled_from(list(OPTIONS)), min_size=1, max_size=9, unique=True))
     made = {name: draw(OPTIONS[name]) for name in names}
+    if "negative_prompt" in made and made.get("guidance_scale", 1.0) == 1.0:
+        made["guidance_scale"] = 1.7  # alone it would be refused, as it should
     made["temperature"] = draw(st.sampled_from([0.0, 0.0, 0.6, 1.0, 1.0, 1.7]))
     made["seed"] = draw(st.one_of(st.none(), st.integers(0, 2**63 - 1), st.just(0)))
     made["max_tokens"] = draw(st.integers(max(1, made.get("min_tokens", 0)), MOST_TOKENS))

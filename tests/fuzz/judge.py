@@ -20,12 +20,13 @@ def judge(result, prompt, options, *, same_tokens, lossless):
         assert result.seed == split_seed(options["seed"], result.sample)
     _judge_end(result, text, options)
     with torch.no_grad():
-        every = model()[0](torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].numpy()
+        every = _logits(prompt, text)
+        guided = _guided(every, prompt, text, options)
     processing, sampling = processing_of(options), sampling_of(options)
     wants_logprobs = options.get("logprobs") is not None
     assert (result.logprobs is None) == (not wants_logprobs)
-    for at, (token, logits) in enumerate(zip(text, every, strict=True)):
-        scores = reference.process(logits, prompt, text[:at], **processing)
+    for at, (token, logits, given) in enumerate(zip(text, every, guided, strict=True)):
+        scores = reference.process(given, prompt, text[:at], **processing)
         if same_tokens:
             assert token == reference.choose(scores, len(prompt) + at, seed=result.seed, **sampling), f"token {at}"
         law = reference.law_after(scores, **sampling)
@@ -37,6 +38,21 @@ def judge(result, prompt, options, *, same_tokens, lossless):
             count = options["logprobs"]
             _agree(found.raw, found.top_raw, reference.warp(logits), token, count)
             _agree(found.processed, found.top_processed, law, token, count)
+
+
+def _logits(prompt, text):
+    """Logits [T, V] of the tokens of ``text``, one plain forward for all."""
+    return model()[0](torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].numpy()
+
+
+def _guided(logits, prompt, text, options):
+    """``logits`` [T, V] set against those of the same text after the negative prompt."""
+    scale = options.get("guidance_scale", 1.0)
+    if scale == 1:
+        return logits
+    other = _logits(options.get("negative_prompt", prompt[-1:]), text)
+    own, other = (each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (logits, other))
+    return scale * (own - other) + other
 
 
 def _agree(value, top, law, token, count):

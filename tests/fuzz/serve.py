@@ -57,6 +57,7 @@ def serve(case, tally):
         num_draft_tokens=case.num_draft_tokens,
         batch_size=case.batch_size,
         max_length=LENGTH,
+        guidance=any("guidance_scale" in row.options for row in case.rows),
     )
     streams = []
     for row in sorted(case.rows, key=lambda row: row.wait):
