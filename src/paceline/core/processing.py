@@ -243,7 +243,8 @@ class ProcessingState:
     def flags(self) -> tuple[int, ...]:
         """What processing chooses by on the host, and the sizes of what may grow."""
         used = (self.any_bias, self.any_sequences, self.any_counts, self.any_late)
-        return (*used, self.most_ngram, *self.before.shape, self.late.shape[1])
+        sizes = (*(self.before.shape if self.any_sequences else ()), *(self.late.shape if self.any_late else ()))
+        return (*used, self.most_ngram, *sizes)
 
     def count(self, tokens: Tensor, real: Tensor) -> None:
         """Take new ``tokens`` [R, m] into the history where ``real`` [R, m]."""
