@@ -3,9 +3,8 @@
 import importlib
 from dataclasses import dataclass, fields
 
-from paceline.core.batch import Request
 from paceline.core.plan import Fixed
-from paceline.core.processing import Processing
+from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.decode import Decoder, agree
 from paceline.drafters import DRAFTERS

@@ -10,11 +10,12 @@ import torch
 
 from paceline.constraints.lane import Lane
 from paceline.core.admission import Admission, Prefix
-from paceline.core.batch import Report, Request
+from paceline.core.batch import Report
 from paceline.core.clock import Clock, NoClock, Phase
 from paceline.core.host import integers, table
 from paceline.core.parts import Parts
 from paceline.core.plan import Plan, StepPlan
+from paceline.core.request import Request
 from paceline.core.tree import Draw
 from paceline.drafters.base import Drafter, Setting
 from paceline.models.base import LM, Head

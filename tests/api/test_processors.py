@@ -12,8 +12,7 @@ from transformers import GenerationConfig
 
 from paceline import SamplingParams, load
 from paceline.api.processors import processing, tokenized
-from paceline.core.batch import MAX_STOP_TOKENS
-from paceline.core.processing import NEVER, Processing
+from paceline.core.request import MAX_STOP_TOKENS, NEVER, Processing
 from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
 from tests import tiny

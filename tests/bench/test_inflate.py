@@ -10,8 +10,8 @@ from paceline.api import load
 from paceline.bench.inflate import _Random as Random
 from paceline.bench.inflate import inflate, inflate_to, main, read_count, write
 from paceline.bench.widths import choose_widths, count_parameters, widened
-from paceline.core.batch import Request
 from paceline.core.plan import Fixed
+from paceline.core.request import Request
 from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.models import loading

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.batch import Request
 from paceline.core.guidance import Guidance
-from paceline.core.processing import Processing
+from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter

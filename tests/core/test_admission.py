@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from paceline.core.admission import Admission, Prefix
-from paceline.core.batch import Batch, Finish, Request
+from paceline.core.batch import Batch, Finish
 from paceline.core.cache import SlotCache
 from paceline.core.noise import Philox
+from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.core.tree import Outcome, Tree
 

@@ -2,9 +2,10 @@
 
 import torch
 
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
 from paceline.core.logprobs import look_up
 from paceline.core.noise import Philox
+from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.core.tree import Outcome, Tree
 from paceline.models.base import Output

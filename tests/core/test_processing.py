@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
 from paceline.core.noise import Philox
-from paceline.core.processing import Processing, ProcessingState, Text
+from paceline.core.processing import ProcessingState, Text
+from paceline.core.request import Processing, Request
 from paceline.core.tree import Tree
 from tests import options, reference
 from tests.drafters.test_ngram import guessable_target

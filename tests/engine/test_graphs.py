@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.core.batch import Request
 from paceline.core.clock import Phase
 from paceline.core.plan import Fixed, StepPlan
+from paceline.core.request import Request
 from paceline.drafters.base import Drafter
 from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.core.batch import Finish, Request
+from paceline.core.batch import Finish
 from paceline.core.host import Outbox
+from paceline.core.request import Request
 from paceline.core.stats import Summary
 from paceline.core.tree import NoDraft
 from paceline.engine import watch

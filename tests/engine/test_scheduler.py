@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.core.batch import Finish, Request
+from paceline.core.batch import Finish
 from paceline.core.clock import Phase
+from paceline.core.request import Request
 from paceline.core.tree import NoDraft
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.clock import HostClock

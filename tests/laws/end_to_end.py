@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.core.batch import Request
 from paceline.core.plan import StepPlan
+from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
 from paceline.core.tree import Draw

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paceline.core.batch import Request
 from paceline.core.plan import Fixed
+from paceline.core.request import Request
 from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter

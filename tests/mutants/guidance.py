@@ -8,7 +8,7 @@ MUTANTS = (
     Mutant(
         "a row that guides keeps tokens of its own",
         "core/guidance.py",
-        "next=outcome.next[self.leader],",
+        "next=self.copy(outcome.next),",
         "next=outcome.next,",
         (GUIDED,),
     ),

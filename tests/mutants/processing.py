@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "drafts without processors",
         "drafters/grow/topology.py",
-        "            if batch.processing.any:\n",
+        "            if batch.processes:\n",
         "            if False:\n",
         (f"{OPTIONS}::test_a_draft_by_the_target_itself_is_accepted_whole",),
     ),

@@ -17,7 +17,7 @@ from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
 from paceline.api.values import token_lists
-from paceline.core.batch import MAX_STOP_TOKENS
+from paceline.core.request import MAX_STOP_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from paceline.api import values
-from paceline.api.structured import StructuredOutputs, read_structured
-from paceline.constraints.foreign import rule_of
+from paceline.api.structured import StructuredOutputs, read_processors, read_structured
 from paceline.core.sampling import FilterOrder, Sampling
 
 MAX_LOGPROBS = 20
@@ -288,21 +287,8 @@ def _normalised(given: Mapping[str, Any]) -> dict[str, object]:
         "negative_prompt": values.text_or_ids("negative_prompt", given["negative_prompt"]),
         "filter_order": values.word("filter_order", given["filter_order"], tuple(FILTER_ORDERS)),
         "structured_outputs": read_structured(given["structured_outputs"]),
-        "logits_processors": _processors(given["logits_processors"]),
+        "logits_processors": read_processors(given["logits_processors"]),
     }
-
-
-def _processors(value: object) -> tuple[object, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Sequence):
-        raise ValueError(f"logits_processors={value!r}: give a list of logits processors")
-    for index, one in enumerate(value):
-        try:
-            rule_of(one)
-        except ValueError as error:
-            raise ValueError(f"logits_processors[{index}]: {error}") from error
-    return tuple(value) or None
 
 
 _DEFAULT = SamplingParams()

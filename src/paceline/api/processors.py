@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from paceline.api import values
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
-from paceline.core.processing import NEVER, Processing
+from paceline.core.request import NEVER, Processing
 from paceline.text.tokenizer import Tokenizer
 
 

@@ -12,9 +12,9 @@ from paceline.api.processors import processing
 from paceline.api.prompts import Prompts, encode, split
 from paceline.api.rules import closing, rules_of
 from paceline.api.score import PromptScore, prompt_logprobs
-from paceline.core.batch import Request
 from paceline.core.guidance import Guidance
 from paceline.core.noise import split_seed
+from paceline.core.request import Request
 from paceline.core.rules import Rule
 from paceline.decode import Decoder
 

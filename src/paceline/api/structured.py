@@ -1,8 +1,10 @@
-"""What a text must look like, under vLLM's names. Knows no grammars, only how they are given."""
+"""What only the host can say of a text, as it is given: a form that it must have, and processors of the caller's."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+
+from paceline.constraints.foreign import rule_of
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 NOT_TAKEN = ("disable_additional_properties", "structural_tag")  # of vLLM's
@@ -80,3 +82,17 @@ def read_structured(value: object) -> StructuredOutputs | None:
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def read_processors(value: object) -> tuple[object, ...] | None:
+    """Logits processors in the form in which they are stored. Raises ValueError naming one that cannot be called."""
+    if value is None:
+        return None
+    if not isinstance(value, Sequence):
+        raise ValueError(f"logits_processors={value!r}: give a list of logits processors")
+    for index, one in enumerate(value):
+        try:
+            rule_of(one)
+        except ValueError as error:
+            raise ValueError(f"logits_processors[{index}]: {error}") from error
+    return tuple(value) or None

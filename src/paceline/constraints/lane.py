@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from paceline.constraints.walk import Draft, commit, masks, prune
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
 from paceline.core.host import integers, table
-from paceline.core.processing import NEVER
+from paceline.core.request import NEVER, Request
 from paceline.core.rules import Grammar, Processor
 from paceline.core.tree import Draw, Outcome, Tree, path_tokens
 

@@ -4,21 +4,19 @@ R rows, T text capacity, N nodes, D draft depth, E stop tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from paceline.core.guidance import Guidance, Guiding
+from paceline.core.guidance import Guiding
 from paceline.core.logprobs import Chosen, StepLogprobs, look_up
 from paceline.core.noise import Key, Noise, Stream
-from paceline.core.processing import Processing, ProcessingState, Text
-from paceline.core.rules import Rule
-from paceline.core.sampling import Sampling, SamplingState
+from paceline.core.processing import ProcessingState, Text
+from paceline.core.request import MAX_STOP_TOKENS, Request
+from paceline.core.sampling import SamplingState
 from paceline.core.tree import NoDraft, Outcome, Tree, path_tokens
 
-MAX_STOP_TOKENS = 64
 REPORT_HEAD = 6  # columns of a report before its tokens
 
 
@@ -28,59 +26,6 @@ class Finish(IntEnum):
     RUNNING = 0
     STOP = 1
     LENGTH = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One text to continue. Raises ValueError on an empty prompt or counts out of range."""
-
-    tokens: Sequence[int]
-    max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    processing: Processing = field(default_factory=Processing)
-    guidance: Guidance | None = None
-    rules: tuple[Rule, ...] = ()  # what only the host can say of its tokens
-    stop_tokens: Sequence[int] = ()
-    min_tokens: int = 0  # no stop token is chosen before this many
-    logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for
-    num_draft_tokens: int | None = None  # at most this many per step for this row; None: as the plan says
-
-    def __post_init__(self) -> None:
-        if not self.tokens:
-            raise ValueError("empty prompt: give at least one token (a beginning-of-text token will do)")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: give at least 1")
-        if not 0 <= self.min_tokens <= self.max_tokens:
-            raise ValueError(f"min_tokens={self.min_tokens}: give a count from 0 to max_tokens={self.max_tokens}")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise ValueError(f"logprobs={self.logprobs}: give 0 (the chosen token's alone), a positive count, or None")
-        if len(self.stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(
-                f"{len(self.stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS} are supported, the model's own among "
-                "them; give fewer"
-            )
-        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
-            raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: give 0 or more")
-
-    @property
-    def processors(self) -> Processing:
-        """``processing``, and stop tokens that wait for ``min_tokens``."""
-        if not self.min_tokens or not self.stop_tokens:
-            return self.processing
-        waiting = tuple((token, self.min_tokens) for token in self.stop_tokens)
-        return replace(self.processing, late=(*self.processing.late, *waiting))
-
-    @property
-    def second(self) -> "Request | None":
-        """What a row that guides this one continues: the other prompt, by the same tokens."""
-        if self.guidance is None:
-            return None
-        return Request(
-            tokens=self.guidance.prompt,
-            max_tokens=self.max_tokens,
-            stop_tokens=self.stop_tokens,
-            num_draft_tokens=self.num_draft_tokens,
-        )
 
 
 class Batch:

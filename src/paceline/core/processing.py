@@ -7,85 +7,18 @@ sequences and L their length, E tokens that come later, T text capacity.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-NEVER = -float("inf")
+from paceline.core.request import NEVER, Biased, Processing
+
 COLUMNS = {  # of a state, and the fields that they hold
     "repetition": "repetition_penalty",
     "frequency": "frequency_penalty",
     "presence": "presence_penalty",
     "ngram": "no_repeat_ngram",
 }
-_Biased: TypeAlias = tuple[tuple[int, ...], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processing:
-    """One row's processors; the defaults do nothing.
-
-    In the order in which they apply, which transformers and vLLM share:
-
-    - ``bias``: (tokens, value) pairs; ``value`` is added to the logit of the last token wherever the others stand
-      right before it. -inf bans; a pair of one token holds everywhere. Values for the same place add up.
-    - ``allowed``: no other token; None: every one.
-    - ``repetition_penalty``: logits of tokens in the prompt or the new text are divided by it where positive and
-      multiplied where not; above 0, 1 is off (1909.05858).
-    - ``frequency_penalty``, ``presence_penalty``: taken from the logit of a token for every time that it stands in the
-      new text, and once if it does.
-    - ``no_repeat_ngram``: no token that would complete a run of this many tokens that the text has already; 0 is off.
-    - ``late``: (token, count) pairs; the token is none of the first ``count`` new ones.
-
-    Where they leave no token, token 0 is certain, as it is for an argmax. Raises ValueError on values out of range.
-    """
-
-    bias: tuple[tuple[tuple[int, ...], float], ...] = ()
-    allowed: tuple[int, ...] | None = None
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    no_repeat_ngram: int = 0
-    late: tuple[tuple[int, int], ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty={self.repetition_penalty}: give a finite number above 0 (1 is off)")
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not abs(getattr(self, name)) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)}: give a finite number (0 is off)")
-        if self.no_repeat_ngram < 0:
-            raise ValueError(f"no_repeat_ngram={self.no_repeat_ngram}: give 0 (off) or a positive length")
-        for tokens, value in self.bias:
-            if not tokens or min(tokens) < 0:
-                raise ValueError(f"bias of {list(tokens)}: give one token id or several, each at least 0")
-            if not value < float("inf"):
-                raise ValueError(f"bias of {list(tokens)}: {value}; give a finite number, or -inf to ban")
-        if self.allowed is not None and (not self.allowed or min(self.allowed) < 0):
-            raise ValueError(f"allowed={list(self.allowed)}: give at least one token id, or None for every one")
-        if any(token < 0 or count < 0 for token, count in self.late):
-            raise ValueError(f"late={list(self.late)}: give token ids and counts of at least 0")
-
-    @property
-    def everywhere(self) -> list[tuple[int, float]]:
-        """Biases that depend on nothing."""
-        return [(tokens[0], value) for tokens, value in self.bias if len(tokens) == 1]
-
-    @property
-    def sequences(self) -> list[_Biased]:
-        """Biases that depend on the tokens before."""
-        return [(tokens, value) for tokens, value in self.bias if len(tokens) > 1]
-
-    @property
-    def is_biased(self) -> bool:
-        """Whether some tokens have another logit everywhere."""
-        return self.allowed is not None or any(len(tokens) == 1 for tokens, _ in self.bias)
-
-    @property
-    def counts(self) -> bool:
-        """Whether it matters which tokens stand in the text."""
-        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +112,7 @@ class ProcessingState:
             values.index_add_(0, tokens, torch.tensor([value for _, value in pairs], dtype=torch.float32))
             self.bias[row] = values.to(self.device)
 
-    def _assign_sequences(self, rows: Sequence[int], sequences: Sequence[list[_Biased]]) -> None:
+    def _assign_sequences(self, rows: Sequence[int], sequences: Sequence[list[Biased]]) -> None:
         most = max(map(len, sequences))
         longest = max((len(tokens) - 1 for row in sequences for tokens, _ in row), default=0)
         if most > self.last.shape[1] or longest > self.before.shape[2]:

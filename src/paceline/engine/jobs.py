@@ -4,8 +4,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from paceline.core.batch import Finish, Request
+from paceline.core.batch import Finish
 from paceline.core.logprobs import Chosen
+from paceline.core.request import Request
 from paceline.core.stats import Summary
 from paceline.core.tree import NoDraft
 from paceline.engine.clock import Phases

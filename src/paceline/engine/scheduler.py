@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import final
 
-from paceline.core.batch import Finish, Request
+from paceline.core.batch import Finish
 from paceline.core.host import integers
+from paceline.core.request import Request
 from paceline.decode import Decoder
 from paceline.engine.clock import StepClock, StepTimes
 from paceline.engine.jobs import Closing, Gain, Job

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.batch import Request
 from paceline.core.plan import Fixed
+from paceline.core.request import Request
 from paceline.core.stats import Summary
 from paceline.decode import Decoder
 from paceline.drafters.base import Drafter

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from rich.progress import track
 
-from paceline.core.batch import Request
 from paceline.core.noise import split_seed
 from paceline.core.plan import Fixed
+from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.decode import Decoder
 from paceline.drafters.none import NoDrafter

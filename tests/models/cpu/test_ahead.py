@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.core.batch import Request
 from paceline.core.noise import Philox
-from paceline.core.processing import Processing
+from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
 from paceline.drafters.grow.chain import ChainGrower

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
 from paceline.core.noise import Philox
 from paceline.core.parts import Parts
-from paceline.core.processing import Processing
+from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
 from paceline.core.tree import NoDraft, Outcome, Tree

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
 from paceline.core.noise import Philox
-from paceline.core.processing import Processing
+from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Outcome, Tree
 from paceline.models.cpu.ending import CpuBatch

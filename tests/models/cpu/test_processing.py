@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
 from paceline.core.noise import Philox
-from paceline.core.processing import Processing
+from paceline.core.request import Processing, Request
 from paceline.core.tree import Outcome, Tree
 from paceline.models.cpu.ending import CpuBatch
 

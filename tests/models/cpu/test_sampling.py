@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
 from paceline.core.noise import Philox
+from paceline.core.request import Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
 from paceline.models.cpu.ending import CpuBatch

@@ -9,9 +9,9 @@ from typing import final
 import torch
 
 from paceline.bench.suites import PYTHON_PROMPTS
-from paceline.core.batch import Report, Request
+from paceline.core.batch import Report
 from paceline.core.plan import Fixed
-from paceline.core.processing import Processing
+from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter

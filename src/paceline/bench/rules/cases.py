@@ -11,7 +11,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
+from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.grow.shapes import Topology

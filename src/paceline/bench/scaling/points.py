@@ -12,8 +12,9 @@ from typing import final
 import psutil
 import torch
 
-from paceline.core.batch import Batch, Request
+from paceline.core.batch import Batch
 from paceline.core.plan import Fixed, StepPlan
+from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.core.tree import Draw, Tree
 from paceline.decode import Decoder
