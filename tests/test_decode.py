@@ -37,7 +37,7 @@ REFUSALS = {
     ),
     "token beyond the vocabulary": (lambda: admit(prompt=[tiny.VOCAB], max_tokens=4), f"vocabulary of {tiny.VOCAB}"),
     "negative token": (lambda: admit(prompt=[-1], max_tokens=4), "leave the target's vocabulary"),
-    "too many stop tokens": (lambda: admit(prompt=[1], stop_tokens=range(9)), "9 stop tokens: at most 8"),
+    "too many stop tokens": (lambda: admit(prompt=[1], stop_tokens=range(65)), "65 stop tokens: at most 64"),
     "negative draft length": (lambda: admit(prompt=[1], num_draft_tokens=-1), "num_draft_tokens=-1"),
     "beyond the context": (
         lambda: decoder_for(NoDrafter(), "coupled", max_length=129),
