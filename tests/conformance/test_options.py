@@ -106,6 +106,7 @@ def test_sampled_texts_equal_the_reference(drafter, verifier):
     assert drafter == "none" or sum(result.summary.drafted) > 20
 
 
+@pytest.mark.slow
 @every_pair
 def test_a_row_of_a_batch_equals_that_row_alone(drafter, verifier):
     requests, target = rows(temperature=0.9, max_tokens=12), tiny.target()[1]

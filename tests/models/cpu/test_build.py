@@ -112,6 +112,7 @@ def compare(lm, tolerance):
     assert float((found[0] - found[1]).abs().max()) <= tolerance * max(1.0, float(found[0].abs().max()))
 
 
+@pytest.mark.slow
 def test_a_processor_without_wide_vectors_gives_the_same_numbers(afresh, monkeypatch):
     """The portable code: what is compiled where neither AVX-512 nor products of bfloat16 are."""
     monkeypatch.setattr(build, "ATTEMPTS", ((),))
