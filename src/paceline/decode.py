@@ -75,6 +75,8 @@ class Decoder:
                 vocab_size=target.vocab_size,
                 draw=agree(drafter, verifier),
                 device=target.device,
+                target=target,
+                cache=self.cache,
             )
         )
 
@@ -94,6 +96,7 @@ class Decoder:
         known = [prefix or Prefix(row=row, length=0) for prefix, row in zip(given, rows, strict=True)]
         for request, prefix in zip(requests, known, strict=True):
             self._check_prefix(request, prefix)
+        known = [self._less(prefix, request) for request, prefix in zip(requests, known, strict=True)]
         self.lane.admit(rows, requests)
         if any(request.guidance for request in requests):
             rows, requests, known = self._with_seconds(rows, requests, known)
@@ -124,7 +127,7 @@ class Decoder:
             tree = self.lane.look(self.drafter.propose(self.batch, plan))
             tree = guiding.copy_draft(tree, self.batch.root)
             self.clock.mark(Phase.DRAFT)
-            output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL)
+            output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL, resume=tree.resume)
             assert output.logits is not None
             self.clock.mark(Phase.TARGET)
             logits = self.batch.process_tree(output.logits, tree)
@@ -191,6 +194,11 @@ class Decoder:
             )
         if integers(self.batch.tokens[prefix.row, : prefix.length]) != list(request.tokens[: prefix.length]):
             raise ValueError(f"the first {prefix.length} tokens of row {prefix.row} are not those of the prompt")
+
+    def _less(self, prefix: Prefix, request: Request) -> Prefix:
+        """``prefix`` without the tokens that the drafter must see read."""
+        most = max(0, len(request.tokens) - 1 - self.drafter.num_reread)
+        return prefix if prefix.length <= most else Prefix(row=prefix.row, length=most)
 
     def read(self) -> Report:
         """What the last step did, in one transfer to the host."""

@@ -35,7 +35,7 @@ class Script:
             num_layers=1, rows=rows, capacity=capacity, num_kv_heads=1, head_dim=1, dtype=torch.float64, device="cpu"
         )
 
-    def __call__(self, tree, cache, *, start=0, taps=(), head=Head.ALL):
+    def __call__(self, tree, cache, *, start=0, taps=(), head=Head.ALL, resume=None):
         if head is Head.NONE:
             return Output(None, {})
         following = self.tokens[cache.length[:, None] + tree.depth[:, start:] + 1]

@@ -98,3 +98,18 @@ def test_memory_does_not_grow_with_steps(drafter):
         decoder.cache.storage.values.data_ptr(),
         decoder.batch.tokens.data_ptr(),
     )
+
+
+def test_permute_moves_scratch_and_nothing_else():
+    cache = storage()
+    view = cache.view()
+    view.truncate(torch.tensor([0, 1, 4]))
+    put(view, [[0, 1, 2, 3], [1, 2, 3, 4], [4, 5, 6, 7]], [[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]])
+    early = view.apart(layers=[0])
+    early.permute(torch.tensor([[0, 3, 1, -1], [0, 2, -1, 1], [-1, -1, -1, 0]]))
+    keys, values = view.read(0)
+    assert keys[0, :4, 0, 0].tolist() == [10, 13, 11, 13] and keys[1, :5, 0, 0].tolist() == [0, 20, 22, 22, 21]
+    assert keys[2, 4:, 0, 0].tolist() == [30, 31, 32, 30]
+    assert torch.equal(keys, -values)
+    assert view.read(1)[0][0, :4, 0, 0].tolist() == [110, 111, 112, 113], "layers outside the view stay"
+    assert view.length.tolist() == [0, 1, 4]

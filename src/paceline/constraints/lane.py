@@ -189,7 +189,8 @@ class Lane:
             tokens = tokens.clone()
             tokens[index[:, 0]] = torch.tensor([self._drafts[row].tokens for row in forced], device=device)
         draw, law = torch.where(fixed, int(Draw.FIXED), tree.draw), torch.where(fixed, -1, tree.law)
-        return replace(tree, tokens=tokens, draw=draw, law=law)
+        # What a drafter knows of nodes is of the tokens that it had put there.
+        return replace(tree, tokens=tokens, draw=draw, law=law, resume=None if replaced else tree.resume)
 
     def _restricted(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
         valid = tree.valid.clone()

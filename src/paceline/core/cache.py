@@ -131,6 +131,20 @@ class View:
                     store.index_put_((into, target), store[rows, source])  # the gather copies, so overlap is safe
         self._move(length + num_committed)
 
+    def permute(self, source: Tensor) -> None:
+        """Move scratch: slot i after the committed ones gets what slot ``source[:, i]`` [B, n] after them holds.
+
+        -1 says that nothing is to be moved there.
+        """
+        length = self.length[:, None]
+        rows = self.row_index[:, None].expand_as(source)
+        slots = length + source.clamp(min=0)
+        into = self.target_rows(source >= 0)
+        target = (length + torch.arange(source.shape[1], device=source.device)).clamp(max=self.capacity - 1)
+        for layer in self.layers:
+            for store in (self.storage.keys[layer], self.storage.values[layer]):
+                store.index_put_((into, target), store[rows, slots])  # the gather copies, so overlap is safe
+
     def truncate(self, length: int | Tensor) -> None:
         """Forget committed slots from ``length`` on: a row is being given to another request."""
         self._move(torch.zeros_like(self.length) + length)

@@ -1,6 +1,6 @@
 """The draft: one static-shape tree of tokens per row. Knows nothing of models, caches or laws' meaning.
 
-B rows, N nodes, M distinct laws, V vocabulary.
+B rows, N nodes, M distinct laws, V vocabulary, H hidden size.
 """
 
 from dataclasses import dataclass
@@ -33,6 +33,19 @@ class NoDraft(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Nodes that a forward need not take through the first layers, because they have passed them already.
+
+    Of a node that is ``ready`` those layers' keys and values lie in its slot of the cache.
+    """
+
+    layer: int  # static: how many layers of the call's view; 0 gives embeddings
+    hidden: Tensor  # [B, n, H] the residual stream after them, where ready
+    ready: Tensor  # [B, n] bool
+    first: int  # static: nodes before this one are ready, wherever they are valid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
     """A draft for every row. Column 0 is the root: the newest known token, not yet in the target's cache.
 
@@ -52,6 +65,7 @@ class Tree:
     max_depth: int  # static bound on depth
     chain: bool  # static: node n is the child of node n - 1
     blame: NoDraft = NoDraft.DECLINED  # static: why a row has the root alone, if its limits do not say so
+    resume: Resume | None = None  # for the target, of all nodes
 
     @property
     def num_nodes(self) -> int:

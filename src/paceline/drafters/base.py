@@ -13,9 +13,10 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.cache import View
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.models.base import Output
+from paceline.models.base import LM, Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,15 @@ class Setting:
     vocab_size: int  # the target's
     draw: Draw  # how tokens must be drawn, agreed with the verifier
     device: torch.device
+    target: LM
+    cache: View  # the target's, of all rows and layers; what lies above its committed slots is free while drafting
 
 
 class Drafter(ABC):
     """Proposes a tree per row and step. Output never depends on it, only speed does."""
 
     taps: tuple[int, ...] = ()  # target hidden states it wants
+    num_reread: int = 0  # the last tokens before a prompt's root whose taps it must see, also where others hold them
     origins: tuple[str, ...] = ("draft",)  # what the numbers of Tree.origin mean
     draws: frozenset[Draw]  # how it can draw
     branches: bool = False  # whether its trees may branch

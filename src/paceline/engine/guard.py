@@ -42,7 +42,7 @@ class Guarded(Drafter):
 
     def __init__(self, *, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.taps, self.draws = drafter.taps, drafter.draws
+        self.taps, self.num_reread, self.draws = drafter.taps, drafter.num_reread, drafter.draws
         self.origins, self.branches, self.takes_others = drafter.origins, drafter.branches, drafter.takes_others
         self.error: Exception | None = None  # what it raised, once it has
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
-from paceline.core.tree import Tree
+from paceline.core.tree import Resume, Tree
 
 
 class Head(Enum):
@@ -63,12 +63,22 @@ class LM(Protocol):
         ...
 
     def __call__(
-        self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
+        self,
+        tree: Tree,
+        cache: View,
+        *,
+        start: int = 0,
+        taps: Sequence[int] = (),
+        head: Head = Head.ALL,
+        resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree``; earlier nodes are in the cache's scratch from former calls.
 
         Node i of row b is written to slot length[b] + i and sits at position length[b] + depth[b, i]; it attends to
         the committed slots and its own ancestors. Only ``cache.commit`` makes a slot lasting.
+
+        A view of some layers runs those alone. With ``resume``, of the nodes of this call, those that are ready begin
+        after its layers; ``taps`` are then not below these. Raises ValueError where the model cannot do either.
         """
         ...
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.cache import SlotCache, View, Zeros
-from paceline.core.tree import Tree
+from paceline.core.tree import Resume, Tree
 from paceline.models.attention import Attend, CausalAttention
 from paceline.models.base import Head, Output
 from paceline.models.blocks import make_block
@@ -100,38 +100,75 @@ class DecoderLM(nn.Module):
         )
 
     def forward(
-        self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
+        self,
+        tree: Tree,
+        cache: View,
+        *,
+        start: int = 0,
+        taps: Sequence[int] = (),
+        head: Head = Head.ALL,
+        resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
         attend = self.attention(tree, cache, start, max_positions=self.max_positions, group=self.group)
-        hidden = self._run(tree.tokens[:, start:], attend, cache.layers, taps)
+        if resume is None:
+            x, done = self.embedded(tree.tokens[:, start:], attend.positions), 0
+        else:
+            x, done = self._rejoined(tree, cache, start, resume), resume.layer
+            assert min(taps, default=done) >= done, "what is resumed has no taps below"
+        hidden = self._run(x, attend, cache.layers, taps, done)
         return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 
-    def causal(self, tokens: Tensor, *, taps: Sequence[int] = ()) -> Output:
+    def causal(self, tokens: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL) -> Output:
         """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V].
 
         Raises ValueError for a T that exceeds the model's sliding window.
         """
-        rows, length = tokens.shape
-        self._refuse_beyond_window(length)
-        attend = CausalAttention(rows, length, tokens.device)
-        hidden = self._run(tokens, attend, range(self.num_layers), taps)
-        return Output(self._head(hidden[-1], Head.ALL, None), {tap: hidden[tap] for tap in taps})
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        return self.causal_over(self.embedded(tokens, positions), taps=taps, head=head)
 
-    def _run(self, tokens: Tensor, attend: Attend, layers: Sequence[int], taps: Sequence[int]) -> dict[int, Tensor]:
-        """Residual stream at each tap, and under -1 at the end."""
-        dropout = self.dropout if self.training else 0.0
-        # The residual stream is [B * n, H] inside: a matrix product of two axes costs less to call than of three.
+    def causal_over(self, hidden: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL) -> Output:
+        """The same from embeddings, or whatever stands for them [B, T, H]."""
+        rows, length = hidden.shape[:2]
+        self._refuse_beyond_window(length)
+        found = self._run(hidden, CausalAttention(rows, length, hidden.device), range(self.num_layers), taps)
+        return Output(self._head(found[-1], head, None), {tap: found[tap] for tap in taps})
+
+    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """What the first layer reads [B, n, H], of ``tokens`` and ``positions`` [B, n]."""
         x = self.embed(tokens.flatten())
         if self.embedding_factor != 1.0:
             x = x * self.embedding_factor
         if self.position is not None:
-            x = x + self.position(attend.positions.flatten())
+            x = x + self.position(positions.flatten())
+        return x.view(*tokens.shape, -1)
+
+    def _rejoined(self, tree: Tree, cache: View, start: int, resume: Resume) -> Tensor:
+        """The residual stream [B, n, H] where ``resume`` goes on; nodes that are not ready are brought there.
+
+        A call costs what the weights that it reads weigh, not how many nodes it has: all from the first one that may
+        not be ready are brought, and what was there already is kept.
+        """
+        first = resume.first
+        if first == tree.num_nodes - start:
+            return resume.hidden
+        attend = self.attention(tree, cache, start + first, max_positions=self.max_positions, group=self.group)
+        x = self.embedded(tree.tokens[:, start + first :], attend.positions)
+        brought = self._run(x, attend, cache.layers[: resume.layer], ())[-1]
+        rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], brought)
+        return torch.cat((resume.hidden[:, :first], rest), dim=1) if first else rest
+
+    def _run(
+        self, x: Tensor, attend: Attend, layers: Sequence[int], taps: Sequence[int], done: int = 0
+    ) -> dict[int, Tensor]:
+        """Residual stream at each tap, and under -1 at the end, from ``x`` [B, n, H] after ``done`` of the layers."""
+        dropout = self.dropout if self.training else 0.0
+        shape = x.shape
         table = None if self.rotary is None else self.rotary(attend.positions, x.dtype)
-        shape = (*tokens.shape, -1)
-        hidden = {0: x.view(shape)} if 0 in taps else {}
-        for slot, layer in enumerate(layers):
-            x = self.blocks[layer](x, slot, attend, table, dropout)
+        hidden = {done: x} if done in taps else {}
+        x = x.flatten(0, 1)  # inside it is [B * n, H]: a matrix product of two axes costs less to call than of three
+        for slot in range(done, len(layers)):
+            x = self.blocks[layers[slot]](x, slot, attend, table, dropout)
             if slot + 1 in taps:
                 hidden[slot + 1] = x.view(shape)
         return {**hidden, -1: x.view(shape)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.core.cache import SlotCache, View
-from paceline.core.tree import Tree
+from paceline.core.tree import Resume, Tree
 from paceline.models.attention import TreeAttention
 from paceline.models.base import Head, Output
 from paceline.models.hf_cache import TreeCache, is_whole
@@ -89,13 +89,21 @@ class TransformersLM:
 
     @torch.no_grad()
     def __call__(
-        self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
+        self,
+        tree: Tree,
+        cache: View,
+        *,
+        start: int = 0,
+        taps: Sequence[int] = (),
+        head: Head = Head.ALL,
+        resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base).
 
-        Raises ValueError for a view of some of the layers and a model in training mode: its own code runs all layers.
+        Raises ValueError for a view of some of the layers, for ``resume`` and for a model in training mode: its own
+        code runs all layers.
         """
-        if not is_whole(cache):
+        if resume is not None or not is_whole(cache):
             raise ValueError("a transformers model runs all of its layers: load it with backend='native' to run some")
         if self.model.training:
             raise ModelError(f"{type(self.model).__name__} is in training mode: call model.eval()")

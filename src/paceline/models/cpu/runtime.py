@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
-from paceline.core.tree import Tree
+from paceline.core.tree import Resume, Tree
 from paceline.models.base import Ahead, Head, Output
 from paceline.models.cpu import layout
 from paceline.models.cpu.build import load_kernel
@@ -74,11 +74,18 @@ class CpuDecoder(Ahead):
         return self.lm.new_cache(rows, capacity, zeros=unwritten)
 
     def __call__(
-        self, tree: Tree, cache: View, *, start: int = 0, taps: Sequence[int] = (), head: Head = Head.ALL
+        self,
+        tree: Tree,
+        cache: View,
+        *,
+        start: int = 0,
+        taps: Sequence[int] = (),
+        head: Head = Head.ALL,
+        resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base); traced by a compiler, it is the eager decoder."""
-        if torch.compiler.is_compiling():
-            return self.lm(tree, cache, start=start, taps=taps, head=head)
+        if torch.compiler.is_compiling() or resume is not None:
+            return self.lm(tree, cache, start=start, taps=taps, head=head, resume=resume)
         self._refresh(cache)
         tokens, depth, valid = _rows(tree.tokens[:, start:]), _rows(tree.depth[:, start:]), _rows(tree.valid[:, start:])
         ancestors = _rows(tree.ancestors[:, start:])

@@ -1,0 +1,14 @@
+"""Parts beside a target that draft from its hidden states, one file each. Modules only: they know no step and no files.
+
+``drafters`` calls a head while a draft grows, ``train`` unrolled over whole texts; both call the same modules.
+"""
+
+from paceline.core.registry import Registry
+
+HEADS = Registry(
+    "head",
+    {
+        "early_exit": "paceline.heads.early_exit:EarlyExitHead",
+        "prophet": "paceline.heads.prophet:ProphetHead",
+    },
+)
