@@ -229,3 +229,15 @@ def test_the_head_runs_only_where_asked(head):
         close(found[:, 0], torch.stack((whole[0, 8], whole[1, 3])))
     else:
         close(found, whole)
+
+
+@torch.no_grad()
+def test_segments_of_a_row_are_as_if_each_stood_alone():
+    _, lm = pair("grouped", torch.float64)
+    tokens = texts(2, 12)
+    segment = torch.tensor([[0] * 5 + [1] * 3 + [0] * 4, [7] * 12])
+    whole = lm.causal(tokens, taps=(1,), segment=segment)
+    for row, start, end in ((0, 0, 5), (0, 5, 8), (1, 0, 12)):
+        alone = lm.causal(tokens[row : row + 1, start:end], taps=(1,))
+        torch.testing.assert_close(whole.logits[row, start:end], alone.logits[0], rtol=0, atol=1e-10)
+        torch.testing.assert_close(whole.hidden[1][row, start:end], alone.hidden[1][0], rtol=0, atol=1e-10)

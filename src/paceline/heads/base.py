@@ -63,8 +63,17 @@ class DraftHead(nn.Module, ABC):
         """Take on what ``own_state`` gave. Raises ValueError naming what is missing, superfluous or misshapen."""
 
     @abstractmethod
-    def unroll(self, tokens: Tensor, hidden: Mapping[int, Tensor], *, generator: torch.Generator | None) -> Unrolled:
+    def unroll(
+        self,
+        tokens: Tensor,
+        hidden: Mapping[int, Tensor],
+        *,
+        segment: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Unrolled:
         """Drafts over ``tokens`` [B, T] whose ``hidden`` states [B, T, H] lie at ``taps``; differentiable.
+
+        ``segment`` [B, T] as in models/attention.CausalAttention: a draft sees one text, and has no weight beyond it.
 
         What it draws at random (anchors, where a crop ends) is drawn by ``generator``, on the CPU; None takes all
         anchors, and crops nothing.

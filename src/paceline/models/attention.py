@@ -74,13 +74,29 @@ def attended(tree: Tree, cache: View, start: int) -> Tensor:
 
 
 class CausalAttention:
-    """Whole sequences at once without a cache, for training: position t sees 0..t."""
+    """Whole sequences at once without a cache, for training: position t sees 0..t, of its own segment alone.
 
-    def __init__(self, rows: int, length: int, device: torch.device) -> None:
-        self.positions = torch.arange(length, device=device).expand(rows, length)
+    ``segment`` [B, T] numbers texts that stand one after another in a row; each begins at position 0. None: one text.
+    """
+
+    def __init__(self, rows: int, length: int, device: torch.device, segment: Tensor | None = None) -> None:
+        index = torch.arange(length, device=device)
+        self.positions = index.expand(rows, length)
+        self.mask: Tensor | None = None  # [B, 1, T, T]
+        if segment is not None:
+            begins = torch.ones_like(segment, dtype=torch.bool)
+            begins[:, 1:] = segment[:, 1:] != segment[:, :-1]
+            self.positions = index - torch.where(begins, index, 0).cummax(-1).values
+            own = segment[:, None, :] == segment[:, :, None]
+            self.mask = (own & (index <= index[:, None]))[:, None]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = F.scaled_dot_product_attention(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True, enable_gqa=True
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=self.mask,
+            is_causal=self.mask is None,
+            enable_gqa=True,
         )
         return out.transpose(1, 2)

@@ -119,19 +119,29 @@ class DecoderLM(nn.Module):
         hidden = self._run(x, attend, cache.layers, taps, done)
         return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 
-    def causal(self, tokens: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL) -> Output:
-        """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V].
+    def causal(
+        self, tokens: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL, segment: Tensor | None = None
+    ) -> Output:
+        """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V]; ``segment`` as in CausalAttention.
 
         Raises ValueError for a T that exceeds the model's sliding window.
         """
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        return self.causal_over(self.embedded(tokens, positions), taps=taps, head=head)
+        attend = self._causally(tokens, segment)
+        return self._causal(self.embedded(tokens, attend.positions), attend, taps, head)
 
-    def causal_over(self, hidden: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL) -> Output:
+    def causal_over(
+        self, hidden: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL, segment: Tensor | None = None
+    ) -> Output:
         """The same from embeddings, or whatever stands for them [B, T, H]."""
-        rows, length = hidden.shape[:2]
+        return self._causal(hidden, self._causally(hidden, segment), taps, head)
+
+    def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
+        rows, length = whole.shape[:2]
         self._refuse_beyond_window(length)
-        found = self._run(hidden, CausalAttention(rows, length, hidden.device), range(self.num_layers), taps)
+        return CausalAttention(rows, length, whole.device, segment)
+
+    def _causal(self, x: Tensor, attend: Attend, taps: Sequence[int], head: Head) -> Output:
+        found = self._run(x, attend, range(self.num_layers), taps)
         return Output(self._head(found[-1], head, None), {tap: found[tap] for tap in taps})
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:

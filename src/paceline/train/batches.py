@@ -16,9 +16,7 @@ class TrainBatch:
 
     tokens: Tensor  # [B, T + 1] int64
     learned: Tensor  # [B, T + 1] bool: tokens that a loss counts; padding and other people's turns are none
-    segment: Tensor | None = (
-        None  # [B, T + 1] int64: of one text where equal, which sees no others; None: one
-    )
+    segment: Tensor | None = None  # [B, T + 1] int64: of one text where equal, which sees no others; None: one
     hidden: Mapping[int, Tensor] | None = None  # tap -> [B, T, H], where it was computed before; None: ask the target
 
 
