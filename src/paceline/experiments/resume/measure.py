@@ -1,0 +1,48 @@
+"""Times both ways of every cell in turn and keeps what was found as records. Knows nothing of tables."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from paceline.bench.raw import RESUME, RawFile, Record
+from paceline.bench.statistics import is_void, paired_ratios
+from paceline.bench.timing import time_in_turn
+from paceline.experiments.resume.cases import AGAIN, RESUMED, WHOLE, Cell, Prepared
+from paceline.models.decoder import DecoderLM
+
+WARM_UP = 2
+Progress = Callable[[str], None]
+
+
+def measure_cells(
+    cells: Sequence[Cell], *, target: DecoderLM, raw: RawFile, run: str, num_steps: int, say: Progress
+) -> None:
+    """Put into ``raw`` what it lacks of ``cells``: seconds of ``num_steps`` steps of every way, step by step in turn.
+
+    Raises ValueError for fewer steps than 1, and RuntimeError where the two ways did not write the same.
+    """
+    if num_steps < 1:
+        raise ValueError(f"num_steps={num_steps}: give at least 1")
+    for number, cell in enumerate(cells, start=1):
+        identity: Record = {"kind": RESUME, "run": run, "cell": asdict(cell)}
+        if any(identity.items() <= record.items() and not record["void"] for record in raw.records):
+            continue
+        say(f"{cell.name} ({number} of {len(cells)})")
+        prepared = Prepared(cell, target=target, num_steps=num_steps + WARM_UP)
+        taken = time_in_turn(
+            {name: partial(prepared.step, name) for name in prepared.decoders},
+            repeats=num_steps,
+            seconds=0.0,
+            warm_up=WARM_UP,
+        )
+        if prepared.texts(RESUMED) != prepared.texts(WHOLE):
+            raise RuntimeError(f"{cell.name}: resumed and whole verification wrote different texts; please report it")
+        control = paired_ratios(taken[RESUMED], taken[AGAIN])
+        raw.append(
+            {
+                **identity,
+                "num_layers": target.num_layers,
+                "void": is_void(control),
+                "seconds": {name: list(values) for name, values in taken.items()},
+            }
+        )
