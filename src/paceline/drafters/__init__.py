@@ -11,6 +11,8 @@ DRAFTERS = Registry(
         "none": "paceline.drafters.none:NoDrafter",
         "ngram": "paceline.drafters.ngram:NgramDrafter",
         "model": "paceline.drafters.model:ModelDrafter",
+        "prophet": "paceline.drafters.prophet:ProphetDrafter",
+        "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
     },
     group="paceline.drafters",
     base="paceline.drafters.base:Drafter",

@@ -89,4 +89,6 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 def _each(own: Mapping[str, nn.Module], state: Mapping[str, Tensor], *, assign: bool) -> None:
     for prefix, module in own.items():
         start = f"{prefix}."
-        module.load_state_dict({n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}, assign=assign)
+        module.load_state_dict(
+            {n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}, assign=assign
+        )

@@ -78,11 +78,11 @@ class ProphetHead(DraftHead):
 
     kind: ClassVar[str] = "prophet"
     Config: ClassVar[type[HeadConfig]] = ProphetConfig
-    config: ProphetConfig
 
     def __init__(self, config: ProphetConfig, target: DecoderConfig, decoder: DecoderLM) -> None:
         super().__init__()
-        self.config, self._taps = config, (target.num_layers,)
+        self.config = self.sizes = config
+        self._taps = (target.num_layers,)
         self.norm = RMSNorm(target.hidden_size, config.norm_eps)
         self.project = nn.Linear(target.hidden_size, decoder.config.hidden_size, bias=False)
         self.decoder = decoder
@@ -115,15 +115,16 @@ class ProphetHead(DraftHead):
         return self._taps
 
     @property
-    def num_states(self) -> int:
-        return self.config.num_states
+    def hidden_size(self) -> int:
+        """Of the target."""
+        return self.project.in_features
 
     @property
     def own(self) -> dict[str, nn.Module]:
         """The parts that are not the target's."""
         own = {"norm": self.norm, "project": self.project}
         own |= {"decoder.blocks": self.decoder.blocks, "decoder.norm": self.decoder.norm}
-        return own if self.config.width is None else {**own, "decoder.embed": self.decoder.embed}
+        return own if self.sizes.width is None else {**own, "decoder.embed": self.decoder.embed}
 
     def own_state(self) -> dict[str, Tensor]:
         return own_parts(self.own)
@@ -147,7 +148,7 @@ class ProphetHead(DraftHead):
 
         A block mask over one long row would be the same; as all blocks have one length it is a matter of shape.
         """
-        config, stream = self.config, self.config.num_blocks
+        config, stream = self.sizes, self.sizes.num_blocks
         anchors = find_roots(tokens, config.anchors, generator)  # [B, A]
         position, weight = steps_from(anchors, config.depth, segment, length=tokens.shape[1])
         before = gather_before(hidden[self._taps[0]], anchors, config.num_states, segment)  # [B, A, s, H]
