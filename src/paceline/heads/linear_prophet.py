@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from paceline.heads.base import DraftHead, HeadConfig, Unrolled
 from paceline.heads.parts import fill, find_roots, gather_before, load_parts, own_parts, steps_from
 from paceline.models.decoder import DecoderLM
-from paceline.models.loading import outline
 
 
 class LinearProphetConfig(HeadConfig):
@@ -47,11 +46,11 @@ class LinearProphetHead(DraftHead):
     @classmethod
     def make(cls, config: HeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         assert isinstance(config, LinearProphetConfig)
-        decoder = outline(replace(target.config, num_layers=0))
+        with torch.device("meta"):
+            decoder = DecoderLM(replace(target.config, num_layers=0))
+            head = cls(config, target.num_layers, decoder)
         decoder.embed, decoder.head, decoder.norm = target.embed, target.head, target.norm
         decoder.rotary, decoder.position = target.rotary, target.position
-        with torch.device("meta"):
-            head = cls(config, target.num_layers, decoder)
         fill(head.own, {name: torch.zeros(part.shape) for name, part in own_parts(head.own).items()}, target)
         return head
 

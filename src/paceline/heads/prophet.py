@@ -19,7 +19,6 @@ from paceline.models.base import Head
 from paceline.models.config import AttentionConfig, DecoderConfig, FFNConfig, Multipliers
 from paceline.models.decoder import DecoderLM
 from paceline.models.layers import RMSNorm, RotaryConfig
-from paceline.models.loading import outline
 
 ROTARY_BASE = 10000.0
 NORM_EPS = 1e-6
@@ -90,11 +89,11 @@ class ProphetHead(DraftHead):
     @classmethod
     def make(cls, config: HeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         assert isinstance(config, ProphetConfig)
-        decoder = outline(config.decoder(target.config))
+        with torch.device("meta"):
+            decoder = DecoderLM(config.decoder(target.config))
+            head = cls(config, target.config, decoder)
         if config.width is None:
             decoder.embed, decoder.head = target.embed, target.head
-        with torch.device("meta"):
-            head = cls(config, target.config, decoder)
         small = ("attention.output.weight", "ffn.down.weight")  # added to the stream, the less the more there is of it
         factor = (2 * config.num_blocks) ** -0.5
         fill(
