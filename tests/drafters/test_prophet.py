@@ -14,8 +14,8 @@ from paceline.models.base import Head
 from tests import tiny as models
 from tests.harness import decoder_for, expected, finish, request, run
 
-SEED = 3
-FLOOR = 2.8  # mean acceptance length on the conformance prompts, greedy
+SEED = 5
+FLOOR = 3.2  # mean acceptance length on the conformance prompts, greedy
 
 
 def new_head(target, *, seed=0, **sizes):
@@ -39,7 +39,7 @@ def echo(target, noise=0.0, **sizes):
 def tiny(target):
     if target.config.rotary is None:  # blocks of another kind than the prophet's
         return ProphetDrafter(head=new_head(target))
-    return ProphetDrafter(head=echo(target, 0.05))
+    return ProphetDrafter(head=echo(target, 0.1))
 
 
 def guessable_target():

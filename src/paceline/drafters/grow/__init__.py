@@ -29,14 +29,11 @@ def make_grower(shape: Shape, setting: Setting, run: Run | None = None) -> Growe
     return ChainGrower(plain, run, greedy=setting.draw is Draw.FIXED)
 
 
-def possible_draws(shape: Shape | None, draws: frozenset[Draw] | None) -> frozenset[Draw]:
-    """How the tokens of ``shape`` (None: a chain) can be drawn, of ``draws`` (None: all ways).
-
-    Raises ValueError where nothing is left.
-    """
+def choose_draws(shape: Shape | None, draws: frozenset[Draw] | None) -> frozenset[Draw]:
+    """Those of ``draws`` (None: all) that ``shape`` (None: a chain) allows. Raises ValueError where there are none."""
     possible = frozenset(Draw) if shape is None else shape.draws
-    found = possible if draws is None else possible & draws
-    if not found:
+    chosen = possible if draws is None else possible & draws
+    if not chosen:
         given, allowed = (", ".join(d.name.lower() for d in sorted(some)) for some in (draws or (), possible))
         raise ValueError(f"a {type(shape).__name__} tree has tokens that are {allowed}, not {given}: change one")
-    return found
+    return chosen
