@@ -83,12 +83,33 @@ class LM(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stem:
+    """The first layers of another model, which read a token before a head goes on from their hidden state.
+
+    D tokens are drafted; of ``hidden`` and ``added`` column d belongs to the one of depth d, column 0 to the root.
+    """
+
+    lm: LM
+    cache: View  # of these layers; the root is its first scratch node, the token of depth d number d
+    hidden: Tensor  # [B, 1 + D, H] contiguous: the residual stream after them, written where a valid token is read
+    added: Tensor | None = None  # [B, 1 + D, H] what the head reads beside it
+
+
 class Ahead(ABC):
     """An LM that can also pick and read several tokens by itself, faster than call by call."""
 
     @abstractmethod
     def run_ahead(
-        self, batch: Batch, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool
+        self,
+        batch: Batch,
+        cache: View,
+        logits: Tensor,
+        tokens: Tensor,
+        valid: Tensor,
+        *,
+        greedy: bool,
+        stem: Stem | None = None,
     ) -> bool:
         """Continue each row of ``batch`` by its own picks, from the ``logits`` [B, 1, V] after its root.
 
@@ -97,6 +118,9 @@ class Ahead(ABC):
         what ``batch.pick`` gives at their positions for processed logits, or ``batch.likeliest`` where ``greedy``. V
         may be larger or smaller than the model's vocabulary: ids that only one of them has are not picked. Returns
         False, and does nothing, where it cannot.
+
+        With a ``stem``, that reads each token first, and the model goes on from what comes of it, as if it were ready
+        before the first layer (core/tree.Resume). ``cache`` has committed the root; ``hidden`` has it already.
         """
         ...
 

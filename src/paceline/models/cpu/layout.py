@@ -103,18 +103,25 @@ class Call(Structure):
         ("taps", ctypes.POINTER(c_int64)),
         ("hidden", ctypes.POINTER(c_void_p)),
         ("num_taps", c_int64),
-        ("logits", c_void_p),
+        *((name, c_void_p) for name in ("logits", "ready")),
+        ("ready_step", c_int64),
+        ("resumed", c_void_p),
+        *((name, c_int64) for name in "resumed_row_step resumed_step resumed_layer".split()),
     ]
 
 
 class Chain(Structure):
-    """Several tokens that a model picks by itself, each read before the next."""
+    """Several tokens that a model picks by itself, each read before the next, by a stem first if there is one."""
 
     _fields_ = [
         *((name, c_int64) for name in "depth vocab greedy".split()),
         ("logits", c_void_p),
         ("logits_step", c_int64),
         *((name, c_void_p) for name in "length valid tokens".split()),
+        ("stem", ctypes.POINTER(Model)),
+        ("stem_call", ctypes.POINTER(Call)),
+        *((name, c_void_p) for name in ("hidden", "added")),
+        *((name, c_int64) for name in ("added_row_step", "added_step")),
     ]
 
 

@@ -59,8 +59,7 @@ def compile_program(lm: DecoderLM) -> Program:
     for block in lm.blocks:
         operations += writer.block(block)
         starts.append(len(operations))
-    config, attention = lm.config, lm.blocks[0].attention
-    assert isinstance(attention, Attention)
+    config = lm.config
     head_dim, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
     side = config.attention.interleaved  # query, key and value of a head side by side
     array = (Operation * len(operations))(*operations)

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import Ahead, Head, Output
+from paceline.models.base import Ahead, Head, Output, Stem
 from paceline.models.cpu import layout
 from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.processing import processors_of
@@ -84,7 +84,7 @@ class CpuDecoder(Ahead):
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base); traced by a compiler, it is the eager decoder."""
-        if torch.compiler.is_compiling() or resume is not None:
+        if torch.compiler.is_compiling():
             return self.lm(tree, cache, start=start, taps=taps, head=head, resume=resume)
         self._refresh(cache)
         tokens, depth, valid = _rows(tree.tokens[:, start:]), _rows(tree.depth[:, start:]), _rows(tree.valid[:, start:])
@@ -102,17 +102,30 @@ class CpuDecoder(Ahead):
         call.taps, call.num_taps = _integers(taps), len(taps)
         call.hidden = (ctypes.c_void_p * len(taps))(*(hidden[tap].data_ptr() for tap in taps))
         call.logits = None if logits is None else logits.data_ptr()
+        if resume is not None:
+            assert min(taps, default=resume.layer) >= resume.layer, "what is resumed has no taps below"
+            held += self._go_on(call, resume)
         self._run(ctypes.byref(self._program.model), ctypes.byref(call))
         del held
         return Output(logits, hidden)
 
     def run_ahead(
-        self, batch: Batch, cache: View, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool
+        self,
+        batch: Batch,
+        cache: View,
+        logits: Tensor,
+        tokens: Tensor,
+        valid: Tensor,
+        *,
+        greedy: bool,
+        stem: Stem | None = None,
     ) -> bool:
         """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
         if torch.compiler.is_compiling() or logits.dtype != self.dtype or not known(batch.noise):
             return False
         if batch.guiding.any or (batch.processing.any and batch.processing.vocab_size < logits.shape[-1]):
+            return False
+        if stem is not None and not (isinstance(stem.lm, CpuDecoder) and stem.lm.dtype == self.dtype):
             return False
         self._refresh(cache)
         rows, width = tokens.shape
@@ -129,6 +142,9 @@ class CpuDecoder(Ahead):
             valid=valid.data_ptr(),
             tokens=tokens.data_ptr(),
         )
+        if stem is not None:
+            assert isinstance(stem.lm, CpuDecoder)
+            held += stem.lm._read_first(chain, stem, rows)
         options = options_of(batch.sampling)
         asked = processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
         self._ahead(
@@ -163,6 +179,30 @@ class CpuDecoder(Ahead):
             num_layers=len(cache.layers),
         )
         return call, [length] if index is None else [length, index]
+
+    def _go_on(self, call: layout.Call, resume: Resume) -> list[Tensor]:
+        """Say which nodes begin after the first layers, and with what; the tensors that ``call`` points to then."""
+        hidden, ready = _rows(resume.hidden), _rows(resume.ready)
+        assert hidden.dtype == self.dtype, "hidden states are of the model's precision"
+        call.ready, call.ready_step = ready.data_ptr(), ready.stride(0)
+        call.resumed, call.resumed_layer = hidden.data_ptr(), resume.layer
+        call.resumed_row_step, call.resumed_step = hidden.stride(0), hidden.stride(1)
+        return [hidden, ready]
+
+    def _read_first(self, chain: layout.Chain, stem: Stem, rows: int) -> list[Tensor]:
+        """Say that the layers of ``stem``, whose ``lm`` this is, read each token; what ``chain`` points to then."""
+        self._refresh(stem.cache)
+        call, held = self._call(stem.cache, rows=rows, nodes=1, head=Head.NONE)
+        call.chain = True
+        chain.stem, chain.stem_call = ctypes.pointer(self._program.model), ctypes.pointer(call)
+        assert stem.hidden.is_contiguous() and stem.hidden.dtype == self.dtype
+        chain.hidden = stem.hidden.data_ptr()
+        if stem.added is not None:
+            added = _rows(stem.added)
+            assert added.dtype == self.dtype
+            chain.added, chain.added_row_step, chain.added_step = added.data_ptr(), added.stride(0), added.stride(1)
+            held.append(added)
+        return held
 
     def _refresh(self, cache: View) -> None:
         """Look whether weights were moved and whether angles reach as far as ``cache``."""

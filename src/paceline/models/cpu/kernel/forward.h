@@ -1,7 +1,8 @@
 // One forward of a decoder over a tree per row: embeddings, the operations of its layers, the head.
 //
-// Nodes that are not valid take no part: the valid ones stand side by side, as if the others were not there. Threads go
-// through the operations together and share out rows, columns or heads of each (team.h).
+// Nodes that are not valid take no part: the valid ones stand side by side, as if the others were not there. Where some
+// have passed the first layers before, the others go through these first, alone. Threads go through the operations
+// together and share out rows, columns or heads of each (team.h).
 #pragma once
 
 #include "program.h"
@@ -23,6 +24,8 @@ class Forward {
         for (int b = 0; b < call.rows; b++)
             for (int i = 0; i < call.nodes; i++)
                 if (call.valid[b * call.valid_step + i]) nodes_.push_back({b, i});
+        for (Node at : nodes_)
+            if (!ready(at)) behind_.push_back(at);
         const long chunk = std::min<long>(CHUNK, nodes_.size());
         for (int i = 0; i < NUM_BUFFERS; i++) {
             auto &memory = memory_[i];
@@ -43,6 +46,7 @@ class Forward {
     const Model &model_;
     const Call &call_;
     std::vector<Node> nodes_;
+    std::vector<Node> behind_;   // those that begin with the first layer
     std::vector<int> heads_;     // nodes that get logits
     std::vector<long> outputs_;  // and the rows of logits they go to
 
@@ -52,6 +56,8 @@ class Forward {
         return width % (8 * line) == 0 ? width + line : width;
     }
     T *buffer(int64_t which, long row) { return memory_[which].data() + row * step(which); }
+
+    bool ready(Node at) const { return call_.ready && call_.ready[at.row * call_.ready_step + at.node]; }
 
     void choose_heads() {
         if (call_.head == HEAD_NONE) return;
@@ -64,23 +70,39 @@ class Forward {
     }
 
     void go(Walk &walk) {
-        const int count = nodes_.size();
         Attention<T> attention(model_, call_);
         walk.once([&] { clear(); });
-        walk.share(count, ROWS, [&](int begin, int end) {
+        walk.share(behind_.size(), ROWS, [&](int begin, int end) {
             for (int i = begin; i < end; i++) embed(i);
         });
-        tap(0, walk);
-        for (int at = 0; at < call_.num_layers; at++) {
-            const int layer = call_.layers[at];
-            for (int first = 0; first < count; first += CHUNK) {
-                const int size = std::min(CHUNK, count - first);
-                for (int64_t i = model_.layers[layer]; i < model_.layers[layer + 1]; i++)
-                    operate(model_.operations[i], layer, first, size, attention, walk);
-            }
+        const int joined = call_.ready ? call_.resumed_layer : 0;
+        for (int at = 0; at < joined; at++) pass(call_.layers[at], behind_, attention, walk);
+        if (call_.ready) walk.once([&] { join(); });
+        tap(joined, walk);
+        for (int at = joined; at < call_.num_layers; at++) {
+            pass(call_.layers[at], nodes_, attention, walk);
             tap(at + 1, walk);
         }
         for (int first = 0; first < (int)heads_.size(); first += CHUNK) head(first, walk);
+    }
+
+    void pass(int layer, const std::vector<Node> &nodes, Attention<T> &attention, Walk &walk) {
+        for (int first = 0; first < (int)nodes.size(); first += CHUNK) {
+            const int size = std::min<int>(CHUNK, nodes.size() - first);
+            for (int64_t i = model_.layers[layer]; i < model_.layers[layer + 1]; i++)
+                operate(model_.operations[i], layer, &nodes[first], first, size, attention, walk);
+        }
+    }
+
+    // Puts who was behind in its place among all, the last first: nobody's place lies before where it stands.
+    void join() {
+        const T *given = (const T *)call_.resumed;
+        for (long i = nodes_.size(), left = behind_.size(); i-- > 0;) {
+            const Node at = nodes_[i];
+            const T *from = ready(at) ? given + at.row * call_.resumed_row_step + at.node * call_.resumed_step
+                                      : buffer(STREAM, --left);
+            if (from != buffer(STREAM, i)) std::memcpy(buffer(STREAM, i), from, model_.hidden * sizeof(T));
+        }
     }
 
     // What belongs to no node is zero, not whatever memory held.
@@ -106,7 +128,7 @@ class Forward {
     }
 
     void embed(int i) {
-        const Node at = nodes_[i];
+        const Node at = behind_[i];
         const long token = call_.tokens[at.row * call_.tokens_step + at.node];
         T *x = buffer(STREAM, i);
         look_up(token, x);
@@ -132,7 +154,8 @@ class Forward {
     // Row of a buffer for node number i of the chunk that begins at first.
     long row_of(int64_t which, int first, int i) { return which == STREAM ? first + i : i; }
 
-    void operate(const Operation &op, int layer, int first, int size, Attention<T> &attention, Walk &walk) {
+    void operate(const Operation &op, int layer, const Node *nodes, int first, int size, Attention<T> &attention,
+                 Walk &walk) {
         auto each = [&](auto &&with) {
             walk.share(size, ROWS, [&](int begin, int end) {
                 for (int i = begin; i < end; i++)
@@ -145,13 +168,13 @@ class Forward {
                     for (int h = 0; h < op.count; h++) norm(op, x + op.offset + h * op.inner, y + op.offset + h * op.inner);
                 });
             case ADD: return each([&](int, const T *x, T *y) { add(op, x, y); });
-            case TURN: return each([&](int i, const T *, T *y) { turn_and_write(model_, call_, op, layer, nodes_[first + i], y); });
+            case TURN: return each([&](int i, const T *, T *y) { turn_and_write(model_, call_, op, layer, nodes[i], y); });
             case GATE:
             case ACTIVATE:
                 return walk.share(op.inner, NUMBERS, [&](int begin, int end) {
                     for (int i = 0; i < size; i++) activate(op, buffer(op.source, i), buffer(op.target, i), begin, end);
                 });
-            case ATTEND: return attend(layer, first, size, attention, walk);
+            case ATTEND: return attend(layer, nodes, size, attention, walk);
             default: {
                 const T *x = buffer(op.source, row_of(op.source, first, 0));
                 T *y = buffer(op.target, row_of(op.target, first, 0));
@@ -161,19 +184,19 @@ class Forward {
         }
     }
 
-    void attend(int layer, int first, int size, Attention<T> &attention, Walk &walk) {
+    void attend(int layer, const Node *nodes, int size, Attention<T> &attention, Walk &walk) {
         const int most = Attention<T>::nodes_of_piece(model_, size, call_.threads);
         static thread_local std::vector<int> pieces;  // where those of one row begin, and the end
         pieces.assign(1, 0);
         for (int i = 1; i < size; i++)
-            if (i - pieces.back() == most || nodes_[first + i].row != nodes_[first + i - 1].row) pieces.push_back(i);
+            if (i - pieces.back() == most || nodes[i].row != nodes[i - 1].row) pieces.push_back(i);
         const int heads = model_.num_kv_heads, count = pieces.size();
         pieces.push_back(size);
         walk.share((long)count * heads, 1, [&](int begin, int end) {
             for (int i = begin, next; i < end; i = next) {
                 const int piece = i / heads, head = i % heads, from = pieces[piece];
                 next = std::min(end, i - head + heads);
-                attention(layer, head, head + next - i, &nodes_[first + from], pieces[piece + 1] - from,
+                attention(layer, head, head + next - i, nodes + from, pieces[piece + 1] - from,
                           buffer(HEADS, from), step(HEADS), buffer(ATTENDED, from), step(ATTENDED));
             }
         });

@@ -1,12 +1,11 @@
 // What the other side can call: forwards, drafts, products, choices, noise, and a step's end.
 #include <mutex>
 
+#include "ahead.h"
 #include "ending.h"
 #include "forward.h"
 #include "logprobs.h"
 #include "noise.h"
-#include "processing.h"
-#include "sampling.h"
 
 namespace paceline {
 
@@ -18,52 +17,11 @@ void forward(const Model *model, const Call *call) {
     Forward<T>(*model, *call).run();
 }
 
-// The next token of every row, from processed logits.
-template <class T>
-void choose_next(const Options &options, const Choices &choices, bool greedy) {
-    greedy ? likeliest_of_all<T>(options, choices) : pick_all<T>(options, choices);
-}
-
-// call is for one node per row; what it reads of the tree is set here, depth by depth. processors may be null.
 template <class T>
 void ahead(const Model *model, const Call *call, const Options *options, const Processors *processors,
            const Chain *chain) {
-    static std::vector<T> memory;
-    static std::vector<Acc<T>> processed;
-    static std::vector<int64_t> chosen, position;
     std::lock_guard<std::mutex> held(one);
-    memory.resize(call->rows * model->vocab), chosen.resize(call->rows), position.resize(call->rows);
-    const int64_t width = chain->depth + 1;
-    Choices choices = {call->rows, 1, chain->vocab, call->threads, chain->logits, chain->logits_step, 0};
-    choices.position = position.data(), choices.position_row_step = 1, choices.out = chosen.data();
-    for (int64_t depth = 1; depth < width; depth++) {
-        for (int64_t row = 0; row < call->rows; row++) position[row] = chain->length[row] + depth - 1;
-        if (processors) {
-            processed.resize(call->rows * chain->vocab);
-            Choices raw = choices;
-            raw.out = processed.data();
-            process_all<T>(*processors, {depth - 1, false, chain->tokens + 1, width, 0}, raw);
-            Choices given = choices;
-            given.logits = processed.data(), given.row_step = chain->vocab;
-            choose_next<Acc<T>>(*options, given, chain->greedy);
-        } else {
-            choose_next<T>(*options, choices, chain->greedy);
-        }
-        for (int64_t row = 0; row < call->rows; row++)
-            if (chain->valid[row * width + depth]) chain->tokens[row * width + depth] = chosen[row];
-        if (depth == chain->depth) return;
-        Call next = *call;
-        const int64_t beyond = depth - 1;
-        next.start = beyond;
-        next.tokens = chain->tokens + depth;
-        next.valid = chain->valid + depth;
-        next.tokens_step = next.valid_step = width;
-        next.depth = &beyond;
-        next.depth_step = 0;
-        next.logits = memory.data();
-        Forward<T>(*model, next).run();
-        choices.logits = memory.data(), choices.row_step = model->vocab;
-    }
+    run_ahead<T>(*model, *call, *options, processors, *chain);
 }
 
 // y = x w^T, shared out among threads as in a forward.

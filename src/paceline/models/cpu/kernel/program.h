@@ -54,6 +54,10 @@ struct Call {
     void *const *hidden;  // [rows, nodes, hidden] each
     int64_t num_taps;
     void *logits;  // [rows, nodes or 1, vocab]
+    const uint8_t *ready;  // nodes that begin after the layers before resumed_layer, with hidden states; null: none
+    int64_t ready_step;
+    const void *resumed;
+    int64_t resumed_row_step, resumed_step, resumed_layer;
 };
 
 }  // namespace paceline

@@ -30,18 +30,6 @@ struct Choices {
     void *out;
 };
 
-// Tokens that a model picks and reads by itself, one after the other, in all rows.
-struct Chain {
-    int64_t depth;          // tokens of a row
-    int64_t vocab;          // of them that may be picked, those with the smallest ids
-    int64_t greedy;         // the likeliest, however rows sample
-    const void *logits;     // [rows, vocab] after the root
-    int64_t logits_step;
-    const int64_t *length;  // of the text: where the first token comes to stand
-    const uint8_t *valid;   // [rows, depth + 1]: the root, and what may be drafted
-    int64_t *tokens;        // [rows, depth + 1]: the root is there; what is drafted is written
-};
-
 // How one token is chosen. Temperature 0 is greedy.
 struct Law {
     double temperature, top_p, min_p, typical_p, epsilon, eta;
