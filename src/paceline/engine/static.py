@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.parts import Parts
 from paceline.decode import Decoder
@@ -41,10 +41,13 @@ def fastest(lm: LM) -> LM:
     return lm
 
 
-def lay_out(lm: LM) -> None:
-    """Lay the weights of ``lm``, which nobody else may hold, as ``fastest`` reads them best; it stays what it was."""
+def lay_out(lm: LM, *, beside: nn.Module | None = None) -> None:
+    """Lay the weights of ``lm`` as ``fastest`` reads them best; it stays what it was.
+
+    Nobody may hold them but ``beside``, whose parts are left as they are.
+    """
     if isinstance(lm, DecoderLM) and isinstance(fastest(lm), CpuDecoder):
-        lay_in_panels(lm)
+        lay_in_panels(lm, beside=beside)
 
 
 def product_for(weight: Tensor) -> Callable[[Tensor], Tensor]:

@@ -1,8 +1,10 @@
 """Small native models whose weights lie as a loaded checkpoint's do."""
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 
+from paceline.models.decoder import DecoderLM
 from paceline.models.loading import assemble
 from paceline.models.quantised import quantise
 from tests.models.layouts import pair
@@ -27,3 +29,12 @@ def quantised(layout, dtype, quantization, source=None):
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()
     } | scales
     return assemble(lm.config, state, device="cpu", quantization=quantization)
+
+
+def head_of(lm, layers):
+    """What is left of ``lm`` after its first ``layers``, as a decoder of its own that shares the rest with it."""
+    rest = DecoderLM(replace(lm.config, num_layers=lm.num_layers - layers)).to(lm.dtype).requires_grad_(False)
+    for own, given in zip(rest.blocks, lm.blocks[layers:], strict=True):
+        own.load_state_dict(given.state_dict())
+    rest.embed, rest.position, rest.norm, rest.head = lm.embed, lm.position, lm.norm, lm.head
+    return rest

@@ -3,6 +3,7 @@
 N numbers written, K numbers read. See kernel/panels.h and, for integers, kernel/packed.h.
 """
 
+from collections import Counter
 from typing import Any, ClassVar
 
 import torch
@@ -127,18 +128,27 @@ def from_panels(panels: Tensor, width: int, unit: int = 2) -> Tensor:
     return weight
 
 
-def lay_in_panels(lm: DecoderLM) -> None:
+def lay_in_panels(lm: DecoderLM, *, beside: nn.Module | None = None) -> None:
     """Lay the matrices of ``lm`` in panels, each in the memory where it lies; those that are already stay.
 
-    For models whose weights nobody else holds. A table of embeddings is laid where it is the head as well. Integers in
-    a model of another precision than bfloat16 stay as they are.
+    For models whose weights nobody else holds but ``beside``: what that has a part in stays, and so does a matrix that
+    two layers hold. A table of embeddings is laid where it is the head as well. Integers in a model of another
+    precision than bfloat16 stay as they are.
     """
-    for module in list(lm.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and lm.dtype == torch.bfloat16:
-                setattr(module, name, in_panels(child))
-    if lm.head is None and type(lm.embed) is nn.Embedding and _is_laid(lm.embed.weight):
-        lm.embed = PanelEmbedding(lm.embed, panel_width())
+    wholes: tuple[nn.Module, ...] = (lm,) if beside is None else (lm, beside)
+    layers = [layer for whole in wholes for layer in whole.modules()]
+    holders = Counter(part.data_ptr() for layer in layers for part in layer.parameters(recurse=False))
+    laid: dict[nn.Linear, nn.Linear] = {}
+    for path, layer in list(lm.named_modules(remove_duplicate=False)):
+        if not isinstance(layer, nn.Linear) or isinstance(layer, InPanels) or lm.dtype != torch.bfloat16:
+            continue
+        if holders[layer.weight.data_ptr()] == 1:
+            if layer not in laid:
+                laid[layer] = in_panels(layer)
+            lm.set_submodule(path, laid[layer])
+    if lm.head is None and type(lm.embed) is nn.Embedding and holders[lm.embed.weight.data_ptr()] == 1:
+        if _is_laid(lm.embed.weight):
+            lm.embed = PanelEmbedding(lm.embed, panel_width())
 
 
 def in_panels(layer: nn.Linear) -> nn.Linear:
