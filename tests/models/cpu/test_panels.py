@@ -24,7 +24,7 @@ from paceline.models.cpu.runtime import CpuDecoder
 from paceline.models.quantised import SCHEMES, quantise
 from tests import tiny
 from tests.api import checkpoints
-from tests.models.cpu.models import native
+from tests.models.cpu.models import head_of, native
 from tests.models.cpu.test_invariance import LAYOUTS, chain, one_by_one
 from tests.models.layouts import texts
 
@@ -138,6 +138,40 @@ def test_weights_that_are_trained_and_odd_rows_stay():
     odd.blocks[0].ffn.down = nn.Linear(31, 64, bias=False).bfloat16().requires_grad_(False)
     lay_in_panels(odd)
     assert type(odd.blocks[0].ffn.down) is nn.Linear and isinstance(odd.blocks[0].attention.qkv, PanelLinear)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("first", [True, False], ids=["laid", "by row"])
+@pytest.mark.parametrize("layout", ["grouped", "tied"])
+def test_of_a_head_only_what_is_its_own_is_laid(layout, first):
+    target = deepcopy(native(layout, torch.bfloat16))
+    if first:
+        lay_in_panels(target)
+    head, kinds = head_of(target, 1), [type(layer) for layer in target.modules()]
+    before = [lm.causal(TOKENS).logits for lm in (target, head)]
+    lay_in_panels(head, beside=target)
+    lay_in_panels(head, beside=target)
+    assert (head.embed, head.head) == (target.embed, target.head)
+    assert [type(layer) for layer in target.modules()] == kinds
+    assert sum(isinstance(layer, PanelLinear) for layer in head.blocks.modules()) == 4 * head.num_layers
+    assert all(torch.equal(lm.causal(TOKENS).logits, old) for lm, old in zip((target, head), before, strict=True))
+    tree, read = chain(TOKENS), []
+    for lm in (head, deepcopy(native(layout, torch.bfloat16))):
+        model = CpuDecoder(lm if lm is head else head_of(lm, 1))
+        read.append(model(tree, model.new_cache(2, 8).view()).logits)
+    assert torch.allclose(*read, rtol=0.1, atol=0.1)
+
+
+def test_what_two_layers_hold_is_not_laid_twice():
+    lm = bfloat16_lm()
+    lm.blocks[1].ffn.down = lm.blocks[0].ffn.down
+    lm.blocks[1].attention.output.weight = lm.blocks[0].attention.output.weight
+    lm.head.weight = lm.embed.weight
+    before = lm.causal(TOKENS).logits
+    lay_in_panels(lm)
+    assert isinstance(lm.blocks[1].ffn.down, PanelLinear) and lm.blocks[1].ffn.down is lm.blocks[0].ffn.down
+    assert type(lm.blocks[0].attention.output) is type(lm.head) is nn.Linear
+    assert torch.equal(lm.causal(TOKENS).logits, before)
 
 
 def laid(layout):
