@@ -39,7 +39,7 @@ class Bench:
         return self.target.take(), self.draft.take() if self.draft is not None else None
 
     def unread(self, length, forked):
-        """Tokens that the target reads of a prompt that shares ``forked``: the root never, what the drafter must see."""
+        """What the target reads of a prompt that shares ``forked``: never the root, always what the drafter must see."""
         return length - 1 - min(forked, max(0, length - 1 - self.num_reread))
 
     def step(self, count):
@@ -257,7 +257,9 @@ def test_what_prompts_share_is_read_once(drafter):
     prompts = [[*LONG, 1, 2], LONG, [*LONG, 3, 4, 5], [*LONG[:18], 9], [50, 51]]
     results = counted.generate(prompts, greedy(max_tokens=6))
     again = counted.num_reread
-    assert counted.fed == 21 + again + max(2, again) + again + 1 and counted.draft_fed == (counted.fed if counted.draft else 0)
+    assert counted.fed == 21 + again + max(2, again) + again + 1 and counted.draft_fed == (
+        counted.fed if counted.draft else 0
+    )
     assert [list(result.tokens) for result in results] == [naive(p, greedy(max_tokens=6), 0) for p in prompts]
 
 
