@@ -39,7 +39,7 @@ class Bench:
         return self.target.take(), self.draft.take() if self.draft is not None else None
 
     def unread(self, length, forked):
-        """What the target reads of a prompt that shares ``forked``: never the root, always what the drafter must see."""
+        """Tokens of a prompt that the target reads though ``forked`` are shared: what the drafter must see is read."""
         return length - 1 - min(forked, max(0, length - 1 - self.num_reread))
 
     def step(self, count):

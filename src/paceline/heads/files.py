@@ -47,7 +47,7 @@ def is_head(path: str | Path) -> bool:
         found = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("model_type") == MODEL_TYPE
+    return str(path) != "" and isinstance(found, dict) and found.get("model_type") == MODEL_TYPE
 
 
 def save_head(head: DraftHead, path: str | Path, *, target_name: str, fingerprint: Fingerprint) -> None:
