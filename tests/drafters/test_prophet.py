@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from paceline.core.admission import Prefix
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.grow.shapes import Confident, Topology
@@ -137,6 +138,25 @@ def test_states_are_kept_through_steps_without_drafts():
             text = decoder.batch.tokens[row, : decoder.batch.length[row]].tolist()
             states, _ = whole(target, drafter.head, text)
             torch.testing.assert_close(drafter.states.held[row], states[-3:-1])
+
+
+def test_a_row_that_forks_begins_with_the_states_of_its_own_text():
+    """Prefixes of every length, beside rows that read more or nothing; the last states are read again."""
+    _, target = models.target()
+    drafter = ProphetDrafter(head=new_head(target, num_states=3))
+    decoder = decoder_for(drafter, "coupled", target=target, rows=4)
+    first = request([7, 3, 5, 60, 2, 2, 9], max_tokens=6)
+    decoder.admit([first], [0])
+    while bool(decoder.batch.active.any()):
+        decoder.step()
+    known = [*first.tokens, *expected(first)]
+    texts = [[*known, 4], [*known[:4], 8, 8, 8, 8, 8, 8], known[:2]]
+    prefixes = [Prefix(row=0, length=len(known) - 1), Prefix(row=0, length=4), Prefix(row=0, length=1)]
+    decoder.admit([request(text, max_tokens=4) for text in texts], [1, 2, 3], prefixes)
+    for row, text in zip([1, 2, 3], texts, strict=True):
+        states, _ = whole(target, drafter.head, text)
+        padded = torch.cat((states.new_zeros(3, states.shape[-1]), states[:-1]))
+        torch.testing.assert_close(drafter.states.held[row], padded[-3:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

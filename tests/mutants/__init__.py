@@ -10,6 +10,7 @@ from tests.mutants import (
     panels,
     processing,
     processing_kernel,
+    prophet,
     rules,
     service,
     step,
@@ -24,6 +25,7 @@ MUTANTS = (
     + panels.MUTANTS
     + processing.MUTANTS
     + processing_kernel.MUTANTS
+    + prophet.MUTANTS
     + rules.MUTANTS
     + service.MUTANTS
     + step.MUTANTS
