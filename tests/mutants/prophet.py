@@ -81,7 +81,8 @@ MUTANTS = (
     Mutant(
         "prophet: the feed-forward never runs",
         "models/blocks.py",
-        "        added = self.ffn(self.ffn_norm(x))\n        return x + (F.dropout(added, dropout) if dropout else added)\n\n\n"
+        "        added = self.ffn(self.ffn_norm(x))\n"
+        "        return x + (F.dropout(added, dropout) if dropout else added)\n\n\n"
         "class ScaledBlock",
         "        return x\n\n\nclass ScaledBlock",
         (LAYOUT,),
