@@ -89,7 +89,7 @@ CALLS = {
     ),
     # Drafting
     "negative draft length": (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
-    "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: model, ngram, none"),
+    "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: .*model, ngram, none"),
     "nameless draft": (dict(drafter="model"), "drafter 'model' needs a draft model: give its directory"),
     "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'; known: block, coupled"),
     "nothing in common": (

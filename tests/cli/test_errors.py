@@ -44,7 +44,7 @@ REFUSED = {
     ),
     "batch size": (text("--batch-size", "0"), ["--batch-size 0: give at least 1"]),
     # drafting
-    "unknown drafter": (text("--drafter", "oracle"), ["unknown drafter 'oracle'; known: model, n", "given by --draft"]),
+    "unknown drafter": (text("--drafter", "oracle"), ["unknown drafter 'oracle'; known: ", "given by --draft"]),
     "drafter without its model": (text("--drafter", "model"), ["needs a draft model, give --draft DIR"]),
     "two drafters": (
         text("--drafter", "ngram", "--draft", "DRAFT"),

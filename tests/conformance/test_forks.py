@@ -26,7 +26,7 @@ class Bench:
     def __init__(self, drafter, verifier="coupled", rows=4):
         self.target = Counted(tiny.target()[1])
         instance = tiny_drafter(drafter, tiny.target()[1])
-        self.draft = None
+        self.num_reread, self.draft = instance.num_reread, None
         if isinstance(instance, ModelDrafter):
             self.draft = instance.lm = Counted(instance.lm)
         self.decoder = decoder_for(instance, verifier, target=self.target, k=K, rows=rows)
@@ -37,6 +37,10 @@ class Bench:
         self.decoder.admit(wanted, rows, prefixes)
         self.texts.update({row: [] for row in rows})
         return self.target.take(), self.draft.take() if self.draft is not None else None
+
+    def unread(self, length, forked):
+        """Tokens of a prompt that the target reads though ``forked`` are shared: what the drafter must see is read."""
+        return length - 1 - min(forked, max(0, length - 1 - self.num_reread))
 
     def step(self, count):
         for _ in range(count):
@@ -77,7 +81,7 @@ def test_fork_of_a_running_row_into_others(drafter, verifier, sampled):
         request([3, 3, 3], max_tokens=9, **options(sampled, 3)),  # nothing of it
     ]
     fed = bench.admit(wanted, [3, 0, 2], [Prefix(row=1, length=len(known) - 1), Prefix(row=1, length=11), None])
-    assert fed[0] == (len(known) + 1 - 1 - (len(known) - 1)) + (12 - 1 - 11) + (3 - 1)
+    assert fed[0] == bench.unread(len(known) + 1, len(known) - 1) + bench.unread(12, 11) + bench.unread(3, 0)
     if bench.draft is not None:  # its cache may lag behind the target's by the root and a whole draft's last token
         assert fed[0] <= fed[1] <= fed[0] + 1
     bench.finish()
@@ -97,7 +101,7 @@ def test_fork_of_an_ended_row_and_of_a_rows_own_past(drafter, verifier, sampled)
         request(known, max_tokens=9, **options(sampled)),
     ]
     fed = bench.admit(wanted, [1, 0], [Prefix(row=0, length=len(known) - 1)] * 2)
-    assert fed[0] == 1, "the token that ended the first text, once"
+    assert fed[0] == bench.unread(len(known) + 1, len(known) - 1) + bench.unread(len(known), len(known) - 1)
     bench.finish()
     assert [bench.texts[1], bench.texts[0]] == [expected(one) for one in wanted]
 
@@ -113,7 +117,7 @@ def test_rows_that_exchange_their_beginnings(drafter, verifier):
     wanted = [request([*text, 55, 1], max_tokens=11) for text in moved]
     prefixes = [Prefix(row=row, length=len(text)) for row, text in zip([1, 2, 0], moved, strict=True)]
     fed = bench.admit(wanted, [0, 1, 2], prefixes)
-    assert fed[0] == 3, "of every prompt one token is neither shared nor the root"
+    assert fed[0] == sum(bench.unread(len(text) + 2, len(text)) for text in moved)
     bench.finish()
     assert [bench.texts[row] for row in range(3)] == [expected(one) for one in wanted]
 
@@ -133,12 +137,12 @@ def test_acceptance_after_a_fork_is_that_without(drafter, sampled):
         fed = bench.admit([wanted], [1], [prefix])
         result = finish(bench.decoder, rows=[1], prompts=[wanted.tokens])
         assert result.texts == [expected(wanted)]
-        return fed, [(report.drafted[1], report.accepted[1], report.tokens[1]) for report in result.reports]
+        assert fed[0] == bench.unread(len(wanted.tokens), 0 if prefix is None else prefix.length)
+        return fed[1], [(report.drafted[1], report.accepted[1], report.tokens[1]) for report in result.reports]
 
-    (alone, draft_alone), without = reports(None)
-    (forked, draft_forked), after = reports(Prefix(row=0, length=len(known)))
+    draft_alone, without = reports(None)
+    draft_forked, after = reports(Prefix(row=0, length=len(known)))
     assert after == without
-    assert (alone, forked) == (len(known), 0)
     assert (draft_alone, draft_forked) in ((None, None), (len(known), 0))
 
 
@@ -213,6 +217,7 @@ class CountedEngine:
     def __init__(self, drafter, rows):
         self.target = Counted(tiny.target()[1])
         instance = tiny_drafter(drafter, tiny.target()[1])
+        self.num_reread = instance.num_reread
         self.draft = Counted(instance.lm) if isinstance(instance, ModelDrafter) else None
         if self.draft is not None:
             instance.lm = self.draft
@@ -241,7 +246,8 @@ def test_samples_of_one_prompt_read_it_once(drafter):
     counted = CountedEngine(drafter, 4)
     params = SamplingParams(n=4, seed=3, max_tokens=8)
     results = counted.generate([LONG], params)
-    assert counted.fed == len(LONG) - 1 and counted.draft_fed == (counted.fed if counted.draft else 0)
+    again = min(counted.num_reread, len(LONG) - 1)
+    assert counted.fed == len(LONG) - 1 + 3 * again and counted.draft_fed == (counted.fed if counted.draft else 0)
     assert [list(result.tokens) for result in results] == [naive(LONG, params, result.seed) for result in results]
 
 
@@ -250,7 +256,10 @@ def test_what_prompts_share_is_read_once(drafter):
     counted = CountedEngine(drafter, 5)
     prompts = [[*LONG, 1, 2], LONG, [*LONG, 3, 4, 5], [*LONG[:18], 9], [50, 51]]
     results = counted.generate(prompts, greedy(max_tokens=6))
-    assert counted.fed == 21 + 0 + 2 + 0 + 1 and counted.draft_fed == (counted.fed if counted.draft else 0)
+    again = counted.num_reread
+    assert counted.fed == 21 + again + max(2, again) + again + 1 and counted.draft_fed == (
+        counted.fed if counted.draft else 0
+    )
     assert [list(result.tokens) for result in results] == [naive(p, greedy(max_tokens=6), 0) for p in prompts]
 
 
@@ -263,7 +272,7 @@ def test_a_conversation_goes_on_from_what_its_row_holds(drafter):
         text += new
         [result] = counted.generate([text], greedy(max_tokens=7))
         assert list(result.tokens) == naive(text, greedy(max_tokens=7), 0)
-        assert counted.fed == (len(LONG) - 1 if turn == 0 else len(new))
+        assert counted.fed == (len(LONG) - 1 if turn == 0 else max(len(new), counted.num_reread))
         text += result.tokens
 
 

@@ -13,7 +13,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.engine.static import fastest, parts_for
 from tests import reference, tiny
-from tests.harness import decoder_for, expected, finish
+from tests.harness import decoder_for, expected, finish, tiny_drafter
 
 PROMPTS = ([3, 9, 4], [7, 7, 1, 2, 5, 8])
 
@@ -54,6 +54,7 @@ DRAFTERS = {
     "the target": lambda target: ModelDrafter(lm=target),
     "another model": lambda target: ModelDrafter(lm=tiny.draft()),
     "a tree": lambda target: ModelDrafter(lm=target, shape=Topology.branching((2, 2, 1))),
+    "a head": lambda target: tiny_drafter("prophet", tiny.target()[1]),
     "a confident tree": lambda target: ModelDrafter(lm=target, shape=Confident(num_drafted=5, depth=3, width=2)),
 }
 

@@ -11,6 +11,7 @@ from tests.mutants import (
     panels,
     processing,
     processing_kernel,
+    prophet,
     resume_kernel,
     rules,
     service,
@@ -27,6 +28,7 @@ MUTANTS = (
     + panels.MUTANTS
     + processing.MUTANTS
     + processing_kernel.MUTANTS
+    + prophet.MUTANTS
     + resume_kernel.MUTANTS
     + rules.MUTANTS
     + service.MUTANTS

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from paceline.api.heads import build_head_drafter, check_no_head, is_head
 from paceline.api.loading import Loaded, load, runnable
 from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
@@ -34,6 +35,7 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - A registered name, such as "ngram", with options if wanted: "ngram:max_ngram=4,min_ngram=2".
     - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model; of the target's
       vocabulary and on its device. Those loaded here take the target's precision.
+    - The directory of a head that was trained for the target (``paceline.heads.files``); the target must be native.
     - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``).
     - A ``Drafter``, taken as it is.
 
@@ -103,9 +105,14 @@ def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, ta
         return _build(load(drafter, device=target.lm.device, enforce_eager=target.enforce_eager), target)
     if isinstance(drafter, str) and name_of(drafter) in DRAFTERS:
         return _by_name(drafter)
+    if isinstance(drafter, str | Path) and is_head(drafter):
+        return build_head_drafter(drafter, target=target)
     if isinstance(drafter, Path) or (isinstance(drafter, str) and _names_a_model(drafter)):
         return _build(_load(drafter, target), target)
-    known = f"known names: {', '.join(DRAFTERS)}; or give a draft model's directory, Hub id ('owner/name') or itself"
+    known = (
+        f"known names: {', '.join(DRAFTERS)}; or give a draft model's directory, Hub id ('owner/name') or itself, or a "
+        "head's directory"
+    )
     if isinstance(drafter, str):
         raise ValueError(f"unknown drafter {drafter!r}: no such directory; {known}")
     raise ValueError(f"a drafter of type {type(drafter).__name__}; {known}")
@@ -127,6 +134,7 @@ def _by_name(text: str) -> Drafter:
     """The drafter that ``text`` names. Raises ValueError for one that needs more than text can give."""
     if name_of(text) == "model":
         raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")
+    check_no_head(text)
     return read_named(DRAFTERS, text).make()
 
 

@@ -36,6 +36,7 @@ from paceline.cli.bench_report import write_and_print
 from paceline.cli.models import check_model, check_quantization
 from paceline.cli.options import ModelOptions
 from paceline.drafters import DRAFTERS
+from paceline.heads import HEADS
 from paceline.models import hub
 
 GRID_DRAFT_TOKENS, GRID_MAX_TOKENS = "1,2,4,8", "50,100,200,500"
@@ -158,7 +159,8 @@ class Bench:
             raise ValueError(f"--tree {self.trees}: trees are drafted by a model; give --draft DIR")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"--top-p {self.top_p:g}: give more than 0 and at most 1")
-        known = [name for name in DRAFTERS if name not in ("none", MODEL)] + ([MODEL] if drafts else [])
+        named = [name for name in DRAFTERS if name not in ("none", MODEL) and name not in HEADS]
+        known = named + ([MODEL] if drafts else [])
         for name in drafters:
             if name not in known:
                 raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; model needs --draft DIR")

@@ -11,9 +11,11 @@ from rich.text import Text
 
 from paceline.api.build import check_vocabulary
 from paceline.api.engine import LONGEST, room
+from paceline.api.heads import is_head
 from paceline.api.loading import find_device, find_dtype
 from paceline.cli import EXIT_OK
 from paceline.cli.headers import Found, look
+from paceline.cli.heads import describe_head
 from paceline.cli.models import NUM_DRAFT_TOKENS, check_backend, check_quantizations
 from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
@@ -56,6 +58,9 @@ class Inspect:
             raise ValueError(f"--batch-size {self.batch_size}: give at least 1")
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise ValueError(f"--num-draft-tokens {self.num_draft_tokens}: give at least 0")
+        if is_head(self.model):
+            self._say({"head": describe_head(self.model)})
+            return EXIT_OK
         check_backend(self.backend)
         check_quantizations(self.quantization, self.draft_quantization, draft=self.draft)
         dtype = find_dtype(self.dtype)
@@ -69,6 +74,8 @@ class Inspect:
             quantization=self.quantization,
         )
         draft = None
+        if self.draft is not None and is_head(self.draft):
+            raise ValueError(f"--draft {self.draft}: a head belongs to one model; see which by paceline inspect HEAD")
         if self.draft is not None:
             draft = look(self.draft, dtype=found.loaded.dtype, revision=None, quantization=self.draft_quantization)
         count = NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens
@@ -86,11 +93,14 @@ class Inspect:
         }
         if draft is not None:
             sections["draft"] = {**_describe(draft), **_judge(found, draft)}
+        self._say(sections)
+        return EXIT_OK
+
+    def _say(self, sections: dict[str, dict[str, object]]) -> None:
         if self.json:
             print(json.dumps(sections))
         else:
             _print(sections)
-        return EXIT_OK
 
     def _memory(
         self, found: Found, draft: Found | None, drafter: Drafter, context: int, count: int, device: torch.device

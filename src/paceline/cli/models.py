@@ -2,6 +2,7 @@
 
 from paceline.api import Loaded, load
 from paceline.api.build import DrafterLike, build_verifier
+from paceline.api.heads import check_no_head, is_head
 from paceline.api.named import name_of, read_named
 from paceline.cli.options import BACKEND_NAMES, DTYPE_NAMES, QUANTIZATION_NAMES, DraftOptions, ModelOptions
 from paceline.drafters import DRAFTERS
@@ -61,6 +62,11 @@ def check_drafting(options: DraftOptions) -> None:
     given = options.drafter
     build_verifier(options.verifier)
     check_quantizations(None, options.draft_quantization, draft=options.draft)
+    if options.draft is not None and options.draft_quantization is not None and is_head(options.draft):
+        raise ValueError(
+            f"--draft-quantization {options.draft_quantization}: {options.draft} is a head, which takes the target's "
+            "precision; leave it out"
+        )
     if options.draft is not None and given not in (None, "model"):
         raise ValueError(f"--drafter {given} and --draft {options.draft}: give one of them")
     if given is not None and name_of(given) == "model":
@@ -76,16 +82,21 @@ def check_drafting(options: DraftOptions) -> None:
         return
     if given is None:
         return
+    if name_of(given) not in DRAFTERS and is_head(given):
+        return
     if name_of(given) not in DRAFTERS:
         raise ValueError(
-            f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, or vLLM's speculative_config as JSON; a draft "
-            "model is given by --draft"
+            f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, a head's directory, or vLLM's "
+            "speculative_config as JSON; a draft model is given by --draft"
         )
+    check_no_head(given)
     read_named(DRAFTERS, given)
 
 
 def choose_drafter(options: DraftOptions, *, target: Loaded) -> DrafterLike:
-    """The drafter, loaded where it is a model."""
+    """The drafter, loaded where it is a model; a head is left to whoever builds drafters."""
+    if options.draft is not None and is_head(options.draft):
+        return options.draft
     if options.draft is not None:
         return load(options.draft, dtype=target.dtype, device=target.lm.device, quantization=options.draft_quantization)
     return options.drafter

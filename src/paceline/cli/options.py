@@ -142,13 +142,16 @@ System = Annotated[str | None, typer.Option(help="With --chat: the system's mess
 
 Draft = Annotated[
     str | None,
-    typer.Option(help="Draft model of the same vocabulary: directory or Hub id.", rich_help_panel=DRAFTING),
+    typer.Option(
+        help="Draft model of the same vocabulary, directory or Hub id; or the directory of a head of the model.",
+        rich_help_panel=DRAFTING,
+    ),
 ]
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Drafter by name, such as ngram, which needs no model, or with options, ngram:max_ngram=4; or vLLM's "
-        "speculative_config as JSON.",
+        help="Drafter by name, such as ngram, which needs no model, or with options, ngram:max_ngram=4; a "
+        "head's directory; or vLLM's speculative_config as JSON.",
         autocompletion=_completing(DRAFTERS),
         rich_help_panel=DRAFTING,
     ),

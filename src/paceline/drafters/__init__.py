@@ -12,6 +12,8 @@ DRAFTERS = Registry(
         "ngram": "paceline.drafters.ngram:NgramDrafter",
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
         "model": "paceline.drafters.model:ModelDrafter",
+        "prophet": "paceline.drafters.prophet:ProphetDrafter",
+        "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
     },
     group="paceline.drafters",
     base="paceline.drafters.base:Drafter",

@@ -9,6 +9,7 @@ HEADS = Registry(
     "head",
     {
         "early_exit": "paceline.heads.early_exit:EarlyExitHead",
+        "linear_prophet": "paceline.heads.linear_prophet:LinearProphetHead",
         "prophet": "paceline.heads.prophet:ProphetHead",
     },
 )

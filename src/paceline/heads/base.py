@@ -40,6 +40,7 @@ class DraftHead(nn.Module, ABC):
     kind: ClassVar[str]  # its name in HEADS and in DRAFTERS
     Config: ClassVar[type[HeadConfig]]
     config: HeadConfig
+    decoder: DecoderLM  # what is run to draft, on states and parts that the head prepares
 
     @classmethod
     @abstractmethod

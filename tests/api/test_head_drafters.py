@@ -1,0 +1,123 @@
+"""A head's directory in the place of a drafter, wherever one may be given."""
+
+import json
+
+import pytest
+import torch
+
+import paceline
+from paceline.api.build import build_drafter
+from paceline.api.loading import load
+from paceline.cli import run
+from paceline.drafters.linear_prophet import LinearProphetDrafter
+from paceline.drafters.prophet import ProphetDrafter
+from paceline.heads.files import save_head
+from paceline.models.cpu.panels import PanelLinear
+from paceline.models.cpu.runtime import CpuDecoder
+from paceline.models.decoder import DecoderLM
+from paceline.models.fingerprint import fingerprint
+from tests.api.checkpoints import pair
+from tests.heads.test_prophet import make
+
+KINDS = {"prophet": ProphetDrafter, "linear_prophet": LinearProphetDrafter}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+PROMPT = [7, 3, 5, 7, 3, 5, 7]
+PARAMS = paceline.SamplingParams(max_tokens=16, temperature=0.8, seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Directories of heads of the tiny checkpoint, by their kinds."""
+    root = tmp_path_factory.mktemp("heads")
+    target = load(pair().target, device="cpu").lm
+    for kind in KINDS:
+        save_head(make(kind, target), root / kind, target_name=str(pair().target), fingerprint=fingerprint(target))
+    return root
+
+
+@every_kind
+def test_a_directory_drafts_and_changes_no_text(kind, folder):
+    target = load(pair().target, device="cpu")
+    plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)
+    for given in (folder / kind, str(folder / kind)):
+        drafter = build_drafter(given, target=target)
+        assert type(drafter) is KINDS[kind] and isinstance(drafter.lm, CpuDecoder)
+        [result] = paceline.generate(target, [PROMPT], PARAMS, drafter=given, num_draft_tokens=3)
+        assert result.tokens == plain[0].tokens and sum(result.stats.drafted) > 0
+
+
+@every_kind
+def test_an_eager_target_is_drafted_for_eagerly(kind, folder):
+    target = load(pair().target, device="cpu", enforce_eager=True)
+    assert isinstance(build_drafter(folder / kind, target=target).lm, DecoderLM)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_its_own_matrices_are_laid_out_and_the_targets_left_alone(dtype, folder):
+    target = load(pair().target, device="cpu", dtype=dtype)
+    before = {name: tensor.clone() for name, tensor in target.lm.state_dict().items()}
+    embed = target.lm.embed
+    head = build_drafter(folder / "prophet", target=target).head
+    assert head.decoder.embed is embed and target.lm.embed is embed
+    laid = isinstance(head.decoder.blocks[0].ffn.down, PanelLinear)
+    assert laid == isinstance(target.lm.blocks[0].ffn.down, PanelLinear)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in target.lm.state_dict().items())
+
+
+@every_kind
+def test_a_quantised_target_takes_the_heads_of_the_whole_one(kind, folder):
+    pytest.importorskip("torchao")
+    target = load(pair().target, device="cpu", quantization="int8")
+    plain, drafted = (paceline.generate(target, [PROMPT], PARAMS, drafter=given)[0] for given in (None, folder / kind))
+    assert drafted.tokens == plain.tokens and sum(drafted.stats.drafted) > 0
+
+
+def test_a_target_of_transformers_is_refused(folder):
+    target = load(pair().target, device="cpu", backend="hf")
+    with pytest.raises(ValueError, match=r"is a head, .* is run by transformers: load it with backend='native'"):
+        build_drafter(folder / "prophet", target=target)
+
+
+def test_a_head_of_another_target_is_refused_by_both_names(folder):
+    target = load(pair().draft, device="cpu")
+    with pytest.raises(ValueError, match=rf"is a head of {pair().target} .* and not of {pair().draft} "):
+        build_drafter(folder / "prophet", target=target)
+
+
+@pytest.mark.parametrize("name", ["prophet", "linear_prophet", "prophet:width=4"])
+def test_a_bare_name_says_that_a_directory_is_needed(name):
+    target = load(pair().target, device="cpu")
+    with pytest.raises(ValueError, match=r"drafter '\w+' needs a head .*: give the head's directory instead of"):
+        build_drafter(name, target=target)
+
+
+@every_kind
+@pytest.mark.parametrize("option", ["--draft", "--drafter"])
+def test_commands_take_a_heads_directory(option, kind, folder, capsys):
+    command = ["generate", "--model", str(pair().target), "--max-tokens", "12", "--json", "for item"]
+    said = []
+    for more in ([], [option, str(folder / kind), "--num-draft-tokens", "2"]):
+        assert run([*command[:-1], *more, command[-1]]) == 0
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[0]["text"] == said[1]["text"]
+    assert len(said[1]["stats"]["drafted"]) == 2 and said[1]["stats"]["drafted"][1] > 0
+
+
+def test_commands_refuse_what_a_head_cannot_take(folder, capsys):
+    head = str(folder / "prophet")
+    command = ["generate", "--model", str(pair().target)]
+    assert run([*command, "--draft", head, "--draft-quantization", "int8", "for item"]) == 2
+    assert "a head, which takes the target's" in capsys.readouterr().err
+    assert run([*command, "--drafter", "prophet", "for item"]) == 2
+    assert "give the head's directory" in capsys.readouterr().err
+    assert run(["inspect", str(pair().target), "--draft", head]) == 2
+    assert "a head belongs to one model" in capsys.readouterr().err
+
+
+def test_inspect_says_what_a_head_is_and_whose(folder, capsys):
+    assert run(["inspect", str(folder / "prophet"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["head"]
+    assert (said["kind"], said["of"], said["num_states"]) == ("prophet", str(pair().target), 2)
+    assert said["precision"] == ["F64"] and said["parameters"] > 1000
+    assert run(["inspect", str(folder / "prophet")]) == 0
+    assert "key-value heads" in capsys.readouterr().out
