@@ -36,7 +36,7 @@ class EarlyExitDrafter(Drafter):
     of these when it is asked next. ``lm`` (None: the head's own decoder) is what runs ``head.decoder``.
 
     ``shape`` (None: a chain as long as asked for) and ``draws`` (None: all that the shape allows) as in ModelDrafter.
-    Raises ValueError where the shape allows none of them.
+    Without ``resumes`` verification begins anew, to be compared with. Raises ValueError where the shape allows no draw.
     """
 
     origins = ("early_exit",)
@@ -49,8 +49,9 @@ class EarlyExitDrafter(Drafter):
         lm: LM | None = None,
         draws: frozenset[Draw] | None = None,
         shape: Shape | None = None,
+        resumes: bool = True,
     ) -> None:
-        self.head, self.lm, self.shape = head, head.decoder if lm is None else lm, shape
+        self.head, self.lm, self.shape, self.resumes = head, head.decoder if lm is None else lm, shape, resumes
         self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
         self.taps = head.taps
@@ -126,7 +127,7 @@ class EarlyExitDrafter(Drafter):
         self.hidden = [self._stem(root, 0)]  # of the root, then of the forest as it is read
         logits = self._read_root(batch, self.hidden[0])
         grown = self.growers[index].grow(batch, logits, batch.draft_room, self._read, NoDraft.DECLINED)
-        return self._to_resume(grown, self.leading[index])
+        return self._to_resume(grown, self.leading[index]) if self.resumes else grown.tree
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
         """Note what the target made of the tokens that it verified, for the head to read when it is asked next."""

@@ -15,7 +15,7 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import possible_draws, make_grower
+from paceline.drafters.grow import make_grower, possible_draws
 from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.drafters.states import LastStates, check_target
 from paceline.heads.prophet import ProphetHead
