@@ -135,6 +135,12 @@ class DecoderLM(nn.Module):
         """The same from embeddings, or whatever stands for them [B, T, H]."""
         return self._causal(hidden, self._causally(hidden, segment), taps, head)
 
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of the residual stream after the last layer [B, n, H]."""
+        logits = self._head(hidden, Head.ALL, None)
+        assert logits is not None
+        return logits
+
     def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
         rows, length = whole.shape[:2]
         self._refuse_beyond_window(length)

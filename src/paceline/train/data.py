@@ -9,12 +9,12 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
+
+from paceline.train.batches import Batches, TrainBatch
 
 END_OF_TEXT = "<|endoftext|>"
 EXCLUDED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"})
@@ -98,12 +98,6 @@ def encode(tokenizer: Tokenizer, documents: Iterable[Document]) -> np.ndarray:
     return np.asarray(pieces, dtype=np.uint16)
 
 
-class Batches(Protocol):
-    """A batch of tokens for every step."""
-
-    def batch(self, step: int) -> Tensor: ...
-
-
 class Crops:
     """Random crops of token arrays. Batch ``step`` is a function of (seed, step), so resuming needs no state."""
 
@@ -116,20 +110,26 @@ class Crops:
                 raise ValueError(f"corpus of {len(tokens)} tokens is shorter than one sequence of {length}")
             if tokens.dim() == 2 and tokens.shape[1] != length + 1:
                 raise ValueError(f"sequences of {tokens.shape[1]} tokens: batches of length {length} need {length + 1}")
-        self.rows, self.length, self.seed = rows, length, seed
+        self._rows, self.length, self.seed = rows, length, seed
 
-    def batch(self, step: int) -> Tensor:
-        """Tokens [B, T + 1] of this step, on the CPU."""
+    @property
+    def rows(self) -> int:
+        """Of a whole batch."""
+        return self._rows
+
+    def batch(self, step: int, rows: range) -> TrainBatch:
+        """Those ``rows`` of this step's batch: tokens [B, T + 1], all of them learned."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         shares = torch.tensor([share for _, share in self.sources])
         chosen = torch.multinomial(shares, self.rows, replacement=True, generator=generator)
-        rows = []
-        for source in chosen.tolist():
+        crops = []
+        for source in chosen.tolist():  # of all rows, because one generator serves them in turn
             tokens = self.sources[source][0]
             last = tokens.shape[0] if tokens.dim() == 2 else tokens.shape[0] - self.length
             start = int(torch.randint(last, (), generator=generator))
-            rows.append(tokens[start] if tokens.dim() == 2 else tokens[start : start + self.length + 1])
-        return torch.stack(rows).long()
+            crops.append(tokens[start] if tokens.dim() == 2 else tokens[start : start + self.length + 1])
+        tokens = torch.stack([crops[row] for row in rows]).long()
+        return TrainBatch(tokens=tokens, learned=torch.ones_like(tokens, dtype=torch.bool))
 
 
 class Stages:
@@ -138,9 +138,14 @@ class Stages:
     def __init__(self, *stages: tuple[int, Batches]) -> None:
         self.stages = stages
 
-    def batch(self, step: int) -> Tensor:
-        """Tokens [B, T + 1] of this step. Raises ValueError beyond the last stage."""
+    @property
+    def rows(self) -> int:
+        """Of the largest batch; a stage of fewer rows gives those that it has."""
+        return max(batches.rows for _, batches in self.stages)
+
+    def batch(self, step: int, rows: range) -> TrainBatch:
+        """Those ``rows`` of this step's batch. Raises ValueError beyond the last stage."""
         for until, batches in self.stages:
             if step < until:
-                return batches.batch(step)
+                return batches.batch(step, rows[: max(0, batches.rows - rows.start)])
         raise ValueError(f"step {step} is beyond the last stage, which ends at {self.stages[-1][0]}")

@@ -1,0 +1,122 @@
+"""How well what is being trained drafts and reads, measured as it will be served. Trains and keeps nothing.
+
+P prompts, T tokens each.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+import numpy as np
+import torch
+
+from paceline.core.sampling import Sampling
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import Drafter
+from paceline.drafters.model import ModelDrafter
+from paceline.heads.base import DraftHead
+from paceline.models.base import LM
+from paceline.models.decoder import DecoderLM
+from paceline.train.acceptance import Acceptance, greedy_and_warm, measure_acceptance
+from paceline.train.batches import Batches, TrainBatch
+from paceline.train.config import ValidationSection
+from paceline.train.tasks import Distillation, Draws, Heads, NextToken, num_learned
+from paceline.train.trainer import Score
+
+NUM_BATCHES = 4  # of held-out text
+
+
+def drafter_of(head: DraftHead) -> Drafter:
+    """The drafter that serves ``head``."""
+    return DRAFTERS.find(head.kind)(head=head)
+
+
+@final
+class Validation:
+    """Acceptance on held-out prompts, and the loss on held-out text where a model of text is learned."""
+
+    def __init__(
+        self,
+        *,
+        section: ValidationSection,
+        prompts: np.ndarray,
+        held_out: Batches | None,
+        seed: int,
+        serve: Callable[[DraftHead], Drafter] = drafter_of,
+    ) -> None:
+        self.section, self.prompts, self.held_out, self.seed, self.serve = section, prompts, held_out, seed, serve
+
+    def of_text(self, task: NextToken) -> Score:
+        """The less loss the better."""
+        loss = self._loss(task.model)
+        return Score(value=-loss, measures={"validation.loss": loss})
+
+    def of_draft(self, task: Distillation) -> Score:
+        """The more tokens per step the better, greedily."""
+        found = self._measure(task.frozen, lambda: ModelDrafter(lm=task.draft))
+        return _score({"draft": found})
+
+    def of_heads(self, task: Heads) -> Score:
+        """As a draft's, on average over the heads. Of a target that learns its loss decides: easy text is not better."""
+        found = {
+            part.name: self._measure(task.target, lambda head=part.head: self.serve(head)) for part in task.parts
+        }
+        score = _score(found)
+        if task.trunk is None:
+            return score
+        loss = self._loss(task.target)
+        return Score(value=-loss, measures={**score.measures, "validation.loss": loss}, length=score.length)
+
+    def _measure(self, target: LM, make: Callable[[], Drafter]) -> dict[str, Acceptance]:
+        section = self.section
+        return {
+            name: measure_acceptance(
+                target,
+                make(),
+                self.prompts,
+                num_tokens=section.tokens,
+                num_draft_tokens=section.k,
+                sampling=sampling,
+            )
+            for name, sampling in self._samplings()
+        }
+
+    def _samplings(self) -> list[tuple[str, Sampling]]:
+        return list(greedy_and_warm(self.section.temperature, seed=self.seed))
+
+    def _loss(self, model: DecoderLM) -> float:
+        """Nats per token of held-out text."""
+        assert self.held_out is not None
+        task = NextToken(model=model).eval()
+        losses, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for step in range(NUM_BATCHES):
+            batch = _on(self.held_out.batch(step, range(self.held_out.rows)), model.device)
+            losses += task(batch, Draws(seed=0, step=step, first_row=0)).loss.double().cpu()
+            count += num_learned(batch).cpu()
+        return float(losses / count.clamp(min=1))
+
+
+def _score(found: dict[str, dict[str, Acceptance]]) -> Score:
+    """All numbers by name, and the mean over ``found`` of greedy tokens per step, unless all texts loop."""
+    measures: dict[str, float] = {}
+    lengths = []
+    for name, by_sampling in found.items():
+        for sampling, acceptance in by_sampling.items():
+            measures.update(_numbers(f"validation.{name}.{sampling}", acceptance))
+        if by_sampling["greedy"].texts:
+            lengths.append(by_sampling["greedy"].summary.mean_acceptance_length)
+    value = sum(lengths) / len(lengths) if lengths and len(lengths) == len(found) else None
+    return Score(value=value, measures=measures, length=value)
+
+
+def _numbers(name: str, found: Acceptance) -> dict[str, float]:
+    numbers = {f"{name}.num_texts": float(found.num_texts), f"{name}.num_looping": float(found.num_looping)}
+    if not found.texts:
+        return numbers
+    low, high = found.interval
+    numbers |= {f"{name}.tokens_per_step": found.summary.mean_acceptance_length, f"{name}.low": low, f"{name}.high": high}
+    return numbers | {f"{name}.position.{at + 1}": share for at, share in enumerate(found.by_position)}
+
+
+def _on(batch: TrainBatch, device: torch.device) -> TrainBatch:
+    segment = None if batch.segment is None else batch.segment.to(device)
+    return TrainBatch(tokens=batch.tokens.to(device), learned=batch.learned.to(device), segment=segment)
