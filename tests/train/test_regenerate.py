@@ -7,7 +7,7 @@ from paceline.core.noise import split_seed
 from paceline.core.sampling import Sampling
 from paceline.drafters.model import ModelDrafter
 from paceline.text.loops import is_looping
-from paceline.train.acceptance import measure_acceptance
+from paceline.train.acceptance import measure_acceptance, require_texts
 from paceline.train.regenerate import regenerate
 from tests import tiny
 from tests.harness import expected, request
@@ -33,7 +33,7 @@ def test_looping_continuations_are_left_out():
     with pytest.raises(ValueError, match="all 5 continuations loop"):
         regenerate(target, PROMPTS, (Sampling(),), num_tokens=40, rows=5)
     with pytest.raises(ValueError, match="all 5 continuations loop"):
-        measure_acceptance(target, ModelDrafter(lm=target), PROMPTS, num_tokens=40, num_draft_tokens=3)
+        require_texts(accepted(target, ModelDrafter(lm=target), num_tokens=40))
 
 
 def test_measured_acceptance_is_that_of_the_decoder():

@@ -135,12 +135,6 @@ class DecoderLM(nn.Module):
         """The same from embeddings, or whatever stands for them [B, T, H]."""
         return self._causal(hidden, self._causally(hidden, segment), taps, head)
 
-    def read_out(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of the residual stream after the last layer [B, n, H]."""
-        logits = self._head(hidden, Head.ALL, None)
-        assert logits is not None
-        return logits
-
     def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
         rows, length = whole.shape[:2]
         self._refuse_beyond_window(length)
@@ -195,6 +189,10 @@ class DecoderLM(nn.Module):
         if head is Head.LAST and valid is not None:
             last = (valid.sum(-1) - 1).clamp(min=0)
             x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
+        return self.scored(x)
+
+    def scored(self, x: Tensor) -> Tensor:
+        """Logits [B, n, V] of the residual stream after the last layer [B, n, H]."""
         normed = self.norm(x.flatten(0, 1))
         logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)
         logits = logits.unflatten(0, x.shape[:2])

@@ -175,7 +175,7 @@ class Heads(Task):
         if self.trunk is None and batch.hidden is not None and {*self.taps, last} <= batch.hidden.keys():
             hidden = {tap: states.to(self.target.dtype) for tap, states in batch.hidden.items()}
             with torch.no_grad():
-                return self.target.read_out(hidden[last]), hidden
+                return self.target.scored(hidden[last]), hidden
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.trunk is not None):
             output = self.target.causal(batch.tokens[:, :-1], taps=self.taps, segment=_segment(batch))
         assert output.logits is not None

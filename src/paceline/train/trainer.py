@@ -75,8 +75,8 @@ class Trainer:
         self.lines = JsonLines(folder=folder)
         self.step = 0
 
-    def run(self) -> Score | None:
-        """Train from the last checkpoint, if any, to the end; the best validation, whose weights ``served`` has.
+    def run(self) -> Score:
+        """Train from the last checkpoint, if any, to the end; the best validation, whose weights ``finished`` has.
 
         Raises Diverged if a loss is no number, Stopped if a signal asked for an end, CheckpointError if the disk is
         full; all with what was kept before. Raises ValueError if no validation measured anything.
@@ -89,7 +89,7 @@ class Trainer:
             steps = self.config.schedule.steps
             progress = stack.enter_context(TrainProgress(total=steps, done=self.step, shown=shown))
             while self.step < steps:
-                if self.advance(progress, stopping=stop.asked):
+                if self.advance(progress, stopping=stop.asked) is None:
                     self._save()
                     raise Stopped(
                         f"stopped before step {self.step} of {steps}, which is saved in {self.checkpoints.folder}; the "
@@ -103,13 +103,13 @@ class Trainer:
             raise ValueError("no validation measured anything: the run diverged or every text loops; lower learning_rate")
         return Score(value=self.best.value, measures=self.best.measures)
 
-    def advance(self, progress: TrainProgress, *, stopping: bool = False) -> bool:
-        """One step, unless any process is ``stopping``: then nothing, and True."""
+    def advance(self, progress: TrainProgress, *, stopping: bool = False) -> float | None:
+        """One step, and its loss per learned token. Unless any process is ``stopping``: then nothing, and None."""
         parts = self._parts()
         counts = torch.stack([num_learned(batch) for _, batch in parts]).sum()
         learned, asked = self.strategy.total(torch.stack((counts, torch.tensor(float(stopping)).double()))).tolist()
         if asked:
-            return True
+            return None
         results = [self._learn(part, learned, last=index == len(parts) - 1) for index, part in enumerate(parts)]
         loss = float(self.strategy.total(torch.stack([result.loss.detach().double() for result in results]).sum()))
         loss /= max(learned, 1)
@@ -127,7 +127,13 @@ class Trainer:
         progress.advance(loss=loss, num_tokens=self.batches.rows * (parts[0][1].tokens.shape[1] - 1))
         if self.step % self.config.log_every == 0 or self.step == self.config.schedule.steps:
             self._log_step(loss, norm, results, progress)
-        return False
+        return loss
+
+    def score(self) -> Score:
+        """What the weights of now are worth. Called by all processes."""
+        task = self.served().eval()
+        with torch.no_grad():
+            return self.strategy.on_main(lambda: self.validate(task))
 
     def served(self) -> Task:
         """The task with weights as they would be served. Called by all processes."""
@@ -173,13 +179,12 @@ class Trainer:
         )
 
     def _validate(self, progress: TrainProgress) -> None:
-        task = self.served().eval()
-        with torch.no_grad():
-            score = self.strategy.on_main(lambda: self.validate(task))
-        self._log({name: value for name, value in score.measures.items()})
+        score = self.score()
+        self._log(score.measures)
         progress.accepted(score.length)
         if score.value is not None and math.isfinite(score.value):
-            self.best.offer(score.value, score.measures, task.trained(), step=self.step)
+            weights = self.task if self.replica is None else self.replica.task
+            self.best.offer(score.value, score.measures, weights.trained(), step=self.step)
 
     def _log_step(self, loss: float, norm: float, results: Sequence[Result], progress: TrainProgress) -> None:
         values = {"loss": loss, "gradient_norm": norm, "learning_rate": self.optimizer.param_groups[0]["lr"]}

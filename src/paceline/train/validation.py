@@ -39,7 +39,7 @@ class Validation:
         *,
         section: ValidationSection,
         prompts: np.ndarray,
-        held_out: Batches | None,
+        held_out: Batches,
         seed: int,
         serve: Callable[[DraftHead], Drafter] = drafter_of,
     ) -> None:
@@ -47,7 +47,7 @@ class Validation:
 
     def of_text(self, task: NextToken) -> Score:
         """The less loss the better."""
-        loss = self._loss(task.model)
+        loss = text_loss(task.model, self.held_out)
         return Score(value=-loss, measures={"validation.loss": loss})
 
     def of_draft(self, task: Distillation) -> Score:
@@ -63,7 +63,7 @@ class Validation:
         score = _score(found)
         if task.trunk is None:
             return score
-        loss = self._loss(task.target)
+        loss = text_loss(task.target, self.held_out)
         return Score(value=-loss, measures={**score.measures, "validation.loss": loss}, length=score.length)
 
     def _measure(self, target: LM, make: Callable[[], Drafter]) -> dict[str, Acceptance]:
@@ -83,16 +83,16 @@ class Validation:
     def _samplings(self) -> list[tuple[str, Sampling]]:
         return list(greedy_and_warm(self.section.temperature, seed=self.seed))
 
-    def _loss(self, model: DecoderLM) -> float:
-        """Nats per token of held-out text."""
-        assert self.held_out is not None
-        task = NextToken(model=model).eval()
-        losses, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-        for step in range(NUM_BATCHES):
-            batch = _on(self.held_out.batch(step, range(self.held_out.rows)), model.device)
-            losses += task(batch, Draws(seed=0, step=step, first_row=0)).loss.double().cpu()
-            count += num_learned(batch).cpu()
-        return float(losses / count.clamp(min=1))
+
+def text_loss(model: DecoderLM, held_out: Batches) -> float:
+    """Nats per token of some batches of held-out text."""
+    task = NextToken(model=model).eval()
+    losses, count = 0.0, 0.0
+    for step in range(NUM_BATCHES):
+        batch = _on(held_out.batch(step, range(held_out.rows)), model.device)
+        losses += float(task(batch, Draws(seed=0, step=step, first_row=0)).loss)
+        count += float(num_learned(batch))
+    return losses / max(count, 1)
 
 
 def _score(found: dict[str, dict[str, Acceptance]]) -> Score:
