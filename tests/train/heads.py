@@ -103,7 +103,9 @@ class LastHead(SmallHead):
         reached = torch.arange(length)[:, None] + torch.arange(self.config.depth)
         position = reached.clamp(max=length - 1).expand(rows, -1, -1)
         read = tokens.gather(1, position.flatten(1)).view_as(position)
-        return Unrolled(logits=self.table(read), position=position, weight=(reached < length).float().expand(rows, -1, -1))
+        return Unrolled(
+            logits=self.table(read), position=position, weight=(reached < length).float().expand(rows, -1, -1)
+        )
 
 
 class LastDrafter(StatelessDrafter):

@@ -88,20 +88,24 @@ def numbered(count):
     return np.arange(count, dtype=np.uint16)
 
 
+def whole(batches, step):
+    return batches.batch(step, range(batches.rows)).tokens
+
+
 def test_a_batch_is_a_function_of_seed_and_step():
     crops = Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=3)
-    forward = [crops.batch(step) for step in range(6)]
+    forward = [whole(crops, step) for step in range(6)]
     torch.manual_seed(99)
     again = Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=3)
-    backward = [again.batch(step) for step in reversed(range(6))][::-1]
+    backward = [whole(again, step) for step in reversed(range(6))][::-1]
     assert all(torch.equal(a, b) for a, b in zip(forward, backward, strict=True))
     assert not torch.equal(forward[0], forward[1])
-    assert not torch.equal(forward[0], Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=4).batch(0))
+    assert not torch.equal(forward[0], whole(Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=4), 0))
 
 
 def test_crops_are_runs_of_the_source_and_reach_both_its_ends():
     crops = Crops([(numbered(20), 1.0)], rows=64, length=16, seed=0)
-    batch = crops.batch(0)
+    batch = whole(crops, 0)
     assert batch.shape == (64, 17) and batch.dtype == torch.int64
     assert torch.equal(batch - batch[:, :1], torch.arange(17).expand(64, 17))
     assert set(batch[:, 0].tolist()) == {0, 1, 2, 3}
@@ -110,13 +114,13 @@ def test_crops_are_runs_of_the_source_and_reach_both_its_ends():
 def test_sources_share_the_rows_in_proportion():
     low, high = numbered(100), numbered(100) + 1000
     crops = Crops([(low, 1.0), (high, 3.0)], rows=400, length=8, seed=1)
-    from_high = float((crops.batch(0)[:, 0] >= 1000).float().mean())
+    from_high = float((whole(crops, 0)[:, 0] >= 1000).float().mean())
     assert 0.65 < from_high < 0.85
 
 
 def test_a_corpus_of_exactly_one_sequence_is_enough():
     crops = Crops([(numbered(17), 1.0)], rows=2, length=16, seed=0)
-    assert torch.equal(crops.batch(0), torch.arange(17).expand(2, 17))
+    assert torch.equal(whole(crops, 0), torch.arange(17).expand(2, 17))
 
 
 @pytest.mark.parametrize("count", [0, 5, 16])
@@ -129,16 +133,18 @@ class Constant:
     def __init__(self, value):
         self.value = value
 
-    def batch(self, step):
-        return torch.tensor([[self.value, step]])
+    rows = 1
+
+    def batch(self, step, rows):
+        return self.value, step
 
 
 def test_stages_follow_each_other():
     stages = Stages((3, Constant(1)), (5, Constant(2)))
-    assert [stages.batch(step)[0].tolist() for step in range(5)] == [[1, 0], [1, 1], [1, 2], [2, 3], [2, 4]]
-    assert stages.batch(1)[0, 0] == 1, "whatever was asked before"
+    assert [stages.batch(step, range(1)) for step in range(5)] == [(1, 0), (1, 1), (1, 2), (2, 3), (2, 4)]
+    assert stages.batch(1, range(1))[0] == 1, "whatever was asked before"
 
 
 def test_a_step_beyond_the_last_stage_is_refused():
     with pytest.raises(ValueError, match="step 5 is beyond the last stage, which ends at 5"):
-        Stages((3, Constant(1)), (5, Constant(2))).batch(5)
+        Stages((3, Constant(1)), (5, Constant(2))).batch(5, range(1))

@@ -15,6 +15,12 @@ from tests.harness import expected, request
 PROMPTS = np.array([[5, 9, 2], [1, 1, 4], [8, 8, 8], [3, 1, 4], [60, 0, 7]])
 
 
+def accepted(target, drafter, *, num_tokens=24, sampling=None):
+    return measure_acceptance(
+        target, drafter, PROMPTS, num_tokens=num_tokens, num_draft_tokens=3, sampling=sampling or Sampling()
+    )
+
+
 def test_every_continuation_is_the_targets_own_under_its_own_seed():
     model, target = tiny.target()
     samplings = (Sampling(), Sampling(temperature=1.0, top_p=0.9, seed=11))
@@ -38,10 +44,13 @@ def test_looping_continuations_are_left_out():
 
 def test_measured_acceptance_is_that_of_the_decoder():
     _, target = tiny.target()
-    itself = measure_acceptance(target, ModelDrafter(lm=target), PROMPTS, num_tokens=24, num_draft_tokens=3)
+    itself = accepted(target, ModelDrafter(lm=target))
     assert itself.summary.mean_acceptance_length == 4.0 and itself.by_position == [1.0, 1.0, 1.0]
+    assert itself.interval == (4.0, 4.0)
     assert itself.num_texts + itself.num_looping == 5
-    other = measure_acceptance(
-        target, ModelDrafter(lm=tiny.noisy(target, 0.12)), PROMPTS, num_tokens=24, num_draft_tokens=3
-    )
+    other = accepted(target, ModelDrafter(lm=tiny.noisy(target, 0.12)))
     assert 1.2 < other.summary.mean_acceptance_length < 4.0
+    low, high = other.interval
+    assert 1.0 <= low < other.summary.mean_acceptance_length < high <= 4.0
+    warm = accepted(target, ModelDrafter(lm=target), sampling=Sampling(temperature=1.0))
+    assert warm.summary.mean_acceptance_length == 4.0 and warm.num_looping <= itself.num_looping

@@ -55,9 +55,7 @@ def fingerprint(lm: DecoderLM) -> Fingerprint:
     for kind, sample in _samples(lm):
         found[kind].append(sample.detach().to(torch.bfloat16))
     quantised = any(isinstance(module, Int8Linear | Int4Linear) for module in lm.modules())
-    return Fingerprint(
-        sizes=sizes, kept=_hash(found[KEPT]), matrices=None if quantised else _hash(found[MATRICES])
-    )
+    return Fingerprint(sizes=sizes, kept=_hash(found[KEPT]), matrices=None if quantised else _hash(found[MATRICES]))
 
 
 def _samples(lm: DecoderLM) -> Iterator[tuple[str, Tensor]]:

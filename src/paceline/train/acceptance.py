@@ -83,9 +83,7 @@ def measure_acceptance(
 def require_texts(found: Acceptance) -> Acceptance:
     """``found`` itself. Raises ValueError if every continuation loops."""
     if not found.texts:
-        raise ValueError(
-            f"all {found.num_looping} continuations loop; train the target further or take other prompts"
-        )
+        raise ValueError(f"all {found.num_looping} continuations loop; train the target further or take other prompts")
     return found
 
 

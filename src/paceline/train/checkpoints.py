@@ -12,7 +12,7 @@ from typing import Any, final
 
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from paceline.train.distributed import Strategy
 
@@ -58,7 +58,9 @@ class Checkpoints:
         try:
             self.strategy.on_main(lambda: _empty(part))
             self.strategy.write(tensors, part)
-            self.strategy.on_main(lambda: self._finish(part, path, {**meta, "step": step, "files": self.strategy.files}))
+            self.strategy.on_main(
+                lambda: self._finish(part, path, {**meta, "step": step, "files": self.strategy.files})
+            )
         except (OSError, SafetensorError, CheckpointException) as error:
             shutil.rmtree(part, ignore_errors=True)
             last = self.latest

@@ -184,7 +184,10 @@ def export(work: Path) -> None:
         "target": "The target of Paceline's embedded pair: deep and narrow, so that leaving early means something.",
         "draft": "The draft of Paceline's embedded pair, distilled from the target on text and the target's own words.",
     }
-    steps = {"target": f"{TARGET_RUN.schedule.steps} steps of 4,096 tokens", "draft": f"{DRAFT_RUN.schedule.steps} steps of 4,096 tokens"}
+    steps = {
+        "target": f"{TARGET_RUN.schedule.steps} steps of 4,096 tokens",
+        "draft": f"{DRAFT_RUN.schedule.steps} steps of 4,096 tokens",
+    }
     for name, raw in (("target", TARGET), ("draft", DRAFT)):
         figures = {"held-out loss, nats per token": f"{found['held_out_loss'][name]:.3f}", **shared}
         card = make_card(
@@ -216,9 +219,7 @@ def _train(
 ) -> None:
     """To the end; ``task`` then has the best weights."""
     strategy = Single(device=accelerator())
-    trainer = Trainer(
-        task=task, batches=batches, config=config, folder=folder, validate=validate, strategy=strategy
-    )
+    trainer = Trainer(task=task, batches=batches, config=config, folder=folder, validate=validate, strategy=strategy)
     trainer.run()
     trainer.finished()
 

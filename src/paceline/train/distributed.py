@@ -12,9 +12,10 @@ from typing import ClassVar, TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -167,11 +168,11 @@ class Sharded(Several):
 
     def write(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
         """As a distributed checkpoint: every process its share."""
-        dcp.save(dict(tensors), checkpoint_id=folder)
+        save(dict(tensors), checkpoint_id=folder)
 
     def read(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
         """Whatever number of processes wrote it."""
-        dcp.load(dict(tensors), checkpoint_id=folder)
+        load(dict(tensors), checkpoint_id=folder)
 
 
 STRATEGIES: Mapping[str, type[Strategy]] = {"single": Single, "ddp": Replicated, "fsdp2": Sharded}
@@ -186,7 +187,9 @@ def open_strategy(name: str, *, device: str | None) -> Strategy:
     world, here = int(os.environ.get("WORLD_SIZE", "1")), torch.device(device or _accelerator())
     if not issubclass(chosen, Several):
         if world > 1:
-            raise ValueError(f"distributed={name} under torchrun with {world} processes: set distributed to ddp or fsdp2")
+            raise ValueError(
+                f"distributed={name} under torchrun with {world} processes: set distributed to ddp or fsdp2"
+            )
         return chosen(device=here)
     if "WORLD_SIZE" not in os.environ:
         raise ValueError(

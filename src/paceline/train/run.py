@@ -1,4 +1,4 @@
-"""A whole run from its configuration: build, train, keep the best, write it out with its card. Knows no command line."""
+"""A whole run from its configuration: build, train, write out the best with its card. Knows no command line."""
 
 import subprocess
 from collections.abc import Sequence
@@ -210,8 +210,8 @@ def _check_lengths(config: TrainConfig, target: Model) -> None:
         )
     if section.prompt_tokens > config.batch.length:
         raise ValueError(
-            f"validation.prompt_tokens={section.prompt_tokens}: prompts are beginnings of rows, which have batch.length "
-            f"{config.batch.length}"
+            f"validation.prompt_tokens={section.prompt_tokens}: prompts are beginnings of rows, whose "
+            f"batch.length is {config.batch.length}"
         )
 
 

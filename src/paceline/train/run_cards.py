@@ -86,14 +86,16 @@ def _measured(recipe: Recipe, name: str) -> str:
     table = "\n".join(f"| {what} | {value} |" for what, value in rows)
     return (
         f"On beginnings of {section.prompts} held-out rows ({section.prompt_tokens} tokens each), continued by "
-        f"{section.tokens} tokens through the decoder that serves. Looping texts, which flatter every drafter, are left "
-        f"out.\n\n| what | value |\n|---|---|\n{table}"
+        f"{section.tokens} tokens through the decoder that serves. Looping texts, which flatter every drafter, are "
+        f"left out.\n\n| what | value |\n|---|---|\n{table}"
     )
 
 
 def _samplings(measures: Mapping[str, float], name: str) -> list[str]:
     start, end = f"validation.{name}.", ".num_texts"
-    return [key.removeprefix(start).removesuffix(end) for key in measures if key.startswith(start) and key.endswith(end)]
+    return [
+        key.removeprefix(start).removesuffix(end) for key in measures if key.startswith(start) and key.endswith(end)
+    ]
 
 
 def _acceptance(measures: Mapping[str, float], key: str, sampling: str, k: int) -> list[tuple[str, str]]:

@@ -93,9 +93,7 @@ def build_task(config: TrainConfig, target: Model, draft: Model | None) -> Task:
     return Heads(target=target.lm, heads=heads, comparison=comparison, text_weight=weight, rows=config.loss.rows)
 
 
-def _model(
-    section: TargetSection | DraftSection, *, dtype: torch.dtype, seed: int, device: torch.device
-) -> Model:
+def _model(section: TargetSection | DraftSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> Model:
     if section.path is not None:
         return Model(lm=load(section.path, dtype=dtype, device=device), raw=dict(read_config(Path(section.path))))
     raw = dict(section.config or {})

@@ -70,7 +70,9 @@ class Trainer:
         self.parameters = task.trained()
         self.optimizer = _optimizer(self.parameters, config)
         self.average = None if config.ema is None else Averaged(task=task, decay=config.ema)
-        self.checkpoints = Checkpoints(folder=folder / "checkpoints", keep=config.checkpoints.keep, strategy=self.strategy)
+        self.checkpoints = Checkpoints(
+            folder=folder / "checkpoints", keep=config.checkpoints.keep, strategy=self.strategy
+        )
         self.best = Best(folder=folder / "best", strategy=self.strategy)
         self.lines = JsonLines(folder=folder)
         self.step = 0
@@ -100,7 +102,9 @@ class Trainer:
                 if self.step % self.config.checkpoints.every == 0 or self.step == steps:
                     self._save()
         if self.best.value is None:
-            raise ValueError("no validation measured anything: the run diverged or every text loops; lower learning_rate")
+            raise ValueError(
+                "no validation measured anything: the run diverged or every text loops; lower learning_rate"
+            )
         return Score(value=self.best.value, measures=self.best.measures)
 
     def advance(self, progress: TrainProgress, *, stopping: bool = False) -> float | None:

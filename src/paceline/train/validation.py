@@ -9,7 +9,6 @@ from typing import final
 import numpy as np
 import torch
 
-from paceline.core.sampling import Sampling
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
@@ -52,36 +51,31 @@ class Validation:
 
     def of_draft(self, task: Distillation) -> Score:
         """The more tokens per step the better, greedily."""
-        found = self._measure(task.frozen, lambda: ModelDrafter(lm=task.draft))
+        found = self._measure(task.frozen, ModelDrafter(lm=task.draft))
         return _score({"draft": found})
 
     def of_heads(self, task: Heads) -> Score:
-        """As a draft's, on average over the heads. Of a target that learns its loss decides: easy text is not better."""
-        found = {
-            part.name: self._measure(task.target, lambda head=part.head: self.serve(head)) for part in task.parts
-        }
+        """As a draft's, on average over the heads. Where the target learns, its loss decides: easy text is no merit."""
+        found = {part.name: self._measure(task.target, self.serve(part.head)) for part in task.parts}
         score = _score(found)
         if task.trunk is None:
             return score
         loss = text_loss(task.target, self.held_out)
         return Score(value=-loss, measures={**score.measures, "validation.loss": loss}, length=score.length)
 
-    def _measure(self, target: LM, make: Callable[[], Drafter]) -> dict[str, Acceptance]:
+    def _measure(self, target: LM, drafter: Drafter) -> dict[str, Acceptance]:
         section = self.section
         return {
             name: measure_acceptance(
                 target,
-                make(),
+                drafter,
                 self.prompts,
                 num_tokens=section.tokens,
                 num_draft_tokens=section.k,
                 sampling=sampling,
             )
-            for name, sampling in self._samplings()
+            for name, sampling in greedy_and_warm(section.temperature, seed=self.seed)
         }
-
-    def _samplings(self) -> list[tuple[str, Sampling]]:
-        return list(greedy_and_warm(self.section.temperature, seed=self.seed))
 
 
 def text_loss(model: DecoderLM, held_out: Batches) -> float:
@@ -113,7 +107,11 @@ def _numbers(name: str, found: Acceptance) -> dict[str, float]:
     if not found.texts:
         return numbers
     low, high = found.interval
-    numbers |= {f"{name}.tokens_per_step": found.summary.mean_acceptance_length, f"{name}.low": low, f"{name}.high": high}
+    numbers |= {
+        f"{name}.tokens_per_step": found.summary.mean_acceptance_length,
+        f"{name}.low": low,
+        f"{name}.high": high,
+    }
     return numbers | {f"{name}.position.{at + 1}": share for at, share in enumerate(found.by_position)}
 
 
