@@ -1,11 +1,8 @@
-"""One rank of a run of several, or the only one of a run of one; what it has learned is written to a file.
-
-``torchrun ... -m tests.train.ranks FOLDER STRATEGY STEPS``
-"""
+"""One rank of a run of several, or the only one of a run of one; what it has learned is written to a file."""
 
 import os
 import sys
-from pathlib import Path
+import traceback
 
 import torch
 from safetensors.torch import save_file
@@ -86,19 +83,17 @@ class Ending:
         return self.batches.batch(step, rows)
 
 
-def main():
-    """What torchrun starts."""
+def begin(environment, folder, name, joint, accumulate, until):
+    """What a process does; it leaves without the interpreter's end, at which gloo may abort."""
+    os.environ.update(environment)
     torch.set_num_threads(1)
-    folder, name, joint, accumulate, until = sys.argv[1:]
-    strategy = open_strategy(name, device="cpu")
-    end = int(until) or None
-    weights = train(Path(folder), strategy, 6, joint=joint == "joint", accumulate=int(accumulate), until=end)
-    if strategy.main:
-        save_file(weights, Path(folder) / "weights.safetensors")
-    strategy.close()
-    sys.stdout.flush()
-    os._exit(0)  # gloo may abort an interpreter that ends by itself
-
-
-if __name__ == "__main__":
-    main()
+    try:
+        strategy = open_strategy(name, device="cpu")
+        weights = train(folder, strategy, 6, joint=joint, accumulate=accumulate, until=until)
+        if strategy.main:
+            save_file(weights, folder / "weights.safetensors")
+        strategy.close()
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(0)
