@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import signal
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from paceline.train.checkpoints import CheckpointError
 from paceline.train.config import LoopConfig, ScheduleSection
 from paceline.train.data import Crops
 from paceline.train.schedule import factor
+from paceline.train.stopping import Stopped
 from paceline.train.tasks import NextToken
 from paceline.train.trainer import Diverged, Score, Trainer
 from paceline.train.validation import text_loss
@@ -205,6 +207,31 @@ def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
     for other in ends[1:]:
         for name, tensor in ends[0].items():
             torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_after_its_step_with_all_saved(number, tmp_path):
+    trainer(tmp_path / "whole").run()
+    run = trainer(tmp_path / "cut")
+    batches = run.batches
+
+    class Signalled:
+        rows = batches.rows
+
+        def batch(self, step, rows):
+            if step == 6:
+                signal.raise_signal(number)
+            return batches.batch(step, rows)
+
+    run.batches = Signalled()
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped, match=r"stopped after step 7 of 12, which is saved in .*; the same command goes on"):
+        run.run()
+    assert signal.getsignal(number) == before
+    assert max((tmp_path / "cut" / "checkpoints").iterdir()).name == "00000007"
+    trainer(tmp_path / "cut").run()
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole")
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rows(tmp_path):

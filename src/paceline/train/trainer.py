@@ -94,7 +94,7 @@ class Trainer:
                 if self.advance(progress, stopping=stop.asked) is None:
                     self._save()
                     raise Stopped(
-                        f"stopped before step {self.step} of {steps}, which is saved in {self.checkpoints.folder}; the "
+                        f"stopped after step {self.step} of {steps}, which is saved in {self.checkpoints.folder}; the "
                         "same command goes on there"
                     )
                 if self.step % self.config.validate_every == 0 or self.step == steps:
