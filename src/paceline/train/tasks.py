@@ -62,6 +62,11 @@ class Task(nn.Module, ABC):
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
 
+def read_text(model: DecoderLM, batch: TrainBatch) -> Result:
+    """Cross-entropy of every learned next token."""
+    return _result([_on_text("loss", _logits(model, batch), batch)])
+
+
 @final
 class NextToken(Task):
     """A language model on text."""
@@ -77,8 +82,7 @@ class NextToken(Task):
     def forward(self, batch: TrainBatch, draws: Draws) -> Result:
         """Cross-entropy of every learned next token."""
         draws.scatter()
-        logits = _logits(self.model, batch)
-        return _result([_on_text("loss", logits, batch)])
+        return read_text(self.model, batch)
 
 
 @final

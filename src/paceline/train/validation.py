@@ -18,7 +18,7 @@ from paceline.models.decoder import DecoderLM
 from paceline.train.acceptance import Acceptance, greedy_and_warm, measure_acceptance
 from paceline.train.batches import Batches, TrainBatch
 from paceline.train.config import ValidationSection
-from paceline.train.tasks import Distillation, Draws, Heads, NextToken, num_learned
+from paceline.train.tasks import Distillation, Heads, NextToken, num_learned, read_text
 from paceline.train.trainer import Score
 
 NUM_BATCHES = 4  # of held-out text
@@ -78,13 +78,13 @@ class Validation:
         }
 
 
+@torch.no_grad()
 def text_loss(model: DecoderLM, held_out: Batches) -> float:
     """Nats per token of some batches of held-out text."""
-    task = NextToken(model=model).eval()
     losses, count = 0.0, 0.0
     for step in range(NUM_BATCHES):
         batch = _on(held_out.batch(step, range(held_out.rows)), model.device)
-        losses += float(task(batch, Draws(seed=0, step=step, first_row=0)).loss)
+        losses += float(read_text(model, batch).loss)
         count += float(num_learned(batch))
     return losses / max(count, 1)
 
