@@ -160,7 +160,7 @@ def test_rows_apart_give_what_the_whole_batch_gives(anchors, masked):
 def test_other_steps_and_seeds_draw_other_anchors():
     task, whole = heads(model(), anchors=4), batch()
     losses = [
-        float(task(whole, draws).loss)
+        task(whole, draws).loss.item()
         for draws in (DRAWS, DRAWS, dataclasses.replace(DRAWS, step=6), dataclasses.replace(DRAWS, seed=4))
     ]
     assert losses[0] == losses[1] and len(set(losses)) == 3
@@ -192,7 +192,7 @@ def test_hidden_states_that_came_with_the_batch_replace_the_targets_forward():
 def test_weights_of_depths_are_relative():
     whole = batch()
     losses = [
-        float(heads(model(), depth_weights=weights)(whole, DRAWS).loss)
+        heads(model(), depth_weights=weights)(whole, DRAWS).loss.item()
         for weights in (None, (1.0, 1.0, 1.0), (5.0, 5.0, 5.0), (1.0, 0.5, 0.0))
     ]
     assert losses[0] == pytest.approx(losses[1]) == pytest.approx(losses[2])

@@ -21,8 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from paceline.train.data.config import DataConfig
 from paceline.train.losses import LOSSES
-from paceline.train.sources import DataConfig
 
 Fraction: TypeAlias = float
 

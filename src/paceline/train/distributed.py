@@ -58,6 +58,10 @@ class Strategy(ABC):
         """What ``work`` gives on the writing process, and on all of them what it raises."""
         return work()
 
+    def one_by_one(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives here, done by the writing process before all others."""
+        return work()
+
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Around forward and backward of a part of a step; after the ``last`` one gradients are those of all."""
         return nullcontext()
@@ -122,6 +126,12 @@ class Several(Strategy):
             raise told[1]
         return cast("T", told[0])
 
+    def one_by_one(self, work: Callable[[], T]) -> T:
+        """The others wait for the first, and learn of its error."""
+        found: list[T] = []
+        self.on_main(lambda: found.append(work()))
+        return found[0] if found else work()
+
     def close(self) -> None:
         """Wait for all, then leave the group."""
         dist.barrier()
@@ -138,6 +148,10 @@ class Replicated(Several):
         """In DistributedDataParallel."""
         devices = None if self.device.type == "cpu" else [self.device]
         return DistributedDataParallel(task, device_ids=devices, gradient_as_bucket_view=True)
+
+    def one_by_one(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives here, done by the writing process before all others."""
+        return work()
 
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Gradients travel once per step."""

@@ -10,13 +10,14 @@ import yaml
 
 from paceline.train.checkpoints import whole_folders
 from paceline.train.config import TrainConfig
+from paceline.train.data.manifest import MANIFEST_FILE, Manifest
 
 WAY_OUT = "give it back its former value, another output, or --fresh, which sets the former run aside"
 FREE = frozenset({"validation", "checkpoints", "loggers", "log_every", "output", "distributed", "device", "compile"})
-PARTS = ("checkpoints", "best", "log.jsonl", "config.yaml", "data.json")
+PARTS = ("checkpoints", "best", "log.jsonl", "config.yaml", MANIFEST_FILE)
 
 
-def check_same_run(output: Path, config: TrainConfig, manifest: str, *, demanded: bool) -> None:
+def check_same_run(output: Path, config: TrainConfig, manifest: Manifest, *, demanded: bool) -> None:
     """Raise ValueError unless ``output`` holds checkpoints of this very run, or none and none is ``demanded``."""
     if not whole_folders(output / "checkpoints"):
         if demanded:
@@ -29,8 +30,7 @@ def check_same_run(output: Path, config: TrainConfig, manifest: str, *, demanded
             raise ValueError(
                 f"the run in {output} began with {name}={was.get(name)!r} and now has {now.get(name)!r}: {WAY_OUT}"
             )
-    if (output / "data.json").read_text(encoding="utf-8").strip() != manifest.strip():
-        raise ValueError(f"the data are not those that the run in {output} began with (see data.json there): {WAY_OUT}")
+    manifest.check_same(Manifest.from_json((output / MANIFEST_FILE).read_text(encoding="utf-8")))
 
 
 def set_aside(output: Path) -> None:

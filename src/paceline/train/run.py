@@ -1,10 +1,10 @@
 """A whole run from its configuration: build, train, write out the best with its card. Knows no command line."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import psutil
 import torch
@@ -13,21 +13,21 @@ from paceline import __version__
 from paceline.heads.files import save_head
 from paceline.models.fingerprint import fingerprint
 from paceline.models.loading import save
+from paceline.text.tokenizer import load_tokenizer
 from paceline.train.checkpoints import write_text
 from paceline.train.config import TrainConfig, dump
+from paceline.train.data import Prepared, make_batches
 from paceline.train.distributed import Strategy, open_strategy
 from paceline.train.former import check_same_run, set_aside
 from paceline.train.loggers import Logger, open_loggers
 from paceline.train.progress import TrainProgress
 from paceline.train.run_cards import Recipe, run_card
 from paceline.train.setup import Model, build_draft, build_target, build_task
-from paceline.train.sources import Prepared, make_batches
 from paceline.train.tasks import Distillation, Heads, NextToken, Task
 from paceline.train.trainer import Score, Trainer
 from paceline.train.validation import Validation
 
 CONFIG_FILE = "config.yaml"
-MANIFEST_FILE = "data.json"
 MIB = 2**20
 
 
@@ -61,19 +61,25 @@ class Run:
         self.draft = None
         if config.draft is not None:
             self.draft = build_draft(config.draft, self.target, seed=config.seed, device=device)
-        self.data = make_batches(
-            config.data,
-            rows=config.batch.rows,
-            length=config.batch.length,
-            seed=config.seed,
-            vocab_size=self.target.lm.vocab_size,
-        )
+        self.data = self.strategy.one_by_one(self._prepare)  # the first one tokenises, the others find it done
         _check_lengths(config, self.target)
         self.task = build_task(config, self.target, self.draft)
         self.num_frozen = 0 if self.task.frozen is None else _size(self.task.frozen)
         self.num_trained = sum(parameter.numel() for parameter in self.task.trained().values())
         # Of a frozen target this is known before; of one that learns only when it is written.
         self.fingerprint = None if self.task.frozen is None else fingerprint(self.task.frozen)
+
+    def _prepare(self) -> Prepared:
+        path, raw = self.config.target.path, self.target.raw
+        return make_batches(
+            self.config.data,
+            tokenizer=None if path is None else load_tokenizer(path),
+            vocab_size=self.target.lm.vocab_size,
+            end_of_text=_end_of_text(raw),
+            rows=self.config.batch.rows,
+            length=self.config.batch.length,
+            seed=self.config.seed,
+        )
 
     def rehearse(self) -> Rehearsal:
         """One step and one validation; nothing is written."""
@@ -118,7 +124,7 @@ class Run:
         check_same_run(output, self.config, self.data.manifest, demanded=self.begins is False)
         output.mkdir(parents=True, exist_ok=True)
         write_text(output / CONFIG_FILE, dump(self.config))
-        write_text(output / MANIFEST_FILE, self.data.manifest + "\n")
+        self.data.manifest.write(output)
 
     def _trainer(self, *, loggers: Sequence[Logger] = (), log_every: int | None = None) -> Trainer:
         loop = self.config.loop
@@ -142,6 +148,8 @@ class Run:
 
     def _validation(self, data: Prepared) -> Validation:
         section = self.config.validation
+        if data.held_out is None:
+            raise ValueError("data: nothing is held out, and a run is judged by that; raise data.validation.share")
         prompts = data.prompts(section.prompts, section.prompt_tokens)
         return Validation(section=section, prompts=prompts, held_out=data.held_out, seed=self.config.seed)
 
@@ -213,6 +221,12 @@ def _check_lengths(config: TrainConfig, target: Model) -> None:
             f"validation.prompt_tokens={section.prompt_tokens}: prompts are beginnings of rows, whose "
             f"batch.length is {config.batch.length}"
         )
+
+
+def _end_of_text(raw: Mapping[str, Any]) -> int | None:
+    """The first id that ends a text, of a config.json."""
+    found = raw.get("eos_token_id")
+    return found[0] if isinstance(found, list) else found
 
 
 def _size(model: torch.nn.Module) -> int:

@@ -1,6 +1,5 @@
 """The model card of what a run has trained, every number of it measured. Writes nothing."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from paceline import __version__
 from paceline.train.config import TrainConfig, dump
+from paceline.train.data.manifest import Manifest
 from paceline.train.trainer import Score
 
 TEMPLATE = """---
@@ -35,6 +35,7 @@ Trained by `paceline train` {{ version }}{{ commit }} with this configuration:
 {{ recipe }}
 ```
 """
+NUM_FILES = 20  # that a card names
 LEARNED = "A language model trained from its configuration."
 DRAFTS = "Drafts for `{target}`, and for no other model: give its directory as the drafter."
 
@@ -45,7 +46,7 @@ class Recipe:
 
     config: TrainConfig
     score: Score
-    manifest: str
+    manifest: Manifest
     commit: str | None
 
 
@@ -112,10 +113,14 @@ def _acceptance(measures: Mapping[str, float], key: str, sampling: str, k: int) 
     ]
 
 
-def _data(manifest: str) -> str:
-    """Files by name, with the beginning of their hashes."""
-    found = json.loads(manifest)
-    files = found["files"] if isinstance(found, dict) else found
-    lines = [f"- `{file['name']}` ({file['split']}, sha256 {file['sha256'][:16]})" for file in files[:20]]
-    more = [f"- and {len(files) - 20} more files"] if len(files) > 20 else []
+def _data(manifest: Manifest) -> str:
+    """What each split has, and files by name with the beginning of their hashes."""
+    files, lines = manifest.files, []
+    for split in sorted({file.split for file in files}):
+        own = [file for file in files if file.split == split]
+        tokens = sum(file.num_tokens for file in own)
+        lines.append(f"- {split}: {tokens:,} tokens of {sum(file.num_documents for file in own):,} documents")
+    shown = files[:NUM_FILES]
+    lines.extend(f"- `{file.name}` ({file.split}, SHA-256 {file.sha256[:16]}…)" for file in shown)
+    more = [f"- and {len(files) - len(shown)} more files"] if len(files) > len(shown) else []
     return "\n".join([*lines, *more])
