@@ -1,4 +1,4 @@
-"""Weights as they will be served: whole on one device, averaged over steps where that is wanted. Trains nothing."""
+"""Weights as they will be served: whole, in the target's precision, averaged where that is wanted. Trains nothing."""
 
 import copy
 from typing import final
@@ -31,6 +31,14 @@ class Replica:
 
     def __init__(self, *, task: Task) -> None:
         self.task = copy.deepcopy(task, _shared(task))
+        for parameter in self.task.trained().values():
+            parameter.data = parameter.data.to(task.served_dtype or parameter.dtype)
+
+    @staticmethod
+    def is_needed(task: Task, *, apart: bool) -> bool:
+        """Whether ``task`` itself cannot be served: its weights lie ``apart``, or in another precision."""
+        dtype = task.served_dtype
+        return apart or any(parameter.dtype != (dtype or parameter.dtype) for parameter in task.trained().values())
 
     @torch.no_grad()
     def take(self, tensors: dict[str, Tensor], strategy: Strategy) -> Task:

@@ -57,6 +57,11 @@ class Task(nn.Module, ABC):
     def frozen(self) -> DecoderLM | None:
         """The target that only gives its laws; no part of the module."""
 
+    @property
+    def served_dtype(self) -> torch.dtype | None:
+        """The precision in which what is trained is served; None: that in which it is trained."""
+        return None
+
     def trained(self) -> dict[str, nn.Parameter]:
         """What is learned, by name; what several parts share, once."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
@@ -172,6 +177,11 @@ class Heads(Task):
             ]
             terms.append(_joined(groups).scaled(part.weight))
         return _result(terms)
+
+    @property
+    def served_dtype(self) -> torch.dtype | None:
+        """The target's: a head reads its hidden states."""
+        return self.target.dtype
 
     def _read(self, batch: TrainBatch) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Logits of the target and hidden states at the taps; without its forward where they came with the batch."""

@@ -62,7 +62,8 @@ class Trainer:
                 f"batches of {batches.rows} rows cannot be shared by {self.strategy.world} processes in "
                 f"{config.accumulate} parts: give a multiple of {parts}"
             )
-        self.replica = Replica(task=task) if self.strategy.sharded or config.ema is not None else None
+        apart = self.strategy.sharded or config.ema is not None
+        self.replica = Replica(task=task) if Replica.is_needed(task, apart=apart) else None
         if config.compile:
             task.compile()
         self.task = task
