@@ -13,6 +13,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from paceline.cli import run
 from paceline.core.sampling import Sampling
@@ -36,6 +38,8 @@ def folder(tmp_path_factory):
     np.save(root / "held_out.npy", corpus(1))
     model, native = tiny.looping_target()
     save(native, {**model.config.to_dict(), "eos_token_id": None}, root / "target", dtype=torch.float32)
+    words = {chr(97 + at): at for at in range(tiny.VOCAB)}
+    Tokenizer(WordLevel(words, unk_token="a")).save(str(root / "target" / "tokenizer.json"))
     return root
 
 
@@ -128,6 +132,7 @@ def test_a_draft_model_learns_from_the_target(folder, tmp_path):
     fields = {"heads": [], "draft": {"config": raw}, "schedule": {"steps": 40}, "optimiser": {"learning_rate": 0.005}}
     assert train(recipe(folder, output, **fields)) == 0
     assert load(output / "draft").num_layers == 1
+    assert (output / "draft" / "tokenizer.json").read_text() == (folder / "target" / "tokenizer.json").read_text()
     accepted = [line["draft.acceptance"] for line in log(output) if "draft.acceptance" in line]
     assert accepted[-1] > accepted[0]
 

@@ -10,13 +10,16 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from paceline.heads import HEADS
 from paceline.train import distributed
 from paceline.train.checkpoints import CheckpointError
-from paceline.train.config import LoopConfig, ScheduleSection
+from paceline.train.config import HeadSection, LoopConfig, ScheduleSection
 from paceline.train.data import Crops
+from paceline.train.losses import Comparison
 from paceline.train.schedule import factor
+from paceline.train.setup import build_head
 from paceline.train.stopping import Stopped
-from paceline.train.tasks import NextToken
+from paceline.train.tasks import Heads, NextToken, Trained
 from paceline.train.trainer import Diverged, Score, Trainer
 from paceline.train.validation import text_loss
 from tests import tiny
@@ -178,6 +181,28 @@ def test_the_mean_of_weights_is_what_is_validated_and_kept(tmp_path):
         torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(dict(run.finished().trained()), means[-1])
     assert not torch.equal(run.parameters["model.embed.weight"], means[-1]["model.embed.weight"])
+
+
+def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeypatch):
+    target = tiny.native(tiny.llama(1, dtype=torch.bfloat16))
+    section = HeadSection(kind="last")
+    monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
+    head = build_head(section, target, seed=0, place=0)
+    assert head.table.weight.dtype == torch.float32
+    task = Heads(target=target, heads=[Trained(name="last", head=head)], comparison=Comparison(terms={"kl": 1.0}))
+    seen = []
+
+    def validate(served):
+        seen.append(served.parts[0].head.table.weight.detach().clone())
+        return Score(value=float(len(seen)))
+
+    crops = Crops([(corpus(0), 1.0)], rows=4, length=16, seed=1)
+    run = Trainer(task=task, batches=crops, config=options(), folder=tmp_path, validate=validate)
+    run.run()
+    assert all(weight.dtype == torch.bfloat16 for weight in seen)
+    assert torch.equal(seen[-1], head.table.weight.bfloat16()) and not torch.equal(seen[-1].float(), head.table.weight)
+    assert torch.equal(run.finished().parts[0].head.table.weight, seen[-1])
+    assert run.finished().target is target
 
 
 def test_the_last_step_is_validated_and_saved_whatever_the_rhythm(tmp_path):

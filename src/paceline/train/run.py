@@ -14,6 +14,7 @@ from paceline.heads.files import save_head
 from paceline.models.fingerprint import fingerprint
 from paceline.models.loading import save
 from paceline.text.tokenizer import load_tokenizer
+from paceline.train.cards import copy_companions
 from paceline.train.checkpoints import write_text
 from paceline.train.config import TrainConfig, dump
 from paceline.train.data import Prepared, make_batches
@@ -70,12 +71,12 @@ class Run:
         self.fingerprint = None if self.task.frozen is None else fingerprint(self.task.frozen)
 
     def _prepare(self) -> Prepared:
-        path, raw = self.config.target.path, self.target.raw
+        folder = self.target.folder
         return make_batches(
             self.config.data,
-            tokenizer=None if path is None else load_tokenizer(path),
+            tokenizer=None if folder is None else load_tokenizer(folder),
             vocab_size=self.target.lm.vocab_size,
-            end_of_text=_end_of_text(raw),
+            end_of_text=_end_of_text(self.target.raw),
             rows=self.config.batch.rows,
             length=self.config.batch.length,
             seed=self.config.seed,
@@ -160,16 +161,22 @@ class Run:
         if isinstance(task, NextToken | Heads) and self.config.target.learns:
             learned = task.model if isinstance(task, NextToken) else task.target
             save(learned, self.target.raw, output / "target", dtype=torch.float32)
-            self._card(output / "target", recipe, kind="target")
+            self._complete(output / "target", recipe, kind="target")
         if isinstance(task, Distillation):
             assert self.draft is not None
             save(task.draft, self.draft.raw, output / "draft", dtype=torch.float32)
-            self._card(output / "draft", recipe, kind="draft")
+            self._complete(output / "draft", recipe, kind="draft")
         if isinstance(task, Heads):
             whose = fingerprint(task.target)
             for part in task.parts:
                 save_head(part.head, output / part.name, target_name=name, fingerprint=whose)
                 self._card(output / part.name, recipe, kind=part.name)
+
+    def _complete(self, folder: Path, recipe: Recipe, *, kind: str) -> None:
+        """A model needs its tokenizer beside it: the target's, if that has one."""
+        if self.target.folder is not None:
+            copy_companions(self.target.folder, folder)
+        self._card(folder, recipe, kind=kind)
 
     def _card(self, folder: Path, recipe: Recipe, *, kind: str) -> None:
         write_text(folder / "README.md", run_card(recipe, name=kind, target=self.target_name))

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from paceline.core.noise import split_seed
 from paceline.heads import HEADS
 from paceline.heads.base import DraftHead
+from paceline.models import hub
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import load, read_config
 from paceline.train.config import ConfigError, DraftSection, HeadSection, TargetSection, TrainConfig, describe
@@ -31,6 +32,7 @@ class Model:
 
     lm: DecoderLM
     raw: dict[str, Any]
+    folder: Path | None  # where it was read from; None: from scratch
 
 
 def build_target(section: TargetSection, *, seed: int, device: torch.device) -> Model:
@@ -95,6 +97,7 @@ def build_task(config: TrainConfig, target: Model, draft: Model | None) -> Task:
 
 def _model(section: TargetSection | DraftSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> Model:
     if section.path is not None:
-        return Model(lm=load(section.path, dtype=dtype, device=device), raw=dict(read_config(Path(section.path))))
+        folder = hub.fetch(section.path, None) if hub.is_hub_id(section.path) else Path(section.path)
+        return Model(lm=load(folder, dtype=dtype, device=device), raw=dict(read_config(folder)), folder=folder)
     raw = dict(section.config or {})
-    return Model(lm=fresh(raw, seed).to(device), raw=raw)
+    return Model(lm=fresh(raw, seed).to(device), raw=raw, folder=None)
