@@ -7,12 +7,18 @@ from paceline.core.noise import split_seed
 from paceline.core.sampling import Sampling
 from paceline.drafters.model import ModelDrafter
 from paceline.text.loops import is_looping
-from paceline.train.acceptance import measure_acceptance
+from paceline.train.acceptance import measure_acceptance, require_texts
 from paceline.train.regenerate import regenerate
 from tests import tiny
 from tests.harness import expected, request
 
 PROMPTS = np.array([[5, 9, 2], [1, 1, 4], [8, 8, 8], [3, 1, 4], [60, 0, 7]])
+
+
+def accepted(target, drafter, *, num_tokens=24, sampling=None):
+    return measure_acceptance(
+        target, drafter, PROMPTS, num_tokens=num_tokens, num_draft_tokens=3, sampling=sampling or Sampling()
+    )
 
 
 def test_every_continuation_is_the_targets_own_under_its_own_seed():
@@ -33,15 +39,18 @@ def test_looping_continuations_are_left_out():
     with pytest.raises(ValueError, match="all 5 continuations loop"):
         regenerate(target, PROMPTS, (Sampling(),), num_tokens=40, rows=5)
     with pytest.raises(ValueError, match="all 5 continuations loop"):
-        measure_acceptance(target, ModelDrafter(lm=target), PROMPTS, num_tokens=40, num_draft_tokens=3)
+        require_texts(accepted(target, ModelDrafter(lm=target), num_tokens=40))
 
 
 def test_measured_acceptance_is_that_of_the_decoder():
     _, target = tiny.target()
-    itself = measure_acceptance(target, ModelDrafter(lm=target), PROMPTS, num_tokens=24, num_draft_tokens=3)
+    itself = accepted(target, ModelDrafter(lm=target))
     assert itself.summary.mean_acceptance_length == 4.0 and itself.by_position == [1.0, 1.0, 1.0]
+    assert itself.interval == (4.0, 4.0)
     assert itself.num_texts + itself.num_looping == 5
-    other = measure_acceptance(
-        target, ModelDrafter(lm=tiny.noisy(target, 0.12)), PROMPTS, num_tokens=24, num_draft_tokens=3
-    )
+    other = accepted(target, ModelDrafter(lm=tiny.noisy(target, 0.12)))
     assert 1.2 < other.summary.mean_acceptance_length < 4.0
+    low, high = other.interval
+    assert 1.0 <= low < other.summary.mean_acceptance_length < high <= 4.0
+    warm = accepted(target, ModelDrafter(lm=target), sampling=Sampling(temperature=1.0))
+    assert warm.summary.mean_acceptance_length == 4.0 and warm.num_looping <= itself.num_looping

@@ -2,42 +2,56 @@
 
 import itertools
 import json
+import signal
 
-import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from paceline.train import trainer as training
+from paceline.heads import HEADS
+from paceline.train import distributed
+from paceline.train.checkpoints import CheckpointError
+from paceline.train.config import HeadSection, LoopConfig, ScheduleSection
 from paceline.train.data import Crops
-from paceline.train.objectives import next_token
-from paceline.train.trainer import TrainConfig, Trainer, read_metadata, write_atomically
+from paceline.train.losses import Comparison
+from paceline.train.schedule import factor
+from paceline.train.setup import build_head
+from paceline.train.stopping import Stopped
+from paceline.train.tasks import Heads, NextToken, Trained
+from paceline.train.trainer import Diverged, Score, Trainer
+from paceline.train.validation import text_loss
 from tests import tiny
+from tests.train.runs import corpus
 
 
-def corpus(seed, count=2000):
-    """Tokens with something to learn: each is a fixed function of the one before, mostly."""
-    generator = np.random.default_rng(seed)
-    tokens = [1]
-    while len(tokens) < count:
-        surprise = generator.random() < 0.1
-        tokens.append(int(generator.integers(tiny.VOCAB)) if surprise else (tokens[-1] * 7 + 3) % tiny.VOCAB)
-    return np.asarray(tokens, dtype=np.uint16)
+def options(steps=12, *, rate=1e-2, warmup=3, dropout=0.0, checkpoint_every=5, keep=2, **fields):
+    return LoopConfig.model_validate(
+        {
+            "schedule": {"steps": steps, "warmup": warmup},
+            "optimiser": {"learning_rate": rate, "dropout": dropout},
+            "checkpoints": {"every": checkpoint_every, "keep": keep},
+            "log_every": 2,
+            "validate_every": 4,
+            **fields,
+        }
+    )
 
 
-def trainer(folder, *, steps=12, **options):
+def trainer(folder, **fields):
     """A tiny run; everything about it is a function of its arguments."""
+    config = options(**fields)
     model = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=1, initializer_range=0.05))
+    model.dropout = config.optimiser.dropout
     crops = Crops([(corpus(0), 1.0)], rows=4, length=16, seed=1)
     held_out = Crops([(corpus(1), 1.0)], rows=4, length=16, seed=2)
-    fields = {"warmup": 3, "log_every": 2, "validate_every": 4, "checkpoint_every": 5} | options
-    config = TrainConfig(steps=steps, learning_rate=1e-2, **fields)
 
-    def validate(model):
-        return float(next_token(model, held_out.batch(0)))
+    def validate(task):
+        return Score(value=-text_loss(task.model, held_out))
 
-    return Trainer(model.requires_grad_(True), next_token, crops, config, folder=folder, validate=validate)
+    task = NextToken(model=model)
+    return Trainer(task=task, batches=crops, config=config, folder=folder, validate=validate)
 
 
 class Cut(Exception):
@@ -49,10 +63,12 @@ def run_until(run, step):
     batches = run.batches
 
     class Failing:
-        def batch(self, number):
+        rows = batches.rows
+
+        def batch(self, number, rows):
             if number == step:
                 raise Cut
-            return batches.batch(number)
+            return batches.batch(number, rows)
 
     run.batches = Failing()
     with pytest.raises(Cut):
@@ -60,7 +76,8 @@ def run_until(run, step):
 
 
 def weights(folder):
-    return load_file(folder / "checkpoint.safetensors")
+    last = max((folder / "checkpoints").glob("*"))
+    return load_file(last / "state.safetensors")
 
 
 def assert_same(left, right):
@@ -69,25 +86,34 @@ def assert_same(left, right):
         assert torch.equal(left[name], right[name]), name
 
 
+def lines(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def without_speed(folder):
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines(folder)]
+
+
 @pytest.mark.parametrize("cut", [3, 5, 8, 11])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_run_cut_anywhere_and_resumed_ends_as_if_uncut(cut, dropout, tmp_path):
-    whole = trainer(tmp_path / "whole", dropout=dropout)
+@pytest.mark.parametrize("fields", [{}, {"dropout": 0.2, "accumulate": 2, "ema": 0.8}], ids=["plain", "everything"])
+def test_a_run_cut_anywhere_and_resumed_ends_as_if_uncut(cut, fields, tmp_path):
+    whole = trainer(tmp_path / "whole", **fields)
     best = whole.run()
-    run_until(trainer(tmp_path / "cut", dropout=dropout), cut)
-    assert (tmp_path / "cut" / "checkpoint.safetensors").exists() == (cut >= 5)
+    run_until(trainer(tmp_path / "cut", **fields), cut)
+    assert (tmp_path / "cut" / "checkpoints").exists() == (cut >= 5)
     torch.manual_seed(cut)
-    resumed = trainer(tmp_path / "cut", dropout=dropout)
+    resumed = trainer(tmp_path / "cut", **fields)
     assert resumed.run() == best
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
-    assert_same(resumed.model.state_dict(), whole.model.state_dict())
+    assert_same(resumed.finished().state_dict(), whole.finished().state_dict())
+    assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole"), "repeated steps are logged once"
 
 
 def test_dropout_changes_the_run_and_so_does_its_seed(tmp_path):
     ends = []
-    for name, options in (("a", {}), ("b", {"dropout": 0.2}), ("c", {"dropout": 0.2, "seed": 1})):
-        trainer(tmp_path / name, **options).run()
-        ends.append(weights(tmp_path / name)["model.embed.weight"])
+    for name, fields in (("a", {}), ("b", {"dropout": 0.2}), ("c", {"dropout": 0.2, "seed": 1})):
+        trainer(tmp_path / name, **fields).run()
+        ends.append(weights(tmp_path / name)["model.model.embed.weight"])
     assert not torch.equal(ends[0], ends[1]) and not torch.equal(ends[1], ends[2])
 
 
@@ -102,109 +128,215 @@ def test_a_finished_run_is_not_trained_further(tmp_path):
 
 def test_loss_goes_down_on_a_corpus_that_can_be_learned(tmp_path):
     run = trainer(tmp_path, steps=80)
-    first = next_token(run.model, run.batches.batch(0)).item()
     run.run()
-    last = next_token(run.model, run.batches.batch(0)).item()
-    assert first > 3.5 and last < 0.7 * first
+    losses = [line["loss"] for line in lines(tmp_path) if "loss" in line]
+    assert losses[0] > 3.5 and losses[-1] < 0.7 * losses[0]
 
 
 def test_every_line_of_the_log_parses_and_has_its_step(tmp_path):
-    trainer(tmp_path).run()
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    losses = [line for line in lines if "loss" in line]
-    validations = [line for line in lines if "validation" in line]
+    run = trainer(tmp_path)
+    validate = run.validate
+    run.validate = lambda task: Score(value=validate(task).value, measures={"validation.loss": 1.0})
+    run.run()
+    losses = [line for line in lines(tmp_path) if "loss" in line]
+    validations = [line for line in lines(tmp_path) if "validation.loss" in line]
     assert [line["step"] for line in losses] == [2, 4, 6, 8, 10, 12]
     assert [line["step"] for line in validations] == [4, 8, 12]
     assert all(line["tokens_per_second"] > 0 and 0 < line["loss"] < 10 for line in losses)
+    assert all(line["loss.text"] == pytest.approx(line["loss"], rel=1e-5) for line in losses)
 
 
 def test_the_best_weights_are_the_ones_loaded_at_the_end(tmp_path):
     run = trainer(tmp_path)
-    values, states = iter([3.0, 1.0, 2.0]), []
+    values, states = iter([1.0, 3.0, 2.0]), []
 
-    def validate(model):
-        assert not model.training
-        states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        return next(values)
+    def validate(task):
+        assert not task.training and not task.model.training
+        states.append({name: tensor.clone() for name, tensor in task.state_dict().items()})
+        return Score(value=next(values))
 
     run.validate = validate
-    assert run.run() == 1.0
-    assert_same(run.model.state_dict(), states[1])
-    assert not torch.equal(states[1]["embed.weight"], states[2]["embed.weight"])
-    assert not run.model.training and run.model.dropout == 0.0
+    assert run.run().value == 3.0
+    assert_same(run.finished().state_dict(), states[1])
+    assert not torch.equal(states[1]["model.embed.weight"], states[2]["model.embed.weight"])
+    assert not run.task.training
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000008"]
+
+
+def test_the_mean_of_weights_is_what_is_validated_and_kept(tmp_path):
+    run = trainer(tmp_path, ema=0.5, validate_every=1, steps=3, precision="fp32")
+    means, seen = [], []
+    mean = {name: parameter.detach().clone() for name, parameter in run.parameters.items()}
+
+    def validate(task):
+        for name, parameter in run.parameters.items():
+            mean[name] = 0.5 * mean[name] + 0.5 * parameter.detach()
+        means.append(dict(mean))
+        seen.append({name: parameter.detach().clone() for name, parameter in task.trained().items()})
+        return Score(value=float(len(seen)))
+
+    run.validate = validate
+    run.run()
+    for wanted, found in zip(means, seen, strict=True):
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(dict(run.finished().trained()), means[-1])
+    assert not torch.equal(run.parameters["model.embed.weight"], means[-1]["model.embed.weight"])
+
+
+def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeypatch):
+    target = tiny.native(tiny.llama(1, dtype=torch.bfloat16))
+    section = HeadSection(kind="last")
+    monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
+    head = build_head(section, target, seed=0, place=0)
+    assert head.table.weight.dtype == torch.float32
+    task = Heads(target=target, heads=[Trained(name="last", head=head)], comparison=Comparison(terms={"kl": 1.0}))
+    seen = []
+
+    def validate(served):
+        seen.append(served.parts[0].head.table.weight.detach().clone())
+        return Score(value=float(len(seen)))
+
+    crops = Crops([(corpus(0), 1.0)], rows=4, length=16, seed=1)
+    run = Trainer(task=task, batches=crops, config=options(), folder=tmp_path, validate=validate)
+    run.run()
+    assert all(weight.dtype == torch.bfloat16 for weight in seen)
+    assert torch.equal(seen[-1], head.table.weight.bfloat16()) and not torch.equal(seen[-1].float(), head.table.weight)
+    assert torch.equal(run.finished().parts[0].head.table.weight, seen[-1])
+    assert run.finished().target is target
 
 
 def test_the_last_step_is_validated_and_saved_whatever_the_rhythm(tmp_path):
     trainer(tmp_path, steps=7, validate_every=100, checkpoint_every=100).run()
-    assert read_metadata(tmp_path / "checkpoint.safetensors")["step"] == "7"
-    assert (tmp_path / "best.safetensors").exists()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000007"]
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000007"]
 
 
-def test_a_validation_that_is_never_a_number_is_reported(tmp_path):
+def test_the_last_checkpoints_are_kept(tmp_path):
+    trainer(tmp_path, checkpoint_every=2, keep=3).run()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000008", "00000010", "00000012"]
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_a_validation_that_is_never_a_number_is_reported(value, tmp_path):
     run = trainer(tmp_path)
-    run.validate = lambda model: float("nan")
-    with pytest.raises(ValueError, match="no validation was a finite number: the run diverged; lower learning_rate"):
+    run.validate = lambda task: Score(value=value)
+    with pytest.raises(ValueError, match="no validation measured anything: the run diverged or every text loops"):
         run.run()
 
 
+def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
+    ends = []
+    for parts in (1, 2, 4):
+        trainer(tmp_path / str(parts), accumulate=parts, precision="fp32").run()
+        ends.append(weights(tmp_path / str(parts)))
+    for other in ends[1:]:
+        for name, tensor in ends[0].items():
+            torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_after_its_step_with_all_saved(number, tmp_path):
+    trainer(tmp_path / "whole").run()
+    run = trainer(tmp_path / "cut")
+    batches = run.batches
+
+    class Signalled:
+        rows = batches.rows
+
+        def batch(self, step, rows):
+            if step == 6:
+                signal.raise_signal(number)
+            return batches.batch(step, rows)
+
+    run.batches = Signalled()
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped, match=r"stopped after step 7 of 12, which is saved in .*; the same command goes on"):
+        run.run()
+    assert signal.getsignal(number) == before
+    assert max((tmp_path / "cut" / "checkpoints").iterdir()).name == "00000007"
+    trainer(tmp_path / "cut").run()
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole")
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rows(tmp_path):
+    run = trainer(tmp_path, accumulate=2)
+    forward = run.task.forward
+
+    def broken(batch, draws):
+        result = forward(batch, draws)
+        spoilt = torch.zeros_like(result.rows)
+        if draws.step == 7 and draws.first_row == 2:
+            spoilt[1] = float("nan")
+        return result._replace(loss=result.loss + spoilt.sum(), rows=result.rows + spoilt)
+
+    run.task.forward = broken
+    with pytest.raises(Diverged, match=r"step 8 gave a loss of nan in rows 3 of its batch of 4 .*00000005"):
+        run.run()
+    again = trainer(tmp_path)
+    again.run()
+    trainer(tmp_path / "whole").run()
+    assert again.step == 12
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
+def test_a_full_disk_keeps_the_checkpoint_before(error, tmp_path, monkeypatch):
+    trainer(tmp_path / "whole").run()
+    real = distributed.save_file
+
+    def failing(tensors, path, metadata=None):
+        if "00000010" in str(path):
+            path.write_bytes(b"half")
+            raise error
+        real(tensors, path, metadata)
+
+    monkeypatch.setattr(distributed, "save_file", failing)
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 10 was not written .*00000005, of step 5, is whole"):
+        trainer(tmp_path / "cut").run()
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["00000005"]
+    trainer(tmp_path / "cut").run()
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+
+
 def test_a_crash_while_writing_leaves_the_former_checkpoint_usable(tmp_path, monkeypatch):
-    whole = trainer(tmp_path / "whole")
-    whole.run()
-    real = training.save_file
-    written = []
+    trainer(tmp_path / "whole").run()
+    real = distributed.save_file
 
     def dying(tensors, path, metadata=None):
-        written.append(path)
-        if (metadata or {}).get("step") == "10":
-            real(tensors, path, metadata)
+        real(tensors, path, metadata)
+        if "00000010" in str(path):
             data = path.read_bytes()
             path.write_bytes(data[: len(data) // 2])  # what a killed process leaves behind
             raise Cut
-        real(tensors, path, metadata)
 
-    monkeypatch.setattr(training, "save_file", dying)
+    monkeypatch.setattr(distributed, "save_file", dying)
     with pytest.raises(Cut):
         trainer(tmp_path / "cut").run()
     monkeypatch.undo()
-    assert written[-1].exists(), "the half-written file lies beside the checkpoint"
-    assert read_metadata(tmp_path / "cut" / "checkpoint.safetensors")["step"] == "5"
+    assert (tmp_path / "cut" / "checkpoints" / "00000010.part").exists(), "half of it lies aside"
     trainer(tmp_path / "cut").run()
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
-    assert not list((tmp_path / "cut").glob("*.part"))
+    assert not list((tmp_path / "cut" / "checkpoints").glob("*.part"))
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "weights.safetensors"
-    write_atomically(path, {"x": torch.ones(3)}, {"step": "1"})
-
-    def failing(tensors, path, metadata=None):
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(training, "save_file", failing)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, {"x": torch.zeros(3)}, {"step": "2"})
-    assert torch.equal(load_file(path)["x"], torch.ones(3)) and read_metadata(path) == {"step": "1"}
-    monkeypatch.undo()
-    write_atomically(path, {"x": torch.zeros(2, 3).t()})  # not contiguous
-    assert load_file(path)["x"].shape == (3, 2) and read_metadata(path) == {}
+def test_rows_that_cannot_be_shared_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="batches of 4 rows cannot be shared by 1 processes in 3 parts"):
+        trainer(tmp_path, accumulate=3)
 
 
-def test_the_rate_warms_up_and_falls_to_a_tenth(tmp_path):
-    run = trainer(tmp_path, steps=100, warmup=10)
-    rates = []
-    for step in range(100):
-        run.step = step
-        rates.append(run._rate())
-    assert rates[0] < rates[5] < rates[9] and max(rates) <= 1e-2
-    assert rates[9] > 0.95e-2
+def test_the_rate_warms_up_and_falls_to_a_tenth():
+    rates = [factor(ScheduleSection(steps=100, warmup=10), step) for step in range(100)]
+    assert rates[0] < rates[5] < rates[9] and max(rates) <= 1
+    assert rates[9] > 0.95
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
-    assert 0.1e-2 <= rates[-1] < 0.11e-2
+    assert 0.1 <= rates[-1] < 0.11
+    assert factor(ScheduleSection(steps=10, warmup=0, floor=1.0), 0) == 1.0
 
 
 @pytest.mark.parametrize(
-    "fields", [{"steps": 0}, {"learning_rate": 0.0}, {"learning_rate": -1.0}, {"unknown": 1}, {"clip": 0.0}]
+    "fields", [{"steps": 0}, {"rate": 0.0}, {"rate": -1.0}, {"unknown": 1}, {"accumulate": 0}, {"ema": 1.0}]
 )
 def test_options_out_of_range_are_refused(fields):
     with pytest.raises(ValidationError, match=next(iter(fields))):
-        TrainConfig(**{"steps": 1, "learning_rate": 0.1, **fields})
+        options(**fields)

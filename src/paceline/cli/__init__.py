@@ -21,6 +21,7 @@ from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from paceline.cli.commands import EXIT_OK as EXIT_OK
 from paceline.cli.experiment_options import experiment
 from paceline.cli.structure import structure
+from paceline.cli.train_options import train
 from paceline.cli.tree_options import tree
 
 app = typer.Typer(
@@ -238,6 +239,7 @@ app.command(epilog=EXIT_CODES)(looking.options)
 app.command(epilog=EXIT_CODES)(looking.roofline)
 app.command(epilog=EXIT_CODES)(audit_options.audit)
 app.command(epilog=EXIT_CODES)(tree)
+app.command(epilog=EXIT_CODES)(train)
 
 
 app.add_typer(bench, name="bench", epilog=EXIT_CODES)

@@ -19,5 +19,6 @@ COMMANDS = Registry(
         "roofline": "paceline.cli.roofline:Roofline",
         "audit": "paceline.cli.audit:AuditModel",
         "tree": "paceline.cli.tree:Tree",
+        "train": "paceline.cli.train:TrainModels",
     },
 )

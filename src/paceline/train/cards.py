@@ -1,6 +1,7 @@
 """What a trained directory holds beside its weights: tokenizer files, generation defaults, model card."""
 
 import json
+import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -38,6 +39,9 @@ with it. Recipe: `make demo-models` ({steps}).
 """
 
 
+COMPANIONS = ("tokenizer*", "special_tokens_map.json", "generation_config.json", "vocab.*", "merges.txt", "*.jinja")
+
+
 def write_companions(folder: Path, raw: dict[str, object], tokenizer: Path, card: str) -> None:
     """Tokenizer, generation defaults and card beside the weights in ``folder``."""
     Tokenizer.from_file(str(tokenizer)).save(str(folder / "tokenizer.json"))
@@ -53,6 +57,13 @@ def write_companions(folder: Path, raw: dict[str, object], tokenizer: Path, card
         folder / "generation_config.json", {"eos_token_id": raw["eos_token_id"], "pad_token_id": raw["pad_token_id"]}
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """What ``source`` has beside its weights, so that a model that shares its tokens reads and says the same."""
+    for pattern in COMPANIONS:
+        for path in source.glob(pattern):
+            shutil.copyfile(path, folder / path.name)
 
 
 def make_card(

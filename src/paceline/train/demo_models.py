@@ -16,15 +16,19 @@ import torch
 from paceline.core.sampling import Sampling
 from paceline.drafters.model import ModelDrafter
 from paceline.models.decoder import DecoderLM
-from paceline.models.families import FAMILIES
-from paceline.models.loading import build, load, save
-from paceline.models.packing import unpack
-from paceline.train.acceptance import measure_acceptance
+from paceline.models.loading import load, save
+from paceline.train.acceptance import Acceptance, measure_acceptance, require_texts
+from paceline.train.batches import Batches
 from paceline.train.cards import make_card, write_companions
+from paceline.train.config import LoopConfig, OptimiserSection, ScheduleSection
 from paceline.train.data import Crops, Stages, encode, standard_library, train_tokenizer
-from paceline.train.objectives import Distillation, next_token
+from paceline.train.distributed import Single
+from paceline.train.fresh import fresh
+from paceline.train.losses import Comparison
 from paceline.train.regenerate import regenerate
-from paceline.train.trainer import TrainConfig, Trainer
+from paceline.train.tasks import Distillation, NextToken, Task
+from paceline.train.trainer import Score, Trainer
+from paceline.train.validation import text_loss
 
 VOCAB_SIZE = 4096
 CONTEXT = 1024
@@ -33,8 +37,15 @@ PROMPT, LENGTH = 48, 256  # tokens of a prompt, and of a prompt with its regener
 NUM_PROMPTS = 2048
 NUM_DRAFT_TOKENS = 5
 SAMPLINGS = tuple(Sampling(temperature=t) for t in (0.0, 0.4, 0.7, 1.0))  # a text each in turn; cold ones loop more
-TARGET_RUN = TrainConfig(steps=1800, learning_rate=3e-3, validate_every=200, compile=True)
-DRAFT_RUN = TrainConfig(steps=1600, learning_rate=4e-3, validate_every=200, compile=True)
+TARGET_RUN, DRAFT_RUN = (
+    LoopConfig(
+        schedule=ScheduleSection(steps=steps),
+        optimiser=OptimiserSection(learning_rate=rate),
+        validate_every=200,
+        compile=True,
+    )
+    for steps, rate in ((1800, 3e-3), (1600, 4e-3))
+)
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, object]:
@@ -66,23 +77,6 @@ TARGET = _llama(hidden=192, inner=512, layers=16, heads=4, kv_heads=2)
 DRAFT = _llama(hidden=96, inner=256, layers=2, heads=4, kv_heads=2)
 
 
-def fresh(raw: dict[str, object], seed: int) -> DecoderLM:
-    """A randomly initialised model; projections back into the residual stream are scaled down with depth."""
-    config = FAMILIES["llama"].configure(raw)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.device("meta"):
-        shapes = {name: part.shape for name, part in unpack(config, DecoderLM(config).state_dict()).items()}
-    state = {}
-    for name, shape in shapes.items():
-        if len(shape) == 1:
-            state[name] = torch.ones(shape)
-            continue
-        back = name.endswith(("attention.output.weight", "ffn.down.weight"))
-        scale = 0.02 / (2 * config.num_layers) ** 0.5 if back else 0.02
-        state[name] = torch.randn(shape, generator=generator) * scale
-    return build(config, state).requires_grad_(True)
-
-
 def accelerator() -> torch.device:
     """The accelerator if there is one, else the CPU."""
     return torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -102,15 +96,8 @@ def prepare(work: Path) -> None:
     (work / "manifest.json").write_text(json.dumps(manifest, indent=0) + "\n", encoding="utf-8")
 
 
-def _validation(objective: Callable[..., torch.Tensor], work: Path) -> Callable[[DecoderLM], float]:
-    tokens = np.load(work / "held_out.npy")
-    crops = Crops([(tokens, 1.0)], rows=16, length=512, seed=SEED)
-
-    def validate(model: DecoderLM) -> float:
-        losses = [objective(model, crops.batch(step).to(model.device)) for step in range(4)]
-        return float(torch.stack(losses).mean())
-
-    return validate
+def _held_out(work: Path) -> Crops:
+    return Crops([(np.load(work / "held_out.npy"), 1.0)], rows=16, length=512, seed=SEED)
 
 
 def train_target(work: Path) -> None:
@@ -118,11 +105,15 @@ def train_target(work: Path) -> None:
     text = np.load(work / "train.npy")
     batches = Stages(
         (1500, Crops([(text, 1.0)], rows=8, length=512, seed=SEED)),
-        (TARGET_RUN.steps, Crops([(text, 1.0)], rows=4, length=CONTEXT, seed=SEED)),
+        (TARGET_RUN.schedule.steps, Crops([(text, 1.0)], rows=4, length=CONTEXT, seed=SEED)),
     )
     model = fresh(TARGET, SEED).to(accelerator())
-    validate = _validation(next_token, work)
-    Trainer(model, next_token, batches, TARGET_RUN, folder=work / "target", validate=validate).run()
+    held_out = _held_out(work)
+
+    def validate(task: Task) -> Score:
+        return Score(value=-text_loss(model, held_out))
+
+    _train(NextToken(model=model), batches, TARGET_RUN, folder=work / "target", validate=validate)
     save(model, TARGET, work / "export" / "target")
 
 
@@ -141,31 +132,25 @@ def train_draft(work: Path) -> None:
     batches = Crops(sources, rows=16, length=LENGTH - 1, seed=SEED)
     prompts = _prompts(work / "held_out.npy", 32, seed=SEED + 1)
 
-    def validate(model: DecoderLM) -> float:
-        drafter = ModelDrafter(lm=model)
-        found = measure_acceptance(target, drafter, prompts, num_tokens=64, num_draft_tokens=NUM_DRAFT_TOKENS)
-        return -found.summary.mean_acceptance_length
-
     model = fresh(DRAFT, SEED).to(accelerator())
-    objective = Distillation(target, soft=0.5)
-    Trainer(model, objective, batches, DRAFT_RUN, folder=work / "draft", validate=validate).run()
+
+    def validate(task: Task) -> Score:
+        length = _accepted(target, model, prompts).summary.mean_acceptance_length
+        return Score(value=length, length=length)
+
+    comparison = Comparison(terms={"kl": 0.5, "argmax": 0.5})
+    task = Distillation(target=target, draft=model, comparison=comparison)
+    _train(task, batches, DRAFT_RUN, folder=work / "draft", validate=validate)
     save(model, DRAFT, work / "export" / "draft")
 
 
 def evaluate(work: Path) -> None:
     """Held-out loss of both models and acceptance between them, as shipped; into figures.json."""
     models = {name: _trained(work, name) for name in ("target", "draft")}
-    held_out = _validation(next_token, work)
     with torch.no_grad():
-        losses = {name: held_out(model) for name, model in models.items()}
+        losses = {name: text_loss(model, _held_out(work)) for name, model in models.items()}
     prompts = _prompts(work / "held_out.npy", 256, seed=SEED + 2)
-    found = measure_acceptance(
-        models["target"],
-        ModelDrafter(lm=models["draft"]),
-        prompts,
-        num_tokens=64,
-        num_draft_tokens=NUM_DRAFT_TOKENS,
-    )
+    found = _accepted(models["target"], models["draft"], prompts)
     figures = {
         "held_out_loss": losses,
         "mean_acceptance_length": found.summary.mean_acceptance_length,
@@ -199,7 +184,10 @@ def export(work: Path) -> None:
         "target": "The target of Paceline's embedded pair: deep and narrow, so that leaving early means something.",
         "draft": "The draft of Paceline's embedded pair, distilled from the target on text and the target's own words.",
     }
-    steps = {"target": f"{TARGET_RUN.steps} steps of 4,096 tokens", "draft": f"{DRAFT_RUN.steps} steps of 4,096 tokens"}
+    steps = {
+        "target": f"{TARGET_RUN.schedule.steps} steps of 4,096 tokens",
+        "draft": f"{DRAFT_RUN.schedule.steps} steps of 4,096 tokens",
+    }
     for name, raw in (("target", TARGET), ("draft", DRAFT)):
         figures = {"held-out loss, nats per token": f"{found['held_out_loss'][name]:.3f}", **shared}
         card = make_card(
@@ -222,7 +210,28 @@ def _trained(work: Path, name: str) -> DecoderLM:
 
 def _prompts(tokens: Path, count: int, *, seed: int) -> np.ndarray:
     """Random windows [count, PROMPT] of a token array."""
-    return Crops([(np.load(tokens), 1.0)], rows=count, length=PROMPT - 1, seed=seed).batch(0).numpy()
+    crops = Crops([(np.load(tokens), 1.0)], rows=count, length=PROMPT - 1, seed=seed)
+    return crops.batch(0, range(count)).tokens.numpy()
+
+
+def _train(
+    task: Task, batches: Batches, config: LoopConfig, *, folder: Path, validate: Callable[[Task], Score]
+) -> None:
+    """To the end; ``task`` then has the best weights."""
+    strategy = Single(device=accelerator())
+    trainer = Trainer(task=task, batches=batches, config=config, folder=folder, validate=validate, strategy=strategy)
+    trainer.run()
+    trainer.finished()
+
+
+def _accepted(target: DecoderLM, draft: DecoderLM, prompts: np.ndarray) -> Acceptance:
+    """Greedy acceptance over 64 tokens."""
+    drafter = ModelDrafter(lm=draft)
+    return require_texts(
+        measure_acceptance(
+            target, drafter, prompts, num_tokens=64, num_draft_tokens=NUM_DRAFT_TOKENS, sampling=Sampling()
+        )
+    )
 
 
 PHASES: dict[str, Callable[[Path], None]] = {

@@ -1,0 +1,275 @@
+"""The command: a whole run from a file, what it says of mistakes, and that a killed one goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from paceline.cli import run
+from paceline.core.sampling import Sampling
+from paceline.drafters import DRAFTERS
+from paceline.heads import HEADS
+from paceline.heads.files import load_head
+from paceline.models.loading import load, save
+from paceline.train.acceptance import measure_acceptance
+from tests import tiny
+from tests.train.heads import LastConfig, LastDrafter, LastHead
+from tests.train.runs import corpus
+
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target whose next token depends on the last one alone, and texts of its vocabulary."""
+    root = tmp_path_factory.mktemp("train")
+    np.save(root / "train.npy", corpus(0))
+    np.save(root / "held_out.npy", corpus(1))
+    model, native = tiny.looping_target()
+    save(native, {**model.config.to_dict(), "eos_token_id": None}, root / "target", dtype=torch.float32)
+    words = {chr(97 + at): at for at in range(tiny.VOCAB)}
+    Tokenizer(WordLevel(words, unk_token="a")).save(str(root / "target" / "tokenizer.json"))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def last_head(monkeypatch):
+    monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
+    monkeypatch.setitem(DRAFTERS.entries, "last", "tests.train.heads:LastDrafter")
+
+
+def recipe(root, output, **fields):
+    sources = [
+        {"kind": "tokens", "paths": [str(root / "train.npy")], "split": "train"},
+        {"kind": "tokens", "paths": [str(root / "held_out.npy")], "split": "validation"},
+    ]
+    whole = {
+        "target": {"path": str(root / "target")},
+        "heads": [{"kind": "last", "config": {"depth": 2}}],
+        "data": {"sources": sources, "validation": {"share": 0}, "cache": str(root / "cache")},
+        "batch": {"rows": 4, "length": LENGTH},
+        "optimiser": {"learning_rate": 0.3, "weight_decay": 0.0},
+        "schedule": {"steps": 20, "warmup": 2},
+        "precision": "fp32",
+        "validation": {"every": 10, "prompts": 8, "prompt_tokens": 4, "tokens": 16, "k": 3},
+        "checkpoints": {"every": 4},
+        "log_every": 1,
+        "output": str(output),
+        **fields,
+    }
+    path = output.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(whole))
+    return path
+
+
+def scratch(root, output, **fields):
+    """A target alone, small and quick."""
+    raw = tiny.llama(num_hidden_layers=1).config.to_dict()
+    target = {"config": {name: raw[name] for name in raw if name not in ("dtype", "transformers_version")}}
+    return recipe(root, output, target=target, heads=[], **fields)
+
+
+def train(path, *options):
+    return run(["train", str(path), *options])
+
+
+def log(output):
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_head_learns_to_draft_and_is_written_with_its_card(folder, tmp_path, capsys):
+    output = tmp_path / "run"
+    path = recipe(folder, output, schedule={"steps": 60, "warmup": 2})
+    assert train(path) == 0
+    said = capsys.readouterr().out
+    assert f"trained into {output}" in said and "validation.last.greedy.tokens_per_step" in said
+    head = load_head(output / "last", load(folder / "target"))
+    assert head.kind == "last" and head.config.depth == 2
+    card = (output / "last" / "README.md").read_text()
+    assert "tokens per step, greedy, k = 3 (95 % interval)" in card and "held_out.npy" in card
+    assert "learning_rate: 0.3" in card
+    target = load(folder / "target")
+    ideal = LastHead(LastConfig(), tiny.VOCAB)
+    ideal.table.weight.data = target.causal(torch.arange(tiny.VOCAB)[:, None]).logits[:, 0]
+    prompts = np.arange(8)[:, None] + np.arange(4)
+    lengths = [
+        measure_acceptance(
+            target, LastDrafter(head=one), prompts, num_tokens=16, num_draft_tokens=3, sampling=Sampling()
+        ).summary.mean_acceptance_length
+        for one in (ideal, head)
+    ]
+    assert lengths[0] == 4.0 and lengths[1] > 2.5, "the target's own law of the last token is always right"
+    losses = [line["last.loss.1"] for line in log(output) if "last.loss.1" in line]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_target_from_scratch_is_written_as_a_model(folder, tmp_path):
+    output = tmp_path / "run"
+    assert train(scratch(folder, output, optimiser={"learning_rate": 0.02})) == 0
+    model = load(output / "target")
+    assert model.num_layers == 1 and model.vocab_size == tiny.VOCAB
+    best = max((output / "best").iterdir())
+    kept = load_file(best / "weights.safetensors")
+    assert torch.equal(model.embed.weight, kept["model.embed.weight"])
+    losses = [line["loss"] for line in log(output) if "loss" in line]
+    assert losses[-1] < losses[0]
+
+
+def test_a_draft_model_learns_from_the_target(folder, tmp_path):
+    output = tmp_path / "run"
+    raw = {**yaml.safe_load((folder / "target" / "config.json").read_text()), "num_hidden_layers": 1}
+    fields = {"heads": [], "draft": {"config": raw}, "schedule": {"steps": 40}, "optimiser": {"learning_rate": 0.005}}
+    assert train(recipe(folder, output, **fields)) == 0
+    assert load(output / "draft").num_layers == 1
+    assert (output / "draft" / "tokenizer.json").read_text() == (folder / "target" / "tokenizer.json").read_text()
+    accepted = [line["draft.acceptance"] for line in log(output) if "draft.acceptance" in line]
+    assert accepted[-1] > accepted[0]
+
+
+def test_a_target_and_a_head_learn_together(folder, tmp_path):
+    output = tmp_path / "run"
+    target = {"path": str(folder / "target"), "trained": True}
+    assert train(recipe(folder, output, target=target, optimiser={"learning_rate": 0.01})) == 0
+    load_head(output / "last", load(output / "target"))
+    with pytest.raises(ValueError, match="is a head of"):
+        load_head(output / "last", load(folder / "target"))
+
+
+def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(folder, tmp_path, capsys):
+    output = tmp_path / "run"
+    assert train(recipe(folder, output), "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert f"trained parameters  {tiny.VOCAB**2:,}" in said and "tokens per step     96 over 1" in said
+    assert "first loss" in said and "validation.last.greedy" in said and "nothing was written" in said
+    assert not output.exists()
+
+
+def test_the_dumped_configuration_is_the_same_run(folder, tmp_path, capsys):
+    path = recipe(folder, tmp_path / "run")
+    assert train(path, "--set", "schedule.steps=7", "--set", "heads.0.weight=2", "--dump-config") == 0
+    dumped = capsys.readouterr().out
+    again = tmp_path / "again.yaml"
+    again.write_text(dumped)
+    assert train(again, "--dump-config") == 0
+    assert capsys.readouterr().out == dumped
+    values = yaml.safe_load(dumped)
+    assert values["schedule"]["steps"] == 7 and values["heads"][0]["weight"] == 2.0
+    assert values["optimiser"]["betas"] == [0.9, 0.95]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--set", "schedule.steps=0"], ["schedule.steps=0: Input should be greater than 0"]),
+        (["--set", "shedule.steps=5"], ["shedule: Extra inputs are not permitted"]),
+        (["--set", "loss.terms={l2: 1}"], ["loss: unknown terms ['l2']; give some of text, argmax"]),
+        (["--set", "schedule.steps=0", "--set", "seed=-1"], ["schedule.steps=0:", "seed=-1:"]),
+        (["--set", "steps"], ["--set steps: write it as section.field=value"]),
+        (["--set", "heads.3.weight=1"], ["--set heads.3.weight=1: 3 is no entry of a list of 1"]),
+        (["--set", "heads=[]"], ["nothing to train: give heads, a draft, or target.trained: true"]),
+        (["--set", "heads.0.config.deep=2"], ["heads.0.config.deep=2: Extra inputs are not permitted"]),
+        (["--set", "heads.0.kind=oracle"], ["unknown head 'oracle'; known:"]),
+        (["--set", "target.path=/nowhere"], ["no such model directory: /nowhere"]),
+        (["--set", "batch.rows=5", "--set", "batch.accumulate=2"], ["batch.rows 5 is no multiple of 2"]),
+        (["--set", "batch.length=1000"], ["batch.length=1000: the target reads 128 tokens at most"]),
+        (["--set", "distributed=ddp"], ["distributed=ddp in a single process: start it by `torchrun"]),
+        (["--set", "loggers=[wandb]"], ["loggers: wandb is not installed", "pip install 'paceline[train-loggers]'"]),
+        (["--resume"], ["holds no checkpoint"]),
+    ],
+)
+def test_mistakes_are_named_before_any_training(options, said, folder, tmp_path, capsys):
+    output = tmp_path / "run"
+    assert train(recipe(folder, output), *options) == 2
+    error = capsys.readouterr().err
+    for part in said:
+        assert part in error
+    assert "Traceback" not in error and not (output / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("text", ["target: [", "- a", ""])
+def test_a_file_that_is_no_mapping_is_refused(text, tmp_path, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    assert train(path) == 2 and "recipe.yaml" in capsys.readouterr().err
+
+
+def test_a_former_run_of_another_kind_is_not_gone_on_with(folder, tmp_path, capsys):
+    output = tmp_path / "run"
+    path = recipe(folder, output)
+    assert train(path) == 0
+    assert train(path, "--set", "optimiser.learning_rate=0.1") == 2
+    assert "began with optimiser.learning_rate=0.3 and now has 0.1" in capsys.readouterr().err
+    before = log(output)
+    assert train(path, "--resume", "--set", "log_every=3") == 0, "how often something is logged is free"
+    assert log(output) == before
+    assert train(path, "--fresh", "--set", "optimiser.learning_rate=0.1") == 0
+    assert (output / "former-1" / "checkpoints").is_dir()
+    assert len(log(output)) == len(before) and log(output) != before
+
+
+def test_changed_data_are_not_gone_on_with(folder, tmp_path, capsys):
+    output = tmp_path / "run"
+    own = tmp_path / "train.npy"
+    np.save(own, corpus(0))
+    path = recipe(folder, output)
+    words = ["--set", f"data.sources.0.paths=[{own}]"]
+    assert train(path, *words) == 0
+    np.save(own, corpus(5))
+    assert train(path, *words) == 2
+    assert "is not what" in capsys.readouterr().err
+
+
+def start(path):
+    command = [sys.executable, "-m", "paceline", "train", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def without_speed(output):
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in log(output)]
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param([(signal.SIGKILL, 30)], id="killed"),
+        pytest.param([(signal.SIGKILL, 3), (signal.SIGKILL, 75)], id="killed twice", marks=pytest.mark.slow),
+        pytest.param([(signal.SIGTERM, 50)], id="stopped", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_was_killed_has_the_losses_of_one_that_was_not(cuts, folder, tmp_path):
+    fields = {"schedule": {"steps": 120}, "optimiser": {"learning_rate": 0.01, "dropout": 0.1}}
+    whole, output = tmp_path / "whole", tmp_path / "cut"
+    assert train(scratch(folder, whole, **fields)) == 0
+    path = scratch(folder, output, **fields)
+    for ending, least in cuts:
+        process = start(path)
+        limit = time.monotonic() + 90
+        while process.poll() is None and not (Path(output / "log.jsonl").exists() and len(log_safe(output)) >= least):
+            assert time.monotonic() < limit, "it never got there"
+            time.sleep(0.02)
+        process.send_signal(ending)
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode == (130 if ending == signal.SIGTERM else -signal.SIGKILL), said
+        assert len(log_safe(output)) < len(log(whole)), "stopped in the middle"
+        if ending == signal.SIGTERM:
+            assert "stopped after step" in said and "the same command goes on there" in said
+    assert train(path) == 0
+    assert without_speed(output) == without_speed(whole)
+    ends = [load_file(max((run / "checkpoints").iterdir()) / "state.safetensors") for run in (whole, output)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def log_safe(output):
+    return (output / "log.jsonl").read_bytes().splitlines()

@@ -1,0 +1,99 @@
+"""One rank of a run of several, or the only one of a run of one; what it has learned is written to a file."""
+
+import os
+import sys
+import traceback
+
+import torch
+from safetensors.torch import save_file
+
+from paceline.train.config import LoopConfig
+from paceline.train.data import Crops
+from paceline.train.distributed import open_strategy
+from paceline.train.losses import Comparison
+from paceline.train.tasks import Heads, Trained
+from paceline.train.trainer import Score, Trainer
+from tests import tiny
+from tests.train.heads import LastConfig, LastHead, TapConfig, TapHead
+from tests.train.runs import corpus
+
+ROWS = 4
+
+
+def make_task(*, joint):
+    """Two heads, one with drawn anchors, beside a target that learns with them or not."""
+    target = tiny.native(tiny.llama(1, dtype=torch.float32))
+    tap = TapHead.make(TapConfig(anchors=5), target, generator=torch.Generator().manual_seed(1))
+    last = LastHead.make(LastConfig(), target, generator=torch.Generator().manual_seed(2))
+    return Heads(
+        target=target,
+        heads=[Trained(name="tap", head=tap), Trained(name="last", head=last)],
+        comparison=Comparison(terms={"kl": 0.5, "lk_alpha": 0.5}, chunk=64),
+        text_weight=1.0 if joint else None,
+    )
+
+
+def train(folder, strategy, steps, *, joint, accumulate=1, until=None):
+    """Train, validate by nothing, and return the whole weights by name."""
+    config = LoopConfig.model_validate(
+        {
+            "schedule": {"steps": steps, "warmup": 2},
+            "optimiser": {"learning_rate": 3e-3},
+            "checkpoints": {"every": 2},
+            "precision": "fp32",
+            "accumulate": accumulate,
+            "ema": 0.5,
+            "log_every": 1,
+            "validate_every": steps,
+        }
+    )
+    if until is not None:  # a run that ends before its schedule does
+        config = config.model_copy(update={"validate_every": 1000})
+    crops = Crops([(corpus(0), 1.0)], rows=ROWS, length=16, seed=1)
+    trainer = Trainer(
+        task=make_task(joint=joint),
+        batches=crops if until is None else Ending(crops, until),
+        config=config,
+        folder=folder,
+        validate=lambda task: Score(value=float(next(task.parameters()).sum())),
+        strategy=strategy,
+    )
+    try:
+        trainer.run()
+    except Ended:
+        pass
+    whole = {name: strategy.whole(tensor).detach().clone() for name, tensor in trainer.parameters.items()}
+    mean = {f"mean.{name}": strategy.whole(tensor).clone() for name, tensor in trainer.average.tensors.items()}
+    return whole | mean
+
+
+class Ended(Exception):
+    """The batches have come to their end."""
+
+
+class Ending:
+    """Batches up to a step."""
+
+    def __init__(self, batches, until):
+        self.batches, self.until, self.rows = batches, until, batches.rows
+
+    def batch(self, step, rows):
+        if step == self.until:
+            raise Ended
+        return self.batches.batch(step, rows)
+
+
+def begin(environment, folder, name, joint, accumulate, until):
+    """What a process does; it leaves without the interpreter's end, at which gloo may abort."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    try:
+        strategy = open_strategy(name, device="cpu")
+        weights = train(folder, strategy, 6, joint=joint, accumulate=accumulate, until=until)
+        if strategy.main:
+            save_file(weights, folder / "weights.safetensors")
+        strategy.close()
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(0)

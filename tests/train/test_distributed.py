@@ -1,0 +1,76 @@
+"""Two processes learn what one does; judged by what they write, for ranks on gloo may abort when they exit."""
+
+import json
+import multiprocessing
+import socket
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.train.checkpoints import whole_folders
+from paceline.train.distributed import Single, open_strategy
+from tests.train import ranks
+
+PROCESSES = multiprocessing.get_context("forkserver")  # which imports torch once, and has no threads of this one
+PROCESSES.set_forkserver_preload(["tests.train.ranks"])
+
+
+def launch(folder, name, *, joint, processes=2, accumulate=1, until=None):
+    """Run ``ranks`` in the environment that torchrun gives; the weights that it wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(processes):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
+        own = {key: str(value) for key, value in {**own, "MASTER_PORT": port}.items()}
+        process = PROCESSES.Process(target=ranks.begin, args=(own, folder, name, joint, accumulate, until))
+        process.start()
+        started.append(process)
+    for process in started:
+        process.join(120)
+    return load_file(folder / "weights.safetensors")
+
+
+def alone(folder, *, joint, accumulate=1):
+    return ranks.train(folder, Single(device=torch.device("cpu")), 6, joint=joint, accumulate=accumulate)
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def assert_close(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(("joint", "accumulate"), [(True, 1), (False, 2)], ids=["joint", "frozen-accumulated"])
+def test_two_processes_learn_what_one_does(name, joint, accumulate, tmp_path):
+    wanted = alone(tmp_path / "one", joint=joint)
+    found = launch(tmp_path / "two", name, joint=joint, accumulate=accumulate)
+    assert_close(found, wanted)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_a_run_goes_on_with_another_number_of_processes(name, tmp_path):
+    wanted = alone(tmp_path / "one", joint=True)
+    launch(tmp_path / "two", name, joint=True, processes=2, until=4)
+    assert max(whole_folders(tmp_path / "two" / "checkpoints")).name == "00000004"
+    found = launch(tmp_path / "two", name, joint=True, processes=1)
+    assert_close(found, wanted)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+def test_processes_that_do_not_fit_the_strategy_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="distributed=ddp in a single process: start it by `torchrun"):
+        open_strategy("ddp", device="cpu")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="distributed=single under torchrun with 2 processes: set distributed"):
+        open_strategy("single", device="cpu")

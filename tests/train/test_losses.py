@@ -1,0 +1,121 @@
+"""Losses between two laws: what they are, where they vanish, and that pieces of them are the whole."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.train.losses import LOSSES, Comparison, Laws, next_token_entropy
+
+N, V = 7, 11
+
+
+def logits(seed, count=N, scale=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, V, generator=generator, dtype=torch.float64) * scale
+
+
+def laws(own, wanted):
+    text = torch.arange(len(own)) % V
+    return Laws(own=own.log_softmax(-1), wanted=wanted.log_softmax(-1), text=text)
+
+
+def reference(name, q, p, text):
+    """From the definitions, in probabilities."""
+    accepted = torch.minimum(p, q).sum(-1)
+    kl = (p * (p / q).log()).sum(-1)
+    tv = 1 - accepted
+    rows = torch.arange(len(p))
+    share = torch.exp(-3 * accepted)
+    return {
+        "text": -q[rows, text].log(),
+        "argmax": -q[rows, p.argmax(-1)].log(),
+        "kl": kl,
+        "tv": tv,
+        "lk_alpha": -accepted.log(),
+        "lk_lambda": share * kl + (1 - share) * tv,
+    }[name]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_what_its_definition_says(name):
+    both = laws(logits(1), logits(2))
+    wanted = reference(name, both.own.exp(), both.wanted.exp(), both.text)
+    torch.testing.assert_close(LOSSES[name](both), wanted)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"text", "argmax"}))
+def test_laws_that_agree_cost_nothing_and_others_do(name):
+    same = laws(logits(1), logits(1))
+    torch.testing.assert_close(LOSSES[name](same), torch.zeros(N, dtype=torch.float64))
+    assert (LOSSES[name](laws(logits(1), logits(2))) > 0.05).all()
+
+
+@pytest.mark.parametrize("name", ["lk_alpha", "lk_lambda", "kl", "tv"])
+def test_following_a_loss_downhill_raises_acceptance(name):
+    own, wanted = logits(1).requires_grad_(True), logits(2)
+    before = laws(own, wanted).acceptance.mean()
+    LOSSES[name](laws(own, wanted)).sum().backward()
+    assert laws(own - 0.1 * own.grad, wanted).acceptance.mean() > before
+
+
+def test_the_acceptance_loss_pulls_also_where_nothing_is_shared():
+    """Laws so far apart that float32 has no number for what they share."""
+    own = torch.tensor([[200.0, 0.0, 0.0]], requires_grad=True)
+    wanted = torch.tensor([[0.0, 200.0, 0.0]])
+    loss = LOSSES["lk_alpha"](laws(own, wanted))
+    loss.sum().backward()
+    assert torch.isfinite(loss).all() and own.grad.abs().max() > 0.1
+
+
+def test_the_share_of_the_mixture_has_no_gradient():
+    own, wanted = logits(1).requires_grad_(True), logits(2)
+    both = laws(own, wanted)
+    LOSSES["lk_lambda"](both).sum().backward()
+    found, own.grad = own.grad.clone(), None
+    both = laws(own, wanted)
+    share = torch.exp(-3 * both.acceptance.detach())
+    (share * LOSSES["kl"](both) + (1 - share) * LOSSES["tv"](both)).sum().backward()
+    torch.testing.assert_close(found, own.grad)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
+def test_chunks_give_the_loss_and_gradient_of_the_whole(chunk):
+    wanted, index = logits(2, 4).float(), torch.tensor([3, 0, 1, 1, 2, 0, 3])
+    text = torch.arange(N)
+    ends = []
+    for size in (1000, chunk):
+        own = logits(1).float().requires_grad_(True)
+        found = Comparison(terms={"kl": 0.5, "tv": 0.25, "text": 2.0}, chunk=size)(own, wanted, index, text)
+        (found.loss * torch.arange(N)).sum().backward()
+        ends.append((*found, own.grad))
+    torch.testing.assert_close(ends[0], ends[1])
+    loss, acceptance, greedy, _ = ends[1]
+    p, q = wanted.softmax(-1)[index], logits(1).float().softmax(-1)
+    mixture = sum(share * reference(name, q, p, text) for name, share in (("kl", 0.5), ("tv", 0.25), ("text", 2.0)))
+    torch.testing.assert_close(loss, mixture)
+    torch.testing.assert_close(acceptance, torch.minimum(p, q).sum(-1))
+    assert torch.equal(greedy, (p.argmax(-1) == q.argmax(-1)).float()) and 0 < greedy.sum() + 1
+
+
+def test_only_who_drafts_learns():
+    own, wanted = logits(1).requires_grad_(True), logits(2).requires_grad_(True)
+    found = Comparison(terms=dict.fromkeys(LOSSES, 1.0), chunk=3)(own, wanted, torch.arange(N), torch.arange(N))
+    found.loss.sum().backward()
+    assert wanted.grad is None and own.grad is not None
+    assert not found.acceptance.requires_grad and not found.greedy.requires_grad
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_entropy_of_the_text_by_chunks(chunk):
+    own, text = logits(1).float().requires_grad_(True), torch.arange(N)
+    found = next_token_entropy(own, text, chunk=chunk)
+    torch.testing.assert_close(found, F.cross_entropy(own, text, reduction="none"))
+    found.sum().backward()
+    assert own.grad is not None
+
+
+def test_unknown_and_missing_terms_are_refused():
+    with pytest.raises(ValueError, match="unknown loss 'l2'; known: text, argmax, kl"):
+        Comparison(terms={"l2": 1.0})
+    with pytest.raises(ValueError, match="a loss without terms"):
+        Comparison(terms={})

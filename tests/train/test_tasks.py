@@ -1,0 +1,201 @@
+"""What is trained: losses over whole texts, whoever computes which rows; heads beside a frozen or a learning target."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.train.batches import TrainBatch
+from paceline.train.losses import Comparison
+from paceline.train.tasks import Distillation, Draws, Heads, NextToken, Trained, num_learned
+from tests import tiny
+from tests.train.heads import LastConfig, LastHead, TapConfig, TapHead
+
+ROWS, LENGTH = 4, 12
+DRAWS = Draws(seed=3, step=5, first_row=0)
+
+
+def model(seed=1):
+    return tiny.native(tiny.llama(seed))
+
+
+def batch(*, masked=False, texts=1):
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(tiny.VOCAB, (ROWS, LENGTH + 1), generator=generator)
+    learned = torch.ones(ROWS, LENGTH + 1, dtype=torch.bool)
+    if masked:
+        learned = torch.rand(ROWS, LENGTH + 1, generator=generator) < 0.5
+    segment = None if texts == 1 else (torch.arange(LENGTH + 1) * texts // (LENGTH + 1)).expand(ROWS, -1)
+    return TrainBatch(tokens=tokens, learned=learned, segment=segment)
+
+
+def part_of(whole, rows):
+    segment = None if whole.segment is None else whole.segment[rows]
+    return TrainBatch(tokens=whole.tokens[rows], learned=whole.learned[rows], segment=segment)
+
+
+def tap(target, **config):
+    return TapHead.make(TapConfig(**config), target, generator=torch.Generator().manual_seed(1))
+
+
+def last(target):
+    return LastHead.make(LastConfig(), target, generator=torch.Generator().manual_seed(2))
+
+
+def heads(target, *, detach=False, text_weight=None, anchors=None, **options):
+    parts = [
+        Trained(name="tap", head=tap(target, anchors=anchors), detach=detach, **options),
+        Trained(name="last", head=last(target), weight=0.5, detach=detach),
+    ]
+    comparison = Comparison(terms={"kl": 1.0})
+    return Heads(target=target, heads=parts, comparison=comparison, text_weight=text_weight)
+
+
+def test_next_token_is_the_cross_entropy_of_transformers():
+    reference = tiny.llama(1)
+    whole = batch()
+    with torch.no_grad():
+        wanted = reference(whole.tokens, labels=whole.tokens, use_cache=False).loss.float()
+        result = NextToken(model=tiny.native(reference))(whole, DRAWS)
+    torch.testing.assert_close(result.loss / ROWS / LENGTH, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(result.rows.sum(), result.loss)
+    sums = result.measures["loss.text"][:, 0]
+    torch.testing.assert_close(sums[0] / sums[1], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_not_learned_costs_nothing():
+    whole, lm = batch(masked=True), model()
+    logits = lm.causal(whole.tokens[:, :-1]).logits
+    entropy = F.cross_entropy(logits.flatten(0, 1).float(), whole.tokens[:, 1:].flatten(), reduction="none")
+    wanted = entropy[whole.learned[:, 1:].flatten()].sum()
+    torch.testing.assert_close(NextToken(model=lm)(whole, DRAWS).loss, wanted)
+    assert num_learned(whole) == whole.learned[:, 1:].sum()
+
+
+def test_texts_that_share_a_row_cost_what_they_cost_alone():
+    whole, lm = batch(texts=2), model()
+    apart = torch.zeros(())
+    for number in (0, 1):
+        text = whole.tokens[:, whole.segment[0] == number]
+        alone = TrainBatch(tokens=text, learned=torch.ones_like(text, dtype=torch.bool))
+        apart = apart + NextToken(model=lm)(alone, DRAWS).loss
+    torch.testing.assert_close(NextToken(model=lm)(whole, DRAWS).loss, apart)
+    assert num_learned(whole) == ROWS * (LENGTH - 1)
+
+
+def test_a_draft_equal_to_its_target_has_nothing_to_learn():
+    target = model()
+    comparison = Comparison(terms={"kl": 1.0})
+    same = Distillation(target=target, draft=model(), comparison=comparison)(batch(), DRAWS)
+    other = Distillation(target=target, draft=model(2), comparison=comparison)(batch(), DRAWS)
+    assert same.loss.abs() < 1e-3 and other.loss > 1
+    for name in ("draft.acceptance", "draft.greedy"):
+        torch.testing.assert_close(same.measures[name][0], same.measures[name][1])
+        assert other.measures[name][0] < other.measures[name][1]
+
+
+def test_distillation_is_the_divergence_at_every_learned_token():
+    whole, target, draft = batch(masked=True), model(), model(2)
+    p = target.causal(whole.tokens[:, :-1]).logits.softmax(-1)
+    q = draft.causal(whole.tokens[:, :-1]).logits.softmax(-1)
+    wanted = ((p * (p / q).log()).sum(-1) * whole.learned[:, 1:]).sum()
+    found = Distillation(target=target, draft=draft, comparison=Comparison(terms={"kl": 1.0}))(whole, DRAWS)
+    torch.testing.assert_close(found.loss.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_only_the_draft_learns():
+    target = model().requires_grad_(False)
+    task = Distillation(target=target, draft=model(2), comparison=Comparison(terms={"kl": 0.5, "argmax": 0.5}))
+    task(batch(), DRAWS).loss.backward()
+    assert all(parameter.grad is None for parameter in target.parameters())
+    assert all(parameter.grad is not None for parameter in task.trained().values())
+    assert len(task.trained()) == len(list(task.draft.parameters()))
+
+
+def test_a_frozen_target_is_no_part_of_what_is_trained():
+    target = model()
+    task = heads(target)
+    task(batch(), DRAWS).loss.backward()
+    assert all(parameter.grad is None for parameter in target.parameters())
+    assert {name.split(".")[1] for name in task.trained()} == {"tap", "last"}
+    assert all(parameter.grad is not None for parameter in task.trained().values())
+
+
+def test_the_loss_of_a_head_is_the_mean_over_its_anchors_and_depths():
+    target, whole = model(), batch()
+    head = last(target)
+    task = Heads(target=target, heads=[Trained(name="last", head=head)], comparison=Comparison(terms={"kl": 1.0}))
+    p = target.causal(whole.tokens[:, :-1]).logits.softmax(-1)
+    q = head.table(whole.tokens[:, :-1]).softmax(-1)
+    each = (p * (p / q).log()).sum(-1)  # the same for all depths, by where it stands
+    count = torch.tensor([min(at + 1, 3) for at in range(LENGTH)])  # drafts that reach a position
+    result = task(whole, DRAWS)
+    torch.testing.assert_close(result.loss.double(), (each * count).sum() / 3, rtol=1e-5, atol=1e-4)
+    sums = result.measures["last.loss"]
+    depths = torch.stack([each[:, depth:].sum() for depth in range(3)])
+    torch.testing.assert_close(sums[0].double(), depths, rtol=1e-5, atol=1e-4)
+    assert sums[1].tolist() == [ROWS * (LENGTH - depth) for depth in range(3)]
+
+
+@pytest.mark.parametrize("anchors", [None, 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_apart_give_what_the_whole_batch_gives(anchors, masked):
+    """Of the loss, gradients and measures, also of what is drawn at random."""
+    whole = batch(masked=masked, texts=2)
+    first, second = heads(model(), text_weight=1.0, anchors=anchors), heads(model(), text_weight=1.0, anchors=anchors)
+    result = first(whole, DRAWS)
+    result.loss.backward()
+    measures = []
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 4)):
+        one = second(part_of(whole, rows), dataclasses.replace(DRAWS, first_row=rows.start))
+        one.loss.backward()
+        measures.append(one.measures)
+    for name, wanted in result.measures.items():
+        torch.testing.assert_close(sum(one[name] for one in measures), wanted)
+    for name, parameter in first.trained().items():
+        torch.testing.assert_close(second.trained()[name].grad, parameter.grad)
+
+
+def test_other_steps_and_seeds_draw_other_anchors():
+    task, whole = heads(model(), anchors=4), batch()
+    losses = [
+        task(whole, draws).loss.item()
+        for draws in (DRAWS, DRAWS, dataclasses.replace(DRAWS, step=6), dataclasses.replace(DRAWS, seed=4))
+    ]
+    assert losses[0] == losses[1] and len(set(losses)) == 3
+
+
+def test_detached_heads_leave_the_trunk_the_gradients_of_its_own_loss():
+    whole = batch()
+    alone, detached, joint = model(), model(), model()
+    NextToken(model=alone)(whole, DRAWS).loss.backward()
+    heads(detached, detach=True, text_weight=1.0)(whole, DRAWS).loss.backward()
+    heads(joint, detach=False, text_weight=1.0)(whole, DRAWS).loss.backward()
+    differs = False
+    for name, parameter in alone.named_parameters():
+        assert torch.equal(detached.get_parameter(name).grad, parameter.grad), name
+        differs |= not torch.allclose(joint.get_parameter(name).grad, parameter.grad)
+    assert differs, "end to end, the trunk learns for its heads"
+
+
+def test_hidden_states_that_came_with_the_batch_replace_the_targets_forward():
+    target, whole = model(), batch()
+    wanted = heads(target)(whole, DRAWS)
+    output = target.causal(whole.tokens[:, :-1], taps=(2, 3))
+    given = dataclasses.replace(whole, hidden={tap: state.detach() for tap, state in output.hidden.items()})
+    task = heads(target)
+    target.causal = None  # nobody may ask it
+    torch.testing.assert_close(task(given, DRAWS), wanted)
+
+
+def test_weights_of_depths_are_relative():
+    whole = batch()
+    losses = [
+        heads(model(), depth_weights=weights)(whole, DRAWS).loss.item()
+        for weights in (None, (1.0, 1.0, 1.0), (5.0, 5.0, 5.0), (1.0, 0.5, 0.0))
+    ]
+    assert losses[0] == pytest.approx(losses[1]) == pytest.approx(losses[2])
+    assert losses[3] != pytest.approx(losses[0])
+    with pytest.raises(ValueError, match="2 depth weights for the head 'tap', which learns 3 depths"):
+        heads(model(), depth_weights=(1.0, 1.0))(whole, DRAWS)
