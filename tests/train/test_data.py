@@ -1,4 +1,4 @@
-"""The corpus, its tokenizer, and batches that are a function of (seed, step)."""
+"""The corpus that is always there, its tokenizer, and random crops that are a function of (seed, step)."""
 
 import hashlib
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.train.batches import TrainBatch
 from paceline.train.data import (
     END_OF_TEXT,
     HELD_OUT,
@@ -88,20 +89,31 @@ def numbered(count):
     return np.arange(count, dtype=np.uint16)
 
 
+def whole(batches, step):
+    return batches.batch(step, range(batches.rows)).tokens
+
+
 def test_a_batch_is_a_function_of_seed_and_step():
     crops = Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=3)
-    forward = [crops.batch(step) for step in range(6)]
+    forward = [whole(crops, step) for step in range(6)]
     torch.manual_seed(99)
     again = Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=3)
-    backward = [again.batch(step) for step in reversed(range(6))][::-1]
+    backward = [whole(again, step) for step in reversed(range(6))][::-1]
     assert all(torch.equal(a, b) for a, b in zip(forward, backward, strict=True))
     assert not torch.equal(forward[0], forward[1])
-    assert not torch.equal(forward[0], Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=4).batch(0))
+    assert not torch.equal(forward[0], whole(Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=4), 0))
+
+
+def test_a_part_of_a_batch_is_that_part_of_the_whole():
+    crops = Crops([(numbered(1000), 1.0), (numbered(50), 2.0)], rows=6, length=16, seed=3)
+    parts = [crops.batch(2, range(start, start + 2)) for start in (0, 2, 4)]
+    assert torch.equal(torch.cat([part.tokens for part in parts]), whole(crops, 2))
+    assert all(bool(part.learned.all()) and part.segment is None for part in parts)
 
 
 def test_crops_are_runs_of_the_source_and_reach_both_its_ends():
     crops = Crops([(numbered(20), 1.0)], rows=64, length=16, seed=0)
-    batch = crops.batch(0)
+    batch = whole(crops, 0)
     assert batch.shape == (64, 17) and batch.dtype == torch.int64
     assert torch.equal(batch - batch[:, :1], torch.arange(17).expand(64, 17))
     assert set(batch[:, 0].tolist()) == {0, 1, 2, 3}
@@ -110,13 +122,13 @@ def test_crops_are_runs_of_the_source_and_reach_both_its_ends():
 def test_sources_share_the_rows_in_proportion():
     low, high = numbered(100), numbered(100) + 1000
     crops = Crops([(low, 1.0), (high, 3.0)], rows=400, length=8, seed=1)
-    from_high = float((crops.batch(0)[:, 0] >= 1000).float().mean())
+    from_high = float((whole(crops, 0)[:, 0] >= 1000).float().mean())
     assert 0.65 < from_high < 0.85
 
 
 def test_a_corpus_of_exactly_one_sequence_is_enough():
     crops = Crops([(numbered(17), 1.0)], rows=2, length=16, seed=0)
-    assert torch.equal(crops.batch(0), torch.arange(17).expand(2, 17))
+    assert torch.equal(whole(crops, 0), torch.arange(17).expand(2, 17))
 
 
 @pytest.mark.parametrize("count", [0, 5, 16])
@@ -126,19 +138,28 @@ def test_a_corpus_shorter_than_a_sequence_is_refused(count):
 
 
 class Constant:
-    def __init__(self, value):
-        self.value = value
+    def __init__(self, value, rows):
+        self.value, self.rows = value, rows
 
-    def batch(self, step):
-        return torch.tensor([[self.value, step]])
+    def batch(self, step, rows):
+        tokens = torch.tensor([[self.value, step, row] for row in rows]).view(-1, 3)
+        return TrainBatch(tokens=tokens, learned=tokens > 0)
 
 
 def test_stages_follow_each_other():
-    stages = Stages((3, Constant(1)), (5, Constant(2)))
-    assert [stages.batch(step)[0].tolist() for step in range(5)] == [[1, 0], [1, 1], [1, 2], [2, 3], [2, 4]]
-    assert stages.batch(1)[0, 0] == 1, "whatever was asked before"
+    stages = Stages((3, Constant(1, 4)), (5, Constant(2, 4)))
+    found = [stages.batch(step, range(2, 4)).tokens[0].tolist() for step in range(5)]
+    assert found == [[1, 0, 2], [1, 1, 2], [1, 2, 2], [2, 3, 2], [2, 4, 2]]
+    assert stages.batch(1, range(4)).tokens[0, 0] == 1, "whatever was asked before"
+
+
+def test_a_stage_of_fewer_rows_gives_those_that_it_has():
+    stages = Stages((1, Constant(1, 4)), (2, Constant(2, 3)))
+    assert stages.rows == 4
+    assert [len(stages.batch(step, range(4)).tokens) for step in range(2)] == [4, 3]
+    assert [len(stages.batch(1, rows).tokens) for rows in (range(2), range(2, 4), range(3, 4))] == [2, 1, 0]
 
 
 def test_a_step_beyond_the_last_stage_is_refused():
     with pytest.raises(ValueError, match="step 5 is beyond the last stage, which ends at 5"):
-        Stages((3, Constant(1)), (5, Constant(2))).batch(5)
+        Stages((3, Constant(1, 4)), (5, Constant(2, 4))).batch(5, range(4))

@@ -5,6 +5,7 @@ code of a checkpoint unless told to, never looks beyond the directory, and knows
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,10 @@ from typing import cast, final
 import transformers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from paceline.text.turns import TokenizerError as TokenizerError
+from paceline.text.turns import check_messages, find_turns
+
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # around what the assistant writes
 TOKENIZER_FILE = "tokenizer.json"
 OTHER_FILES = (  # any of them says that a directory has a tokenizer
     "tokenizer_config.json",
@@ -26,10 +31,6 @@ OTHER_FILES = (  # any of them says that a directory has a tokenizer
     "tiktoken.model",
     "*.tiktoken",
 )
-
-
-class TokenizerError(ValueError):
-    """A tokenizer that is missing or unreadable, or a chat that it cannot spell, with the way out."""
 
 
 @final
@@ -83,8 +84,13 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether ``chat`` can be used."""
+        return bool(self.template)
+
+    @property
+    def template(self) -> str:
+        """The chat template; empty where there is none."""
         template = self._inner.chat_template
-        return bool(template.get("default") if isinstance(template, dict) else template)
+        return (template.get("default") if isinstance(template, dict) else template) or ""
 
     def is_special(self, token: int) -> bool:
         """Whether ``token`` is one that ``decode`` skips unless told otherwise."""
@@ -162,6 +168,29 @@ class Tokenizer:
             ) from error
         return cast(list[int], tokens)
 
+    def chat_turns(self, messages: Sequence[Mapping[str, object]]) -> tuple[list[int], list[bool]]:
+        """Token ids of a whole chat, and which of them the assistant wrote: by the template's marks, else by its turns.
+
+        Raises TokenizerError as ``chat`` does, and where it cannot be told (text/turns).
+        """
+        whole = self.chat(messages, add_generation_prompt=False)
+        if GENERATION_MARK.search(self.template) is None:
+            try:
+                return find_turns(messages, lambda part, opened: self.chat(part, add_generation_prompt=opened))
+            except TokenizerError:
+                raise
+            except ValueError as error:
+                raise TokenizerError(f"{self.name}: {error}") from error
+        marked = self._inner.apply_chat_template(
+            cast(list[dict[str, str]], [dict(message) for message in messages]),
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"verbose": False},
+        )
+        found = cast(Mapping[str, list[int]], marked)
+        assert found["input_ids"] == whole
+        return whole, [bool(mark) for mark in found["assistant_masks"]]
+
     def _repaired(self, tokens: list[int]) -> list[int]:
         """``tokens`` with the bytes of U+FFFD where byte tokens are no UTF-8, so that every run of them is."""
         repaired: list[int] = []
@@ -211,23 +240,6 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
             "of transformers writes, or install what is missing, or trust the directory's own code if it has any"
         ) from error
     return Tokenizer(inner=inner, name=str(directory))
-
-
-def check_messages(messages: Sequence[Mapping[str, object]]) -> None:
-    """Raise TokenizerError unless ``messages`` is a list of mappings with a role and a content, and not empty."""
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise TokenizerError(f"messages is a {type(messages).__name__}: give a list of {{role, content}} mappings")
-    if not messages:
-        raise TokenizerError("messages is empty: give at least one {role, content} mapping")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise TokenizerError(f"messages[{index}] is a {type(message).__name__}: give a {{role, content}} mapping")
-        for key, kinds, wanted in (("role", str, "a string"), ("content", str | list | tuple, "a string or a list")):
-            if key not in message:
-                raise TokenizerError(f"messages[{index}] has no {key}: give {wanted}")
-            if not isinstance(message[key], kinds):
-                given = type(message[key]).__name__
-                raise TokenizerError(f"messages[{index}] has a {key} of type {given}: give {wanted}")
 
 
 def read_eos(directory: str | Path) -> tuple[int, ...]:

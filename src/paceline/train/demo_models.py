@@ -107,7 +107,7 @@ def _validation(objective: Callable[..., torch.Tensor], work: Path) -> Callable[
     crops = Crops([(tokens, 1.0)], rows=16, length=512, seed=SEED)
 
     def validate(model: DecoderLM) -> float:
-        losses = [objective(model, crops.batch(step).to(model.device)) for step in range(4)]
+        losses = [objective(model, crops.batch(step, range(crops.rows)).tokens.to(model.device)) for step in range(4)]
         return float(torch.stack(losses).mean())
 
     return validate
@@ -222,7 +222,8 @@ def _trained(work: Path, name: str) -> DecoderLM:
 
 def _prompts(tokens: Path, count: int, *, seed: int) -> np.ndarray:
     """Random windows [count, PROMPT] of a token array."""
-    return Crops([(np.load(tokens), 1.0)], rows=count, length=PROMPT - 1, seed=seed).batch(0).numpy()
+    crops = Crops([(np.load(tokens), 1.0)], rows=count, length=PROMPT - 1, seed=seed)
+    return crops.batch(0, range(count)).tokens.numpy()
 
 
 PHASES: dict[str, Callable[[Path], None]] = {

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.models.decoder import DecoderLM
-from paceline.train.data import Batches
+from paceline.train.batches import Batches
 from paceline.train.objectives import Objective
 
 
@@ -82,7 +82,7 @@ class Trainer:
             while self.step < self.config.steps:
                 self.model.train()
                 self.model.dropout = self.config.dropout
-                tokens = self.batches.batch(self.step).to(device, non_blocking=True)
+                tokens = self.batches.batch(self.step, range(self.batches.rows)).tokens.to(device, non_blocking=True)
                 loss = self._update(loss_of, tokens)
                 self.step += 1
                 seen += tokens.numel()

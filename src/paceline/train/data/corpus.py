@@ -1,6 +1,6 @@
-"""Text to token arrays: the standard-library corpus, its tokenizer, and batches in a deterministic order.
+"""The corpus that every machine with Python has: its standard library, a tokenizer of it, and both as a token array.
 
-Knows nothing of models or losses. B rows, T sequence length.
+Knows nothing of models, losses or batches.
 """
 
 import hashlib
@@ -9,12 +9,9 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
 
 END_OF_TEXT = "<|endoftext|>"
 EXCLUDED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"})
@@ -96,51 +93,3 @@ def encode(tokenizer: Tokenizer, documents: Iterable[Document]) -> np.ndarray:
         pieces.extend(encoding.ids)
         pieces.append(0)
     return np.asarray(pieces, dtype=np.uint16)
-
-
-class Batches(Protocol):
-    """A batch of tokens for every step."""
-
-    def batch(self, step: int) -> Tensor: ...
-
-
-class Crops:
-    """Random crops of token arrays. Batch ``step`` is a function of (seed, step), so resuming needs no state."""
-
-    def __init__(self, sources: list[tuple[np.ndarray, float]], *, rows: int, length: int, seed: int) -> None:
-        """``sources``: token arrays with their share of the rows, one text [N] or sequences taken whole [P, T + 1]."""
-        total = sum(share for _, share in sources)
-        self.sources = [(torch.from_numpy(tokens.astype(np.int32)), share / total) for tokens, share in sources]
-        for tokens, _ in self.sources:
-            if tokens.dim() == 1 and len(tokens) <= length:
-                raise ValueError(f"corpus of {len(tokens)} tokens is shorter than one sequence of {length}")
-            if tokens.dim() == 2 and tokens.shape[1] != length + 1:
-                raise ValueError(f"sequences of {tokens.shape[1]} tokens: batches of length {length} need {length + 1}")
-        self.rows, self.length, self.seed = rows, length, seed
-
-    def batch(self, step: int) -> Tensor:
-        """Tokens [B, T + 1] of this step, on the CPU."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        shares = torch.tensor([share for _, share in self.sources])
-        chosen = torch.multinomial(shares, self.rows, replacement=True, generator=generator)
-        rows = []
-        for source in chosen.tolist():
-            tokens = self.sources[source][0]
-            last = tokens.shape[0] if tokens.dim() == 2 else tokens.shape[0] - self.length
-            start = int(torch.randint(last, (), generator=generator))
-            rows.append(tokens[start] if tokens.dim() == 2 else tokens[start : start + self.length + 1])
-        return torch.stack(rows).long()
-
-
-class Stages:
-    """One source of batches after another: each ``(until, batches)`` serves the steps below ``until``."""
-
-    def __init__(self, *stages: tuple[int, Batches]) -> None:
-        self.stages = stages
-
-    def batch(self, step: int) -> Tensor:
-        """Tokens [B, T + 1] of this step. Raises ValueError beyond the last stage."""
-        for until, batches in self.stages:
-            if step < until:
-                return batches.batch(step)
-        raise ValueError(f"step {step} is beyond the last stage, which ends at {self.stages[-1][0]}")

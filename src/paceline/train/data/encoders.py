@@ -1,0 +1,108 @@
+"""Texts and chats to token ids: by a checkpoint's tokenizer, or byte by byte. Knows nothing of files.
+
+N tokens of a text.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, final
+
+import numpy as np
+
+from paceline.text.tokenizer import Tokenizer
+
+Message: TypeAlias = Mapping[str, object]
+NUM_BYTES = 256
+
+
+class Encoder(ABC):
+    """Gives token ids. ``end_of_text`` closes texts, None where nothing does; all ids are below ``vocab_size``."""
+
+    def __init__(self, *, name: str, vocab_size: int, end_of_text: int | None) -> None:
+        if end_of_text is not None and not 0 <= end_of_text < vocab_size:
+            raise ValueError(
+                f"end_of_text {end_of_text}: the vocabulary has {vocab_size} tokens; give an id below that"
+            )
+        self.name, self.vocab_size, self.end_of_text = name, vocab_size, end_of_text
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Equal for encoders that give every text the same ids."""
+
+    @abstractmethod
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids [N] of every text, not closed by ``end_of_text``."""
+
+    @abstractmethod
+    def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [N] of a chat, and bool [N] which of them the assistant wrote. Raises ValueError if it cannot be told."""
+
+
+@final
+class Bytes(Encoder):
+    """Every byte of UTF-8 is a token."""
+
+    @property
+    def fingerprint(self) -> str:
+        return f"bytes/{self.end_of_text}"
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The bytes themselves."""
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+    def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+        """Raises ValueError: bytes have no chat template."""
+        raise ValueError("tokenizer: bytes has no chat template; take a target with a tokenizer, or give texts")
+
+
+@final
+class Words(Encoder):
+    """A checkpoint's own tokenizer, with the special tokens that it adds to a text by itself."""
+
+    def __init__(self, *, tokenizer: Tokenizer, vocab_size: int, end_of_text: int | None) -> None:
+        if tokenizer.size > vocab_size:
+            raise ValueError(
+                f"the tokenizer of {tokenizer.name} has {tokenizer.size} tokens and the target {vocab_size}: give the "
+                "target's own tokenizer"
+            )
+        super().__init__(name=tokenizer.name, vocab_size=vocab_size, end_of_text=end_of_text)
+        self._tokenizer = tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        definition = self._tokenizer.definition or json.dumps(self._tokenizer.base_vocabulary, sort_keys=True)
+        whole = json.dumps([definition, self._tokenizer.template, self.end_of_text])
+        return f"tokenizer/{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """As the target would read them."""
+        return [np.asarray(ids, dtype=np.int64) for ids in self._tokenizer.encode_many(texts)]
+
+    def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+        """By the tokenizer's own template."""
+        tokens, learned = self._tokenizer.chat_turns(messages)
+        return np.asarray(tokens, dtype=np.int64), np.asarray(learned, dtype=bool)
+
+
+@final
+class NoWords(Encoder):
+    """Of a target without a tokenizer: token ids can be read, texts cannot."""
+
+    @property
+    def fingerprint(self) -> str:
+        return f"ids/{self.end_of_text}"
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Raises ValueError if there are any."""
+        if texts:
+            raise ValueError(
+                f"data: {self.name} has no tokenizer; put tokenizer.json beside it, give tokenizer: bytes, or token ids"
+            )
+        return []
+
+    def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+        """Raises ValueError."""
+        raise ValueError(f"{self.name} has no tokenizer, and so no chat template; put tokenizer.json beside it")

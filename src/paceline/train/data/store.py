@@ -1,0 +1,134 @@
+"""Tokenised documents on disk, written whole or not at all and read by memory map. Knows nothing of rows or order.
+
+N tokens of a split, D documents.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, final
+
+import numpy as np
+
+from paceline.train.data.documents import Tokens
+from paceline.train.data.manifest import FileRecord, Split
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where processes may do the same work twice
+    fcntl = None
+
+META = "meta.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The documents of one split of one source, one behind the other. None learns a document's first token."""
+
+    tokens: np.ndarray  # [N] memory map
+    learned: np.ndarray | None  # [N] bool, memory map; None: all but the first of each document
+    ends: np.ndarray  # [D] int64: where each document ends
+    origin: np.ndarray  # [D] int64: its number in its file
+
+
+@final
+class Writer:
+    """Takes documents in their order into ``folder``; what it leaves is whole only after ``finish``."""
+
+    def __init__(self, folder: Path, *, dtype: np.dtype) -> None:
+        self._folder, self._dtype = folder, dtype
+        self._files: dict[Split, tuple[IO[bytes], IO[bytes]]] = {}
+        self._ends: dict[Split, list[int]] = {}
+        self._origin: dict[Split, list[int]] = {}
+        self._masked: set[Split] = set()
+
+    def put(self, split: Split, document: Tokens) -> int:
+        """One more document, of at least one token; how many of its tokens are learned."""
+        if split not in self._files:
+            self._files[split] = (self._open(split, "tokens"), self._open(split, "learned"))
+            self._ends[split], self._origin[split] = [], []
+        learned = np.ones(len(document.tokens), dtype=bool) if document.learned is None else document.learned.copy()
+        learned[0] = False
+        tokens_file, learned_file = self._files[split]
+        tokens_file.write(np.ascontiguousarray(document.tokens, dtype=self._dtype).data)
+        learned_file.write(learned.data)
+        ends = self._ends[split]
+        ends.append((ends[-1] if ends else 0) + len(document.tokens))
+        self._origin[split].append(document.origin)
+        if document.learned is not None:
+            self._masked.add(split)
+        return int(learned.sum())
+
+    def finish(self, records: list[FileRecord]) -> None:
+        """Write down what there is."""
+        for split, files in self._files.items():
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+            np.save(self._folder / f"{split.value}.ends.npy", np.asarray(self._ends[split], dtype=np.int64))
+            np.save(self._folder / f"{split.value}.origin.npy", np.asarray(self._origin[split], dtype=np.int64))
+            if split not in self._masked:
+                (self._folder / f"{split.value}.learned").unlink()
+        meta = {"dtype": str(self._dtype), "files": [asdict(record) for record in records]}
+        (self._folder / META).write_text(json.dumps(meta), encoding="utf-8")
+
+    def _open(self, split: Split, what: str) -> IO[bytes]:
+        return (self._folder / f"{split.value}.{what}").open("wb")
+
+
+def read_records(folder: Path) -> list[FileRecord]:
+    """What the files of a stored source gave."""
+    return [FileRecord(**record) for record in json.loads((folder / META).read_text(encoding="utf-8"))["files"]]
+
+
+def open_split(folder: Path, split: Split) -> Stored | None:
+    """The documents of a split, None where there are none."""
+    base = folder / split.value
+    if not base.with_suffix(".ends.npy").exists():
+        return None
+    dtype = np.dtype(json.loads((folder / META).read_text(encoding="utf-8"))["dtype"])
+    masked = base.with_suffix(".learned").exists()
+    return Stored(
+        tokens=np.memmap(base.with_suffix(".tokens"), dtype=dtype, mode="r"),
+        learned=np.memmap(base.with_suffix(".learned"), dtype=bool, mode="r") if masked else None,
+        ends=np.load(base.with_suffix(".ends.npy"), allow_pickle=False),
+        origin=np.load(base.with_suffix(".origin.npy"), allow_pickle=False),
+    )
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[Path | None]:
+    """A fresh folder that becomes ``folder`` if all goes well, or None where ``folder`` is there already.
+
+    Whoever comes second waits for the first, and what a killed process has left is removed.
+    """
+    if folder.exists():
+        yield None
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            yield None
+            return
+        for stale in folder.parent.glob(f"{folder.name}.part-*") if fcntl is not None else ():
+            shutil.rmtree(stale, ignore_errors=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
+        try:
+            yield part
+            part.rename(folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+def default_cache() -> Path:
+    """Where tokenised sources are kept unless a configuration says otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "data"
