@@ -78,11 +78,11 @@ def _write(
     encoder: Encoder,
     validation: ValidationConfig,
 ) -> None:
-    writer = Writer(part, dtype=_dtype(encoder.vocab_size))
     records: list[FileRecord] = []
     columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+    shown = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
+    with shown as progress, Writer(part, dtype=_dtype(encoder.vocab_size)) as writer:
         task = progress.add_task("", total=sum(file.num_bytes for file in files))
         for index, file in enumerate(files):
             counts: dict[Split, list[int]] = {}
@@ -97,7 +97,7 @@ def _write(
                 counts[splits[index] or Split.TRAIN] = [0, 0, 0]
             records.extend(_record(file, split, *counts[split]) for split in Split if split in counts)
             progress.advance(task, file.num_bytes)
-    writer.finish(records)
+        writer.finish(records)
 
 
 def _record(file: File, split: Split, num_documents: int, num_tokens: int, num_learned: int) -> FileRecord:

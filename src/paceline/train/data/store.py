@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, final
@@ -38,7 +38,10 @@ class Stored:
 
 @final
 class Writer:
-    """Takes documents in their order into ``folder``; what it leaves is whole only after ``finish``."""
+    """Takes documents in their order into ``folder``; what it leaves is whole only after ``finish``.
+
+    Use as a context manager.
+    """
 
     def __init__(self, folder: Path, *, dtype: np.dtype) -> None:
         self._folder, self._dtype = folder, dtype
@@ -46,6 +49,15 @@ class Writer:
         self._ends: dict[Split, list[int]] = {}
         self._origin: dict[Split, list[int]] = {}
         self._masked: set[Split] = set()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for files in self._files.values():
+            for file in files:
+                with suppress(OSError):  # where the disk is full, the first error is the one to tell
+                    file.close()
 
     def put(self, split: Split, document: Tokens) -> int:
         """One more document, of at least one token; how many of its tokens are learned."""
