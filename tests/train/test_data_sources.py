@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.train.data import DataConfig, Manifest
+from paceline.train.data.manifest import Split
 from paceline.train.data.store import making
 from tests.train.corpora import (
     CHAT,
@@ -42,7 +43,7 @@ def test_texts_are_packed_in_the_order_of_their_files_each_closed(tmp_path):
     stream = b"".join(text.encode() + b"\0" for text in TEXTS)
     assert stream.startswith(text_of(ordered(found.batches)))
     assert len(stream) - len(text_of(ordered(found.batches))) < 16
-    assert found.validation is None
+    assert found.held_out is None
 
 
 @pytest.mark.parametrize("pattern", ["texts", "texts/*.txt", "**/*.txt"])
@@ -137,7 +138,7 @@ def test_a_file_of_bytes_is_cut_where_everybody_cuts_it(tmp_path):
     found = prepared(tmp_path, source, end=None)
     whole = path.read_bytes()
     assert whole[:900].startswith(text_of(ordered(found.batches)))
-    assert found.validation is not None and whole[900:960].startswith(text_of(ordered(found.validation)))
+    assert found.held_out is not None and whole[900:960].startswith(text_of(ordered(found.held_out)))
     assert found.batches.batch(0, range(4)).segment is None, "there is only one text"
     assert [record.split for record in found.manifest.files] == ["train", "validation", "test"]
 
@@ -145,7 +146,7 @@ def test_a_file_of_bytes_is_cut_where_everybody_cuts_it(tmp_path):
 def test_the_standard_library_holds_out_its_own_list(tmp_path):
     found = prepared(tmp_path, {"kind": "standard_library"}, length=128)
     assert "argparse.py" in held_out(found) and "abc.py" not in held_out(found)
-    assert found.validation is not None and found.batches.num_rows > 10 * found.validation.num_rows > 0
+    assert found.held_out is not None and found.batches.num_rows > 10 * found.held_out.num_rows > 0
 
 
 class Rows(list):
@@ -203,8 +204,8 @@ def test_what_is_held_out_is_never_trained_on(tmp_path, by):
         else {"kind": "text", "paths": [files(tmp_path / "t", texts)]}
     )
     found = prepared(tmp_path, source, validation={"share": 0.4, "by": by}, packing="documents", length=400)
-    assert found.validation is not None
-    train, validation = ({bytes(row.tokens.tolist()) for row in ordered(b)} for b in (found.batches, found.validation))
+    assert found.held_out is not None
+    train, validation = ({bytes(row.tokens.tolist()) for row in ordered(b)} for b in (found.batches, found.held_out))
     assert not train & validation and len(train | validation) == len(TEXTS)
     assert 2 <= len(validation) <= 18
 
@@ -280,23 +281,27 @@ def test_an_interrupted_tokenisation_leaves_nothing_that_is_taken_for_whole(tmp_
     )
 
 
-def test_prompts_are_beginnings_of_held_out_rows(tmp_path):
+def test_prompts_are_beginnings_of_held_out_documents(tmp_path):
     source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
-    found = prepared(tmp_path, source, packing="documents", length=24)
-    assert found.validation is not None
-    beginnings = [row.tokens.tolist() for row in ordered(found.validation)]
-    prompts = found.prompts.choose(5, length=6, seed=1)
-    assert len(prompts) == min(5, len(beginnings)) and prompts != found.prompts.choose(5, length=6, seed=2)
-    assert all(len(prompt) <= 6 and any(row[: len(prompt)] == prompt for row in beginnings) for prompt in prompts)
+    found = prepared(tmp_path, source, packing="documents", length=400)
+    assert found.held_out is not None
+    beginnings = [row.tokens.tolist() for row in ordered(found.held_out)]
+    prompts = found.prompts(3, 8, seed=1)
+    assert prompts.shape == (3, 8) and len(np.unique(prompts, axis=0)) == len(prompts)
+    assert prompts.tolist() != found.prompts(3, 8, seed=2).tolist()
+    assert all(any(row[:8] == prompt for row in beginnings) for prompt in prompts.tolist())
+    with pytest.raises(ValueError, match="no document of the split validation has a prompt of 900 tokens"):
+        found.prompts(1, 900)
 
 
 def test_a_prompt_of_a_chat_ends_where_the_assistant_begins(tmp_path):
     tok = tokenizer(tmp_path / "tok", TEMPLATE)
     path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    found = prepared(
-        tmp_path, {"kind": "chat", "paths": [path]}, tok=tok, packing="documents", length=40, **NONE_HELD_OUT
-    )
-    assert found.prompts.choose(3, length=30, seed=0) == [tok.chat(CHAT[:1])]
+    fields = dict(tok=tok, packing="documents", length=40, **NONE_HELD_OUT)
+    found = prepared(tmp_path, {"kind": "chat", "paths": [path]}, **fields)
+    opened = tok.chat(CHAT[:1])
+    assert found.prompts(3, 3, split=Split.TRAIN).tolist() == [opened[-3:]]
+    assert found.prompts(3, 9, split=Split.TRAIN).tolist() == [tok.chat(CHAT)[:9]], "there are not so many before it"
 
 
 def test_every_field_of_the_section_is_told_when_it_is_wrong():

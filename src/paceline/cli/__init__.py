@@ -19,6 +19,7 @@ from paceline.cli.commands import EXIT_CODES as EXIT_CODES
 from paceline.cli.commands import EXIT_DIFFERENT as EXIT_DIFFERENT
 from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from paceline.cli.commands import EXIT_OK as EXIT_OK
+from paceline.cli.data_options import data
 from paceline.cli.structure import structure
 from paceline.cli.tree_options import tree
 
@@ -240,6 +241,7 @@ app.command(epilog=EXIT_CODES)(tree)
 
 
 app.add_typer(bench, name="bench", epilog=EXIT_CODES)
+app.add_typer(data, name="data", epilog=EXIT_CODES)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -3,9 +3,9 @@
 T inputs of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from itertools import islice
 
 import numpy as np
 
@@ -15,47 +15,13 @@ from paceline.train.data.encoders import NUM_BYTES, Bytes, Encoder, NoWords, Wor
 from paceline.train.data.features import WithHidden
 from paceline.train.data.manifest import Manifest, Split, check_apart
 from paceline.train.data.mixture import Pool, RowBatches
-from paceline.train.data.order import Shuffle
 from paceline.train.data.packing import PACKINGS, Packing, Rows
 from paceline.train.data.prepare import Made, tokenise
+from paceline.train.data.prompts import choose_prompts
 from paceline.train.data.readers import open_reader
 from paceline.train.data.store import default_cache, open_split
 
 HELD_OUT_SEED = 0  # the same rows validate every run
-
-
-@final
-class Prompts:
-    """Beginnings of documents, to be continued by a model."""
-
-    def __init__(self, packings: Sequence[Packing]) -> None:
-        self._packings = packings
-        self._ends = np.cumsum([packing.num_rows for packing in packings])
-
-    def choose(self, count: int, *, length: int, seed: int) -> list[list[int]]:
-        """Up to ``count`` prompts of at most ``length`` tokens, of as many rows, chosen by ``seed``.
-
-        A prompt begins where its row does. Where not all tokens are learned, it ends before the first that is.
-        """
-        size = int(self._ends[-1]) if len(self._ends) else 0
-        order = Shuffle(size=max(1, size), seed=seed, epoch=0)
-        found: list[list[int]] = []
-        for number in range(size):
-            index = order[number]
-            which = int(np.searchsorted(self._ends, index, side="right"))
-            prompt = self._prompt(self._packings[which], index - (int(self._ends[which - 1]) if which else 0), length)
-            if prompt:
-                found.append(prompt)
-            if len(found) == count:
-                break
-        return found
-
-    def _prompt(self, packing: Packing, index: int, length: int) -> list[int]:
-        row, span = packing.row(index), packing.spans(index)[0]
-        size = min(length, span.stop - span.start - 1)
-        if packing.stored.learned is not None:
-            size = min(int(np.argmax(row.learned)), span.stop - span.start - 1)
-        return row.tokens[max(0, size - length) : size].tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +37,24 @@ class Prepared:
     """All that a run reads."""
 
     batches: RowBatches
-    validation: RowBatches | None  # None where nothing is held out
+    held_out: RowBatches | None  # to validate on; None where nothing is held out
     manifest: Manifest
-    prompts: Prompts  # of what is held out, or of the training rows where nothing is
-    training_prompts: Prompts
-    counts: dict[Split, Counts]
+    counts: Mapping[Split, Counts]
+    packings: Mapping[Split, Sequence[Packing]]  # of every source
+
+    def prompts(self, count: int, length: int, *, split: Split = Split.VALIDATION, seed: int = 0) -> np.ndarray:
+        """Windows [count, length] of rows of ``split``, fewer where there are not so many, chosen by ``seed``.
+
+        Each is of one document and begins where its row does. Where not all tokens are learned, it ends before the
+        first that is, if ``length`` tokens are before it. Raises ValueError where no row has so many of one document.
+        """
+        found = list(islice(choose_prompts(self.packings[split], length=length, seed=seed), count))
+        if not found:
+            raise ValueError(
+                f"data: no document of the split {split.value} has a prompt of {length} tokens; ask for shorter ones, "
+                "or hold out more"
+            )
+        return np.stack(found)
 
 
 def make_batches(
@@ -106,9 +85,8 @@ def make_batches(
     if any(features) and not all(features):
         raise ValueError("data: hidden states for some sources and not for others; compute them for all, or for none")
     check_apart(file for one in made for file in one.assigned)
-    training, held_out = (
-        [_rows(one, split, config, length) for one in made] for split in (Split.TRAIN, Split.VALIDATION)
-    )
+    splits = {split: [_rows(one, split, config, length) for one in made] for split in (Split.TRAIN, Split.VALIDATION)}
+    training, held_out = splits[Split.TRAIN], splits[Split.VALIDATION]
     _check(made, training, config, length)
     found, validation = _batches(training, rows=rows, seed=seed), _batches(held_out, rows=rows, seed=HELD_OUT_SEED)
     assert found is not None
@@ -124,13 +102,12 @@ def make_batches(
     }
     return Prepared(
         batches=found,
-        validation=validation,
+        held_out=validation,
         manifest=Manifest(
             files=tuple(record for one in made for record in one.records), settings=tuple(settings.items())
         ),
-        prompts=Prompts(_present(held_out) or _present(training)),
-        training_prompts=Prompts(_present(training)),
-        counts={Split.TRAIN: _counts(training), Split.VALIDATION: _counts(held_out)},
+        counts={split: _counts(parts) for split, parts in splits.items()},
+        packings={split: _present(parts) for split, parts in splits.items()},
     )
 
 

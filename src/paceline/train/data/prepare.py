@@ -88,7 +88,7 @@ def _write(
             counts: dict[Split, list[int]] = {}
             for document in _encoded(reader.documents(index), encoder):
                 chosen = splits[index]
-                split = chosen if chosen is not None else _by_hash(_digest(document), validation.share)
+                split = chosen if chosen is not None else _by_hash(digest(document.tokens), validation.share)
                 found = counts.setdefault(split, [0, 0, 0])
                 learned = writer.put(split, document)
                 for place, count in enumerate((1, len(document.tokens), learned)):
@@ -164,9 +164,10 @@ def _split(file: File, source: Source, validation: ValidationConfig) -> Split:
     return _by_hash(file.sha256, validation.share)
 
 
-def _by_hash(digest: str, share: float) -> Split:
-    return Split.VALIDATION if int(digest[:13], 16) < share * 16**13 else Split.TRAIN
+def _by_hash(found: str, share: float) -> Split:
+    return Split.VALIDATION if int(found[:13], 16) < share * 16**13 else Split.TRAIN
 
 
-def _digest(document: Tokens) -> str:
-    return hashlib.sha256(np.ascontiguousarray(document.tokens, dtype=np.int64).data).hexdigest()
+def digest(tokens: np.ndarray) -> str:
+    """Hash of token ids [N]."""
+    return hashlib.sha256(np.ascontiguousarray(tokens, dtype=np.int64).data).hexdigest()
