@@ -101,7 +101,7 @@ def test_drafting_changes_no_text(tmp_path, corpus):
 
 
 def test_texts_that_loop_are_left_out_and_counted(tmp_path, capsys, monkeypatch):
-    prompts = write(tmp_path / "p.txt", TEXTS[:6])
+    prompts = write(tmp_path / "p.txt", [text.splitlines()[0] for text in TEXTS[:6]])
     seen = []
     monkeypatch.setattr("paceline.cli.data_regenerate.is_looping", lambda tokens: seen.append(1) or len(seen) % 3 == 0)
     output = tmp_path / "own.jsonl"
@@ -214,7 +214,7 @@ def test_held_out_documents_have_hidden_states_of_their_own(tmp_path, corpus):
         (["prepare", "--text", "nowhere", "--bytes"], "nowhere: no such file"),
         (["prepare", "--library"], "no model: give --model DIR"),
         (["prepare", "nowhere.yaml"], "nowhere.yaml: No such file or directory; give a YAML file"),
-        (["prepare", "--library", "--model", "nowhere"], "no such model directory: nowhere"),
+        (["prepare", "--library", "--model", "./nowhere"], "no such model directory: nowhere"),
         (["prepare", "--library", "--bytes", "--length", "0"], "length 0: give at least 1"),
         (["regenerate", "--model", "M", "--output", "a.txt", "--library"], "a.txt: give FILE.jsonl, or FILE.npy"),
         (["regenerate", "--model", "M", "--output", "a.npy"], "give either --prompt-file, or texts"),
@@ -249,4 +249,4 @@ def test_a_target_of_a_smaller_vocabulary_than_its_tokenizer_is_refused(tmp_path
     (model / "tokenizer.json").write_bytes((pair().target / "tokenizer.json").read_bytes())
     config_of(model, vocab_size=100)
     assert data(tmp_path, "prepare", "--text", corpus, "--model", model) == 2
-    assert "has 300 tokens and the target 100: give the target's own tokenizer" in capsys.readouterr().err
+    assert "has 297 tokens and the target 100: give the target's own tokenizer" in capsys.readouterr().err

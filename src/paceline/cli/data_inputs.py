@@ -28,6 +28,7 @@ class CorpusOptions:
     tokens: Sequence[str]
     library: bool
     bytes: bool
+    validation_share: float
     cache: Path | None
 
     @property
@@ -69,7 +70,8 @@ def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
         raise ValueError(
             "give either a configuration, CONFIG.yaml, or texts by --text, --jsonl, --chat, --tokens or --library"
         )
-    raw: dict[str, object] = {"sources": sources} if options.config is None else _read_yaml(options.config)
+    made: dict[str, object] = {"sources": sources, "validation": {"share": options.validation_share}}
+    raw = made if options.config is None else _read_yaml(options.config)
     whole = raw if "data" in raw else {"data": raw}
     section = _mapping(whole["data"], "data")
     if options.bytes:

@@ -40,6 +40,12 @@ TokenFiles = Annotated[
 ]
 Library = Annotated[bool, typer.Option("--library", help="Python's standard library.", rich_help_panel=TEXTS)]
 Bytes = Annotated[bool, typer.Option("--bytes", help="A byte is a token; no tokenizer.", rich_help_panel=TEXTS)]
+Share = Annotated[
+    float,
+    typer.Option(
+        help="Of the files given by options: held out. A configuration says it itself.", rich_help_panel=TEXTS
+    ),
+]
 Cache = Annotated[
     Path | None,
     typer.Option(help="Where tokens are kept; paceline/data in the user's cache by default.", rich_help_panel=TEXTS),
@@ -69,6 +75,7 @@ def _corpus(
     tokens: list[str] | None,
     library: bool,
     bytes_: bool,
+    validation_share: float,
     cache: Path | None,
 ) -> Any:
     return COMMANDS.find("corpus")(
@@ -79,6 +86,7 @@ def _corpus(
         tokens=tokens or [],
         library=library,
         bytes=bytes_,
+        validation_share=validation_share,
         cache=cache,
     )
 
@@ -92,6 +100,7 @@ def prepare(
     tokens: TokenFiles = None,
     library: Library = False,
     bytes_: Bytes = False,
+    validation_share: Share = 0.0,
     cache: Cache = None,
     model: TargetModel = None,
     length: Length = None,
@@ -113,7 +122,7 @@ def prepare(
     """
     return (
         COMMANDS.find("prepare")(
-            corpus=_corpus(config, text, jsonl, chat, tokens, library, bytes_, cache),
+            corpus=_corpus(config, text, jsonl, chat, tokens, library, bytes_, validation_share, cache),
             model=model,
             length=length,
             manifest=manifest,
@@ -135,6 +144,7 @@ def regenerate(
     tokens: TokenFiles = None,
     library: Library = False,
     bytes_: Bytes = False,
+    validation_share: Share = 0.0,
     cache: Cache = None,
     num_prompts: Annotated[int, typer.Option(help="How many prompts are cut from the texts.")] = 1024,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each of them.")] = 48,
@@ -175,7 +185,7 @@ def regenerate(
     """
     return (
         COMMANDS.find("regenerate")(
-            corpus=_corpus(config, text, jsonl, chat, tokens, library, bytes_, cache),
+            corpus=_corpus(config, text, jsonl, chat, tokens, library, bytes_, validation_share, cache),
             num_prompts=num_prompts,
             prompt_tokens=prompt_tokens,
             prompt_file=prompt_file,
@@ -216,6 +226,7 @@ def features(
     tokens: TokenFiles = None,
     library: Library = False,
     bytes_: Bytes = False,
+    validation_share: Share = 0.0,
     cache: Cache = None,
     split: Annotated[str, typer.Option(help="train or validation: which documents.")] = "train",
     length: Length = None,
@@ -238,7 +249,7 @@ def features(
     """
     return (
         COMMANDS.find("features")(
-            corpus=_corpus(config, text, jsonl, chat, tokens, library, bytes_, cache),
+            corpus=_corpus(config, text, jsonl, chat, tokens, library, bytes_, validation_share, cache),
             model=o.ModelOptions(
                 model=model, dtype=dtype, device=device, threads=threads, revision=None, trust_remote_code=False
             ),

@@ -89,7 +89,7 @@ class RegenerateData:
     def _entries(self) -> Sequence[Entry]:
         if self.prompt_file is not None:
             return read_prompts(self.prompt_file, chat=self.chat, system=self.system)
-        corpus = read_corpus(self.corpus, length=max(2 * self.prompt_tokens, 64))
+        corpus = read_corpus(self.corpus, length=2 * self.prompt_tokens)
         vocabulary = read_vocabulary(corpus, self.model.model)
         found = make_batches(
             corpus.data,
@@ -103,6 +103,8 @@ class RegenerateData:
         seed = self.params["seed"]
         assert isinstance(seed, int)
         prompts = found.prompts(self.num_prompts, self.prompt_tokens, split=Split.TRAIN, seed=seed)
+        if len(prompts) < self.num_prompts and not self.output.quiet:
+            print(f"the texts have {len(prompts)} prompts of {self.prompt_tokens} tokens", file=sys.stderr)
         return [
             Entry(index=index, prompt=prompt.tolist(), digest=digest(prompt)) for index, prompt in enumerate(prompts)
         ]
