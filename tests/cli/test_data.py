@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,3 +251,16 @@ def test_a_target_of_a_smaller_vocabulary_than_its_tokenizer_is_refused(tmp_path
     config_of(model, vocab_size=100)
     assert data(tmp_path, "prepare", "--text", corpus, "--model", model) == 2
     assert "has 297 tokens and the target 100: give the target's own tokenizer" in capsys.readouterr().err
+
+
+def test_the_example_of_enwik8_reads_a_local_file_and_says_where_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    example = Path(__file__).parents[2] / "examples" / "enwik8.yaml"
+    assert data(tmp_path, "prepare", example) == 2
+    assert "enwik8: no such file; enwik8 is in http://mattmahoney.net/dc/enwik8.zip" in capsys.readouterr().err
+    (tmp_path / "enwik8").write_bytes(bytes(range(100)) * 1000)
+    small = tmp_path / "small.yaml"
+    small.write_text(example.read_text(encoding="utf-8").replace("000000", "000"), encoding="utf-8")
+    assert data(tmp_path, "prepare", small, "--json") == 0
+    train, held_out = json.loads(capsys.readouterr().out)["splits"]
+    assert (train["tokens"], held_out["tokens"], train["rows"]) == (90_000, 5_000, (90_000 - 1) // 512)

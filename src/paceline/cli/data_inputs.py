@@ -48,6 +48,7 @@ class Corpus:
 
     data: DataConfig
     model: str | None  # of the target, where the file names a directory
+    vocab_size: int | None  # of one from scratch
     length: int
 
 
@@ -84,9 +85,15 @@ def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
         raise ValueError(f"{options.config or 'options'}: {'; '.join(_wrong(error))}") from error
     target, batch = (_mapping(whole.get(name) or {}, name) for name in ("target", "batch"))
     model, own = target.get("path"), batch.get("length", DEFAULT_LENGTH)
+    size = _mapping(target.get("config") or {}, "target.config").get("vocab_size")
     if not isinstance(own, int) or own < 1 or (length is not None and length < 1):
         raise ValueError(f"length {own if length is None else length}: give at least 1")
-    return Corpus(data=data, model=model if isinstance(model, str) else None, length=length or own)
+    return Corpus(
+        data=data,
+        model=model if isinstance(model, str) else None,
+        vocab_size=size if isinstance(size, int) else None,
+        length=length or own,
+    )
 
 
 def read_vocabulary(corpus: Corpus, model: str | None) -> Vocabulary:
@@ -94,7 +101,7 @@ def read_vocabulary(corpus: Corpus, model: str | None) -> Vocabulary:
     name = model or corpus.model
     if name is None:
         if corpus.data.tokenizer == "bytes":
-            return Vocabulary(tokenizer=None, size=NUM_BYTES, end_of_text=None)
+            return Vocabulary(tokenizer=None, size=corpus.vocab_size or NUM_BYTES, end_of_text=None)
         raise ValueError("no model: give --model DIR, whose tokenizer is used, or --bytes")
     folder = hub.fetch(name, None) if hub.is_hub_id(name) else Path(name)
     size, eos = read_config(folder).get("vocab_size"), read_eos(folder)
