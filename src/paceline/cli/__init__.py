@@ -19,6 +19,7 @@ from paceline.cli.commands import EXIT_CODES as EXIT_CODES
 from paceline.cli.commands import EXIT_DIFFERENT as EXIT_DIFFERENT
 from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from paceline.cli.commands import EXIT_OK as EXIT_OK
+from paceline.cli.data_options import data
 from paceline.cli.experiment_options import experiment
 from paceline.cli.structure import structure
 from paceline.cli.train_options import train
@@ -243,6 +244,7 @@ app.command(epilog=EXIT_CODES)(train)
 
 
 app.add_typer(bench, name="bench", epilog=EXIT_CODES)
+app.add_typer(data, name="data", epilog=EXIT_CODES)
 app.add_typer(experiment, name="experiment", epilog=EXIT_CODES)
 
 

@@ -4,7 +4,7 @@ One bad prompt fails alone. Knows nothing of how lines are kept safe.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
 from paceline.cli.progress import PromptProgress
 from paceline.cli.prompts import Entry, encode_entries, read_prompts
 from paceline.cli.stats import stats_table
-from paceline.cli.work import PrintedLines, Work
+from paceline.cli.work import PrintedLines, Sink, Work
 from paceline.drafters.base import Drafter
 
 STDOUT = Path("-")
@@ -31,9 +31,13 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The options; ``run`` returns the exit code."""
+    """The options; ``run`` returns the exit code.
 
-    prompt_file: Path
+    ``entries`` stand in place of a file's lines; ``into`` makes of the file of results, and of each prompt's tokens,
+    what takes the lines.
+    """
+
+    prompt_file: Path | None
     chat: bool
     system: str | None
     model: ModelOptions
@@ -42,11 +46,13 @@ class Batch:
     batch_size: int | None
     output: OutputOptions
     notes: Console
+    entries: Sequence[Entry] | None = None
+    into: Callable[[Sink, Sequence[list[int] | str]], Sink] | None = None
 
     def run(self) -> int:
         """Generate what is missing; whatever can be refused is refused before a model is loaded."""
         path = self._destination()
-        entries = read_prompts(self.prompt_file, chat=self.chat, system=self.system)
+        entries = self._read()
         run = fingerprint(self.model, self.drafting, self.params)
         kept = Kept()
         if path is not None and not self.output.overwrite:
@@ -61,7 +67,9 @@ class Batch:
         num_done = len(entries) - len(missing)
         if num_done:
             self._say(f"{num_done} of {len(entries)} prompts are in {path} already")
-        sink = PrintedLines() if path is None else ResultFile(path, kept=kept)
+        sink: Sink = PrintedLines() if path is None else ResultFile(path, kept=kept)
+        if self.into is not None:
+            sink = self.into(sink, prompts)
         waiting = {index: str(line["error"]) for index, line in kept.waiting.items() if "error" in line}
         # Lines on the same terminal would run through the bar.
         shown = not self.output.quiet and not (path is None and sys.stdout.isatty())
@@ -76,6 +84,12 @@ class Batch:
             )
             complete = work.through(missing, prompts)
         return self._conclude(work, complete, len(entries))
+
+    def _read(self) -> Sequence[Entry]:
+        if self.entries is not None:
+            return self.entries
+        assert self.prompt_file is not None
+        return read_prompts(self.prompt_file, chat=self.chat, system=self.system)
 
     def _conclude(self, work: Work, complete: bool, num_prompts: int) -> int:
         if self.output.stats:
@@ -96,7 +110,7 @@ class Batch:
         if path == STDOUT:
             return None
         check_writable(path)
-        if path.exists() and path.samefile(self.prompt_file):
+        if self.prompt_file is not None and path.exists() and path.samefile(self.prompt_file):
             raise ValueError(f"--output {path} is the prompt file itself: give another name")
         return path
 

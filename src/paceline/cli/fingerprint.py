@@ -48,6 +48,11 @@ def differences(one: str, other: str) -> str:
     return " and ".join(found) if found and one.count("-") == other.count("-") else "other options"
 
 
+def model_hash(model: ModelOptions) -> str:
+    """Of a model's files, weights by size and time."""
+    return _hash({"files": _files(model.model, model.revision)})
+
+
 def _files(model: str, revision: str | None, *, code: bool = False) -> list[list[object]]:
     """Every file that says what a model does: weights by size and time, small ones by content; code where it runs."""
     folder = hub.fetch(model, revision, code=code) if hub.is_hub_id(model) else Path(model)

@@ -1,0 +1,71 @@
+"""``paceline data prepare``: tokenises, packs and says what there is. Trains nothing."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.commands import EXIT_OK
+from paceline.cli.data_inputs import CorpusOptions, read_corpus, read_vocabulary
+from paceline.train.data import Prepared, make_batches
+from paceline.train.data.manifest import Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareData:
+    """The command's options; ``run`` returns the exit code."""
+
+    corpus: CorpusOptions
+    model: str | None
+    length: int | None
+    manifest: Path | None
+    json: bool
+
+    def run(self) -> int:
+        """Tokenise what is not in the cache yet, and print counts."""
+        corpus = read_corpus(self.corpus, length=self.length)
+        vocabulary = read_vocabulary(corpus, self.model)
+        if self.manifest is not None and not self.manifest.parent.is_dir():
+            raise ValueError(f"--manifest {self.manifest}: no such directory: {self.manifest.parent}; create it")
+        found = make_batches(
+            corpus.data,
+            tokenizer=vocabulary.tokenizer,
+            vocab_size=vocabulary.size,
+            end_of_text=vocabulary.end_of_text,
+            rows=1,
+            length=corpus.length,
+            seed=0,
+        )
+        if self.manifest is not None:
+            self.manifest.write_text(found.manifest.to_json(), encoding="utf-8")
+        counts = [_counts(found, split) for split in (Split.TRAIN, Split.VALIDATION)]
+        if self.json:
+            print(json.dumps({**dict(found.manifest.settings), "splits": counts}))
+        else:
+            Console(highlight=False).print(_table(counts, corpus.length), crop=False)
+        return EXIT_OK
+
+
+def _counts(found: Prepared, split: Split) -> dict[str, object]:
+    records = [record for record in found.manifest.files if record.split == split.value]
+    return {
+        "split": split.value,
+        "files": len(records),
+        "bytes": sum(record.num_bytes for record in records),
+        "documents": sum(record.num_documents for record in records),
+        "tokens": sum(record.num_tokens for record in records),
+        "learned": sum(record.num_learned for record in records),
+        **{name.removeprefix("num_"): value for name, value in asdict(found.counts[split]).items()},
+    }
+
+
+def _table(counts: list[dict[str, object]], length: int) -> Table:
+    table = Table(title=f"rows of {length} tokens", title_justify="left")
+    names = [name for name in counts[0] if name != "bytes"]
+    for name in names:
+        table.add_column(name, justify="left" if name == "split" else "right", no_wrap=True)
+    for split in counts:
+        table.add_row(*(f"{value:,}" if isinstance(value := split[name], int) else str(value) for name in names))
+    return table

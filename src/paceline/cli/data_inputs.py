@@ -1,0 +1,140 @@
+"""The section ``data`` from a YAML file or from options, and the tokenizer of a model directory. Reads no weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import yaml
+from pydantic import ValidationError
+
+from paceline.models import hub
+from paceline.models.loading import read_config
+from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
+from paceline.train.data import DataConfig
+
+DEFAULT_LENGTH = 512  # tokens of a row, where nobody says otherwise
+NUM_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusOptions:
+    """What ``paceline data`` reads: a configuration, or files."""
+
+    config: Path | None
+    text: Sequence[str]
+    jsonl: Sequence[str]
+    chat: Sequence[str]
+    tokens: Sequence[str]
+    library: bool
+    bytes: bool
+    validation_share: float
+    cache: Path | None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any."""
+        return self.config is not None or bool(self._sources())
+
+    def _sources(self) -> list[dict[str, object]]:
+        named = (("text", self.text), ("jsonl", self.jsonl), ("chat", self.chat), ("tokens", self.tokens))
+        found: list[dict[str, object]] = [{"kind": kind, "paths": tuple(paths)} for kind, paths in named if paths]
+        return [*found, {"kind": "standard_library"}] if self.library else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """The section, and what the rest of the file says about rows."""
+
+    data: DataConfig
+    model: str | None  # of the target, where the file names a directory
+    vocab_size: int | None  # of one from scratch
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What turns texts to ids."""
+
+    tokenizer: Tokenizer | None
+    size: int
+    end_of_text: int | None
+
+
+def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
+    """The configuration of a run, or its section ``data`` alone; or one made of options.
+
+    Raises ValueError with every field that is wrong, and for a file that is no YAML mapping.
+    """
+    sources = options._sources()
+    if (options.config is None) == (not sources):
+        raise ValueError(
+            "give either a configuration, CONFIG.yaml, or texts by --text, --jsonl, --chat, --tokens or --library"
+        )
+    made: dict[str, object] = {"sources": sources, "validation": {"share": options.validation_share}}
+    raw = made if options.config is None else _read_yaml(options.config)
+    whole = raw if "data" in raw else {"data": raw}
+    section = _mapping(whole["data"], "data")
+    if options.bytes:
+        section["tokenizer"] = "bytes"
+    if options.cache is not None:
+        section["cache"] = options.cache
+    try:
+        data = DataConfig.model_validate(section)
+    except ValidationError as error:
+        raise ValueError(f"{options.config or 'options'}: {'; '.join(_wrong(error))}") from error
+    target, batch = (_mapping(whole.get(name) or {}, name) for name in ("target", "batch"))
+    model, own = target.get("path"), batch.get("length", DEFAULT_LENGTH)
+    size = _mapping(target.get("config") or {}, "target.config").get("vocab_size")
+    if not isinstance(own, int) or own < 1 or (length is not None and length < 1):
+        raise ValueError(f"length {own if length is None else length}: give at least 1")
+    return Corpus(
+        data=data,
+        model=model if isinstance(model, str) else None,
+        vocab_size=size if isinstance(size, int) else None,
+        length=length or own,
+    )
+
+
+def read_vocabulary(corpus: Corpus, model: str | None) -> Vocabulary:
+    """Of a model directory or Hub id, or of bytes. Raises ValueError where there is none."""
+    name = model or corpus.model
+    if name is None:
+        if corpus.data.tokenizer == "bytes":
+            return Vocabulary(tokenizer=None, size=corpus.vocab_size or NUM_BYTES, end_of_text=None)
+        raise ValueError("no model: give --model DIR, whose tokenizer is used, or --bytes")
+    folder = hub.fetch(name, None) if hub.is_hub_id(name) else Path(name)
+    size, eos = read_config(folder).get("vocab_size"), read_eos(folder)
+    if not isinstance(size, int):
+        raise ValueError(f"{folder / 'config.json'}: vocab_size={size!r}; it wants a number")
+    tokenizer = None if corpus.data.tokenizer == "bytes" else load_tokenizer(folder)
+    return Vocabulary(tokenizer=tokenizer, size=size, end_of_text=eos[0] if eos else None)
+
+
+def _read_yaml(path: Path) -> dict[str, object]:
+    try:
+        return _mapping(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8; give a YAML file") from error
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; give a YAML file") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+
+
+def _mapping(value: object, name: str) -> dict[str, object]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}: a {type(value).__name__}, where names with values are wanted")
+    return dict(cast(Mapping[str, object], value))
+
+
+def _wrong(error: ValidationError) -> list[str]:
+    """Each field that is wrong: its name, what is wanted, what was given."""
+    found = []
+    for one in error.errors():
+        name = ".".join(["data", *(str(part) for part in one["loc"])])
+        given = (
+            "" if one["type"] == "missing" or isinstance(one["input"], Mapping) else f" ({one['input']!r} was given)"
+        )
+        found.append(f"{name}: {one['msg']}{given}")
+    return found

@@ -1,0 +1,316 @@
+"""Every kind of source gives its documents, masked as they should be, split without overlap, tokenised once."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.train.data import DataConfig, Manifest
+from paceline.train.data.manifest import Split
+from paceline.train.data.store import making
+from tests.train.corpora import (
+    CHAT,
+    MARKED,
+    TEMPLATE,
+    TEXTS,
+    array,
+    epoch,
+    files,
+    lines,
+    ordered,
+    prepared,
+    tokenizer,
+)
+
+ALL = {"split": "train"}
+NONE_HELD_OUT = {"validation": {"share": 0}}
+
+
+def text_of(rows):
+    """The stream of packed rows that overlap by a token, as bytes."""
+    return bytes([int(rows[0].tokens[0]), *(int(token) for row in rows for token in row.tokens[1:])])
+
+
+def held_out(found):
+    return {record.name for record in found.manifest.files if record.split == "validation"}
+
+
+def test_texts_are_packed_in_the_order_of_their_files_each_closed(tmp_path):
+    found = prepared(tmp_path, {"kind": "text", "paths": [files(tmp_path / "texts")], **ALL}, **NONE_HELD_OUT)
+    stream = b"".join(text.encode() + b"\0" for text in TEXTS)
+    assert stream.startswith(text_of(ordered(found.batches)))
+    assert len(stream) - len(text_of(ordered(found.batches))) < 16
+    assert found.held_out is None
+
+
+@pytest.mark.parametrize("pattern", ["texts", "texts/*.txt", "**/*.txt"])
+def test_folders_files_and_patterns_name_the_same_files(tmp_path, pattern):
+    files(tmp_path / "texts")
+    found = prepared(tmp_path, {"kind": "text", "paths": [str(tmp_path / pattern)]})
+    assert len(found.manifest.files) == len(TEXTS)
+
+
+def test_jsonl_texts_are_those_of_their_field(tmp_path):
+    path = lines(tmp_path / "a.jsonl", [{"body": text, "other": 1} for text in TEXTS])
+    found = prepared(
+        tmp_path,
+        {"kind": "jsonl", "paths": [path], "field": "body"},
+        validation={"share": 0},
+        packing="documents",
+        length=400,
+    )
+    assert [bytes(row.tokens.tolist()).rstrip(b"\0").decode() for row in ordered(found.batches)] == TEXTS
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["turns found", "marked"])
+def test_of_a_chat_only_what_the_assistant_says_is_learned(tmp_path, template):
+    tok = tokenizer(tmp_path / "tok", template)
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    found = prepared(
+        tmp_path, {"kind": "chat", "paths": [path]}, tok=tok, packing="documents", length=40, **NONE_HELD_OUT
+    )
+    (row,) = ordered(found.batches)
+    whole = tok.chat(CHAT, add_generation_prompt=False)
+    assert row.tokens[: len(whole)].tolist() == whole and not row.learned[len(whole) :].any()
+    learned = tok.decode([int(t) for t, kept in zip(row.tokens, row.learned, strict=True) if kept])
+    assert learned == "sum \nabc\n"
+
+
+def test_both_ways_to_find_the_assistants_turns_agree(tmp_path):
+    one, other = (tokenizer(tmp_path / name, t) for name, t in (("one", TEMPLATE), ("other", MARKED)))
+    assert one.chat_turns(CHAT) == other.chat_turns(CHAT)
+    assert sum(one.chat_turns(CHAT)[1]) > 4
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "reason"),
+    [
+        (
+            "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}",
+            CHAT,
+            "writes messages 0 to 1 otherwise",
+        ),
+        (TEMPLATE.replace("<|assistant|>{% endif", "sum{% endif"), CHAT, "opens message 1 otherwise"),
+        (TEMPLATE, CHAT[1:], "begins with the assistant"),
+    ],
+)
+def test_a_chat_whose_turns_cannot_be_told_is_refused(tmp_path, template, messages, reason):
+    tok = tokenizer(tmp_path / "tok", template)
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT[:0] + messages}])
+    with pytest.raises(ValueError, match=f"a.jsonl, line 1: .*{reason}"):
+        prepared(tmp_path, {"kind": "chat", "paths": [path]}, tok=tok)
+
+
+def test_rows_keep_their_mask(tmp_path):
+    masks = [[0, 0, 1, 1], [1, 1, 1], [0, 1]]
+    rows = [{"input_ids": list(range(1, len(mask) + 1)), "loss_mask": mask} for mask in masks]
+    path = lines(tmp_path / "a.jsonl", [*rows, {"left_out": "loops"}, {"input_ids": [9, 9]}])
+    found = prepared(tmp_path, {"kind": "rows", "paths": [path]}, packing="documents", length=3, **NONE_HELD_OUT)
+    learned = [row.learned.astype(int).tolist() for row in ordered(found.batches)]
+    assert learned == [[0, 0, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0], [0, 1, 0, 0]], "nothing predicts a first token"
+
+
+def test_token_files_are_cut_at_the_end_of_text_and_arrays_by_row(tmp_path):
+    flat, whole = array(tmp_path / "a.npy", [1, 2, 0, 3, 0, 4, 5]), array(tmp_path / "b.npy", [[1, 2, 3], [4, 5, 6]])
+    raw = tmp_path / "c.bin"
+    np.asarray([7, 8, 0, 9, 10], dtype=np.int32).tofile(raw)
+    found = prepared(
+        tmp_path,
+        {"kind": "tokens", "paths": [flat, whole]},
+        {"kind": "tokens", "paths": [str(raw)], "dtype": "int32"},
+        packing="documents",
+        length=3,
+        **NONE_HELD_OUT,
+    )
+    documents = [record.num_documents for record in found.manifest.files]
+    assert documents == [3, 2, 2]
+    rows = sorted(row.tokens[: 1 + int(row.learned.sum())].tolist() for row in epoch(found.batches))
+    assert rows == sorted([[1, 2, 0], [3, 0], [4, 5], [1, 2, 3], [4, 5, 6], [7, 8, 0], [9, 10]])
+
+
+def test_a_file_of_bytes_is_cut_where_everybody_cuts_it(tmp_path):
+    path = tmp_path / "enwik"
+    path.write_bytes(bytes(range(256)) * 4)
+    source = {"kind": "bytes", "path": str(path), "train": 900, "validation": 60, "test": 64}
+    found = prepared(tmp_path, source, end=None)
+    whole = path.read_bytes()
+    assert whole[:900].startswith(text_of(ordered(found.batches)))
+    assert found.held_out is not None and whole[900:960].startswith(text_of(ordered(found.held_out)))
+    assert found.batches.batch(0, range(4)).segment is None, "there is only one text"
+    assert [record.split for record in found.manifest.files] == ["train", "validation", "test"]
+
+
+def test_the_standard_library_holds_out_its_own_list(tmp_path):
+    found = prepared(tmp_path, {"kind": "standard_library"}, length=128)
+    assert "argparse.py" in held_out(found) and "abc.py" not in held_out(found)
+    assert found.held_out is not None and found.batches.num_rows > 10 * found.held_out.num_rows > 0
+
+
+class Rows(list):
+    """What the package datasets gives, as far as it is used here."""
+
+    def with_format(self, _):
+        return self
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """A stand-in for the package datasets; what it was asked for is in ``asked``."""
+    module = types.ModuleType("datasets")
+    module.asked, module.rows = [], []
+
+    def load_dataset(*names, **options):
+        module.asked.append((names, options))
+        return Rows(module.rows)
+
+    module.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return module
+
+
+def test_a_data_set_gives_texts_chats_or_rows(tmp_path, package):
+    package.rows = [{"text": text} for text in TEXTS]
+    found = prepared(
+        tmp_path,
+        {"kind": "datasets", "name": "owner/set", "part": "train[:9]"},
+        validation={"share": 0.3, "by": "document"},
+    )
+    assert package.asked == [(("owner/set", None), {"split": "train[:9]", "data_files": None})]
+    train, validation = found.manifest.files
+    assert train.name == "datasets/owner/set/train[:9]" and train.num_documents + validation.num_documents == len(TEXTS)
+    package.rows = [{"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1]}]
+    source = {"kind": "datasets", "name": "parquet", "files": ["a.parquet"], "holds": "rows"}
+    rows = prepared(tmp_path, source, packing="documents", length=2, **NONE_HELD_OUT)
+    assert ordered(rows.batches)[0].learned.tolist() == [False, False, True]
+    assert package.asked[-1] == (("parquet", None), {"split": "train", "data_files": ["a.parquet"]})
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"the package datasets is missing; pip install 'paceline\[datasets\]'"):
+        prepared(tmp_path, {"kind": "datasets", "name": "owner/set"})
+
+
+@pytest.mark.parametrize("by", ["file", "document"])
+def test_what_is_held_out_is_never_trained_on(tmp_path, by):
+    texts = [*TEXTS, TEXTS[3], TEXTS[11]]  # some twice
+    path = lines(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    source = (
+        {"kind": "jsonl", "paths": [path]}
+        if by == "document"
+        else {"kind": "text", "paths": [files(tmp_path / "t", texts)]}
+    )
+    found = prepared(tmp_path, source, validation={"share": 0.4, "by": by}, packing="documents", length=400)
+    assert found.held_out is not None
+    train, validation = ({bytes(row.tokens.tolist()) for row in ordered(b)} for b in (found.batches, found.held_out))
+    assert not train & validation and len(train | validation) == len(TEXTS)
+    assert 2 <= len(validation) <= 18
+
+
+def test_the_split_of_a_file_does_not_change_when_others_come(tmp_path):
+    folder = files(tmp_path / "texts")
+    before = prepared(tmp_path, {"kind": "text", "paths": [folder]})
+    files(tmp_path / "texts", [*TEXTS, "more and more text", "and still more"])
+    after = prepared(tmp_path, {"kind": "text", "paths": [folder]})
+    assert held_out(before) <= held_out(after) and held_out(before)
+
+
+def test_the_same_file_on_both_sides_is_refused_by_name(tmp_path):
+    one, other = files(tmp_path / "one"), files(tmp_path / "other", ["new", TEXTS[5]])
+    sources = [{"kind": "text", "paths": [one], **ALL}, {"kind": "text", "paths": [other], "split": "validation"}]
+    with pytest.raises(ValueError, match=r"one/05.txt \(train\) and .*other/01.txt \(validation\) are the same file"):
+        prepared(tmp_path, *sources)
+
+
+def test_the_manifest_survives_and_says_what_changed(tmp_path):
+    folder = files(tmp_path / "texts")
+    source = {"kind": "text", "paths": [folder]}
+    found = prepared(tmp_path, source).manifest
+    read = Manifest.from_json(found.write(tmp_path).read_text(encoding="utf-8"))
+    assert read == found
+    found.check_same(read)
+    with pytest.raises(ValueError, match="began with length 16, and now has 8"):
+        prepared(tmp_path, source, length=8).manifest.check_same(read)
+    (tmp_path / "texts" / "03.txt").write_text("another text")
+    with pytest.raises(ValueError, match=r"03.txt is not what .*03.txt was when the run began"):
+        prepared(tmp_path, source).manifest.check_same(read)
+    (tmp_path / "texts" / "03.txt").write_text(TEXTS[3], encoding="utf-8")
+    (tmp_path / "texts" / "23.txt").unlink()
+    with pytest.raises(ValueError, match=r"23.txt, which the run began with, is gone"):
+        prepared(tmp_path, source).manifest.check_same(read)
+
+
+def test_counts_of_the_manifest_are_those_of_the_rows(tmp_path):
+    path = lines(tmp_path / "a.jsonl", [{"input_ids": [1, 2, 3, 4, 5], "loss_mask": [1, 0, 1, 0, 1]}] * 7)
+    (record,) = prepared(
+        tmp_path, {"kind": "rows", "paths": [path]}, packing="documents", length=4, **NONE_HELD_OUT
+    ).manifest.files
+    assert (record.num_documents, record.num_tokens, record.num_learned) == (7, 35, 14)
+    assert record.num_bytes == (tmp_path / "a.jsonl").stat().st_size
+
+
+def test_a_corpus_is_tokenised_once_until_it_changes(tmp_path, monkeypatch):
+    folder = files(tmp_path / "texts")
+    source = {"kind": "text", "paths": [folder]}
+    first = prepared(tmp_path, source)
+    calls = []
+    encode = "paceline.train.data.encoders.Bytes.encode_many"
+    monkeypatch.setattr(encode, lambda self, texts: calls.append(texts) or [np.zeros(9, np.uint8)] * len(texts))
+    again = prepared(tmp_path, source, length=8, seed=4)
+    assert not calls and again.manifest.files == first.manifest.files
+    prepared(tmp_path, source, end=10)
+    assert calls, "another end of text gives other tokens"
+
+
+def test_an_interrupted_tokenisation_leaves_nothing_that_is_taken_for_whole(tmp_path, monkeypatch):
+    source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
+    whole = prepared(tmp_path / "other", {"kind": "text", "paths": [files(tmp_path / "texts")]})
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.train.data.store.Writer.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepared(tmp_path, source)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    (tmp_path / "cache" / "key.part-1234").mkdir()  # of a killed process
+    with making(tmp_path / "cache" / "key") as part:
+        assert part is not None and not (tmp_path / "cache" / "key.part-1234").exists()
+    assert torch.equal(
+        prepared(tmp_path, source).batches.batch(0, range(4)).tokens, whole.batches.batch(0, range(4)).tokens
+    )
+
+
+def test_prompts_are_beginnings_of_held_out_documents(tmp_path):
+    source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
+    found = prepared(tmp_path, source, packing="documents", length=400)
+    assert found.held_out is not None
+    beginnings = [row.tokens.tolist() for row in ordered(found.held_out)]
+    prompts = found.prompts(3, 8, seed=1)
+    assert prompts.shape == (3, 8) and len(np.unique(prompts, axis=0)) == len(prompts)
+    assert prompts.tolist() != found.prompts(3, 8, seed=2).tolist()
+    assert all(any(row[:8] == prompt for row in beginnings) for prompt in prompts.tolist())
+    with pytest.raises(ValueError, match="no document of the split validation has a prompt of 900 tokens"):
+        found.prompts(1, 900)
+
+
+def test_a_prompt_of_a_chat_ends_where_the_assistant_begins(tmp_path):
+    tok = tokenizer(tmp_path / "tok", TEMPLATE)
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    fields = dict(tok=tok, packing="documents", length=40, **NONE_HELD_OUT)
+    found = prepared(tmp_path, {"kind": "chat", "paths": [path]}, **fields)
+    opened = tok.chat(CHAT[:1])
+    assert found.prompts(3, 3, split=Split.TRAIN).tolist() == [opened[-3:]]
+    assert found.prompts(3, 9, split=Split.TRAIN).tolist() == [tok.chat(CHAT)[:9]], "there are not so many before it"
+
+
+def test_every_field_of_the_section_is_told_when_it_is_wrong():
+    for section in (
+        {"sources": []},
+        {"sources": [{"kind": "txt"}]},
+        {"sources": [{"kind": "text", "paths": ["a"], "x": 1}]},
+    ):
+        with pytest.raises(ValueError):
+            DataConfig.model_validate(section)
+    config = DataConfig.model_validate({"sources": [{"kind": "text", "paths": ["a"]}]})
+    assert DataConfig.model_validate(json.loads(config.model_dump_json())) == config
