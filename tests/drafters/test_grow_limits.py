@@ -192,7 +192,11 @@ def test_the_step_runs_on_fake_tensors(name, draw, sampled):
             decoder.step()
 
 
-@every_gated
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    # Compiling takes ten seconds: here the tree whose shape is found as it grows.
+    [pytest.param(*case, marks=[] if case[0] == "confident" else [pytest.mark.slow]) for case in GATED],
+)
 def test_the_step_compiles_whole_and_once(name, draw):
     wanted, make = gated(name, draw, True)
     target = models.target()[1]
