@@ -11,6 +11,7 @@ from tests.mutants import (
     processing,
     processing_kernel,
     prophet,
+    resume_kernel,
     rules,
     service,
     step,
@@ -26,6 +27,7 @@ MUTANTS = (
     + processing.MUTANTS
     + processing_kernel.MUTANTS
     + prophet.MUTANTS
+    + resume_kernel.MUTANTS
     + rules.MUTANTS
     + service.MUTANTS
     + step.MUTANTS

@@ -14,7 +14,7 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import choose_draws, make_grower
+from paceline.drafters.grow import make_grower, possible_draws
 from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.drafters.states import LastStates, check_target
 from paceline.heads.linear_prophet import LinearProphetHead
@@ -43,7 +43,7 @@ class LinearProphetDrafter(Drafter):
     ) -> None:
         self.head, self.shape = head, shape
         self.lm: LM = head.decoder if lm is None else lm
-        self.draws = choose_draws(shape, draws)
+        self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
         self.taps = head.taps
 

@@ -15,7 +15,7 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import choose_draws, make_grower
+from paceline.drafters.grow import make_grower, possible_draws
 from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.drafters.states import LastStates, check_target
 from paceline.heads.prophet import ProphetHead
@@ -47,7 +47,7 @@ class ProphetDrafter(Drafter):
     ) -> None:
         self.head, self.shape = head, shape
         self.lm: LM = head.decoder if lm is None else lm
-        self.draws = choose_draws(shape, draws)
+        self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
         self.taps = head.taps
         self.num_reread = head.sizes.num_states

@@ -143,7 +143,7 @@ class CpuDecoder(Ahead):
             tokens=tokens.data_ptr(),
         )
         if stem is not None:
-            assert isinstance(stem.lm, CpuDecoder)
+            assert isinstance(stem.lm, CpuDecoder) and stem.hidden.shape[-1] == self.lm.config.hidden_size
             held += stem.lm._read_first(chain, stem, rows)
         options = options_of(batch.sampling)
         asked = processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
@@ -183,7 +183,7 @@ class CpuDecoder(Ahead):
     def _go_on(self, call: layout.Call, resume: Resume) -> list[Tensor]:
         """Say which nodes begin after the first layers, and with what; the tensors that ``call`` points to then."""
         hidden, ready = _rows(resume.hidden), _rows(resume.ready)
-        assert hidden.dtype == self.dtype, "hidden states are of the model's precision"
+        assert hidden.dtype == self.dtype and hidden.shape[-1] == self.lm.config.hidden_size
         call.ready, call.ready_step = ready.data_ptr(), ready.stride(0)
         call.resumed, call.resumed_layer = hidden.data_ptr(), resume.layer
         call.resumed_row_step, call.resumed_step = hidden.stride(0), hidden.stride(1)
@@ -196,6 +196,7 @@ class CpuDecoder(Ahead):
         call.chain = True
         chain.stem, chain.stem_call = ctypes.pointer(self._program.model), ctypes.pointer(call)
         assert stem.hidden.is_contiguous() and stem.hidden.dtype == self.dtype
+        assert stem.hidden.shape[-1] == self.lm.config.hidden_size
         chain.hidden = stem.hidden.data_ptr()
         if stem.added is not None:
             added = _rows(stem.added)
