@@ -14,7 +14,7 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import make_grower
+from paceline.drafters.grow import choose_draws, make_grower
 from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Head, Output, longest_text
 from paceline.models.prefill import feed, prefill
@@ -40,12 +40,8 @@ class ModelDrafter(Drafter):
     takes_others = True
 
     def __init__(self, *, lm: LM, draws: frozenset[Draw] | None = None, shape: Shape | None = None) -> None:
-        possible = frozenset(Draw) if shape is None else shape.draws
         self.lm, self.shape = lm, shape
-        self.draws = possible if draws is None else possible & draws
-        if not self.draws:
-            given, allowed = (", ".join(d.name.lower() for d in sorted(some)) for some in (draws or (), possible))
-            raise ValueError(f"a {type(shape).__name__} tree has tokens that are {allowed}, not {given}: change one")
+        self.draws = choose_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
 
     @property

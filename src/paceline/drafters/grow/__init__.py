@@ -27,3 +27,13 @@ def make_grower(shape: Shape, setting: Setting, run: Run | None = None) -> Growe
     if run is None or shape.max_width > 1 or shape.depth == 0 or setting.draw not in PICKED:
         return plain
     return ChainGrower(plain, run, greedy=setting.draw is Draw.FIXED)
+
+
+def choose_draws(shape: Shape | None, draws: frozenset[Draw] | None) -> frozenset[Draw]:
+    """Those of ``draws`` (None: all) that ``shape`` (None: a chain) allows. Raises ValueError where there are none."""
+    possible = frozenset(Draw) if shape is None else shape.draws
+    chosen = possible if draws is None else possible & draws
+    if not chosen:
+        given, allowed = (", ".join(d.name.lower() for d in sorted(some)) for some in (draws or (), possible))
+        raise ValueError(f"a {type(shape).__name__} tree has tokens that are {allowed}, not {given}: change one")
+    return chosen

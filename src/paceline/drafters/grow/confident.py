@@ -24,7 +24,7 @@ class ConfidentGrower(Grower):
 
     def __init__(self, shape: Confident) -> None:
         self.shape = shape
-        self.num_read = (shape.depth - 1) * shape.width
+        self.num_read = shape.num_read
 
     def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, blame: NoDraft) -> Grown:
         width = self.shape.width

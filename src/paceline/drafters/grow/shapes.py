@@ -24,6 +24,11 @@ class Shape(Protocol):
         ...
 
     @property
+    def num_read(self) -> int:
+        """Nodes that must be scored to grow it, less the root: those with children, proposed or not."""
+        ...
+
+    @property
     def max_width(self) -> int:
         """The most children of a node; a vocabulary must be as large."""
         ...
@@ -105,6 +110,10 @@ class Topology:
         return len(self.nodes)
 
     @property
+    def num_read(self) -> int:
+        return len({node[:-1] for node in self.nodes} - {()})
+
+    @property
     def max_width(self) -> int:
         return max((node[-1] + 1 for node in self.nodes), default=0)
 
@@ -143,6 +152,10 @@ class Confident:
     @property
     def draws(self) -> frozenset[Draw]:
         return frozenset({Draw.FIXED})
+
+    @property
+    def num_read(self) -> int:
+        return max(0, self.depth - 1) * self.width
 
     @property
     def max_width(self) -> int:

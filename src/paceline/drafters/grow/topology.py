@@ -49,7 +49,7 @@ class TopologyGrower(Grower):
         law = [-1, *(place[parent] for parent in parents[1:])] if draw in LAWFUL else None
         self.rule = RULES[draw]
         self.frame = Frame(parents, device, draw=draw, law=law)
-        self.num_read = len(read)
+        self.num_read = topology.num_read
         self.slots = index([read.get(node, -1) for node in range(len(parents))])
         self.depths = index(range(1, topology.depth + 1))
         self.steps: list[_Step] = []

@@ -1,0 +1,192 @@
+"""Blocks of its own over the residual stream part of the way through the target. Knows no caches and no losses.
+
+B rows, T tokens, n states, V vocabulary, H hidden size, e the layers that it shares with the target.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Self, final
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from paceline.heads.base import DraftHead, HeadConfig, Unrolled
+from paceline.heads.recycle import Recycle
+from paceline.models.decoder import DecoderLM
+
+STD = 0.02  # of new weights
+
+
+class EarlyExitConfig(HeadConfig):
+    """Where the target is left, and what follows there in place of its other layers."""
+
+    exit_layer: int = Field(ge=1)  # layers of the target that every draft token goes through
+    num_blocks: int = Field(default=1, ge=0)
+    own_norm: bool = True  # before the output head; else the target's
+    own_head: bool = False  # else the target's
+    recycle: bool = False  # reads too what the target said at the last verified token (see heads/recycle)
+    max_age: int = Field(default=8, ge=1)  # recycled: the oldest that is told from older ones
+    recycle_weight: float = Field(default=0.1, ge=0)  # recycled: share in the loss of verified tokens; others have 1
+
+
+@final
+class EarlyExitHead(DraftHead):
+    """The target's first layers are its own first layers (2404.16710, 2404.18911); ``decoder`` is what follows.
+
+    Nothing that it reads or writes is read by the target's other layers, whose results do not depend on it.
+    """
+
+    kind: ClassVar[str] = "early_exit"
+    Config: ClassVar[type[HeadConfig]] = EarlyExitConfig
+
+    def __init__(self, config: EarlyExitConfig, decoder: DecoderLM, recycle: Recycle | None, num_layers: int) -> None:
+        super().__init__()
+        self.config: EarlyExitConfig = config
+        self.decoder = decoder  # its parts may be the target's very modules
+        self.recycle = recycle
+        self.num_layers = num_layers  # of the target
+
+    @classmethod
+    def make(cls, config: HeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+        """See DraftHead. The norms are copies of the target's where it is left; its embedding, head and norm are shared
+        unless the configuration says otherwise.
+        """
+        assert isinstance(config, EarlyExitConfig)
+        if config.exit_layer >= target.num_layers:
+            raise ValueError(
+                f"exit_layer={config.exit_layer}: the target has {target.num_layers} layers, so give at most "
+                f"{target.num_layers - 1}"
+            )
+        tied = target.config.tied_head and not config.own_head
+        with torch.device("meta"):
+            decoder = DecoderLM(replace(target.config, num_layers=config.num_blocks, tied_head=tied))
+        decoder.embed, decoder.position, decoder.rotary = target.embed, target.position, target.rotary
+        decoder.norm = _copied(target.norm, target) if config.own_norm else target.norm
+        decoder.head = _new_head(target, generator) if config.own_head else target.head
+        decoder.blocks.to_empty(device="cpu")
+        for index, block in enumerate(decoder.blocks):
+            _begin(block, 2 * config.num_blocks, generator)
+            block.to(target.device, target.dtype)
+            _copy_norms(block, target.blocks[min(config.exit_layer + index, target.num_layers - 1)])
+        recycle = None
+        if config.recycle:
+            size = target.config.hidden_size
+            norm = _copied(target.norm, target)
+            recycle = Recycle(size, config.max_age, norm, dtype=target.dtype, device=target.device)
+        return cls(config, decoder.eval(), recycle, target.num_layers)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Where the target is left, and its last layer if that is recycled."""
+        return (self.config.exit_layer, self.num_layers) if self.recycle is not None else (self.config.exit_layer,)
+
+    def own_state(self) -> dict[str, Tensor]:
+        parts: dict[str, nn.Module | None] = {"blocks": self.decoder.blocks, "recycle": self.recycle}
+        parts["norm"] = self.decoder.norm if self.config.own_norm else None
+        parts["head"] = self.decoder.head if self.config.own_head else None
+        return {
+            f"{name}.{own}": tensor
+            for name, part in parts.items()
+            if part is not None
+            for own, tensor in part.named_parameters()
+        }
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        own = self.own_state()
+        missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        if missing or extra:
+            raise ValueError(f"tensors do not fit this head: missing {missing[:3]}, unexpected {extra[:3]}")
+        for name, tensor in own.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(state[name].shape)}, this head's configuration asks for "
+                    f"{tuple(tensor.shape)}: give the files that belong to it"
+                )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state[name])
+
+    def unroll(
+        self,
+        tokens: Tensor,
+        hidden: Mapping[int, Tensor],
+        *,
+        segment: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Unrolled:
+        """See DraftHead. Every token is an anchor, one depth deep: what follows differs in age alone, if in anything.
+
+        With recycling every row is cropped, which stands for what is verified when a draft begins: tokens after
+        the crop see what the target said at the one before it, and nothing later.
+        """
+        stream = hidden[self.config.exit_layer]
+        rows, length = tokens.shape
+        position = torch.arange(length, device=tokens.device).expand(rows, length)
+        weight = None
+        if self.recycle is not None:
+            crop = position[:, -1:]  # [B, 1]
+            if generator is not None:
+                crop = torch.randint(length, (rows, 1), generator=generator).to(tokens.device)
+                weight = self._weight(position, crop, segment)[..., None]
+            stream = stream + self._recycled(hidden[self.num_layers].detach(), position, crop, segment)
+        logits = self.decoder.causal_over(stream, segment=segment).logits
+        assert logits is not None
+        return Unrolled(logits=logits[:, :, None], position=position[..., None], weight=weight)
+
+    def _recycled(self, last: Tensor, position: Tensor, crop: Tensor, segment: Tensor | None) -> Tensor:
+        """What the tokens of rows cropped after ``crop`` [B, 1] get [B, T, H] of the target's ``last`` [B, T, H]."""
+        assert self.recycle is not None
+        source = torch.minimum(position, crop) - 1
+        known = source >= 0
+        if segment is not None:
+            known = known & (segment.gather(1, source.clamp(min=0)) == segment)
+        index = source.clamp(min=0)[..., None].expand_as(last)
+        return self.recycle(last.gather(1, index), (position - crop).clamp(min=0), known)
+
+    def _weight(self, position: Tensor, crop: Tensor, segment: Tensor | None) -> Tensor:
+        """Shares in a loss [B, T]: of the tokens from the crop on 1, so far as ages differ; of those before, few."""
+        age = position - crop
+        weight = torch.where(age < 0, self.config.recycle_weight, (age <= self.config.max_age).float())
+        if segment is not None:
+            weight = torch.where((age > 0) & (segment.gather(1, crop) != segment), 0.0, weight)
+        return weight
+
+
+def _begin(block: nn.Module, depth: int, generator: torch.Generator) -> None:
+    """Draw the matrices of a new ``block``; those that write to the residual stream are the smaller the more there are.
+
+    Biases begin as zeros, norms as what the caller puts there.
+    """
+    with torch.no_grad():
+        for name, part in block.named_parameters():
+            if part.dim() == 1:
+                part.zero_()
+                continue
+            back = name.endswith(("attention.output.weight", "ffn.down.weight"))
+            part.copy_(torch.randn(part.shape, generator=generator) * (STD / depth**0.5 if back else STD))
+
+
+def _copy_norms(block: nn.Module, source: nn.Module) -> None:
+    """The norms of ``block`` become those of ``source``, a block of the same layout."""
+    norms = {name for name, _ in block.named_modules() if name.endswith("norm")}
+    for name in norms:
+        block.get_submodule(name).load_state_dict(source.get_submodule(name).state_dict())
+
+
+def _copied(norm: nn.Module, target: DecoderLM) -> nn.Module:
+    """A norm of its own with the weights of the target's."""
+    own = target.config.norm(target.config.hidden_size, target.config.norm_eps)
+    own.to(target.device, target.dtype).load_state_dict(norm.state_dict())
+    return own
+
+
+def _new_head(target: DecoderLM, generator: torch.Generator) -> nn.Linear:
+    """An output head of its own: a copy of the target's, drawn anew where that is of integers."""
+    config = target.config
+    known = (target.embed if target.head is None else target.head).weight
+    head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=target.dtype, device=target.device)
+    with torch.no_grad():
+        plain = known.is_floating_point()
+        head.weight.copy_(known if plain else torch.randn(head.weight.shape, generator=generator) * STD)
+    return head
