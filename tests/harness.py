@@ -3,6 +3,7 @@
 import importlib
 from dataclasses import dataclass, fields
 
+from paceline.core.cache import View
 from paceline.core.plan import Fixed
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
@@ -20,6 +21,16 @@ def tiny_drafter(name, target):
 def guessable_target(name):
     """A target whose text the drafter's tiny instance can guess: (transformers model, ours)."""
     return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "guessable_target", tiny.target)()
+
+
+def follows(name):
+    """Whether a drafter's tiny instance is often right wherever a text goes, and not where it repeats itself alone."""
+    return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "FOLLOWS", False)
+
+
+def views_of(drafter):
+    """The caches that a drafter writes to, whosever they are."""
+    return [value for value in vars(drafter).values() if isinstance(value, View)]
 
 
 def pairs():

@@ -10,6 +10,7 @@ from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
 from tests import tiny as models
 from tests.harness import decoder_for, expected, finish, request, run
 
+FOLLOWS = True
 FLOOR = 1.9  # mean acceptance length on the conformance prompts, greedy
 
 

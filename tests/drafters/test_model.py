@@ -11,6 +11,7 @@ from paceline.drafters.model import ModelDrafter
 from tests import tiny as models
 from tests.harness import decoder_for, expected, finish, request, run
 
+FOLLOWS = True
 FLOOR = 1.7  # mean acceptance length on the conformance prompts, greedy
 
 
