@@ -1,6 +1,5 @@
 """Small random models. Weights have a standard deviation of about 0.2, because tiny ones make near ties."""
 
-import copy
 from functools import cache
 
 import torch
@@ -13,6 +12,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from paceline.models.decoder import DecoderLM
 from paceline.models.families import FAMILIES
 from paceline.models.loading import build
 
@@ -96,8 +96,10 @@ def looping_target(seed=12):
 def noisy(model, scale, seed=3):
     """Our decoder with noise on its weights: the oracle draft, right often but not always."""
     generator = torch.Generator().manual_seed(seed)
-    other = copy.deepcopy(model)
-    for parameter in other.parameters():
+    state = {}
+    for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.add_(scale * parameter.std() * noise.to(parameter.dtype))
-    return other
+        state[name] = parameter + scale * parameter.std() * noise.to(parameter.dtype)
+    other = DecoderLM(model.config)
+    other.load_state_dict(state, assign=True)
+    return other.requires_grad_(False).eval()

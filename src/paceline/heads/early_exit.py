@@ -64,11 +64,9 @@ class EarlyExitHead(DraftHead):
         decoder.embed, decoder.position, decoder.rotary = target.embed, target.position, target.rotary
         decoder.norm = _copied(target.norm, target) if config.own_norm else target.norm
         decoder.head = _new_head(target, generator) if config.own_head else target.head
-        decoder.blocks.to_empty(device="cpu")
         for index, block in enumerate(decoder.blocks):
-            _begin(block, 2 * config.num_blocks, generator)
-            block.to(target.device, target.dtype)
-            _copy_norms(block, target.blocks[min(config.exit_layer + index, target.num_layers - 1)])
+            left = target.blocks[min(config.exit_layer + index, target.num_layers - 1)]
+            block.load_state_dict(_new_block(block, left, target, 2 * config.num_blocks, generator), assign=True)
         recycle = None
         if config.recycle:
             size = target.config.hidden_size
@@ -153,31 +151,31 @@ class EarlyExitHead(DraftHead):
         return weight
 
 
-def _begin(block: nn.Module, depth: int, generator: torch.Generator) -> None:
-    """Draw the matrices of a new ``block``; those that write to the residual stream are the smaller the more there are.
+def _new_block(
+    block: nn.Module, left: nn.Module, target: DecoderLM, depth: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """What ``block``, which has no content, begins with: norms as in ``left``, a block of the target's; else noise.
 
-    Biases begin as zeros, norms as what the caller puts there.
+    Matrices that write to the residual stream are the smaller the more of them there are, ``depth``; biases are zeros.
     """
-    with torch.no_grad():
-        for name, part in block.named_parameters():
-            if part.dim() == 1:
-                part.zero_()
-                continue
-            back = name.endswith(("attention.output.weight", "ffn.down.weight"))
-            part.copy_(torch.randn(part.shape, generator=generator) * (STD / depth**0.5 if back else STD))
-
-
-def _copy_norms(block: nn.Module, source: nn.Module) -> None:
-    """The norms of ``block`` become those of ``source``, a block of the same layout."""
-    norms = {name for name, _ in block.named_modules() if name.endswith("norm")}
-    for name in norms:
-        block.get_submodule(name).load_state_dict(source.get_submodule(name).state_dict())
+    norms = left.state_dict()
+    state: dict[str, Tensor] = {}
+    for name, part in block.named_parameters():
+        back = name.endswith(("attention.output.weight", "ffn.down.weight"))
+        if name.rpartition(".")[0].endswith("norm"):
+            state[name] = norms[name].clone()
+        elif part.dim() == 1:
+            state[name] = torch.zeros(part.shape, dtype=target.dtype, device=target.device)
+        else:
+            drawn = torch.randn(part.shape, generator=generator) * (STD / depth**0.5 if back else STD)
+            state[name] = drawn.to(target.device, target.dtype)
+    return state
 
 
 def _copied(norm: nn.Module, target: DecoderLM) -> nn.Module:
     """A norm of its own with the weights of the target's."""
     own = target.config.norm(target.config.hidden_size, target.config.norm_eps)
-    own.to(target.device, target.dtype).load_state_dict(norm.state_dict())
+    own.load_state_dict({name: tensor.clone() for name, tensor in norm.state_dict().items()}, assign=True)
     return own
 
 
