@@ -24,8 +24,6 @@ def make(drafter, target):
     return tiny_drafter(drafter, target)
 
 
-
-
 def requests(sampled):
     options = dict(temperature=0.7, top_k=9, top_p=0.9, min_p=0.01) if sampled else {}
     return [request([1, 2, 3], max_tokens=40, seed=1, **options), request([4], max_tokens=30), request([5, 5] * 3)]

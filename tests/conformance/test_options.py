@@ -12,8 +12,8 @@ from paceline.core.sampling import FilterOrder
 from paceline.core.tree import Draw
 from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
-from paceline.models.decoder import DecoderLM
 from paceline.engine.static import fastest, parts_for
+from paceline.models.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
 from tests.harness import decoder_for, expected, finish, guessable_target, naive_options, pairs, request, run

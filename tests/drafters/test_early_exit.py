@@ -8,7 +8,7 @@ import torch
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
 from tests import tiny as models
-from tests.harness import decoder_for, expected, finish, request, run
+from tests.harness import request, run
 
 FOLLOWS = True
 FLOOR = 1.9  # mean acceptance length on the conformance prompts, greedy

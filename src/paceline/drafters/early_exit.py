@@ -79,7 +79,7 @@ class EarlyExitDrafter(Drafter):
         """Allocate, and try the stem. Raises ValueError for a target other than the head's, or that runs only whole."""
         self.setting = setting
         self._check(setting)
-        self.stem = setting.cache.storage.view(layers=range(self.head.config.exit_layer))  # its length is the target's
+        self.stem = setting.cache.storage.view(layers=range(self.head.options.exit_layer))  # its length is the target's
         self._try()
         depths = range(1, setting.max_draft_tokens + 1)
         shapes = [self._shape(depth) for depth in depths]
@@ -164,12 +164,12 @@ class EarlyExitDrafter(Drafter):
 
     def _stem(self, tree: Tree, start: int) -> Tensor:
         """The residual stream [B, n, H] after the stem's layers, of nodes ``start`` on of a tree with its root."""
-        exit_layer = self.head.config.exit_layer
+        exit_layer = self.head.options.exit_layer
         output = self.setting.target(tree, self.stem, start=start, taps=(exit_layer,), head=Head.NONE)
         return output.hidden[exit_layer]
 
     def _read_root(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Let the head read what its cache lacks, and then the root's ``hidden`` [B, 1, H]; logits [B, 1, V] after it."""
+        """Let the head read what its cache lacks, then the root's ``hidden`` [B, 1, H]; logits [B, 1, V] after that."""
         # Of a step that was cut off, and is done again, the root was read before.
         self.cache.truncate(torch.minimum(self.cache.length, batch.length - 1 - self.unread.count))
         size = self.depth if self.lag <= self.depth else self.unread.capacity
@@ -207,7 +207,10 @@ class EarlyExitDrafter(Drafter):
         return True
 
     def _to_resume(self, grown: Grown, leading: int) -> Tree:
-        """The tree, whose first ``leading`` nodes were all read, with what the stem knows of its nodes, each in its own place of the scratch."""
+        """The tree with what the stem made of its nodes, of which the first ``leading`` were all read.
+
+        In the scratch each comes to lie in its own place.
+        """
         tree, known = grown.tree, torch.cat(self.hidden, dim=1)  # in the order in which nodes were read
         place = grown.slots + 1  # 0 where a node was not read, and at the root
         if not tree.chain:
@@ -241,7 +244,7 @@ class EarlyExitDrafter(Drafter):
         return states + self._keep(admission.rows, admission.forked, num, hidden[self.taps[1]])
 
     def _keep(self, rows: Tensor, start: Tensor, num: Tensor, last: Tensor) -> Tensor:
-        """Keep the first ``num`` of ``last`` [B, n, H] for ``rows`` from ``start`` on; what each gets from before it."""
+        """Keep the first ``num`` of ``last`` [B, n, H] for ``rows`` from ``start`` on; what theirs say to the next."""
         assert self.head.recycle is not None
         index = torch.arange(last.shape[1], device=last.device)
         at = start[:, None] + index

@@ -42,7 +42,7 @@ class EarlyExitHead(DraftHead):
 
     def __init__(self, config: EarlyExitConfig, decoder: DecoderLM, recycle: Recycle | None, num_layers: int) -> None:
         super().__init__()
-        self.config: EarlyExitConfig = config
+        self.config = self.options = config
         self.decoder = decoder  # its parts may be the target's very modules
         self.recycle = recycle
         self.num_layers = num_layers  # of the target
@@ -77,12 +77,12 @@ class EarlyExitHead(DraftHead):
     @property
     def taps(self) -> tuple[int, ...]:
         """Where the target is left, and its last layer if that is recycled."""
-        return (self.config.exit_layer, self.num_layers) if self.recycle is not None else (self.config.exit_layer,)
+        return (self.options.exit_layer, self.num_layers) if self.recycle is not None else (self.options.exit_layer,)
 
     def own_state(self) -> dict[str, Tensor]:
         parts: dict[str, nn.Module | None] = {"blocks": self.decoder.blocks, "recycle": self.recycle}
-        parts["norm"] = self.decoder.norm if self.config.own_norm else None
-        parts["head"] = self.decoder.head if self.config.own_head else None
+        parts["norm"] = self.decoder.norm if self.options.own_norm else None
+        parts["head"] = self.decoder.head if self.options.own_head else None
         return {
             f"{name}.{own}": tensor
             for name, part in parts.items()
@@ -118,7 +118,7 @@ class EarlyExitHead(DraftHead):
         With recycling every row is cropped, which stands for what is verified when a draft begins: tokens after
         the crop see what the target said at the one before it, and nothing later.
         """
-        stream = hidden[self.config.exit_layer]
+        stream = hidden[self.options.exit_layer]
         rows, length = tokens.shape
         position = torch.arange(length, device=tokens.device).expand(rows, length)
         weight = None
@@ -145,7 +145,7 @@ class EarlyExitHead(DraftHead):
     def _weight(self, position: Tensor, crop: Tensor, segment: Tensor | None) -> Tensor:
         """Shares in a loss [B, T]: of the tokens from the crop on 1, so far as ages differ; of those before, few."""
         age = position - crop
-        weight = torch.where(age < 0, self.config.recycle_weight, (age <= self.config.max_age).float())
+        weight = torch.where(age < 0, self.options.recycle_weight, (age <= self.options.max_age).float())
         if segment is not None:
             weight = torch.where((age > 0) & (segment.gather(1, crop) != segment), 0.0, weight)
         return weight

@@ -34,5 +34,3 @@ class Recycle(nn.Module):
         carried = nn.functional.linear(self.norm(last.flatten(0, 1)), self.weight).view(last.shape)
         added = carried + self.ages[age.clamp(max=self.max_age)]
         return torch.where(known[..., None], added, 0.0)
-
-
