@@ -17,7 +17,7 @@ from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.drafters.base import Drafter, Setting
 from paceline.drafters.features import Unread, path_hidden, read_hidden, under_root
-from paceline.drafters.grow import choose_draws, make_grower
+from paceline.drafters.grow import make_grower, possible_draws
 from paceline.drafters.grow.base import Grown
 from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.heads.early_exit import EarlyExitHead
@@ -51,7 +51,7 @@ class EarlyExitDrafter(Drafter):
         shape: Shape | None = None,
     ) -> None:
         self.head, self.lm, self.shape = head, head.decoder if lm is None else lm, shape
-        self.draws = choose_draws(shape, draws)
+        self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
         self.taps = head.taps
 

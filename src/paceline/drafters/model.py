@@ -14,7 +14,7 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import choose_draws, make_grower
+from paceline.drafters.grow import make_grower, possible_draws
 from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Head, Output, longest_text
 from paceline.models.prefill import feed, prefill
@@ -41,7 +41,7 @@ class ModelDrafter(Drafter):
 
     def __init__(self, *, lm: LM, draws: frozenset[Draw] | None = None, shape: Shape | None = None) -> None:
         self.lm, self.shape = lm, shape
-        self.draws = choose_draws(shape, draws)
+        self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
 
     @property

@@ -29,11 +29,14 @@ def make_grower(shape: Shape, setting: Setting, run: Run | None = None) -> Growe
     return ChainGrower(plain, run, greedy=setting.draw is Draw.FIXED)
 
 
-def choose_draws(shape: Shape | None, draws: frozenset[Draw] | None) -> frozenset[Draw]:
-    """Those of ``draws`` (None: all) that ``shape`` (None: a chain) allows. Raises ValueError where there are none."""
+def possible_draws(shape: Shape | None, draws: frozenset[Draw] | None) -> frozenset[Draw]:
+    """How the tokens of ``shape`` (None: a chain) can be drawn, of ``draws`` (None: all ways).
+
+    Raises ValueError where nothing is left.
+    """
     possible = frozenset(Draw) if shape is None else shape.draws
-    chosen = possible if draws is None else possible & draws
-    if not chosen:
+    found = possible if draws is None else possible & draws
+    if not found:
         given, allowed = (", ".join(d.name.lower() for d in sorted(some)) for some in (draws or (), possible))
         raise ValueError(f"a {type(shape).__name__} tree has tokens that are {allowed}, not {given}: change one")
-    return chosen
+    return found
