@@ -4,6 +4,7 @@ A mutant dies by an ordinary test: one that was written for the law, not for the
 """
 
 from tests.mutants import (
+    early_exit,
     guidance,
     kernel,
     lane,
@@ -19,7 +20,8 @@ from tests.mutants import (
 )
 
 MUTANTS = (
-    guidance.MUTANTS
+    early_exit.MUTANTS
+    + guidance.MUTANTS
     + kernel.MUTANTS
     + lane.MUTANTS
     + panels.MUTANTS
