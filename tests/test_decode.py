@@ -59,7 +59,10 @@ REFUSALS = {
         lambda: decoder_for(Branching(), "rejection"),
         "Rejection verifies chains and Branching",
     ),
-    "unknown drafter": (lambda: DRAFTERS.find("medusa2"), "unknown drafter 'medusa2'; known: model, ngram, none"),
+    "unknown drafter": (
+        lambda: DRAFTERS.find("medusa2"),
+        "unknown drafter 'medusa2'; known: early_exit, ",
+    ),
     "unknown verifier": (lambda: VERIFIERS.find("vibes"), "unknown verifier 'vibes'; known: block, coupled"),
 }
 

@@ -4,24 +4,36 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from paceline.drafters import DRAFTERS
 from paceline.drafters.grow.shapes import Topology
-from paceline.drafters.model import ModelDrafter
 from paceline.models.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import tiny
 from tests.harness import decoder_for, pairs, request, tiny_drafter
 
 K = 3
-TREE, BRANCHING = "tree", Topology.branching((2, 1))
-PAIRS = [*pairs(), *((TREE, name) for name in VERIFIERS.builtin if VERIFIERS.find(name).branches)]
-every_pair = pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
+TREE, BRANCHING = " in trees", Topology.branching((2, 1))
 
 
 def make(drafter, target):
-    """A drafter of a tiny model; "tree" is the draft model with branches."""
-    if drafter == TREE:
-        return ModelDrafter(lm=tiny_drafter("model", target).lm, shape=BRANCHING)
-    return tiny_drafter(drafter, target)
+    """A drafter's tiny instance, where its name says so with branches."""
+    instance = tiny_drafter(drafter.removesuffix(TREE), target)
+    if drafter.endswith(TREE):
+        instance.shape, instance.branches = BRANCHING, True
+    return instance
+
+
+def growing():
+    """Drafters that grow trees of any shape, under one rule; the draft model under every rule for trees."""
+    for drafter in DRAFTERS.builtin:
+        if "shape" in vars(tiny_drafter(drafter, tiny.target()[1])):
+            for name in VERIFIERS.builtin:
+                if name == "coupled" or (drafter == "model" and VERIFIERS.find(name).branches):
+                    yield drafter + TREE, name
+
+
+PAIRS = [*pairs(), *growing()]
+every_pair = pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
 
 
 def requests(sampled):
@@ -47,7 +59,7 @@ def compiled_cases():
     """Compiling takes up to half a minute: here every rule with a draft model and every drafter with one rule."""
     for sampled in (False, True):
         for drafter, verifier in PAIRS:
-            soon = drafter != TREE and (verifier == "coupled" or (sampled and drafter == "model"))
+            soon = not drafter.endswith(TREE) and (verifier == "coupled" or (sampled and drafter == "model"))
             yield pytest.param(drafter, verifier, sampled, marks=[] if soon else [pytest.mark.slow])
 
 

@@ -7,13 +7,13 @@ import torch
 from paceline.core.guidance import Guidance
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
+from paceline.drafters import DRAFTERS as REGISTERED
 from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
-from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.engine.static import fastest, parts_for
 from tests import reference, tiny
-from tests.harness import decoder_for, expected, finish
+from tests.harness import decoder_for, expected, finish, tiny_drafter
 
 PROMPTS = ([3, 9, 4], [7, 7, 1, 2, 5, 8])
 
@@ -49,8 +49,7 @@ def guided(prompt, scale, negative, **sampling):
 
 
 DRAFTERS = {
-    "none": lambda target: NoDrafter(),
-    "ngram": lambda target: NgramDrafter(),
+    **{name: lambda target, name=name: tiny_drafter(name, tiny.target()[1]) for name in REGISTERED.builtin},
     "the target": lambda target: ModelDrafter(lm=target),
     "another model": lambda target: ModelDrafter(lm=tiny.draft()),
     "a tree": lambda target: ModelDrafter(lm=target, shape=Topology.branching((2, 2, 1))),
