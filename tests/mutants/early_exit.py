@@ -4,9 +4,10 @@ from tests.mutants.mutant import Mutant
 
 DRAFTER, FEATURES, HEAD = "drafters/early_exit.py", "drafters/features.py", "heads/early_exit.py"
 TESTS = "tests/drafters/test_early_exit.py"
+STATES = "tests/drafters/test_early_exit_states.py"
 HEADS = "tests/heads/test_early_exit.py"
-RESUMED = f"{TESTS}::test_verification_that_goes_on_gives_what_a_whole_one_gives"
-TRAINED = f"{TESTS}::test_what_is_drafted_with_is_what_is_trained"
+RESUMED = f"{STATES}::test_verification_that_goes_on_gives_what_a_whole_one_gives"
+TRAINED = f"{STATES}::test_what_is_drafted_with_is_what_is_trained"
 PAUSES = f"{TESTS}::test_catches_up_after_pauses"
 
 MUTANTS = (
@@ -29,7 +30,7 @@ MUTANTS = (
         DRAFTER,
         "torch.minimum((self.cache.length + self.unread.count - root).clamp(min=0), num)",
         "torch.zeros_like(num)",
-        (f"{TESTS}::test_the_heads_cache_is_of_what_the_target_said_of_verified_tokens",),
+        (f"{STATES}::test_the_heads_cache_is_of_what_the_target_said_of_verified_tokens",),
     ),
     Mutant(
         "the head is asked as if it were never behind",
@@ -106,21 +107,21 @@ MUTANTS = (
         DRAFTER,
         "if admission.longest_forked:",
         "if admission.longest_forked < 0:",
-        (f"{TESTS}::test_a_fork_of_a_row_whose_head_has_fallen_behind", TRAINED),
+        (f"{STATES}::test_a_fork_of_a_row_whose_head_has_fallen_behind", TRAINED),
     ),
     Mutant(
         "a fork reads what its own row had yet to read",
         DRAFTER,
         "self.unread.states[admission.source, :-1]",
         "self.unread.states[admission.rows, :-1]",
-        (f"{TESTS}::test_a_fork_of_a_row_whose_head_has_fallen_behind", TRAINED),
+        (f"{STATES}::test_a_fork_of_a_row_whose_head_has_fallen_behind", TRAINED),
     ),
     Mutant(
         "a step that is done again reads the root twice",
         DRAFTER,
         "self.cache.truncate(torch.minimum(self.cache.length, batch.length - 1 - self.unread.count))",
         "pass",
-        (f"{TESTS}::test_a_step_that_is_cut_off_before_it_is_decided_is_done_again",),
+        (f"{STATES}::test_a_step_that_is_cut_off_before_it_is_decided_is_done_again",),
     ),
     Mutant(
         "what is recycled is of the token itself",
