@@ -4,6 +4,7 @@ A mutant dies by an ordinary test: one that was written for the law, not for the
 """
 
 from tests.mutants import (
+    data,
     guidance,
     kernel,
     lane,
@@ -18,7 +19,8 @@ from tests.mutants import (
 )
 
 MUTANTS = (
-    guidance.MUTANTS
+    data.MUTANTS
+    + guidance.MUTANTS
     + kernel.MUTANTS
     + lane.MUTANTS
     + panels.MUTANTS

@@ -5,7 +5,18 @@ import pytest
 from tests.mutants import MUTANTS
 from tests.mutants.apply import kill
 
-FAMILIES = ("api/", "constraints/", "core/", "drafters/", "engine/", "models/cpu/", "verifiers/")
+FAMILIES = (
+    "api/",
+    "cli/",
+    "constraints/",
+    "core/",
+    "drafters/",
+    "engine/",
+    "models/cpu/",
+    "text/",
+    "train/data/",
+    "verifiers/",
+)
 FEW = 1  # of each family: a run of a mutant takes ten seconds
 BUILT = "models/cpu/kernel/"  # these are compiled first, and take a minute
 
