@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 ROWS = "tests/train/test_data_rows.py"
 SOURCES = "tests/train/test_data_sources.py"
+KEPT = "tests/train/test_data_kept.py"
 FEATURES = "tests/train/test_data_features.py"
 COMMANDS = "tests/cli/test_data.py"
 
@@ -76,21 +77,21 @@ MUTANTS = (
         "train/data/manifest.py",
         "if other.splits != file.splits:",
         "if False:",
-        (SOURCES,),
+        (KEPT,),
     ),
     Mutant(
         "the split depends on the place in the list",
         "train/data/prepare.py",
         "return _by_hash(file.sha256, validation.share)",
         "return _by_hash(hashlib.sha256(str(id(file)).encode()).hexdigest(), validation.share)",
-        (SOURCES,),
+        (KEPT,),
     ),
     Mutant(
         "another end of text takes the same tokens",
         "train/data/encoders.py",
         'return f"bytes/{self.end_of_text}"',
         'return "bytes"',
-        (SOURCES,),
+        (KEPT,),
     ),
     Mutant(
         "hidden states of the token after",
