@@ -4,6 +4,7 @@ A mutant dies by an ordinary test: one that was written for the law, not for the
 """
 
 from tests.mutants import (
+    data,
     early_exit,
     guidance,
     kernel,
@@ -21,7 +22,8 @@ from tests.mutants import (
 )
 
 MUTANTS = (
-    early_exit.MUTANTS
+    data.MUTANTS
+    + early_exit.MUTANTS
     + guidance.MUTANTS
     + kernel.MUTANTS
     + lane.MUTANTS

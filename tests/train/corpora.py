@@ -67,3 +67,8 @@ def epoch(batches):
 def ordered(batches):
     """The same rows as they lie in their source."""
     return [batches._sources[0].row(number) for number in range(batches.num_rows)]
+
+
+def held_out(found):
+    """Names of the files that are not trained on."""
+    return {record.name for record in found.manifest.files if record.split == "validation"}

@@ -83,15 +83,19 @@ class ComputeFeatures:
                     done=lambda count: progress.advance(task, count),
                 )
         except KeyboardInterrupt:
-            print(f"paceline: interrupted; the same command goes on in {self.output}", file=sys.stderr)
+            _say(f"interrupted; the same command goes on in {self.output}")
             return EXIT_INTERRUPTED
         saved = save_rows(self.output)
         if not self.quiet:
             num_tokens = sum(len(piece.tokens) for piece in pieces)
-            print(f"{len(pieces)} texts, {num_tokens} tokens, layers {', '.join(map(str, taps))}, in {self.output}")
+            _say(f"{len(pieces)} texts, {num_tokens} tokens, layers {', '.join(map(str, taps))}, in {self.output}")
             if not saved:
-                print("without the package datasets (pip install 'paceline[datasets]') only Paceline reads the folder")
+                _say("without the package datasets (pip install 'paceline[datasets]') only Paceline reads the folder")
         return EXIT_OK
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _taps(given: str) -> list[int]:

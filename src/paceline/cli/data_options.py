@@ -21,7 +21,7 @@ TEXTS = "Texts"
 
 Config = Annotated[
     Path | None,
-    typer.Argument(help="YAML: a training run, or its section data alone.", metavar="[CONFIG.yaml]"),
+    typer.Argument(help="YAML: a training run, or its section data alone.", metavar="CONFIG.yaml"),
 ]
 Text = Annotated[
     list[str] | None,
