@@ -121,10 +121,10 @@ def test_what_is_drafted_with_is_what_is_trained(kind, name):
     rows = range(len(PROMPTS))
     for step in range(9):
         plan = decoder.plan(decoder.stats)
-        if step == 4:  # a prompt that begins as a text that was drafted, behind which the head is
+        if step in (4, 7):  # a prompt that begins as a text that was drafted, behind which the head is
             length = int(decoder.batch.length[3]) - 1
-            prompt = [*decoder.batch.tokens[3, : length - 1].tolist(), 7, 7]
-            decoder.admit([request(prompt, max_tokens=20)], [4], [Prefix(row=3, length=length - 1)])
+            prompt = [*decoder.batch.tokens[3, :length].tolist(), *[7] * (step - 3)]
+            decoder.admit([request(prompt, max_tokens=20)], [4], [Prefix(row=3, length=length)])
             rows = range(len(PROMPTS) + 1)
         texts = [decoder.batch.tokens[row, : decoder.batch.length[row]].tolist() for row in rows]
         decoder.run(plan)

@@ -138,6 +138,13 @@ MUTANTS = (
         (TRAINED,),
     ),
     Mutant(
+        "a fork does not take what is recycled",
+        DRAFTER,
+        "self.past[admission.rows, :longest] = self.past[admission.source, :longest]",
+        "pass",
+        (TRAINED,),
+    ),
+    Mutant(
         "a draft does not age",
         DRAFTER,
         "age = torch.arange(depth + 1, device=batch.device).expand(batch.rows, -1)",

@@ -87,7 +87,8 @@ class EarlyExitDrafter(Drafter):
         ahead = isinstance(self.lm, Ahead) and isinstance(setting.target, Ahead)
         self.growers = [make_grower(shape, setting, self._run_ahead if ahead else None) for shape in shapes]
         self.leading = [_num_leading(shape) for shape in shapes]
-        self.depth = max((shape.depth for shape in shapes), default=0)
+        self.depths = [shape.depth for shape in shapes]
+        self.depth = max(self.depths, default=0)
         num_read = max((shape.num_read for shape in shapes), default=0)
         decoder = self.head.decoder
         size, dtype, device = decoder.config.hidden_size, decoder.dtype, setting.device
@@ -108,6 +109,9 @@ class EarlyExitDrafter(Drafter):
         if admission.longest_forked:
             read_hidden(self.lm, view, self.unread.states[admission.source, :-1], admission.forked - length)
         self.unread.count.index_fill_(0, admission.rows, 0)
+        if admission.moves:
+            longest = min(admission.longest_forked, self.past.shape[1])
+            self.past[admission.rows, :longest] = self.past[admission.source, :longest]
         if not hidden:
             return
         states = self._with_past(admission, hidden)
@@ -118,7 +122,7 @@ class EarlyExitDrafter(Drafter):
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
         index = plan.num_draft_tokens - 1
-        depth = 0 if index < 0 else self._shape(index + 1).depth
+        depth = 0 if index < 0 else self.depths[index]
         root = Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
         if depth == 0:
             return root
@@ -238,9 +242,6 @@ class EarlyExitDrafter(Drafter):
         states = hidden[self.taps[0]]
         if self.head.recycle is None:
             return states
-        if admission.moves:
-            longest = admission.longest_forked
-            self.past[admission.rows, :longest] = self.past[admission.source, :longest]
         num = admission.known - admission.forked
         return states + self._keep(admission.rows, admission.forked, num, hidden[self.taps[1]])
 
