@@ -13,6 +13,7 @@ from tests.mutants import (
     rules,
     service,
     step,
+    training,
     tree_rules,
     trees,
 )
@@ -27,6 +28,7 @@ MUTANTS = (
     + rules.MUTANTS
     + service.MUTANTS
     + step.MUTANTS
+    + training.MUTANTS
     + tree_rules.MUTANTS
     + trees.MUTANTS
 )

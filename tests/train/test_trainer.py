@@ -23,7 +23,7 @@ from paceline.train.tasks import Heads, NextToken, Trained
 from paceline.train.trainer import Diverged, Score, Trainer
 from paceline.train.validation import text_loss
 from tests import tiny
-from tests.train.runs import corpus
+from tests.train.runs import Masked, corpus
 
 
 def options(steps=12, *, rate=1e-2, warmup=3, dropout=0.0, checkpoint_every=5, keep=2, **fields):
@@ -227,7 +227,9 @@ def test_a_validation_that_is_never_a_number_is_reported(value, tmp_path):
 def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
     ends = []
     for parts in (1, 2, 4):
-        trainer(tmp_path / str(parts), accumulate=parts, precision="fp32").run()
+        run = trainer(tmp_path / str(parts), accumulate=parts, precision="fp32")
+        run.batches = Masked(run.batches)
+        run.run()
         ends.append(weights(tmp_path / str(parts)))
     for other in ends[1:]:
         for name, tensor in ends[0].items():
