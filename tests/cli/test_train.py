@@ -16,13 +16,18 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from paceline.api import Engine, SamplingParams, total
+from paceline.api import load as load_api
 from paceline.cli import run
 from paceline.core.sampling import Sampling
 from paceline.drafters import DRAFTERS
 from paceline.heads import HEADS
 from paceline.heads.files import load_head
 from paceline.models.loading import load, save
+from paceline.text.loops import is_looping
 from paceline.train.acceptance import measure_acceptance
+from paceline.train.config import read_train_config
+from paceline.train.run import Run
 from tests import tiny
 from tests.train.heads import LastConfig, LastDrafter, LastHead
 from tests.train.runs import corpus
@@ -135,6 +140,24 @@ def test_a_draft_model_learns_from_the_target(folder, tmp_path):
     assert (output / "draft" / "tokenizer.json").read_text() == (folder / "target" / "tokenizer.json").read_text()
     accepted = [line["draft.acceptance"] for line in log(output) if "draft.acceptance" in line]
     assert accepted[-1] > accepted[0]
+
+
+def test_reported_acceptance_is_what_serving_gives(folder, tmp_path):
+    output = tmp_path / "run"
+    raw = {**yaml.safe_load((folder / "target" / "config.json").read_text()), "num_hidden_layers": 1}
+    fields = {"heads": [], "draft": {"config": raw}, "schedule": {"steps": 20}, "optimiser": {"learning_rate": 0.005}}
+    path = recipe(folder, output, **fields)
+    assert train(path) == 0
+    prompts = Run(config=read_train_config(path)).data.prompts(8, 4).tolist()
+    engine = Engine(load_api(folder / "target"), drafter=load_api(output / "draft"), num_draft_tokens=3, batch_size=8)
+    results = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
+    sound = [result for result in results if not is_looping(result.tokens)]
+    served = total(sound).mean_acceptance_length
+    name = "validation.draft.greedy"
+    kept = json.loads((max((output / "best").iterdir()) / "meta.json").read_text())["measures"]
+    assert kept[f"{name}.num_texts"] == len(sound) > 0
+    assert kept[f"{name}.low"] <= served <= kept[f"{name}.high"]
+    assert served == pytest.approx(kept[f"{name}.tokens_per_step"], rel=0.05)
 
 
 def test_a_target_and_a_head_learn_together(folder, tmp_path):

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 TASKS, TRAINER = "tests/train/test_tasks.py", "tests/train/test_trainer.py"
 LOSSES, VALIDATION = "tests/train/test_losses.py", "tests/train/test_validation.py"
+REGENERATE = "tests/train/test_regenerate.py"
 
 MUTANTS = (
     Mutant(
@@ -130,6 +131,6 @@ MUTANTS = (
         "train/acceptance.py",
         "seed=split_seed(sampling.seed, index)",
         "seed=sampling.seed",
-        (VALIDATION,),
+        (REGENERATE,),
     ),
 )
