@@ -47,7 +47,7 @@ def is_head(path: str | Path) -> bool:
         found = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("model_type") == MODEL_TYPE
+    return str(path) != "" and isinstance(found, dict) and found.get("model_type") == MODEL_TYPE
 
 
 def save_head(head: DraftHead, path: str | Path, *, target_name: str, fingerprint: Fingerprint) -> None:
@@ -134,8 +134,8 @@ def _read_weights(path: Path, record: HeadRecord) -> dict[str, Tensor]:
             state = {name: opened.get_tensor(name) for name in opened.keys()}
     except SafetensorError as error:
         raise HeadError(f"{file} is not a safetensors file ({error}): {AGAIN}") from error
-    made = {"kind": record.kind, "config": record.config.model_dump(mode="json")}
-    if metadata.get(MODEL_TYPE) != json.dumps(made, sort_keys=True):
+    made = json.loads(metadata.get(MODEL_TYPE, "{}"))
+    if made.get("kind") != record.kind or type(record.config).model_validate(made["config"]) != record.config:
         raise HeadError(f"{path}: {WEIGHTS} and {CONFIG} are not of one head: {AGAIN}")
     whole = next((name for name, part in state.items() if not part.is_floating_point()), None)
     if whole is not None:

@@ -76,12 +76,13 @@ def _samples(lm: DecoderLM) -> Iterator[tuple[str, Tensor]]:
 
 def _of_matrix(layer: nn.Linear | nn.Embedding) -> Tensor:
     """Some rows of its matrix [N, K]; of panels no others are brought in order."""
-    laid = isinstance(layer, InPanels)
-    stored = layer.get_parameter("panels") if laid else layer.weight
-    last = stored.shape[0] - 1
+    last = layer.num_embeddings - 1 if isinstance(layer, nn.Embedding) else layer.out_features - 1
     rows = [last * i // (NUM_ROWS - 1) for i in range(NUM_ROWS)]
-    found = [_row_of_panels(stored, layer.width, row) if laid else stored[row] for row in rows]
-    return torch.cat([_of_vector(row) for row in found])
+    if isinstance(layer, InPanels):
+        panels, width = layer.get_parameter("panels"), layer.width
+        return torch.cat([_of_vector(_row_of_panels(panels, width, row)) for row in rows])
+    weight = layer.weight
+    return torch.cat([_of_vector(weight[row]) for row in rows])
 
 
 def _row_of_panels(panels: Tensor, width: int, row: int) -> Tensor:

@@ -46,7 +46,7 @@ class Prepared:
         """Windows [count, length] of rows of ``split``, fewer where there are not so many, chosen by ``seed``.
 
         Each is of one document and begins where its row does. Where not all tokens are learned, it ends before the
-        first that is, if ``length`` tokens are before it. Raises ValueError where no row has so many tokens of one document.
+        first that is, if ``length`` tokens are before it. Raises ValueError where no row has so many of one document.
         """
         found = list(islice(choose_prompts(self.packings[split], length=length, seed=seed), count))
         if not found:

@@ -49,7 +49,6 @@ def tokenise(source: Source, reader: Reader, encoder: Encoder, validation: Valid
         "layout": LAYOUT,
         "encoder": encoder.fingerprint,
         "vocab_size": encoder.vocab_size,
-        "end_of_text": encoder.end_of_text,
         "source": source.model_dump(mode="json", exclude={"share", "paths", "path", "files", "taps"}),
         "validation": validation.model_dump(mode="json"),
         "files": [[file.name, file.sha256] for file in files],

@@ -3,6 +3,7 @@
 N tokens of a split, D documents.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ except ImportError:  # not on Windows, where processes may do the same work twic
     fcntl = None
 
 META = "meta.json"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +138,18 @@ def making(folder: Path) -> Iterator[Path | None]:
         try:
             yield part
             part.rename(folder)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(part, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise OSError(
+                    f"cannot write {folder.parent}: {error.strerror}; make room there, or give another cache"
+                ) from error
             raise
 
 
 def default_cache() -> Path:
-    """Where tokenised sources are kept unless a configuration says otherwise."""
+    """``data`` in $PACELINE_CACHE, by default $XDG_CACHE_HOME/paceline or ~/.cache/paceline."""
+    chosen = os.environ.get("PACELINE_CACHE")
+    if chosen:
+        return Path(chosen) / "data"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "data"
