@@ -18,7 +18,7 @@ from paceline.train.data import Crops
 from paceline.train.losses import Comparison
 from paceline.train.schedule import factor
 from paceline.train.setup import build_head
-from paceline.train.stopping import Stopped
+from paceline.train.stopping import Stopped, Stopping
 from paceline.train.tasks import Heads, NextToken, Trained
 from paceline.train.trainer import Diverged, Score, Trainer
 from paceline.train.validation import text_loss
@@ -259,6 +259,17 @@ def test_a_signal_ends_the_run_after_its_step_with_all_saved(number, tmp_path):
     trainer(tmp_path / "cut").run()
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
     assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole")
+
+
+def test_the_second_signal_ends_the_process_unless_many_share_the_run():
+    with pytest.raises(KeyboardInterrupt), Stopping() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked
+        signal.raise_signal(signal.SIGINT)
+    with Stopping(patient=True) as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rows(tmp_path):

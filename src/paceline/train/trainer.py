@@ -87,7 +87,7 @@ class Trainer:
         self.strategy.on_main(lambda: self.folder.mkdir(parents=True, exist_ok=True))
         self._resume()
         with ExitStack() as stack:
-            stop = stack.enter_context(Stopping())
+            stop = stack.enter_context(Stopping(patient=self.strategy.world > 1))
             shown = self.strategy.main
             steps = self.config.schedule.steps
             progress = stack.enter_context(TrainProgress(total=steps, done=self.step, shown=shown))
