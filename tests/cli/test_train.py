@@ -296,3 +296,21 @@ def test_a_run_that_was_killed_has_the_losses_of_one_that_was_not(cuts, folder, 
 
 def log_safe(output):
     return (output / "log.jsonl").read_bytes().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_torchrun_shares_a_run(name, folder, tmp_path):
+    """Judged by what was written: ranks on gloo may abort when they exit."""
+    fields = {"schedule": {"steps": 6}, "optimiser": {"learning_rate": 0.01}}
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert train(scratch(folder, one, **fields)) == 0
+    path = scratch(folder, two, **fields, distributed=name, device="cpu")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, "-m", "paceline", "train", str(path)], env=environment, capture_output=True)
+    losses = [[line["loss"] for line in log(output) if "loss" in line] for output in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5), done.stderr[-2000:]
+    models = [load(output / "target") for output in (one, two)]
+    for name, parameter in models[0].named_parameters():
+        torch.testing.assert_close(models[1].get_parameter(name), parameter, rtol=0, atol=1e-5)
