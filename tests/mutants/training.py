@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-TASKS, TRAINER = "tests/train/test_tasks.py", "tests/train/test_trainer.py"
+TASKS, TRAINER, BREAKS = (f"tests/train/test_{name}.py" for name in ("tasks", "trainer", "breaks"))
 LOSSES, VALIDATION = "tests/train/test_losses.py", "tests/train/test_validation.py"
 REGENERATE = "tests/train/test_regenerate.py"
 
@@ -103,7 +103,7 @@ MUTANTS = (
         "train/checkpoints.py",
         'part = path.with_suffix(".part")',
         "part = path",
-        (TRAINER,),
+        (BREAKS,),
     ),
     Mutant(
         "lines of repeated steps stay in the log",
@@ -117,7 +117,7 @@ MUTANTS = (
         "train/checkpoints.py",
         "shutil.rmtree(part, ignore_errors=True)\n            last",
         "shutil.rmtree(self.folder, ignore_errors=True)\n            last",
-        (TRAINER,),
+        (BREAKS,),
     ),
     Mutant(
         "looping texts count",
