@@ -16,13 +16,18 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from paceline.api import Engine, SamplingParams, total
+from paceline.api import load as load_api
 from paceline.cli import run
 from paceline.core.sampling import Sampling
 from paceline.drafters import DRAFTERS
 from paceline.heads import HEADS
 from paceline.heads.files import load_head
 from paceline.models.loading import load, save
+from paceline.text.loops import is_looping
 from paceline.train.acceptance import measure_acceptance
+from paceline.train.config import read_train_config
+from paceline.train.run import Run
 from tests import tiny
 from tests.train.heads import LastConfig, LastDrafter, LastHead
 from tests.train.runs import corpus
@@ -135,6 +140,24 @@ def test_a_draft_model_learns_from_the_target(folder, tmp_path):
     assert (output / "draft" / "tokenizer.json").read_text() == (folder / "target" / "tokenizer.json").read_text()
     accepted = [line["draft.acceptance"] for line in log(output) if "draft.acceptance" in line]
     assert accepted[-1] > accepted[0]
+
+
+def test_reported_acceptance_is_what_serving_gives(folder, tmp_path):
+    output = tmp_path / "run"
+    raw = {**yaml.safe_load((folder / "target" / "config.json").read_text()), "num_hidden_layers": 1}
+    fields = {"heads": [], "draft": {"config": raw}, "schedule": {"steps": 20}, "optimiser": {"learning_rate": 0.005}}
+    path = recipe(folder, output, **fields)
+    assert train(path) == 0
+    prompts = Run(config=read_train_config(path)).data.prompts(8, 4).tolist()
+    engine = Engine(load_api(folder / "target"), drafter=load_api(output / "draft"), num_draft_tokens=3, batch_size=8)
+    results = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
+    sound = [result for result in results if not is_looping(result.tokens)]
+    served = total(sound).mean_acceptance_length
+    name = "validation.draft.greedy"
+    kept = json.loads((max((output / "best").iterdir()) / "meta.json").read_text())["measures"]
+    assert kept[f"{name}.num_texts"] == len(sound) > 0
+    assert kept[f"{name}.low"] <= served <= kept[f"{name}.high"]
+    assert served == pytest.approx(kept[f"{name}.tokens_per_step"], rel=0.05)
 
 
 def test_a_target_and_a_head_learn_together(folder, tmp_path):
@@ -273,3 +296,21 @@ def test_a_run_that_was_killed_has_the_losses_of_one_that_was_not(cuts, folder, 
 
 def log_safe(output):
     return (output / "log.jsonl").read_bytes().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_torchrun_shares_a_run(name, folder, tmp_path):
+    """Judged by what was written: ranks on gloo may abort when they exit."""
+    fields = {"schedule": {"steps": 6}, "optimiser": {"learning_rate": 0.01}}
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert train(scratch(folder, one, **fields)) == 0
+    path = scratch(folder, two, **fields, distributed=name, device="cpu")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, "-m", "paceline", "train", str(path)], env=environment, capture_output=True)
+    losses = [[line["loss"] for line in log(output) if "loss" in line] for output in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5), done.stderr[-2000:]
+    models = [load(output / "target") for output in (one, two)]
+    for name, parameter in models[0].named_parameters():
+        torch.testing.assert_close(models[1].get_parameter(name), parameter, rtol=0, atol=1e-5)

@@ -17,6 +17,7 @@ from tests.mutants import (
     rules,
     service,
     step,
+    training,
     tree_rules,
     trees,
 )
@@ -35,6 +36,7 @@ MUTANTS = (
     + rules.MUTANTS
     + service.MUTANTS
     + step.MUTANTS
+    + training.MUTANTS
     + tree_rules.MUTANTS
     + trees.MUTANTS
 )

@@ -15,7 +15,7 @@ from paceline.train.tasks import Heads, Trained
 from paceline.train.trainer import Score, Trainer
 from tests import tiny
 from tests.train.heads import LastConfig, LastHead, TapConfig, TapHead
-from tests.train.runs import corpus
+from tests.train.runs import Masked, corpus
 
 ROWS = 4
 
@@ -49,10 +49,10 @@ def train(folder, strategy, steps, *, joint, accumulate=1, until=None):
     )
     if until is not None:  # a run that ends before its schedule does
         config = config.model_copy(update={"validate_every": 1000})
-    crops = Crops([(corpus(0), 1.0)], rows=ROWS, length=16, seed=1)
+    batches = Masked(Crops([(corpus(0), 1.0)], rows=ROWS, length=16, seed=1))
     trainer = Trainer(
         task=make_task(joint=joint),
-        batches=crops if until is None else Ending(crops, until),
+        batches=batches if until is None else Ending(batches, until),
         config=config,
         folder=folder,
         validate=lambda task: Score(value=float(next(task.parameters()).sum())),

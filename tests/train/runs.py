@@ -1,6 +1,9 @@
-"""A corpus that can be learned."""
+"""A corpus that can be learned, and batches of which some rows say little."""
+
+import dataclasses
 
 import numpy as np
+import torch
 
 from tests import tiny
 
@@ -13,3 +16,18 @@ def corpus(seed, count=2000):
         surprise = generator.random() < 0.1
         tokens.append(int(generator.integers(tiny.VOCAB)) if surprise else (tokens[-1] * 7 + 3) % tiny.VOCAB)
     return np.asarray(tokens, dtype=np.uint16)
+
+
+class Masked:
+    """Batches whose rows have unlike numbers of learned tokens, by row and step alone."""
+
+    def __init__(self, batches):
+        self.batches, self.rows = batches, batches.rows
+
+    def batch(self, step, rows):
+        found = self.batches.batch(step, rows)
+        learned = [
+            torch.rand(found.tokens.shape[1], generator=torch.Generator().manual_seed(100 * step + row)) < (row + 1) / 5
+            for row in rows
+        ]
+        return dataclasses.replace(found, learned=torch.stack(learned))

@@ -54,3 +54,17 @@ def test_measured_acceptance_is_that_of_the_decoder():
     assert 1.0 <= low < other.summary.mean_acceptance_length < high <= 4.0
     warm = accepted(target, ModelDrafter(lm=target), sampling=Sampling(temperature=1.0))
     assert warm.summary.mean_acceptance_length == 4.0 and warm.num_looping <= itself.num_looping
+
+
+def test_every_prompt_samples_with_a_seed_of_its_own():
+    _, target = tiny.target()
+    draft = ModelDrafter(lm=tiny.noisy(target, 0.12))
+    found = measure_acceptance(
+        target,
+        draft,
+        PROMPTS[[0, 0, 0, 0]],
+        num_tokens=24,
+        num_draft_tokens=3,
+        sampling=Sampling(temperature=1.0, seed=5),
+    )
+    assert len({text.accepted[0] for text in found.texts}) > 1

@@ -122,20 +122,22 @@ def test_a_frozen_target_is_no_part_of_what_is_trained():
     assert all(parameter.grad is not None for parameter in task.trained().values())
 
 
-def test_the_loss_of_a_head_is_the_mean_over_its_anchors_and_depths():
-    target, whole = model(), batch()
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_loss_of_a_head_is_the_mean_over_its_anchors_and_depths(masked):
+    target, whole = model(), batch(masked=masked)
     head = last(target)
     task = Heads(target=target, heads=[Trained(name="last", head=head)], comparison=Comparison(terms={"kl": 1.0}))
     p = target.causal(whole.tokens[:, :-1]).logits.softmax(-1)
     q = head.table(whole.tokens[:, :-1]).softmax(-1)
-    each = (p * (p / q).log()).sum(-1)  # the same for all depths, by where it stands
+    learned = whole.learned[:, 1:]
+    each = (p * (p / q).log()).sum(-1) * learned  # the same for all depths, by where it stands
     count = torch.tensor([min(at + 1, 3) for at in range(LENGTH)])  # drafts that reach a position
     result = task(whole, DRAWS)
     torch.testing.assert_close(result.loss.double(), (each * count).sum() / 3, rtol=1e-5, atol=1e-4)
     sums = result.measures["last.loss"]
     depths = torch.stack([each[:, depth:].sum() for depth in range(3)])
     torch.testing.assert_close(sums[0].double(), depths, rtol=1e-5, atol=1e-4)
-    assert sums[1].tolist() == [ROWS * (LENGTH - depth) for depth in range(3)]
+    assert sums[1].tolist() == [int(learned[:, depth:].sum()) for depth in range(3)]
 
 
 @pytest.mark.parametrize("anchors", [None, 5])

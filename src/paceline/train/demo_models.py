@@ -135,7 +135,8 @@ def train_draft(work: Path) -> None:
     model = fresh(DRAFT, SEED).to(accelerator())
 
     def validate(task: Task) -> Score:
-        length = _accepted(target, model, prompts).summary.mean_acceptance_length
+        found = _accepted(target, model, prompts)
+        length = found.summary.mean_acceptance_length if found.texts else None
         return Score(value=length, length=length)
 
     comparison = Comparison(terms={"kl": 0.5, "argmax": 0.5})
@@ -150,7 +151,7 @@ def evaluate(work: Path) -> None:
     with torch.no_grad():
         losses = {name: text_loss(model, _held_out(work)) for name, model in models.items()}
     prompts = _prompts(work / "held_out.npy", 256, seed=SEED + 2)
-    found = _accepted(models["target"], models["draft"], prompts)
+    found = require_texts(_accepted(models["target"], models["draft"], prompts))
     figures = {
         "held_out_loss": losses,
         "mean_acceptance_length": found.summary.mean_acceptance_length,
@@ -227,10 +228,8 @@ def _train(
 def _accepted(target: DecoderLM, draft: DecoderLM, prompts: np.ndarray) -> Acceptance:
     """Greedy acceptance over 64 tokens."""
     drafter = ModelDrafter(lm=draft)
-    return require_texts(
-        measure_acceptance(
-            target, drafter, prompts, num_tokens=64, num_draft_tokens=NUM_DRAFT_TOKENS, sampling=Sampling()
-        )
+    return measure_acceptance(
+        target, drafter, prompts, num_tokens=64, num_draft_tokens=NUM_DRAFT_TOKENS, sampling=Sampling()
     )
 
 

@@ -12,10 +12,13 @@ class Stopped(KeyboardInterrupt):
 
 @final
 class Stopping:
-    """Notes SIGTERM and Ctrl-C while it is entered; the second one ends the process as usual."""
+    """Notes SIGTERM and Ctrl-C while it is entered; the second one ends the process as usual, unless it is ``patient``.
 
-    def __init__(self) -> None:
-        self.asked = False
+    Under torchrun a single Ctrl-C comes twice, from the terminal and from torchrun, which itself ends who takes long.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.asked, self.patient = False, patient
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> "Stopping":
@@ -28,7 +31,8 @@ class Stopping:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        self._restore()
+        if not self.patient:
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._former.items():

@@ -270,8 +270,8 @@ def _learned(batch: TrainBatch) -> Tensor:
 
 
 def num_learned(batch: TrainBatch) -> Tensor:
-    """How many tokens a loss counts, a float64 scalar."""
-    return _learned(batch).sum().double()
+    """How many tokens a loss counts, a scalar."""
+    return _learned(batch).sum()
 
 
 def _on_text(name: str, logits: Tensor, batch: TrainBatch) -> _Term:

@@ -87,7 +87,7 @@ class Trainer:
         self.strategy.on_main(lambda: self.folder.mkdir(parents=True, exist_ok=True))
         self._resume()
         with ExitStack() as stack:
-            stop = stack.enter_context(Stopping())
+            stop = stack.enter_context(Stopping(patient=self.strategy.world > 1))
             shown = self.strategy.main
             steps = self.config.schedule.steps
             progress = stack.enter_context(TrainProgress(total=steps, done=self.step, shown=shown))
@@ -111,12 +111,14 @@ class Trainer:
     def advance(self, progress: TrainProgress, *, stopping: bool = False) -> float | None:
         """One step, and its loss per learned token. Unless any process is ``stopping``: then nothing, and None."""
         parts = self._parts()
-        counts = torch.stack([num_learned(batch) for _, batch in parts]).sum()
-        learned, asked = self.strategy.total(torch.stack((counts, torch.tensor(float(stopping)).double()))).tolist()
+        counts = torch.stack([num_learned(batch) for _, batch in parts]).sum().double()
+        learned, asked = self.strategy.total(
+            torch.stack((counts, torch.tensor(float(stopping), dtype=torch.float64)))
+        ).tolist()
         if asked:
             return None
         results = [self._learn(part, learned, last=index == len(parts) - 1) for index, part in enumerate(parts)]
-        loss = float(self.strategy.total(torch.stack([result.loss.detach().double() for result in results]).sum()))
+        loss = float(self.strategy.total(torch.stack([_on_host(result.loss) for result in results]).sum()))
         loss /= max(learned, 1)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optimiser.clip)
         norm = float(self.strategy.whole(norm))
@@ -194,7 +196,7 @@ class Trainer:
     def _log_step(self, loss: float, norm: float, results: Sequence[Result], progress: TrainProgress) -> None:
         values = {"loss": loss, "gradient_norm": norm, "learning_rate": self.optimizer.param_groups[0]["lr"]}
         for name in results[0].measures:
-            sums = self.strategy.total(torch.stack([result.measures[name].double() for result in results]).sum(0))
+            sums = self.strategy.total(torch.stack([_on_host(result.measures[name]) for result in results]).sum(0))
             means = (sums[0] / sums[1].clamp(min=1e-9)).tolist()
             names = [name] if len(means) == 1 else [f"{name}.{depth + 1}" for depth in range(len(means))]
             values.update(zip(names, means, strict=True))
@@ -251,6 +253,10 @@ def _moved(batch: TrainBatch, device: torch.device) -> TrainBatch:
     hidden = None if batch.hidden is None else {tap: state.to(device) for tap, state in batch.hidden.items()}
     tokens, learned = (value.to(device, non_blocking=True) for value in (batch.tokens, batch.learned))
     return replace(batch, tokens=tokens, learned=learned, segment=segment, hidden=hidden)
+
+
+def _on_host(value: Tensor) -> Tensor:
+    return value.detach().cpu().double()  # some accelerators have no float64
 
 
 def _not_finite(rows: Tensor) -> list[int]:

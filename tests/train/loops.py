@@ -1,0 +1,83 @@
+"""Tiny runs of the loop, and what they leave."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.train.config import LoopConfig
+from paceline.train.data import Crops
+from paceline.train.tasks import NextToken
+from paceline.train.trainer import Score, Trainer
+from paceline.train.validation import text_loss
+from tests import tiny
+from tests.train.runs import corpus
+
+
+def options(steps=12, *, rate=1e-2, warmup=3, dropout=0.0, checkpoint_every=5, keep=2, **fields):
+    return LoopConfig.model_validate(
+        {
+            "schedule": {"steps": steps, "warmup": warmup},
+            "optimiser": {"learning_rate": rate, "dropout": dropout},
+            "checkpoints": {"every": checkpoint_every, "keep": keep},
+            "log_every": 2,
+            "validate_every": 4,
+            **fields,
+        }
+    )
+
+
+def trainer(folder, **fields):
+    """A tiny run; everything about it is a function of its arguments."""
+    config = options(**fields)
+    model = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=1, initializer_range=0.05))
+    model.dropout = config.optimiser.dropout
+    crops = Crops([(corpus(0), 1.0)], rows=4, length=16, seed=1)
+    held_out = Crops([(corpus(1), 1.0)], rows=4, length=16, seed=2)
+
+    def validate(task):
+        return Score(value=-text_loss(task.model, held_out))
+
+    task = NextToken(model=model)
+    return Trainer(task=task, batches=crops, config=config, folder=folder, validate=validate)
+
+
+class Cut(Exception):
+    """The power fails."""
+
+
+def run_until(run, step):
+    """Train, and fail just before the update of ``step``."""
+    batches = run.batches
+
+    class Failing:
+        rows = batches.rows
+
+        def batch(self, number, rows):
+            if number == step:
+                raise Cut
+            return batches.batch(number, rows)
+
+    run.batches = Failing()
+    with pytest.raises(Cut):
+        run.run()
+
+
+def weights(folder):
+    last = max((folder / "checkpoints").glob("*"))
+    return load_file(last / "state.safetensors")
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def without_speed(folder):
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines(folder)]
