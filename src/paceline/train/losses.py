@@ -48,7 +48,7 @@ def divergence(laws: Laws) -> Tensor:
 
 
 def total_variation(laws: Laws) -> Tensor:
-    """Half the sum of |p - q|: the share of drafts that is refused."""
+    """Half the sum of abs(p - q): the share of drafts that is refused."""
     return 0.5 * (laws.own.exp() - laws.wanted.exp()).abs().sum(-1)
 
 
