@@ -5,7 +5,17 @@ import pytest
 from tests.mutants import MUTANTS
 from tests.mutants.apply import kill
 
-FAMILIES = ("api/", "constraints/", "core/", "drafters/", "engine/", "models/cpu/", "verifiers/")
+FAMILIES = (
+    "api/",
+    "constraints/",
+    "core/",
+    "drafters/",
+    "engine/",
+    "heads/",
+    "models/cpu/",
+    "models/fingerprint",
+    "verifiers/",
+)
 FEW = 1  # of each family: a run of a mutant takes ten seconds
 BUILT = "models/cpu/kernel/"  # these are compiled first, and take a minute
 
