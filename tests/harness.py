@@ -3,6 +3,8 @@
 import importlib
 from dataclasses import dataclass, fields
 
+import pytest
+
 from paceline.core.cache import View
 from paceline.core.plan import Fixed
 from paceline.core.request import Processing, Request
@@ -44,6 +46,26 @@ def pairs():
             except ValueError:
                 continue
             found.append((drafter, verifier))
+    return found
+
+
+def cases(some=None):
+    """The pairs, or ``some`` of them, as parameters. Of drafters that draw alike each rule soon takes one in turn.
+
+    Under coupled all run soon; the pairs that are left are slow.
+    """
+    _, target = tiny.target()
+    some = pairs() if some is None else some
+    groups = {}
+    for drafter, _ in some:
+        group = groups.setdefault(tiny_drafter(drafter, target).draws, [])
+        group += [drafter] if drafter not in group else []
+    found = []
+    for drafter, verifier in some:
+        group = next(group for group in groups.values() if drafter in group)
+        turn = group[VERIFIERS.builtin.index(verifier) % len(group)]
+        soon = verifier == "coupled" or drafter == turn
+        found.append(pytest.param(drafter, verifier, marks=[] if soon else [pytest.mark.slow]))
     return found
 
 

@@ -162,7 +162,7 @@ def holds(drafter, verifier, options):
     assert drafter == "none" or not VERIFIERS.find(verifier).same_tokens or seen["measured"]
 
 
-@pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
+@pytest.mark.parametrize(("drafter", "verifier"), harness.cases())
 def test_greedy_tokens_are_the_references_whatever_happens_around_them(drafter, verifier):
     holds(drafter, verifier, GREEDY)
 

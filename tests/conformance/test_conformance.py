@@ -12,6 +12,7 @@ from paceline.core.batch import Finish
 from paceline.drafters import DRAFTERS
 from tests import tiny
 from tests.harness import (
+    cases,
     decoder_for,
     expected,
     finish,
@@ -27,7 +28,7 @@ from tests.harness import (
 K = 3
 PAIRS = pairs()
 PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [60, 0], [17, 4, 33, 17, 4])
-every_pair = pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
+every_pair = pytest.mark.parametrize(("drafter", "verifier"), cases())
 every_drafter = pytest.mark.parametrize("drafter", DRAFTERS.builtin)
 
 
