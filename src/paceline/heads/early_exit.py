@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.heads.base import DraftHead, HeadConfig, Unrolled
+from paceline.heads.parts import load_parts, own_parts
 from paceline.heads.recycle import Recycle
 from paceline.models.decoder import DecoderLM
 
@@ -79,31 +80,24 @@ class EarlyExitHead(DraftHead):
         """Where the target is left, and its last layer if that is recycled."""
         return (self.options.exit_layer, self.num_layers) if self.recycle is not None else (self.options.exit_layer,)
 
+    @property
+    def own(self) -> dict[str, nn.Module]:
+        """The parts that are not the target's."""
+        own: dict[str, nn.Module] = {"blocks": self.decoder.blocks}
+        if self.recycle is not None:
+            own["recycle"] = self.recycle
+        if self.options.own_norm:
+            own["norm"] = self.decoder.norm
+        if self.options.own_head:
+            assert self.decoder.head is not None
+            own["head"] = self.decoder.head
+        return own
+
     def own_state(self) -> dict[str, Tensor]:
-        parts: dict[str, nn.Module | None] = {"blocks": self.decoder.blocks, "recycle": self.recycle}
-        parts["norm"] = self.decoder.norm if self.options.own_norm else None
-        parts["head"] = self.decoder.head if self.options.own_head else None
-        return {
-            f"{name}.{own}": tensor
-            for name, part in parts.items()
-            if part is not None
-            for own, tensor in part.named_parameters()
-        }
+        return own_parts(self.own)
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        own = self.own_state()
-        missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        if missing or extra:
-            raise ValueError(f"tensors do not fit this head: missing {missing[:3]}, unexpected {extra[:3]}")
-        for name, tensor in own.items():
-            if state[name].shape != tensor.shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(state[name].shape)}, this head's configuration asks for "
-                    f"{tuple(tensor.shape)}: give the files that belong to it"
-                )
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(state[name])
+        load_parts(self.own, state)
 
     def unroll(
         self,
