@@ -94,12 +94,14 @@ def looping_target(seed=12):
 
 
 def noisy(model, scale, seed=3):
-    """Our decoder with noise on its weights: the oracle draft, right often but not always."""
+    """A model of any kind with noise on its weights: the oracle draft, right often but not always."""
     generator = torch.Generator().manual_seed(seed)
+    other = type(model)(model.config)  # not a copy: fake weights have none
     state = {}
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         state[name] = parameter + scale * parameter.std() * noise.to(parameter.dtype)
-    other = DecoderLM(model.config)
-    other.load_state_dict(state, assign=True)
+    other.load_state_dict(state, assign=True, strict=False)  # tied weights have one name
+    if not isinstance(model, DecoderLM):
+        other.tie_weights()
     return other.requires_grad_(False).eval()

@@ -10,7 +10,7 @@ from paceline.api import SamplingParams, generate, load
 from paceline.api.session import Session
 from paceline.verifiers import VERIFIERS
 from tests.api.checkpoints import pair
-from tests.harness import pairs
+from tests.harness import cases, pairs, tiny_drafter
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
@@ -43,14 +43,17 @@ def fed(monkeypatch, target):
     return counts
 
 
-CASES = [(name, verifier, GREEDY) for name, verifier in pairs()] + [
-    (name, verifier, SAMPLED) for name, verifier in pairs() if VERIFIERS.find(verifier).same_tokens
+SAME = [pair for pair in pairs() if VERIFIERS.find(pair[1]).same_tokens]
+CASES = [
+    pytest.param(*case.values, params, marks=case.marks)
+    for some, params in ((None, GREEDY), (SAME, SAMPLED))
+    for case in cases(some)
 ]
 
 
 @pytest.mark.parametrize(("name", "verifier", "params"), CASES)
 def test_a_turn_equals_one_call_over_the_whole_text(target, name, verifier, params):
-    drafter = pair().draft if name == "model" else name
+    drafter = tiny_drafter(name, target.lm)
     session = Session(target, drafter=drafter, verifier=verifier)
     text = []
     for said in ("def add(first, second):", "\n    return", [7, 8, 9], "for item in items:"):
