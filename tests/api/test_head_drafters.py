@@ -9,6 +9,7 @@ import paceline
 from paceline.api.build import build_drafter
 from paceline.api.loading import load
 from paceline.cli import run
+from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.linear_prophet import LinearProphetDrafter
 from paceline.drafters.prophet import ProphetDrafter
 from paceline.heads.files import save_head
@@ -19,7 +20,8 @@ from paceline.models.fingerprint import fingerprint
 from tests.api.checkpoints import pair
 from tests.heads.test_prophet import make
 
-KINDS = {"prophet": ProphetDrafter, "linear_prophet": LinearProphetDrafter}
+KINDS = {"early_exit": EarlyExitDrafter, "prophet": ProphetDrafter, "linear_prophet": LinearProphetDrafter}
+SIZES = {"early_exit": {"exit_layer": 1}}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 PROMPT = [7, 3, 5, 7, 3, 5, 7]
 PARAMS = paceline.SamplingParams(max_tokens=16, temperature=0.8, seed=3)
@@ -31,7 +33,8 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("heads")
     target = load(pair().target, device="cpu").lm
     for kind in KINDS:
-        save_head(make(kind, target), root / kind, target_name=str(pair().target), fingerprint=fingerprint(target))
+        head = make(kind, target, **SIZES.get(kind, {}))
+        save_head(head, root / kind, target_name=str(pair().target), fingerprint=fingerprint(target))
     return root
 
 
@@ -84,7 +87,7 @@ def test_a_head_of_another_target_is_refused_by_both_names(folder):
         build_drafter(folder / "prophet", target=target)
 
 
-@pytest.mark.parametrize("name", ["prophet", "linear_prophet", "prophet:width=4"])
+@pytest.mark.parametrize("name", [*KINDS, "prophet:width=4"])
 def test_a_bare_name_says_that_a_directory_is_needed(name):
     target = load(pair().target, device="cpu")
     with pytest.raises(ValueError, match=r"drafter '\w+' needs a head .*: give the head's directory instead of"):

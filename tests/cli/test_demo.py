@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.api import load
 from paceline.bench.suites import PYTHON_PROMPTS
 from paceline.cli import run
 from paceline.drafters import DRAFTERS
+from paceline.heads.files import save_head
+from paceline.models.fingerprint import fingerprint
 from tests.api.checkpoints import other_vocabulary, pair
+from tests.heads.test_prophet import make
 
 TOKENS = 14
 
@@ -58,7 +62,25 @@ def test_difference_in_the_shown_runs_alone_makes_the_demo_fail(capsys, monkeypa
     assert re.search(r"DIFFERENT from token 5\d on", capsys.readouterr().out)
 
 
-def test_embedded_pair_is_the_default(capsys, monkeypatch):
+@pytest.fixture
+def heads(tmp_path):
+    """Directories of heads of the pair's target, by their kinds."""
+    target = load(pair().target, device="cpu").lm
+    for kind, sizes in (("early_exit", {"exit_layer": 1}), ("prophet", {})):
+        head = make(kind, target, **sizes)
+        save_head(head, tmp_path / kind, target_name="target", fingerprint=fingerprint(target))
+    return {kind: tmp_path / kind for kind in ("early_exit", "prophet")}
+
+
+def test_heads_of_a_target_are_timed_where_they_are_given(capsys, heads):
+    assert demo(*of_pair(), "--head", heads["prophet"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^ ?prophet +\d+ ", out, re.MULTILINE) and "early exit" not in out
+    assert demo("--target", pair().draft, "--draft", pair().draft, "--head", heads["prophet"]) == 2
+    assert "is a head of target" in capsys.readouterr().err
+
+
+def test_embedded_pair_is_the_default(capsys, monkeypatch, heads):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "demo" / "src"))
     monkeypatch.delitem(sys.modules, "paceline_demo", raising=False)
     import paceline_demo
@@ -67,8 +89,14 @@ def test_embedded_pair_is_the_default(capsys, monkeypatch):
     assert paceline_demo.draft() == Path(paceline_demo.__file__).parent / "draft"
     monkeypatch.setattr(paceline_demo, "target", lambda: pair().target)
     monkeypatch.setattr(paceline_demo, "draft", lambda: pair().draft)
+    assert paceline_demo.early_exit().parent == paceline_demo.prophet().parent == Path(paceline_demo.__file__).parent
+    monkeypatch.setattr(paceline_demo, "early_exit", lambda: heads["early_exit"])
+    monkeypatch.setattr(paceline_demo, "prophet", lambda: heads["prophet"])
     assert demo() == 0
-    assert "All tokens are identical" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "All tokens are identical" in out
+    for name in ("early exit", "prophet"):
+        assert re.search(rf"^ ?{name} +\d+ \(\d+-\d+\) +\d\.\d\d ", out, re.MULTILINE), name
 
 
 REFUSED = {

@@ -1,4 +1,4 @@
-"""Two small language models of Python source as package data. Contains no code but where they lie."""
+"""Two small language models of Python source, and heads of the larger one, as package data: only where they lie."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +12,16 @@ def target() -> Path:
 def draft() -> Path:
     """Directory of its draft model."""
     return _directory("draft")
+
+
+def early_exit() -> Path:
+    """Directory of the target's early exit."""
+    return _directory("early_exit")
+
+
+def prophet() -> Path:
+    """Directory of the target's prophet."""
+    return _directory("prophet")
 
 
 def _directory(name: str) -> Path:

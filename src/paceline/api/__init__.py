@@ -1,7 +1,7 @@
 """The Python interface: load a checkpoint, generate from it with any drafter, score texts with it."""
 
 from paceline.api.build import build_drafter, build_verifier
-from paceline.api.embedded import embedded_pair
+from paceline.api.embedded import embedded_heads, embedded_pair
 from paceline.api.engine import Engine
 from paceline.api.generate import generate, stream
 from paceline.api.generation_config import from_generation_config
@@ -30,6 +30,7 @@ __all__ = [
     "TextScore",
     "build_drafter",
     "build_verifier",
+    "embedded_heads",
     "embedded_pair",
     "from_generation_config",
     "generate",

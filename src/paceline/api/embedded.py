@@ -1,15 +1,26 @@
-"""Where the embedded pair of models lies, if its package is installed."""
+"""Where the embedded pair of models and its heads lie, if their package is installed."""
 
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 
 def embedded_pair() -> tuple[Path, Path]:
     """Directories of the target and the draft in ``paceline-demo``. Raises ValueError if it is not installed."""
+    package = _package()
+    return package.target(), package.draft()
+
+
+def embedded_heads() -> tuple[Path, Path]:
+    """Directories of the target's early exit and of its prophet. Raises ValueError as ``embedded_pair`` does."""
+    package = _package()
+    return package.early_exit(), package.prophet()
+
+
+def _package() -> ModuleType:
     try:
-        package = import_module("paceline_demo")
+        return import_module("paceline_demo")
     except ModuleNotFoundError as error:
         raise ValueError(
             "the embedded models are not installed: run pip install 'paceline[demo]', or give --target DIR --draft DIR"
         ) from error
-    return package.target(), package.draft()

@@ -61,6 +61,10 @@ def paceline(
 def demo(
     target: Annotated[Path | None, typer.Option(help="Target model directory instead of the embedded one.")] = None,
     draft: Annotated[Path | None, typer.Option(help="Draft model directory instead of the embedded one.")] = None,
+    head: Annotated[
+        list[Path] | None,
+        typer.Option(help="Head of the target, to be timed too; may be repeated.", show_default=False),
+    ] = None,
     num_draft_tokens: Annotated[int, typer.Option(help="Tokens drafted per step.")] = 5,
     max_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 96,
     threads: Annotated[int, typer.Option(help="Threads; the embedded models are too small for more than one.")] = 1,
@@ -80,7 +84,12 @@ def demo(
     """
     return (
         COMMANDS.find("demo")(
-            target=target, draft=draft, num_draft_tokens=num_draft_tokens, max_tokens=max_tokens, threads=threads
+            target=target,
+            draft=draft,
+            heads=head or (),
+            num_draft_tokens=num_draft_tokens,
+            max_tokens=max_tokens,
+            threads=threads,
         )
     ).run()
 

@@ -1,13 +1,24 @@
 """The command ``paceline demo``: the same text twice, compared and timed. Decodes through the API and prints."""
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from paceline.api import Loaded, Result, SamplingParams, build_drafter, embedded_pair, generate, load, stream
+from paceline.api import (
+    Loaded,
+    Result,
+    SamplingParams,
+    build_drafter,
+    embedded_heads,
+    embedded_pair,
+    generate,
+    load,
+    stream,
+)
 from paceline.api.build import DrafterLike
 from paceline.bench.machine import describe
 from paceline.bench.own import decoding
@@ -31,6 +42,7 @@ class Demo:
 
     target: Path | None
     draft: Path | None
+    heads: Sequence[Path]
     num_draft_tokens: int
     max_tokens: int
     threads: int
@@ -47,6 +59,7 @@ class Demo:
         console = Console(highlight=False)
         target, draft = (load(path, dtype=DTYPE) for path in self._pair())
         drafter = build_drafter(draft, target=target)
+        heads = {_name_of(path): build_drafter(path, target=target) for path in self._heads()}
         header = f"target: {_describe(target)}\ndraft:  {_describe(draft)}\n{describe()}\n"
         console.print(header, soft_wrap=True, markup=False)
         print_legend(console)
@@ -58,7 +71,8 @@ class Demo:
             (fast,) = self._show(console, target, drafter, prompt)
             seconds += time.perf_counter() - start
             equal.append(_compare(console, plain, fast))
-        comparison = self._measure(console, target, drafter, seconds / len(PYTHON_PROMPTS) / self.max_tokens)
+        drafters: dict[str, DrafterLike] = {"plain": None, "ngram": "ngram", "draft model": drafter, **heads}
+        comparison = self._measure(console, target, drafters, seconds / len(PYTHON_PROMPTS) / self.max_tokens)
         same = all(equal) and all(measured.identical for measured in comparison.measured)
         console.print(
             "All tokens are identical: drafting changed the time, not the text."
@@ -79,6 +93,9 @@ class Demo:
             raise ValueError("give both --target and --draft, or neither for the embedded pair")
         return embedded_pair()
 
+    def _heads(self) -> Sequence[Path]:
+        return self.heads if self.heads or self.target is not None else embedded_heads()
+
     def _show(self, console: Console, target: Loaded, drafter: Drafter, prompt: str) -> list[Result]:
         """The speculative run, printed as it comes."""
         pieces = stream(
@@ -93,12 +110,13 @@ class Demo:
             printer.end()
         return pieces.results()
 
-    def _measure(self, console: Console, target: Loaded, drafter: Drafter, per_token: float) -> Comparison:
+    def _measure(
+        self, console: Console, target: Loaded, drafters: Mapping[str, DrafterLike], per_token: float
+    ) -> Comparison:
         """The table; ``per_token`` is what a token took in a plain and a drafted run together, in seconds."""
         tokens = min(TABLE_TOKENS, self.max_tokens)
-        one_pass = 1.5 * per_token * tokens * len(PYTHON_PROMPTS)  # a third configuration comes on top
+        one_pass = per_token * tokens * len(PYTHON_PROMPTS) * len(drafters) / 2
         repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(TABLE_SECONDS / one_pass) - 1))
-        drafters: dict[str, DrafterLike] = {"plain": None, "ngram": "ngram", "draft model": drafter}
         configurations = [
             decoding(
                 name,
@@ -121,6 +139,11 @@ class Demo:
                 f"{looping} of {len(PYTHON_PROMPTS)} texts mostly repeat themselves, which flatters drafters."
             )
         return comparison
+
+
+def _name_of(head: Path) -> str:
+    """What the table calls a head: its directory, in words."""
+    return head.name.replace("_", " ")
 
 
 def _describe(loaded: Loaded) -> str:
