@@ -12,8 +12,11 @@ from paceline.bench.suites import choose
 from paceline.bench.sweep import Cell, run_sweep
 from paceline.cli import run
 from paceline.cli.bench_inputs import read_counts
+from paceline.heads.files import save_head
+from paceline.models.fingerprint import fingerprint as fingerprint_of
 from tests.api.checkpoints import VOCAB, pair
 from tests.bench.programs import DEADLY, vllm_python
+from tests.heads.test_prophet import make
 
 SMALL = ("--num-prompts", 2, "--max-tokens", 8, "--repeats", 1, "--attempts", 1, "--no-html", "--dtype", "float64")
 
@@ -67,6 +70,21 @@ def test_quantised_models_have_their_limits(raw):
     assert [conditions["work"][name]["quantization"] for name in ("target", "draft")] == ["int8", "int4"]
     (record,) = cells_of(raw)
     assert limit_of(record, conditions, Cell(**record["cell"])) > 0
+
+
+def test_heads_are_timed_under_their_own_names(raw, tmp_path, capsys):
+    target = load(pair().target, device="cpu").lm
+    folders = [tmp_path / "a" / "ours", tmp_path / "b" / "ours"]
+    for folder in folders:
+        save_head(make("prophet", target), folder, target_name="target", fingerprint=fingerprint_of(target))
+    assert bench(raw, "--drafter", folders[0], "--k", "2") == 0
+    (record,) = cells_of(raw)
+    assert record["cell"]["drafter"] == "ours" and sum(record["texts"][0]["counts"]["drafted"]) > 0
+    begun = next(record for record in map(json.loads, raw.read_text().splitlines()) if record["kind"] == "run")
+    assert [head["name"] for head in begun["conditions"]["heads"]] == ["ours"]
+    capsys.readouterr()
+    assert bench(raw, "--drafter", folders[0], "--drafter", folders[1]) == 2
+    assert "another head is called so too" in capsys.readouterr().err
 
 
 def test_running_it_again_measures_what_is_missing(raw):

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,7 +27,8 @@ from paceline.models.decoder import DecoderLM
 class ModelBench:
     """One target, one draft if there is one, the prompts, and the peers; these load when a cell asks for them.
 
-    ``target_path`` and ``draft_path`` are the directories that peers load.
+    ``target_path`` and ``draft_path`` are the directories that peers load, ``heads`` those of the target's heads by the
+    names that cells have for them.
     """
 
     target: Loaded
@@ -37,6 +38,7 @@ class ModelBench:
     prompts: Sequence[Sequence[int]]
     seed: int
     peers: Sequence[Peer] = ()
+    heads: Mapping[str, Path] = field(default_factory=dict[str, Path])
 
     def plain(self, name: str, cell: Cell) -> Configuration:
         """Plain decoding of the same prompts."""
@@ -82,7 +84,7 @@ class ModelBench:
     def _drafter(self, cell: Cell) -> DrafterLike:
         num_nodes = nodes_of(cell.drafter)
         if num_nodes is None:
-            return self.draft if cell.drafter == MODEL else cell.drafter
+            return self.draft if cell.drafter == MODEL else self.heads.get(cell.drafter, cell.drafter)
         assert self.draft is not None
         shape = shape_of(num_nodes, cell.num_draft_tokens)
         return DRAFTERS.find("model")(lm=runnable(self.draft), shape=shape)

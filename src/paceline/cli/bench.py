@@ -28,6 +28,7 @@ from paceline.cli.bench_inputs import (
     ChosenPrompts,
     check_peer_counts,
     choose_prompts,
+    find_heads,
     read_counts,
     read_peer_counts,
     read_temperatures,
@@ -154,16 +155,19 @@ class Bench:
             raise ValueError("--suite, --prompt-file and --questions: give one of them")
         drafts = self.target is None or self.draft is not None
         default = [MODEL] if self.grid and drafts else ["ngram", *([MODEL] if drafts else [])]
-        drafters = self.drafters or default
+        heads = find_heads(self.drafters or ())
+        names = {str(path): name for name, path in heads.items()}
+        drafters = [names.get(name, name) for name in self.drafters or default]
         if self.trees is not None and not drafts:
             raise ValueError(f"--tree {self.trees}: trees are drafted by a model; give --draft DIR")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"--top-p {self.top_p:g}: give more than 0 and at most 1")
         named = [name for name in DRAFTERS if name not in ("none", MODEL) and name not in HEADS]
-        known = named + ([MODEL] if drafts else [])
+        known = [*named, *([MODEL] if drafts else []), *heads]
         for name in drafters:
             if name not in known:
-                raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; model needs --draft DIR")
+                more = "model needs --draft DIR, and a head is given by its directory"
+                raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; {more}")
         lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if self.grid else (DRAFT_TOKENS, MAX_TOKENS)
         return Axes(
             drafters=list(dict.fromkeys(drafters)),
@@ -238,6 +242,7 @@ class Bench:
             draft_path=draft_path,
             prompts=chosen.tokens,
             seed=self.seed,
+            heads=find_heads(self.drafters or ()),
         )
         return bench, chosen
 
@@ -260,6 +265,7 @@ class Bench:
             **({} if self.draft_quantization is None else {"draft_quantization": self.draft_quantization}),
             "target": _identity(bench.target_path),
             "draft": draft,
+            **({"heads": [_identity(path) for path in bench.heads.values()]} if bench.heads else {}),
             **({} if works is None else {"work": {"target": asdict(works[0]), "draft": works[1] and asdict(works[1])}}),
             "suite": (self.suite or "code") if source is None else source.name,
             "prompts": {

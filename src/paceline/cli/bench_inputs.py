@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.api import Loaded
+from paceline.api.heads import is_head
 from paceline.api.prompts import Prompt, encode
 from paceline.bench.suites import categories_of, choose, prompts_of, read_questions
 from paceline.cli.prompts import read_prompts
@@ -54,6 +55,16 @@ def choose_prompts(
         tokens=[encode(target, prompts[at], name=f"prompt {at}") for at in order],
         categories=None if categories is None else [categories[at] for at in order],
     )
+
+
+def find_heads(drafters: Sequence[str]) -> dict[str, Path]:
+    """The directories of heads among ``drafters``, by their own names. Raises ValueError where two have one name."""
+    found: dict[str, Path] = {}
+    for path in (Path(name) for name in dict.fromkeys(drafters) if is_head(name)):
+        if path.resolve().name in found:
+            raise ValueError(f"--drafter {path}: another head is called so too; give directories of different names")
+        found[path.resolve().name] = path
+    return found
 
 
 def read_counts(text: str, *, option: str) -> list[int]:

@@ -26,7 +26,8 @@ def run(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drafter by name; may be repeated. The draft model, called model, and ngram by default.",
+            help="Drafter by name, or a head's directory; may be repeated. The draft model, called model, and ngram by "
+            "default.",
             rich_help_panel=WHAT,
         ),
     ] = None,
