@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options bench-gpu endurance rank-verifiers laws laws-long divergence mutants fuzz docs docs-outputs demo-models clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options bench-gpu endurance rank-verifiers laws laws-long divergence mutants fuzz docs docs-outputs demo-models demo-heads clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -109,6 +109,13 @@ docs-outputs: $(STAMP)  ## Run every command that the documentation shows and pu
 
 demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU; resumable)
 	$(BIN)/python -m paceline.train.demo_models build/demo-models
+
+# Written to build/heads/run/early_exit and .../prophet, which the package has under demo/src/paceline_demo.
+demo-heads: $(STAMP)  ## Train the heads of the embedded target again (half an hour on two cores; resumable)
+	mkdir -p build/heads
+	$(BIN)/paceline data regenerate demo/recipes/texts.yaml --model $(PAIR)/target --dtype bfloat16 --num-prompts 3072 \
+	  --batch-size 64 --output build/heads/own.npy
+	$(BIN)/paceline train demo/recipes/heads.yaml
 
 clean:
 	rm -rf $(VENV) build docs/_build

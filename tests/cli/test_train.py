@@ -95,7 +95,7 @@ def log(output):
 
 def test_a_head_learns_to_draft_and_is_written_with_its_card(folder, tmp_path, capsys):
     output = tmp_path / "run"
-    path = recipe(folder, output, schedule={"steps": 60, "warmup": 2})
+    path = recipe(folder, output, schedule={"steps": 60, "warmup": 2}, card={"license": "mit", "note": "Made up."})
     assert train(path) == 0
     said = capsys.readouterr().out
     assert f"trained into {output}" in said and "validation.last.greedy.tokens_per_step" in said
@@ -103,7 +103,7 @@ def test_a_head_learns_to_draft_and_is_written_with_its_card(folder, tmp_path, c
     assert head.kind == "last" and head.config.depth == 2
     card = (output / "last" / "README.md").read_text()
     assert "tokens per step, greedy, k = 3 (95 % interval)" in card and "held_out.npy" in card
-    assert "learning_rate: 0.3" in card
+    assert "learning_rate: 0.3" in card and "license: mit" in card and "## Data\n\nMade up.\n\n" in card
     target = load(folder / "target")
     ideal = LastHead(LastConfig(), tiny.VOCAB)
     ideal.table.weight.data = target.causal(torch.arange(tiny.VOCAB)[:, None]).logits[:, 0]

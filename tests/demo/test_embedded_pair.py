@@ -8,12 +8,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import paceline
-from paceline.api import SamplingParams, embedded_pair, generate, load, total
+from paceline.api import SamplingParams, embedded_heads, embedded_pair, generate, load, total
 from paceline.bench.suites import PYTHON_PROMPTS
 from paceline.text.loops import is_looping
 from paceline.train.data import HELD_OUT
 
 TARGET, DRAFT = embedded_pair()
+HEADS = embedded_heads()
 PACKAGE = TARGET.parent
 TEXT = (
     "def greet(name):\n    '''Say hello: \u00e9\u00df\u6f22\U0001f600.'''\n"
@@ -69,12 +70,21 @@ def test_transformers_reads_the_same_tokens_and_logits(directory, pair):
     assert own.eos == (0,)
 
 
-def test_drafting_changes_nothing_and_is_accepted(pair):
+@pytest.mark.parametrize("directory", HEADS, ids=lambda path: path.name)
+def test_each_head_ships_whole_and_is_about_a_megabyte(directory):
+    assert {path.name for path in directory.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    assert sum(path.stat().st_size for path in directory.iterdir()) < 1.5 * 10**6
+    card = (directory / "README.md").read_text(encoding="utf-8")
+    assert "tokens per step, greedy, k = 5" in card and "PSF" in card
+
+
+@pytest.mark.parametrize("given", ["draft", *HEADS], ids=lambda given: getattr(given, "name", given))
+def test_drafting_changes_nothing_and_is_accepted(given, pair):
     """Acceptance on our own prompts, which neither model has seen, at least the recorded value."""
-    target, draft = pair
+    target, draft = pair[0], pair[1] if given == "draft" else given
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     plain = generate(target, PYTHON_PROMPTS, params)
-    fast = generate(target, PYTHON_PROMPTS, params, drafter=draft)
+    fast = generate(target, PYTHON_PROMPTS, params, drafter=draft, num_draft_tokens=5)
     assert [r.tokens for r in fast] == [r.tokens for r in plain]
     sound = [r for r in fast if not is_looping(r.tokens)]
     assert len(sound) >= 3
@@ -88,6 +98,6 @@ def test_the_same_seed_gives_the_same_text_with_any_drafter(pair):
     params = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95, seed=3)
     texts = [
         [r.tokens for r in generate(target, PYTHON_PROMPTS[:3], params, drafter=drafter)]
-        for drafter in (None, "ngram", draft)
+        for drafter in (None, "ngram", draft, *HEADS)
     ]
-    assert texts[0] == texts[1] == texts[2]
+    assert all(text == texts[0] for text in texts)

@@ -154,6 +154,13 @@ class ValidationSection(Section):
     temperature: NonNegativeFloat = 1.0  # measured beside greedy; 0: greedy alone
 
 
+class CardSection(Section):
+    """What the model cards say that no run can find out."""
+
+    license: str | None = None  # an identifier of the Hub
+    note: str | None = None  # a paragraph about the data
+
+
 class LoopConfig(Section):
     """What the loop itself must know, whatever it trains."""
 
@@ -189,6 +196,7 @@ class TrainConfig(Section):
     checkpoints: CheckpointSection = CheckpointSection()
     loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     log_every: PositiveInt = 20
+    card: CardSection = CardSection()
     seed: int = Field(default=0, ge=0, lt=2**31)
     output: Path
 

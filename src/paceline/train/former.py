@@ -14,6 +14,7 @@ from paceline.train.data.manifest import MANIFEST_FILE, Manifest
 
 WAY_OUT = "give it back its former value, another output, or --fresh, which sets the former run aside"
 FREE = frozenset({"validation", "checkpoints", "loggers", "log_every", "output", "distributed", "device", "compile"})
+FREE |= {"card"}
 PARTS = ("checkpoints", "best", "log.jsonl", "config.yaml", MANIFEST_FILE)
 
 

@@ -56,12 +56,14 @@ def run_card(recipe: Recipe, *, name: str, target: str) -> str:
     base = target if drafts and recipe.config.target.path is not None else None
     tags = ["paceline", *(["speculative-decoding"] if drafts else [])]
     card = ModelCard.from_template(
-        ModelCardData(library_name="paceline", base_model=_as_hub_id(base), tags=tags),
+        ModelCardData(
+            library_name="paceline", license=recipe.config.card.license, base_model=_as_hub_id(base), tags=tags
+        ),
         template_str=TEMPLATE,
         name=name,
         role=DRAFTS.format(target=target) if drafts else LEARNED,
         measured=_measured(recipe, name),
-        data=_data(recipe.manifest),
+        data="\n\n".join(filter(None, (recipe.config.card.note, _data(recipe.manifest)))),
         version=__version__,
         commit=f", of commit {recipe.commit}," if recipe.commit else "",
         recipe=dump(recipe.config).strip(),
