@@ -1,6 +1,5 @@
 """The command: a whole run from a file, what it says of mistakes, and that a killed one goes on."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,39 +12,21 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
-from paceline.api import Engine, SamplingParams, total
-from paceline.api import load as load_api
-from paceline.cli import run
 from paceline.core.sampling import Sampling
 from paceline.drafters import DRAFTERS
 from paceline.heads import HEADS
 from paceline.heads.files import load_head
-from paceline.models.loading import load, save
-from paceline.text.loops import is_looping
+from paceline.models.loading import load
 from paceline.train.acceptance import measure_acceptance
-from paceline.train.config import read_train_config
-from paceline.train.run import Run
 from tests import tiny
 from tests.train.heads import LastConfig, LastDrafter, LastHead
-from tests.train.runs import corpus
-
-LENGTH = 24
+from tests.train.recipes import log, recipe, train, write_target
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A target whose next token depends on the last one alone, and texts of its vocabulary."""
-    root = tmp_path_factory.mktemp("train")
-    np.save(root / "train.npy", corpus(0))
-    np.save(root / "held_out.npy", corpus(1))
-    model, native = tiny.looping_target()
-    save(native, {**model.config.to_dict(), "eos_token_id": None}, root / "target", dtype=torch.float32)
-    words = {chr(97 + at): at for at in range(tiny.VOCAB)}
-    Tokenizer(WordLevel(words, unk_token="a")).save(str(root / "target" / "tokenizer.json"))
-    return root
+    return write_target(tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture(autouse=True)
@@ -54,43 +35,11 @@ def last_head(monkeypatch):
     monkeypatch.setitem(DRAFTERS.entries, "last", "tests.train.heads:LastDrafter")
 
 
-def recipe(root, output, **fields):
-    sources = [
-        {"kind": "tokens", "paths": [str(root / "train.npy")], "split": "train"},
-        {"kind": "tokens", "paths": [str(root / "held_out.npy")], "split": "validation"},
-    ]
-    whole = {
-        "target": {"path": str(root / "target")},
-        "heads": [{"kind": "last", "config": {"depth": 2}}],
-        "data": {"sources": sources, "validation": {"share": 0}, "cache": str(root / "cache")},
-        "batch": {"rows": 4, "length": LENGTH},
-        "optimiser": {"learning_rate": 0.3, "weight_decay": 0.0},
-        "schedule": {"steps": 20, "warmup": 2},
-        "precision": "fp32",
-        "validation": {"every": 10, "prompts": 8, "prompt_tokens": 4, "tokens": 16, "k": 3},
-        "checkpoints": {"every": 4},
-        "log_every": 1,
-        "output": str(output),
-        **fields,
-    }
-    path = output.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(whole))
-    return path
-
-
 def scratch(root, output, **fields):
     """A target alone, small and quick."""
     raw = tiny.llama(num_hidden_layers=1).config.to_dict()
     target = {"config": {name: raw[name] for name in raw if name not in ("dtype", "transformers_version")}}
     return recipe(root, output, target=target, heads=[], **fields)
-
-
-def train(path, *options):
-    return run(["train", str(path), *options])
-
-
-def log(output):
-    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
 def test_a_head_learns_to_draft_and_is_written_with_its_card(folder, tmp_path, capsys):
@@ -140,24 +89,6 @@ def test_a_draft_model_learns_from_the_target(folder, tmp_path):
     assert (output / "draft" / "tokenizer.json").read_text() == (folder / "target" / "tokenizer.json").read_text()
     accepted = [line["draft.acceptance"] for line in log(output) if "draft.acceptance" in line]
     assert accepted[-1] > accepted[0]
-
-
-def test_reported_acceptance_is_what_serving_gives(folder, tmp_path):
-    output = tmp_path / "run"
-    raw = {**yaml.safe_load((folder / "target" / "config.json").read_text()), "num_hidden_layers": 1}
-    fields = {"heads": [], "draft": {"config": raw}, "schedule": {"steps": 20}, "optimiser": {"learning_rate": 0.005}}
-    path = recipe(folder, output, **fields)
-    assert train(path) == 0
-    prompts = Run(config=read_train_config(path)).data.prompts(8, 4).tolist()
-    engine = Engine(load_api(folder / "target"), drafter=load_api(output / "draft"), num_draft_tokens=3, batch_size=8)
-    results = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
-    sound = [result for result in results if not is_looping(result.tokens)]
-    served = total(sound).mean_acceptance_length
-    name = "validation.draft.greedy"
-    kept = json.loads((max((output / "best").iterdir()) / "meta.json").read_text())["measures"]
-    assert kept[f"{name}.num_texts"] == len(sound) > 0
-    assert kept[f"{name}.low"] <= served <= kept[f"{name}.high"]
-    assert served == pytest.approx(kept[f"{name}.tokens_per_step"], rel=0.05)
 
 
 def test_a_target_and_a_head_learn_together(folder, tmp_path):

@@ -1,0 +1,46 @@
+"""What a run reports of acceptance is what serving gives, for every kind of head."""
+
+import json
+
+import pytest
+import yaml
+
+from paceline.api import Engine, SamplingParams, load, total
+from paceline.text.loops import is_looping
+from paceline.train.config import read_train_config
+from paceline.train.run import Run
+from tests.train.recipes import recipe, train, write_target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("train"))
+
+
+SERVED = {
+    "draft": {},
+    "early_exit": {"exit_layer": 1},
+    "prophet": {"width": 16, "depth": 3},
+    "linear_prophet": {"depth": 3},
+}
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_reported_acceptance_is_what_serving_gives(kind, folder, tmp_path):
+    output = tmp_path / "run"
+    raw = {**yaml.safe_load((folder / "target" / "config.json").read_text()), "num_hidden_layers": 1}
+    learns = {"draft": {"config": raw}, "heads": []} if kind == "draft" else {}
+    learns = learns or {"heads": [{"kind": kind, "config": SERVED[kind]}]}
+    fields = {**learns, "schedule": {"steps": 40}, "optimiser": {"learning_rate": 0.005}}
+    path = recipe(folder, output, **fields)
+    assert train(path) == 0
+    prompts = Run(config=read_train_config(path)).data.prompts(8, 4).tolist()
+    engine = Engine(load(folder / "target"), drafter=output / kind, num_draft_tokens=3, batch_size=8)
+    results = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
+    sound = [result for result in results if not is_looping(result.tokens)]
+    served = total(sound).mean_acceptance_length
+    name = f"validation.{kind}.greedy"
+    kept = json.loads((max((output / "best").iterdir()) / "meta.json").read_text())["measures"]
+    assert kept[f"{name}.num_texts"] == len(sound) > 0
+    assert kept[f"{name}.low"] <= served <= kept[f"{name}.high"]
+    assert served == pytest.approx(kept[f"{name}.tokens_per_step"], rel=0.05)
