@@ -111,7 +111,7 @@ demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU
 	$(BIN)/python -m paceline.train.demo_models build/demo-models
 
 # Written to build/heads/run/early_exit and .../prophet, which the package has under demo/src/paceline_demo.
-demo-heads: $(STAMP)  ## Train the heads of the embedded target again (half an hour on two cores; resumable)
+demo-heads: $(STAMP)  ## Train the heads of the embedded target again (a quarter of an hour on two cores; resumable)
 	mkdir -p build/heads
 	$(BIN)/paceline data regenerate demo/recipes/texts.yaml --model $(PAIR)/target --dtype bfloat16 --num-prompts 3072 \
 	  --batch-size 64 --output build/heads/own.npy

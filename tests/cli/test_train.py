@@ -22,6 +22,7 @@ from paceline.train.acceptance import measure_acceptance
 from tests import tiny
 from tests.train.heads import LastConfig, LastDrafter, LastHead
 from tests.train.recipes import log, recipe, train, write_target
+from tests.train.runs import corpus
 
 
 @pytest.fixture(scope="module")
