@@ -1,5 +1,6 @@
 """The command ``paceline experiment resume``: measures, prints a table and draws a picture where that is possible."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ from paceline.experiments.resume.measure import measure_cells
 from paceline.experiments.resume.table import figures_of, footnotes, tables_of
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
+
+WIDTH = 110  # of the tables where there is no terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Resume:
         tables = tables_of(raw.records)
         if not tables:
             raise ValueError(f"{self.output} holds no figures of this study; measure some first, without --report")
-        console = Console(highlight=False)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
         for table in tables:
             console.print(table)
             console.print()
