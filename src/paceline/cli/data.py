@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.commands import EXIT_OK
-from paceline.cli.data_inputs import CorpusOptions, read_corpus, read_vocabulary
-from paceline.train.data import Prepared, make_batches
+from paceline.cli.data_inputs import CorpusOptions, read_corpus, read_rows
+from paceline.train.data import Prepared
 from paceline.train.data.manifest import Split
 
 
@@ -26,18 +26,9 @@ class PrepareData:
     def run(self) -> int:
         """Tokenise what is not in the cache yet, and print counts."""
         corpus = read_corpus(self.corpus, length=self.length)
-        vocabulary = read_vocabulary(corpus, self.model)
         if self.manifest is not None and not self.manifest.parent.is_dir():
             raise ValueError(f"--manifest {self.manifest}: no such directory: {self.manifest.parent}; create it")
-        found = make_batches(
-            corpus.data,
-            tokenizer=vocabulary.tokenizer,
-            vocab_size=vocabulary.size,
-            end_of_text=vocabulary.end_of_text,
-            rows=1,
-            length=corpus.length,
-            seed=0,
-        )
+        found = read_rows(corpus, self.model)
         if self.manifest is not None:
             self.manifest.write_text(found.manifest.to_json(), encoding="utf-8")
         counts = [_counts(found, split) for split in (Split.TRAIN, Split.VALIDATION)]

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from paceline.models import hub
 from paceline.models.loading import read_config
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
-from paceline.train.data import DataConfig
+from paceline.train.data import DataConfig, make_batches
+from paceline.train.data.batches import Prepared
 
 DEFAULT_LENGTH = 512  # tokens of a row, where nobody says otherwise
 NUM_BYTES = 256
@@ -93,6 +94,20 @@ def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
         model=model if isinstance(model, str) else None,
         vocab_size=size if isinstance(size, int) else None,
         length=length or own,
+    )
+
+
+def read_rows(corpus: Corpus, model: str | None) -> Prepared:
+    """All rows of ``corpus``, one a batch, in tokens of ``model``. Raises ValueError for what is wrong with either."""
+    vocabulary = read_vocabulary(corpus, model)
+    return make_batches(
+        corpus.data,
+        tokenizer=vocabulary.tokenizer,
+        vocab_size=vocabulary.size,
+        end_of_text=vocabulary.end_of_text,
+        rows=1,
+        length=corpus.length,
+        seed=0,
     )
 
 

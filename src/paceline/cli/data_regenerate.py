@@ -13,14 +13,13 @@ from paceline.api import SamplingParams
 from paceline.cli.batch import STDOUT, Batch
 from paceline.cli.commands import EXIT_INTERRUPTED
 from paceline.cli.console import open_notes
-from paceline.cli.data_inputs import CorpusOptions, read_corpus, read_vocabulary
+from paceline.cli.data_inputs import CorpusOptions, read_corpus, read_rows
 from paceline.cli.journal import Line, check_writable
 from paceline.cli.models import check_drafting, check_model
 from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
 from paceline.cli.prompts import Entry, read_prompts
 from paceline.cli.work import Sink
 from paceline.text.loops import is_looping
-from paceline.train.data import make_batches
 from paceline.train.data.manifest import Split
 from paceline.train.data.prepare import digest
 
@@ -90,16 +89,7 @@ class RegenerateData:
         if self.prompt_file is not None:
             return read_prompts(self.prompt_file, chat=self.chat, system=self.system)
         corpus = read_corpus(self.corpus, length=2 * self.prompt_tokens)
-        vocabulary = read_vocabulary(corpus, self.model.model)
-        found = make_batches(
-            corpus.data,
-            tokenizer=vocabulary.tokenizer,
-            vocab_size=vocabulary.size,
-            end_of_text=vocabulary.end_of_text,
-            rows=1,
-            length=corpus.length,
-            seed=0,
-        )
+        found = read_rows(corpus, self.model.model)
         seed = self.params["seed"]
         assert isinstance(seed, int)
         prompts = found.prompts(self.num_prompts, self.prompt_tokens, split=Split.TRAIN, seed=seed)
