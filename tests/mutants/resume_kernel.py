@@ -1,6 +1,6 @@
 """Mutants of what the kernel takes up from hidden states, and of what a head shares."""
 
-from tests.mutants.mutant import PANELS, RESUMED, STEM, Mutant
+from tests.mutants.mutant import AHEAD, ENDING, ENTRANCE, PANELS, RESUMED, STEM, Mutant
 
 MUTANTS = (
     Mutant(
@@ -27,21 +27,22 @@ MUTANTS = (
     Mutant(
         "ahead: the stem reads a token where its head does",
         "models/cpu/kernel/ahead.h",
-        "Call below = one_depth(*chain.stem_call, chain, depth, &depth);",
-        "const int64_t before = depth - 1;\n    Call below = one_depth(*chain.stem_call, chain, depth, &before);",
+        "Call call = one_depth(*chain.stem_call, chain, depth, &depth);",
+        "const int64_t last = depth ? depth - 1 : 0;\n"
+        "    Call call = one_depth(*chain.stem_call, chain, depth, &last);",
         (STEM,),
     ),
     Mutant(
         "ahead: what is recycled reaches the target",
         "models/cpu/kernel/ahead.h",
         "x[h] = narrow<T>(",
-        "((T *)chain.hidden)[(row * (chain.depth + 1) + depth) * size + h] = x[h] = narrow<T>(",
+        "((T *)chain.hidden)[(row * width + depth) * size + h] = x[h] = narrow<T>(",
         (STEM,),
     ),
     Mutant(
         "ahead: what is not valid gets hidden states",
         "models/cpu/kernel/ahead.h",
-        "if (!call.valid[row * call.valid_step]) continue;",
+        "if (!chain.valid[row * width + depth]) continue;",
         "",
         (STEM,),
     ),
@@ -51,6 +52,48 @@ MUTANTS = (
         "isinstance(stem.lm, CpuDecoder) and stem.lm.dtype == self.dtype",
         "isinstance(stem.lm, CpuDecoder)",
         (STEM,),
+    ),
+    Mutant(
+        "ahead: the root's state lies behind all that may be missing",
+        "models/cpu/kernel/ahead.h",
+        "states.first + row * states.row_step + last * states.step, root",
+        "states.first + row * states.row_step + chain.most * states.step, root",
+        (STEM,),
+    ),
+    Mutant(
+        "ahead: a draft goes on where the cache ended before the root was read",
+        "models/cpu/kernel/ahead.h",
+        "lengths[row] = call.length[row] + last + 1;",
+        "lengths[row] = call.length[row] + 1;",
+        (AHEAD,),
+    ),
+    Mutant(
+        "ahead: tokens that are missing are one too old",
+        "models/cpu/kernel/ahead.h",
+        "chain.length[row] - 1 - last + node]",
+        "chain.length[row] - 2 - last + node]",
+        (AHEAD,),
+    ),
+    Mutant(
+        "ahead: states enter without their norm",
+        "models/cpu/kernel/ahead.h",
+        "linear<T>(product, (const T *)normed.data(),",
+        "linear<T>(product, (const T *)given.first,",
+        (ENTRANCE,),
+    ),
+    Mutant(
+        "ahead: an entrance is not looked for anew",
+        "models/cpu/runtime.py",
+        "if self._entrance is None or self._entrance[0] != place:",
+        "if self._entrance is None:",
+        (ENTRANCE,),
+    ),
+    Mutant(
+        "ahead: a chain begins beyond its row's limit",
+        "models/cpu/kernel/ending.h",
+        "t.limit[row] - length - 1, longest",
+        "t.limit[row] - length, longest",
+        (ENDING,),
     ),
     Mutant(
         "panels: what a head shares with its target is laid again",

@@ -69,6 +69,19 @@ class Batch:
         """Draft tokens that could still matter to each row [R]: its own cap, and what its limit leaves."""
         return torch.minimum(self.num_draft, self.limit - self.length - 1).clamp(min=0)
 
+    def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
+        """The tokens and the validity [R, 1 + depth] of a chain that is to be drafted: its roots, and zeros.
+
+        Texts of more than ``longest`` tokens are not drafted for, nor are others beyond one token more than that.
+        """
+        room = self.draft_room if longest is None else torch.minimum(self.draft_room, longest - self.length + 1)
+        active = self.active[:, None]
+        within = torch.arange(1, depth + 1, device=self.device) <= room[:, None]
+        valid = torch.cat([active, within & active], dim=1)
+        tokens = torch.zeros_like(valid, dtype=torch.int64)
+        tokens[:, 0] = self.root
+        return tokens, valid
+
     def key(self, position: Tensor, stream: Stream, lane: Tensor | int = 0, stage: int = 0) -> Key:
         """Key of a choice at ``position`` [R, ...] of each row; the step enters for every stream but the target's."""
         shape = (self.rows,) + (1,) * (position.dim() - 1)

@@ -17,11 +17,11 @@ from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.drafters.base import Drafter, Setting
 from paceline.drafters.features import Unread, path_hidden, read_hidden, under_root
-from paceline.drafters.grow import make_grower, possible_draws
+from paceline.drafters.grow import ahead_of, make_grower, possible_draws
 from paceline.drafters.grow.base import Grown
 from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.heads.early_exit import EarlyExitHead
-from paceline.models.base import LM, Ahead, Head, Output, Stem
+from paceline.models.base import LM, Ahead, Head, Missing, Output, Stem
 from paceline.models.prefill import CHUNK
 
 PAUSES = 32  # steps without drafts until the head reads what has come together meanwhile
@@ -85,7 +85,8 @@ class EarlyExitDrafter(Drafter):
         depths = range(1, setting.max_draft_tokens + 1)
         shapes = [self._shape(depth) for depth in depths]
         ahead = isinstance(self.lm, Ahead) and isinstance(setting.target, Ahead)
-        self.growers = [make_grower(shape, setting, self._run_ahead if ahead else None) for shape in shapes]
+        self.growers = [make_grower(shape, setting) for shape in shapes]
+        self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
         self.leading = [_num_leading(shape) for shape in shapes]
         self.depths = [shape.depth for shape in shapes]
         self.depth = max(self.depths, default=0)
@@ -97,6 +98,7 @@ class EarlyExitDrafter(Drafter):
         self.lag = self.depth  # host's bound on what any row has yet to read, the root less; -1: nor the root
         # Chains that are drafted in one call: what the stem gives, in one piece for whatever depth.
         self.stream = torch.zeros(setting.rows * (1 + self.depth) * size if ahead else 0, dtype=dtype, device=device)
+        self.order = torch.arange(1 + self.depth, device=device)
         # Recycled: the target's last stream at every token of the text; the last column takes what must change nothing.
         columns = 0 if self.head.recycle is None else setting.max_length + 1
         self.past = torch.zeros(setting.rows, columns, size, dtype=dtype, device=device)
@@ -126,19 +128,23 @@ class EarlyExitDrafter(Drafter):
         root = Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
         if depth == 0:
             return root
-        self.batch = batch
-        self.added = self._added(batch, depth)
-        self.hidden = [self._stem(root, 0)]  # of the root, then of the forest as it is read
-        logits = self._read_root(batch, self.hidden[0])
-        grown = self.growers[index].grow(batch, logits, batch.draft_room, self._read, NoDraft.DECLINED)
+        self.batch, self.added = batch, self._added(batch, depth)
+        if self.lag < 0:  # of a step that was cut off, and is done again, the root was read before
+            self.cache.truncate(torch.minimum(self.cache.length, batch.length - 1 - self.unread.count))
+        chain = self.chains[index]
+        grown = None if chain is None else chain.grow(batch, self._run_ahead, NoDraft.DECLINED)
+        if grown is None:
+            self.hidden = [self._stem(root, 0)]  # of the root, then of the forest as it is read
+            logits = self._read_root(batch, self.hidden[0])
+            grown = self.growers[index].grow(batch, logits, batch.draft_room, self._read, NoDraft.DECLINED)
         return self._to_resume(grown, self.leading[index]) if self.resumes else grown.tree
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
         """Note what the target made of the tokens that it verified, for the head to read when it is asked next."""
         num, root = outcome.num_committed, batch.length - outcome.num_committed - 1  # where the root stands
-        states = path_hidden(output, self.taps[0], outcome)
+        states = path_hidden(output, self.taps[0], tree, outcome)
         if self.head.recycle is not None:
-            states = states + self._note(root, num, path_hidden(output, self.taps[1], outcome))
+            states = states + self._note(root, num, path_hidden(output, self.taps[1], tree, outcome))
         if self.lag + 1 + tree.max_depth > self.unread.capacity:
             read_hidden(self.lm, self.cache, self.unread.states[:, :-1], self.unread.count)
             self.unread.count.zero_()
@@ -175,16 +181,23 @@ class EarlyExitDrafter(Drafter):
 
     def _read_root(self, batch: Batch, hidden: Tensor) -> Tensor:
         """Let the head read what its cache lacks, then the root's ``hidden`` [B, 1, H]; logits [B, 1, V] after that."""
-        # Of a step that was cut off, and is done again, the root was read before.
-        self.cache.truncate(torch.minimum(self.cache.length, batch.length - 1 - self.unread.count))
-        size = self.depth if self.lag <= self.depth else self.unread.capacity
         newest = hidden if self.added is None else hidden + self.added[:, :1]
         count = torch.where(batch.active, self.unread.count + 1, 0)
-        logits = read_hidden(self.lm, self.cache, self.unread.then(newest, size), count, head=Head.LAST).logits
-        self.unread.count.copy_(torch.where(batch.active, 0, self.unread.count))
-        self.lag = -1
+        states = self.unread.then(newest, self._most)
+        logits = read_hidden(self.lm, self.cache, states, count, head=Head.LAST).logits
+        self._all_read(batch)
         assert logits is not None
         return logits
+
+    @property
+    def _most(self) -> int:
+        """A bound on what any row has yet to read before its root; one of two, as steps of equal sizes can be kept."""
+        return self.depth if self.lag <= self.depth else self.unread.capacity
+
+    def _all_read(self, batch: Batch) -> None:
+        """Note that active rows lack nothing, the root included."""
+        self.unread.count.masked_fill_(batch.active, 0)
+        self.lag = -1
 
     def _read(self, forest: Tree, start: int) -> Tensor:
         """Logits [B, n, V] after nodes ``start`` on of what is drafted so far."""
@@ -198,16 +211,17 @@ class EarlyExitDrafter(Drafter):
         assert logits is not None
         return logits
 
-    def _run_ahead(self, batch: Batch, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
-        """Draft and read a chain in one call."""
+    def _run_ahead(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
+        """Read what the head lacks and the root, draft and read a chain in one call."""
         assert isinstance(self.lm, Ahead)
         rows, nodes = tokens.shape
-        root = self.hidden[0]
-        hidden = self.stream[: rows * nodes * root.shape[-1]].view(rows, nodes, -1)
-        hidden[:, :1] = root
+        hidden = self.stream[: rows * nodes * self.unread.states.shape[-1]].view(rows, nodes, -1)
         stem = Stem(lm=self.setting.target, cache=self.stem, hidden=hidden, added=self.added)
-        if not self.lm.run_ahead(batch, self.cache, logits, tokens, valid, greedy=greedy, stem=stem):
+        missing = Missing(count=self.unread.count, most=self._most, states=self.unread.states)
+        if not self.lm.run_ahead(batch, self.cache, missing, tokens, valid, greedy=greedy, stem=stem):
             return False
+        self.cache.commit(torch.where(batch.active, self.unread.count + 1, 0))
+        self._all_read(batch)
         self.hidden = [hidden]
         return True
 
@@ -216,7 +230,12 @@ class EarlyExitDrafter(Drafter):
 
         In the scratch each comes to lie in its own place.
         """
-        tree, known = grown.tree, torch.cat(self.hidden, dim=1)  # in the order in which nodes were read
+        tree, nodes = grown.tree, grown.tree.num_nodes
+        if self.hidden[0].shape[1] == nodes:  # a chain's, in its own order
+            ready = (self.order[:nodes] < nodes - 1).expand_as(tree.tokens)
+            resume = Resume(layer=self.taps[0], hidden=self.hidden[0], ready=ready, first=leading)
+            return replace(tree, resume=resume)
+        known = torch.cat(self.hidden, dim=1)  # in the order in which nodes were read
         place = grown.slots + 1  # 0 where a node was not read, and at the root
         if not tree.chain:
             self.stem.permute(torch.where(place > 0, place, -1))

@@ -15,12 +15,14 @@ from paceline.core.tree import Outcome, Resume, Tree
 from paceline.models.base import LM, Head, Output
 
 
-def path_hidden(output: Output, tap: int, outcome: Outcome) -> Tensor:
+def path_hidden(output: Output, tap: int, tree: Tree, outcome: Outcome) -> Tensor:
     """The states [B, 1 + D, H] at ``tap`` of the root and of the accepted path; what is behind its end means nothing.
 
     The first ``outcome.num_committed`` of them are of the tokens that came into the target's cache.
     """
     hidden = output.hidden[tap]
+    if tree.chain:
+        return hidden
     nodes = F.pad(outcome.path, (1, 0)).clamp(min=0)  # the root is node 0
     return hidden.gather(1, nodes[..., None].expand(-1, -1, hidden.shape[-1]))
 

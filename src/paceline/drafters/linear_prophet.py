@@ -94,7 +94,7 @@ class LinearProphetDrafter(Drafter):
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
         """Keep the state of the newest token that was accepted."""
-        self.states.advance(outcome, output)
+        self.states.advance(tree, outcome, output)
 
     def _shape(self, depth: int) -> Shape:
         depth = min(depth, self.head.sizes.depth)

@@ -14,9 +14,9 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import make_grower, possible_draws
+from paceline.drafters.grow import ahead_of, make_grower, possible_draws
 from paceline.drafters.grow.shapes import Shape, Topology
-from paceline.models.base import LM, Ahead, Head, Output, longest_text
+from paceline.models.base import LM, Ahead, Head, Missing, Output, longest_text
 from paceline.models.prefill import feed, prefill
 
 ORDINARY_LAG = 2  # the root, and the last drafted token when the whole draft was accepted
@@ -64,8 +64,9 @@ class ModelDrafter(Drafter):
         """A cache for the longest text that both the target's rows and the draft's context allow."""
         self.setting = setting
         depths = range(1, setting.max_draft_tokens + 1)
-        run = self._run_ahead if isinstance(self.lm, Ahead) else None
-        self.growers = [make_grower(self._shape(depth), setting, run) for depth in depths]
+        self.growers = [make_grower(self._shape(depth), setting) for depth in depths]
+        ahead = isinstance(self.lm, Ahead)
+        self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
         ahead = max(ORDINARY_LAG, 1 + max((grower.num_read for grower in self.growers), default=0))
         self.reach = longest_text(self.lm, num_nodes=ahead)
         if self.reach < 1:
@@ -89,10 +90,14 @@ class ModelDrafter(Drafter):
         """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
         if plan.num_draft_tokens == 0:
             return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
-        logits = self._fit(self._read_text(batch))
-        room = torch.minimum(batch.draft_room, self.reach - batch.length + 1)
-        grower = self.growers[plan.num_draft_tokens - 1]
-        grown = grower.grow(batch, logits, room, self._read, NoDraft.CONTEXT)
+        grower, chain = self.growers[plan.num_draft_tokens - 1], self.chains[plan.num_draft_tokens - 1]
+        self._catch_up(batch)
+        grown = None
+        if chain is not None:
+            grown = chain.grow(batch, self._run_ahead, NoDraft.CONTEXT, longest=self.reach)
+        if grown is None:
+            room = torch.minimum(batch.draft_room, self.reach - batch.length + 1)
+            grown = grower.grow(batch, self._fit(self._read_root(batch)), room, self._read, NoDraft.CONTEXT)
         self.slots, self.proposed = grown.slots, (grown.tree.tokens, grown.tree.valid)
         return grown.tree
 
@@ -127,20 +132,31 @@ class ModelDrafter(Drafter):
         assert output.logits is not None
         return self._fit(output.logits)
 
-    def _run_ahead(self, batch: Batch, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
-        """Draft and read a chain in one call."""
+    def _run_ahead(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
+        """Read the root, draft and read a chain in one call."""
         assert isinstance(self.lm, Ahead)
-        return self.lm.run_ahead(batch, self.cache, logits, tokens, valid, greedy=greedy)
+        reads = batch.active
+        if self.reach < self.setting.max_length:
+            reads = reads & (batch.length <= self.reach)
+        count = torch.where(reads, batch.length - self.cache.length - 1, -1)
+        missing = Missing(count=count, most=ORDINARY_LAG - 1)
+        if not self.lm.run_ahead(batch, self.cache, missing, tokens, valid, greedy=greedy):
+            return False
+        self.cache.commit(count + 1)
+        return True
 
-    def _read_text(self, batch: Batch) -> Tensor:
-        """Read what the cache lacks up to the root; logits [B, 1, V'] after it."""
-        text = self._readable(batch)
+    def _catch_up(self, batch: Batch) -> None:
+        """Read what the cache lacks but for what is ordinary."""
         while self.lag > ORDINARY_LAG:
             size = next((size for size in CATCH_UP if size >= self.lag - ORDINARY_LAG), CATCH_UP[-1])
-            # The root is left for the call below, which wants the logits after it.
-            feed(self.lm, self.cache, text, (self._missing(batch) - 1).clamp(0, size), size)
+            # The root is left for who wants the logits after it.
+            feed(self.lm, self.cache, self._readable(batch), (self._missing(batch) - 1).clamp(0, size), size)
             self.lag -= size
-        logits = feed(self.lm, self.cache, text, self._missing(batch), ORDINARY_LAG, head=Head.LAST).logits
+
+    def _read_root(self, batch: Batch) -> Tensor:
+        """Read what the cache then lacks up to the root; logits [B, 1, V'] after it."""
+        text, missing = self._readable(batch), self._missing(batch)
+        logits = feed(self.lm, self.cache, text, missing, ORDINARY_LAG, head=Head.LAST).logits
         assert logits is not None
         return logits
 

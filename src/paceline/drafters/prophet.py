@@ -15,11 +15,11 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import make_grower, possible_draws
+from paceline.drafters.grow import ahead_of, make_grower, possible_draws
 from paceline.drafters.grow.shapes import Shape, Topology
 from paceline.drafters.states import LastStates, check_target
 from paceline.heads.prophet import ProphetHead
-from paceline.models.base import LM, Ahead, Head, Output
+from paceline.models.base import LM, Ahead, Entrance, Head, Missing, Output
 
 
 @final
@@ -63,8 +63,9 @@ class ProphetDrafter(Drafter):
         """A cache of a few slots per row. Raises ValueError for a target that is not the head's."""
         check_target(self.head, self.head.decoder, setting)
         depths = range(1, setting.max_draft_tokens + 1)
-        run = self._run_ahead if isinstance(self.lm, Ahead) else None
-        self.growers = [make_grower(self._shape(depth), setting, run) for depth in depths]
+        self.growers = [make_grower(self._shape(depth), setting) for depth in depths]
+        ahead = isinstance(self.lm, Ahead)
+        self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
         count, device = self.head.sizes.num_states, setting.device
         self.states = LastStates(
             tap=self.head.taps[0],
@@ -75,6 +76,8 @@ class ProphetDrafter(Drafter):
             device=device,
         )
         self.ready = (torch.arange(count + 1, device=device) < count).expand(setting.rows, -1)
+        self.entrance = Entrance(norm=self.head.norm, product=self.head.project)
+        self.count = torch.full((setting.rows,), count, device=device)
         ahead = max((grower.num_read for grower in self.growers), default=0)
         storage = self.lm.new_cache(setting.rows, count + 1 + ahead)
         # What is committed never changes: nothing, then the states and the root.
@@ -89,12 +92,15 @@ class ProphetDrafter(Drafter):
         """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
         if plan.num_draft_tokens == 0:
             return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
-        grower = self.growers[plan.num_draft_tokens - 1]
-        return grower.grow(batch, self._begin(batch), batch.draft_room, self._read, NoDraft.DECLINED).tree
+        grower, chain = self.growers[plan.num_draft_tokens - 1], self.chains[plan.num_draft_tokens - 1]
+        grown = None if chain is None else chain.grow(batch, self._run_ahead, NoDraft.DECLINED)
+        if grown is None:
+            grown = grower.grow(batch, self._begin(batch), batch.draft_room, self._read, NoDraft.DECLINED)
+        return grown.tree
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
         """Keep the states of what was accepted, whatever was drafted behind it."""
-        self.states.advance(outcome, output)
+        self.states.advance(tree, outcome, output)
 
     def _shape(self, depth: int) -> Shape:
         return Topology.chain(depth) if self.shape is None else self.shape.cut(depth)
@@ -116,7 +122,9 @@ class ProphetDrafter(Drafter):
         assert logits is not None
         return logits
 
-    def _run_ahead(self, batch: Batch, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
-        """Draft and read a chain in one call."""
+    def _run_ahead(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
+        """Read the states and the root, draft and read a chain in one call."""
         assert isinstance(self.lm, Ahead)
-        return self.lm.run_ahead(batch, self.begun, logits, tokens, valid, greedy=greedy)
+        states = self.states.held
+        missing = Missing(count=self.count, most=states.shape[1], states=states, entrance=self.entrance)
+        return self.lm.run_ahead(batch, self.empty, missing, tokens, valid, greedy=greedy)

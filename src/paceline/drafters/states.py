@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.admission import Admission
-from paceline.core.tree import Outcome
+from paceline.core.tree import Outcome, Tree
 from paceline.drafters.base import Setting
 from paceline.drafters.features import path_hidden
 from paceline.heads.base import DraftHead
@@ -43,9 +43,9 @@ class LastStates:
             fresh = torch.where((at >= 0)[..., None], found, fresh)
         self.held.index_copy_(0, admission.rows, fresh)
 
-    def advance(self, outcome: Outcome, output: Output) -> None:
+    def advance(self, tree: Tree, outcome: Outcome, output: Output) -> None:
         """Add those of the root and of each row's own accepted path."""
-        known = torch.cat((self.held, path_hidden(output, self.tap, outcome)), dim=1)  # [R, s + 1 + D, H]
+        known = torch.cat((self.held, path_hidden(output, self.tap, tree, outcome)), dim=1)  # [R, s + 1 + D, H]
         last = outcome.num_committed[:, None] + self.index
         self.held.copy_(known.gather(1, last[..., None].expand(-1, -1, known.shape[-1])))
 

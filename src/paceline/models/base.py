@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
@@ -84,6 +84,26 @@ class LM(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """What makes another model's hidden states stand for embeddings."""
+
+    norm: nn.Module
+    product: nn.Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """What a cache lacks of each row up to its root: the newest tokens of its text, or ``states`` in their place."""
+
+    count: Tensor  # [B] int64, without the root; where below 0 the row reads nothing, not even that
+    most: int  # static bound on count
+    states: Tensor | None = (
+        None  # [B, most, H]; with a stem [B, most + 1, H], to whose column count the root's is written
+    )
+    entrance: Entrance | None = None  # of these, not beside a stem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stem:
     """The first layers of another model, which read a token before a head goes on from their hidden state.
 
@@ -104,23 +124,23 @@ class Ahead(ABC):
         self,
         batch: Batch,
         cache: View,
-        logits: Tensor,
+        missing: Missing,
         tokens: Tensor,
         valid: Tensor,
         *,
         greedy: bool,
         stem: Stem | None = None,
     ) -> bool:
-        """Continue each row of ``batch`` by its own picks, from the ``logits`` [B, 1, V] after its root.
+        """Read what is ``missing`` and the root of each row of ``batch``, and continue it by the model's own picks.
 
-        ``tokens`` and ``valid`` [B, 1 + D] are contiguous; column 0 is the root, which ``cache`` has read. What is
-        valid is written to ``tokens``, and all but the last column of it read into the scratch of ``cache``. Tokens are
-        what ``batch.pick`` gives at their positions for processed logits, or ``batch.likeliest`` where ``greedy``. V
-        may be larger or smaller than the model's vocabulary: ids that only one of them has are not picked. Returns
-        False, and does nothing, where it cannot.
+        ``tokens`` and ``valid`` [B, 1 + D] are contiguous, D at least 1; column 0 is the root. What is valid is written
+        to ``tokens``, and all but the last column of it read. What is read lies then in the scratch of ``cache``: what
+        was missing, the root, the draft. Tokens are what ``batch.pick`` gives at their positions for processed logits,
+        or ``batch.likeliest`` where ``greedy``, ids that the batch does not know excepted. Returns False, and does
+        nothing, where it cannot.
 
-        With a ``stem``, that reads each token first, and the model goes on from what comes of it, as if it were ready
-        before the first layer (core/tree.Resume). ``cache`` has committed the root; ``hidden`` has it already.
+        With a ``stem``, that reads each token first, the root too, and the model goes on from what comes of it, as if
+        it were ready before the first layer (core/tree.Resume).
         """
         ...
 

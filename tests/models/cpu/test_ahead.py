@@ -12,7 +12,7 @@ from paceline.core.tree import Tree
 from paceline.drafters.grow.chain import ChainGrower
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.static import parts_for
-from paceline.models.base import Head
+from paceline.models.base import Head, Missing
 from paceline.models.cpu.ending import CpuBatch
 from paceline.models.cpu.runtime import CpuDecoder
 from paceline.models.prefill import feed
@@ -23,15 +23,17 @@ from tests.models.layouts import texts
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 LAYOUTS = ("grouped", "gpt2", "olmo2")
 LENGTHS = (3, 6, 4)
+KNOWN = texts(3, max(LENGTHS)) % 11  # of the smallest vocabulary below
 ROOM = ((1, 1, 1, 1, 1), (1, 1, 1, 0, 0), (0, 0, 0, 0, 0))  # of three rows: all, two tokens, none (idle)
+COUNT = (1, 0, 0)  # what each text's cache lacks before its root
 
 
 def begun(model):
-    """Three texts of different lengths in a cache, and the logits after them."""
+    """Three texts of different lengths, but for their roots, and what was missing, in a cache."""
     cache = model.new_cache(3, 24).view()
-    lengths = torch.tensor(LENGTHS)
-    logits = feed(model, cache, texts(3, max(LENGTHS)), lengths, max(LENGTHS), head=Head.LAST).logits
-    return cache, logits
+    read = torch.tensor(LENGTHS) - 1 - torch.tensor(COUNT)
+    feed(model, cache, KNOWN, read, max(LENGTHS))
+    return cache, Missing(count=torch.tensor(COUNT), most=1)
 
 
 PENALTIES = Processing(repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.2, no_repeat_ngram=2)
@@ -55,7 +57,7 @@ def asked(processing=NONE, *, vocab=64):
         range(3),
         [
             Request(
-                tokens=[1] * (length + 1),
+                tokens=KNOWN[row, :length].tolist(),
                 max_tokens=8,
                 sampling=sampling,
                 stop_tokens=range(8),
@@ -68,7 +70,9 @@ def asked(processing=NONE, *, vocab=64):
     return batch
 
 
-def one_by_one(model, batch, cache, logits, tokens, valid, greedy):
+def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
+    count = torch.where(valid[:, 0], missing.count + 1, 0)
+    logits = feed(model, cache, batch.tokens, count, missing.most + 1, head=Head.LAST).logits[..., :vocab]
     for depth in range(1, tokens.shape[1]):
         pick = batch.likeliest if greedy else batch.pick
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
@@ -77,7 +81,7 @@ def one_by_one(model, batch, cache, logits, tokens, valid, greedy):
         tokens[:, depth] = torch.where(valid[:, depth], picked, tokens[:, depth])
         if depth + 1 < tokens.shape[1]:
             forest = Tree.make_chain(tokens[:, 1 : depth + 1], valid[:, 1 : depth + 1])
-            logits = model(forest, cache, start=depth - 1).logits[..., : logits.shape[-1]]
+            logits = model(forest, cache, start=depth - 1).logits[..., :vocab]
 
 
 @torch.inference_mode()
@@ -90,17 +94,18 @@ def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, v
     model = CpuDecoder(native(layout, dtype))
     made = []
     for together in (False, True):
-        batch, (cache, logits) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
+        batch, (cache, missing) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
         valid = torch.tensor(ROOM).bool()
         tokens = torch.zeros(3, 5, dtype=torch.int64)
+        tokens[:, 0] = batch.root
         if together:
-            assert model.run_ahead(batch, cache, logits[..., :vocab], tokens, valid, greedy=greedy)
+            assert model.run_ahead(batch, cache, missing, tokens, valid, greedy=greedy)
         else:
-            one_by_one(model, batch, cache, logits[..., :vocab], tokens, valid, greedy)
+            one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab)
         made.append((tokens, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
     for alone, together in zip(*made, strict=True):
         assert torch.equal(alone, together)
-    assert vocab is None or int(made[0][0].max()) < vocab
+    assert vocab is None or int(made[0][0][:, 1:].max()) < vocab
     assert bool((made[0][0][0, 1:] != 0).any())
 
 
@@ -110,9 +115,9 @@ def test_noise_that_the_kernel_does_not_know_is_left_to_others():
 
     model, batch = CpuDecoder(native("grouped", torch.float32)), asked()
     batch.noise = Other()
-    cache, logits = begun(model)
+    cache, missing = begun(model)
     tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.tensor(ROOM).bool()
-    assert not model.run_ahead(batch, cache, logits, tokens, valid, greedy=False)
+    assert not model.run_ahead(batch, cache, missing, tokens, valid, greedy=False)
     assert not bool(tokens.any())
 
 
@@ -138,7 +143,7 @@ def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, s
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))
     trees, texts, summary = drafted(ahead, target, sampled, given)
-    assert all(isinstance(grower, ChainGrower) for grower in ahead.growers)
+    assert all(isinstance(chain, ChainGrower) for chain in ahead.chains)
     wanted, others, other = drafted(slow(model), target, sampled, given)
     assert texts == others
     assert summary == other
@@ -150,13 +155,13 @@ def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, s
 
 
 def slow(model):
-    """A drafter that is given the growers of models that cannot run ahead."""
+    """A drafter that is not told that its model can run ahead."""
     drafter = ModelDrafter(lm=CpuDecoder(model))
     start = drafter.start
 
     def plainly(setting):
         start(setting)
-        drafter.growers = [grower.plain for grower in drafter.growers]
+        drafter.chains = [None] * len(drafter.growers)
 
     drafter.start = plainly
     return drafter

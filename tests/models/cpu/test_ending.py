@@ -130,3 +130,18 @@ def test_a_machine_without_a_compiler_has_plain_parts(monkeypatch):
     monkeypatch.setattr("paceline.engine.static.CpuNoise", fail)
     made = parts_for(CPU)
     assert (type(made.noise), made.batch, made.stats) == (Philox, Batch, Stats)
+
+
+@pytest.mark.parametrize("longest", [None, 1, 3, 5])
+@pytest.mark.parametrize("depth", [1, 2, DEPTH])
+def test_chains_begin_alike(depth, longest):
+    generator = torch.Generator().manual_seed(depth)
+    rooms = set()
+    for _ in range(20):
+        plain, kernel = (batch.begin_chain(depth, longest=longest) for batch in batches(generator))
+        for one, other in zip(plain, kernel, strict=True):
+            assert torch.equal(one, other) and one.dtype == other.dtype
+        assert torch.equal(kernel[0][:, 0], torch.ones(ROWS, dtype=torch.int64)) and not bool(kernel[0][:, 1:].any())
+        assert not bool(kernel[1][5].any()), "a row that is idle"
+        rooms |= set(kernel[1].sum(-1).tolist())
+    assert rooms >= {0, 1, 2}

@@ -5,30 +5,27 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
 from paceline.core.cache import View
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import Head, Stem
+from paceline.models.base import Head, Missing, Stem
 from paceline.models.cpu.panels import lay_in_panels, panel_width
 from paceline.models.cpu.runtime import CpuDecoder
 from tests.models.cpu.models import head_of, native
-from tests.models.cpu.test_ahead import DTYPES, LENGTHS, NONE, PROCESSING, ROOM, asked
-from tests.models.layouts import texts
+from tests.models.cpu.test_ahead import COUNT, DTYPES, KNOWN, LENGTHS, NONE, PROCESSING, ROOM, asked
 
 DEPTH, UNWRITTEN = 4, 7.0
 
 
 @dataclass(frozen=True)
 class Two:
-    """The target after three texts of different lengths and a head over its first layers that has read the root too."""
+    """The target after three texts of different lengths, and a head over its first layers that lacks some of them."""
 
     target: CpuDecoder
     head: CpuDecoder
     stem: Stem
     cache: View  # the head's
-    root: Tensor
-    logits: Tensor  # after the root
+    missing: Missing
     whole: View  # the target's
 
 
@@ -37,13 +34,15 @@ def resumed(hidden, ready):
 
 
 def two(target, head, *, layers, recycled=False):
-    known, lengths = texts(3, max(LENGTHS)), torch.tensor(LENGTHS)
     whole, cache = target.new_cache(3, 24).view(), head.new_cache(3, 24).view()
-    valid = torch.arange(max(LENGTHS)) < lengths[:, None]
+    known, lengths = KNOWN[:, : max(LENGTHS) - 1], torch.tensor(LENGTHS) - 1
+    valid = torch.arange(known.shape[1]) < lengths[:, None]
     chain = Tree.make_chain(known, valid)
-    head(chain, cache, resume=resumed(target(chain, whole, taps=(layers,)).hidden[layers], valid))
-    whole.commit(lengths), cache.commit(lengths)
-    root, rooted = torch.tensor([[5], [9], [11]]), torch.tensor(ROOM).bool()[:, :1]
+    hidden = target(chain, whole, taps=(layers,)).hidden[layers]
+    head(chain, cache, resume=resumed(hidden, valid))
+    read = lengths - torch.tensor(COUNT)
+    whole.commit(lengths), cache.commit(read)
+    last = (read[:, None] + torch.arange(2)).clamp(max=known.shape[1] - 1)
     size = target.lm.config.hidden_size
     added = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(3)).to(target.dtype)
     stem = Stem(
@@ -52,43 +51,44 @@ def two(target, head, *, layers, recycled=False):
         hidden=torch.full((3, 1 + DEPTH, size), UNWRITTEN, dtype=target.dtype),
         added=added.expand(-1, 1 + DEPTH, -1) if recycled else None,
     )
-    first = Tree.make_chain(root, rooted)
-    stem.hidden[:, :1] = target(first, stem.cache, taps=(layers,), head=Head.NONE).hidden[layers]
-    read = stem.hidden[:, :1] + added if recycled else stem.hidden[:, :1]
-    logits = head(first, cache, resume=resumed(read, rooted)).logits
-    cache.commit(rooted[:, 0].long())
-    return Two(target, head, stem, cache, root, logits, whole)
+    states = hidden.gather(1, last[..., None].expand(-1, -1, size))
+    return Two(target, head, stem, cache, Missing(count=torch.tensor(COUNT), most=1, states=states), whole)
 
 
-def one_by_one(both, batch, logits, tokens, valid, greedy):
-    stem, layers = both.stem, len(both.stem.cache.layers)
-    for depth in range(1, tokens.shape[1]):
-        pick = batch.likeliest if greedy else batch.pick
-        processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
-        where = () if greedy else (batch.length[:, None] + depth - 1,)
-        picked = pick(processed, *where)[:, 0]
-        tokens[:, depth] = torch.where(valid[:, depth], picked, tokens[:, depth])
-        if depth == DEPTH:
-            return
+def one_by_one(both, batch, tokens, valid, greedy, vocab):
+    stem, layers, states = both.stem, len(both.stem.cache.layers), both.missing.states
+    for depth in range(tokens.shape[1] - 1):
         now, path = slice(depth, depth + 1), Tree.make_chain(tokens[:, : depth + 1], valid[:, : depth + 1])
         read = both.target(path, stem.cache, start=depth, taps=(layers,), head=Head.NONE).hidden[layers]
         stem.hidden[:, now] = torch.where(valid[:, now, None], read, stem.hidden[:, now])
         if stem.added is not None:
             read = read + stem.added[:, now]
-        forest = Tree.make_chain(tokens[:, 1 : depth + 1], valid[:, 1 : depth + 1])
-        output = both.head(forest, both.cache, start=depth - 1, resume=resumed(read, valid[:, now]))
-        logits = output.logits[..., : logits.shape[-1]]
+        if depth == 0:
+            count = both.missing.count
+            place = torch.arange(2) == count[:, None]
+            states = torch.where((place & valid[:, :1])[..., None], read, states)
+            there = (torch.arange(2) <= count[:, None]) & valid[:, :1]
+            forest = Tree.make_chain(torch.zeros(3, 2, dtype=torch.int64), there)
+            logits = both.head(forest, both.cache, head=Head.LAST, resume=resumed(states, there)).logits
+            both.cache.commit(there.sum(-1))
+        else:
+            forest = Tree.make_chain(tokens[:, 1 : depth + 1], valid[:, 1 : depth + 1])
+            logits = both.head(forest, both.cache, start=depth - 1, resume=resumed(read, valid[:, now])).logits
+        processed = batch.process(logits[:, -1:, :vocab], tokens[:, None, 1 : depth + 1])
+        where = () if greedy else (batch.length[:, None] + depth,)
+        picked = (batch.likeliest if greedy else batch.pick)(processed, *where)[:, 0]
+        tokens[:, depth + 1] = torch.where(valid[:, depth + 1], picked, tokens[:, depth + 1])
 
 
 def drafted(both, *, processing=NONE, vocab=None, greedy=True, together=True):
     """Tokens of a draft and what is valid of it."""
+    batch = asked(processing, vocab=vocab or both.target.vocab_size)
     valid, tokens = torch.tensor(ROOM).bool(), torch.zeros(3, 1 + DEPTH, dtype=torch.int64)
-    tokens[:, :1] = both.root
-    batch, logits = asked(processing, vocab=vocab or both.target.vocab_size), both.logits[..., :vocab]
+    tokens[:, 0] = batch.root
     if together:
-        assert both.head.run_ahead(batch, both.cache, logits, tokens, valid, greedy=greedy, stem=both.stem)
+        assert both.head.run_ahead(batch, both.cache, both.missing, tokens, valid, greedy=greedy, stem=both.stem)
     else:
-        one_by_one(both, batch, logits, tokens, valid, greedy)
+        one_by_one(both, batch, tokens, valid, greedy, vocab)
     return tokens, valid
 
 
@@ -164,5 +164,5 @@ def test_a_stem_that_the_kernel_cannot_run_beside_is_left_to_others():
     for other in (target.lm, CpuDecoder(native("grouped", torch.float64))):
         stem = Stem(lm=other, cache=both.stem.cache, hidden=both.stem.hidden)
         valid, tokens = torch.tensor(ROOM).bool(), torch.zeros(3, 1 + DEPTH, dtype=torch.int64)
-        assert not head.run_ahead(asked(), both.cache, both.logits, tokens, valid, greedy=True, stem=stem)
+        assert not head.run_ahead(asked(), both.cache, both.missing, tokens, valid, greedy=True, stem=stem)
         assert not bool(tokens.any())

@@ -3,16 +3,16 @@
 from paceline.core.tree import Draw
 from paceline.drafters.base import Setting
 from paceline.drafters.grow.base import Grower
-from paceline.drafters.grow.chain import ChainGrower, Run
+from paceline.drafters.grow.chain import ChainGrower, ahead_of
 from paceline.drafters.grow.confident import ConfidentGrower
 from paceline.drafters.grow.shapes import Confident, Shape, Topology
 from paceline.drafters.grow.topology import TopologyGrower
 
-PICKED = frozenset({Draw.FIXED, Draw.SHARED})  # a chain's tokens that need no noise but the target's
+__all__ = ["ChainGrower", "ahead_of", "make_grower", "possible_draws"]
 
 
-def make_grower(shape: Shape, setting: Setting, run: Run | None = None) -> Grower:
-    """What grows ``shape`` as ``setting`` says; chains of a model's own picks by ``run``, if there is one.
+def make_grower(shape: Shape, setting: Setting) -> Grower:
+    """What grows ``shape`` as ``setting`` says.
 
     Raises ValueError for nodes of more children than there are tokens.
     """
@@ -23,10 +23,7 @@ def make_grower(shape: Shape, setting: Setting, run: Run | None = None) -> Growe
     if isinstance(shape, Confident):
         return ConfidentGrower(shape)
     assert isinstance(shape, Topology)
-    plain = TopologyGrower(shape, setting.draw, setting.device)
-    if run is None or shape.max_width > 1 or shape.depth == 0 or setting.draw not in PICKED:
-        return plain
-    return ChainGrower(plain, run, greedy=setting.draw is Draw.FIXED)
+    return TopologyGrower(shape, setting.draw, setting.device)
 
 
 def possible_draws(shape: Shape | None, draws: frozenset[Draw] | None) -> frozenset[Draw]:

@@ -1,42 +1,48 @@
 """Grows a chain by a model that runs ahead by itself. Knows no model and no cache.
 
-B rows, D depth, V vocabulary.
+B rows, D depth.
 """
 
 from typing import Protocol, final
 
-import torch
 from torch import Tensor
 
 from paceline.core.batch import Batch
-from paceline.core.tree import NoDraft
-from paceline.drafters.grow.base import Grower, Grown, Read
+from paceline.core.tree import Draw, NoDraft
+from paceline.drafters.base import Setting
+from paceline.drafters.grow.base import Grower, Grown
 from paceline.drafters.grow.topology import TopologyGrower
+
+PICKED = frozenset({Draw.FIXED, Draw.SHARED})  # a chain's tokens that need no noise but the target's
 
 
 class Run(Protocol):
     """Picks and reads a chain: see models/base.Ahead."""
 
-    def __call__(self, batch: Batch, logits: Tensor, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool: ...
+    def __call__(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool: ...
 
 
 @final
-class ChainGrower(Grower):
-    """The chains that ``plain`` grows, by ``run``; by ``plain`` itself where that cannot.
+class ChainGrower:
+    """The chains that ``plain`` grows, by what reads them by itself, from the text on.
 
     Tokens are the batch's own picks, or where ``greedy`` the likeliest.
     """
 
-    def __init__(self, plain: TopologyGrower, run: Run, *, greedy: bool) -> None:
-        self.plain, self.run, self.greedy = plain, run, greedy
-        self.num_read = plain.num_read
+    def __init__(self, plain: TopologyGrower, *, greedy: bool) -> None:
+        self.plain, self.greedy = plain, greedy
+        self.depth = len(plain.depths)
 
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, blame: NoDraft) -> Grown:
-        active = batch.active[:, None]
-        valid = torch.cat([active, (self.plain.depths <= room[:, None]) & active], dim=1)
-        tokens = torch.zeros_like(valid, dtype=torch.int64)
-        tokens[:, 0] = batch.root
-        if not self.run(batch, logits, tokens, valid, greedy=self.greedy):
-            return self.plain.grow(batch, logits, room, read, blame)
-        tree = self.plain.frame.tree(tokens, valid, blame=blame)
-        return Grown(tree=tree, slots=self.plain.slots.expand_as(tokens))
+    def grow(self, batch: Batch, run: Run, blame: NoDraft, *, longest: int | None = None) -> Grown | None:
+        """A chain for every row whose text has at most ``longest`` tokens; None where ``run`` cannot."""
+        tokens, valid = batch.begin_chain(self.depth, longest=longest)
+        if not run(batch, tokens, valid, greedy=self.greedy):
+            return None
+        return Grown(tree=self.plain.frame.tree(tokens, valid, blame=blame), slots=self.plain.slots.expand_as(tokens))
+
+
+def ahead_of(grower: Grower, setting: Setting) -> ChainGrower | None:
+    """What grows the trees of ``grower`` without its help; None where they are no chains of a model's own picks."""
+    if not isinstance(grower, TopologyGrower) or not grower.frame.chain or grower.frame.max_depth == 0:
+        return None
+    return ChainGrower(grower, greedy=setting.draw is Draw.FIXED) if setting.draw in PICKED else None

@@ -1,6 +1,7 @@
 """How a step ends, as one call of the kernel for the texts and one for the counters; what is written is the same.
 
-So are the tokens that are chosen on the way there. R rows, N nodes, D depth of the tree, V vocabulary.
+So are the chain that it begins with and the tokens that are chosen on the way. R rows, N nodes, D depth of the tree,
+V vocabulary.
 """
 
 import ctypes
@@ -39,8 +40,8 @@ class CpuBatch(Batch):
             noise=noise,
             device=device,
         )
-        self._run = load_kernel().paceline_extend
-        self._run.restype = None
+        self._run, self._begin_chain = load_kernel().paceline_extend, load_kernel().paceline_begin_chain
+        self._run.restype = self._begin_chain.restype = None
         self._texts = Texts(
             rows=rows,
             width=self.tokens.shape[1],
@@ -98,6 +99,17 @@ class CpuBatch(Batch):
         if torch.compiler.is_compiling():
             return super().scores(logits)
         return self._chooser.warp(logits)
+
+    def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
+        """As the plain one."""
+        if torch.compiler.is_compiling():
+            return super().begin_chain(depth, longest=longest)
+        tokens = torch.empty(self.rows, 1 + depth, dtype=torch.int64)
+        valid = torch.empty(self.rows, 1 + depth, dtype=torch.bool)
+        longest = self.max_length if longest is None else longest
+        where = (ctypes.c_void_p(tokens.data_ptr()), ctypes.c_void_p(valid.data_ptr()))
+        self._begin_chain(ctypes.byref(self._texts), ctypes.c_int64(depth), ctypes.c_int64(longest), *where)
+        return tokens, valid
 
     def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
         """As the plain one."""

@@ -114,9 +114,12 @@ class Chain(Structure):
     """Several tokens that a model picks by itself, each read before the next, by a stem first if there is one."""
 
     _fields_ = [
-        *((name, c_int64) for name in "depth vocab greedy".split()),
-        ("logits", c_void_p),
-        ("logits_step", c_int64),
+        *((name, c_int64) for name in "depth vocab greedy most".split()),
+        *((name, c_void_p) for name in ("count", "text")),
+        ("text_step", c_int64),
+        ("states", c_void_p),
+        *((name, c_int64) for name in ("states_row_step", "states_step")),
+        ("enter", ctypes.POINTER(Operation)),
         *((name, c_void_p) for name in "length valid tokens".split()),
         ("stem", ctypes.POINTER(Model)),
         ("stem_call", ctypes.POINTER(Call)),

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.models.base import Entrance
 from paceline.models.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
 from paceline.models.cpu.panels import PanelEmbedding, PanelLinear
@@ -91,6 +92,14 @@ def compile_program(lm: DecoderLM) -> Program:
         head=writer.head(lm, Buffer.NORMED, Buffer.STREAM),
     )
     return Program(model, (array, layers, *writer.held))
+
+
+def compile_entrance(lm: DecoderLM, entrance: Entrance) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
+    """A norm and a product before ``lm``, and what they point to. Raises UnsupportedError as ``compile_program``."""
+    writer, size = _Writer(lm), entrance.product.in_features
+    norm = writer.norm(entrance.norm, Buffer.STREAM, Buffer.NORMED, size)
+    product = writer.linear(entrance.product, Buffer.NORMED, Buffer.STREAM)
+    return (Operation * 2)(norm, product), tuple(writer.held)
 
 
 def set_matrix(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:

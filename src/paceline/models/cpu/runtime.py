@@ -13,11 +13,11 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import Ahead, Head, Output, Stem
+from paceline.models.base import Ahead, Entrance, Head, Missing, Output, Stem
 from paceline.models.cpu import layout
 from paceline.models.cpu.build import load_kernel
 from paceline.models.cpu.processing import processors_of
-from paceline.models.cpu.program import compile_program
+from paceline.models.cpu.program import compile_entrance, compile_program
 from paceline.models.cpu.sampling import known, options_of
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
@@ -113,7 +113,7 @@ class CpuDecoder(Ahead):
         self,
         batch: Batch,
         cache: View,
-        logits: Tensor,
+        missing: Missing,
         tokens: Tensor,
         valid: Tensor,
         *,
@@ -121,30 +121,38 @@ class CpuDecoder(Ahead):
         stem: Stem | None = None,
     ) -> bool:
         """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
-        if torch.compiler.is_compiling() or logits.dtype != self.dtype or not known(batch.noise):
-            return False
-        if batch.guiding.any or (batch.processing.any and batch.processing.vocab_size < logits.shape[-1]):
+        if torch.compiler.is_compiling() or not known(batch.noise) or batch.guiding.any:
             return False
         if stem is not None and not (isinstance(stem.lm, CpuDecoder) and stem.lm.dtype == self.dtype):
             return False
         self._refresh(cache)
-        rows, width = tokens.shape
-        logits = _rows(logits[:, 0])
-        call, held = self._call(cache, rows=rows, nodes=1, head=Head.ALL)
+        call, held = self._call(cache, rows=len(tokens), nodes=1, head=Head.ALL)
         call.chain = True
         chain = layout.Chain(
-            depth=width - 1,
-            vocab=min(self.vocab_size, logits.shape[-1]),
+            depth=tokens.shape[1] - 1,
+            vocab=min(self.vocab_size, batch.processing.vocab_size),
             greedy=greedy,
-            logits=logits.data_ptr(),
-            logits_step=logits.stride(0),
+            most=missing.most,
+            count=missing.count.data_ptr(),
+            text=batch.tokens.data_ptr(),
+            text_step=batch.tokens.stride(0),
             length=batch.length.data_ptr(),
             valid=valid.data_ptr(),
             tokens=tokens.data_ptr(),
         )
+        if missing.states is not None:
+            states = missing.states
+            assert states.dtype == self.dtype and states.stride(-1) == 1
+            assert states.shape[1] >= missing.most + (stem is not None)
+            chain.states, chain.states_row_step, chain.states_step = states.data_ptr(), *states.stride()[:2]
+            if missing.entrance is None:
+                assert states.shape[-1] == self.lm.config.hidden_size
+            else:
+                assert states.shape[-1] == missing.entrance.product.in_features
+                chain.enter = self._enter(missing.entrance)
         if stem is not None:
-            assert isinstance(stem.lm, CpuDecoder) and stem.hidden.shape[-1] == self.lm.config.hidden_size
-            held += stem.lm._read_first(chain, stem, rows)
+            assert isinstance(stem.lm, CpuDecoder) and missing.states is not None and missing.entrance is None
+            held += stem.lm._read_first(chain, stem, len(tokens))
         options = options_of(batch.sampling)
         asked = processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
         self._ahead(
@@ -189,6 +197,13 @@ class CpuDecoder(Ahead):
         call.resumed_row_step, call.resumed_step = hidden.stride(0), hidden.stride(1)
         return [hidden, ready]
 
+    def _enter(self, entrance: Entrance) -> ctypes.Array[layout.Operation]:
+        """What states pass before they are read, found anew where weights were moved."""
+        place = entrance.product.weight.data_ptr()
+        if self._entrance is None or self._entrance[0] != place:
+            self._entrance = (place, *compile_entrance(self.lm, entrance))
+        return self._entrance[1]
+
     def _read_first(self, chain: layout.Chain, stem: Stem, rows: int) -> list[Tensor]:
         """Say that the layers of ``stem``, whose ``lm`` this is, read each token; what ``chain`` points to then."""
         self._refresh(stem.cache)
@@ -219,6 +234,7 @@ class CpuDecoder(Ahead):
         self._ahead = getattr(load_kernel(), f"paceline_ahead_{name_of(self.lm.dtype)}")
         self._ahead.restype = None
         self._cos = self._sin = torch.empty(0)
+        self._entrance: tuple[int, ctypes.Array[layout.Operation], tuple[Tensor, ...]] | None = None
 
     def _empty_logits(self, rows: int, nodes: int, head: Head) -> Tensor | None:
         if head is Head.NONE:

@@ -1,4 +1,4 @@
-// How a step ends: core/batch.py's extend and core/stats.py's record, row by row. models/cpu/layout.py has the same fields.
+// How a step begins and ends: core/batch.py's begin_chain and extend, and core/stats.py's record, row by row. models/cpu/layout.py has the same fields.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,18 @@ struct Counters {
 
 enum Finish { RUNNING, STOP, LENGTH };
 enum NoDraft { DRAFTED, OFF, CAPPED, LIMIT };
+
+// tokens and valid [rows, depth + 1] of a chain that is to be drafted; longest is that of a text that may be drafted for.
+inline void begin_chain(const Texts &t, int64_t depth, int64_t longest, int64_t *tokens, uint8_t *valid) {
+    for (int64_t row = 0; row < t.rows; row++) {
+        const int64_t length = t.length[row];
+        const int64_t room = std::min({t.num_draft[row], t.limit[row] - length - 1, longest - length + 1});
+        for (int64_t at = 0; at <= depth; at++, tokens++, valid++) {
+            *tokens = at ? 0 : t.tokens[row * t.width + length - 1];
+            *valid = t.active[row] && (at == 0 || at <= room);
+        }
+    }
+}
 
 inline void extend(const Texts &t, const Decision &d) {
     for (int64_t row = 0; row < t.rows; row++) {

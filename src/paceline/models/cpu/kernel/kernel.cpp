@@ -1,4 +1,4 @@
-// What the other side can call: forwards, drafts, products, choices, noise, and a step's end.
+// What the other side can call: forwards, drafts, products, choices, noise, and a step's beginning and end.
 #include <mutex>
 
 #include "ahead.h"
@@ -66,6 +66,10 @@ extern "C" void paceline_uniforms_float32(int64_t keys, int64_t count, const int
 extern "C" void paceline_uniforms_float64(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag,
                                           double *out, int64_t threads) {
     paceline::uniforms(keys, count, fields, tag, out, threads);
+}
+extern "C" void paceline_begin_chain(const paceline::Texts *texts, int64_t depth, int64_t longest, int64_t *tokens,
+                                     uint8_t *valid) {
+    paceline::begin_chain(*texts, depth, longest, tokens, valid);
 }
 extern "C" void paceline_extend(const paceline::Texts *texts, const paceline::Decision *decision) {
     paceline::extend(*texts, *decision);
