@@ -11,7 +11,7 @@ MUTANTS = (
     Mutant(
         "prophet: states of the prompt's end for ever",
         "drafters/prophet.py",
-        "self.states.advance(outcome, output)",
+        "self.states.advance(tree, outcome, output)",
         "pass",
         (PROPHET,),
     ),
