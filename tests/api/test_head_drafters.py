@@ -9,7 +9,9 @@ import paceline
 from paceline.api.build import build_drafter
 from paceline.api.loading import load
 from paceline.cli import run
+from paceline.diagnose.trees import advise_tree
 from paceline.drafters.early_exit import EarlyExitDrafter
+from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.linear_prophet import LinearProphetDrafter
 from paceline.drafters.prophet import ProphetDrafter
 from paceline.heads.files import save_head
@@ -73,6 +75,28 @@ def test_a_quantised_target_takes_the_heads_of_the_whole_one(kind, folder):
     target = load(pair().target, device="cpu", quantization="int8")
     plain, drafted = (paceline.generate(target, [PROMPT], PARAMS, drafter=given)[0] for given in (None, folder / kind))
     assert drafted.tokens == plain.tokens and sum(drafted.stats.drafted) > 0
+
+
+@every_kind
+def test_a_configuration_of_vllm_may_name_a_head_and_a_tree_of_it(kind, folder):
+    target = load(pair().target, device="cpu")
+    plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)[0].tokens
+    tree = "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"
+    for asked in ({"num_speculative_tokens": 3}, {"speculative_token_tree": tree}):
+        config = {"model": str(folder / kind), "draft_sample_method": "greedy", **asked}
+        drafter = build_drafter(config, target=target)
+        assert type(drafter) is KINDS[kind] and drafter.branches == ("speculative_token_tree" in asked)
+        [result] = paceline.generate(target, [PROMPT], PARAMS, drafter=config)
+        assert result.tokens == plain and sum(result.stats.drafted) > 0
+
+
+@every_kind
+def test_the_tree_that_suits_a_head_is_found(kind, folder):
+    target = load(pair().target, device="cpu")
+    params = paceline.SamplingParams(max_tokens=24)
+    found = advise_tree(target, folder / kind, [PROMPT], params, num_drafted=5, depth=3, width=2)
+    assert found.tree.topology.num_drafted <= 5 and len(found.rates) == 2
+    assert found.tree.measured >= 1 and found.chain.topology == Topology.chain(3)
 
 
 def test_a_target_of_transformers_is_refused(folder):

@@ -9,8 +9,10 @@ from paceline.api.heads import build_head_drafter, check_no_head, is_head
 from paceline.api.loading import Loaded, load, runnable
 from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
+from paceline.core.tree import Draw
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
+from paceline.drafters.grow.shapes import Topology
 from paceline.models.adopt import TransformersModel, is_transformers_model
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
@@ -52,6 +54,20 @@ def build_drafter(drafter: DrafterLike, *, target: Loaded) -> Drafter:
     return build_drafting(drafter, target=target).drafter
 
 
+def build_shaped(
+    draft: str | Path | Loaded, *, target: Loaded, shape: Topology | None, draws: frozenset[Draw] = frozenset(Draw)
+) -> Drafter:
+    """A draft model or a head that drafts ``shape`` (None: a chain), its tokens drawn in one of the ways ``draws``.
+
+    Raises ValueError as ``build_drafting`` does for those, and where the shape allows none of the draws.
+    """
+    if isinstance(draft, str | Path) and is_head(draft):
+        return build_head_drafter(draft, target=target, shape=shape, draws=draws)
+    loaded = draft if isinstance(draft, Loaded) else _load(draft, target)
+    _check_draft(target, loaded)
+    return DRAFTERS.find("model")(lm=runnable(loaded), draws=draws, shape=shape)
+
+
 def build_verifier(verifier: VerifierLike) -> Verifier:
     """The verifier called "NAME" or "NAME:option=value,option=value"; a ``Verifier`` is taken as it is.
 
@@ -88,9 +104,10 @@ def check_vocabulary(target: Loaded, draft: Loaded) -> None:
 def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
     if isinstance(speculation, NgramSpeculation):
         return DRAFTERS.find("ngram")(max_ngram=speculation.max_ngram, min_ngram=speculation.min_ngram)
-    draft = _load(speculation.model, target, revision=speculation.revision)
-    _check_draft(target, draft)
-    return DRAFTERS.find("model")(lm=runnable(draft), draws=speculation.draws, shape=speculation.tree)
+    path: str | Loaded = speculation.model
+    if not is_head(path):
+        path = _load(path, target, revision=speculation.revision)
+    return build_shaped(path, target=target, shape=speculation.tree, draws=speculation.draws)
 
 
 def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, target: Loaded) -> Drafter:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from paceline.api.loading import Loaded
 from paceline.api.named import name_of
+from paceline.core.tree import Draw
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
+from paceline.drafters.grow.shapes import Shape
 from paceline.engine.static import fastest, lay_out
 from paceline.heads import HEADS
 from paceline.heads.files import is_head, load_head
@@ -17,11 +19,14 @@ from paceline.models.decoder import DecoderLM
 __all__ = ["build_head_drafter", "check_no_head", "is_head"]
 
 
-def build_head_drafter(path: str | Path, *, target: Loaded) -> Drafter:
+def build_head_drafter(
+    path: str | Path, *, target: Loaded, shape: Shape | None = None, draws: frozenset[Draw] | None = None
+) -> Drafter:
     """What drafts with the head of the directory ``path``, loaded in the precision and on the device of ``target``.
 
-    Raises ValueError for a target that transformers runs, for files that are missing or broken, and for a head of
-    another target.
+    ``shape`` (None: a chain) is what it drafts, in one of the ways ``draws`` (None: all that the shape allows). Raises
+    ValueError for a target that transformers runs, for files that are missing or broken, for a head of another target,
+    and where the shape allows none of the draws.
     """
     if not isinstance(target.lm, DecoderLM):
         raise ValueError(
@@ -33,7 +38,7 @@ def build_head_drafter(path: str | Path, *, target: Loaded) -> Drafter:
     if not target.enforce_eager:
         lay_out(lm, beside=target.lm)
         lm = fastest(lm)
-    return DRAFTERS.find(head.kind)(head=head, lm=lm)
+    return DRAFTERS.find(head.kind)(head=head, lm=lm, shape=shape, draws=draws)
 
 
 def check_no_head(text: str) -> None:

@@ -35,7 +35,7 @@ class NgramSpeculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpeculation:
-    """Draft ``num_draft_tokens`` a step with the model of a directory or Hub id, in one of the ways ``draws``.
+    """Draft ``num_draft_tokens`` a step with the model or head of a directory or Hub id, in one of the ways ``draws``.
 
     With a ``tree`` the number is its depth.
     """
@@ -57,7 +57,7 @@ def read_speculative_config(config: Mapping[str, object] | str) -> Speculation:
     - ``num_speculative_tokens``: how many tokens to draft a step, at least 1; required but where a tree says it.
     - ``prompt_lookup_max``, ``prompt_lookup_min`` (ngram): tokens of the longest and shortest match; where one is given
       the other equals it, where none is both are 5.
-    - ``model`` (draft_model): required; a directory or Hub id. ``revision``: of a Hub id.
+    - ``model`` (draft_model): required; a directory or Hub id, or the directory of a head. ``revision``: of a Hub id.
     - ``draft_sample_method`` (draft_model): "greedy" drafts the likeliest token, "probabilistic" draws; where it is not
       given the verifier chooses. The text is the target's in every case.
     - ``speculative_token_tree`` (draft_model): the nodes of a tree to draft, as vLLM writes them in a string: each is

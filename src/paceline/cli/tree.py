@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.api import SamplingParams, build_verifier, load
+from paceline.api.heads import is_head
 from paceline.cli.bench_inputs import choose_prompts
 from paceline.cli.commands import EXIT_OK
 from paceline.cli.console import open_notes
@@ -39,7 +40,7 @@ class Tree:
         self._check()
         params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
         target = load_target(self.model)
-        draft = load(self.draft, dtype=target.dtype, device=target.lm.device)
+        draft = self.draft if is_head(self.draft) else load(self.draft, dtype=target.dtype, device=target.lm.device)
         prompts = choose_prompts(
             target, suite="code", prompt_file=self.prompt_file, questions=None, count=self.num_prompts, seed=0
         )

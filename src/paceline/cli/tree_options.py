@@ -10,7 +10,7 @@ from paceline.cli.commands import COMMANDS
 
 def tree(
     model: o.Model,
-    draft: Annotated[str, typer.Option(help="Draft model of the same vocabulary: directory or Hub id.")],
+    draft: Annotated[str, typer.Option(help="Draft model of the same vocabulary, or a head: directory or Hub id.")],
     num_nodes: Annotated[int, typer.Option(help="Drafted tokens of the tree.")] = 16,
     depth: Annotated[int, typer.Option(help="Its depth at most.")] = 6,
     width: Annotated[int, typer.Option(help="Children of a token at most.")] = 8,

@@ -1,9 +1,10 @@
-"""Which draft tree suits a pair of models: acceptance by rank measured on texts, and the topology that follows."""
+"""Which draft tree suits a model and its draft: acceptance by rank measured on texts, and the topology that follows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from paceline.api.build import VerifierLike, build_drafter
+from paceline.api.build import VerifierLike, build_shaped
 from paceline.api.generate import generate
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
@@ -12,7 +13,6 @@ from paceline.core.plan import Fixed
 from paceline.drafters.grow.measure import Measured, comb
 from paceline.drafters.grow.optimal import best_topology, expected_length
 from paceline.drafters.grow.shapes import Topology
-from paceline.drafters.model import ModelDrafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Advice:
 
 def advise_tree(
     target: Loaded,
-    draft: Loaded,
+    draft: str | Path | Loaded,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     *,
@@ -44,19 +44,18 @@ def advise_tree(
     width: int,
     verifier: VerifierLike = "coupled",
 ) -> Advice:
-    """Draft for ``prompts`` with a comb of ``width``, find the best tree of ``num_drafted`` nodes and ``depth`` levels.
+    """Find the best tree of ``num_drafted`` nodes and ``depth`` levels that a model or a head drafts for ``prompts``.
 
-    Then decode the prompts with that tree and with a chain of as many levels as it may have, at most as many nodes.
-    Raises ValueError for counts below 1, a draft that cannot draft for the target, and what generating refuses.
+    What it drafts first, to be measured, is a comb of ``width``. Then the prompts are decoded with the best tree and
+    with a chain of as many levels as it may have, at most as many nodes. Raises ValueError for counts below 1, a draft
+    that cannot draft for the target, and what generating refuses.
     """
     for name, value in (("num_drafted", num_drafted), ("depth", depth), ("width", width)):
         if value < 1:
             raise ValueError(f"{name}={value}: give at least 1")
-    plain = build_drafter(draft, target=target)  # refuses a draft that cannot serve
-    assert isinstance(plain, ModelDrafter)
 
     def decode(shape: Topology) -> tuple[list[float], float]:
-        drafter = Measured(drafter=ModelDrafter(lm=plain.lm, shape=shape), width=width)
+        drafter = Measured(drafter=build_shaped(draft, target=target, shape=shape), width=width)
         given = [list(prompt) for prompt in prompts]
         results = generate(
             target, given, params, drafter=drafter, verifier=verifier, num_draft_tokens=Fixed(shape.depth)

@@ -38,7 +38,7 @@ class Measured(Drafter):
         if width < 1:
             raise ValueError(f"width={width}: give at least 1")
         self.drafter, self.width = drafter, width
-        self.taps, self.draws = drafter.taps, drafter.draws
+        self.taps, self.num_reread, self.draws = drafter.taps, drafter.num_reread, drafter.draws
         self.origins, self.branches = drafter.origins, drafter.branches
 
     @property
