@@ -1,4 +1,4 @@
-"""Decoders that draft alike and verify in two ways: from the exit on, or from the embeddings. Times nothing.
+"""Steps that draft alike and verify in two ways: from the exit on, or from the embeddings. Times nothing.
 
 B rows, k draft tokens, e layers before the exit.
 """
@@ -23,6 +23,7 @@ from paceline.verifiers import VERIFIERS
 
 RESUMED, WHOLE, PLAIN = "resumed", "whole", "plain"
 AGAIN = f"{RESUMED}, again"  # the control
+DRAFTED = (RESUMED, WHOLE, AGAIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +52,12 @@ class Cell:
 
 @final
 class Prepared:
-    """One decoder for each way, all with the same texts before them, and room for ``num_steps`` steps.
+    """One decoder that drafts, and one that does not, with the same texts before them and room for ``num_steps`` turns.
 
-    The head is a new one: what a step costs does not depend on what is accepted, and both ways accept the same. Raises
-    ValueError for an exit that the target does not have, and for more tokens than its context holds.
+    All ways that draft are steps of one decoder, which lies where it lies: two that are alike can differ by more than
+    what is looked for, by how the system has laid out their memory. The head is a new one: what a step costs does not
+    depend on what is accepted, and both ways accept the same. Raises ValueError for an exit that the target does not
+    have, and for more tokens than its context holds.
     """
 
     def __init__(self, cell: Cell, *, target: DecoderLM, num_steps: int) -> None:
@@ -63,26 +66,27 @@ class Prepared:
         config = EarlyExitConfig(exit_layer=cell.exit_layer)
         head = EarlyExitHead.make(config, target, generator=torch.Generator().manual_seed(0))
         head.eval().requires_grad_(False)
-        ahead = fastest(head.decoder)
-        most = num_steps * (cell.num_draft_tokens + 1)
-        ways: dict[str, Drafter] = {
-            RESUMED: EarlyExitDrafter(head=head, lm=ahead),
-            WHOLE: EarlyExitDrafter(head=head, lm=ahead, resumes=False),
-            AGAIN: EarlyExitDrafter(head=head, lm=ahead),
-            PLAIN: NoDrafter(),
-        }
-        self.decoders = {name: _begun(cell, runs, drafter, most) for name, drafter in ways.items()}
+        self.drafter = EarlyExitDrafter(head=head, lm=fastest(head.decoder))
+        self.drafted = _begun(cell, runs, self.drafter, len(DRAFTED) * num_steps * (cell.num_draft_tokens + 1))
+        self.plain = _begun(cell, runs, NoDrafter(), num_steps)
 
     def step(self, name: str) -> None:
         """One whole step of the way called ``name``, and what the host reads of it."""
-        self.decoders[name].step()
-        self.decoders[name].read()
+        decoder = self.plain if name == PLAIN else self.drafted
+        self.drafter.resumes = name != WHOLE
+        decoder.step()
+        decoder.read()
 
     def texts(self, name: str) -> list[list[int]]:
-        """What every row holds."""
-        batch = self.decoders[name].batch
+        """What every row holds, of what drafts or of what does not."""
+        batch = (self.plain if name == PLAIN else self.drafted).batch
         rows = zip(batch.tokens.tolist(), batch.length.tolist(), strict=True)
         return [text[:length] for text, length in rows]
+
+    def differ(self) -> bool:
+        """Whether what was drafted is not how the target goes on."""
+        pairs = zip(self.texts(RESUMED), self.texts(PLAIN), strict=True)
+        return any(drafted[: len(plain)] != plain[: len(drafted)] for drafted, plain in pairs)
 
 
 def _begun(cell: Cell, target: LM, drafter: Drafter, most: int) -> Decoder:

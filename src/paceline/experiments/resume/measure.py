@@ -7,7 +7,7 @@ from functools import partial
 from paceline.bench.raw import RESUME, RawFile, Record
 from paceline.bench.statistics import is_void, paired_ratios
 from paceline.bench.timing import time_in_turn
-from paceline.experiments.resume.cases import AGAIN, RESUMED, WHOLE, Cell, Prepared
+from paceline.experiments.resume.cases import AGAIN, DRAFTED, PLAIN, RESUMED, Cell, Prepared
 from paceline.models.decoder import DecoderLM
 
 WARM_UP = 2
@@ -19,7 +19,7 @@ def measure_cells(
 ) -> None:
     """Put into ``raw`` what it lacks of ``cells``: seconds of ``num_steps`` steps of every way, step by step in turn.
 
-    Raises ValueError for fewer steps than 1, and RuntimeError where the two ways did not write the same.
+    Raises ValueError for fewer steps than 1, and RuntimeError where what was drafted is not what the target says.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps}: give at least 1")
@@ -30,13 +30,13 @@ def measure_cells(
         say(f"{cell.name} ({number} of {len(cells)})")
         prepared = Prepared(cell, target=target, num_steps=num_steps + WARM_UP)
         taken = time_in_turn(
-            {name: partial(prepared.step, name) for name in prepared.decoders},
+            {name: partial(prepared.step, name) for name in (*DRAFTED, PLAIN)},
             repeats=num_steps,
             seconds=0.0,
             warm_up=WARM_UP,
         )
-        if prepared.texts(RESUMED) != prepared.texts(WHOLE):
-            raise RuntimeError(f"{cell.name}: resumed and whole verification wrote different texts; please report it")
+        if prepared.differ():
+            raise RuntimeError(f"{cell.name}: drafted and plain steps wrote different texts; please report it")
         control = paired_ratios(taken[RESUMED], taken[AGAIN])
         raw.append(
             {
