@@ -125,16 +125,15 @@ class EarlyExitDrafter(Drafter):
         """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
         index = plan.num_draft_tokens - 1
         depth = 0 if index < 0 else self.depths[index]
-        root = Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
         if depth == 0:
-            return root
+            return _only_root(batch)
         self.batch, self.added = batch, self._added(batch, depth)
         if self.lag < 0:  # of a step that was cut off, and is done again, the root was read before
             self.cache.truncate(torch.minimum(self.cache.length, batch.length - 1 - self.unread.count))
         chain = self.chains[index]
         grown = None if chain is None else chain.grow(batch, self._run_ahead, NoDraft.DECLINED)
         if grown is None:
-            self.hidden = [self._stem(root, 0)]  # of the root, then of the forest as it is read
+            self.hidden = [self._stem(_only_root(batch), 0)]  # of the root, then of the forest as it is read
             logits = self._read_root(batch, self.hidden[0])
             grown = self.growers[index].grow(batch, logits, batch.draft_room, self._read, NoDraft.DECLINED)
         return self._to_resume(grown, self.leading[index]) if self.resumes else grown.tree
@@ -273,6 +272,10 @@ class EarlyExitDrafter(Drafter):
         self.past.index_put_((rows[:, None].expand_as(into), into), last)
         before = self.past[rows[:, None], (at - 1).clamp(0, self.past.shape[1] - 1)]
         return self.head.recycle(before, torch.zeros_like(at), at > 0)
+
+
+def _only_root(batch: Batch) -> Tree:
+    return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
 
 
 def _num_leading(shape: Shape) -> int:
