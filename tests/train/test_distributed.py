@@ -59,7 +59,6 @@ def test_two_processes_learn_what_one_does(name, joint, accumulate, tmp_path):
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_two_processes_skip_the_layers_that_one_does(name, tmp_path):
     wanted = alone(tmp_path / "one", joint=True, skips=True)

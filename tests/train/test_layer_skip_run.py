@@ -1,6 +1,7 @@
 """Runs with LayerSkip's recipe: resumed, in parts, better at its exits, and served by a head without weights."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,3 +176,37 @@ def test_the_recipe_is_dumped_and_a_changed_one_is_not_gone_on_with(folder, tmp_
     assert dumped == whole
     assert train(path) == 0 and train(path, "--set", "target.layer_skip.every=3") == 2
     assert "began with target.layer_skip.every=8 and now has 3" in capsys.readouterr().err
+
+
+def test_the_example_is_a_run_whose_exit_needs_no_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    example = Path(__file__).parents[2] / "examples" / "layerskip.yaml"
+    (tmp_path / "text").write_bytes(np.random.default_rng(0).bytes(4000))
+    settings = [
+        "data.sources=[{kind: bytes, path: text, train: 3000, validation: 1000, test: 0}]",
+        "data.cache=cache",
+        "batch={rows: 2, length: 16}",
+        "validation={prompts: 2, prompt_tokens: 8, tokens: 4, k: 2}",
+    ]
+    assert train(example, "--dry-run", *(word for one in settings for word in ("--set", one))) == 0
+    said = capsys.readouterr().out
+    assert "trained parameters  1,738,880" in said and "validation.loss" in said and not Path("runs").exists()
+    config = read_train_config(example)
+    assert config.target.layer_skip == LayerSkipSection(dropout=0.1, exit_scale=1.0, every=4)
+    assert [(head.kind, head.weight) for head in config.heads] == [("early_exit", 0.0)]
+
+
+def test_a_model_that_learned_elsewhere_is_given_an_exit_by_a_few_lines(folder, tmp_path):
+    """Those of the page about training."""
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    text = page.read_text(encoding="utf-8").partition("## Early exits without a head")[2]
+    code = text.partition("```python\n")[2].partition("```")[0].replace("exit_layer=8", "exit_layer=2")
+    code = code.replace("models/mine-exit", str(tmp_path / "exit")).replace("models/mine", str(folder / "target"))
+    exec(code, {})
+    prompts = [[5, 9, 2, 7], [1, 1, 4]]
+    params = SamplingParams(temperature=1.0, max_tokens=12, seed=3)
+    model = load(folder / "target")
+    results = Engine(model, drafter=tmp_path / "exit", num_draft_tokens=3).generate(prompts, params)
+    plain = Engine(model, drafter="none").generate(prompts, params)
+    assert [one.tokens for one in results] == [one.tokens for one in plain]
+    assert total(results).mean_acceptance_length > 1
