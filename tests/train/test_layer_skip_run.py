@@ -142,6 +142,18 @@ def test_an_exit_without_weights_is_written_measured_and_served(folder, tmp_path
         load_head(output / "exit", load(folder / "target").lm)
 
 
+def test_an_exit_without_weights_is_measured_beside_heads_that_learn(folder, tmp_path):
+    """Of a target that stands still."""
+    output = tmp_path / "run"
+    heads = [{"kind": "early_exit", "config": {"exit_layer": 1}}, SILENT]
+    assert train(recipe(folder, output, heads=heads, schedule={"steps": 4})) == 0
+    target = load(folder / "target").lm
+    assert load_head(output / "exit", target).own_state() == {} != load_head(output / "early_exit", target).own_state()
+    lines = log(output)
+    assert any("validation.exit.greedy.num_texts" in line for line in lines)
+    assert not any("exit.loss.1" in line or "exit.loss" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -59,16 +59,14 @@ class LayerSkip:
     def chances(self, step: int) -> Tensor:
         """Of skipping each layer: [L]."""
         depth = torch.arange(self.num_layers, dtype=torch.float64) / (self.num_layers - 1)
-        ramp = _rise(step / max(self.num_steps - 1, 1)) if self.section.ramp else 1.0
-        return self.section.dropout * ramp * (torch.exp(depth * math.log(2)) - 1)
+        return self._highest(step) * (torch.exp(depth * math.log(2)) - 1)
 
     def skipped(self, step: int, generators: Sequence[torch.Generator]) -> Tensor | None:
         """Which layers each row skips, bool [B, L], drawn by its own generator; None where none can be."""
-        chances = self.chances(step)
-        if not bool(chances.any()):
+        if self._highest(step) == 0:
             return None
         drawn = [torch.rand(self.num_layers, generator=one, dtype=torch.float64) for one in generators]
-        return torch.stack(drawn) < chances
+        return torch.stack(drawn) < self.chances(step)
 
     def weights(self, step: int) -> dict[int, float]:
         """Share in the loss by tap, of those that have one; they add up to 1."""
@@ -102,6 +100,11 @@ class LayerSkip:
         measures = {**last.measures, f"{name}.exits": torch.stack((sums, counts))[:, None]}
         return Term(weights[self.num_layers] * last.rows + early, measures)
 
+    def _highest(self, step: int) -> float:
+        """The chance of the last layer."""
+        rise = math.exp(step / max(self.num_steps - 1, 1) * math.log(2)) - 1
+        return self.section.dropout * (rise if self.section.ramp else 1.0)
+
 
 def _all(layer: int, step: int, recipe: LayerSkip) -> bool:
     return True
@@ -121,11 +124,6 @@ CURRICULA: Mapping[str, Callable[[int, int, LayerSkip], bool]] = {
     "rotational": _rotational,
     "gradual": _gradual,
 }
-
-
-def _rise(share: float) -> float:
-    """From 0 to 1."""
-    return math.exp(share * math.log(2)) - 1
 
 
 def _entropy_after(model: DecoderLM, hidden: Tensor, batch: TrainBatch) -> Tensor:
