@@ -13,6 +13,13 @@ MUTANTS = (
         (SKIP,),
     ),
     Mutant(
+        "chances do not grow with the steps",
+        "train/layer_skip.py",
+        "(rise if self.section.ramp else 1.0)",
+        "1.0",
+        (SKIP,),
+    ),
+    Mutant(
         "weights of exits are not normalised",
         "train/layer_skip.py",
         "{tap: weight / total for",
