@@ -9,6 +9,7 @@ from tests.mutants import (
     guidance,
     kernel,
     lane,
+    layer_skip,
     panels,
     processing,
     processing_kernel,
@@ -28,6 +29,7 @@ MUTANTS = (
     + guidance.MUTANTS
     + kernel.MUTANTS
     + lane.MUTANTS
+    + layer_skip.MUTANTS
     + panels.MUTANTS
     + processing.MUTANTS
     + processing_kernel.MUTANTS

@@ -30,14 +30,14 @@ MUTANTS = (
     ),
     Mutant(
         "a draft is held against the law one token on",
-        "train/tasks.py",
+        "train/terms.py",
         "(position + begins).flatten(), text)",
         "((position + 1).clamp(max=length - 1) + begins).flatten(), text)",
         (TASKS,),
     ),
     Mutant(
         "the first token of a text is predicted from the one before it",
-        "train/tasks.py",
+        "train/terms.py",
         "learned & (batch.segment[:, 1:] == batch.segment[:, :-1])",
         "learned",
         (TASKS,),
@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant(
         "what is not learned counts for heads",
         "train/tasks.py",
-        "weight = _learned(batch).gather(1, position.flatten(1)).view_as(position).float()",
+        "weight = learned_of(batch).gather(1, position.flatten(1)).view_as(position).float()",
         "weight = torch.ones_like(position).float()",
         (TASKS,),
     ),

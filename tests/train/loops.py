@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from paceline.train.config import LoopConfig
 from paceline.train.data import Crops
+from paceline.train.layer_skip import LayerSkip, LayerSkipSection
 from paceline.train.tasks import NextToken
 from paceline.train.trainer import Score, Trainer
 from paceline.train.validation import text_loss
@@ -28,10 +29,11 @@ def options(steps=12, *, rate=1e-2, warmup=3, dropout=0.0, checkpoint_every=5, k
     )
 
 
-def trainer(folder, **fields):
+def trainer(folder, *, layer_skip=None, **fields):
     """A tiny run; everything about it is a function of its arguments."""
     config = options(**fields)
-    model = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=1, initializer_range=0.05))
+    layers = 1 if layer_skip is None else 3
+    model = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=layers, initializer_range=0.05))
     model.dropout = config.optimiser.dropout
     crops = Crops([(corpus(0), 1.0)], rows=4, length=16, seed=1)
     held_out = Crops([(corpus(1), 1.0)], rows=4, length=16, seed=2)
@@ -39,7 +41,10 @@ def trainer(folder, **fields):
     def validate(task):
         return Score(value=-text_loss(task.model, held_out))
 
-    task = NextToken(model=model)
+    skip = None
+    if layer_skip is not None:
+        skip = LayerSkip(LayerSkipSection(**layer_skip), num_layers=layers, num_steps=config.schedule.steps)
+    task = NextToken(model=model, layer_skip=skip)
     return Trainer(task=task, batches=crops, config=config, folder=folder, validate=validate)
 
 

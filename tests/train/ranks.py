@@ -7,9 +7,11 @@ import traceback
 import torch
 from safetensors.torch import save_file
 
+from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.train.config import LoopConfig
 from paceline.train.data import Crops
 from paceline.train.distributed import open_strategy
+from paceline.train.layer_skip import LayerSkip, LayerSkipSection
 from paceline.train.losses import Comparison
 from paceline.train.tasks import Heads, Trained
 from paceline.train.trainer import Score, Trainer
@@ -20,9 +22,19 @@ from tests.train.runs import Masked, corpus
 ROWS = 4
 
 
-def make_task(*, joint):
-    """Two heads, one with drawn anchors, beside a target that learns with them or not."""
+def make_task(*, joint, skips):
+    """Two heads, one with drawn anchors, beside a target that learns with them or not; or an exit without weights."""
     target = tiny.native(tiny.llama(1, dtype=torch.float32))
+    if skips:
+        config = EarlyExitConfig(exit_layer=2, num_blocks=0, own_norm=False)
+        exit_head = EarlyExitHead.make(config, target, generator=torch.Generator())
+        return Heads(
+            target=target,
+            heads=[Trained(name="exit", head=exit_head, weight=0)],
+            comparison=Comparison(terms={"kl": 1.0}),
+            text_weight=1.0,
+            layer_skip=LayerSkip(LayerSkipSection(dropout=0.5, every=2), num_layers=3, num_steps=6),
+        )
     tap = TapHead.make(TapConfig(anchors=5), target, generator=torch.Generator().manual_seed(1))
     last = LastHead.make(LastConfig(), target, generator=torch.Generator().manual_seed(2))
     return Heads(
@@ -33,7 +45,7 @@ def make_task(*, joint):
     )
 
 
-def train(folder, strategy, steps, *, joint, accumulate=1, until=None):
+def train(folder, strategy, steps, *, joint, accumulate=1, until=None, skips=False):
     """Train, validate by nothing, and return the whole weights by name."""
     config = LoopConfig.model_validate(
         {
@@ -51,7 +63,7 @@ def train(folder, strategy, steps, *, joint, accumulate=1, until=None):
         config = config.model_copy(update={"validate_every": 1000})
     batches = Masked(Crops([(corpus(0), 1.0)], rows=ROWS, length=16, seed=1))
     trainer = Trainer(
-        task=make_task(joint=joint),
+        task=make_task(joint=joint, skips=skips),
         batches=batches if until is None else Ending(batches, until),
         config=config,
         folder=folder,
@@ -83,13 +95,13 @@ class Ending:
         return self.batches.batch(step, rows)
 
 
-def begin(environment, folder, name, joint, accumulate, until):
+def begin(environment, folder, name, joint, accumulate, until, skips):
     """What a process does; it leaves without the interpreter's end, at which gloo may abort."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:
         strategy = open_strategy(name, device="cpu")
-        weights = train(folder, strategy, 6, joint=joint, accumulate=accumulate, until=until)
+        weights = train(folder, strategy, 6, joint=joint, accumulate=accumulate, until=until, skips=skips)
         if strategy.main:
             save_file(weights, folder / "weights.safetensors")
         strategy.close()

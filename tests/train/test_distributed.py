@@ -16,7 +16,7 @@ PROCESSES = multiprocessing.get_context("forkserver")  # which imports torch onc
 PROCESSES.set_forkserver_preload(["tests.train.ranks"])
 
 
-def launch(folder, name, *, joint, processes=2, accumulate=1, until=None):
+def launch(folder, name, *, joint, processes=2, accumulate=1, until=None, skips=False):
     """Run ``ranks`` in the environment that torchrun gives; the weights that it wrote."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
@@ -26,7 +26,7 @@ def launch(folder, name, *, joint, processes=2, accumulate=1, until=None):
     for rank in range(processes):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
         own = {key: str(value) for key, value in {**own, "MASTER_PORT": port}.items()}
-        process = PROCESSES.Process(target=ranks.begin, args=(own, folder, name, joint, accumulate, until))
+        process = PROCESSES.Process(target=ranks.begin, args=(own, folder, name, joint, accumulate, until, skips))
         process.start()
         started.append(process)
     for process in started:
@@ -34,8 +34,9 @@ def launch(folder, name, *, joint, processes=2, accumulate=1, until=None):
     return load_file(folder / "weights.safetensors")
 
 
-def alone(folder, *, joint, accumulate=1):
-    return ranks.train(folder, Single(device=torch.device("cpu")), 6, joint=joint, accumulate=accumulate)
+def alone(folder, *, joint, accumulate=1, skips=False):
+    single = Single(device=torch.device("cpu"))
+    return ranks.train(folder, single, 6, joint=joint, accumulate=accumulate, skips=skips)
 
 
 def losses(folder):
@@ -54,6 +55,14 @@ def assert_close(found, wanted):
 def test_two_processes_learn_what_one_does(name, joint, accumulate, tmp_path):
     wanted = alone(tmp_path / "one", joint=joint)
     found = launch(tmp_path / "two", name, joint=joint, accumulate=accumulate)
+    assert_close(found, wanted)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_two_processes_skip_the_layers_that_one_does(name, tmp_path):
+    wanted = alone(tmp_path / "one", joint=True, skips=True)
+    found = launch(tmp_path / "two", name, joint=True, skips=True)
     assert_close(found, wanted)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from paceline.train.batches import TrainBatch
 from paceline.train.losses import Comparison
-from paceline.train.tasks import Distillation, Draws, Heads, NextToken, Trained, num_learned
+from paceline.train.tasks import Distillation, Draws, Heads, NextToken, Trained
+from paceline.train.terms import num_learned
 from tests import tiny
 from tests.train.heads import LastConfig, LastHead, TapConfig, TapHead
 

@@ -120,14 +120,21 @@ class DecoderLM(nn.Module):
         return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 
     def causal(
-        self, tokens: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL, segment: Tensor | None = None
+        self,
+        tokens: Tensor,
+        *,
+        taps: Sequence[int] = (),
+        head: Head = Head.ALL,
+        segment: Tensor | None = None,
+        skipped: Tensor | None = None,
     ) -> Output:
         """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V]; ``segment`` as in CausalAttention.
 
-        Raises ValueError for a T that exceeds the model's sliding window.
+        ``skipped`` bool [B, L]: layers that leave a row's stream as it is. Raises ValueError for a T that exceeds the
+        model's sliding window.
         """
         attend = self._causally(tokens, segment)
-        return self._causal(self.embedded(tokens, attend.positions), attend, taps, head)
+        return self._causal(self.embedded(tokens, attend.positions), attend, taps, head, skipped)
 
     def causal_over(
         self, hidden: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL, segment: Tensor | None = None
@@ -140,8 +147,10 @@ class DecoderLM(nn.Module):
         self._refuse_beyond_window(length)
         return CausalAttention(rows, length, whole.device, segment)
 
-    def _causal(self, x: Tensor, attend: Attend, taps: Sequence[int], head: Head) -> Output:
-        found = self._run(x, attend, range(self.num_layers), taps)
+    def _causal(
+        self, x: Tensor, attend: Attend, taps: Sequence[int], head: Head, skipped: Tensor | None = None
+    ) -> Output:
+        found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
         return Output(self._head(found[-1], head, None), {tap: found[tap] for tap in taps})
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -169,7 +178,13 @@ class DecoderLM(nn.Module):
         return torch.cat((resume.hidden[:, :first], rest), dim=1) if first else rest
 
     def _run(
-        self, x: Tensor, attend: Attend, layers: Sequence[int], taps: Sequence[int], done: int = 0
+        self,
+        x: Tensor,
+        attend: Attend,
+        layers: Sequence[int],
+        taps: Sequence[int],
+        done: int = 0,
+        skipped: Tensor | None = None,
     ) -> dict[int, Tensor]:
         """Residual stream at each tap, and under -1 at the end, from ``x`` [B, n, H] after ``done`` of the layers."""
         dropout = self.dropout if self.training else 0.0
@@ -178,7 +193,9 @@ class DecoderLM(nn.Module):
         hidden = {done: x} if done in taps else {}
         x = x.flatten(0, 1)  # inside it is [B * n, H]: a matrix product of two axes costs less to call than of three
         for slot in range(done, len(layers)):
-            x = self.blocks[layers[slot]](x, slot, attend, table, dropout)
+            before, x = x, self.blocks[layers[slot]](x, slot, attend, table, dropout)
+            if skipped is not None:
+                x = torch.where(skipped[:, slot, None, None], before.view(shape), x.view(shape)).flatten(0, 1)
             if slot + 1 in taps:
                 hidden[slot + 1] = x.view(shape)
         return {**hidden, -1: x.view(shape)}

@@ -6,7 +6,7 @@ The whole run is in one file: the same file, data and seed give the same weights
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import yaml
 from pydantic import (
@@ -22,9 +22,8 @@ from pydantic import (
 )
 
 from paceline.train.data.config import DataConfig
+from paceline.train.layer_skip import LayerSkipSection
 from paceline.train.losses import LOSSES
-
-Fraction: TypeAlias = float
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,12 +52,15 @@ class TargetSection(Section):
     config: dict[str, Any] | None = None
     trained: bool = False  # learns the text, beside the heads if there are any; one from scratch always does
     weight: PositiveFloat = 1.0  # of its own loss beside the heads'
+    layer_skip: LayerSkipSection | None = None  # early exits without a head
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of a frozen one in memory
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "TargetSection":
         if (self.path is None) == (self.config is None):
             raise ValueError("give either path (a model directory) or config (a config.json, to train from scratch)")
+        if self.layer_skip is not None and not self.learns:
+            raise ValueError("layer_skip is how a target learns, and this one stands still: give trained: true")
         return self
 
     @property
@@ -73,7 +75,7 @@ class HeadSection(Section):
     kind: str
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]+$")  # of its directory; None: its kind
     config: dict[str, Any] = {}
-    weight: PositiveFloat = 1.0
+    weight: NonNegativeFloat = 1.0  # 0: nothing learns for it, and it must have no weights of its own
     detach: bool = False  # its loss ends at the target's hidden states
     depth_weights: tuple[NonNegativeFloat, ...] | None = None
 

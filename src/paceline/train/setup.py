@@ -16,6 +16,7 @@ from paceline.models.decoder import DecoderLM
 from paceline.models.loading import load, read_config
 from paceline.train.config import ConfigError, DraftSection, HeadSection, TargetSection, TrainConfig, describe
 from paceline.train.fresh import fresh
+from paceline.train.layer_skip import LayerSkip
 from paceline.train.losses import Comparison
 from paceline.train.tasks import Distillation, Heads, NextToken, Task, Trained
 
@@ -68,6 +69,10 @@ def build_head(section: HeadSection, target: DecoderLM, *, seed: int, place: int
         if id(parameter) not in shared:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
+    if section.weight == 0 and head.own_state():
+        raise ConfigError(
+            f"heads.{place}.weight=0: this head has weights of its own, which nothing would train; give it more than 0"
+        )
     return head
 
 
@@ -80,7 +85,7 @@ def build_task(config: TrainConfig, target: Model, draft: Model | None) -> Task:
     if draft is not None:
         return Distillation(target=target.lm, draft=draft.lm, comparison=comparison)
     if not config.heads:
-        return NextToken(model=target.lm)
+        return NextToken(model=target.lm, layer_skip=_layer_skip(config, target.lm))
     heads = [
         Trained(
             name=section.called,
@@ -92,7 +97,27 @@ def build_task(config: TrainConfig, target: Model, draft: Model | None) -> Task:
         for place, section in enumerate(config.heads)
     ]
     weight = config.target.weight if config.target.learns else None
-    return Heads(target=target.lm, heads=heads, comparison=comparison, text_weight=weight, rows=config.loss.rows)
+    task = Heads(
+        target=target.lm,
+        heads=heads,
+        comparison=comparison,
+        text_weight=weight,
+        rows=config.loss.rows,
+        layer_skip=_layer_skip(config, target.lm),
+    )
+    if not task.trained():
+        raise ValueError(
+            "nothing to train: no head has weights of its own, and the target stands still; let it learn "
+            "(target.trained: true), or give a head some (num_blocks: 1)"
+        )
+    return task
+
+
+def _layer_skip(config: TrainConfig, target: DecoderLM) -> LayerSkip | None:
+    section = config.target.layer_skip
+    if section is None:
+        return None
+    return LayerSkip(section, num_layers=target.num_layers, num_steps=config.schedule.steps)
 
 
 def _model(section: TargetSection | DraftSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> Model:

@@ -15,9 +15,14 @@ from torch import Tensor, nn
 
 from paceline.core.noise import split_seed
 from paceline.heads.base import DraftHead
+from paceline.models.base import Output
 from paceline.models.decoder import DecoderLM
 from paceline.train.batches import TrainBatch
-from paceline.train.losses import Comparison, next_token_entropy
+from paceline.train.layer_skip import LayerSkip
+from paceline.train.losses import Comparison
+from paceline.train.terms import Term, compared, joined, learned_of, on_text, segment_of
+
+TARGET = 1 << 40  # counts as a step that no run reaches
 
 
 class Result(NamedTuple):
@@ -39,6 +44,10 @@ class Draws:
     def generator(self, row: int) -> torch.Generator:
         """Of ``row`` of this batch."""
         return torch.Generator().manual_seed(split_seed(split_seed(self.seed, self.step), self.first_row + row))
+
+    def apart(self) -> "Draws":
+        """Others for the same rows: of what is drawn for the target and not for a head."""
+        return dataclasses.replace(self, seed=split_seed(self.seed, TARGET))
 
     def scatter(self) -> None:
         """Seed what draws from the one generator of the device: dropout."""
@@ -69,25 +78,26 @@ class Task(nn.Module, ABC):
 
 def read_text(model: DecoderLM, batch: TrainBatch) -> Result:
     """Cross-entropy of every learned next token."""
-    return _result([_on_text("loss", _logits(model, batch), batch)])
+    return _result([on_text("loss", _logits(model, batch), batch)])
 
 
 @final
 class NextToken(Task):
     """A language model on text."""
 
-    def __init__(self, *, model: DecoderLM) -> None:
+    def __init__(self, *, model: DecoderLM, layer_skip: LayerSkip | None = None) -> None:
         super().__init__()
         self.model = model.requires_grad_(True)
+        self.layer_skip = layer_skip
 
     @property
     def frozen(self) -> None:
         return None
 
     def forward(self, batch: TrainBatch, draws: Draws) -> Result:
-        """Cross-entropy of every learned next token."""
+        """Cross-entropy of every learned next token, with ``layer_skip`` of early exits too."""
         draws.scatter()
-        return read_text(self.model, batch)
+        return _result([_learning("loss", self.model, batch, draws, (), self.layer_skip)[1]])
 
 
 @final
@@ -111,8 +121,8 @@ class Distillation(Task):
         draws.scatter()
         own = _logits(self.draft, batch)
         position = torch.arange(own.shape[1], device=own.device).expand(own.shape[:2])[..., None]
-        weight = _learned(batch).float()[..., None]
-        return _result([_compared("draft", self.comparison, own[:, :, None], wanted, position, weight, batch)])
+        weight = learned_of(batch).float()[..., None]
+        return _result([compared("draft", self.comparison, own[:, :, None], wanted, position, weight, batch)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +131,7 @@ class Trained:
 
     name: str
     head: DraftHead
-    weight: float = 1.0
+    weight: float = 1.0  # 0: nothing learns for it
     detach: bool = False  # whether its loss ends at the target's hidden states
     depth_weights: tuple[float, ...] | None = None  # their mean counts as 1; None: all alike
 
@@ -142,16 +152,18 @@ class Heads(Task):
         comparison: Comparison,
         text_weight: float | None = None,
         rows: int = 1,
+        layer_skip: LayerSkip | None = None,
     ) -> None:
-        """``text_weight``: that of the target's own loss; None freezes it."""
+        """``text_weight``: that of the target's own loss; None freezes it. ``layer_skip``: how it learns."""
         super().__init__()
         target.requires_grad_(text_weight is not None)
         self.trunk = None if text_weight is None else target
         self._target = (target,)
         self.heads = nn.ModuleDict({part.name: part.head for part in heads})
         self.parts, self.comparison = tuple(heads), comparison
-        self.text_weight, self.rows = text_weight, rows
-        self.taps = tuple(sorted({tap for part in heads for tap in part.head.taps}))
+        self.text_weight, self.rows, self.layer_skip = text_weight, rows, layer_skip
+        self.taught = tuple(part for part in heads if part.weight > 0)
+        self.taps = tuple(sorted({tap for part in self.taught for tap in part.head.taps}))
 
     @property
     def target(self) -> DecoderLM:
@@ -164,18 +176,15 @@ class Heads(Task):
     def forward(self, batch: TrainBatch, draws: Draws) -> Result:
         """One forward of the target, whose hidden states all heads read."""
         draws.scatter()
-        logits, hidden = self._read(batch)
-        terms = []
-        if self.text_weight is not None:
-            terms.append(_on_text("target", logits, batch).scaled(self.text_weight))
+        logits, hidden, terms = self._read(batch, draws)
         wanted = logits.detach()
-        for part in self.parts:
+        for part in self.taught:
             read = {tap: hidden[tap].detach() if part.detach else hidden[tap] for tap in part.head.taps}
             groups = [
                 self._of(part, _rows(batch, at, self.rows), read, wanted, draws, at)
                 for at in range(0, len(batch.tokens), self.rows)
             ]
-            terms.append(_joined(groups).scaled(part.weight))
+            terms.append(joined(groups).scaled(part.weight))
         return _result(terms)
 
     @property
@@ -183,30 +192,37 @@ class Heads(Task):
         """The target's: a head reads its hidden states."""
         return self.target.dtype
 
-    def _read(self, batch: TrainBatch) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Logits of the target and hidden states at the taps; without its forward where they came with the batch."""
+    def _read(self, batch: TrainBatch, draws: Draws) -> tuple[Tensor, Mapping[int, Tensor], list[Term]]:
+        """The target's logits, hidden states at the taps, and its own loss if it learns.
+
+        Without its forward where the states came with the batch.
+        """
+        if self.trunk is not None:
+            assert self.text_weight is not None
+            output, loss = _learning("target", self.trunk, batch, draws, self.taps, self.layer_skip)
+            assert output.logits is not None
+            return output.logits, output.hidden, [loss.scaled(self.text_weight)]
         last = self.target.num_layers
-        if self.trunk is None and batch.hidden is not None and {*self.taps, last} <= batch.hidden.keys():
-            hidden = {tap: states.to(self.target.dtype) for tap, states in batch.hidden.items()}
-            with torch.no_grad():
-                return self.target.scored(hidden[last]), hidden
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trunk is not None):
-            output = self.target.causal(batch.tokens[:, :-1], taps=self.taps, segment=_segment(batch))
+        with torch.no_grad():
+            if batch.hidden is not None and {*self.taps, last} <= batch.hidden.keys():
+                hidden = {tap: states.to(self.target.dtype) for tap, states in batch.hidden.items()}
+                return self.target.scored(hidden[last]), hidden, []
+            output = self.target.causal(batch.tokens[:, :-1], taps=self.taps, segment=segment_of(batch))
         assert output.logits is not None
-        return output.logits, output.hidden
+        return output.logits, output.hidden, []
 
     def _of(
         self, part: Trained, batch: TrainBatch, hidden: Mapping[int, Tensor], wanted: Tensor, draws: Draws, at: int
-    ) -> "_Term":
+    ) -> Term:
         rows = slice(at, at + len(batch.tokens))
         unrolled = part.head.unroll(
             batch.tokens[:, :-1],
             {tap: states[rows] for tap, states in hidden.items()},
-            segment=_segment(batch),
+            segment=segment_of(batch),
             generator=draws.generator(at),
         )
         position = unrolled.position
-        weight = _learned(batch).gather(1, position.flatten(1)).view_as(position).float()
+        weight = learned_of(batch).gather(1, position.flatten(1)).view_as(position).float()
         if unrolled.weight is not None:
             weight = weight * unrolled.weight
         if part.depth_weights is not None:
@@ -217,28 +233,31 @@ class Heads(Task):
                     "give one for each"
                 )
             weight = weight * (depths / depths.mean())
-        return _compared(part.name, self.comparison, unrolled.logits, wanted[rows], position, weight, batch)
+        return compared(part.name, self.comparison, unrolled.logits, wanted[rows], position, weight, batch)
 
 
-@dataclass(frozen=True, slots=True)
-class _Term:
-    """One loss: by row [B] as a sum over learned tokens, and measures."""
+def _learning(
+    name: str, model: DecoderLM, batch: TrainBatch, draws: Draws, taps: Sequence[int], layer_skip: LayerSkip | None
+) -> tuple[Output, Term]:
+    """What a model that learns its text makes of it, with its loss. Only in training are layers skipped."""
+    weights = {model.num_layers: 1.0} if layer_skip is None else layer_skip.weights(draws.step)
+    skipped = None
+    if layer_skip is not None and model.training:
+        own = draws.apart()
+        skipped = layer_skip.skipped(draws.step, [own.generator(row) for row in range(len(batch.tokens))])
+    output = model.causal(
+        batch.tokens[:, :-1],
+        taps=sorted({*taps, *weights}),
+        segment=segment_of(batch),
+        skipped=None if skipped is None else skipped.to(batch.tokens.device),
+    )
+    assert output.logits is not None
+    if layer_skip is None:
+        return output, on_text(name, output.logits, batch)
+    return output, layer_skip.loss(name, model, output.logits, output.hidden, batch, weights)
 
-    rows: Tensor
-    measures: dict[str, Tensor]
 
-    def scaled(self, weight: float) -> "_Term":
-        return _Term(self.rows * weight, self.measures)
-
-
-def _joined(parts: Sequence[_Term]) -> _Term:
-    """Of more rows."""
-    names = parts[0].measures
-    measures = {name: torch.stack([part.measures[name] for part in parts]).sum(0) for name in names}
-    return _Term(torch.cat([part.rows for part in parts]), measures)
-
-
-def _result(terms: Sequence[_Term]) -> Result:
+def _result(terms: Sequence[Term]) -> Result:
     rows = torch.stack([term.rows for term in terms]).sum(0)
     measures = {name: value for term in terms for name, value in term.measures.items()}
     return Result(rows.sum(), rows.detach(), measures)
@@ -254,54 +273,6 @@ def _rows(batch: TrainBatch, at: int, count: int) -> TrainBatch:
 
 
 def _logits(model: DecoderLM, batch: TrainBatch) -> Tensor:
-    logits = model.causal(batch.tokens[:, :-1], segment=_segment(batch)).logits
+    logits = model.causal(batch.tokens[:, :-1], segment=segment_of(batch)).logits
     assert logits is not None
     return logits
-
-
-def _segment(batch: TrainBatch) -> Tensor | None:
-    return None if batch.segment is None else batch.segment[:, :-1]
-
-
-def _learned(batch: TrainBatch) -> Tensor:
-    """Of every input, whether its successor counts [B, T]; the first token of another text follows from nothing."""
-    learned = batch.learned[:, 1:]
-    return learned if batch.segment is None else learned & (batch.segment[:, 1:] == batch.segment[:, :-1])
-
-
-def num_learned(batch: TrainBatch) -> Tensor:
-    """How many tokens a loss counts, a scalar."""
-    return _learned(batch).sum()
-
-
-def _on_text(name: str, logits: Tensor, batch: TrainBatch) -> _Term:
-    entropy = next_token_entropy(logits.flatten(0, 1), batch.tokens[:, 1:].flatten())
-    rows = (entropy.view(logits.shape[:2]) * _learned(batch)).sum(-1)
-    sums = torch.stack((rows.detach().sum(), num_learned(batch).to(rows.dtype)))
-    return _Term(rows, {f"{name}.text": sums[:, None]})
-
-
-def _compared(
-    name: str,
-    comparison: Comparison,
-    own: Tensor,
-    wanted: Tensor,
-    position: Tensor,
-    weight: Tensor,
-    batch: TrainBatch,
-) -> _Term:
-    """``own`` [B, A, D, V] against ``wanted`` [B, T, V] at ``position`` [B, A, D], each with its ``weight``.
-
-    Sums are scaled to T entries per row, so that a term weighs alike however many anchors and depths there are.
-    """
-    rows, length = wanted.shape[:2]
-    begins = torch.arange(rows, device=position.device)[:, None, None] * length
-    text = batch.tokens[:, 1:].gather(1, position.flatten(1)).flatten()
-    found = comparison(own.flatten(0, 2), wanted.flatten(0, 1), (position + begins).flatten(), text)
-    loss, acceptance, greedy = (column.view_as(weight) for column in found)
-    share = length / weight[0].numel()
-    with torch.no_grad():
-        counts = weight.sum((0, 1))
-        sums = {"loss": loss.detach(), "acceptance": acceptance, "greedy": greedy}
-        measures = {f"{name}.{key}": torch.stack(((value * weight).sum((0, 1)), counts)) for key, value in sums.items()}
-    return _Term((loss * weight).sum((1, 2)) * share, measures)

@@ -20,7 +20,8 @@ from paceline.train.progress import TrainProgress
 from paceline.train.replica import Averaged, Replica
 from paceline.train.schedule import factor
 from paceline.train.stopping import Stopped, Stopping
-from paceline.train.tasks import Draws, Result, Task, num_learned
+from paceline.train.tasks import Draws, Result, Task
+from paceline.train.terms import num_learned
 
 
 class Diverged(ValueError):

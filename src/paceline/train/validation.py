@@ -18,7 +18,8 @@ from paceline.models.decoder import DecoderLM
 from paceline.train.acceptance import Acceptance, greedy_and_warm, measure_acceptance
 from paceline.train.batches import Batches, TrainBatch
 from paceline.train.config import ValidationSection
-from paceline.train.tasks import Distillation, Heads, NextToken, num_learned, read_text
+from paceline.train.tasks import Distillation, Heads, NextToken, read_text
+from paceline.train.terms import num_learned
 from paceline.train.trainer import Score
 
 NUM_BATCHES = 4  # of held-out text
