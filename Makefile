@@ -86,7 +86,7 @@ endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minut
 laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
 	$(BIN)/python -m tests.laws
 
-laws-long: $(STAMP)  ## Ten minutes of sampled texts of a tiny transformer against their exact joint law, fresh seeds
+laws-long: $(STAMP)  ## A quarter of an hour of sampled texts of a tiny transformer against their exact joint law, fresh seeds
 	$(BIN)/python -m tests.laws.long
 
 divergence: $(STAMP)  ## How often drafting changes a text at near ties, per backend and precision

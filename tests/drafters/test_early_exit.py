@@ -56,9 +56,9 @@ def itself(**options):
     return EarlyExitDrafter(head=head_of(models.target()[1]), **options)
 
 
-def recycling(*, num_blocks=2, scale=0.3):
+def recycling(target=None, *, num_blocks=2, scale=0.3):
     """A head whose recycled part says something, though nothing in particular; it is no older than 2."""
-    head = head_of(models.target()[1], num_blocks=num_blocks, recycle=True, max_age=2)
+    head = head_of(target or models.target()[1], num_blocks=num_blocks, recycle=True, max_age=2)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for part in (head.recycle.weight, head.recycle.ages):

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from paceline.api.results import Source
 from tests.fuzz.cases import ALWAYS, COMMON, OPTIONS, cases
 from tests.fuzz.serve import Tally, everything_is_shared_and_measured_often, serve
 
@@ -77,6 +78,13 @@ def _print(console: Console, tally: Tally) -> None:
         table.add_row(
             name, "no" if name in COMMON else "yes", f"{asked:,}", f"{refused:,}", f"{refused / max(1, asked):.1%}"
         )
+    console.print(table)
+    table = Table("drafter", title="What was drafted, and kept")
+    for title in ("texts", "tokens", "of drafts"):
+        table.add_column(title, justify="right")
+    for name, kept in sorted(tally.kept.items()):
+        tokens = sum(kept[source] for source in Source)
+        table.add_row(name, f"{kept['texts']:,}", f"{tokens:,}", f"{kept[Source.DRAFTED] / tokens:.1%}")
     console.print(table)
 
 

@@ -1,6 +1,6 @@
 """Serves a case through the public API and has every result judged; what is refused is counted by option."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ class Tally:
     asked: Counter = field(default_factory=Counter)
     refused: Counter = field(default_factory=Counter)
     seen: Counter = field(default_factory=Counter)
+    kept: defaultdict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))  # of what each drafter gave
 
     @property
     def share(self):
@@ -52,7 +53,7 @@ def serve(case, tally):
     kind = VERIFIERS.find(verifier)
     running = Engine(
         target.loaded(eager=case.eager),
-        drafter=target.drafter(name, shape),
+        drafter=target.drafter(name, shape, eager=case.eager),
         verifier=verifier,
         num_draft_tokens=case.num_draft_tokens,
         batch_size=case.batch_size,
@@ -74,6 +75,7 @@ def serve(case, tally):
         for result in results:
             judge(result, row.prompt, row.options, same_tokens=kind.same_tokens, lossless=kind.lossless)
             tally.seen.update([result.finish_reason, *result.source, "results"])
+            tally.kept[name].update(["texts", *result.source])
     assert running.decoder.drafter.error is None, "a drafter that fails costs no token, so nothing else would tell"
 
 

@@ -1,4 +1,4 @@
-"""The target of the fuzzer: a random GPT-2 whose tokens are letters, so that texts and tokens are one."""
+"""The target of the fuzzer, a random GPT-2 whose tokens are letters, so that texts and tokens are one; what drafts."""
 
 import string
 from functools import cache
@@ -9,11 +9,15 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from paceline.api import Loaded
+from paceline.drafters import DRAFTERS
 from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
+from paceline.engine.static import fastest
+from paceline.heads import HEADS
 from paceline.text.tokenizer import Tokenizer
 from paceline.verifiers import VERIFIERS
 from tests import harness, tiny
+from tests.drafters import test_early_exit as early_exit
 
 LETTERS = string.ascii_letters[:37]
 VOCAB = len(LETTERS)
@@ -59,19 +63,36 @@ def loaded(*, eager):
     )
 
 
+@cache
+def heads():
+    """Heads of the target: those that the registered drafters' tests draft with, and early exits of other kinds."""
+    target = model()[1]
+    return {
+        **{name: harness.tiny_drafter(name, target).head for name in HEADS.builtin},
+        "recycling exit": early_exit.recycling(target),
+        "exit of its own": early_exit.head_of(target, scale=0.12, exit_layer=2, own_head=True),
+    }
+
+
 def designs():
     """Every (drafter, verifier, shape of tree) that goes together; the shape is None for chains."""
     found = [(drafter, verifier, None) for drafter, verifier in harness.pairs()]
+    found += [(name, verifier, None) for name in heads() for verifier in VERIFIERS.builtin if name not in HEADS]
     for verifier in VERIFIERS.builtin:
         kind = VERIFIERS.find(verifier)
         for name, shape in SHAPES.items() if kind.branches else ():
             if set(kind.wants) & shape.draws and (verifier != "spectr" or name == "two paths"):
-                found.append(("model", verifier, name))
+                found += [(drafter, verifier, name) for drafter in ("model", *heads())]
     return found
 
 
-def drafter(name, shape):
-    """A fresh drafter for an engine of its own."""
+def drafter(name, shape, *, eager):
+    """A fresh drafter for an engine of its own; ``eager`` keeps a head from the kernel."""
+    shape = None if shape is None else SHAPES[shape]
     if name == "model":
-        return ModelDrafter(lm=draft(), shape=None if shape is None else SHAPES[shape])
-    return harness.tiny_drafter(name, model()[1])
+        return ModelDrafter(lm=draft(), shape=shape)
+    if name not in heads():
+        return harness.tiny_drafter(name, model()[1])
+    head = heads()[name]
+    lm = head.decoder if eager else fastest(head.decoder)
+    return DRAFTERS.find(head.kind)(head=head, lm=lm, shape=shape)

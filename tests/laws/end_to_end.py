@@ -1,4 +1,4 @@
-"""Texts of a tiny transformer under every rule, drafted by another one, and their exact joint law.
+"""Texts of a tiny transformer under every rule, drafted by another one or by heads, and their exact joint law.
 
 The target is our decoder with the weights of a random Llama; the draft has the same weights with noise on them. Laws
 come from transformers' own forward over all continuations, and warping from a naive formula (tests/reference): neither
@@ -13,7 +13,6 @@ from itertools import cycle, product
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from paceline.core.plan import StepPlan
 from paceline.core.request import Request
@@ -21,16 +20,15 @@ from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
 from paceline.core.tree import Draw
 from paceline.decode import Decoder
+from paceline.drafters.base import Drafter
 from paceline.drafters.grow.shapes import Confident, Shape, Topology
-from paceline.drafters.model import ModelDrafter
-from paceline.models.base import LM
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
-from tests import reference, tiny
+from tests import reference
 from tests.laws.gtest import g_test, tail
+from tests.laws.models import VOCAB, draft_logits, drafter_of, heads, pair, target_logits
 from tests.tables import index_of
 
-VOCAB = 5  # the noise of a choice comes in groups of four words: five tokens take two
 CAPS = (None, 2, None, 1, None, 3, None, 0)  # draft lengths that rows allow, one of them at random
 
 
@@ -70,55 +68,26 @@ GROUPS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Target and draft, each as transformers runs it in float64 and as we do in float32."""
-
-    target: LM
-    draft: LM
-    target_known: PreTrainedModel
-    draft_known: PreTrainedModel
-
-
-@cache
-def pair() -> Pair:
-    known = tiny.llama(
-        6,
-        dtype=torch.float32,
-        vocab_size=VOCAB,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.5,
-    )
-    with torch.no_grad():
-        other = tiny.noisy(known, 0.2)
-    target, draft = tiny.native(known), tiny.native(other)
-    return Pair(target=target, draft=draft, target_known=known.double(), draft_known=other.double())
-
-
 @cache
 def exact(group: Group) -> Tensor:
     """The law [C] of the group's texts; one that ends early goes on with its stop token."""
-    return law_of(group, pair().target_known)
+    return law_of(group, target_logits)
 
 
 @cache
-def favoured(group: Group) -> Tensor:
+def favoured(group: Group, drafter: str = "model") -> Tensor:
     """The texts [C] that the draft would give more often than the target does, bool."""
-    return law_of(group, pair().draft_known) > exact(group)
+    return law_of(group, draft_logits(drafter)) > exact(group)
 
 
-def law_of(group: Group, model: PreTrainedModel) -> Tensor:
-    """The law [C] of the group's texts if ``model`` gave them."""
+def law_of(group: Group, logits_after: Callable[[Tensor], Tensor]) -> Tensor:
+    """The law [C] of the group's texts whose tokens come by what ``logits_after`` makes [n, V] of texts [n, T]."""
     mass = torch.ones(1, dtype=torch.float64)
     for count in range(group.length):
         texts = torch.tensor(list(product(range(VOCAB), repeat=count)), dtype=torch.int64).reshape(VOCAB**count, count)
         prompts = torch.tensor(group.prompt).expand(len(texts), -1)
         with torch.no_grad():
-            logits = model(torch.cat((prompts, texts), dim=1)).logits[:, -1]
+            logits = logits_after(torch.cat((prompts, texts), dim=1))
         laws = torch.stack([law_after(group, row, text) for row, text in zip(logits, texts.tolist(), strict=True)])
         mass = (mass[:, None] * laws).flatten()
     return mass
@@ -151,6 +120,10 @@ SHAPES: dict[str, tuple[Shape | None, tuple[int, ...]]] = {
     "chain of 3": (None, (3,)),
     "trees": (TREE, (2, 3, 1)),
 }
+# Inner nodes stand behind a leaf, so that they are not read in the order in which they stand.
+LEAF_FIRST = {"leaf first": (Topology(((0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 1, 0))), (3,))}
+HEAD_SHAPES = {**{label: SHAPES[label] for label in ("chains", "confident")}, **LEAF_FIRST}
+ALL_SHAPES = {**SHAPES, **LEAF_FIRST}
 
 
 class InTurn:
@@ -166,14 +139,16 @@ class InTurn:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One rule over drafts of one draw and one shape."""
+    """One rule over drafts of one draw and one shape, made by the draft model or by a head."""
 
     verifier: str
     draw: Draw
     shape: str
+    source: str = "model"
 
     def __str__(self) -> str:
-        return f"{self.verifier}-{self.draw.name.lower()}-{self.shape}".replace(" ", "_")
+        name = f"{self.verifier}-{self.draw.name.lower()}-{self.shape}" + f"-{self.source}" * (self.source != "model")
+        return name.replace(" ", "_")
 
     @property
     def lossless(self) -> bool:
@@ -184,20 +159,25 @@ class Case:
         """Whether the rule weighs the law that a token was drawn from, beyond comparing it with the target's pick."""
         return not VERIFIERS.find(self.verifier).same_tokens
 
-    def drafter(self) -> ModelDrafter:
-        return ModelDrafter(lm=pair().draft, draws=frozenset({self.draw}), shape=SHAPES[self.shape][0])
+    def drafter(self) -> Drafter:
+        return drafter_of(self.source, draw=self.draw, shape=ALL_SHAPES[self.shape][0])
 
 
-def cases(*, lossless: bool) -> list[Case]:
-    """All that the registry's rules take and a draft model can make."""
-    found = []
+def cases(*, lossless: bool, source: str = "model") -> list[Case]:
+    """All that the registry's rules take and a draft model, or the head ``source``, can make."""
+    found, shapes = [], SHAPES if source == "model" else HEAD_SHAPES
     for name in VERIFIERS.builtin:
         kind = VERIFIERS.find(name)
-        for draw, (label, (shape, _)) in product(kind.wants, SHAPES.items()):
+        for draw, (label, (shape, _)) in product(kind.wants, shapes.items()):
             possible = shape is None or (kind.branches and draw in shape.draws)
             if kind.lossless is lossless and possible:
-                found.append(Case(verifier=name, draw=draw, shape=label))
+                found.append(Case(verifier=name, draw=draw, shape=label, source=source))
     return found
+
+
+def cases_of_heads() -> list[Case]:
+    """Every lossless rule over every draw, in chains, trees and confident trees of each head."""
+    return [case for head in heads() for case in cases(lossless=True, source=head)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +224,7 @@ def sample(
     Rows that have ended take the next texts while the others go on. ``seed`` fixes everything; two of different seeds
     share no noise below 10 ** 6 texts. ``verifier`` takes the place of the registered one.
     """
-    plan = InTurn(SHAPES[case.shape][1])
+    plan = InTurn(ALL_SHAPES[case.shape][1])
     decoder = Decoder(
         target=pair().target,
         drafter=case.drafter(),
@@ -294,8 +274,8 @@ def texts_of(decoder: Decoder, rows: Tensor, group: Group) -> Tensor:
     return torch.where(missing, group.stop or 0, tokens)
 
 
-def chances(sampled: Sampled) -> dict[str, float]:
-    """The p-value of each group's joint law, of all groups together, and of how many texts the draft favours.
+def chances(sampled: Sampled, drafter: str = "model") -> dict[str, float]:
+    """The p-value of each group's joint law, of all groups together, and of how many texts ``drafter`` favours.
 
     Groups are independent, so the sum of their statistics has the chi-square law of the summed degrees of freedom. How
     many favoured texts there are varies over groups of different laws less than over one of their mean, so that test
@@ -304,7 +284,7 @@ def chances(sampled: Sampled) -> dict[str, float]:
     found, total, freedom = {}, 0.0, 0
     seen = wanted = number = 0.0
     for group, counts in zip(GROUPS, sampled.counts, strict=True):
-        law, leaning = exact(group), favoured(group)
+        law, leaning = exact(group), favoured(group, drafter)
         statistic, own = g_test(counts, law)
         found[group.name] = tail(statistic, own)
         total, freedom = total + statistic, freedom + own

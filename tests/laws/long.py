@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.laws.end_to_end import Case, Sampled, cases, chances, sample
+from tests.laws.end_to_end import Case, Sampled, cases, cases_of_heads, chances, sample
 from tests.laws.gtest import holm
 
 LEVEL = 1e-3  # of a false alarm anywhere in a run in which all rules are right
@@ -25,10 +25,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.laws.long", description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=4, help=f"of {TEXTS:,} texts per case (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="of a former run, to repeat it (default: a fresh one)")
-    parser.add_argument("--only", default="", help="cases whose names contain this, like traversal-iid-tree")
+    parser.add_argument("--only", default="", help="cases whose names contain this, like traversal-iid-tree or prophet")
     asked = parser.parse_args()
     seed = secrets.randbelow(10**6) if asked.seed is None else asked.seed
-    known = cases(lossless=True) + cases(lossless=False)
+    known = cases(lossless=True) + cases(lossless=False) + cases_of_heads()
     chosen = [case for case in known if asked.only in str(case)]
     if asked.rounds < 1 or not 0 <= seed < 10**6 or not chosen:
         parser.error(f"give at least 1 round, a seed from 0 to {10**6 - 1:,} and a name that some case has")
@@ -51,14 +51,16 @@ def main() -> int:
 
 def judge(found: dict[Case, Sampled], seconds: float) -> int:
     """Print what was found; 1 if anything is not as it should be."""
-    values = {case: chances(sampled) for case, sampled in found.items()}
+    values = {case: chances(sampled, case.source) for case, sampled in found.items()}
     honest = [case for case in found if case.lossless]
     flat = [(case, name, chance) for case in honest for name, chance in values[case].items()]
     failed = [flat[i] for i, bad in enumerate(holm([chance for *_, chance in flat], LEVEL)) if bad]
     failing = {case for case, *_ in failed}
     num_tests = sum(len(values[case]) for case in found)
 
-    table = Table("verifier", "draw", "shape", title="Texts of a tiny transformer, against their exact joint law")
+    table = Table(
+        "verifier", "draw", "shape", "drafter", title="Texts of a tiny transformer, against their exact joint law"
+    )
     for title in ("tests", "smallest p", "where", "texts", "kept", "tokens/step", ""):
         table.add_column(title, justify="left" if title == "where" else "right")
     wrong = 0
@@ -72,6 +74,7 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
             case.verifier,
             case.draw.name.lower().replace("_", " "),
             case.shape,
+            case.source,
             str(len(values[case])),
             f"{least:.1e}",
             where,
