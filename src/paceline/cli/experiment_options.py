@@ -9,7 +9,7 @@ from paceline.cli import options as o
 from paceline.cli.commands import EXIT_CODES
 from paceline.core.registry import Registry
 
-COMMANDS = Registry("experiment", {"resume": "paceline.cli.experiment:Resume"})
+COMMANDS = Registry("experiment", {"resume": "paceline.cli.experiment_resume:Resume"})
 
 Output = Annotated[Path, typer.Option(help="File of raw figures; what it holds already is not measured again.")]
 Target = Annotated[
