@@ -24,7 +24,7 @@ def draw(figures: Sequence[BatchedFigures], *, title: str) -> str:
         for axes, runtime in zip(panels, runtimes, strict=False):
             _times(axes, [line for line in figures if line.cell.runtime == runtime])
             axes.set_title(runtime)
-        panels[0].set_ylabel("time of a batch over that of rows that advance alone")
+        panels[0].set_ylabel("time of a batch over that per row")
         _tokens(panels[-1], [line for line in figures if line.cell.runtime == runtimes[0]])
         panels[-1].set_title("tokens a step")
         return to_svg(figure)
