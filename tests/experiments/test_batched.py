@@ -8,6 +8,7 @@ import torch
 
 from paceline.api.loading import load
 from paceline.core.batch import Finish
+from paceline.core.cache import SlotCache
 from paceline.core.plan import Fixed
 from paceline.core.stats import Summary
 from paceline.decode import Decoder
@@ -114,6 +115,25 @@ def test_moved_rows_end_at_one_slot_and_hold_what_rows_at_rest_hold():
                     torch.testing.assert_close(here[:, first : first + length], there[:, :length])
         offsets.add(tuple(alignment.offset.tolist()))
     assert len(offsets) > 5
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 3, 8])
+def test_heads_of_any_size_are_moved_whole(head_dim):
+    alignment = Alignment(2, torch.device("cpu"))
+    cache = alignment.keep(
+        SlotCache(
+            num_layers=2, rows=2, capacity=7, num_kv_heads=3, head_dim=head_dim, dtype=torch.bfloat16, device="cpu"
+        )
+    )
+    for seed, store in enumerate((cache.keys, cache.values)):
+        store.normal_(generator=torch.Generator().manual_seed(seed))
+    former = cache.keys.clone(), cache.values.clone()
+    alignment.begin([3, 1])
+    alignment.align(torch.tensor([4, 3]))
+    assert alignment.offset.tolist() == [0, 1]
+    for store, before in zip((cache.keys, cache.values), former, strict=True):
+        assert torch.equal(store[:, 0, :4], before[:, 0, :4])
+        assert torch.equal(store[:, 1, 1:4], before[:, 1, 2:5]), "moved to the left by one"
 
 
 def test_rows_that_end_at_one_slot_already_are_not_copied():

@@ -44,20 +44,20 @@ MUTANTS = (
     Mutant(
         "realigned: values stay behind",
         ALIGNED,
-        "_gather(store, source.flatten(), into)",
-        "_gather(store, source.flatten(), into) if store is cache.keys else into.copy_(store)",
+        "_gather(store, source, into)",
+        "_gather(store, source, into) if store is cache.keys else into.copy_(store)",
         (TEXTS,),
     ),
     Mutant("realigned: the draft's cache stays behind", ALIGNED, "in self._kept:", "in self._kept[:1]:", (TEXTS,)),
-    Mutant("realigned: rows move the other way", ALIGNED, "shift.device) - shift)", "shift.device) + shift)", (TEXTS,)),
+    Mutant("realigned: rows move the other way", ALIGNED, "(slot - shift)", "(slot + shift)", (TEXTS,)),
     Mutant(
         "realigned: rows move from where they began", ALIGNED, "(offset - self.offset)[", "(offset)[", (TEXTS, MOVED)
     ),
     Mutant(
         "realigned: wider than the longest text",
         ALIGNED,
-        "offset = length.max() - length",
-        "offset = length.max() + 1 - length",
+        "end = length.max()",
+        "end = length.max() + 1",
         (MOVED,),
     ),
     Mutant(

@@ -3,7 +3,7 @@
 Elsewhere slots are positions, and rows end where they end. This is the other way: all caches of a decoder share an
 offset per row, which mask and slots respect. Texts stay where they are, which is in favour of this way.
 
-L layers, R rows, S slots, H key-value heads, E head size; B rows of a view, n nodes of a call.
+L layers, R rows, S slots, H key-value heads, E head size; B rows of a view, n nodes or slots of a call.
 """
 
 import copy
@@ -49,18 +49,19 @@ class Alignment:
 
     def align(self, length: Tensor) -> None:
         """Move all rows so that texts of ``length`` [R] tokens end at one slot; nothing where they do already."""
-        offset = length.max() - length
+        end = length.max()
+        offset = end - length
         if torch.equal(offset, self.offset):
             return
         shift = (offset - self.offset)[:, None]
+        slot = torch.arange(int(end), device=shift.device)
         for kept in self._kept:
             cache = kept.cache
-            # What comes from beside a row's slots lies in its padding or above its end, where nobody looks.
-            source = (torch.arange(cache.capacity, device=shift.device) - shift).clamp(0, cache.capacity - 1)
-            source += torch.arange(cache.rows, device=shift.device)[:, None] * cache.capacity
+            # What comes from beside a row's slots lies in its padding, where nobody looks.
+            source = (slot - shift).clamp(0, cache.capacity - 1)
             former = [cache.keys, cache.values]
             for store, into in zip(former, kept.spare, strict=True):
-                _gather(store, source.flatten(), into)
+                _gather(store, source, into)
             cache.keys, cache.values = kept.spare
             kept.spare[:] = former
         self.offset.copy_(offset)
@@ -72,9 +73,13 @@ class Alignment:
 
 
 def _gather(store: Tensor, source: Tensor, into: Tensor) -> None:
-    """Slots ``source`` [R * S] of every layer of ``store`` [L, R + 1, S, H, E] to the first ones of ``into``."""
-    for layer, target in zip(store.flatten(1, 2), into.flatten(1, 2), strict=True):
-        torch.index_select(layer.flatten(1), 0, source, out=target[: len(source)].flatten(1))
+    """Slots ``source`` [R, n] of each row in every layer of ``store`` [L, R + 1, S, H, E] to the first of ``into``."""
+    size = store.shape[-1] * store.itemsize
+    # Elements are copied one by one: the wider, the fewer.
+    wide = next(dtype for dtype in (torch.complex128, torch.float64, store.dtype) if size % dtype.itemsize == 0)
+    rows = torch.arange(len(source), device=source.device)[:, None]
+    out = into.view(wide)[:, : len(source), : source.shape[1]]
+    torch.ops.aten.index.Tensor_out(store.view(wide), [None, rows, source], out=out)
 
 
 @final
