@@ -4,6 +4,7 @@ A mutant dies by an ordinary test: one that was written for the law, not for the
 """
 
 from tests.mutants import (
+    batched,
     data,
     early_exit,
     guidance,
@@ -24,7 +25,8 @@ from tests.mutants import (
 )
 
 MUTANTS = (
-    data.MUTANTS
+    batched.MUTANTS
+    + data.MUTANTS
     + early_exit.MUTANTS
     + guidance.MUTANTS
     + kernel.MUTANTS

@@ -4,7 +4,8 @@ A line of kind "run" says under what conditions the lines of kind "cell" and "du
 one of kind "choice" says why its duels have the sides they have; one of kind "peer" which version of a peer took part,
 or why none did; one of kind "failure" what could not be timed; one of kind "contest" compares verifiers; those of kind
 "axis", "ragged", "prefill" and "first" say how steps and prompts scale, one of kind "device" what a GPU does,
-one of kind "options" what sampling options add to a step, one of kind "resume" what early exits gain by resuming.
+one of kind "options" what sampling options add to a step, one of kind "resume" what early exits gain by resuming, one
+of kind "batched" what rows lose that do not advance alone.
 """
 
 import hashlib
@@ -19,8 +20,9 @@ RUN, CELL, CHOICE, DUEL, CONTEST = "run", "cell", "choice", "duel", "contest"
 PEER, FAILURE = "peer", "failure"
 AXIS, RAGGED, PREFILL, FIRST, DEVICE = "axis", "ragged", "prefill", "first", "device"
 OPTIONS = "options"
-RESUME = "resume"
-KINDS = (RUN, CELL, CHOICE, DUEL, CONTEST, PEER, FAILURE, AXIS, RAGGED, PREFILL, FIRST, DEVICE, OPTIONS, RESUME)
+RESUME, BATCHED = "resume", "batched"
+STUDIES = (RESUME, BATCHED)
+KINDS = (RUN, CELL, CHOICE, DUEL, CONTEST, PEER, FAILURE, AXIS, RAGGED, PREFILL, FIRST, DEVICE, OPTIONS, *STUDIES)
 
 
 def fingerprint(conditions: Record) -> str:

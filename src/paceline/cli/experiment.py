@@ -1,27 +1,23 @@
-"""The command ``paceline experiment resume``: measures, prints a table and draws a picture where that is possible."""
+"""What the commands ``paceline experiment`` share: where figures are kept, and how they are shown. Measures nothing."""
 
 import sys
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
-from paceline.api import embedded_pair
+from paceline.api import Loaded
 from paceline.bench.machine import describe, hash_source
-from paceline.bench.raw import RUN, RawFile, Record, fingerprint, hash_model
+from paceline.bench.raw import RUN, RawFile, Record, hash_model
+from paceline.bench.scaling.measure import begin
 from paceline.cli import EXIT_OK
-from paceline.cli.bench_inputs import read_counts
-from paceline.cli.console import open_notes
-from paceline.cli.models import load_target
-from paceline.cli.options import ModelOptions
-from paceline.experiments.resume.cases import Cell
-from paceline.experiments.resume.measure import measure_cells
-from paceline.experiments.resume.table import figures_of, footnotes, tables_of
 from paceline.models.decoder import DecoderLM
 from paceline.models.loading import name_of
 
@@ -29,99 +25,86 @@ WIDTH = 110  # of the tables where there is no terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
-    """The command's options; ``run`` returns the exit code."""
+class Study(ABC):
+    """Options that every study has; ``run`` returns the exit code."""
+
+    title: ClassVar[str]  # of its drawing
 
     output: Path
-    target: str | None
-    exits: str
-    batch: str
-    context: str
-    num_draft_tokens: int
-    num_steps: int
     dtype: str | None
     threads: int | None
     report: bool
 
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ValueError for options that mean nothing, before anything is read."""
+
+    @abstractmethod
+    def measure(self, raw: RawFile) -> None:
+        """Put into ``raw`` what it lacks."""
+
+    @abstractmethod
+    def tables(self, records: Sequence[Record]) -> list[Table]:
+        """What ``records`` say, run by run."""
+
+    @abstractmethod
+    def footnotes(self) -> list[str]:
+        """What the figures are."""
+
+    @abstractmethod
+    def draw(self, records: Sequence[Record], *, title: str) -> str:
+        """The SVG drawing of one run's ``records``; matplotlib is there."""
+
     def run(self) -> int:
         """Measure what the file lacks, unless only a report is asked for, and show what it holds."""
-        cells = self._cells()
+        self.check()
         raw = RawFile(self.output)
         if not self.report:
-            self._measure(cells, raw)
-        tables = tables_of(raw.records)
+            self.measure(raw)
+        tables = self.tables(raw.records)
         if not tables:
             raise ValueError(f"{self.output} holds no figures of this study; measure some first, without --report")
         console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
         for table in tables:
             console.print(table)
             console.print()
-        for line in footnotes():
+        for line in self.footnotes():
             console.print(line, soft_wrap=True, markup=False)
-        console.print(f"raw figures: {self.output}; drawn: {_draw(raw.records, self.output)}", soft_wrap=True)
+        console.print(f"raw figures: {self.output}; drawn: {self._drawn(raw.records)}", soft_wrap=True)
         return EXIT_OK
 
-    def _cells(self) -> list[Cell]:
-        if self.num_draft_tokens < 1:
-            raise ValueError(f"--k {self.num_draft_tokens}: give at least 1")
-        counts = (
-            read_counts(self.exits, option="--exit"),
-            read_counts(self.batch, option="--batch"),
-            read_counts(self.context, option="--context"),
-        )
-        return [
-            Cell(exit_layer=layer, num_rows=rows, context=context, num_draft_tokens=self.num_draft_tokens)
-            for context, rows, layer in product(*reversed(counts))
-        ]
-
-    def _measure(self, cells: Sequence[Cell], raw: RawFile) -> None:
-        path = self.target or str(embedded_pair()[0])
-        target = load_target(
-            ModelOptions(
-                model=path,
-                dtype=self.dtype,
-                device="cpu" if not torch.cuda.is_available() else None,
-                threads=self.threads,
-                revision=None,
-                trust_remote_code=False,
-            )
-        )
-        if not isinstance(target.lm, DecoderLM):
-            raise ValueError(f"--target {path}: transformers' own code runs all layers; give a natively known model")
-        conditions: Record = {
-            "machine": describe().identity(),
-            "source": hash_source(),
-            "num_threads": torch.get_num_threads(),
-            "dtype": name_of(target.dtype),
-            "target": {"name": Path(path).name, "hash": hash_model(Path(path)) if Path(path).is_dir() else path},
-            "num_steps": self.num_steps,
-        }
-        run = fingerprint(conditions)
-        if not any(record["kind"] == RUN and record["run"] == run for record in raw.records):
-            date = datetime.now(UTC).isoformat(timespec="seconds")
-            raw.append({"kind": RUN, "run": run, "conditions": conditions, "notes": {"date": date}})
-        notes = open_notes(quiet=False, log_level=None)
-        with notes.status("measuring ...") as status:
-            measure_cells(
-                cells,
-                target=target.lm,
-                raw=raw,
-                run=run,
-                num_steps=self.num_steps,
-                say=status.update,
-            )
+    def _drawn(self, records: Sequence[Record]) -> str:
+        """A drawing of the newest run beside the figures, where matplotlib is installed; what to say of it."""
+        if find_spec("matplotlib") is None:
+            return "nothing, for matplotlib is missing (pip install 'paceline[bench]')"
+        newest = [record for record in records if record["kind"] == RUN][-1]
+        conditions = newest["conditions"]
+        title = f"{self.title}: {conditions['target']['name']}, {conditions['dtype']}"
+        file = self.output.with_suffix(".svg")
+        own = [record for record in records if record["run"] == newest["run"]]
+        file.write_text(self.draw(own, title=title), encoding="utf-8")
+        return str(file)
 
 
-def _draw(records: Sequence[Record], output: Path) -> str:
-    """A drawing of the newest run beside the figures, where matplotlib is installed; what to say of it."""
-    if find_spec("matplotlib") is None:
-        return "nothing, for matplotlib is missing (pip install 'paceline[bench]')"
-    from paceline.experiments.resume.plot import draw  # needs the optional matplotlib
+def check_native(target: Loaded, path: str) -> DecoderLM:
+    """The target's decoder. Raises ValueError where transformers' own code runs it."""
+    if not isinstance(target.lm, DecoderLM):
+        raise ValueError(f"--target {path}: transformers' own code runs all layers; give a natively known model")
+    return target.lm
 
-    newest = [record for record in records if record["kind"] == RUN][-1]
-    figures = figures_of([record for record in records if record["run"] == newest["run"]])
-    conditions = newest["conditions"]
-    title = f"Resuming from the exit: {conditions['target']['name']}, {conditions['dtype']}"
-    file = output.with_suffix(".svg")
-    file.write_text(draw(figures, title=title), encoding="utf-8")
-    return str(file)
+
+def begin_run(raw: RawFile, *, models: Mapping[str, str], dtype: torch.dtype, choices: Record) -> str:
+    """The fingerprint of a run of ``models``, paths by what they are for, under the study's own ``choices``."""
+    conditions: Record = {
+        "machine": describe().identity(),
+        "source": hash_source(),
+        "num_threads": torch.get_num_threads(),
+        "dtype": name_of(dtype),
+        **{use: _identity(path) for use, path in models.items()},
+        **choices,
+    }
+    return begin(raw, conditions=conditions, notes=lambda: {"date": datetime.now(UTC).isoformat(timespec="seconds")})
+
+
+def _identity(path: str) -> Record:
+    return {"name": Path(path).name, "hash": hash_model(Path(path)) if Path(path).is_dir() else path}

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from functools import partial
 
 from paceline.bench.raw import RESUME, RawFile, Record
+from paceline.bench.scaling.measure import has
 from paceline.bench.statistics import is_void, paired_ratios
 from paceline.bench.timing import time_in_turn
 from paceline.experiments.resume.cases import AGAIN, DRAFTED, PLAIN, RESUMED, Cell, Prepared
@@ -25,7 +26,7 @@ def measure_cells(
         raise ValueError(f"num_steps={num_steps}: give at least 1")
     for number, cell in enumerate(cells, start=1):
         identity: Record = {"kind": RESUME, "run": run, "cell": asdict(cell)}
-        if any(identity.items() <= record.items() and not record["void"] for record in raw.records):
+        if has(raw, identity):
             continue
         say(f"{cell.name} ({number} of {len(cells)})")
         prepared = Prepared(cell, target=target, num_steps=num_steps + WARM_UP)

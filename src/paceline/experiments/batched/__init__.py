@@ -1,0 +1,1 @@
+"""What do rows lose that do not advance alone, but in lock-step, or padded and realigned after every step?"""
