@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options bench-gpu endurance rank-verifiers laws laws-long divergence mutants fuzz docs docs-outputs demo-models demo-heads clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options experiments bench-gpu endurance rank-verifiers laws laws-long divergence mutants fuzz docs docs-outputs demo-models demo-heads clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -76,6 +76,10 @@ bench-scaling: $(STAMP)  ## A step's time and memory by rows, nodes and context,
 
 bench-options: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## What a step pays for each sampling option, by rows, draft and vocabulary (about 8 minutes; goes on after an interruption)
 	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.options $(LARGE) $(WIDE) --output $(REPORTS)/sampling-cost.jsonl
+
+experiments: $(STAMP) $(MODELS)/target-200M  ## The studies of docs/experiments (about 10 minutes; goes on after an interruption)
+	$(BIN)/paceline experiment resume --target $(MODELS)/target-200M --output docs/experiments/resume.jsonl
+	$(BIN)/paceline experiment batched --threads 1 --output docs/experiments/batched.jsonl
 
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
 	$(BIN)/python -m paceline.bench.gpu --output docs/benchmarks/gpu.jsonl

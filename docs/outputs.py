@@ -2,8 +2,9 @@
 
 A fenced ``console`` block after a comment ``<!-- output: COMMAND -->`` becomes the command and what it prints, standard
 error too if the command says ``2>&1``. The commands of a page run in a shell, one after another, in one temporary
-directory, and find the embedded pair in $TARGET and $DRAFT. With ``--check`` nothing is written: what would change is
-printed, and makes the exit code 1. Times differ from run to run, so some of it always does.
+directory, and find the embedded pair in $TARGET and $DRAFT, and raw figures of studies in $EXPERIMENTS. With
+``--check`` nothing is written: what would change is printed, and makes the exit code 1. Times differ from run to run,
+so some of it always does.
 """
 
 import argparse
@@ -62,8 +63,10 @@ def main(arguments: Sequence[str]) -> int:
     from paceline.api import embedded_pair  # after the arguments, so that --help is quick
 
     variables = {name: str(path) for name, path in zip(("TARGET", "DRAFT"), embedded_pair(), strict=True)}
+    folder = Path(__file__).resolve().parent
+    variables["EXPERIMENTS"] = str(folder / "experiments")
     changed = False
-    for path in given.pages or sorted(Path(__file__).parent.glob("*.md")):
+    for path in given.pages or sorted((*folder.glob("*.md"), *folder.glob("experiments/*.md"))):
         old = path.read_text(encoding="utf-8")
         new = rewrite(old, variables=variables)
         changed |= new != old
