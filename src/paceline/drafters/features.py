@@ -66,14 +66,15 @@ class Unread:
         # The last column takes the writes that must change nothing.
         self.states = torch.zeros(rows, capacity + 1, size, dtype=dtype, device=device)  # [R, C + 1, H]
         self.count = torch.zeros(rows, dtype=torch.int64, device=device)  # [R]
+        self.rows = torch.arange(rows, device=device)[:, None]
 
     def add(self, states: Tensor, first: Tensor, until: Tensor) -> None:
         """Of ``states`` [R, n, H] those from ``first`` [R] to ``until`` [R], less the latter; there must be room."""
         index = torch.arange(states.shape[1], device=states.device)
         at = self.count[:, None] + index - first[:, None]
         kept = (index >= first[:, None]) & (index < until[:, None])
-        at = torch.where(kept, at, self.capacity)[..., None].expand_as(states)
-        self.states.scatter_(1, at, states)
+        at = torch.where(kept, at, self.capacity)
+        self.states.index_put_((self.rows, at), states)
         self.count.add_(until - first)
 
     def then(self, newest: Tensor, size: int) -> Tensor:

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, final
 
+from paceline import SPIN_VARIABLE, SPINS
 from paceline.bench.runner import DecodingFailed
 
 PATIENCE = 1800.0  # seconds for a start or an answer; compiling a large model takes minutes
@@ -143,7 +144,7 @@ def _popen(
             stdout=stdout,
             stderr=stderr,
             bufsize=0,
-            env={**os.environ, **environment},
+            env={**_inherited(), **environment},
             process_group=0,
         )
     except OSError as error:
@@ -157,3 +158,8 @@ def first_cores(cores: Sequence[int], num_threads: int) -> tuple[int, ...]:
             f"{num_threads} threads on {len(cores)} cores: peers have a core for each; give --threads {len(cores)}"
         )
     return tuple(sorted(cores)[:num_threads])
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without what Paceline says to its own threads: others run as they run by themselves."""
+    return {name: value for name, value in os.environ.items() if (name, value) != (SPIN_VARIABLE, SPINS)}
