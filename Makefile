@@ -79,7 +79,7 @@ bench-options: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS
 
 experiments: $(STAMP) $(MODELS)/target-200M  ## The studies of docs/experiments (about 10 minutes; goes on after an interruption)
 	$(BIN)/paceline experiment resume --target $(MODELS)/target-200M --output docs/experiments/resume.jsonl
-	$(BIN)/paceline experiment batched --threads 1 --output docs/experiments/batched.jsonl
+	$(BIN)/paceline experiment batched --threads 1 --processor-time --repeats 8 --output docs/experiments/batched.jsonl
 
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
 	$(BIN)/python -m paceline.bench.gpu --output docs/benchmarks/gpu.jsonl
@@ -115,7 +115,7 @@ demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU
 	$(BIN)/python -m paceline.train.demo_models build/demo-models
 
 # Written to build/heads/run/early_exit and .../prophet, which the package has under demo/src/paceline_demo.
-demo-heads: $(STAMP)  ## Train the heads of the embedded target again (a quarter of an hour on two cores; resumable)
+demo-heads: $(STAMP)  ## Train the heads of the embedded target again (half an hour on one core; resumable)
 	mkdir -p build/heads
 	$(BIN)/paceline data regenerate demo/recipes/texts.yaml --model $(PAIR)/target --dtype bfloat16 --num-prompts 3072 \
 	  --batch-size 64 --output build/heads/own.npy
