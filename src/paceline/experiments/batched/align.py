@@ -6,18 +6,16 @@ offset per row, which mask and slots respect. Texts stay where they are, which i
 L layers, R rows, S slots, H key-value heads, E head size; B rows of a view, n nodes or slots of a call.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline.core.cache import SlotCache, View
-from paceline.core.tree import Resume, Tree
+from paceline.core.cache import SlotCache, View, Zeros
+from paceline.core.tree import Tree
 from paceline.models.attention import CacheAttention, TreeAttention
-from paceline.models.base import Head, Output
 from paceline.models.decoder import DecoderLM
 
 
@@ -98,51 +96,14 @@ class _AlignedAttention(TreeAttention):
         self.mask = added.repeat(1, group, 1)[:, None]
 
 
-@final
-class AlignedLM:
-    """``lm`` on its own weights, over caches that ``alignment`` keeps: an LM (models/base)."""
+class AlignedLM(DecoderLM):
+    """``lm`` on its own weights, over caches that ``alignment`` keeps."""
 
     def __init__(self, lm: DecoderLM, alignment: Alignment) -> None:
-        self.lm, self.alignment = copy.copy(lm), alignment
-        self.lm.attention = alignment.attention
+        nn.Module.__init__(self)
+        self.__dict__.update(lm.__dict__)  # the very parts
+        self.alignment, self.attention = alignment, alignment.attention
 
-    @property
-    def vocab_size(self) -> int:
-        return self.lm.vocab_size
-
-    @property
-    def max_positions(self) -> int:
-        return self.lm.max_positions
-
-    @property
-    def max_slots(self) -> int | None:
-        return self.lm.max_slots
-
-    @property
-    def num_layers(self) -> int:
-        return self.lm.num_layers
-
-    @property
-    def slot_bytes(self) -> int:
-        return self.lm.slot_bytes
-
-    @property
-    def device(self) -> torch.device:
-        return self.lm.device
-
-    def new_cache(self, rows: int, capacity: int) -> SlotCache:
+    def new_cache(self, rows: int, capacity: int, *, zeros: Zeros | None = None) -> SlotCache:
         """As the decoder's own, and as much memory again."""
-        return self.alignment.keep(self.lm.new_cache(rows, capacity))
-
-    def __call__(
-        self,
-        tree: Tree,
-        cache: View,
-        *,
-        start: int = 0,
-        taps: Sequence[int] = (),
-        head: Head = Head.ALL,
-        resume: Resume | None = None,
-    ) -> Output:
-        """Score nodes ``start`` on of ``tree`` (see models/base)."""
-        return self.lm(tree, cache, start=start, taps=taps, head=head, resume=resume)
+        return self.alignment.keep(super().new_cache(rows, capacity, zeros=zeros))
