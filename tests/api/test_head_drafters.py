@@ -118,6 +118,34 @@ def test_a_bare_name_says_that_a_directory_is_needed(name):
         build_drafter(name, target=target)
 
 
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"dtype": "bfloat16"}], ids=str)
+def test_an_exit_without_weights_needs_no_directory(options):
+    target = load(pair().target, device="cpu", **options)
+    plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)
+    [result] = paceline.generate(target, [PROMPT], PARAMS, drafter="early_exit:exit_layer=2", num_draft_tokens=3)
+    assert result.tokens == plain[0].tokens and sum(result.stats.drafted) > 0
+    drafter = build_drafter("early_exit:exit_layer=2", target=target)
+    assert type(drafter) is EarlyExitDrafter and not drafter.head.own_state()
+    assert drafter.head.decoder.norm is target.lm.norm and drafter.head.decoder.embed is target.lm.embed
+
+
+def test_an_exit_that_the_target_does_not_have_is_one_line(capsys):
+    layers = load(pair().target, device="cpu").lm.num_layers
+    command = ["generate", "--model", str(pair().target), "--max-tokens", "4", "for item", "--drafter"]
+    for given, said in (
+        (f"early_exit:exit_layer={layers}", f"exit_layer={layers}: the target has {layers} layers, so give at most"),
+        ("early_exit:exit_layer=0", "exit_layer=0: give at least 1"),
+        ("early_exit:layer=1", "drafter 'early_exit' has no option 'layer'; known: exit_layer"),
+        ("early_exit", "or early_exit:exit_layer=LAYER for a target that learned to do without"),
+    ):
+        assert run([*command, given]) == 2
+        assert said in capsys.readouterr().err
+    assert run([*command, "early_exit:exit_layer=1"]) == 0
+    target = load(pair().target, device="cpu", backend="hf")
+    with pytest.raises(ValueError, match=r"'early_exit:exit_layer=1' drafts from hidden states of native models"):
+        build_drafter("early_exit:exit_layer=1", target=target)
+
+
 @every_kind
 @pytest.mark.parametrize("option", ["--draft", "--drafter"])
 def test_commands_take_a_heads_directory(option, kind, folder, capsys):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from paceline.api.heads import build_head_drafter, check_no_head, is_head
+from paceline.api.heads import build_head_drafter, is_head, read_weightless
 from paceline.api.loading import Loaded, load, runnable
 from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
@@ -38,6 +38,7 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model; of the target's
       vocabulary and on its device. Those loaded here take the target's precision.
     - The directory of a head that was trained for the target (``paceline.heads.files``); the target must be native.
+    - "early_exit:exit_layer=8", for a native target that has learned to say early what it says at its end.
     - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``).
     - A ``Drafter``, taken as it is.
 
@@ -121,7 +122,7 @@ def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, ta
     if is_transformers_model(drafter):
         return _build(load(drafter, device=target.lm.device, enforce_eager=target.enforce_eager), target)
     if isinstance(drafter, str) and name_of(drafter) in DRAFTERS:
-        return _by_name(drafter)
+        return _by_name(drafter, target)
     if isinstance(drafter, str | Path) and is_head(drafter):
         return build_head_drafter(drafter, target=target)
     if isinstance(drafter, Path) or (isinstance(drafter, str) and _names_a_model(drafter)):
@@ -147,12 +148,12 @@ def _names_a_model(text: str) -> bool:
     return "/" in text or (text != "" and Path(text).is_dir())
 
 
-def _by_name(text: str) -> Drafter:
+def _by_name(text: str, target: Loaded) -> Drafter:
     """The drafter that ``text`` names. Raises ValueError for one that needs more than text can give."""
     if name_of(text) == "model":
         raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")
-    check_no_head(text)
-    return read_named(DRAFTERS, text).make()
+    weightless = read_weightless(text)
+    return read_named(DRAFTERS, text).make() if weightless is None else weightless.drafter(target)
 
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:

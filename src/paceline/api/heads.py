@@ -3,20 +3,27 @@
 A head (``paceline.heads``) drafts from the target's own hidden states, and shares weights with it.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
+
+import torch
 
 from paceline.api.loading import Loaded
-from paceline.api.named import name_of
+from paceline.api.named import name_of, read_named
+from paceline.core.registry import Registry
 from paceline.core.tree import Draw
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.grow.shapes import Shape
 from paceline.engine.static import fastest, lay_out
 from paceline.heads import HEADS
+from paceline.heads.base import DraftHead
+from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.heads.files import is_head, load_head
 from paceline.models.decoder import DecoderLM
 
-__all__ = ["build_head_drafter", "check_no_head", "is_head"]
+__all__ = ["WeightlessExit", "build_head_drafter", "is_head", "read_weightless"]
 
 
 def build_head_drafter(
@@ -28,23 +35,61 @@ def build_head_drafter(
     ValueError for a target that transformers runs, for files that are missing or broken, for a head of another target,
     and where the shape allows none of the draws.
     """
+    head = load_head(path, _native(target, f"{path} is a head, which"), target_name=target.name)
+    return _drafter(head, target, shape=shape, draws=draws)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightlessExit:
+    """An early exit of nothing but the target's own norm and head, for a target that has learned it (2404.16710)."""
+
+    exit_layer: int
+
+    def drafter(self, target: Loaded) -> Drafter:
+        """What drafts so. Raises ValueError for a layer that ``target`` lacks, and where transformers runs it."""
+        lm = _native(target, f"drafter 'early_exit:exit_layer={self.exit_layer}'")
+        if self.exit_layer < 1:
+            raise ValueError(f"exit_layer={self.exit_layer}: give at least 1")
+        config = EarlyExitConfig(exit_layer=self.exit_layer, num_blocks=0, own_norm=False)
+        return _drafter(EarlyExitHead.make(config, lm, generator=torch.Generator()), target)
+
+
+WITHOUT_FILES = Registry("drafter", {"early_exit": "paceline.api.heads:WeightlessExit"})
+
+
+def read_weightless(text: str) -> WeightlessExit | None:
+    """The early exit of "early_exit:exit_layer=8"; None for what names no head.
+
+    Raises ValueError for the bare name of a drafter that a head is needed for, and for options that are none.
+    """
+    name = name_of(text)
+    if name not in HEADS:
+        return None
+    if name in WITHOUT_FILES and name != text:
+        return read_named(WITHOUT_FILES, text).make()
+    raise ValueError(
+        f"drafter {name!r} needs a head that was trained for the target: give the head's directory instead of the name"
+        + (f", or {name}:exit_layer=LAYER for a target that learned to do without" if name in WITHOUT_FILES else "")
+    )
+
+
+def _native(target: Loaded, who: str) -> DecoderLM:
+    """The target's decoder. Raises ValueError where transformers' own code runs it."""
     if not isinstance(target.lm, DecoderLM):
         raise ValueError(
-            f"{path} is a head, which drafts from hidden states of native models, and {target.name} is run by "
-            "transformers: load it with backend='native', or give another drafter"
+            f"{who} drafts from hidden states of native models, and {target.name} is run by transformers: load it with "
+            "backend='native', or give another drafter"
         )
-    head = load_head(path, target.lm, target_name=target.name)
+    return target.lm
+
+
+def _drafter(
+    head: DraftHead, target: Loaded, *, shape: Shape | None = None, draws: frozenset[Draw] | None = None
+) -> Drafter:
     lm = head.decoder
     if not target.enforce_eager:
+        assert isinstance(target.lm, DecoderLM)
         lay_out(lm, beside=target.lm)
         lm = fastest(lm)
     return DRAFTERS.find(head.kind)(head=head, lm=lm, shape=shape, draws=draws)
-
-
-def check_no_head(text: str) -> None:
-    """Raise ValueError for the bare name of a drafter that a head is needed for."""
-    if name_of(text) in HEADS:
-        raise ValueError(
-            f"drafter {name_of(text)!r} needs a head that was trained for the target: give the head's directory "
-            "instead of the name"
-        )

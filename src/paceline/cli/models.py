@@ -2,7 +2,7 @@
 
 from paceline.api import Loaded, load
 from paceline.api.build import DrafterLike, build_verifier
-from paceline.api.heads import check_no_head, is_head
+from paceline.api.heads import is_head, read_weightless
 from paceline.api.named import name_of, read_named
 from paceline.cli.options import BACKEND_NAMES, DTYPE_NAMES, QUANTIZATION_NAMES, DraftOptions, ModelOptions
 from paceline.drafters import DRAFTERS
@@ -89,8 +89,8 @@ def check_drafting(options: DraftOptions) -> None:
             f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, a head's directory, or vLLM's "
             "speculative_config as JSON; a draft model is given by --draft"
         )
-    check_no_head(given)
-    read_named(DRAFTERS, given)
+    if read_weightless(given) is None:
+        read_named(DRAFTERS, given)
 
 
 def choose_drafter(options: DraftOptions, *, target: Loaded) -> DrafterLike:
