@@ -72,7 +72,7 @@ class Batch:
     def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
         """The tokens and the validity [R, 1 + depth] of a chain that is to be drafted: its roots, and zeros.
 
-        Texts of more than ``longest`` tokens are not drafted for, nor are others beyond one token more than that.
+        A drafter that reads no more than ``longest`` tokens of a text drafts none beyond the one that follows them.
         """
         room = self.draft_room if longest is None else torch.minimum(self.draft_room, longest - self.length + 1)
         active = self.active[:, None]

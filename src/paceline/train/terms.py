@@ -32,6 +32,7 @@ def joined(parts: Sequence[Term]) -> Term:
 
 
 def segment_of(batch: TrainBatch) -> Tensor | None:
+    """Which text of its row every input belongs to [B, T]; None where a row is one text."""
     return None if batch.segment is None else batch.segment[:, :-1]
 
 
@@ -47,6 +48,7 @@ def num_learned(batch: TrainBatch) -> Tensor:
 
 
 def on_text(name: str, logits: Tensor, batch: TrainBatch) -> Term:
+    """Cross-entropy of the learned next tokens under ``logits`` [B, T, V], measured as ``name``.text."""
     entropy = next_token_entropy(logits.flatten(0, 1), batch.tokens[:, 1:].flatten())
     rows = (entropy.view(logits.shape[:2]) * learned_of(batch)).sum(-1)
     sums = torch.stack((rows.detach().sum(), num_learned(batch).to(rows.dtype)))
