@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options experiments bench-gpu endurance rank-verifiers laws laws-long divergence mutants fuzz docs docs-outputs demo-models demo-heads clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants fuzz docs docs-outputs demo-models demo-heads clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -53,7 +53,7 @@ SAMPLED := --num-prompts 2 --k 3,5 --temperature 0,0.7 --top-p 0.95
 
 $(MODELS)/%: | $(STAMP)
 	rm -rf $@.part && mkdir -p $(MODELS)
-	$(BIN)/python -m paceline.bench.inflate --model $(PAIR)/$(firstword $(subst -, ,$*)) --dtype bfloat16 \
+	$(BIN)/python -m benchmarks.inflate --model $(PAIR)/$(firstword $(subst -, ,$*)) --dtype bfloat16 \
 	  --name paceline-demo-$(firstword $(subst -, ,$*)) $(if $(findstring 200M,$*),--parameters 200M) \
 	  $(if $(findstring 32k,$*),--vocab 32000) --output $@.part
 	mv $@.part $@
@@ -69,35 +69,35 @@ bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-
 	$(TOGETHER) $(WIDE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-32k.jsonl
 
 bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
-	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.rules --output docs/benchmarks/verifiers-cost.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.verifier_cost --output docs/benchmarks/verifiers-cost.jsonl
 
 bench-scaling: $(STAMP)  ## A step's time and memory by rows, nodes and context, and the time to the first token (about 10 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.scaling --output docs/benchmarks/scaling.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --output docs/benchmarks/scaling.jsonl
 
 bench-options: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## What a step pays for each sampling option, by rows, draft and vocabulary (about 8 minutes; goes on after an interruption)
-	OMP_NUM_THREADS=1 $(BIN)/python -m paceline.bench.options $(LARGE) $(WIDE) --output $(REPORTS)/sampling-cost.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sampling_cost $(LARGE) $(WIDE) --output $(REPORTS)/sampling-cost.jsonl
 
 experiments: $(STAMP) $(MODELS)/target-200M  ## The studies of docs/experiments (about 10 minutes; goes on after an interruption)
-	$(BIN)/paceline experiment resume --target $(MODELS)/target-200M --output docs/experiments/resume.jsonl
-	$(BIN)/paceline experiment batched --threads 1 --processor-time --repeats 8 --output docs/experiments/batched.jsonl
+	$(BIN)/python -m benchmarks resume --target $(MODELS)/target-200M --output docs/experiments/resume.jsonl
+	$(BIN)/python -m benchmarks batched --threads 1 --processor-time --repeats 8 --output docs/experiments/batched.jsonl
 
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
-	$(BIN)/python -m paceline.bench.gpu --output docs/benchmarks/gpu.jsonl
+	$(BIN)/python -m benchmarks.gpu --output docs/benchmarks/gpu.jsonl
 
 endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
-	$(BIN)/python -m paceline.bench.endurance
+	$(BIN)/python -m benchmarks.endurance
 
-laws: $(STAMP)  ## Every law by enumeration, with a table of what was walked
-	$(BIN)/python -m tests.laws
+distributions: $(STAMP)  ## Output distributions of every verifier by enumeration, with a table of what was enumerated
+	$(BIN)/python -m tests.distributions
 
-laws-long: $(STAMP)  ## A quarter of an hour of sampled texts of a tiny transformer against their exact joint law, fresh seeds
-	$(BIN)/python -m tests.laws.long
+distributions-long: $(STAMP)  ## A quarter of an hour of sampled outputs of a tiny transformer against their exact joint distribution, fresh seeds
+	$(BIN)/python -m tests.distributions.long
 
 divergence: $(STAMP)  ## How often drafting changes a text at near ties, per backend and precision
-	$(BIN)/python -m paceline.diagnose.divergence_table
+	$(BIN)/python -m benchmarks.divergence_rate
 
 rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 10 minutes; goes on after an interruption)
-	$(BIN)/python -m paceline.bench.ranking --output docs/benchmarks/verifiers-embedded.jsonl
+	$(BIN)/python -m benchmarks.verifier_ranking --output docs/benchmarks/verifiers-embedded.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants
@@ -112,7 +112,7 @@ docs-outputs: $(STAMP)  ## Run every command that the documentation shows and pu
 	$(BIN)/python docs/outputs.py
 
 demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU; resumable)
-	$(BIN)/python -m paceline.train.demo_models build/demo-models
+	$(BIN)/python -m demo.recipes.models build/demo-models
 
 # Written to build/heads/run/early_exit and .../prophet, which the package has under demo/src/paceline_demo.
 demo-heads: $(STAMP)  ## Train the heads of the embedded target again (half an hour on one core; resumable)

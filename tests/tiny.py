@@ -12,9 +12,9 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from paceline.models.decoder import DecoderLM
 from paceline.models.families import FAMILIES
 from paceline.models.loading import build
+from paceline.models.native.decoder import DecoderLM
 
 VOCAB = 61
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from paceline.constraints.lane import Lane
+from paceline.constraints.host import Lane
 from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Report
 from paceline.core.clock import Clock, NoClock, Phase

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 
 import paceline
 from paceline import hf as drop_in
-from paceline.api import hf as api_hf
 from paceline.api.loading import load
-from paceline.models.decoder import DecoderLM
-from paceline.models.hf import TransformersLM
+from paceline.hf import drop_in as api_hf
+from paceline.models.adapter.lm import TransformersLM
 from paceline.models.loading import ModelError
+from paceline.models.native.decoder import DecoderLM
 from tests import reference
 from tests.api.checkpoints import config_of, pair
 from tests.models.adapter_models import MODELS, SIZES, make
@@ -114,7 +114,7 @@ def test_formats_that_are_no_directory_of_safetensors_are_refused(folder, tmp_pa
 
 def test_code_of_a_checkpoint_is_transformers_affair_alone(folder, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("paceline.models.hf_files.load", lambda path, **options: seen.append(options) or opt())
+    monkeypatch.setattr("paceline.models.adapter.files.load", lambda path, **options: seen.append(options) or opt())
     for trusted in (False, True):
         load(folder, device="cpu", trust_remote_code=trusted)
     assert [options["trust_remote_code"] for options in seen] == [False, True]

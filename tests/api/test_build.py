@@ -15,10 +15,10 @@ from paceline.core.registry import Registry
 from paceline.core.tree import Draw
 from paceline.decode import agree
 from paceline.drafters import DRAFTERS
-from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.tree.shapes import Topology
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.lossy_typical import LossyTypical
 from tests import tiny

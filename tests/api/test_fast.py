@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.api import Engine, SamplingParams, generate, load, score
-from paceline.models.cpu.runtime import CpuDecoder
+from paceline.models.cpu.decoder import CpuDecoder
 from tests.api.checkpoints import pair
 
 PROMPTS = ["def add(first, second):", "for item in items:", "\n    return", "class"]

@@ -8,19 +8,19 @@ import torch
 import paceline
 from paceline.api.build import build_drafter
 from paceline.api.loading import load
+from paceline.bench.tree_search import advise_tree
 from paceline.cli import run
-from paceline.diagnose.trees import advise_tree
+from paceline.draft_heads.files import save_head
 from paceline.drafters.early_exit import EarlyExitDrafter
-from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.linear_prophet import LinearProphetDrafter
 from paceline.drafters.prophet import ProphetDrafter
-from paceline.heads.files import save_head
-from paceline.models.cpu.panels import PanelLinear
-from paceline.models.cpu.runtime import CpuDecoder
-from paceline.models.decoder import DecoderLM
+from paceline.drafters.tree.shapes import Topology
+from paceline.models.cpu.decoder import CpuDecoder
+from paceline.models.cpu.packed_weights import PanelLinear
 from paceline.models.fingerprint import fingerprint
+from paceline.models.native.decoder import DecoderLM
 from tests.api.checkpoints import pair
-from tests.heads.test_prophet import make
+from tests.draft_heads.test_prophet import make
 
 KINDS = {"early_exit": EarlyExitDrafter, "prophet": ProphetDrafter, "linear_prophet": LinearProphetDrafter}
 SIZES = {"early_exit": {"exit_layer": 1}}

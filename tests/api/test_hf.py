@@ -27,9 +27,9 @@ from transformers.generation.streamers import BaseStreamer
 from paceline import hf
 from paceline.api.generation_fields import HARMLESS, HONOURED
 from paceline.api.generation_fields import REFUSED as REFUSED_FIELDS
-from paceline.api.hf import adopted
-from paceline.api.hf_inputs import ARGUMENTS, merge
 from paceline.api.loading import load
+from paceline.hf.drop_in import adopted
+from paceline.hf.inputs import ARGUMENTS, merge
 from tests import tiny
 from tests.api import checkpoints, drop_in_table
 from tests.api.drop_in_table import FAMILIES, PAD, assistant_of, calls, model_of, ours, prompts, theirs, tokens_per_step

@@ -9,11 +9,11 @@ import torch
 from paceline import hf
 from paceline.api import SamplingParams, load
 from paceline.api.generation_fields import HONOURED, REFUSED
-from paceline.api.hf_inputs import ARGUMENTS
-from paceline.api.options import DROP_IN, OPTIONS, Keeping
 from paceline.api.params import NOT_YET
-from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
+from paceline.drafters.tree.shapes import Topology
+from paceline.hf.inputs import ARGUMENTS
+from paceline.hf.options import DROP_IN, OPTIONS, Keeping
 from paceline.models import loading
 from paceline.verifiers import VERIFIERS
 from tests import tiny

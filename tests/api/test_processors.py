@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 from paceline import SamplingParams, load
 from paceline.api.processors import processing, tokenized
 from paceline.core.request import MAX_STOP_TOKENS, NEVER, Processing
-from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
+from paceline.drafters.tree.shapes import Topology
 from tests import tiny
 from tests.api.checkpoints import pair
 from tests.api.engines import bare, engine, greedy

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from paceline.bench.absent import keep_peers, missing_of, peers_of
+from paceline.bench.missing_peers import keep_peers, missing_of, peers_of
 from paceline.bench.peers import PEERS, find_peers
 from paceline.bench.peers import llama_cpp as llama_module
 from paceline.bench.peers import vllm as vllm_module

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from paceline.bench.absent import failures_of
+from paceline.bench.missing_peers import failures_of
 from paceline.bench.raw import RawFile, fingerprint, hash_model, read_records
 from paceline.bench.runner import Configuration, DecodingFailed
 from paceline.bench.sweep import Axes, Protocols, Ways, run_sweep

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from paceline.audit import model as auditing
 from paceline.cli import run
-from paceline.diagnose import audit as auditing
 from tests.api.checkpoints import pair
 
 WORDS = ["audit", str(pair().target), "--num-tokens", "300", "--text-length", "20", "--dtype", "bfloat16"]

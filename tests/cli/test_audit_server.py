@@ -6,8 +6,8 @@ import pytest
 
 from paceline.api import load
 from paceline.cli import run
-from tests.diagnose.spoken import BEGINNINGS, folder
-from tests.diagnose.stub import Stub, altered, serving
+from tests.audit.spoken import BEGINNINGS, folder
+from tests.audit.stub import Stub, altered, serving
 
 KEY = "sk-secret-1234"
 FEW = ["--num-tokens", "100", "--text-length", "16", "--dtype", "float32", "--enforce-eager", "--batch", "8"]

@@ -8,8 +8,8 @@ import pytest
 from paceline.api.loading import BACKENDS, load
 from paceline.cli import run
 from paceline.cli.options import BACKEND_NAMES
-from paceline.models.decoder import DecoderLM
-from paceline.models.hf import TransformersLM
+from paceline.models.adapter.lm import TransformersLM
+from paceline.models.native.decoder import DecoderLM
 from tests.api.checkpoints import pair
 from tests.cli.files import generate_file, lines_of, write
 

@@ -4,19 +4,19 @@ from itertools import count
 
 import pytest
 
+from benchmarks import inflate
 from paceline.api import load
-from paceline.bench import inflate
 from paceline.bench.limits import limit_of
 from paceline.bench.raw import fingerprint
 from paceline.bench.suites import choose
 from paceline.bench.sweep import Cell, run_sweep
 from paceline.cli import run
 from paceline.cli.bench_inputs import read_counts
-from paceline.heads.files import save_head
+from paceline.draft_heads.files import save_head
 from paceline.models.fingerprint import fingerprint as fingerprint_of
 from tests.api.checkpoints import VOCAB, pair
 from tests.bench.programs import DEADLY, vllm_python
-from tests.heads.test_prophet import make
+from tests.draft_heads.test_prophet import make
 
 SMALL = ("--num-prompts", 2, "--max-tokens", 8, "--repeats", 1, "--attempts", 1, "--no-html", "--dtype", "float64")
 

@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
+from paceline.bench.interleaved import run_together
 from paceline.bench.sweep import run_sweep
-from paceline.bench.together import run_together
 from paceline.cli import run
 from paceline.cli.bench_inputs import check_peer_counts, read_peer_counts
 from tests.api.checkpoints import VOCAB, pair

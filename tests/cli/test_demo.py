@@ -7,11 +7,11 @@ import pytest
 from paceline.api import load
 from paceline.bench.suites import PYTHON_PROMPTS
 from paceline.cli import run
+from paceline.draft_heads.files import save_head
 from paceline.drafters import DRAFTERS
-from paceline.heads.files import save_head
 from paceline.models.fingerprint import fingerprint
 from tests.api.checkpoints import other_vocabulary, pair
-from tests.heads.test_prophet import make
+from tests.draft_heads.test_prophet import make
 
 TOKENS = 14
 

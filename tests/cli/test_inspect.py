@@ -10,8 +10,8 @@ from paceline.cli import run
 from paceline.drafters import DRAFTERS
 from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import weight_bytes
-from paceline.models.hf import TransformersLM
-from paceline.models.quantised import SCHEMES
+from paceline.models.adapter.lm import TransformersLM
+from paceline.models.native.quantization import SCHEMES
 from tests.api.checkpoints import CONTEXT, VOCAB, other_vocabulary, pair, without_tokenizer
 from tests.examples.installed import put_example
 from tests.models.adapter_models import MODELS, REFUSED, SIZES, make

@@ -6,11 +6,11 @@ from dataclasses import fields
 import typer
 
 from paceline.api import SamplingParams
-from paceline.api.options import DROP_IN, OPTIONS
 from paceline.api.params import NOT_YET
 from paceline.cli import app, run
-from paceline.cli.law_options import FAVOURING, FILTERS
 from paceline.cli.options import ENDING, SAMPLING
+from paceline.cli.sampling_options import FAVOURING, FILTERS
+from paceline.hf.options import DROP_IN, OPTIONS
 
 
 def options_of_generate():

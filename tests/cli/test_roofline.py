@@ -6,8 +6,8 @@ import torch
 from paceline.api import load
 from paceline.cli import run
 from paceline.cli.roofline import Roofline
-from paceline.engine.rates import Products, Rates
-from paceline.models.quantised import SCHEMES
+from paceline.hardware.rates import Products, Rates
+from paceline.models.native.quantization import SCHEMES
 from tests.api.checkpoints import pair, without_tokenizer
 
 PRODUCTS = {

@@ -14,9 +14,9 @@ import yaml
 from safetensors.torch import load_file
 
 from paceline.core.sampling import Sampling
+from paceline.draft_heads import HEADS
+from paceline.draft_heads.files import load_head
 from paceline.drafters import DRAFTERS
-from paceline.heads import HEADS
-from paceline.heads.files import load_head
 from paceline.models.loading import load
 from paceline.train.acceptance import measure_acceptance
 from tests import tiny

@@ -5,8 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from paceline.drafters import DRAFTERS
-from paceline.drafters.grow.shapes import Topology
-from paceline.models.decoder import DecoderLM
+from paceline.drafters.tree.shapes import Topology
+from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import tiny
 from tests.harness import decoder_for, pairs, request, tiny_drafter

@@ -8,10 +8,11 @@ from paceline.core.guidance import Guidance
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.drafters import DRAFTERS as REGISTERED
-from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
-from paceline.engine.static import fastest, parts_for
+from paceline.drafters.tree.shapes import Confident, Topology
+from paceline.engine.runner import parts_for
+from paceline.models.backend import fastest
 from tests import reference, tiny
 from tests.harness import decoder_for, expected, finish, tiny_drafter
 

@@ -10,10 +10,11 @@ import torch
 from paceline.core.batch import Finish
 from paceline.core.sampling import FilterOrder
 from paceline.core.tree import Draw
-from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
-from paceline.engine.static import fastest, parts_for
-from paceline.models.decoder import DecoderLM
+from paceline.drafters.tree.shapes import Confident, Topology
+from paceline.engine.runner import parts_for
+from paceline.models.backend import fastest
+from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
 from tests.harness import cases, decoder_for, expected, finish, guessable_target, naive_options, pairs, request, run

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from paceline.api import load
-from paceline.api.rules import grammar_of
+from paceline.api.grammars import grammar_of
 from tests import reference, tiny
 from tests.api.checkpoints import CONTEXT, EOS, VOCAB, pair
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.core.rules import Grammar, Processor, Rule
+from paceline.core.constraint import Grammar, Processor, Rule
 
 
 class Language(Rule):

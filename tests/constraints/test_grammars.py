@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from paceline.api import SamplingParams, generate, stream
-from paceline.api.rules import grammar_of
+from paceline.api.grammars import grammar_of
 from paceline.core.tree import Draw
-from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.tree.shapes import Topology
 from tests.constraints.documents import EOS, TIGHT, check, draft, naive, target
 
 PROMPT = [70, 71, 40, 200]

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.api import SamplingParams, generate
-from paceline.api.rules import MOST_COMPILED, grammar_of
+from paceline.api.grammars import MOST_COMPILED, grammar_of
 from paceline.api.structured import KINDS, StructuredOutputs
 from paceline.constraints import grammar as grammars
-from paceline.constraints.foreign import TransformersRule, VllmRule, rule_of
+from paceline.constraints.external_processors import TransformersRule, VllmRule, rule_of
 from tests.api.engines import bare
 from tests.constraints.documents import target
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from paceline.core.tree import Draw, NoDraft
-from paceline.drafters.grow.confident import ConfidentGrower
-from paceline.drafters.grow.shapes import Confident
 from paceline.drafters.model import ModelDrafter
+from paceline.drafters.tree.confident import ConfidentGrower
+from paceline.drafters.tree.shapes import Confident
 from tests import tiny as models
-from tests.drafters.test_grow import PROMPTS, draft, naive_scores, paths_of, requests, watch
+from tests.drafters.test_tree_growers import PROMPTS, draft, naive_scores, paths_of, requests, watch
 from tests.harness import decoder_for
 
 

@@ -7,10 +7,10 @@ import torch
 
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw
+from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.drafters.early_exit import PAUSES, EarlyExitDrafter
-from paceline.drafters.grow.shapes import Confident, Topology
-from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
-from paceline.models.hf import adapt
+from paceline.drafters.tree.shapes import Confident, Topology
+from paceline.models.adapter.lm import adapt
 from tests import tiny as models
 from tests.engine.wrapped import Counted
 from tests.harness import decoder_for, expected, request, run

@@ -5,14 +5,15 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from paceline.core.admission import Prefix
+from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.drafters.early_exit import EarlyExitDrafter
-from paceline.drafters.features import read_hidden
-from paceline.engine.static import fastest, parts_for
-from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
-from paceline.models.decoder import DecoderLM
+from paceline.drafters.hidden_states import read_hidden
+from paceline.engine.runner import parts_for
+from paceline.models.backend import fastest
+from paceline.models.native.decoder import DecoderLM
 from tests import tiny as models
 from tests.constraints.regular import Language
-from tests.constraints.test_lane import ruled
+from tests.constraints.test_host_constraints import ruled
 from tests.drafters.test_early_exit import (
     HEADS,
     PROMPTS,

@@ -7,12 +7,12 @@ import torch
 
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw
-from paceline.drafters.grow.shapes import Topology
+from paceline.draft_heads.linear_prophet import LinearProphetConfig, LinearProphetHead
 from paceline.drafters.linear_prophet import LinearProphetDrafter
-from paceline.engine.static import fastest
-from paceline.heads.linear_prophet import LinearProphetConfig, LinearProphetHead
+from paceline.drafters.tree.shapes import Topology
+from paceline.models.backend import fastest
 from tests import tiny as models
-from tests.drafters.states import check_steps, overfitted
+from tests.drafters.last_states import check_steps, overfitted
 from tests.harness import decoder_for, expected, request, run
 
 STEPS, RIDGE = 40, 30.0

@@ -3,11 +3,11 @@
 import pytest
 
 from paceline.core.tree import Draw
-from paceline.drafters.grow.measure import Measured, comb
-from paceline.drafters.grow.optimal import best_topology, expected_length
-from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
-from tests.drafters.test_grow import PROMPTS, draft, watch
+from paceline.drafters.tree.measure import Measured, comb
+from paceline.drafters.tree.optimal import best_topology, expected_length
+from paceline.drafters.tree.shapes import Topology
+from tests.drafters.test_tree_growers import PROMPTS, draft, watch
 from tests.harness import decoder_for, expected, finish, request
 
 

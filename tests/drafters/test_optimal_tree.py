@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from paceline.drafters.grow.optimal import best_topology, expected_length
-from paceline.drafters.grow.shapes import Topology
+from paceline.drafters.tree.optimal import best_topology, expected_length
+from paceline.drafters.tree.shapes import Topology
 
 
 def every_topology(num_drafted, depth, ranks):

@@ -9,13 +9,14 @@ import torch
 from paceline.core.admission import Prefix
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw
-from paceline.drafters.grow.shapes import Confident, Topology
+from paceline.draft_heads.prophet import ProphetConfig, ProphetHead
 from paceline.drafters.prophet import ProphetDrafter
-from paceline.engine.static import fastest, parts_for
-from paceline.heads.prophet import ProphetConfig, ProphetHead
+from paceline.drafters.tree.shapes import Confident, Topology
+from paceline.engine.runner import parts_for
+from paceline.models.backend import fastest
 from paceline.models.base import Ahead
 from tests import tiny as models
-from tests.drafters.states import check_steps, overfitted, whole
+from tests.drafters.last_states import check_steps, overfitted, whole
 from tests.harness import decoder_for, expected, request, run
 
 SEED = 5

@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.core.tree import Draw
-from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
+from paceline.drafters.tree.shapes import Confident, Topology
 from tests import tiny
 
 

@@ -13,17 +13,17 @@ from paceline.core.clock import Phase
 from paceline.core.plan import Fixed, StepPlan
 from paceline.core.request import Request
 from paceline.drafters.base import Drafter
-from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.engine import graphs as module
 from paceline.engine import watch
 from paceline.engine.clock import HostClock
 from paceline.engine.graphs import WARM_UP, CudaGraphs, GraphedStep
 from paceline.engine.guard import Guarded
+from paceline.engine.runner import step_for
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.static import step_for
 from paceline.engine.watch import Watch
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs

@@ -15,7 +15,7 @@ from paceline.core.tree import NoDraft
 from paceline.engine import watch
 from paceline.engine.graphs import GraphedStep
 from paceline.engine.reports import AtOnce, Overlapped
-from paceline.engine.static import reports_for
+from paceline.engine.runner import reports_for
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs
 from tests.engine.test_graphs import SAMPLED, ragged, texts

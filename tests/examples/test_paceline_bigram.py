@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from paceline.core.admission import Prefix
 from paceline.drafters import DRAFTERS
-from paceline.models.decoder import DecoderLM
+from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import tiny
 from tests.api.checkpoints import pair

@@ -9,11 +9,11 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from paceline.api import Loaded
+from paceline.draft_heads import HEADS
 from paceline.drafters import DRAFTERS
-from paceline.drafters.grow.shapes import Confident, Topology
 from paceline.drafters.model import ModelDrafter
-from paceline.engine.static import fastest
-from paceline.heads import HEADS
+from paceline.drafters.tree.shapes import Confident, Topology
+from paceline.models.backend import fastest
 from paceline.text.tokenizer import Tokenizer
 from paceline.verifiers import VERIFIERS
 from tests import harness, tiny

@@ -4,7 +4,7 @@ import logging
 import warnings
 
 from paceline.drafters.ngram import NgramDrafter
-from paceline.models.hf import adapt
+from paceline.models.adapter.lm import adapt
 from paceline.models.loading import ModelError
 from tests.harness import expected, request, run
 from tests.models.adapter_models import REFUSED, STYLES

@@ -7,11 +7,11 @@ import torch
 
 from paceline.api import SamplingParams, generate, load
 from paceline.cli import run
-from paceline.models.cpu.runtime import CpuDecoder
-from paceline.models.exactness import find_dependence
+from paceline.models.batch_invariance import find_dependence
+from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.loading import ModelError
 from tests.api.checkpoints import pair
-from tests.models.cpu.models import native
+from tests.kernels.cpu.models import native
 
 
 class Broken:

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from paceline.drafters.model import ModelDrafter
 from paceline.models.adopt import adopt, is_current
 from paceline.models.base import Head, longest_text
-from paceline.models.decoder import DecoderLM
 from paceline.models.families import FAMILIES
-from paceline.models.layers import OffsetRMSNorm
 from paceline.models.loading import ModelError, load
+from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.layers import OffsetRMSNorm
 from paceline.models.prefill import feed
 from tests import tiny
 from tests.harness import decoder_for, expected, request, run

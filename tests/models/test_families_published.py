@@ -2,10 +2,10 @@
 
 import pytest
 
-from paceline.models.config import Arrangement
 from paceline.models.families import FAMILIES
-from paceline.models.layers import gelu_tanh
 from paceline.models.loading import ModelError, configure
+from paceline.models.native.config import Arrangement
+from paceline.models.native.layers import gelu_tanh
 
 
 def sizes(vocab, hidden, inner, layers, heads, **more):

@@ -9,11 +9,11 @@ from torch.nn.attention import flex_attention
 
 from paceline.core.cache import SlotCache
 from paceline.core.tree import Tree
-from paceline.drafters.grow.shapes import Topology
 from paceline.drafters.model import ModelDrafter
-from paceline.models import flex
-from paceline.models.attention import TreeAttention
-from paceline.models.flex import BLOCK, FlexAttention, attention_for
+from paceline.drafters.tree.shapes import Topology
+from paceline.models.native import flex_attention as flex
+from paceline.models.native.attention import TreeAttention
+from paceline.models.native.flex_attention import BLOCK, FlexAttention, attention_for
 from tests import tiny
 from tests.harness import request, run
 from tests.models.layouts import pair, random_tree, texts

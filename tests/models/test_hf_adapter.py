@@ -10,8 +10,8 @@ from paceline.core.tree import Draw, Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
+from paceline.models.adapter.lm import TransformersLM, adapt
 from paceline.models.base import Head
-from paceline.models.hf import TransformersLM, adapt
 from paceline.models.prefill import feed, prefill
 from tests.harness import decoder_for, expected, finish, request, run
 from tests.models.adapter_models import MODELS, SIZES, make

@@ -10,8 +10,9 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from transformers import StableLmForCausalLM, dynamic_module_utils
 
-from paceline.models import hf_files, memory
-from paceline.models.hf import adapt
+from paceline.models import memory
+from paceline.models.adapter import files as hf_files
+from paceline.models.adapter.lm import adapt
 from paceline.models.loading import ModelError
 from tests.models.adapter_models import GPT_NEO, LLAMA4, MODELS, REFUSED, SIZES, make, shaken
 from tests.tiny import VOCAB

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from paceline.models import memory
 from paceline.models.families import FAMILIES
 from paceline.models.loading import ModelError, build, load, read_config, save
-from paceline.models.packing import unpack
+from paceline.models.native.fused_weights import unpack
 from tests import tiny
 from tests.models.layouts import LAYOUTS, LINEAR_ROPE, LLAMA3_ROPE, pair, plain, shaken, texts
 

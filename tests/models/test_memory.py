@@ -6,9 +6,9 @@ import psutil
 import pytest
 import torch
 
-from paceline.engine.static import fastest
 from paceline.models import memory
-from paceline.models.cpu.runtime import CpuDecoder
+from paceline.models.backend import fastest
+from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.loading import load
 from tests import tiny
 from tests.api.checkpoints import pair

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.models.packing import groups, pack, unpack
+from paceline.models.native.fused_weights import groups, pack, unpack
 from tests import tiny
 
 

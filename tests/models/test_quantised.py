@@ -10,7 +10,7 @@ import torch
 from paceline import SamplingParams, generate, load
 from paceline.api import embedded_pair, total
 from paceline.cli import run
-from paceline.models.quantised import SCHEMES, quantise
+from paceline.models.native.quantization import SCHEMES, quantise
 from tests import tiny
 from tests.api.checkpoints import config_of, pair, without_tokenizer
 

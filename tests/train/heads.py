@@ -4,10 +4,10 @@ import torch
 from torch import nn
 
 from paceline.core.tree import Draw, Tree
+from paceline.draft_heads.base import DraftHead, HeadConfig, Unrolled
 from paceline.drafters.base import StatelessDrafter
-from paceline.heads.base import DraftHead, HeadConfig, Unrolled
-from paceline.models.attention import CausalAttention
-from paceline.models.blocks import make_block
+from paceline.models.native.attention import CausalAttention
+from paceline.models.native.blocks import make_block
 
 
 class TapConfig(HeadConfig):

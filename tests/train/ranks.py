@@ -7,7 +7,7 @@ import traceback
 import torch
 from safetensors.torch import save_file
 
-from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
+from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.train.config import LoopConfig
 from paceline.train.data import Crops
 from paceline.train.distributed import open_strategy

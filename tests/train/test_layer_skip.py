@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
+from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.train.layer_skip import LayerSkip, LayerSkipSection
 from paceline.train.losses import Comparison
 from paceline.train.tasks import Heads, NextToken, Trained

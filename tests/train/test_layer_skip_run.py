@@ -10,12 +10,12 @@ import yaml
 
 from paceline.api import Engine, SamplingParams, load, total
 from paceline.cli import run
-from paceline.heads.early_exit import EarlyExitConfig, EarlyExitHead
-from paceline.heads.files import load_head
+from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
+from paceline.draft_heads.files import load_head
 from paceline.text.loops import is_looping
 from paceline.train.config import ValidationSection, read_train_config
 from paceline.train.data import Crops
-from paceline.train.fresh import fresh
+from paceline.train.init_weights import fresh
 from paceline.train.layer_skip import LayerSkip, LayerSkipSection
 from paceline.train.losses import Comparison
 from paceline.train.run import Run

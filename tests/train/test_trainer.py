@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from paceline.heads import HEADS
+from paceline.draft_heads import HEADS
 from paceline.train.config import HeadSection, ScheduleSection
 from paceline.train.data import Crops
 from paceline.train.losses import Comparison

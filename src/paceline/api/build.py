@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from paceline.api.heads import build_head_drafter, is_head, read_weightless
+from paceline.api.draft_heads import build_head_drafter, is_head, read_weightless
 from paceline.api.loading import Loaded, load, runnable
 from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
 from paceline.core.tree import Draw
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
-from paceline.drafters.grow.shapes import Topology
+from paceline.drafters.tree.shapes import Topology
 from paceline.models.adopt import TransformersModel, is_transformers_model
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
@@ -37,7 +37,7 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - A registered name, such as "ngram", with options if wanted: "ngram:max_ngram=4,min_ngram=2".
     - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model; of the target's
       vocabulary and on its device. Those loaded here take the target's precision.
-    - The directory of a head that was trained for the target (``paceline.heads.files``); the target must be native.
+    - The directory of a draft head trained for the target (``paceline.draft_heads.files``); the target must be native.
     - "early_exit:exit_layer=8", for a native target that has learned to say early what it says at its end.
     - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``).
     - A ``Drafter``, taken as it is.

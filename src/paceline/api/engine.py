@@ -15,8 +15,8 @@ from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
 from paceline.api.streams import Stream
+from paceline.core.constraint import Rule
 from paceline.core.plan import Fixed, Plan
-from paceline.core.rules import Rule
 from paceline.decode import Decoder, agree
 from paceline.drafters.none import NoDrafter
 from paceline.engine.clock import clock_for
@@ -24,8 +24,8 @@ from paceline.engine.guard import Guarded
 from paceline.engine.jobs import Closing
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.reports import AtOnce
+from paceline.engine.runner import reports_for, step_for
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.static import reports_for, step_for
 from paceline.engine.watch import Speed, Watch
 from paceline.models.base import longest_text
 

@@ -9,15 +9,18 @@ from pathlib import Path
 import torch
 
 from paceline.core.parts import Parts
-from paceline.engine.static import fastest, lay_out, parts_for
-from paceline.models import adopt, hf, hf_files, hub, loading
+from paceline.engine.runner import parts_for
+from paceline.models import adopt, hub, loading
+from paceline.models.adapter import files as hf_files
+from paceline.models.adapter import lm as hf
+from paceline.models.adapter.support import check_model
 from paceline.models.adopt import TransformersModel
+from paceline.models.backend import fastest, lay_out
 from paceline.models.base import LM
-from paceline.models.exactness import find_dependence
+from paceline.models.batch_invariance import find_dependence
 from paceline.models.families import FAMILIES
-from paceline.models.hf_support import check_model
 from paceline.models.loading import ModelError
-from paceline.models.quantised import check_quantization, quantise_modules
+from paceline.models.native.quantization import check_quantization, quantise_modules
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 
 DTYPES: dict[str, torch.dtype] = {

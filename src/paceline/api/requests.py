@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from paceline.api.continuation import Continuation, Criterion
+from paceline.api.grammars import closing, rules_of
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
 from paceline.api.prompts import Prompts, encode, split
-from paceline.api.rules import closing, rules_of
 from paceline.api.score import PromptScore, prompt_logprobs
+from paceline.core.constraint import Rule
 from paceline.core.guidance import Guidance
 from paceline.core.noise import split_seed
 from paceline.core.request import Request
-from paceline.core.rules import Rule
 from paceline.decode import Decoder
 
 ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None

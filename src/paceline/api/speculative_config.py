@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from paceline.core.tree import Draw
-from paceline.drafters.grow.shapes import Topology
+from paceline.drafters.tree.shapes import Topology
 
 DEFAULT_NGRAM = 5  # of vLLM, where neither prompt_lookup_max nor prompt_lookup_min is given
 

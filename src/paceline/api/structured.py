@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from paceline.constraints.foreign import rule_of
+from paceline.constraints.external_processors import rule_of
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 NOT_TAKEN = ("disable_additional_properties", "structural_tag")  # of vLLM's

@@ -13,10 +13,11 @@ import torch
 from paceline.bench.raw import Record
 from paceline.bench.sweep import CANDIDATE, Cell
 from paceline.bench.trees import nodes_of, runs_draft
-from paceline.engine.floor import Work, bound
-from paceline.engine.rates import Products, Rates, measure_rates, reading
-from paceline.models.decoder import DecoderLM
+from paceline.hardware.rates import Products, Rates, measure_rates, reading
+from paceline.hardware.roofline import Work, bound
+from paceline.models.backend import product_for
 from paceline.models.loading import name_of
+from paceline.models.native.decoder import DecoderLM
 
 READ, FLOPS = "read", "flops"  # bytes and operations per second
 REPEATS = 2  # passes of each measurement
@@ -33,7 +34,13 @@ def rates_beside(lm: DecoderLM) -> dict[str, float]:
     weights = torch.empty(0, dtype=torch.uint8, device=lm.device).set_(storage)
     working_set = max(SMALLEST, min(LARGEST, weights.nbytes))
     rates = measure_rates(
-        dtypes=[lm.dtype], device=lm.device, working_set=working_set, rows=(1,), repeats=REPEATS, seconds=0.0
+        product_for=product_for,
+        dtypes=[lm.dtype],
+        device=lm.device,
+        working_set=working_set,
+        rows=(1,),
+        repeats=REPEATS,
+        seconds=0.0,
     )
     read = reading(weights, repeats=4 * REPEATS, seconds=0.0)
     return {READ: read, FLOPS: rates.products[name_of(lm.dtype)].peak}

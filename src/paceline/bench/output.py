@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.bench.categories import at_best, category_figures_of
-from paceline.bench.duels import duel_figures_of
 from paceline.bench.figures import figures_of
+from paceline.bench.head_to_head import duel_figures_of
 from paceline.bench.raw import Record, read_records
 from paceline.bench.sampled import sampled_figures_of
 from paceline.bench.spreadsheets import categories_to_csv, duels_to_csv, sampled_to_csv, to_csv

@@ -8,10 +8,10 @@ import jinja2
 from markupsafe import Markup
 
 from paceline.bench import plots
-from paceline.bench.absent import failures_of, peers_of
 from paceline.bench.categories import CategoryFigures, at_best, category_figures_of
-from paceline.bench.duels import DuelFigures, duel_figures_of
 from paceline.bench.figures import Figures, Group, best, break_evens, figures_of, grid, runs_of
+from paceline.bench.head_to_head import DuelFigures, duel_figures_of
+from paceline.bench.missing_peers import failures_of, peers_of
 from paceline.bench.raw import Record
 from paceline.bench.sampled import SampledFigures, sampled_figures_of
 from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW, Estimate

@@ -5,8 +5,8 @@ import io
 from collections.abc import Iterable, Sequence
 
 from paceline.bench.categories import CategoryFigures
-from paceline.bench.duels import DuelFigures
 from paceline.bench.figures import PHASES, Figures
+from paceline.bench.head_to_head import DuelFigures
 from paceline.bench.sampled import SampledFigures
 
 COLUMNS = (

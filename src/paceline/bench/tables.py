@@ -6,8 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from paceline.bench.categories import CategoryFigures
-from paceline.bench.duels import DuelFigures
 from paceline.bench.figures import Figures, Group, best, break_evens, grid
+from paceline.bench.head_to_head import DuelFigures
 from paceline.bench.sampled import SampledFigures
 from paceline.bench.sweep import describe_sampling
 

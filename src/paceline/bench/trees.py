@@ -5,7 +5,7 @@ A tree is named by its nodes in the target's forward, the root included: as many
 
 import re
 
-from paceline.drafters.grow.shapes import Confident
+from paceline.drafters.tree.shapes import Confident
 
 MODEL = "model"  # the name of the draft model's drafter, which drafts chains
 WIDTH = 3  # children of a node at most; two to four were equally good for the embedded pair

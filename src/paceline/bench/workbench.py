@@ -18,9 +18,10 @@ from paceline.bench.runner import Configuration
 from paceline.bench.sweep import Cell
 from paceline.bench.trees import MODEL, nodes_of, shape_of
 from paceline.drafters import DRAFTERS
-from paceline.engine.floor import Work, work_of
+from paceline.hardware.roofline import Work
 from paceline.models.base import longest_text
-from paceline.models.decoder import DecoderLM
+from paceline.models.native.decoder import DecoderLM
+from paceline.models.work import work_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import audit_options, looking
-from paceline.cli import law_options as law
+from paceline.cli import audit_options
 from paceline.cli import options as o
+from paceline.cli import read_only_commands as looking
+from paceline.cli import sampling_options as law
 from paceline.cli.bench_options import bench
 from paceline.cli.commands import COMMANDS as COMMANDS
 from paceline.cli.commands import EXIT_BAD_INPUT as EXIT_BAD_INPUT
@@ -20,7 +21,6 @@ from paceline.cli.commands import EXIT_DIFFERENT as EXIT_DIFFERENT
 from paceline.cli.commands import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from paceline.cli.commands import EXIT_OK as EXIT_OK
 from paceline.cli.data_options import data
-from paceline.cli.experiment_options import experiment
 from paceline.cli.structure import structure
 from paceline.cli.train_options import train
 from paceline.cli.tree_options import tree
@@ -254,13 +254,12 @@ app.command(epilog=EXIT_CODES)(train)
 
 app.add_typer(bench, name="bench", epilog=EXIT_CODES)
 app.add_typer(data, name="data", epilog=EXIT_CODES)
-app.add_typer(experiment, name="experiment", epilog=EXIT_CODES)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the command line; the exit code. Whatever users can mend is one line on standard error."""
+def run(arguments: Sequence[str], *, app: typer.Typer = app, name: str = "paceline") -> int:
+    """Run the command line, or another ``app``; the exit code. Errors that users can mend are one line on stderr."""
     try:
-        code = app(args=list(arguments) or ["--help"], prog_name="paceline", standalone_mode=False)
+        code = app(args=list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         return _refuse(error.format_message())
     except (ValueError, OSError) as error:

@@ -7,13 +7,13 @@ from rich.console import Console
 
 from paceline.api.loading import runnable
 from paceline.api.prompts import encode
+from paceline.audit.model import Audit, audit
+from paceline.audit.prompts import BEGINNINGS
+from paceline.cli.audit_tables import add_law, mark, new_table, say
 from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_drafting, choose_drafter, load_target, num_draft_tokens
 from paceline.cli.options import DraftOptions, ModelOptions
-from paceline.cli.verdicts import add_law, mark, new_table, say
-from paceline.diagnose.audit import Audit, audit
-from paceline.diagnose.prompts import BEGINNINGS
-from paceline.models.exactness import find_dependence
+from paceline.models.batch_invariance import find_dependence
 
 PROBED_NODES = 9  # of the drafts that equality bit for bit is tried with
 

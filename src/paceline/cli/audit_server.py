@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from paceline.audit.client import Server
+from paceline.audit.prompts import BEGINNINGS
+from paceline.audit.server import FAR_LOGPROBS, Served, audit_server, check_counts
+from paceline.cli.audit_tables import add_law, new_table, say
 from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_model, load_target
 from paceline.cli.options import ModelOptions
-from paceline.cli.verdicts import add_law, new_table, say
-from paceline.diagnose.prompts import BEGINNINGS
-from paceline.diagnose.served import FAR_LOGPROBS, Served, audit_server, check_counts
-from paceline.diagnose.server import Server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.api import Loaded, embedded_pair, load
-from paceline.bench.absent import keep_peers
-from paceline.bench.duels import choose_duels, keep_choices, unpaired
 from paceline.bench.figures import figures_of
+from paceline.bench.head_to_head import choose_duels, keep_choices, unpaired
+from paceline.bench.interleaved import MOST_OPEN, check_programs, groups_of, run_together
 from paceline.bench.machine import describe, hash_source
+from paceline.bench.missing_peers import keep_peers
 from paceline.bench.output import check_drawing
 from paceline.bench.peers import PEERS, find_peers
 from paceline.bench.peers.base import Missing, Peer
 from paceline.bench.raw import RawFile, Record, fingerprint, hash_model
 from paceline.bench.sweep import Axes, Protocols, Task, begin_run, run_sweep
-from paceline.bench.together import MOST_OPEN, check_programs, groups_of, run_together
 from paceline.bench.trees import MODEL, nodes_of, read_trees
 from paceline.bench.workbench import ModelBench, check_batches, check_lengths, check_peers
 from paceline.cli.bench_inputs import (
@@ -36,8 +36,8 @@ from paceline.cli.bench_inputs import (
 from paceline.cli.bench_report import write_and_print
 from paceline.cli.models import check_model, check_quantization
 from paceline.cli.options import ModelOptions
+from paceline.draft_heads import HEADS
 from paceline.drafters import DRAFTERS
-from paceline.heads import HEADS
 from paceline.models import hub
 
 GRID_DRAFT_TOKENS, GRID_MAX_TOKENS = "1,2,4,8", "50,100,200,500"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.api import Loaded
-from paceline.api.heads import is_head
+from paceline.api.draft_heads import is_head
 from paceline.api.prompts import Prompt, encode
 from paceline.bench.suites import categories_of, choose, prompts_of, read_questions
 from paceline.cli.prompts import read_prompts

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.bench.absent import failures_of, missing_of
-from paceline.bench.duels import duel_figures_of, undecided
 from paceline.bench.figures import figures_of
+from paceline.bench.head_to_head import duel_figures_of, undecided
+from paceline.bench.missing_peers import failures_of, missing_of
 from paceline.bench.output import print_tables, write_reports
 from paceline.bench.raw import Record, read_records
 from paceline.bench.spent import spent_on

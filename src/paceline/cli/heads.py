@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from paceline.heads.files import WEIGHTS, HeadError, read_head_config
+from paceline.draft_heads.files import WEIGHTS, HeadError, read_head_config
 
 
 def describe_head(path: str | Path) -> dict[str, object]:

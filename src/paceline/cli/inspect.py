@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.api.build import check_vocabulary
+from paceline.api.draft_heads import is_head
 from paceline.api.engine import LONGEST, room
-from paceline.api.heads import is_head
 from paceline.api.loading import find_device, find_dtype
 from paceline.cli import EXIT_OK
-from paceline.cli.headers import Found, look
+from paceline.cli.checkpoint_facts import Found, look
 from paceline.cli.heads import describe_head
 from paceline.cli.models import NUM_DRAFT_TOKENS, check_backend, check_quantizations
 from paceline.core.registry import Registry

@@ -2,7 +2,7 @@
 
 from paceline.api import Loaded, load
 from paceline.api.build import DrafterLike, build_verifier
-from paceline.api.heads import is_head, read_weightless
+from paceline.api.draft_heads import is_head, read_weightless
 from paceline.api.named import name_of, read_named
 from paceline.cli.options import BACKEND_NAMES, DTYPE_NAMES, QUANTIZATION_NAMES, DraftOptions, ModelOptions
 from paceline.drafters import DRAFTERS

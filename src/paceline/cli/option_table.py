@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from rich.console import Console
 from rich.table import Table
 
-from paceline.api.options import DROP_IN, OPTIONS, Keeping, Option, Place
 from paceline.api.params import SamplingParams
 from paceline.cli import EXIT_OK
+from paceline.hf.options import DROP_IN, OPTIONS, Keeping, Option, Place
 
 MEANINGS = {
     Place.STEP: "on the device, at every node of a draft with that node's own text; on a CPU by the kernel",

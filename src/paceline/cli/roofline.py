@@ -13,13 +13,15 @@ from rich.text import Text
 
 from paceline.api.loading import find_device, find_dtype
 from paceline.bench.machine import describe
+from paceline.cli.checkpoint_facts import Found, look
 from paceline.cli.commands import EXIT_OK
-from paceline.cli.headers import Found, look
 from paceline.cli.models import check_quantizations
-from paceline.diagnose.roofline import Limit, limit
-from paceline.engine.floor import Work, bound, work_of
-from paceline.engine.integers import measure_integers
-from paceline.engine.rates import WORKING_SET, Progress, Rates, measure_rates
+from paceline.engine.quantized_rates import measure_integers
+from paceline.hardware.rates import WORKING_SET, Progress, Rates, measure_rates
+from paceline.hardware.roofline import Work, bound
+from paceline.hardware.speed_limit import Limit, limit
+from paceline.models.backend import product_for
+from paceline.models.work import work_of
 
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
 GIGA = 1e9
@@ -66,6 +68,7 @@ class Roofline:
                 status.update(f"{what} ...")
 
             rates = measure_rates(
+                product_for=product_for,
                 dtypes=[torch.float32, torch.bfloat16, *([] if target is None else [target.loaded.dtype])],
                 device=device,
                 working_set=self._working_set(target, draft),

@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.api import SamplingParams, build_verifier, load
-from paceline.api.heads import is_head
+from paceline.api.draft_heads import is_head
+from paceline.bench.tree_search import Advice, Candidate, advise_tree
 from paceline.cli.bench_inputs import choose_prompts
 from paceline.cli.commands import EXIT_OK
 from paceline.cli.console import open_notes
 from paceline.cli.models import load_target
 from paceline.cli.options import ModelOptions
-from paceline.diagnose.trees import Advice, Candidate, advise_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.rules import Grammar, Rule
+from paceline.core.constraint import Grammar, Rule
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

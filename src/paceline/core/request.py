@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from paceline.core.constraint import Rule
 from paceline.core.guidance import Guidance
-from paceline.core.rules import Rule
 from paceline.core.sampling import Sampling
 
 MAX_STOP_TOKENS = 64

@@ -15,12 +15,12 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
+from paceline.draft_heads.early_exit import EarlyExitHead
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.features import Unread, path_hidden, read_hidden, under_root
-from paceline.drafters.grow import ahead_of, make_grower, possible_draws
-from paceline.drafters.grow.base import Grown
-from paceline.drafters.grow.shapes import Shape, Topology
-from paceline.heads.early_exit import EarlyExitHead
+from paceline.drafters.hidden_states import Unread, path_hidden, read_hidden, under_root
+from paceline.drafters.tree import ahead_of, make_grower, possible_draws
+from paceline.drafters.tree.base import Grown
+from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Head, Missing, Output, Stem
 from paceline.models.prefill import CHUNK
 

@@ -13,11 +13,11 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
+from paceline.draft_heads.linear_prophet import LinearProphetHead
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import make_grower, possible_draws
-from paceline.drafters.grow.shapes import Shape, Topology
-from paceline.drafters.states import LastStates, check_target
-from paceline.heads.linear_prophet import LinearProphetHead
+from paceline.drafters.last_states import LastStates, check_target
+from paceline.drafters.tree import make_grower, possible_draws
+from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Output
 
 

@@ -14,8 +14,8 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import ahead_of, make_grower, possible_draws
-from paceline.drafters.grow.shapes import Shape, Topology
+from paceline.drafters.tree import ahead_of, make_grower, possible_draws
+from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Head, Missing, Output, longest_text
 from paceline.models.prefill import feed, prefill
 

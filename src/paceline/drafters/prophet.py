@@ -14,11 +14,11 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
+from paceline.draft_heads.prophet import ProphetHead
 from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.grow import ahead_of, make_grower, possible_draws
-from paceline.drafters.grow.shapes import Shape, Topology
-from paceline.drafters.states import LastStates, check_target
-from paceline.heads.prophet import ProphetHead
+from paceline.drafters.last_states import LastStates, check_target
+from paceline.drafters.tree import ahead_of, make_grower, possible_draws
+from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Entrance, Head, Missing, Output
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.models.decoder import DecoderConfig, DecoderLM
 from paceline.models.families import FAMILIES, Family
 from paceline.models.families.base import ACTIVATIONS
 from paceline.models.loading import FLOATS, ModelError, assemble, check, configure, find_family, name_of
-from paceline.models.packing import groups, unpack
+from paceline.models.native.decoder import DecoderConfig, DecoderLM
+from paceline.models.native.fused_weights import groups, unpack
 
 TransformersModel: TypeAlias = PreTrainedModel
 

@@ -10,9 +10,9 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 
-from paceline.models.cpu.panels import InPanels, from_panels
-from paceline.models.decoder import DecoderLM
-from paceline.models.quantised import Int4Linear, Int8Linear
+from paceline.models.cpu.packed_weights import InPanels, from_panels
+from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.quantization import Int4Linear, Int8Linear
 
 NUM_ROWS, NUM_COLUMNS = 4, 64  # of a matrix that are looked at, as far apart as they can be
 KEPT, MATRICES = "kept", "matrices"

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.models import memory
-from paceline.models.decoder import DecoderConfig, DecoderLM
 from paceline.models.families import FAMILIES, Family
-from paceline.models.packing import pack, unpack
-from paceline.models.quantised import check_quantization, quantise, replace_linears
+from paceline.models.native.decoder import DecoderConfig, DecoderLM
+from paceline.models.native.fused_weights import pack, unpack
+from paceline.models.native.quantization import check_quantization, quantise, replace_linears
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 GIB = 2**30

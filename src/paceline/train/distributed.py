@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.models.blocks import Block
+from paceline.models.native.blocks import Block
 from paceline.train.tasks import Task
 
 STATE_FILE = "state.safetensors"

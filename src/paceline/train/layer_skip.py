@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from paceline.models.decoder import DecoderLM
+from paceline.models.native.decoder import DecoderLM
 from paceline.train.batches import TrainBatch
 from paceline.train.terms import Term, on_text
 

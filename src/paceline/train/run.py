@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from paceline import __version__
-from paceline.heads.files import save_head
+from paceline.draft_heads.files import save_head
 from paceline.models.fingerprint import fingerprint
 from paceline.models.loading import save
 from paceline.text.tokenizer import load_tokenizer
@@ -19,9 +19,9 @@ from paceline.train.checkpoints import write_text
 from paceline.train.config import TrainConfig, dump
 from paceline.train.data import Prepared, make_batches
 from paceline.train.distributed import Strategy, open_strategy
-from paceline.train.former import check_same_run, set_aside
 from paceline.train.loggers import Logger, open_loggers
 from paceline.train.progress import TrainProgress
+from paceline.train.resume_check import check_same_run, set_aside
 from paceline.train.run_cards import Recipe, run_card
 from paceline.train.setup import Model, build_draft, build_target, build_task
 from paceline.train.tasks import Distillation, Heads, NextToken, Task

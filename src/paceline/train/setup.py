@@ -9,13 +9,13 @@ import torch
 from pydantic import ValidationError
 
 from paceline.core.noise import split_seed
-from paceline.heads import HEADS
-from paceline.heads.base import DraftHead
+from paceline.draft_heads import HEADS
+from paceline.draft_heads.base import DraftHead
 from paceline.models import hub
-from paceline.models.decoder import DecoderLM
 from paceline.models.loading import load, read_config
+from paceline.models.native.decoder import DecoderLM
 from paceline.train.config import ConfigError, DraftSection, HeadSection, TargetSection, TrainConfig, describe
-from paceline.train.fresh import fresh
+from paceline.train.init_weights import fresh
 from paceline.train.layer_skip import LayerSkip
 from paceline.train.losses import Comparison
 from paceline.train.tasks import Distillation, Heads, NextToken, Task, Trained

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.noise import split_seed
-from paceline.heads.base import DraftHead
+from paceline.draft_heads.base import DraftHead
 from paceline.models.base import Output
-from paceline.models.decoder import DecoderLM
+from paceline.models.native.decoder import DecoderLM
 from paceline.train.batches import TrainBatch
 from paceline.train.layer_skip import LayerSkip
 from paceline.train.losses import Comparison

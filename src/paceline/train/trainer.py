@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.train.batches import Batches, TrainBatch
+from paceline.train.best_weights import Best
 from paceline.train.checkpoints import Checkpoints
 from paceline.train.config import LoopConfig
 from paceline.train.distributed import Single, Strategy
-from paceline.train.kept import Best
 from paceline.train.loggers import JsonLines, Logger
 from paceline.train.progress import TrainProgress
 from paceline.train.replica import Averaged, Replica

@@ -9,12 +9,12 @@ from typing import final
 import numpy as np
 import torch
 
+from paceline.draft_heads.base import DraftHead
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
-from paceline.heads.base import DraftHead
 from paceline.models.base import LM
-from paceline.models.decoder import DecoderLM
+from paceline.models.native.decoder import DecoderLM
 from paceline.train.acceptance import Acceptance, greedy_and_warm, measure_acceptance
 from paceline.train.batches import Batches, TrainBatch
 from paceline.train.config import ValidationSection

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.drafted import child_laws, follow_picks, outcome_at
+from paceline.verifiers.draft_probs import child_laws, follow_picks, outcome_at
 
 
 @final

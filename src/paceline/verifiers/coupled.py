@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.drafted import follow_picks
+from paceline.verifiers.draft_probs import follow_picks
 
 
 @final

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.drafted import follow_picks, outcome_at
+from paceline.verifiers.draft_probs import follow_picks, outcome_at
 
 
 @final

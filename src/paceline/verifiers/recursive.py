@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.drafted import earlier_siblings, follow_picks, law_of
+from paceline.verifiers.draft_probs import earlier_siblings, follow_picks, law_of
 
 
 @final

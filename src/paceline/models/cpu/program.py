@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
 from paceline.models.base import Entrance
-from paceline.models.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
-from paceline.models.cpu.layout import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
-from paceline.models.cpu.panels import PanelEmbedding, PanelLinear
-from paceline.models.decoder import DecoderLM
-from paceline.models.heads import Interleaved, Normed, Plain, Rotated, Scaled, Split
-from paceline.models.layers import (
+from paceline.models.cpu.packed_weights import PanelEmbedding, PanelLinear
+from paceline.models.native.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
+from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.layers import (
     GatedFFN,
     LateRMSNorm,
     OffsetRMSNorm,
@@ -22,7 +21,8 @@ from paceline.models.layers import (
     RMSNorm,
     gelu_tanh,
 )
-from paceline.models.quantised import Int4Linear, Int8Linear
+from paceline.models.native.qkv import Interleaved, Normed, Plain, Rotated, Scaled, Split
+from paceline.models.native.quantization import Int4Linear, Int8Linear
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 NORMS: dict[type[nn.Module], NormVariant] = {

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.models.config import DecoderConfig
-from paceline.models.layers import RotaryConfig, gelu_tanh
-from paceline.models.packing import pack
+from paceline.models.native.config import DecoderConfig
+from paceline.models.native.fused_weights import pack
+from paceline.models.native.layers import RotaryConfig, gelu_tanh
 
 STATIC_SCALINGS = ("llama3", "linear", "yarn")  # frequencies that do not depend on the length of the text
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

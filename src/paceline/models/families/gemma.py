@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from paceline.models.config import AttentionConfig, DecoderConfig, Multipliers
 from paceline.models.families.base import complete, renaming
 from paceline.models.families.llama import NAMES, shape
-from paceline.models.layers import OffsetRMSNorm, gelu_tanh
+from paceline.models.native.config import AttentionConfig, DecoderConfig, Multipliers
+from paceline.models.native.layers import OffsetRMSNorm, gelu_tanh
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from paceline.models.config import AttentionConfig, DecoderConfig, FFNConfig
 from paceline.models.families.base import Family, Names, integer, number, require, swap
-from paceline.models.layers import gelu_tanh
-from paceline.models.packing import pack
+from paceline.models.native.config import AttentionConfig, DecoderConfig, FFNConfig
+from paceline.models.native.fused_weights import pack
+from paceline.models.native.layers import gelu_tanh
 
 NAMES: Names = (
     ("transformer.wte", "embed"),

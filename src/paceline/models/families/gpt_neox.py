@@ -5,8 +5,8 @@ The checkpoint keeps one head's query, key and value together; the decoder keeps
 
 from torch import nn
 
-from paceline.models.config import Arrangement, AttentionConfig, DecoderConfig, FFNConfig
 from paceline.models.families.base import Names, activation, complete, integer, number, renaming, rotary
+from paceline.models.native.config import Arrangement, AttentionConfig, DecoderConfig, FFNConfig
 
 NAMES: Names = (
     ("gpt_neox.embed_in", "embed"),

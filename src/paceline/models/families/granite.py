@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from paceline.models.config import AttentionConfig, DecoderConfig, Multipliers
 from paceline.models.families.base import complete, number, renaming
 from paceline.models.families.llama import NAMES, shape
+from paceline.models.native.config import AttentionConfig, DecoderConfig, Multipliers
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:

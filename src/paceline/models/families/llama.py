@@ -1,6 +1,5 @@
 """Llama, and what the families of its layout share with it."""
 
-from paceline.models.config import DecoderConfig, FFNConfig
 from paceline.models.families.base import (
     Names,
     Parsed,
@@ -12,6 +11,7 @@ from paceline.models.families.base import (
     require,
     rotary,
 )
+from paceline.models.native.config import DecoderConfig, FFNConfig
 
 NAMES: Names = (
     ("model.embed_tokens", "embed"),

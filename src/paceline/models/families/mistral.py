@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from paceline.models.config import DecoderConfig
 from paceline.models.families.base import complete, renaming, require, window
 from paceline.models.families.llama import NAMES, shape
+from paceline.models.native.config import DecoderConfig
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:

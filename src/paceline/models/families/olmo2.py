@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from paceline.models.config import Arrangement, AttentionConfig, DecoderConfig, NormSpan
 from paceline.models.families.base import Names, complete, renaming
 from paceline.models.families.llama import NAMES as LLAMA_NAMES
 from paceline.models.families.llama import shape
-from paceline.models.layers import LateRMSNorm
+from paceline.models.native.config import Arrangement, AttentionConfig, DecoderConfig, NormSpan
+from paceline.models.native.layers import LateRMSNorm
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 NAMES: Names = (

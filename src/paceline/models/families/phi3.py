@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from paceline.models.config import DecoderConfig
 from paceline.models.families.base import Names, complete, renaming, require, window
 from paceline.models.families.llama import NAMES as LLAMA_NAMES
 from paceline.models.families.llama import shape
+from paceline.models.native.config import DecoderConfig
 
 NAMES: Names = (
     *LLAMA_NAMES,

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from paceline.models.config import AttentionConfig, DecoderConfig, NormSpan
 from paceline.models.families.base import Names, complete, renaming, window
 from paceline.models.families.llama import NAMES, shape
+from paceline.models.native.config import AttentionConfig, DecoderConfig, NormSpan
 
 NORM_NAMES: Names = (
     *NAMES,

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from paceline.models.config import AttentionConfig, DecoderConfig
 from paceline.models.families.base import complete, renaming, window
 from paceline.models.families.llama import NAMES, shape
+from paceline.models.native.config import AttentionConfig, DecoderConfig
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:

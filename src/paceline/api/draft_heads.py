@@ -1,0 +1,95 @@
+"""Heads of a target, from their directories to drafters. Decodes nothing.
+
+A head (``paceline.draft_heads``) drafts from the target's own hidden states, and shares weights with it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+
+from paceline.api.loading import Loaded
+from paceline.api.named import name_of, read_named
+from paceline.core.registry import Registry
+from paceline.core.tree import Draw
+from paceline.draft_heads import HEADS
+from paceline.draft_heads.base import DraftHead
+from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
+from paceline.draft_heads.files import is_head, load_head
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import Drafter
+from paceline.drafters.tree.shapes import Shape
+from paceline.models.backend import fastest, lay_out
+from paceline.models.native.decoder import DecoderLM
+
+__all__ = ["WeightlessExit", "build_head_drafter", "is_head", "read_weightless"]
+
+
+def build_head_drafter(
+    path: str | Path, *, target: Loaded, shape: Shape | None = None, draws: frozenset[Draw] | None = None
+) -> Drafter:
+    """What drafts with the head of the directory ``path``, loaded in the precision and on the device of ``target``.
+
+    ``shape`` (None: a chain) is what it drafts, in one of the ways ``draws`` (None: all that the shape allows). Raises
+    ValueError for a target that transformers runs, for files that are missing or broken, for a head of another target,
+    and where the shape allows none of the draws.
+    """
+    head = load_head(path, _native(target, f"{path} is a head, which"), target_name=target.name)
+    return _drafter(head, target, shape=shape, draws=draws)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightlessExit:
+    """An early exit of nothing but the target's own norm and head, for a target that has learned it (2404.16710)."""
+
+    exit_layer: int
+
+    def drafter(self, target: Loaded) -> Drafter:
+        """What drafts so. Raises ValueError for a layer that ``target`` lacks, and where transformers runs it."""
+        lm = _native(target, f"drafter 'early_exit:exit_layer={self.exit_layer}'")
+        if self.exit_layer < 1:
+            raise ValueError(f"exit_layer={self.exit_layer}: give at least 1")
+        config = EarlyExitConfig(exit_layer=self.exit_layer, num_blocks=0, own_norm=False)
+        return _drafter(EarlyExitHead.make(config, lm, generator=torch.Generator()), target)
+
+
+WITHOUT_FILES = Registry("drafter", {"early_exit": "paceline.api.draft_heads:WeightlessExit"})
+
+
+def read_weightless(text: str) -> WeightlessExit | None:
+    """The early exit of "early_exit:exit_layer=8"; None for what names no head.
+
+    Raises ValueError for the bare name of a drafter that a head is needed for, and for options that are none.
+    """
+    name = name_of(text)
+    if name not in HEADS:
+        return None
+    if name in WITHOUT_FILES and name != text:
+        return read_named(WITHOUT_FILES, text).make()
+    raise ValueError(
+        f"drafter {name!r} needs a head that was trained for the target: give the head's directory instead of the name"
+        + (f", or {name}:exit_layer=LAYER for a target that learned to do without" if name in WITHOUT_FILES else "")
+    )
+
+
+def _native(target: Loaded, who: str) -> DecoderLM:
+    """The target's decoder. Raises ValueError where transformers' own code runs it."""
+    if not isinstance(target.lm, DecoderLM):
+        raise ValueError(
+            f"{who} drafts from hidden states of native models, and {target.name} is run by transformers: load it with "
+            "backend='native', or give another drafter"
+        )
+    return target.lm
+
+
+def _drafter(
+    head: DraftHead, target: Loaded, *, shape: Shape | None = None, draws: frozenset[Draw] | None = None
+) -> Drafter:
+    lm = head.decoder
+    if not target.enforce_eager:
+        assert isinstance(target.lm, DecoderLM)
+        lay_out(lm, beside=target.lm)
+        lm = fastest(lm)
+    return DRAFTERS.find(head.kind)(head=head, lm=lm, shape=shape, draws=draws)

@@ -1,0 +1,84 @@
+"""The rules of a request: what structured_outputs and logits_processors come to for a target, and where a text ends."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from paceline.api.continuation import Criterion
+from paceline.api.loading import Loaded
+from paceline.api.params import SamplingParams
+from paceline.api.structured import StructuredOutputs
+from paceline.constraints.external_processors import rule_of
+from paceline.constraints.grammar import TextGrammar, describe, spelling_of
+from paceline.core.constraint import Rule
+from paceline.text.tokenizer import Tokenizer
+
+MOST_COMPILED = 32  # grammars that are kept for a tokenizer
+
+_COMPILED: WeakKeyDictionary[Tokenizer, OrderedDict[tuple[StructuredOutputs, frozenset[int]], TextGrammar]] = (
+    WeakKeyDictionary()
+)
+
+
+def rules_of(target: Loaded, params: SamplingParams) -> tuple[Rule, ...]:
+    """The rules of ``params``. Raises ValueError for a grammar that cannot be followed, saying why."""
+    grammar = grammar_of(target, params)
+    return (*(() if grammar is None else (grammar,)), *map(rule_of, params.logits_processors or ()))
+
+
+def grammar_of(target: Loaded, params: SamplingParams) -> TextGrammar | None:
+    """The grammar of ``params``, compiled once for its tokenizer."""
+    asked, tokenizer = params.structured_outputs, target.tokenizer
+    if not isinstance(asked, StructuredOutputs):
+        return None
+    if tokenizer is None:
+        raise ValueError(f"structured_outputs: {target.name} has no tokenizer to spell them with; leave them out")
+    ends = _ends(target, tokenizer, params)
+    known = _COMPILED.setdefault(tokenizer, OrderedDict())
+    if (asked, ends) not in known:
+        known[asked, ends] = _compile(asked, tokenizer, ends)
+        if len(known) > MOST_COMPILED:
+            known.popitem(last=False)
+    known.move_to_end((asked, ends))
+    return known[asked, ends]
+
+
+def closing(target: Loaded, params: SamplingParams, criterion: Criterion | None) -> Criterion | None:
+    """``criterion``, and the end of a text whose grammar is complete where no end-of-text token can say so.
+
+    That is where there is none, and before ``min_tokens``.
+    """
+    grammar = grammar_of(target, params)
+    if grammar is None or (grammar.ends and not params.min_tokens):
+        return criterion
+    state = grammar.begin(())
+
+    def ends(tokens: Sequence[int]) -> bool:
+        complete = state.advance(tokens[-1]) and state.is_complete
+        wanted = criterion is not None and criterion(tokens)
+        return wanted or (complete and (not grammar.ends or len(tokens) < params.min_tokens))
+
+    return ends
+
+
+def _compile(asked: StructuredOutputs, tokenizer: Tokenizer, ends: frozenset[int]) -> TextGrammar:
+    try:
+        spelling = spelling_of(tokenizer)
+        value = getattr(asked, asked.kind)
+        spaces: dict[str, object] = {"whitespace_flexible": False} if asked.disable_any_whitespace else {}
+        if asked.whitespace_pattern is not None:
+            spaces["whitespace_pattern"] = asked.whitespace_pattern
+        definition = describe(asked.kind, value, spaces=spaces)
+        grammar = TextGrammar(definition=definition, spelling=spelling, ends=ends)
+    except ValueError as error:
+        raise ValueError(f"structured_outputs: {asked.kind}: {error}") from error
+    if not ends and grammar.begin(()).is_complete:
+        raise ValueError(f"structured_outputs: {asked.kind}: it allows the empty text alone, and nothing ends that")
+    return grammar
+
+
+def _ends(target: Loaded, tokenizer: Tokenizer, params: SamplingParams) -> frozenset[int]:
+    """What may follow a complete text: the model's own ends, and stop tokens that have no text."""
+    own = () if params.ignore_eos else target.eos
+    bare = (token for token in params.stop_tokens if tokenizer.is_special(token) or not tokenizer.is_known(token))
+    return frozenset((*own, *bare))

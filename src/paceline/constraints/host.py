@@ -1,0 +1,307 @@
+"""The host lane of a step: rules of requests, asked at every node of their drafts. Knows no models and no grammars.
+
+Rows without rules pass by it, and while no row has any it does nothing at all. R rows, r rows of a kind, N nodes,
+D depth, V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from paceline.constraints.token_masks import Draft, commit, masks, prune
+from paceline.core.batch import Batch
+from paceline.core.constraint import Grammar, Processor
+from paceline.core.host import integers, table
+from paceline.core.request import NEVER, Request
+from paceline.core.tree import Draw, Outcome, Tree, path_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class _Text:
+    """The rules of one row's text."""
+
+    request: Request
+    seen: int  # tokens, prompt included, that the grammars have been told of
+    grammars: list[Grammar] = field(default_factory=list[Grammar])
+    processors: list[Processor] = field(default_factory=list[Processor])
+
+
+# What a grammar allows after a row's nodes: the nodes, and bool [n, V]; or what it raised.
+_Found: TypeAlias = "tuple[list[int], Tensor] | Exception"
+
+
+@final
+class Lane:
+    """What rules demand of the rows of one batch. Where it ``replaces`` drafts, text that must come is drafted instead.
+
+    A rule that raises fails its row alone: the row goes on without any until somebody takes ``failures``, by row, and
+    releases it; its tokens from that step on mean nothing.
+    """
+
+    def __init__(self, *, batch: Batch, replaces: bool = False) -> None:
+        self.batch = batch
+        self._replaces = replaces
+        self.failures: dict[int, Exception] = {}
+        self._texts: dict[int, _Text] = {}  # by row
+        self._drafts: dict[int, Draft] = {}  # of the step, rows that run
+        self._worker: ThreadPoolExecutor | None = None
+        self._asked: Future[dict[int, _Found]] | None = None
+        self._starved: tuple[list[int], Tensor] | None = None  # rows, and nodes [r, N] where no token is left
+
+    @property
+    def busy(self) -> bool:
+        """Whether any row has rules: such steps read from the device, and cannot be recorded."""
+        return bool(self._texts)
+
+    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        """Begin the rules of ``requests``. What one raises is raised, and then nothing has changed."""
+        begun = {row: _begin(request) for row, request in zip(rows, requests, strict=True) if request.rules}
+        self.release(rows)
+        self._texts.update(begun)
+
+    def release(self, rows: Iterable[int]) -> None:
+        """Rows that ask for nothing any more."""
+        for row in rows:
+            self._texts.pop(row, None)
+            self.failures.pop(row, None)
+
+    def take_failures(self) -> dict[int, Exception]:
+        """What rules have raised since this was asked, by row."""
+        failures, self.failures = self.failures, {}
+        return failures
+
+    def look(self, tree: Tree) -> Tree:
+        """``tree`` as rules allow it, before it is scored; what grammars allow after it is found out meanwhile.
+
+        Nodes that a grammar forbids are not valid. The others stay as they were drawn, from laws that ``process``
+        restricts to what was allowed: that is the law of a token given that it was not forbidden.
+        """
+        if self._drafts:  # of a step that was cut off
+            self._drafts.clear()
+        self._starved = None
+        if not self._texts:
+            return tree
+        self._wait()
+        kept: dict[int, list[bool]] = {}
+        forced: dict[int, int] = {}  # tokens at the beginning of a draft that are not the drafter's
+        replaced = False
+        for row, (tokens, draft) in self._read(tree).items():
+            text = self._texts[row]
+            try:
+                commit(text.grammars, tokens)
+                text.seen += len(tokens)
+                if text.grammars:
+                    if self._replaces and tree.chain:
+                        proposed, (draft, forced[row]) = draft, draft.begun(text.grammars[0].forced(), most=_room(text))
+                        replaced = replaced or draft is not proposed
+                    kept[row] = prune(text.grammars, draft)
+                    draft = replace(draft, valid=kept[row])
+                self._drafts[row] = draft
+            except Exception as error:
+                kept.pop(row, None)
+                forced.pop(row, None)
+                self._fail(row, error)
+        if not kept:
+            return tree
+        asked = {row: (self._texts[row].grammars, self._drafts[row]) for row in kept}
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-grammars")
+        size = self.batch.processing.vocab_size
+        self._asked = self._worker.submit(_find, asked, size)
+        tree = self._fixed(tree, forced, replaced) if any(forced.values()) else tree
+        return self._restricted(tree, kept)
+
+    def process(self, tree: Tree, logits: Tensor) -> tuple[Tree, Tensor]:
+        """``logits`` [R, N, V] after the rules of every row at each of its nodes, and ``tree`` with laws to match."""
+        if not self._drafts:
+            return tree, logits
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores = scores.clone() if scores is logits else scores
+        self._call(tree, scores)
+        found = self._take_found()
+        if not found:
+            return tree, scores
+        rows = list(found)
+        index = torch.tensor(rows, device=scores.device)
+        allowed = torch.ones(len(rows), *scores.shape[1:], dtype=torch.bool)
+        bare = torch.zeros(allowed.shape[:2], dtype=torch.bool)  # nodes that may be left without a token
+        for place, (row, (nodes, mask)) in enumerate(found.items()):
+            allowed[place, nodes] = mask
+            bare[place, nodes] = self._may_be_bare(self._texts[row].request, mask)
+        allowed, bare = allowed.to(scores.device), bare.to(scores.device)
+        own = scores[index].masked_fill(~allowed, NEVER)
+        left = (own > NEVER).any(-1)
+        own[..., 0] = torch.where(left, own[..., 0], 0.0)
+        scores[index] = own
+        self._starved = (rows, ~left & ~bare & tree.valid[index])
+        return _with_laws(tree, index, allowed), scores
+
+    def settle(self, outcome: Outcome) -> None:
+        """Fail rows that have taken a token, as ``outcome`` says, where their rules leave none."""
+        starved, self._starved = self._starved, None
+        if self._drafts:
+            self._drafts.clear()
+        if starved is None:
+            return
+        rows, nodes = starved
+        index = torch.tensor(rows, device=nodes.device)
+        before = torch.nn.functional.pad(outcome.path[index], (1, 0)).clamp(min=0)  # [r, D + 1]
+        taken = torch.arange(before.shape[1], device=nodes.device) < outcome.num_committed[index, None]
+        hits = integers((nodes.gather(1, before) & taken).any(-1).long())
+        for row in (row for row, hit in zip(rows, hits, strict=True) if hit):
+            self._fail(row, ValueError("other options forbid every token that the grammar allows: change one of them"))
+
+    def _read(self, tree: Tree) -> dict[int, tuple[list[int], Draft]]:
+        """Of rows that run: their tokens since this was last asked, and their drafts. One transfer to the host."""
+        batch, rows = self.batch, list(self._texts)
+        index = torch.tensor(rows, device=batch.device)
+        width, nodes = batch.max_depth + 1, tree.num_nodes  # a step gives at most so many tokens
+        length = batch.length[index, None]
+        at = (length - width + torch.arange(width, device=batch.device)).clamp(min=0)
+        parts = (tree.tokens[index], tree.parents[index], tree.valid[index].long())
+        head = (length, batch.active[index, None].long(), batch.tokens[index].gather(1, at))
+        found: dict[int, tuple[list[int], Draft]] = {}
+        for row, entry in zip(rows, table(torch.cat((*head, *parts), dim=1)), strict=True):
+            length, active, newest, entry = entry[0], entry[1], entry[2 : 2 + width], entry[2 + width :]
+            if not active:
+                continue
+            draft = Draft(
+                tokens=entry[:nodes],
+                parents=entry[nodes : 2 * nodes],
+                valid=[bool(flag) for flag in entry[2 * nodes :]],
+            )
+            found[row] = (newest[width - (length - self._texts[row].seen) :], draft)
+        return found
+
+    def _fixed(self, tree: Tree, forced: dict[int, int], replaced: bool) -> Tree:
+        """With the first ``forced`` tokens of rows as fixed choices, which they are even where they had been drawn."""
+        device = tree.tokens.device
+        index, number = (torch.tensor(list(some), device=device)[:, None] for some in (forced, forced.values()))
+        node = torch.arange(tree.num_nodes, device=device)
+        fixed = torch.zeros_like(tree.valid)
+        fixed[index[:, 0]] = (node > 0) & (node <= number)
+        tokens = tree.tokens
+        if replaced:
+            tokens = tokens.clone()
+            tokens[index[:, 0]] = torch.tensor([self._drafts[row].tokens for row in forced], device=device)
+        draw, law = torch.where(fixed, int(Draw.FIXED), tree.draw), torch.where(fixed, -1, tree.law)
+        # What a drafter knows of nodes is of the tokens that it had put there.
+        return replace(tree, tokens=tokens, draw=draw, law=law, resume=None if replaced else tree.resume)
+
+    def _restricted(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
+        valid = tree.valid.clone()
+        index = torch.tensor(list(kept), device=valid.device)
+        valid[index] = torch.tensor(list(kept.values()), device=valid.device)
+        return replace(tree, valid=valid)
+
+    def _call(self, tree: Tree, scores: Tensor) -> None:
+        """Put through its processors what ``scores`` [R, N, V] say after each valid node of a row."""
+        called = [row for row in self._drafts if self._texts[row].processors]
+        if not called:
+            return
+        ways = path_tokens(tree)
+        for row in called:
+            text, draft = self._texts[row], self._drafts[row]
+            known = self.batch.tokens[row, : text.seen]
+            try:
+                for node, valid in enumerate(draft.valid):
+                    if valid:
+                        way = ways[row, node]
+                        tokens = torch.cat((known, way[: draft.depth(node)]))
+                        scores[row, node] = _processed(text.processors, tokens, scores[row, node])
+            except Exception as error:
+                self._fail(row, error)
+
+    def _take_found(self) -> dict[int, tuple[list[int], Tensor]]:
+        """What the grammars of rows that have not failed allow."""
+        asked, self._asked = self._asked, None
+        found: dict[int, tuple[list[int], Tensor]] = {}
+        for row, one in ({} if asked is None else asked.result()).items():
+            if row not in self._texts:
+                continue
+            if isinstance(one, Exception):
+                self._fail(row, one)
+            else:
+                found[row] = one
+        return found
+
+    def _wait(self) -> None:
+        """Until nobody asks the grammars, as after a step that was cut off."""
+        if self._asked is not None:
+            self._asked.exception()
+            self._asked = None
+
+    def _fail(self, row: int, error: Exception) -> None:
+        self.failures[row] = error
+        del self._texts[row]
+        self._drafts.pop(row, None)
+
+    @staticmethod
+    def _may_be_bare(request: Request, allowed: Tensor) -> Tensor:
+        """Where no token may be left [n]: the text is over, though nothing says so or ``min_tokens`` forbids to."""
+        if request.min_tokens:
+            allowed = allowed.clone()
+            allowed[:, [token for token in request.stop_tokens if token < allowed.shape[1]]] = False
+        return ~allowed.any(-1)
+
+
+def _begin(request: Request) -> _Text:
+    text = _Text(request=request, seen=len(request.tokens))
+    for rule in request.rules:
+        state = rule.begin(request.tokens)
+        if isinstance(state, Grammar):
+            text.grammars.append(state)
+        else:
+            text.processors.append(state)
+    return text
+
+
+def _find(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dict[int, _Found]:
+    """What grammars allow after every node, row by row."""
+    found: dict[int, _Found] = {}
+    for row, (grammars, draft) in asked.items():
+        try:
+            found[row] = masks(grammars, draft, vocab_size)
+        except Exception as error:
+            found[row] = error
+    return found
+
+
+def _room(text: _Text) -> int:
+    """Draft tokens that could still matter to a text."""
+    request = text.request
+    room = len(request.tokens) + request.max_tokens - text.seen - 1
+    return room if request.num_draft_tokens is None else min(room, request.num_draft_tokens)
+
+
+def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) -> Tensor:
+    """``logits`` [V] after the processors, one after the other. Raises ValueError where one gives something else."""
+    shape = logits.shape
+    for processor in processors:
+        given = processor.process(tokens.clone(), logits.clone())
+        if not isinstance(given, Tensor) or given.shape != shape or not given.is_floating_point():
+            form = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(f"a logits processor gave {form}: it must give logits {list(shape)}")
+        if bool((given.isnan() | (given == torch.inf)).any()) or not bool((given > NEVER).any()):
+            raise ValueError("a logits processor gave NaN, infinity or no token at all: it must leave one to follow")
+        logits = given.to(logits)
+    return logits
+
+
+def _with_laws(tree: Tree, rows: Tensor, allowed: Tensor) -> Tree:
+    """In ``rows`` [r], laws that tokens were drawn from, without what ``allowed`` [r, N, V] forbids after a parent."""
+    if tree.laws is None or tree.num_nodes == 1:
+        return tree
+    law, parents = tree.law[rows], tree.parents[rows].clamp(min=0)
+    number = tree.laws.shape[1]
+    parent = torch.zeros(len(rows), number + 1, dtype=torch.int64, device=law.device)
+    parent.scatter_(1, torch.where(law >= 0, law, number), parents)  # all nodes of a law have one parent
+    kept = allowed.gather(1, parent[:, :number, None].expand(-1, -1, allowed.shape[-1]))
+    laws = tree.laws.clone()
+    own = laws[rows] * kept
+    laws[rows] = own / own.sum(-1, keepdim=True).clamp(min=torch.finfo(own.dtype).tiny)
+    return replace(tree, laws=laws)

@@ -1,0 +1,156 @@
+"""Heads as directories and back: config.json, model.safetensors, and whose head it is. Knows no kind of head by name.
+
+A head is written for one target: the fingerprint of that one (models/fingerprint) is kept, and no other takes it.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline import __version__
+from paceline.draft_heads import HEADS
+from paceline.draft_heads.base import DraftHead, HeadConfig
+from paceline.models.fingerprint import Fingerprint, fingerprint
+from paceline.models.native.decoder import DecoderLM
+
+MODEL_TYPE = "paceline_head"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+AGAIN = "save the head again"
+
+
+class HeadError(ValueError):
+    """A head's directory that cannot be used, with the reason and the way out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRecord:
+    """What a head's directory says of it."""
+
+    kind: str
+    config: HeadConfig
+    target: str  # the name of the model that it was made for
+    fingerprint: Fingerprint
+    version: str  # of Paceline
+
+
+def is_head(path: str | Path) -> bool:
+    """Whether ``path`` is a head's directory, sound or not."""
+    try:
+        found = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return str(path) != "" and isinstance(found, dict) and found.get("model_type") == MODEL_TYPE
+
+
+def save_head(head: DraftHead, path: str | Path, *, target_name: str, fingerprint: Fingerprint) -> None:
+    """Write the own parts of ``head`` into the directory ``path``, which is made where it is missing.
+
+    Each file is whole or not there, and files of two different writings are not taken for a head. Other files stay.
+    """
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    made = {"kind": head.kind, "config": head.config.model_dump(mode="json")}
+    record = {
+        "model_type": MODEL_TYPE,
+        **made,
+        "target": {"name": target_name, "fingerprint": fingerprint.fields()},
+        "paceline": __version__,
+    }
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state().items()}
+    metadata = {"format": "pt", MODEL_TYPE: json.dumps(made, sort_keys=True)}
+    _replace(path / WEIGHTS, lambda aside: save_file(state, aside, metadata=metadata))
+    text = json.dumps(record, indent=2) + "\n"
+    _replace(path / CONFIG, lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def read_head_config(path: str | Path) -> HeadRecord:
+    """What the config.json of a head's directory says. Raises HeadError for what is missing, broken or unknown."""
+    path = Path(path)
+    if not is_head(path):
+        raise HeadError(
+            f"{path} is no head: it has no {CONFIG} with model_type {MODEL_TYPE!r}; give a directory that "
+            "paceline train wrote"
+        )
+    found = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    try:
+        kind, values = found["kind"], found["config"]
+        name, fields = found["target"]["name"], found["target"]["fingerprint"]
+        record = Fingerprint(sizes=fields["sizes"], kept=fields["kept"], matrices=fields["matrices"])
+    except (KeyError, TypeError) as error:
+        raise HeadError(f"{path / CONFIG} lacks {error}: {AGAIN}") from error
+    if kind not in HEADS:
+        raise HeadError(f"{path}: a head of the kind {kind!r}, and known are {', '.join(HEADS)}; update Paceline")
+    try:
+        config = HEADS.find(kind).Config.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"])) or "config"
+        raise HeadError(f"{path / CONFIG}: {at}={first['input']!r}: {first['msg']}; update Paceline") from error
+    version = str(found.get("paceline", "an unknown version"))
+    return HeadRecord(kind=kind, config=config, target=str(name), fingerprint=record, version=version)
+
+
+def load_head(path: str | Path, target: DecoderLM, *, target_name: str = "this model") -> DraftHead:
+    """The head of the directory ``path`` around ``target``, in its precision, on its device, in evaluation mode.
+
+    Raises HeadError for files that are missing, broken or not of one writing, for weights that do not fit the config,
+    and for a head of another target than ``target``, which messages call ``target_name``.
+    """
+    path = Path(path)
+    record = read_head_config(path)
+    own = fingerprint(target)
+    if not record.fingerprint.matches(own):
+        raise HeadError(
+            f"{path} is a head of {record.target} ({record.fingerprint.sizes}) and not of {target_name} "
+            f"({own.sizes}), whose weights are others; give {record.target} as the target, or train a head for "
+            f"{target_name}"
+        )
+    state = _read_weights(path, record)
+    # What is drawn here is replaced by what was kept.
+    head: DraftHead = HEADS.find(record.kind).make(record.config, target, generator=torch.Generator().manual_seed(0))
+    try:
+        head.load_own_state({name: part.to(target.device, target.dtype) for name, part in state.items()})
+    except ValueError as error:
+        raise HeadError(f"{path / WEIGHTS} does not fit {CONFIG}: {error}; {AGAIN}") from error
+    return head.requires_grad_(False).eval()
+
+
+def _read_weights(path: Path, record: HeadRecord) -> dict[str, Tensor]:
+    """The tensors, if they were written together with the config."""
+    file = path / WEIGHTS
+    if not file.is_file():
+        raise HeadError(f"{path} lacks {WEIGHTS}: {AGAIN}")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            state = {name: opened.get_tensor(name) for name in opened.keys()}
+    except SafetensorError as error:
+        raise HeadError(f"{file} is not a safetensors file ({error}): {AGAIN}") from error
+    made = json.loads(metadata.get(MODEL_TYPE, "{}"))
+    if made.get("kind") != record.kind or type(record.config).model_validate(made["config"]) != record.config:
+        raise HeadError(f"{path}: {WEIGHTS} and {CONFIG} are not of one head: {AGAIN}")
+    whole = next((name for name, part in state.items() if not part.is_floating_point()), None)
+    if whole is not None:
+        raise HeadError(f"{file}: {whole} holds no floats: {AGAIN}")
+    return state
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Put what ``write`` makes in the place of ``path``, once it lies safely on the disk."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(aside)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.chmod(0o644)  # safetensors keeps its files to their owner; a published head is for everybody
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

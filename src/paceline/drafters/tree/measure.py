@@ -1,0 +1,96 @@
+"""How often the child of each rank is the accepted one: what ``best_topology`` goes by. Knows nothing of drawing.
+
+B rows, N nodes, D depth of a tree, W ranks.
+"""
+
+from collections.abc import Hashable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.core.admission import Admission
+from paceline.core.batch import Batch
+from paceline.core.host import integers
+from paceline.core.plan import StepPlan
+from paceline.core.tree import Draw, Outcome, Tree
+from paceline.drafters.base import Drafter, Setting
+from paceline.drafters.tree.shapes import Topology
+from paceline.models.base import Output
+
+
+def comb(width: int, depth: int) -> Topology:
+    """The tree to measure with: a chain of likeliest children, each node of which has ``width``."""
+    return Topology(tuple((0,) * level + (rank,) for level in range(depth) for rank in range(width)))
+
+
+@final
+class Measured(Drafter):
+    """Another drafter, counting which child is accepted where a node is reached whose next token is decided.
+
+    Draft ``comb`` with it: other trees try later ranks below unlikely nodes alone, if at all.
+    """
+
+    draws: frozenset[Draw]
+    origins: tuple[str, ...]
+
+    def __init__(self, *, drafter: Drafter, width: int) -> None:
+        if width < 1:
+            raise ValueError(f"width={width}: give at least 1")
+        self.drafter, self.width = drafter, width
+        self.taps, self.num_reread, self.draws = drafter.taps, drafter.num_reread, drafter.draws
+        self.origins, self.branches = drafter.origins, drafter.branches
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.drafter.slot_bytes
+
+    @property
+    def host_state(self) -> Hashable:
+        return self.drafter.host_state
+
+    def resume(self, host_state: Hashable) -> None:
+        """As the other one does."""
+        self.drafter.resume(host_state)
+
+    def max_nodes(self, num_draft_tokens: int) -> int:
+        return self.drafter.max_nodes(num_draft_tokens)
+
+    def start(self, setting: Setting) -> None:
+        """As the other one does; counts begin anew."""
+        self.drafter.start(setting)
+        self.tried = torch.zeros(self.width, dtype=torch.int64, device=setting.device)
+        self.kept = torch.zeros_like(self.tried)
+
+    def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
+        """As the other one does."""
+        self.drafter.prefill(batch, admission, hidden)
+
+    def propose(self, batch: Batch, plan: StepPlan) -> Tree:
+        """The other one's tree."""
+        return self.drafter.propose(batch, plan)
+
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+        """As the other one does, and count."""
+        self.drafter.observe(batch, tree, outcome, output)
+        tried, kept = self._count(tree, outcome)
+        self.tried.add_(tried)
+        self.kept.add_(kept)
+
+    def rates(self) -> list[float]:
+        """Of the times that a node had a child of each rank, how often that child was accepted; 0 where none had."""
+        pairs = zip(integers(self.kept), integers(self.tried), strict=True)
+        return [kept / tried if tried else 0.0 for kept, tried in pairs]
+
+    def _count(self, tree: Tree, outcome: Outcome) -> tuple[Tensor, Tensor]:
+        """Children of nodes that were reached, and those that were accepted, by rank [W]."""
+        nodes = torch.arange(tree.num_nodes, device=tree.tokens.device)
+        above = (tree.depth - 1).clamp(min=0)
+        path = torch.nn.functional.pad(outcome.path, (1, 1), value=-1)  # [B, D + 2]
+        path = torch.where(torch.arange(path.shape[1], device=path.device) == 0, 0, path)
+        reached = path.gather(1, above) == tree.parents
+        decided = tree.valid & (tree.depth > 0) & reached & (above < outcome.num_committed[:, None])
+        accepted = decided & (path.gather(1, tree.depth) == nodes)
+        siblings = (tree.parents[:, :, None] == tree.parents[:, None, :]) & (nodes[None, :] < nodes[:, None])
+        rank = siblings.sum(-1)[..., None] == torch.arange(self.width, device=nodes.device)  # [B, N, W]
+        return (rank & decided[..., None]).sum((0, 1)), (rank & accepted[..., None]).sum((0, 1))

@@ -1,0 +1,76 @@
+"""How fast a machine multiplies with matrices of integers: by forwards of a model's own layers with made-up weights.
+
+What lays such matrices out and multiplies with them knows whole models alone, so that norms and attention over a
+handful of slots are timed with the products; beside large matrices they take next to nothing.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from paceline.core.tree import Tree
+from paceline.hardware.rates import MANY_ROWS, REPEATS, ROWS, SECONDS, PassClock, Products
+from paceline.models.backend import fastest, lay_out
+from paceline.models.base import LM
+from paceline.models.loading import assemble, outline
+from paceline.models.memory import settle
+from paceline.models.native.config import DecoderConfig
+from paceline.models.native.decoder import DecoderLM
+from paceline.models.work import work_of
+
+
+def measure_integers(
+    config: DecoderConfig,
+    quantization: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    working_set: int,
+    rows: Sequence[int] = ROWS,
+    repeats: int = REPEATS,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Products:
+    """Products of a decoder of ``config`` in a scheme of models/quantised, its layers as many as ``working_set`` holds.
+
+    Takes some seconds and memory of about ``working_set`` bytes, embedding and head not counted.
+    """
+    sample = _sample(config, quantization, dtype=dtype, device=device, working_set=working_set)
+    work = work_of(sample)
+    lay_out(sample)
+    lm = fastest(sample)
+    counts = [*rows, max(rows[-1], min(MANY_ROWS, config.window or MANY_ROWS))]
+    timer = PassClock(device, repeats, seconds, clock)
+    taken = timer.best([_forward(lm, count, device) for count in counts])
+    itemsize = work.weight_bytes / work.num_weights
+    speeds = tuple(work.weight_bytes / each for each in taken)
+    return Products(
+        itemsize=itemsize,
+        rows=tuple(rows),
+        bytes_per_second=speeds[:-1],
+        peak=max(2 * count * speed / itemsize for count, speed in zip(counts, speeds, strict=True)),
+    )
+
+
+def _sample(
+    config: DecoderConfig, quantization: str, *, dtype: torch.dtype, device: torch.device, working_set: int
+) -> DecoderLM:
+    """Weights of any content: how long a product takes does not depend on it."""
+    whole = outline(config, dtype=dtype, quantization=quantization)
+    each = sum(part.nbytes for part in whole.blocks[0].parameters())
+    few = replace(config, num_layers=max(1, min(config.num_layers, working_set // each)))
+    state = {
+        name: torch.full(part.shape, 1 if part.dtype in (torch.int8, torch.uint8) else 1e-3, dtype=part.dtype)
+        for name, part in outline(few, dtype=dtype, quantization=quantization).state_dict().items()
+    }
+    settled = settle(state) if device.type == "cpu" else state
+    return assemble(few, settled, device=device, quantization=quantization)
+
+
+def _forward(lm: LM, num_nodes: int, device: torch.device) -> Callable[[], object]:
+    """A forward of a chain of so many nodes."""
+    tokens = torch.zeros(1, num_nodes, dtype=torch.int64, device=device)
+    tree, cache = Tree.make_chain(tokens, torch.ones_like(tokens, dtype=torch.bool)), lm.new_cache(1, num_nodes).view()
+    return lambda: lm(tree, cache)

@@ -1,5 +1,0 @@
-"""What users of transformers call: ``paceline.hf.generate`` in place of ``model.generate``."""
-
-from paceline.api.hf import SpeculativeOutput, generate
-
-__all__ = ["SpeculativeOutput", "generate"]

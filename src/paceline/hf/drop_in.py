@@ -1,0 +1,221 @@
+"""``model.generate`` of transformers, with drafts: the same arguments and the same token ids, batches included.
+
+What cannot be honoured is refused by name. Knows nothing of text: stop strings are found by transformers' criterion.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from paceline.api.build import DrafterLike, VerifierLike
+from paceline.api.engine import Engine, engine_for
+from paceline.api.generation_config import GenerationOptions, generation_options
+from paceline.api.generation_fields import Values
+from paceline.api.loading import Loaded, load, placement
+from paceline.api.results import Result, Statistics
+from paceline.core.noise import split_seed
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import Drafter
+from paceline.hf.criteria import StoppingCriterion, read_criteria
+from paceline.hf.inputs import merge, read_inputs, read_negatives
+from paceline.hf.job import Job, prepare
+from paceline.hf.processors import Processors
+from paceline.models.adopt import TransformersModel, is_current, is_transformers_model
+from paceline.models.native.decoder import DecoderLM
+
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+DEFAULT_MATCHING_NGRAM_SIZE = 2  # of transformers
+
+_ADOPTED: WeakKeyDictionary[TransformersModel, Loaded] = WeakKeyDictionary()
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """``sequences`` [B * num_return_sequences, T + new], and what each of them cost; the other fields are None."""
+
+    statistics: tuple[Statistics, ...] | None = None
+
+
+def generate(
+    model: TransformersModel,
+    input_ids: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    *,
+    inputs: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    attention_mask: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    negative_prompt_ids: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    negative_prompt_attention_mask: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
+    assistant_model: TransformersModel | Loaded | str | Path | Drafter | None = None,
+    prompt_lookup_num_tokens: int | None = None,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Iterable[object] | None = None,
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+    stopping_criteria: Sequence[StoppingCriterion] | None = None,
+    streamer: BaseStreamer | None = None,
+    return_dict_in_generate: bool | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    verifier: VerifierLike = "coupled",
+    batch_size: int | None = None,
+    **options: object,
+) -> Tensor | SpeculativeOutput:
+    """What ``model.generate(input_ids, ...)`` gives: int64 [B * num_return_sequences, T + new], on the model's device.
+
+    The padded prompts come first in it; rows that end early are filled up with the padding token. Greedy tokens are
+    those of transformers; sampled ones have its law, with noise from a seed drawn from torch's global generator.
+
+    - ``model``: a loaded causal LM, used without a second copy of its weights.
+    - ``input_ids`` or ``inputs``: [B, T], padded on the left where ``attention_mask`` is 0; None: the model's
+      beginning-of-text token. Without a mask padding is inferred as transformers does.
+    - ``negative_prompt_ids``: [B, t], what ``guidance_scale`` sets the prompts against; None: their last tokens.
+    - ``assistant_model``: what drafts: a model, its directory, or a Drafter. ``num_assistant_tokens`` (5) is how many
+      tokens a step. Or ``prompt_lookup_num_tokens``: copies from the text so far. With neither nothing is drafted.
+    - ``generation_config``, ``**options``: the fields of ``GenerationConfig``; options come first, then the argument's
+      fields, then those of ``model.generation_config``.
+    - ``logits_processor``, ``prefix_allowed_tokens_fn``: called for each row alone at every node of its draft, with
+      that node's padded ids [1, t]. What one raises is raised here.
+    - ``stopping_criteria``: asked for each row alone after each of its tokens, with padded ids [1, t] and no scores.
+      What one raises is raised here.
+    - ``streamer``: gets the prompt, then every token as it is committed; for one row.
+    - ``tokenizer``: of transformers; needed for ``stop_strings``.
+    - ``return_dict_in_generate``: a ``SpeculativeOutput`` instead, with the statistics of every row.
+    - ``verifier`` ("coupled"), ``batch_size`` (None: what fits, at most 16 rows at once): as in ``paceline.generate``.
+
+    Raises ValueError, before any work, for whatever changes the output of transformers and cannot be honoured here.
+    """
+    if inputs is not None and input_ids is not None:
+        raise ValueError("inputs and input_ids are the same argument: give one of them")
+    named = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens, "return_dict_in_generate": return_dict_in_generate}
+    options.update({name: value for name, value in named.items() if value is not None})
+    values = merge(_fields(_checked(model).generation_config), _fields(generation_config), options)
+    processors = Processors(logits_processor, prefix_allowed_tokens_fn, values=values)
+    asked = generation_options(values)
+    criteria = read_criteria(stopping_criteria, stop_strings=asked.params.stop_strings, tokenizer=tokenizer)
+    drafter, num_draft_tokens = _choose_drafter(assistant_model, asked)
+    target = adopted(model)
+    prompts = read_inputs(
+        inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size
+    )
+    negatives = read_negatives(
+        negative_prompt_ids,
+        negative_prompt_attention_mask,
+        prompts=prompts,
+        values=values,
+        vocab_size=target.lm.vocab_size,
+    )
+    job = prepare(prompts, negatives, asked, criteria, processors, values, target)
+    if streamer is not None and len(job.texts) > 1:
+        raise ValueError(f"streamer with {len(job.texts)} rows: give one prompt and num_return_sequences=1")
+    engine = engine_for(
+        target,
+        drafter=drafter,
+        verifier=verifier,
+        num_draft_tokens=num_draft_tokens,
+        batch_size=batch_size,
+        num_texts=len(job.texts),
+        max_length=job.longest + job.max_tokens,
+        guidance=asked.params.guidance_scale != 1,
+    )
+    results = _run(engine, job, streamer)
+    sequences = cast(torch.LongTensor, _join(job, results).to(target.lm.device))
+    if not asked.return_dict:
+        return sequences
+    return SpeculativeOutput(sequences=sequences, statistics=tuple(result.stats for result in results))
+
+
+def adopted(model: TransformersModel) -> Loaded:
+    """An LM over the weights of ``model``: the decoder of the last call unless they have moved since, or an adapter."""
+    known = _ADOPTED.get(model)
+    if known is not None and isinstance(known.lm, DecoderLM) and is_current(known.lm, model):
+        return known
+    loaded = load(model)
+    if isinstance(loaded.lm, DecoderLM):  # an adapter holds its model, which would then live as long as the table
+        _ADOPTED[model] = loaded
+    return loaded
+
+
+def _choose_drafter(
+    assistant: TransformersModel | Loaded | str | Path | Drafter | None, asked: GenerationOptions
+) -> tuple[DrafterLike, int]:
+    """What drafts, and how many tokens a step."""
+    num_lookup, count = asked.prompt_lookup_num_tokens, asked.num_assistant_tokens
+    if num_lookup is not None:
+        if assistant is not None:
+            raise ValueError(
+                f"assistant_model and prompt_lookup_num_tokens={num_lookup} would both draft: give one of them"
+            )
+        size = asked.max_matching_ngram_size or DEFAULT_MATCHING_NGRAM_SIZE
+        return DRAFTERS.find("ngram")(max_ngram=size), num_lookup
+    if is_transformers_model(assistant):
+        own = assistant.generation_config
+        count = count or (None if own is None else own.num_assistant_tokens)
+        return adopted(assistant), count or DEFAULT_NUM_ASSISTANT_TOKENS
+    return assistant, count or DEFAULT_NUM_ASSISTANT_TOKENS
+
+
+def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result]:
+    """Every text to its end. Raises what a criterion or a processor raised, and RuntimeError where a row failed."""
+    seed = int(torch.randint(2**63 - 1, ())) if job.params[0].temperature > 0 else 0
+    streams = [
+        engine.submit(
+            [text],
+            replace(params, seed=split_seed(seed, row)),
+            criterion=job.endings.criterion(row),
+            rules=job.processors.rules(row, job.padded[row].tolist()),
+            name=f"row {row}",
+        )  # apart, because each row has criteria of its own
+        for row, (text, params) in enumerate(zip(job.texts, job.params, strict=True))
+    ]
+    if streamer is not None:
+        streamer.put(job.padded)
+        for piece in streams[0]:
+            streamer.put(torch.tensor([piece.token]))
+    for stream in streams:
+        while not stream.done:
+            engine.advance()
+            if job.failure is not None:
+                break
+    if job.failure is not None:
+        raise job.failure
+    results = [stream.results()[0] for stream in streams]
+    for row, result in enumerate(results):
+        if result.error is not None:
+            raise RuntimeError(f"row {row}: {result.error}")
+    if streamer is not None:
+        streamer.end()
+    return results
+
+
+def _join(job: Job, results: Sequence[Result]) -> Tensor:
+    """Prompts and continuations [N, T + new], filled up on the right."""
+    rows = [result.tokens[: job.endings.cut] for result in results]
+    new = torch.full((len(rows), max(map(len, rows))), job.pad or 0)
+    for row, tokens in enumerate(rows):
+        new[row, : len(tokens)] = torch.tensor(tokens)
+    return torch.cat((job.padded, new), dim=1)
+
+
+def _checked(model: object) -> TransformersModel:
+    """``model`` if it can be adopted; its own configuration may be read then."""
+    if is_transformers_model(model):
+        placement(model)
+        return model
+    raise ValueError(
+        f"a model of type {type(model).__name__}: give a loaded transformers model (adapters merged into it, for "
+        "example by merge_and_unload()); paceline.generate takes what paceline.load gives"
+    )
+
+
+def _fields(config: object) -> Values:
+    """The fields of a ``GenerationConfig``; none of None."""
+    if config is None:
+        return {}
+    if not isinstance(config, GenerationConfig):
+        raise ValueError(f"generation_config of type {type(config).__name__}: give a GenerationConfig")
+    return config.to_dict()

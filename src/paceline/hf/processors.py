@@ -1,0 +1,102 @@
+"""transformers' logits processors, row by row, as rules. Decodes nothing."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, final
+
+from torch import Tensor
+from transformers.generation import logits_process as known
+
+from paceline.api.generation_fields import Values
+from paceline.constraints.external_processors import TransformersRule, name_of, rule_of
+from paceline.core.constraint import Rule
+
+# Where transformers would make one of the same type by an option, the caller's takes its place in the order.
+BY_OPTION: dict[type, str] = {
+    known.SequenceBiasLogitsProcessor: "sequence_bias",
+    known.RepetitionPenaltyLogitsProcessor: "repetition_penalty",
+    known.NoRepeatNGramLogitsProcessor: "no_repeat_ngram_size",
+    known.NoBadWordsLogitsProcessor: "bad_words_ids",
+    known.MinLengthLogitsProcessor: "min_length",
+    known.MinNewTokensLengthLogitsProcessor: "min_new_tokens",
+    known.SuppressTokensLogitsProcessor: "suppress_tokens",
+    known.SuppressTokensAtBeginLogitsProcessor: "begin_suppress_tokens",
+}
+NEUTRAL: dict[str, tuple[object, ...]] = {"repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,)}
+NEUTRAL |= {"min_length": (0,), "min_new_tokens": (0,)}
+# These keep something of the text that they were called with last, which a draft is not.
+STATEFUL = (
+    known.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    known.SynthIDTextWatermarkLogitsProcessor,
+)
+# These tell rows by their place in the batch, and are called with one row.
+BY_PLACE = (
+    known.PrefixConstrainedLogitsProcessor,
+    known.EncoderNoRepeatNGramLogitsProcessor,
+    known.EncoderRepetitionPenaltyLogitsProcessor,
+)
+
+
+@final
+class Processors:
+    """The caller's processors, and the one that ``prefix_allowed_tokens_fn`` makes. ``failure`` is what one raised.
+
+    Raises ValueError for what cannot be called with a text that is only drafted, or not row by row.
+    """
+
+    def __init__(self, given: Iterable[object] | None, allowed: object, *, values: Values) -> None:
+        self.failure: Exception | None = None
+        self._given: list[Any] = list(given or ())
+        if allowed is not None and not callable(allowed):
+            raise ValueError(f"prefix_allowed_tokens_fn of type {type(allowed).__name__}: give a function")
+        self._allowed: Callable[..., Any] | None = allowed
+        for index, processor in enumerate(self._given):
+            try:
+                rule = rule_of(processor)
+            except ValueError as error:
+                raise ValueError(f"logits_processor[{index}]: {error}") from error
+            if not isinstance(rule, TransformersRule):
+                raise ValueError(
+                    f"logits_processor[{index}], {name_of(processor)}: give a processor of (input_ids, scores)"
+                )
+            if isinstance(processor, STATEFUL):
+                raise ValueError(
+                    f"logits_processor[{index}], {name_of(processor)}, keeps a state of the text that it was called "
+                    "with last, and drafts are no such texts: leave it out"
+                )
+            option = BY_OPTION.get(type(processor))
+            if option is not None and values.get(option) not in (None, *NEUTRAL.get(option, ())):
+                raise ValueError(
+                    f"logits_processor[{index}], {name_of(processor)}, and {option}={values[option]!r} do the same: "
+                    "give one of them"
+                )
+
+    def check(self, num_rows: int) -> None:
+        """Raise ValueError where a processor would take a row for another."""
+        for index, processor in enumerate(self._given):
+            if num_rows > 1 and isinstance(processor, BY_PLACE):
+                raise ValueError(
+                    f"logits_processor[{index}], {name_of(processor)}, tells rows by their place, and is called for "
+                    f"one at a time: give one prompt, not {num_rows} rows"
+                )
+
+    def rules(self, row: int, padded: Sequence[int]) -> tuple[Rule, ...]:
+        """For ``row``, whose prompt processors see ``padded``."""
+        own = [] if self._allowed is None else [self._constrained(self._allowed, row)]
+        return tuple(
+            TransformersRule(partial(self._call, processor, row), shown=padded, name=name_of(processor))
+            for processor in (*own, *self._given)
+        )
+
+    def _call(self, processor: Callable[..., Any], row: int, input_ids: Tensor, scores: Tensor) -> object:
+        try:
+            return processor(input_ids, scores)
+        except Exception as error:
+            if self.failure is None:
+                error.add_note(f"row {row}: raised by {name_of(processor)}")
+                self.failure = error
+            raise
+
+    @staticmethod
+    def _constrained(allowed: Callable[..., Any], row: int) -> known.PrefixConstrainedLogitsProcessor:
+        return known.PrefixConstrainedLogitsProcessor(lambda _, sentence: allowed(row, sentence), 1)

@@ -1,0 +1,1 @@
+"""Native code: what computes faster than torch calls, per kind of processor."""

@@ -1,0 +1,1 @@
+"""Any other decoder of transformers, run by its own code over our cache."""

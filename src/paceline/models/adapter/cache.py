@@ -1,0 +1,129 @@
+"""Keys and values of a transformers model in our slots. Knows nothing of models' weights or of text.
+
+B rows, n nodes, S slots, H key-value heads and E head size of one layer; the storage is as wide as the widest layer.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from paceline.core.cache import SlotCache, View
+from paceline.models.native.attention import TreeAttention
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Heads and head sizes of one layer's keys and values."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """What a model keeps of a token: one entry per layer, None for a layer that keeps nothing of its own."""
+
+    layers: tuple[LayerShape | None, ...]
+    dtype: torch.dtype
+
+    @property
+    def kept(self) -> tuple[LayerShape, ...]:
+        """The layers that keep something."""
+        return tuple(layer for layer in self.layers if layer is not None)
+
+    @property
+    def num_heads(self) -> int:
+        return max(layer.num_heads for layer in self.kept)
+
+    @property
+    def head_dim(self) -> int:
+        return max(max(layer.key_dim, layer.value_dim) for layer in self.kept)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Keys and values of one token over all layers as they lie in the storage, in bytes."""
+        return 2 * len(self.kept) * self.num_heads * self.head_dim * self.dtype.itemsize
+
+    def new_cache(self, rows: int, capacity: int, device: torch.device) -> SlotCache:
+        return SlotCache(
+            num_layers=len(self.kept),
+            rows=rows,
+            capacity=capacity,
+            num_kv_heads=self.num_heads,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            device=device,
+        )
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer of ``TreeCache``: writes the nodes' keys and values to their slots and returns those of all slots."""
+
+    is_sliding = False
+
+    def __init__(self, attend: TreeAttention, index: int, shape: LayerShape) -> None:
+        super().__init__()
+        self.attend, self.index, self.shape = attend, index, shape
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The storage exists already."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """``key_states`` and ``value_states`` [B, H, n, E] to keys and values [B, H, S, E]; the caller masks."""
+        view, attend, shape = self.attend.cache, self.attend, self.shape
+        widest = view.storage.keys.shape[-2:]
+        keys, values = (_widen(states.transpose(1, 2), widest) for states in (key_states, value_states))
+        view.write(self.index, attend.rows, attend.slots, keys, values)
+        keys, values = view.read(self.index)
+        self.keys = keys[:, :, : shape.num_heads, : shape.key_dim].transpose(1, 2)
+        self.values = values[:, :, : shape.num_heads, : shape.value_dim].transpose(1, 2)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.attend.cache.capacity, 0
+
+    def get_seq_length(self) -> int:
+        """Rows differ in length, so there is no true answer: what makes the new nodes end with the last slot."""
+        return max(0, self.attend.cache.capacity - self.attend.slots.shape[1])
+
+    def get_max_length(self) -> int:
+        return self.attend.cache.capacity
+
+
+class EmptyLayer(SlotLayer):
+    """A layer that keeps nothing of its own: it computes none, or reads another layer's."""
+
+    def __init__(self, attend: TreeAttention) -> None:
+        super().__init__(attend, -1, LayerShape(0, 0, 0))
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("a layer keeps keys and values that it did not keep when the model was measured")
+
+
+class TreeCache(Cache):
+    """What a transformers model takes for its cache during one forward over a tree."""
+
+    def __init__(self, shape: CacheShape, attend: TreeAttention) -> None:
+        layers: list[Any] = []
+        index = 0
+        for layer in shape.layers:
+            layers.append(EmptyLayer(attend) if layer is None else SlotLayer(attend, index, layer))
+            index += layer is not None
+        super().__init__(layers=layers)
+
+
+def is_whole(view: View) -> bool:
+    """Whether ``view`` names all layers of its storage, in order: only a model of our own can run some of them."""
+    return view.layers == tuple(range(view.storage.num_layers))
+
+
+def _widen(states: Tensor, widest: torch.Size) -> Tensor:
+    """``states`` [B, n, H, E] with zeros up to ``widest``, the storage's heads and head size."""
+    heads, size = widest[0] - states.shape[2], widest[1] - states.shape[3]
+    return F.pad(states, (0, size, 0, heads)) if heads or size else states

@@ -1,0 +1,105 @@
+"""Checkpoint directories that transformers reads, for the adapter. Refuses whatever would unpickle or guess weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from paceline.models import memory
+from paceline.models.adapter.support import check_config, first_line
+from paceline.models.loading import GIB, ModelError
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def check_format(path: Path) -> None:
+    """Raise ModelError for what is no checkpoint of a whole model in safetensors, naming what it is and the way out.
+
+    A missing path and a missing config.json are left to ``loading.read_config``.
+    """
+    if path.suffix == ".gguf" or (path.is_dir() and _only(path, "*.gguf")):
+        raise ModelError(f"{path}: GGUF is for another runtime; give the directory that it was made from")
+    if path.is_file():
+        raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
+    if (path / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{path} holds an adapter (PEFT), not a model; merge it with "
+            "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) and give the result"
+        )
+
+
+def load(
+    path: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The model of a directory by transformers' own code, evaluating; ``dtype`` None keeps the files' precision.
+
+    Only local safetensors are read. Quantized weights are left to transformers and the library that they need. Code in
+    the directory runs only with ``trust_remote_code``. Raises ModelError for kinds that the adapter cannot run, weights
+    that are pickled, missing, of another shape, or larger than the device's free memory, and whatever transformers
+    refuses.
+    """
+    config = read_model_config(path, trust_remote_code=trust_remote_code)
+    check_config(config, str(path))
+    _check_memory(find_weights(path), path, dtype, device)
+    quantized = config.to_dict().get("quantization_config") is not None
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype="auto" if dtype is None else dtype,
+            device_map={"": str(device)} if quantized else None,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:  # whatever transformers, a quantization library or the model's own code raises
+        reason = "its quantized weights need a library" if quantized else "transformers refuses it"
+        remedy = "install what is named, or give unquantized weights" if quantized else "save it anew, or give another"
+        raise ModelError(f"{path}: {reason} ({first_line(error)}); {remedy}") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    model, info = loaded
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
+        raise ModelError(f"{path}: tensors do not fit its config.json: missing or of another shape {missing[:3]}")
+    return (model if quantized else model.to(device)).requires_grad_(False).eval()
+
+
+def read_model_config(path: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
+    """transformers' config of a directory. Raises ModelError for one that it does not know or refuses."""
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(
+            f"{path}: unsupported architecture, which neither Paceline nor transformers knows ({first_line(error)}); "
+            "if the directory brings its own code and you trust it, give trust_remote_code"
+        ) from error
+
+
+def find_weights(path: Path) -> list[Path]:
+    """The files of weights in a directory. Raises ModelError if there are none, naming what is there instead."""
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        pickled = next((file.name for pattern in PICKLES for file in sorted(path.glob(pattern))), None)
+        found = f"only pickled ones ({pickled}), which could run any code" if pickled else "nothing else either"
+        raise ModelError(
+            f"{path} holds no safetensors weights, {found}; convert them where you trust them with "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        )
+    return files
+
+
+def _check_memory(files: list[Path], path: Path, dtype: torch.dtype | None, device: torch.device | str) -> None:
+    needed, free = sum(file.stat().st_size for file in files), memory.free_memory(device)
+    if needed > free and (dtype is None or dtype.itemsize > 1):
+        sizes = f"{needed / GIB:.3g} GiB exceed the {free / GIB:.3g} GiB free on {device}"
+        raise ModelError(f"{path}: weights of {sizes}: give a smaller model or a larger machine")
+
+
+def _only(path: Path, pattern: str) -> bool:
+    return any(path.glob(pattern)) and not any(path.glob("*.safetensors"))

@@ -1,0 +1,53 @@
+"""What transformers would make of a checkpoint directory, without its weights: for sizes alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from paceline.models.adapter.files import read_model_config
+from paceline.models.adapter.lm import TransformersLM
+from paceline.models.adapter.support import check_config, check_model, first_line, measure
+from paceline.models.loading import ModelError
+
+META = torch.device("meta")
+
+
+def outline(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> TransformersLM:
+    """An adapter over a model of ``path``'s config without content, which says sizes and can decode nothing.
+
+    What is refused by its kind is refused here too, with ModelError; the probe needs weights and is not run.
+    """
+    config = read_model_config(path, trust_remote_code=trust_remote_code)
+    check_config(config, str(path))
+    try:
+        with META:
+            # Of the ways to compute attention and experts those whose shapes depend on no content.
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation="eager", trust_remote_code=trust_remote_code
+            )
+        model.set_experts_implementation("batched_mm")
+    except Exception as error:  # whatever transformers or the model's own code raises
+        raise ModelError(f"{path}: transformers makes no model of its config.json ({first_line(error)})") from error
+    check_model(model.eval())
+    with _Zero():
+        measured = measure(model)
+    return TransformersLM(model, measured, (dtype, META))
+
+
+class _Zero(TorchDispatchMode):
+    """Whoever asks for a number of a tensor without content gets zero, such as rotations that depend on the length."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return torch.zeros((), dtype=args[0].dtype).item()
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,207 @@
+"""Which transformers models the adapter can run, as far as configs and one short forward tell. Checks no numbers.
+
+B rows, T tokens.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from paceline.models.adapter.cache import CacheShape, LayerShape
+from paceline.models.loading import ModelError
+
+CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+WINDOW_FIELDS = ("window_size", "keep_window_size", "attention_window", "attention_window_size")
+UNTYPED_FIELDS = ("sliding_window", "attention_chunk_size")  # layer_types say whether these matter, where there are any
+SPARSE_FIELDS = ("index_topk", "index_topk_blocks")
+CAUSAL = "give a decoder-only model with ordinary key/value caches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Texts up to ``length`` tokens are read in full and alike at every length; ``reason`` says what begins beyond."""
+
+    length: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What one short forward of a model shows."""
+
+    shape: CacheShape
+    vocab_size: int
+    plain_head: bool  # logits are the output embedding of the base model's hidden states, to the last bit
+    limit: Limit | None
+
+
+def check_config(config: PreTrainedConfig, name: str) -> None:
+    """Raise ModelError for models that the adapter cannot run by their kind, with the reason and the way out."""
+    kind = f"unsupported architecture {config.model_type!r} in {name}"
+    if config.is_encoder_decoder:
+        raise ModelError(f"{kind}: an encoder-decoder reads its prompt by another network; {CAUSAL}")
+    if config.get_text_config(decoder=True) is not config:
+        raise ModelError(
+            f"{kind}: it takes more than text; give its language model alone, saved with the config's text_config"
+        )
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        if found._is_stateful:
+            raise ModelError(_recurrent(kind))
+    for layer, cached in enumerate(_layers(config, kind)):
+        if isinstance(cached, DynamicLayer) and type(cached) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise ModelError(f"{kind}: layer {layer} keeps more than keys and values ({cached!r}); {CAUSAL}")
+        if not isinstance(cached, DynamicLayer) and not _is_dummy(cached):
+            raise ModelError(_recurrent(kind))
+    for field in SPARSE_FIELDS:
+        if config.to_dict().get(field):
+            raise ModelError(
+                f"{kind}: its attention chooses which tokens to read ({field}), scratch included; {CAUSAL}"
+            )
+    read_context(config, name)
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raise ModelError for what the loaded ``model`` is or lacks; its config is checked too."""
+    name = type(model).__name__
+    if model._is_stateful:
+        raise ModelError(_recurrent(f"unsupported architecture {model.config.model_type!r} in {name}"))
+    check_config(model.config, name)
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM")
+    if model.training:
+        raise ModelError(f"{name} is in training mode, where it draws random dropout: call model.eval()")
+
+
+def placement(model: PreTrainedModel) -> tuple[torch.dtype, torch.device]:
+    """Precision and the one device of ``model``. Raises ModelError for several devices and weights without storage."""
+    name = type(model).__name__
+    first, found = next(model.named_parameters())
+    for own, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise ModelError(f"{name}: {own} has no storage (meta); load the model without offloading")
+        if parameter.device != found.device:
+            raise ModelError(
+                f"{name}: {first} is on {found.device}, {own} on {parameter.device}; "
+                "put the whole model on one device with model.to(...)"
+            )
+    return model.dtype, found.device
+
+
+def read_context(config: PreTrainedConfig, name: str) -> int:
+    """Positions that the model knows. Raises ModelError if its config names none."""
+    fields = config.to_dict()
+    for field in CONTEXT_FIELDS:
+        value = fields.get(config.attribute_map.get(field, field))
+        if isinstance(value, int) and value > 0:
+            return value
+    raise ModelError(f"{name}: its config names no context length; add max_position_embeddings to its config.json")
+
+
+@torch.no_grad()
+def measure(model: PreTrainedModel) -> Measure:
+    """Run ``model`` on three tokens with a cache of transformers. Raises ModelError if it fills none as others do."""
+    name = type(model).__name__
+    tokens = torch.tensor([[1, 2, 0]], device=model.device)
+    try:
+        cache = DynamicCache(config=model.config)
+        logits = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+    except Exception as error:  # whatever the model's own code raises
+        raise ModelError(f"{name}: its forward with a key/value cache fails ({first_line(error)}); {CAUSAL}") from error
+    layers = tuple(_layer_shape(layer, tokens.shape[1], name) for layer in cache.layers)
+    dtypes = {layer.keys.dtype for layer in cache.layers if isinstance(layer, DynamicLayer) and layer.keys is not None}
+    if len(dtypes) != 1:
+        raise ModelError(f"{name} keeps no keys and values in the cache that it is given; {CAUSAL}")
+    return Measure(
+        shape=CacheShape(layers=layers, dtype=dtypes.pop()),
+        vocab_size=logits.shape[-1],
+        plain_head=_has_plain_head(model, tokens),
+        limit=_find_limit(model.config, cache, read_context(model.config, name)),
+    )
+
+
+def base_of(model: PreTrainedModel) -> PreTrainedModel | None:
+    """The model without its head; None where transformers gives no such part."""
+    base = model.base_model
+    return base if isinstance(base, PreTrainedModel) and base is not model else None
+
+
+def _has_plain_head(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
+    base, head = base_of(model), model.get_output_embeddings()
+    if base is None or not isinstance(head, torch.nn.Module) or model.device.type == "meta":
+        return False
+    hidden = base(input_ids=tokens, use_cache=False, return_dict=True)[0]
+    logits = model(input_ids=tokens, use_cache=False, return_dict=True).logits
+    if not isinstance(hidden, torch.Tensor) or hidden.shape[:2] != tokens.shape:
+        return False
+    try:
+        found = head(hidden)
+    except RuntimeError:  # another projection stands before it
+        return False
+    return found.dtype == logits.dtype and torch.equal(found, logits)
+
+
+def _layers(config: PreTrainedConfig, kind: str) -> list[object]:
+    try:
+        return list(DynamicCache(config=config).layers)
+    except Exception as error:
+        raise ModelError(f"{kind}: transformers makes no key/value cache for it ({first_line(error)})") from error
+
+
+def _is_dummy(layer: object) -> bool:
+    return type(layer).__name__ == "DummyLayer"
+
+
+def _recurrent(kind: str) -> str:
+    return (
+        f"{kind}: its recurrent or convolutional state cannot go back when a draft is refused, as keys and values can; "
+        f"{CAUSAL}"
+    )
+
+
+def _layer_shape(layer: object, length: int, name: str) -> LayerShape | None:
+    if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+        return None
+    keys, values = layer.keys, layer.values
+    if keys.dim() != 4 or keys.shape[2] != length or keys.shape[:3] != values.shape[:3]:
+        raise ModelError(
+            f"{name}: keys {tuple(keys.shape)} and values {tuple(values.shape)} of a layer are not ordinary; {CAUSAL}"
+        )
+    return LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
+
+
+def _find_limit(config: PreTrainedConfig, cache: Cache, context: int) -> Limit | None:
+    found = [*_windows(config, cache), *_scalings(config)]
+    return min((limit for limit in found if limit.length < context), key=lambda limit: limit.length, default=None)
+
+
+def _windows(config: PreTrainedConfig, cache: Cache) -> Iterator[Limit]:
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            yield Limit(length=layer.sliding_window, reason="its layers attend to a window of that many tokens")
+    fields = config.to_dict()
+    untyped = fields.get("layer_types") is None and fields.get("use_sliding_window", True)
+    for field in (*WINDOW_FIELDS, *UNTYPED_FIELDS) if untyped else WINDOW_FIELDS:
+        if isinstance(fields.get(field), int) and fields[field] > 0:
+            yield Limit(length=fields[field], reason=f"its {field} says that layers attend to that many tokens")
+
+
+def _scalings(config: PreTrainedConfig) -> Iterator[Limit]:
+    rope = config.to_dict().get("rope_parameters")
+    kinds = [rope, *rope.values()] if isinstance(rope, Mapping) else []
+    for kind in kinds:
+        if isinstance(kind, Mapping) and kind.get("rope_type") == "longrope":
+            original = kind.get("original_max_position_embeddings")
+            if isinstance(original, int):
+                yield Limit(length=original, reason="its rotary embedding (longrope) changes for longer texts")
+
+
+def first_line(error: Exception) -> str:
+    """An error of another library in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

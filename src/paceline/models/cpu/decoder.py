@@ -1,0 +1,259 @@
+"""A native decoder whose forward is one call of the kernel: an LM (models/base) with the eager one's answers.
+
+B rows, n nodes, V vocabulary, H hidden size. What is not valid takes no part: its logits and taps are zero.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.core.batch import Batch
+from paceline.core.cache import SlotCache, View
+from paceline.core.tree import Resume, Tree
+from paceline.kernels.cpu import structs as layout
+from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.processing import processors_of
+from paceline.kernels.cpu.sampling import known, options_of
+from paceline.models.base import Ahead, Entrance, Head, Missing, Output, Stem
+from paceline.models.cpu.program import compile_entrance, compile_program
+from paceline.models.loading import name_of
+from paceline.models.memory import unwritten
+from paceline.models.native.decoder import DecoderLM
+
+
+@final
+class CpuDecoder(Ahead):
+    """``lm`` by the kernel, on its own weights.
+
+    A row's numbers do not depend on what is computed beside it, so a token has the same logits, bit for bit, whether
+    it is scored alone, in a draft, in a batch or in a prompt. Weights may be changed in place or moved as a whole.
+
+    Raises UnsupportedError for a decoder that the kernel does not know, KernelError where it cannot be built.
+    """
+
+    def __init__(self, lm: DecoderLM) -> None:
+        self.lm = lm
+        self._prepare()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lm.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.lm.max_positions
+
+    @property
+    def num_layers(self) -> int:
+        return self.lm.num_layers
+
+    @property
+    def max_slots(self) -> int | None:
+        return self.lm.max_slots
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.lm.slot_bytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm.device
+
+    def new_cache(self, rows: int, capacity: int) -> SlotCache:
+        """As the eager one's, but slots take memory only once they are written: the kernel reads no others.
+
+        Raises ValueError for a capacity that exceeds the model's sliding window.
+        """
+        return self.lm.new_cache(rows, capacity, zeros=unwritten)
+
+    def __call__(
+        self,
+        tree: Tree,
+        cache: View,
+        *,
+        start: int = 0,
+        taps: Sequence[int] = (),
+        head: Head = Head.ALL,
+        resume: Resume | None = None,
+    ) -> Output:
+        """Score nodes ``start`` on of ``tree`` (see models/base); traced by a compiler, it is the eager decoder."""
+        if torch.compiler.is_compiling():
+            return self.lm(tree, cache, start=start, taps=taps, head=head, resume=resume)
+        self._refresh(cache)
+        tokens, depth, valid = _rows(tree.tokens[:, start:]), _rows(tree.depth[:, start:]), _rows(tree.valid[:, start:])
+        ancestors = _rows(tree.ancestors[:, start:])
+        rows, nodes = tokens.shape
+        logits = self._empty_logits(rows, nodes, head)
+        hidden = {tap: torch.empty(rows, nodes, self.lm.config.hidden_size, dtype=self.dtype) for tap in taps}
+        call, held = self._call(cache, rows=rows, nodes=nodes, head=head)
+        call.start, call.chain = start, tree.chain
+        call.tokens, call.tokens_step = tokens.data_ptr(), tokens.stride(0)
+        call.depth, call.depth_step = depth.data_ptr(), depth.stride(0)
+        call.valid, call.valid_step = valid.data_ptr(), valid.stride(0)
+        call.ancestors = ancestors.data_ptr()
+        call.ancestors_row_step, call.ancestors_step = ancestors.stride(0), ancestors.stride(1)
+        call.taps, call.num_taps = _integers(taps), len(taps)
+        call.hidden = (ctypes.c_void_p * len(taps))(*(hidden[tap].data_ptr() for tap in taps))
+        call.logits = None if logits is None else logits.data_ptr()
+        if resume is not None:
+            assert min(taps, default=resume.layer) >= resume.layer, "what is resumed has no taps below"
+            held += self._go_on(call, resume)
+        self._run(ctypes.byref(self._program.model), ctypes.byref(call))
+        del held
+        return Output(logits, hidden)
+
+    def run_ahead(
+        self,
+        batch: Batch,
+        cache: View,
+        missing: Missing,
+        tokens: Tensor,
+        valid: Tensor,
+        *,
+        greedy: bool,
+        stem: Stem | None = None,
+    ) -> bool:
+        """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
+        if torch.compiler.is_compiling() or not known(batch.noise) or batch.guiding.any:
+            return False
+        if stem is not None and not (isinstance(stem.lm, CpuDecoder) and stem.lm.dtype == self.dtype):
+            return False
+        self._refresh(cache)
+        call, held = self._call(cache, rows=len(tokens), nodes=1, head=Head.ALL)
+        call.chain = True
+        chain = layout.Chain(
+            depth=tokens.shape[1] - 1,
+            vocab=min(self.vocab_size, batch.processing.vocab_size),
+            greedy=greedy,
+            most=missing.most,
+            count=missing.count.data_ptr(),
+            text=batch.tokens.data_ptr(),
+            text_step=batch.tokens.stride(0),
+            length=batch.length.data_ptr(),
+            valid=valid.data_ptr(),
+            tokens=tokens.data_ptr(),
+        )
+        if missing.states is not None:
+            states = missing.states
+            assert states.dtype == self.dtype and states.stride(-1) == 1
+            assert states.shape[1] >= missing.most + (stem is not None)
+            chain.states, chain.states_row_step, chain.states_step = states.data_ptr(), *states.stride()[:2]
+            if missing.entrance is None:
+                assert states.shape[-1] == self.lm.config.hidden_size
+            else:
+                assert states.shape[-1] == missing.entrance.product.in_features
+                chain.enter = self._enter(missing.entrance)
+        if stem is not None:
+            assert isinstance(stem.lm, CpuDecoder) and missing.states is not None and missing.entrance is None
+            held += stem.lm._read_first(chain, stem, len(tokens))
+        options = options_of(batch.sampling)
+        asked = processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
+        self._ahead(
+            *map(ctypes.byref, (self._program.model, call, options)),
+            None if asked is None else ctypes.byref(asked),
+            ctypes.byref(chain),
+        )
+        del held
+        return True
+
+    def _call(self, cache: View, *, rows: int, nodes: int, head: Head) -> tuple[layout.Call, list[Tensor]]:
+        """What a call says of the cache and the angles, and the tensors that it points to; the tree is missing."""
+        length, index, storage = cache.length, cache.rows, cache.storage
+        call = layout.Call(
+            rows=rows,
+            nodes=nodes,
+            threads=torch.get_num_threads(),
+            head=head.value,
+            length=length.data_ptr(),
+            row_index=None if index is None else index.data_ptr(),
+            keys=storage.keys.data_ptr(),
+            values=storage.values.data_ptr(),
+            layer_step=storage.keys.stride(0),
+            row_step=storage.keys.stride(1),
+            slot_step=storage.keys.stride(2),
+            capacity=cache.capacity,
+            cos=self._cos.data_ptr(),
+            sin=self._sin.data_ptr(),
+            table=self._cos.shape[0],
+            turned=self._cos.shape[-1],
+            layers=_integers(cache.layers),
+            num_layers=len(cache.layers),
+        )
+        return call, [length] if index is None else [length, index]
+
+    def _go_on(self, call: layout.Call, resume: Resume) -> list[Tensor]:
+        """Say which nodes begin after the first layers, and with what; the tensors that ``call`` points to then."""
+        hidden, ready = _rows(resume.hidden), _rows(resume.ready)
+        assert hidden.dtype == self.dtype and hidden.shape[-1] == self.lm.config.hidden_size
+        call.ready, call.ready_step = ready.data_ptr(), ready.stride(0)
+        call.resumed, call.resumed_layer = hidden.data_ptr(), resume.layer
+        call.resumed_row_step, call.resumed_step = hidden.stride(0), hidden.stride(1)
+        return [hidden, ready]
+
+    def _enter(self, entrance: Entrance) -> ctypes.Array[layout.Operation]:
+        """What states pass before they are read, found anew where weights were moved."""
+        place = entrance.product.weight.data_ptr()
+        if self._entrance is None or self._entrance[0] != place:
+            self._entrance = (place, *compile_entrance(self.lm, entrance))
+        return self._entrance[1]
+
+    def _read_first(self, chain: layout.Chain, stem: Stem, rows: int) -> list[Tensor]:
+        """Say that the layers of ``stem``, whose ``lm`` this is, read each token; what ``chain`` points to then."""
+        self._refresh(stem.cache)
+        call, held = self._call(stem.cache, rows=rows, nodes=1, head=Head.NONE)
+        call.chain = True
+        chain.stem, chain.stem_call = ctypes.pointer(self._program.model), ctypes.pointer(call)
+        assert stem.hidden.is_contiguous() and stem.hidden.dtype == self.dtype
+        assert stem.hidden.shape[-1] == self.lm.config.hidden_size
+        chain.hidden = stem.hidden.data_ptr()
+        if stem.added is not None:
+            added = _rows(stem.added)
+            assert added.dtype == self.dtype
+            chain.added, chain.added_row_step, chain.added_step = added.data_ptr(), added.stride(0), added.stride(1)
+            held.append(added)
+        return held
+
+    def _refresh(self, cache: View) -> None:
+        """Look whether weights were moved and whether angles reach as far as ``cache``."""
+        if next(self.lm.embed.parameters()).data_ptr() != self._source:
+            self._prepare()
+        self._extend_table(min(cache.capacity, self.max_positions))
+
+    def _prepare(self) -> None:
+        self._program = compile_program(self.lm)
+        self._source = next(self.lm.embed.parameters()).data_ptr()
+        self._run = getattr(load_kernel(), f"paceline_forward_{name_of(self.lm.dtype)}")
+        self._run.restype = None
+        self._ahead = getattr(load_kernel(), f"paceline_ahead_{name_of(self.lm.dtype)}")
+        self._ahead.restype = None
+        self._cos = self._sin = torch.empty(0)
+        self._entrance: tuple[int, ctypes.Array[layout.Operation], tuple[Tensor, ...]] | None = None
+
+    def _empty_logits(self, rows: int, nodes: int, head: Head) -> Tensor | None:
+        if head is Head.NONE:
+            return None
+        return torch.empty(rows, nodes if head is Head.ALL else 1, self.vocab_size, dtype=self.dtype)
+
+    def _extend_table(self, length: int) -> None:
+        """Angles of the positions below ``length``, as the eager decoder rounds them."""
+        if self.lm.rotary is None or self._cos.shape[0] >= length:
+            return
+        cos, sin = self.lm.rotary(torch.arange(length)[None], self.dtype)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self._cos, self._sin = cos[0, :, 0].to(wide).contiguous(), sin[0, :, 0].to(wide).contiguous()
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """``tensor`` with its last axis side by side in memory."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)

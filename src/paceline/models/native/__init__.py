@@ -1,0 +1,1 @@
+"""Decoders of the supported families in plain PyTorch: configuration, layers, weights, quantization."""

@@ -1,0 +1,224 @@
+"""The native decoder: a transformer whose step has static shapes. Knows nothing of checkpoint files.
+
+B rows, n nodes, T sequence length, V vocabulary, H hidden size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.core.cache import SlotCache, View, Zeros
+from paceline.core.tree import Resume, Tree
+from paceline.models.base import Head, Output
+from paceline.models.native.attention import Attend, CausalAttention
+from paceline.models.native.blocks import make_block
+from paceline.models.native.config import DecoderConfig
+from paceline.models.native.flex_attention import MakeAttention, attention_for
+from paceline.models.native.layers import Rotary, RotaryConfig, WideRotary, embedding_factor
+
+
+def _rotary(config: RotaryConfig) -> Rotary:
+    return WideRotary(config) if config.wide else Rotary(config)
+
+
+class DecoderLM(nn.Module):
+    """Token embedding, blocks, final norm and output head; an ``LM`` (models/base)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.rotary = None if config.rotary is None else _rotary(config.rotary)
+        learned = config.rotary is None
+        self.position = nn.Embedding(config.max_positions, config.hidden_size) if learned else None
+        self.blocks = nn.ModuleList(make_block(config, layer) for layer in range(config.num_layers))
+        self.norm = config.norm(config.hidden_size, config.norm_eps)
+        self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.logits_divisor = config.multipliers.logits
+        self.dropout = 0.0  # training only
+        self.attention: MakeAttention = attention_for  # over trees; another one only to be compared with it
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    @property
+    def max_slots(self) -> int | None:
+        """The sliding window, which is not applied: where there is one, no text may be longer."""
+        return self.config.window
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head."""
+        return self.config.num_heads // self.config.num_kv_heads
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
+    @property
+    def slot_bytes(self) -> int:
+        """Keys and values of one token over all layers, in bytes."""
+        sizes = 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
+        return sizes * self.dtype.itemsize
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.embed.parameters()).dtype  # of the table of embeddings, however it lies
+
+    @property
+    def embedding_factor(self) -> float:
+        """What embeddings are multiplied with."""
+        factors = self.config.multipliers
+        return embedding_factor(factors.embedding, self.dtype) if factors.round_embedding else factors.embedding
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.embed.parameters()).device
+
+    def new_cache(self, rows: int, capacity: int, *, zeros: Zeros | None = None) -> SlotCache:
+        """Storage for ``rows`` rows of ``capacity`` slots, in the model's own precision; ``zeros`` as in SlotCache.
+
+        Raises ValueError for a capacity that exceeds the model's sliding window.
+        """
+        self._refuse_beyond_window(capacity)
+        return SlotCache(
+            num_layers=self.config.num_layers,
+            rows=rows,
+            capacity=capacity,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+            zeros=zeros,
+        )
+
+    def forward(
+        self,
+        tree: Tree,
+        cache: View,
+        *,
+        start: int = 0,
+        taps: Sequence[int] = (),
+        head: Head = Head.ALL,
+        resume: Resume | None = None,
+    ) -> Output:
+        """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
+        attend = self.attention(tree, cache, start, max_positions=self.max_positions, group=self.group)
+        if resume is None:
+            x, done = self.embedded(tree.tokens[:, start:], attend.positions), 0
+        else:
+            x, done = self._rejoined(tree, cache, start, resume), resume.layer
+            assert min(taps, default=done) >= done, "what is resumed has no taps below"
+        hidden = self._run(x, attend, cache.layers, taps, done)
+        return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
+
+    def causal(
+        self,
+        tokens: Tensor,
+        *,
+        taps: Sequence[int] = (),
+        head: Head = Head.ALL,
+        segment: Tensor | None = None,
+        skipped: Tensor | None = None,
+    ) -> Output:
+        """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V]; ``segment`` as in CausalAttention.
+
+        ``skipped`` bool [B, L]: layers that leave a row's stream as it is. Raises ValueError for a T that exceeds the
+        model's sliding window.
+        """
+        attend = self._causally(tokens, segment)
+        return self._causal(self.embedded(tokens, attend.positions), attend, taps, head, skipped)
+
+    def causal_over(
+        self, hidden: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL, segment: Tensor | None = None
+    ) -> Output:
+        """The same from embeddings, or whatever stands for them [B, T, H]."""
+        return self._causal(hidden, self._causally(hidden, segment), taps, head)
+
+    def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
+        rows, length = whole.shape[:2]
+        self._refuse_beyond_window(length)
+        return CausalAttention(rows, length, whole.device, segment)
+
+    def _causal(
+        self, x: Tensor, attend: Attend, taps: Sequence[int], head: Head, skipped: Tensor | None = None
+    ) -> Output:
+        found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
+        return Output(self._head(found[-1], head, None), {tap: found[tap] for tap in taps})
+
+    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """What the first layer reads [B, n, H], of ``tokens`` and ``positions`` [B, n]."""
+        x = self.embed(tokens.flatten())
+        if self.embedding_factor != 1.0:
+            x = x * self.embedding_factor
+        if self.position is not None:
+            x = x + self.position(positions.flatten())
+        return x.view(*tokens.shape, -1)
+
+    def _rejoined(self, tree: Tree, cache: View, start: int, resume: Resume) -> Tensor:
+        """The residual stream [B, n, H] where ``resume`` goes on; nodes that are not ready are brought there.
+
+        A call costs what the weights that it reads weigh, not how many nodes it has: all from the first one that may
+        not be ready are brought, and what was there already is kept.
+        """
+        first = resume.first
+        if first == tree.num_nodes - start:
+            return resume.hidden
+        attend = self.attention(tree, cache, start + first, max_positions=self.max_positions, group=self.group)
+        x = self.embedded(tree.tokens[:, start + first :], attend.positions)
+        brought = self._run(x, attend, cache.layers[: resume.layer], ())[-1]
+        rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], brought)
+        return torch.cat((resume.hidden[:, :first], rest), dim=1) if first else rest
+
+    def _run(
+        self,
+        x: Tensor,
+        attend: Attend,
+        layers: Sequence[int],
+        taps: Sequence[int],
+        done: int = 0,
+        skipped: Tensor | None = None,
+    ) -> dict[int, Tensor]:
+        """Residual stream at each tap, and under -1 at the end, from ``x`` [B, n, H] after ``done`` of the layers."""
+        dropout = self.dropout if self.training else 0.0
+        shape = x.shape
+        table = None if self.rotary is None else self.rotary(attend.positions, x.dtype)
+        hidden = {done: x} if done in taps else {}
+        x = x.flatten(0, 1)  # inside it is [B * n, H]: a matrix product of two axes costs less to call than of three
+        for slot in range(done, len(layers)):
+            before, x = x, self.blocks[layers[slot]](x, slot, attend, table, dropout)
+            if skipped is not None:
+                x = torch.where(skipped[:, slot, None, None], before.view(shape), x.view(shape)).flatten(0, 1)
+            if slot + 1 in taps:
+                hidden[slot + 1] = x.view(shape)
+        return {**hidden, -1: x.view(shape)}
+
+    def _head(self, x: Tensor, head: Head, valid: Tensor | None) -> Tensor | None:
+        if head is Head.NONE:
+            return None
+        if head is Head.LAST and valid is not None:
+            last = (valid.sum(-1) - 1).clamp(min=0)
+            x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
+        return self.scored(x)
+
+    def scored(self, x: Tensor) -> Tensor:
+        """Logits [B, n, V] of the residual stream after the last layer [B, n, H]."""
+        normed = self.norm(x.flatten(0, 1))
+        logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)
+        logits = logits.unflatten(0, x.shape[:2])
+        return logits if self.logits_divisor == 1.0 else logits / self.logits_divisor
+
+    def _refuse_beyond_window(self, length: int) -> None:
+        window = self.config.window
+        if window is not None and length > window:
+            raise ValueError(
+                f"a text of {length} tokens, drafts included, exceeds the sliding window of {window} tokens of this "
+                "model, which the native decoder does not apply: lower max_tokens, max_length or num_draft_tokens"
+            )

@@ -1,0 +1,60 @@
+"""Matrices that read the same input lie in one tensor, so that one product serves them. Knows no checkpoint's names.
+
+``unpack`` gives a decoder's tensors by the names of their parts (query, key, value; gate, up), ``pack`` the reverse.
+"""
+
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import Tensor
+
+from paceline.models.native.config import DecoderConfig
+
+ATTENTION = ("query", "key", "value")
+FFN = ("gate", "up")
+
+
+def unpack(config: DecoderConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Part by part; the parts are views. Interleaved queries, keys and values are one part."""
+    kv = config.num_kv_heads * config.head_dim
+    parts: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if ".attention.qkv." in name and not config.attention.interleaved:
+            sizes = (config.num_heads * config.head_dim, kv, kv)
+            parts.update(zip(_siblings(name, "qkv", ATTENTION), tensor.split(sizes), strict=True))
+        elif ".ffn.gate_up." in name:
+            parts.update(zip(_siblings(name, "gate_up", FFN), tensor.chunk(2), strict=True))
+        else:
+            parts[name] = tensor
+    return parts
+
+
+def groups(names: Collection[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """A decoder's own tensors, each with the parts it is made of; one that comes whole is its own part."""
+    for name in names:
+        if ".attention.query." in name:
+            yield name.replace(".query.", ".qkv."), _siblings(name, "query", ATTENTION)
+        elif ".ffn.gate." in name:
+            yield name.replace(".gate.", ".gate_up."), _siblings(name, "gate", FFN)
+        elif not (".attention.key." in name or ".attention.value." in name or _is_gated_up(name, names)):
+            yield name, (name,)
+
+
+def pack(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder's own tensors from ``unpack``'s names; those that are packed already pass through.
+
+    Empties ``parts`` on the way, so that no more than one packed tensor lies in memory twice.
+    """
+    state: dict[str, Tensor] = {}
+    for whole, names in list(groups(parts)):
+        pieces = [parts.pop(name) for name in names]
+        state[whole] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return state
+
+
+def _siblings(name: str, one: str, all_names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name.replace(f".{one}.", f".{other}.") for other in all_names)
+
+
+def _is_gated_up(name: str, names: Collection[str]) -> bool:
+    return ".ffn.up." in name and name.replace(".up.", ".gate.") in names

@@ -1,0 +1,110 @@
+"""Nothing grows over thousands of steps, neither memory nor what is alive nor what was compiled; and growth is seen."""
+
+import pytest
+
+from benchmarks import endurance
+from benchmarks.endurance import Growth, Look, endure, growth_of, main
+from paceline.api import embedded_pair, load
+from paceline.api.prompts import encode
+from paceline.bench.suites import prompts_of
+from tests.api.checkpoints import pair
+
+PROMPTS = [[at * 7 % 300 + 1 for at in range(length)] for length in (20, 33, 8, 50)]
+MIB = 1 << 20
+
+
+def tiny_pair():
+    return [load(path, device="cpu") for path in (pair().target, pair().draft)]
+
+
+def looks(count=10, **changes):
+    """Looks at a process that stands still after the second, but for ``changes``: by how much more at each."""
+    still = dict(resident=100 * MIB, tensors=20, objects=9000, graphs=1)
+    return [
+        Look(
+            steps=100 * at,
+            seconds=float(at),
+            tokens=200 * at,
+            **{name: value + at * changes.get(name, 0) + (50 * MIB if at < 2 else 0) for name, value in still.items()},
+        )
+        for at in range(count)
+    ]
+
+
+def test_a_process_that_stands_still_after_its_warm_up_has_no_fault():
+    assert growth_of(looks()) == Growth(mib=0, tensors=0, objects=0, graphs=0)
+    assert growth_of(looks()).faults() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "words"),
+    [
+        ("resident", MIB, "grew by 6.0 MiB"),
+        ("tensors", 1, "more tensors"),
+        ("objects", 50, "more objects"),
+        ("graphs", 1, "7 graphs were compiled"),
+    ],
+)
+def test_whatever_grows_is_named(name, more, words):
+    (fault,) = growth_of(looks(**{name: more})).faults()
+    assert words in fault
+
+
+def test_too_few_looks_say_nothing():
+    with pytest.raises(ValueError, match="4 looks: give at least 5"):
+        growth_of(looks(4))
+    with pytest.raises(ValueError, match="9 looks at 3 steps"):
+        endure(*tiny_pair(), PROMPTS, steps=3, looks=9)
+
+
+def test_rows_end_and_are_given_away_while_it_looks():
+    seen = []
+    found = endure(*tiny_pair(), PROMPTS, steps=60, looks=6, progress=seen.append)
+    assert [look.steps for look in found] == [10, 20, 30, 40, 50, 60] and found == seen
+    tokens = found[-1].tokens
+    assert tokens > 60 * 4, "four rows gain a token a step each, and drafts bring more"
+    assert all(look.resident > 0 and look.tensors > 0 and look.graphs >= 0 for look in found)
+
+
+def test_a_leak_is_seen(monkeypatch):
+    kept = []
+    advance = endurance.Engine.advance
+
+    def leaking(self):
+        advance(self)
+        kept.append(self.decoder.batch.length.clone())
+
+    monkeypatch.setattr(endurance.Engine, "advance", leaking)
+    assert any("more tensors" in fault for fault in growth_of(endure(*tiny_pair(), PROMPTS, steps=60)).faults())
+
+
+def test_the_command_prints_every_look_and_fails_where_something_grew(monkeypatch, capsys):
+    words = ["--target", str(pair().target), "--draft", str(pair().draft), "--steps", "40", "--looks", "5"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "after the warm-up" in out and "│    40 │" in out
+    monkeypatch.setattr(endurance, "growth_of", lambda found: Growth(mib=9.0, tensors=0, objects=0, graphs=0))
+    assert main(words) == 1 and "grew by 9.0 MiB" in capsys.readouterr().out
+    assert main(["--target", str(pair().target)]) == 2 and "give both" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ten_thousand_steps_of_a_tiny_pair_leave_nothing_behind(temperature):
+    assert growth_of(endure(*tiny_pair(), PROMPTS, temperature=temperature)).faults() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_steps_of_the_embedded_pair_leave_nothing_behind():
+    target, draft = (load(path, dtype="bfloat16", device="cpu") for path in embedded_pair())
+    prompts = [encode(target, text) for text in prompts_of("mixed", 8, seed=0)]
+    assert growth_of(endure(target, draft, prompts)).faults() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_compiled_step_is_compiled_once():
+    found = endure(*tiny_pair(), PROMPTS, steps=2000, compiled=True)
+    assert found[0].graphs > 0 and growth_of(found).faults() == []

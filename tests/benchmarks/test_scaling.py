@@ -1,0 +1,198 @@
+"""Points on the axes are the steps they say; figures follow from the file; lengths are counted as rows hold them."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from benchmarks.scaling import measure
+from benchmarks.scaling.__main__ import main
+from benchmarks.scaling.figures import axes_in, tables_of
+from benchmarks.scaling.measure import Timing, begin, measure_axes, rates_of
+from benchmarks.scaling.points import CHAIN, CONTEXTS, NODES, ROWS, TREE, Axis, Point, Prepared, axes_of
+from benchmarks.scaling.ragged import CHAT, EVEN, MIXES, ONE_LONG, Mix, measure_ragged, occupy
+from paceline.api import load
+from paceline.api.loading import runnable
+from paceline.bench.raw import AXIS, FIRST, PREFILL, RAGGED, RUN, RawFile
+from paceline.hardware.rates import Products, Rates
+from paceline.hardware.roofline import bound
+from paceline.models.work import work_of
+from tests import tiny
+from tests.api.checkpoints import pair
+
+RATES = Rates(
+    device="cpu",
+    num_threads=1,
+    working_set=1 << 20,
+    read=1e9,
+    copy=1e9,
+    products={"bfloat16": Products(itemsize=2, rows=(1, 2), bytes_per_second=(1e9, 1e9), peak=1e10)},
+)
+SMALL = ["--target", str(pair().target), "--draft", str(pair().draft), "--rows", "1", "--rows", "3", "--nodes", "1"]
+SMALL += ["--nodes", "4", "--context", "8", "--context", "600", "--length", "5", "--prompt", "9"]
+SMALL += ["--repeats", "2", "--seconds", "0"]
+
+
+@pytest.fixture
+def rates(monkeypatch):
+    """A machine whose rates are known without measuring."""
+    monkeypatch.setattr("benchmarks.scaling.__main__.measure_rates", lambda **_: RATES)
+
+
+def test_axes_move_one_count_and_hold_the_others():
+    rows, nodes, context = axes_of(ROWS, NODES, CONTEXTS)
+    assert [(point.nodes, point.context) for point in rows.points] == [(1, 128)] * 7
+    assert [point.rows for point in rows.points] == [1, 2, 4, 8, 16, 32, 64]
+    assert {(point.rows, point.context) for point in nodes.points} == {(1, 128)}
+    assert [point.nodes for point in nodes.points if point.shape == CHAIN] == [1, 2, 4, 8, 16, 32, 64]
+    assert [point.nodes for point in nodes.points if point.shape == TREE] == [4, 8, 16, 32, 64]
+    assert {(point.rows, point.nodes) for point in context.points} == {(1, 1)} and len(context.points) == 7
+
+
+@pytest.mark.parametrize(
+    ("point", "depths"),
+    [
+        (Point(rows=2, nodes=1, context=5), [0]),
+        (Point(rows=2, nodes=4, context=5), [0, 1, 2, 3]),
+        (Point(rows=3, nodes=7, context=9, shape=TREE), [0, 1, 1, 2, 2, 2, 2]),
+        (Point(rows=1, nodes=8, context=9, shape=TREE), [0, 1, 1, 2, 2, 2, 2, 3]),
+    ],
+    ids=str,
+)
+def test_a_point_is_the_step_that_it_says(point, depths):
+    target = tiny.target()[1]
+    prepared = Prepared(point, target)
+    tree = prepared._tree
+    assert tree.tokens.shape == (point.rows, point.nodes) and tree.valid.all()
+    assert tree.depth.tolist() == [depths] * point.rows and max(depths) == point.depth == tree.max_depth
+    assert prepared.decoder.cache.length.tolist() != [point.context - 1] * point.rows, "a step was taken to warm up"
+    for _ in range(3):
+        prepared.rewind()
+        assert prepared.decoder.cache.length.tolist() == [point.context - 1] * point.rows
+        assert prepared.decoder.batch.active.all()
+        prepared.forward()
+        assert prepared.decoder.cache.length.tolist() == [point.context - 1] * point.rows, "a forward commits nothing"
+        prepared.step()
+        assert all(length >= point.context for length in prepared.decoder.cache.length.tolist())
+    slot = target.slot_bytes
+    assert prepared.used_bytes == point.rows * (point.context - 1 + point.nodes) * slot
+    assert prepared.cache_bytes == (point.rows + 1) * (point.context + point.depth + 2 + point.nodes) * slot
+
+
+def test_points_take_turns_and_what_the_file_holds_is_not_timed_again(tmp_path, monkeypatch):
+    target = runnable(load(pair().target, device="cpu"))
+    raw = RawFile(tmp_path / "raw.jsonl")
+    run = begin(raw, conditions={"a": 1}, notes=dict)
+    assert begin(raw, conditions={"a": 1}, notes=None) == run and len(raw.records) == 1
+    axis = Axis(name="rows", points=tuple(Point(rows=count, nodes=2, context=6) for count in (1, 2)))
+    said, scripted = [], []
+
+    def in_turn(calls, *, before, repeats, seconds, clock):
+        scripted.append(list(calls))
+        for name, call in calls.items():
+            before[name]()
+            call()
+        return {name: (float(at + 1),) * repeats for at, name in enumerate(calls)}
+
+    monkeypatch.setattr(measure, "time_in_turn", in_turn)
+    for _ in range(2):
+        measure_axes([axis], target=target, raw=raw, run=run, timing=Timing(repeats=3), say=said.append)
+    assert scripted[0] == ["forward 0", "step 0", "forward 1", "step 1", "control"]
+    assert len(scripted) == 2, "the step differed from itself, so it is timed again"
+    one = raw.records[1]
+    assert (one["control"], one["void"]) == (2 / 5, True)
+    assert [(found["forward"], found["step"]) for found in one["found"]] == [
+        ([1.0] * 3, [2.0] * 3),
+        ([3.0] * 3, [4.0] * 3),
+    ]
+    raw.append({**one, "void": False})
+    measure_axes([axis], target=target, raw=raw, run=run, timing=Timing(repeats=3), say=said.append)
+    assert len(scripted) == 2
+
+
+def test_the_command_measures_everything_and_shows_its_file_again(rates, tmp_path, capsys):
+    path = tmp_path / "scaling.jsonl"
+    assert main([*SMALL, "--output", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert all(title in out for title in ("ragged lengths", "a prompt in one forward", "time to the first token"))
+    assert "4 tree" in out and "with the draft" in out and path.with_suffix(".svg").read_text().startswith("<svg")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["kind"] for record in records] == [RUN, FIRST, PREFILL, *[AXIS] * 3, *[RAGGED] * len(MIXES)]
+    first = records[1]
+    assert first["num_tokens"] == 9 and all(len(seconds) == 2 for seconds in first["seconds"].values())
+    context = records[5]["points"]
+    assert [point["context"] for point in context] == [8, 600], "beyond what the model was made for"
+    count = len(records)
+    assert main([*SMALL, "--output", str(path)]) == 0
+    again = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(record["kind"] in (AXIS, FIRST) and record["run"] == records[0]["run"] for record in again[count:])
+    capsys.readouterr()
+    assert main(["--report", "--output", str(path)]) == 0
+    assert "time to the first token" in capsys.readouterr().out
+
+
+def test_figures_stand_beside_the_floor(tmp_path):
+    lm = tiny.native(tiny.llama(dtype=torch.bfloat16))
+    work = work_of(lm)
+    run = {"kind": RUN, "run": "r", "conditions": {}, "notes": {"work": asdict(work), "rates": asdict(RATES)}}
+    point = Point(rows=2, nodes=3, context=50)
+    found = dict(forward=[2e-3, 4e-3, 3e-3], step=[4e-3, 8e-3, 6e-3], cache_bytes=9, used_bytes=8, resident_bytes=7)
+    axis = dict(kind=AXIS, run="r", axis="rows", points=[asdict(point)], control=1.0, void=False, found=[found])
+    records = json.loads(json.dumps([run, axis]))
+    assert rates_of(records[0]) == RATES
+    (figures,) = axes_in(records)
+    (line,) = figures.lines
+    assert line.point == point and (line.forward.value, line.step.value, line.rest) == (3e-3, 6e-3, 0.5)
+    assert line.floor == bound(work, RATES, rows=2, nodes=3, slots=50)
+    assert line.share == pytest.approx(line.floor.seconds / 3e-3)
+    assert len(tables_of(records)) == 1
+
+
+def test_rows_are_given_away_as_their_texts_end():
+    assert list(occupy([(2, 4), (3, 4), (1, 3)], rows=2)) == [[2, 3], [3, 1], [0, 2]]
+    assert list(occupy([(5, 6)], rows=2)) == [[5, 0]]
+
+
+def test_even_lengths_waste_little_and_ragged_ones_are_ragged():
+    target = runnable(load(pair().target, device="cpu"))
+    even, chat, long = (measure_ragged(mix, target) for mix in (EVEN, CHAT, ONE_LONG))
+    waste = [found["reserved_slots"] / found["used_slots"] for found in (even, chat, long)]
+    assert 1 < waste[0] < 1.5 and waste[1] > 2 and waste[2] > 2
+    for found in (even, chat, long):
+        assert found["used_slots"] <= found["most_used_slots"] <= found["touched_slots"] <= found["reserved_slots"]
+        assert found["slot_bytes"] == target.slot_bytes
+    size, written = long["cache_bytes"], long["touched_slots"] * target.slot_bytes
+    assert written / 2 < long["resident_bytes"] < size / 2, "what was never written takes no memory"
+
+
+def test_texts_are_cut_and_never_empty():
+    texts = Mix(name="wild", rows=2, num_requests=500, prompt=50, answer=50, spread=3.0, longest=200).texts()
+    assert all(1 <= prompt < end <= 200 for prompt, end in texts) and max(end for _, end in texts) == 200
+    assert texts == Mix(name="wild", rows=2, num_requests=500, prompt=50, answer=50, spread=3.0, longest=200).texts()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rows", "0"], "rows=0: give at least 1"),
+        (["--nodes", "0"], "nodes=0: give at least 1"),
+        (["--context", "0"], "context=0: give at least 1"),
+        (["--repeats", "0"], "repeats=0: give at least 1"),
+        (["--seconds", "-1"], "seconds=-1.0: give 0 or more"),
+        (["--threads", "0"], "threads=0: give at least 1"),
+        (["--threads", "2", "--processor-time"], "processor time of 2 threads"),
+        (["--prompt", "600"], "a prompt of 600 tokens and a first one leave the target's context of 512"),
+        (["--report"], "no figures of scaling in this file"),
+        (["--draft", "somewhere"], "give --target too"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_honoured_is_refused_by_name(rates, words, message, tmp_path, capsys):
+    threads = torch.get_num_threads()
+    models = [] if "--draft" in words else SMALL[:4]
+    try:
+        assert main([*models, *words, "--output", str(tmp_path / "scaling.jsonl")]) == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""The kernel ends steps as plain operations do, whatever was drafted and decided."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.core.batch import Batch
+from paceline.core.noise import Philox
+from paceline.core.parts import Parts
+from paceline.core.request import Processing, Request
+from paceline.core.sampling import Sampling
+from paceline.core.stats import Stats
+from paceline.core.tree import NoDraft, Outcome, Tree
+from paceline.engine.runner import parts_for
+from paceline.kernels.cpu.batch import CpuBatch, CpuStats
+from paceline.kernels.cpu.build import KernelError
+from paceline.kernels.cpu.noise import CpuNoise
+from tests.drafters.test_model import tiny
+from tests.harness import decoder_for, request
+from tests.tiny import target
+
+CPU = torch.device("cpu")
+ROWS, VOCAB, LENGTH, DEPTH = 7, 5, 24, 4
+BATCH = ("tokens", "length", "limit", "steps", "finish", "active", "report")
+COUNTERS = ("steps", "emitted", "drafted", "accepted")
+SHAPES = {
+    "root": (-1,),
+    "chain": (-1, 0, 1, 2),
+    "siblings": (-1, 0, 0, 1, 1, 2),
+    "late": (-1, 0, 1, 1, 3, 3),
+}
+
+
+def batches(generator):
+    """The same texts twice: rows that stop, that are near their limit, that do not draft, that are idle."""
+    requests = [
+        Request(
+            tokens=[1] * int(torch.randint(1, 6, (), generator=generator)),
+            max_tokens=int(torch.randint(1, 12, (), generator=generator)),
+            sampling=Sampling(seed=row),
+            stop_tokens=[3] if row % 2 else [],
+            num_draft_tokens=0 if row == 4 else None,
+            processing=Processing(presence_penalty=0.1) if row % 3 else Processing(),
+        )
+        for row in range(ROWS)
+    ]
+    made = []
+    for kind in (Batch, CpuBatch):
+        batch = kind(rows=ROWS, max_length=LENGTH, max_depth=DEPTH, vocab_size=VOCAB, noise=Philox(), device=CPU)
+        batch.admit(range(ROWS), requests)
+        batch.release([5])
+        made.append(batch)
+    return made
+
+
+def decision(shape, batch, generator):
+    """A draft of random tokens, some of it not valid, and an outcome that keeps a random path of it."""
+    nodes = len(SHAPES[shape])
+    parents = torch.tensor(SHAPES[shape]).expand(ROWS, nodes)
+    tokens = torch.randint(0, VOCAB, (ROWS, nodes), generator=generator)
+    valid = torch.rand(ROWS, nodes, generator=generator) < 0.8
+    valid[:, 0] = batch.active
+    for node in range(1, nodes):
+        valid[:, node] &= valid[:, SHAPES[shape][node]]
+    tree = Tree.make(tokens, parents, valid, max_depth=max(depths(shape)), origin=1, blame=NoDraft.NO_MATCH)
+    leaf = [int(torch.randint(0, nodes, (), generator=generator)) for _ in range(ROWS)]
+    paths = [path_to(shape, at) for at in leaf]
+    width = tree.max_depth
+    path = torch.tensor([[*path, *[-1] * (width - len(path))] for path in paths], dtype=torch.int64).reshape(
+        ROWS, width
+    )
+    num = torch.tensor([len(path) + 1 for path in paths])
+    return tree, Outcome(path=path, num_committed=num, next=torch.randint(0, VOCAB, (ROWS,), generator=generator))
+
+
+def depths(shape):
+    return [len(path_to(shape, node)) for node in range(len(SHAPES[shape]))]
+
+
+def path_to(shape, node):
+    return [] if node == 0 else [*path_to(shape, SHAPES[shape][node]), node]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_texts_reports_and_counts_are_those_of_plain_operations(shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    plain, ours = batches(generator)
+    counts = [kind(ROWS, DEPTH, CPU) for kind in (Stats, CpuStats)]
+    for _ in range(5):
+        tree, outcome = decision(shape, plain, generator)
+        ends = [batch.extend(tree, outcome) for batch in (plain, ours)]
+        assert torch.equal(ends[0].num_committed, ends[1].num_committed)
+        for name in BATCH:
+            one, other = getattr(plain, name), getattr(ours, name)
+            if name == "tokens":  # the last column takes what must change nothing
+                one, other = one[:, :-1], other[:, :-1]
+            assert torch.equal(one, other), name
+        assert torch.equal(plain.processing.counts[:, :-1], ours.processing.counts[:, :-1])
+        for stats, end in zip(counts, ends, strict=True):
+            stats.record(tree, end)
+        for name in COUNTERS:
+            assert torch.equal(getattr(counts[0], name), getattr(counts[1], name)), name
+
+
+def test_the_step_compiles_whole_with_the_plain_operations():
+    _, model = target()
+    made = []
+    for parts in (Parts(), Parts(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)):
+        decoder = decoder_for(tiny(model), "coupled", k=2, rows=2, parts=parts)
+        penalised = Processing(frequency_penalty=0.4, bias=(((5,), 0.5),), no_repeat_ngram=3)
+        asked = [request([1, 2, 3], temperature=0.7, seed=1), replace(request([4]), processing=penalised)]
+        decoder.admit(asked, range(2))
+        made.append(decoder)
+    torch._dynamo.reset()
+    step = torch.compile(made[1].step, fullgraph=True, backend="eager")
+    for _ in range(3):
+        made[0].step()
+        step()
+    assert torch.equal(made[0].batch.tokens[:, :-1], made[1].batch.tokens[:, :-1])
+
+
+def test_a_machine_without_a_compiler_has_plain_parts(monkeypatch):
+    def fail():
+        raise KernelError("no C++ compiler")
+
+    made = parts_for(CPU)
+    assert (type(made.noise), made.batch, made.stats) == (CpuNoise, CpuBatch, CpuStats)
+    monkeypatch.setattr("paceline.engine.backend.CpuNoise", fail)
+    made = parts_for(CPU)
+    assert (type(made.noise), made.batch, made.stats) == (Philox, Batch, Stats)
+
+
+@pytest.mark.parametrize("longest", [None, 1, 3, 5])
+@pytest.mark.parametrize("depth", [1, 2, DEPTH])
+def test_chains_begin_alike(depth, longest):
+    generator = torch.Generator().manual_seed(depth)
+    rooms = set()
+    for _ in range(20):
+        plain, kernel = (batch.begin_chain(depth, longest=longest) for batch in batches(generator))
+        for one, other in zip(plain, kernel, strict=True):
+            assert torch.equal(one, other) and one.dtype == other.dtype
+        assert torch.equal(kernel[0][:, 0], torch.ones(ROWS, dtype=torch.int64)) and not bool(kernel[0][:, 1:].any())
+        assert not bool(kernel[1][5].any()), "a row that is idle"
+        rooms |= set(kernel[1].sum(-1).tolist())
+    assert rooms >= {0, 1, 2}

@@ -1,0 +1,147 @@
+"""The kernel's forward against the eager decoder's, for every layout, precision and kind of call."""
+
+import pytest
+import torch
+
+from paceline.core.tree import Tree
+from paceline.models.base import Head
+from paceline.models.cpu.decoder import CpuDecoder
+from tests.kernels.cpu.models import native
+from tests.models.layouts import LAYOUTS, first_nodes, random_tree, texts
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+ROWS, KNOWN, NODES = 3, 21, 7
+
+
+def prompts():
+    """Prompts of different lengths as one tree: tokens and validity."""
+    valid = torch.arange(KNOWN) < torch.tensor([KNOWN, 1, 12])[:, None]
+    return Tree.make_chain(texts(ROWS, KNOWN), valid), valid
+
+
+def poison(cache, value):
+    """Whatever was never written must not matter."""
+    cache.storage.keys.fill_(value)
+    cache.storage.values.fill_(value)
+
+
+def calls(lm, unwritten=1e4):
+    """Logits and taps of a ragged prompt, a tree over it, and the same tree in two parts; only what is valid."""
+    cache = lm.new_cache(ROWS, 64).view()
+    poison(cache, unwritten)
+    taps = tuple({0, 1, lm.num_layers})
+    seen = []
+
+    def note(tree, output, start=0):
+        valid = tree.valid[:, start:]
+        seen.extend(tensor[valid] for tensor in (output.logits, *(output.hidden[tap] for tap in taps)))
+
+    prompt, valid = prompts()
+    note(prompt, lm(prompt, cache, taps=taps))
+    cache.commit(valid.sum(-1))
+    tree = random_tree(ROWS, NODES, 3)
+    note(tree, lm(tree, cache, taps=taps))
+    lm(first_nodes(tree, 4), cache, head=Head.NONE)
+    note(tree, lm(tree, cache, start=4, taps=taps), start=4)
+    chain = Tree.make_chain(tree.tokens, torch.ones_like(tree.valid))
+    lm(Tree.make_chain(tree.tokens[:, :3], torch.ones_like(tree.valid)[:, :3]), cache)
+    note(chain, lm(chain, cache, start=3, taps=taps), start=3)
+    last = lm(prompt, cache, head=Head.LAST).logits
+    return [*seen, last[:, 0]]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_call_gives_the_eager_numbers(layout, dtype):
+    lm = native(layout, dtype)
+    for own, eager in zip(calls(CpuDecoder(lm)), calls(lm), strict=True):
+        scale = max(1.0, float(eager.abs().max()))
+        assert float((own - eager).abs().max()) <= TOLERANCE[dtype] * scale
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bfloat16_is_as_near_to_exact_numbers_as_the_eager_decoder(layout):
+    exact, rounded = native(layout, torch.float64), native(layout, torch.bfloat16)
+    whole = [(own - ideal).norm() for own, ideal in zip(calls(CpuDecoder(rounded)), calls(exact), strict=True)]
+    eager = [(own - ideal).norm() for own, ideal in zip(calls(rounded), calls(exact), strict=True)]
+    assert float(torch.stack(whole).norm()) <= 1.25 * float(torch.stack(eager).norm())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt_neox", "gpt2-odd-heads"])
+def test_slots_that_nobody_wrote_are_not_read(layout, dtype):
+    model = CpuDecoder(native(layout, dtype))
+    for clean, poisoned in zip(calls(model, 0.0), calls(model, torch.nan), strict=True):
+        assert torch.equal(clean, poisoned)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [16, 64])
+def test_the_last_head_of_whole_vectors_of_slots_ends_where_it_ends(length, dtype):
+    model = CpuDecoder(native("gpt2-odd-heads", dtype))
+    found = []
+    for unwritten in (0.0, torch.nan):
+        cache = model.new_cache(1, length + 8).view()
+        poison(cache, unwritten)
+        tree = Tree.make_chain(texts(1, length), torch.ones(1, length, dtype=torch.bool))
+        found.append(model(tree, cache).logits)
+    assert torch.equal(*found)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt_neox"])
+def test_rows_and_layers_of_a_view_are_followed(layout):
+    lm = native(layout, torch.float64)
+    found = []
+    for model in (lm, CpuDecoder(lm)):
+        storage = model.new_cache(4, 32)
+        for rows, layers in (([2, 0], None), ([1], [2, 0]), ([3], [0])):
+            view = storage.view(torch.tensor(rows), layers)
+            tree = Tree.make_chain(texts(len(rows), 5), torch.ones(len(rows), 5, dtype=torch.bool))
+            found.append(model(tree, view).logits)
+            view.commit(torch.full((len(rows),), 5))
+            found.append(model(random_tree(len(rows), 4, 1, all_valid=True), view).logits)
+        found.append(storage.keys[:, :4].clone())
+    half = len(found) // 2
+    for own, eager in zip(found[half:], found[:half], strict=True):
+        assert torch.allclose(own, eager, rtol=0, atol=1e-10)
+
+
+@torch.inference_mode()
+def test_what_is_not_valid_writes_nothing_and_gives_zeros(monkeypatch):
+    lm = native("grouped", torch.float32)
+    own = CpuDecoder(lm)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, 7.0, **options))
+    cache = own.new_cache(2, 32).view()
+    poison(cache, torch.nan)
+    tree = Tree.make_chain(texts(2, 4), torch.tensor([[True, True, False, False], [False] * 4]))
+    output = own(tree, cache, taps=(1,))
+    assert not output.logits[~tree.valid].any() and not output.hidden[1][~tree.valid].any()
+    assert cache.storage.keys[:, 0, 2:].isnan().all() and cache.storage.keys[:, 1].isnan().all()
+
+
+@torch.inference_mode()
+def test_long_prompts_are_read_in_pieces():
+    lm = native("grouped", torch.float64)
+    found = []
+    for model in (lm, CpuDecoder(lm)):
+        cache = model.new_cache(10, 120).view()
+        tree = Tree.make_chain(texts(10, 100), torch.ones(10, 100, dtype=torch.bool))
+        found.append(model(tree, cache).logits)  # 1000 nodes, more than the kernel's buffers hold at once
+    assert torch.allclose(*found, rtol=0, atol=1e-10)
+
+
+@torch.inference_mode()
+def test_moved_weights_are_found_again():
+    lm = native("grouped", torch.float64)
+    lm = type(lm)(lm.config)
+    own = CpuDecoder(lm)
+    lm.double()
+    tree = Tree.make_chain(texts(1, 4), torch.ones(1, 4, dtype=torch.bool))
+    assert torch.allclose(
+        own(tree, own.new_cache(1, 8).view()).logits, lm(tree, lm.new_cache(1, 8).view()).logits, atol=1e-10
+    )
