@@ -88,8 +88,8 @@ def decoder_for(drafter, verifier, *, target=None, k=3, rows=1, max_length=96, p
         plan=plan or Fixed(k),
         rows=rows,
         max_length=max_length,
-        parts=parts,
         guidance=guidance,
+        **(parts or {}),
     )
 
 
@@ -100,7 +100,7 @@ def finish(decoder, *, rows, prompts, max_steps=500):
         assert len(reports) < max_steps, "rows do not finish"
         decoder.step()
         assert (decoder.cache.length == decoder.batch.length - 1)[rows].all()
-        report = decoder.read()
+        report = decoder.results()
         reports.append(report)
         for row in rows:
             texts[row].extend(report.tokens[row])

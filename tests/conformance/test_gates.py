@@ -52,7 +52,7 @@ def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):
         for _ in range(3):
             decoder.step()
         with pytest.raises(DataDependentOutputException):
-            decoder.read()  # the host lane is where reading belongs, and the gate would notice one elsewhere
+            decoder.results()  # the host lane is where reading belongs, and the gate would notice one elsewhere
 
 
 def compiled_cases():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.batch import Finish
+from paceline.core.step import Finish
 from paceline.core.sampling import FilterOrder
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
@@ -211,7 +211,7 @@ def test_reused_slots_carry_nothing_over(drafter, verifier):
                 holds[row] = waiting.pop(0)
                 decoder.admit([queue[holds[row]]], [row])
         decoder.step()
-        report = decoder.read()
+        report = decoder.results()
         for row in list(holds):
             texts[holds[row]] += report.tokens[row]
             if report.finish[row] is not Finish.RUNNING:

@@ -59,7 +59,7 @@ def test_tree_text_equals_the_reference_with_every_accepted_length(temperature):
     decoder = decode(requests)
     result = finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
     assert result.texts == [expected(r) for r in requests]
-    assert {accepted for report in result.reports for accepted in report.accepted} == set(range(DEPTH + 1))
+    assert {accepted for report in result.reports for accepted in report.num_accepted} == set(range(DEPTH + 1))
     assert {bonus for report in result.reports for bonus in report.bonus} == {True, False}
     assert result.summary.mean_acceptance_length > 2
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from paceline.core.noise import Key, Philox, Stream, philox, split_seed
-from paceline.core.parts import Parts
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
 from tests.harness import decoder_for, finish, pairs, request, tiny_drafter
@@ -233,7 +232,7 @@ class Ledger(Philox):
 def test_no_own_noise_is_consumed_twice(drafter, verifier):
     """Positions that are drafted again, siblings and neighbours included."""
     noise = Ledger()
-    decoder = decoder_for(tiny_drafter(drafter, tiny.target()[1]), verifier, k=3, rows=3, parts=Parts(noise=noise))
+    decoder = decoder_for(tiny_drafter(drafter, tiny.target()[1]), verifier, k=3, rows=3, parts=dict(noise=noise))
     prompts = [[5, 9, 2], [1], [17, 4, 33, 17, 4]]
     requests = [request(p, max_tokens=30, temperature=1.0, seed=split_seed(7, i)) for i, p in enumerate(prompts)]
     decoder.admit(requests, range(3))

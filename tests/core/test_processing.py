@@ -246,8 +246,8 @@ def test_history_holds_what_was_committed_and_nothing_else():
     held = dict(enumerate(asked))
     while held:
         decoder.step()
-        report = decoder.read()
-        lengths |= set(report.accepted)
+        report = decoder.results()
+        lengths |= set(report.num_accepted)
         for row, now in list(held.items()):
             new = batch.tokens[row, len(now.tokens) : batch.length[row]]
             counts = batch.processing.counts[row, :-1].tolist()

@@ -14,7 +14,7 @@ from itertools import cycle, product
 import torch
 from torch import Tensor
 
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core.parts import Parts
 from paceline.core.plan import Fixed
 from paceline.decode import Decoder
 from tests.distributions.enumerator import Enumerator, Frontier, expand
@@ -48,7 +47,7 @@ def draft_probs_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1,
             plan=Fixed(k),
             rows=len(weights),
             max_length=len(PROMPT) + length + k + 2,
-            parts=Parts(noise=Enumerator(scripts)),
+            noise=Enumerator(scripts),
         )
         asked = request(list(PROMPT), max_tokens=length + k + 2, **options)
         decoder.admit([asked] * len(weights), range(len(weights)))
@@ -56,7 +55,7 @@ def draft_probs_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1,
             for step in range(steps):
                 decoder.step()
                 if step == 0:
-                    accepted = float((weights * torch.tensor(decoder.read().accepted)).sum())
+                    accepted = float((weights * torch.tensor(decoder.results().accepted)).sum())
                 if step == done and step + 1 < steps:
                     rows, weights = merge(decoder, weights)
                     scripts = [outcomes[rows] for outcomes in scripts]

@@ -38,7 +38,7 @@ def check_steps(target, drafter, *, verifier, k=3, steps=8, **options):
         decoder.step()
         for row, text in enumerate(texts):
             check_laws(target, drafter.head, trees[-1], row, text)
-        accepted.extend(decoder.read().accepted)
+        accepted.extend(decoder.results().accepted)
     return accepted
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.drafters.early_exit import PAUSES, EarlyExitDrafter

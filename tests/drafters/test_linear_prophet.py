@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.linear_prophet import LinearProphetConfig, LinearProphetHead
 from paceline.drafters.linear_prophet import LinearProphetDrafter

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.core.noise import Philox, Stream
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
@@ -157,7 +157,7 @@ def test_text_equals_the_reference(name, draw, temperature):
     wanted = requests(temperature, max_tokens=40)
     result = run(noisy(name, draw), "coupled", wanted, k=3)
     assert result.texts == [expected(r) for r in wanted]
-    reached = {accepted for report in result.reports for accepted in report.accepted}
+    reached = {accepted for report in result.reports for accepted in report.num_accepted}
     if temperature == 0 or draw is Draw.SHARED:
         assert reached == set(range(SHAPES[name].depth + 1)), "every accepted length occurs"
 
@@ -211,8 +211,8 @@ def test_a_tree_is_cut_to_the_depth_of_the_plan_and_catches_up_after_pauses(name
     assert result.texts == [expected(r) for r in wanted]
     for step, report in enumerate(result.reports[:5]):
         depth = min(depths[step % len(depths)], SHAPES[name].depth)
-        assert report.accepted == [depth] * len(PROMPTS), "a stale draft cache costs acceptance"
-        assert report.drafted == [drafter.max_nodes(depth) - 1] * len(PROMPTS)
+        assert report.num_accepted == [depth] * len(PROMPTS), "a stale draft cache costs acceptance"
+        assert report.num_drafted == [drafter.max_nodes(depth) - 1] * len(PROMPTS)
 
 
 @pytest.mark.parametrize("name", SHAPES)

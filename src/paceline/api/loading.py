@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.core.parts import Parts
-from paceline.engine.runner import parts_for
+from paceline.engine.runner import DecoderParts, parts_for
 from paceline.models import adopt, hub, loading
 from paceline.models.adapter import files as hf_files
 from paceline.models.adapter import lm as hf
@@ -118,9 +117,9 @@ def load(
     return loaded
 
 
-def parts_of(loaded: Loaded) -> Parts:
+def parts_of(loaded: Loaded) -> DecoderParts:
     """What surrounds the model in a step: the fastest there is, unless ``enforce_eager`` keeps from it."""
-    return Parts() if loaded.enforce_eager else parts_for(loaded.lm.device)
+    return {} if loaded.enforce_eager else parts_for(loaded.lm.device)
 
 
 def runnable(loaded: Loaded) -> LM:

@@ -14,9 +14,10 @@ from torch import Tensor
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import View
-from paceline.core.plan import StepPlan
+from paceline.core.guidance import GuidanceState
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.models.base import LM, Output
+from paceline.models.base import LM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class DrafterContext:
     draw: Draw  # how tokens must be drawn, agreed with the verifier
     device: torch.device
     target: LM
-    cache: View  # the target's, of all rows and layers; what lies above its committed slots is free while drafting
+    cache: View  # the target's, of all rows and layers; slots above the committed ones are scratch while drafting
+    guidance: GuidanceState | None = None  # of the rows, where requests may be guided
 
 
 class Drafter(ABC):
@@ -85,7 +87,7 @@ class Drafter(ABC):
         """A tree rooted at each row's newest token, of a shape that depends on ``plan`` alone."""
 
     @abstractmethod
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Learn what became of ``tree``; ``batch`` is already extended."""
 
 
@@ -107,5 +109,5 @@ class StatelessDrafter(Drafter):
         """Nothing to take in."""
 
     @final
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Nothing to learn."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.draft_heads.early_exit import EarlyExitHead
 from paceline.drafters.base import Drafter, DrafterContext
@@ -21,7 +21,7 @@ from paceline.drafters.hidden_states import PendingStates, path_hidden, read_hid
 from paceline.drafters.tree import fused_chain, make_grower, possible_draws
 from paceline.drafters.tree.base import Grown
 from paceline.drafters.tree.shapes import Shape, Topology
-from paceline.models.base import LM, Ahead, Head, Missing, Output, Stem
+from paceline.models.base import LM, Ahead, Head, Missing, Stem
 from paceline.models.prefill import CHUNK
 
 PAUSES = 32  # steps without drafts until the head reads what has come together meanwhile
@@ -138,12 +138,12 @@ class EarlyExitDrafter(Drafter):
             grown = self.growers[index].grow(batch, logits, batch.draft_room, self._read, NoDraft.DECLINED)
         return self._to_resume(grown, self.leading[index]) if self.resumes else grown.tree
 
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Note what the target made of the tokens that it verified, for the head to read when it is asked next."""
         num, root = outcome.num_committed, batch.length - outcome.num_committed - 1  # where the root stands
-        states = path_hidden(output, self.taps[0], tree, outcome)
+        states = path_hidden(hidden, self.taps[0], tree, outcome)
         if self.head.recycle is not None:
-            states = states + self._note(root, num, path_hidden(output, self.taps[1], tree, outcome))
+            states = states + self._note(root, num, path_hidden(hidden, self.taps[1], tree, outcome))
         if self.lag + 1 + tree.max_depth > self.unread.capacity:
             read_hidden(self.lm, self.cache, self.unread.states[:, :-1], self.unread.count)
             self.unread.count.zero_()

@@ -15,16 +15,16 @@ from paceline.core.tree import Outcome, Resume, Tree
 from paceline.models.base import LM, Head, Output
 
 
-def path_hidden(output: Output, tap: int, tree: Tree, outcome: Outcome) -> Tensor:
+def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcome) -> Tensor:
     """The states [B, 1 + D, H] at ``tap`` of the root and of the accepted path; what is behind its end means nothing.
 
     The first ``outcome.num_committed`` of them are of the tokens that came into the target's cache.
     """
-    hidden = output.hidden[tap]
+    states = hidden[tap]
     if tree.chain:
-        return hidden
+        return states
     nodes = F.pad(outcome.path, (1, 0)).clamp(min=0)  # the root is node 0
-    return hidden.gather(1, nodes[..., None].expand(-1, -1, hidden.shape[-1]))
+    return states.gather(1, nodes[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def read_hidden(lm: LM, cache: View, hidden: Tensor, count: Tensor, *, head: Head = Head.NONE) -> Output:

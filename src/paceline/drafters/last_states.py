@@ -14,7 +14,6 @@ from paceline.core.tree import Outcome, Tree
 from paceline.draft_heads.base import DraftHead
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.hidden_states import path_hidden
-from paceline.models.base import Output
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -43,9 +42,9 @@ class LastHiddenStates:
             fresh = torch.where((at >= 0)[..., None], found, fresh)
         self.held.index_copy_(0, admission.rows, fresh)
 
-    def advance(self, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def advance(self, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Add those of the root and of each row's own accepted path."""
-        known = torch.cat((self.held, path_hidden(output, self.tap, tree, outcome)), dim=1)  # [R, s + 1 + D, H]
+        known = torch.cat((self.held, path_hidden(hidden, self.tap, tree, outcome)), dim=1)  # [R, s + 1 + D, H]
         last = outcome.num_committed[:, None] + self.index
         self.held.copy_(known.gather(1, last[..., None].expand(-1, -1, known.shape[-1])))
 

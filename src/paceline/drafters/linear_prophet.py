@@ -11,14 +11,14 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.draft_heads.linear_prophet import LinearProphetHead
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.last_states import LastHiddenStates, check_target
 from paceline.drafters.tree import make_grower, possible_draws
 from paceline.drafters.tree.shapes import Shape, Topology
-from paceline.models.base import LM, Output
+from paceline.models.base import LM
 
 
 @final
@@ -92,9 +92,9 @@ class LinearProphetDrafter(Drafter):
 
         return grower.grow(batch, logits[:, :1], batch.draft_room, read, NoDraft.DECLINED).tree
 
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Keep the state of the newest token that was accepted."""
-        self.states.advance(tree, outcome, output)
+        self.states.advance(tree, outcome, hidden)
 
     def _shape(self, depth: int) -> Shape:
         depth = min(depth, self.head.sizes.depth)

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
+from paceline.core.cache import View
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.tree import fused_chain, make_grower, possible_draws
 from paceline.drafters.tree.shapes import Shape, Topology
-from paceline.models.base import LM, Ahead, Head, Missing, Output, longest_text
+from paceline.models.base import LM, Ahead, Head, Missing, longest_text
+from paceline.models.guided import GuidedLM, GuidedView
 from paceline.models.prefill import feed, prefill
 
 ORDINARY_LAG = 2  # the root, and the last drafted token when the whole draft was accepted
@@ -74,7 +76,13 @@ class ModelDrafter(Drafter):
                 f"{self.max_nodes(context.max_draft_tokens) - 1} draft tokens leave no room in the "
                 f"{self.lm.max_slots} slots of the draft model's window: lower num_draft_tokens"
             )
-        self.cache = self.lm.new_cache(context.rows, min(context.max_length, self.reach) + ahead).view()
+        capacity = min(context.max_length, self.reach) + ahead
+        self.cache: View = self.lm.new_cache(context.rows, capacity).view()
+        self.reader = self.lm
+        # Guided rows are drafted for with their negative prompts too, where the draft's context is as long as theirs.
+        if context.guidance is not None and self.reach >= context.max_length:
+            self.reader = GuidedLM(self.lm, context.guidance)
+            self.cache = self.reader.new_view(context.rows, capacity)
         self.lag = ORDINARY_LAG  # host's bound on the tokens that any row has yet to read, the root included
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
@@ -85,6 +93,9 @@ class ModelDrafter(Drafter):
         unread = int((known - view.length).max()) if admission.max_prefix_length else admission.unread
         text = self._readable(batch)[admission.rows]
         prefill(self.lm, view, text, known, min(unread, self.reach), taps=())
+        if isinstance(self.reader, GuidedLM):
+            assert isinstance(self.cache, GuidedView)
+            self.reader.read_negative(self.cache, admission)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
@@ -101,7 +112,7 @@ class ModelDrafter(Drafter):
         self.slots, self.proposed = grown.slots, (grown.tree.tokens, grown.tree.valid)
         return grown.tree
 
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Keep what was accepted of what it read: all but the last drafted token at most."""
         if tree.max_depth == 0:
             self.lag += 1
@@ -128,19 +139,19 @@ class ModelDrafter(Drafter):
 
     def _read(self, forest: Tree, start: int) -> Tensor:
         """Logits [B, n, V] after nodes ``start`` on of what is drafted so far."""
-        output = self.lm(forest, self.cache, start=start)
+        output = self.reader(forest, self.cache, start=start)
         assert output.logits is not None
         return self._fit(output.logits)
 
     def _run_ahead(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         """Read the root, draft and read a chain in one call."""
-        assert isinstance(self.lm, Ahead)
+        assert isinstance(self.reader, Ahead)
         reads = batch.active
         if self.reach < self.context.max_length:
             reads = reads & (batch.length <= self.reach)
         count = torch.where(reads, batch.length - self.cache.length - 1, -1)
         missing = Missing(count=count, most=ORDINARY_LAG - 1)
-        if not self.lm.run_ahead(batch, self.cache, missing, tokens, valid, greedy=greedy):
+        if not self.reader.run_ahead(batch, self.cache, missing, tokens, valid, greedy=greedy):
             return False
         self.cache.commit(count + 1)
         return True
@@ -150,13 +161,13 @@ class ModelDrafter(Drafter):
         while self.lag > ORDINARY_LAG:
             size = next((size for size in CATCH_UP if size >= self.lag - ORDINARY_LAG), CATCH_UP[-1])
             # The root is left for who wants the logits after it.
-            feed(self.lm, self.cache, self._readable(batch), (self._missing(batch) - 1).clamp(0, size), size)
+            feed(self.reader, self.cache, self._readable(batch), (self._missing(batch) - 1).clamp(0, size), size)
             self.lag -= size
 
     def _read_root(self, batch: Batch) -> Tensor:
         """Read what the cache then lacks up to the root; logits [B, 1, V'] after it."""
         text, missing = self._readable(batch), self._missing(batch)
-        logits = feed(self.lm, self.cache, text, missing, ORDINARY_LAG, head=Head.LAST).logits
+        logits = feed(self.reader, self.cache, text, missing, ORDINARY_LAG, head=Head.LAST).logits
         assert logits is not None
         return logits
 

@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Tree
 from paceline.drafters.base import StatelessDrafter
 

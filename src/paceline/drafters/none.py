@@ -3,21 +3,24 @@
 from typing import final
 
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Tree
 from paceline.drafters.base import StatelessDrafter
 
 
 @final
 class NoDrafter(StatelessDrafter):
-    """No draft: plain decoding, one token a step. Suits every verifier."""
+    """No draft: plain decoding, one token a step. Suits every verifier. ``reason`` is reported as why."""
 
     origins = ("none",)
     draws = frozenset(Draw)
+
+    def __init__(self, reason: NoDraft = NoDraft.OFF) -> None:
+        self.reason = reason
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         return 1
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The root [B, 1]."""
-        return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=NoDraft.OFF)
+        return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=self.reason)

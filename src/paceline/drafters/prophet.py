@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.draft_heads.prophet import ProphetHead
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.last_states import LastHiddenStates, check_target
 from paceline.drafters.tree import fused_chain, make_grower, possible_draws
 from paceline.drafters.tree.shapes import Shape, Topology
-from paceline.models.base import LM, Ahead, Entrance, Head, Missing, Output
+from paceline.models.base import LM, Ahead, Entrance, Head, Missing
 
 
 @final
@@ -98,9 +98,9 @@ class ProphetDrafter(Drafter):
             grown = grower.grow(batch, self._begin(batch), batch.draft_room, self._read, NoDraft.DECLINED)
         return grown.tree
 
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Keep the states of what was accepted, whatever was drafted behind it."""
-        self.states.advance(tree, outcome, output)
+        self.states.advance(tree, outcome, hidden)
 
     def _shape(self, depth: int) -> Shape:
         return Topology.chain(depth) if self.shape is None else self.shape.cut(depth)

@@ -31,6 +31,7 @@ class Output:
 
     logits: Tensor | None  # [B, n, V]; [B, 1, V] with Head.LAST; None with Head.NONE
     hidden: dict[int, Tensor]  # tap -> [B, n, H]
+    conditional: Tensor | None = None  # under guidance, the logits [B, n, V] of the prompts themselves
 
 
 class LM(Protocol):

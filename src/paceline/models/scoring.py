@@ -6,7 +6,7 @@ B rows, T tokens of the longest text, n = T - start places asked about, C chunk,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -97,6 +97,34 @@ def score_text(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0
         read += step
     logprobs, greedy, top_tokens, top_logprobs = (torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
     return Scored(logprobs=logprobs, greedy=greedy, top_tokens=top_tokens, top_logprobs=top_logprobs)
+
+
+@final
+class PromptScorer:
+    """Scores prompts while they are read (prefill.Prefill): the logits of a chunk say what its next tokens are worth.
+
+    ``text`` [B, T] holds the prompts; reading begins with their first token.
+    """
+
+    def __init__(self, text: Tensor, *, top: int) -> None:
+        self._text, self._top = text, top
+        self._pieces: list[tuple[Tensor, ...]] = []
+        self._read = 0
+
+    def __call__(self, logits: Tensor) -> None:
+        """Take the logits [B, C, V] of the next chunk."""
+        size = logits.shape[1]
+        top = min(self._top, logits.shape[-1])
+        self._pieces.append(_reduce(logits, self._text[:, self._read + 1 : self._read + 1 + size], top))
+        self._read += size
+
+    def scores(self, row: int, length: int, top: int) -> PassageScore:
+        """Of the prompt of ``length`` tokens in ``row`` of the text, its first token excepted; all chunks are in."""
+        if not self._pieces:
+            return PassageScore(logprobs=(), greedy=(), top=())
+        logprobs, greedy, tokens, values = (torch.cat(parts, dim=1) for parts in zip(*self._pieces, strict=True))
+        scored = Scored(logprobs=logprobs, greedy=greedy, top_tokens=tokens[..., :top], top_logprobs=values[..., :top])
+        return _read(scored, row, slice(0, length - 1))
 
 
 def chunk_size(rows: int, vocab_size: int) -> int:

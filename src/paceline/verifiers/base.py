@@ -6,9 +6,8 @@ B rows, N nodes, V vocabulary.
 from abc import abstractmethod
 from typing import ClassVar, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from paceline.core.batch import Batch
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
 
 
@@ -22,6 +21,6 @@ class Verifier(Protocol):
     branches: ClassVar[bool]  # whether it can follow trees that branch
 
     @abstractmethod
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
-        """Decide from processed ``logits`` [B, N, V] at every node; before clipping at stop tokens and limits."""
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
+        """Decide from the ``scores`` of every node; before clipping at stop tokens and limits."""
         ...

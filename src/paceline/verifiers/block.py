@@ -6,12 +6,12 @@ B rows, N = k + 1 nodes, V vocabulary.
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import child_draft_probs, follow_picks, outcome_at
+from paceline.verifiers.draft_probs import child_draft_probs, follow_picks, masked, outcome_at
 
 
 @final
@@ -28,13 +28,14 @@ class Block:
     wants: ClassVar[tuple[Draw, ...]] = (Draw.IID, Draw.FIXED)
     branches: ClassVar[bool] = False
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest prefix that passes and one token after it."""
         if not batch.sampling.any_sampled:  # the distribution is certain everywhere
-            return follow_picks(tree, batch.picks(tree, logits))
+            return follow_picks(tree, batch.picks(tree, scores.logits))
+        tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        scores = batch.scores(logits)  # [B, N, V]
-        rest = scores.softmax(-1)  # the distribution after each node, and below what the rule leaves of it
+        warped = batch.warp(scores.logits)  # [B, N, V]
+        rest = warped.softmax(-1)  # the distribution after each node, and below what the rule leaves of it
         q = child_draft_probs(tree, rest)  # [B, N, V]: 0 after the end, so that the end needs no case of its own
         token = tree.tokens[:, 1:, None]
         ratio = (rest[:, :-1].gather(-1, token) / q[:, :-1].gather(-1, token))[..., 0]  # no sense beyond the end
@@ -55,6 +56,6 @@ class Block:
         at = leaf[:, None]
         row = at[..., None].expand(-1, 1, rest.shape[-1])
         probs = rest.gather(1, row)
-        probs = torch.where(probs.sum(-1, keepdim=True) > 0, probs, scores.gather(1, row).softmax(-1))
+        probs = torch.where(probs.sum(-1, keepdim=True) > 0, probs, warped.gather(1, row).softmax(-1))
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
         return outcome_at(tree, leaf, batch.noise.draw(probs, key)[:, 0])

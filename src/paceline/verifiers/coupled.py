@@ -5,9 +5,8 @@ B rows, N nodes, V vocabulary.
 
 from typing import ClassVar, final
 
-from torch import Tensor
-
 from paceline.core.batch import Batch
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.verifiers.draft_probs import follow_picks
 
@@ -25,6 +24,6 @@ class Coupled:
     wants: ClassVar[tuple[Draw, ...]] = (Draw.SHARED, Draw.FIXED, Draw.IID, Draw.NO_REPLACEMENT)
     branches: ClassVar[bool] = True
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """Follow the picks from the root as far as the tree goes."""
-        return follow_picks(tree, batch.picks(tree, logits))
+        return follow_picks(tree, batch.picks(tree, scores.logits))

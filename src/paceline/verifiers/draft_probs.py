@@ -3,10 +3,33 @@
 B rows, N nodes, V vocabulary.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree, follow
+
+
+def masked(tree: Tree, scores: Scores) -> Tree:
+    """``tree`` with its draft probabilities restricted to the tokens that are allowed after each parent.
+
+    Draft tokens that are not allowed were pruned before the target's forward: the others have the distribution that
+    they were drawn from, given that the token is allowed.
+    """
+    mask = scores.mask
+    if mask is None or tree.probs is None or tree.num_nodes == 1:
+        return tree
+    source, parents = tree.source[mask.rows], tree.parents[mask.rows].clamp(min=0)
+    number = tree.probs.shape[1]
+    parent = torch.zeros(len(source), number + 1, dtype=torch.int64, device=source.device)
+    parent.scatter_(1, torch.where(source >= 0, source, number), parents)  # all nodes of a distribution have one parent
+    allowed = mask.allowed.gather(1, parent[:, :number, None].expand(-1, -1, mask.allowed.shape[-1]))
+    probs = tree.probs.clone()
+    own = probs[mask.rows] * allowed
+    probs[mask.rows] = own / own.sum(-1, keepdim=True).clamp(min=torch.finfo(own.dtype).tiny)
+    return replace(tree, probs=probs)
 
 
 def child_draft_probs(tree: Tree, like: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ B rows, N = k + 1 nodes, V vocabulary.
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.draft_probs import child_draft_probs, follow_picks
+from paceline.verifiers.draft_probs import child_draft_probs, follow_picks, masked
 
 
 @final
@@ -33,12 +33,13 @@ class LossyLenient:
             raise ValueError(f"lenience={lenience}: give a number above 0 and at most 1 (1 is 'rejection')")
         self.lenience = lenience
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token after it."""
         if not batch.sampling.any_sampled:  # the distribution is certain everywhere
-            return follow_picks(tree, batch.picks(tree, logits))
+            return follow_picks(tree, batch.picks(tree, scores.logits))
+        tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        p = batch.scores(logits).softmax(-1)  # [B, N, V]
+        p = batch.warp(scores.logits).softmax(-1)  # [B, N, V]
         q = child_draft_probs(tree, p)  # [B, N, V], 0 after the end
         token = tree.tokens[:, 1:, None]
         keep = batch.noise.coin(

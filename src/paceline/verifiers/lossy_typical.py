@@ -6,9 +6,9 @@ B rows, N nodes, V vocabulary.
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from paceline.core.batch import Batch
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.verifiers.draft_probs import follow_picks, outcome_at
 
@@ -32,12 +32,12 @@ class LossyTypical:
             raise ValueError(f"epsilon={epsilon}, delta={delta}: give numbers above 0 and at most 1")
         self.epsilon, self.delta = epsilon, delta
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest path of tokens that are likely enough, and one token of the target's after it."""
         if not batch.sampling.any_sampled:  # the distribution is certain everywhere
-            return follow_picks(tree, batch.picks(tree, logits))
+            return follow_picks(tree, batch.picks(tree, scores.logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        probs = batch.scores(logits).softmax(-1)  # [B, N, V]
+        probs = batch.warp(scores.logits).softmax(-1)  # [B, N, V]
         bound = (self.delta * torch.exp(torch.xlogy(probs, probs).sum(-1))).clamp(max=self.epsilon)  # [B, N]
         rows = torch.arange(batch.rows, device=probs.device)[:, None]
         parent = tree.parents.clamp(min=0)
@@ -50,5 +50,7 @@ class LossyTypical:
         depth = torch.where(reached, tree.depth, -1)
         leaf = torch.where(depth == depth.amax(-1, keepdim=True), score, -torch.inf).argmax(-1)
         at = leaf[:, None]
-        token = batch.pick(logits.gather(1, at[..., None].expand(-1, 1, logits.shape[-1])), position.gather(1, at))
+        token = batch.pick(
+            scores.logits.gather(1, at[..., None].expand(-1, 1, scores.logits.shape[-1])), position.gather(1, at)
+        )
         return outcome_at(tree, leaf, token[:, 0])

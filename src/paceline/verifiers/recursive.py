@@ -6,12 +6,12 @@ B rows, N nodes, V vocabulary.
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.draft_probs import draft_probs_of, earlier_siblings, follow_picks
+from paceline.verifiers.draft_probs import draft_probs_of, earlier_siblings, follow_picks, masked
 
 
 @final
@@ -28,12 +28,13 @@ class Recursive:
     wants: ClassVar[tuple[Draw, ...]] = (Draw.NO_REPLACEMENT, Draw.IID, Draw.FIXED)
     branches: ClassVar[bool] = True
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """Down from the root through the first accepted child of each node."""
         if not batch.sampling.any_sampled:  # the distribution is certain everywhere
-            return follow_picks(tree, batch.picks(tree, logits))
+            return follow_picks(tree, batch.picks(tree, scores.logits))
+        tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        left = batch.scores(logits).softmax(-1)  # [B, N, V]: of the distribution after each node
+        left = batch.warp(scores.logits).softmax(-1)  # [B, N, V]: of the distribution after each node
         rows = torch.arange(batch.rows, device=left.device)
         one = torch.ones_like(left[:, 0, 0])
         chances, odds = [one], [one]  # what the coin of each node compares

@@ -7,12 +7,12 @@ B rows, N = k + 1 nodes, V vocabulary.
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.draft_probs import child_draft_probs, follow_picks
+from paceline.verifiers.draft_probs import child_draft_probs, follow_picks, masked
 
 
 @final
@@ -29,12 +29,13 @@ class Rejection:
     wants: ClassVar[tuple[Draw, ...]] = (Draw.IID, Draw.FIXED)
     branches: ClassVar[bool] = False
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token of the target's distribution after it."""
         if not batch.sampling.any_sampled:  # the distribution is certain everywhere
-            return follow_picks(tree, batch.picks(tree, logits))
+            return follow_picks(tree, batch.picks(tree, scores.logits))
+        tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        p = batch.scores(logits).softmax(-1)  # [B, N, V]: the distribution after each node
+        p = batch.warp(scores.logits).softmax(-1)  # [B, N, V]: the distribution after each node
         q = child_draft_probs(
             tree, p
         )  # [B, N, V]: the distribution that each node's child was drawn from, 0 if it has none

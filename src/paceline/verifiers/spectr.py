@@ -10,8 +10,9 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import follow_picks, outcome_at
+from paceline.verifiers.draft_probs import follow_picks, masked, outcome_at
 
 BISECTIONS = 16  # of the interval [1, k]; whatever they leave costs acceptance, never the distribution
 
@@ -31,16 +32,17 @@ class SpecTr:
     wants: ClassVar[tuple[Draw, ...]] = (Draw.IID,)
     branches: ClassVar[bool] = True
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """Down from the root as long as some candidate is accepted."""
         if tree.probs is None and tree.num_nodes > 1:
             raise ValueError(
                 "the verifier 'spectr' needs drafts drawn from a distribution, and these have none; choose 'recursive'"
             )
         if not batch.sampling.any_sampled:  # the distribution is certain everywhere
-            return follow_picks(tree, batch.picks(tree, logits))
+            return follow_picks(tree, batch.picks(tree, scores.logits))
+        tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        target_probs = batch.scores(logits).softmax(-1)  # [B, N, V]
+        target_probs = batch.warp(scores.logits).softmax(-1)  # [B, N, V]
         rows = torch.arange(batch.rows, device=target_probs.device)
         node = torch.arange(tree.num_nodes, device=target_probs.device)
         drawn = tree.valid & (tree.source >= 0) & (tree.parents >= 0)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import draft_probs_of, earlier_siblings, follow_picks, outcome_at
+from paceline.verifiers.draft_probs import draft_probs_of, earlier_siblings, follow_picks, masked, outcome_at
 
 
 @final
@@ -28,12 +29,13 @@ class Traversal:
     wants: ClassVar[tuple[Draw, ...]] = (Draw.NO_REPLACEMENT, Draw.IID, Draw.FIXED)
     branches: ClassVar[bool] = True
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The first node to pass in the order of the test, the root last, and one token after it."""
         if not batch.sampling.any_sampled:  # the distribution is certain everywhere
-            return follow_picks(tree, batch.picks(tree, logits))
+            return follow_picks(tree, batch.picks(tree, scores.logits))
+        tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        left = batch.scores(logits).softmax(-1)  # [B, N, V]: the measure of each node, below
+        left = batch.warp(scores.logits).softmax(-1)  # [B, N, V]: the measure of each node, below
         rows, first = torch.arange(batch.rows, device=left.device), left[:, 0].clone()
         weight = torch.ones_like(left[..., 0])  # [B, N]
         # What a refusal leaves of its parent does not depend on coins, so one pass from the root finds all weights.

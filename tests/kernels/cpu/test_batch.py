@@ -7,7 +7,6 @@ import torch
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Philox
-from paceline.core.parts import Parts
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
@@ -107,7 +106,7 @@ def test_texts_reports_and_counts_are_those_of_plain_operations(shape, seed):
 def test_the_step_compiles_whole_with_the_plain_operations():
     _, model = target()
     made = []
-    for parts in (Parts(), Parts(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)):
+    for parts in (dict(), dict(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)):
         decoder = decoder_for(tiny(model), "coupled", k=2, rows=2, parts=parts)
         penalised = Processing(frequency_penalty=0.4, bias=(((5,), 0.5),), no_repeat_ngram=3)
         asked = [request([1, 2, 3], temperature=0.7, seed=1), replace(request([4]), processing=penalised)]

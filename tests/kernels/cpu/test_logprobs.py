@@ -55,7 +55,7 @@ def decided(kind, shape, logits):
     processed = batch.process_tree(logits, tree)
     ended = batch.extend(tree, outcome)
     batch.record_logprobs(ended, logits, processed)
-    return batch.step_logprobs.read(batch.asked, ended.num_committed.tolist())
+    return batch.step_logprobs.read(batch.num_logprobs, ended.num_committed.tolist())
 
 
 @pytest.mark.parametrize("vocab", [9, 300, 5000])

@@ -12,11 +12,10 @@ from torch import Tensor
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.host import integers
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.tree.shapes import Topology
-from paceline.models.base import Output
 
 
 def comb(width: int, depth: int) -> Topology:
@@ -70,9 +69,9 @@ class Measured(Drafter):
         """The other one's tree."""
         return self.drafter.propose(batch, plan)
 
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """As the other one does, and count."""
-        self.drafter.observe(batch, tree, outcome, output)
+        self.drafter.observe(batch, tree, outcome, hidden)
         tried, kept = self._count(tree, outcome)
         self.tried.add_(tried)
         self.kept.add_(kept)

@@ -57,7 +57,7 @@ def shared(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Draw
         return fixed(batch, logits, position, level)
     if level.width == 1:
         return Drawn(tokens=level.spread(batch.pick(logits, position)[..., None]))
-    scores = batch.scores(logits)
+    scores = batch.warp(logits)
     order = batch.noise.order(scores, batch.key(position, Stream.TARGET), level.width)
     return _or_likeliest(batch, logits, scores, order, level)[0]
 
@@ -67,7 +67,7 @@ def no_replacement(batch: Batch, logits: Tensor, position: Tensor, level: Level)
 
     A greedy distribution leaves nothing for a second child to be drawn from, so there tokens are fixed choices.
     """
-    scores = batch.scores(logits)
+    scores = batch.warp(logits)
     order = batch.noise.order(scores, batch.key(position, Stream.DRAFT, lane=level.first), level.width)
     drawn, greedy = _or_likeliest(batch, logits, scores, order, level)
     return Drawn(tokens=drawn.tokens, possible=drawn.possible, probs=scores.softmax(-1), chosen=greedy)
@@ -75,7 +75,7 @@ def no_replacement(batch: Batch, logits: Tensor, position: Tensor, level: Level)
 
 def iid(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
     """Each from its parent's distribution, with noise of its own: siblings may be the same."""
-    scores = batch.scores(logits)
+    scores = batch.warp(logits)
     key = batch.key(position, Stream.DRAFT, lane=level.node)
     tokens = batch.noise.choose(take(scores, level.parent), key)
     return Drawn(tokens=tokens, probs=scores.softmax(-1))

@@ -93,12 +93,12 @@ class TopologyGrower(Grower):
                 above = take(valid[-1], step.inner)
                 seen, known = [*seen, take(tokens[-1], step.inner)], [*known, above]
                 logits = read(step.forest.tree(torch.cat(seen, dim=1), torch.cat(known, dim=1)), step.start)
-            if batch.processes:
+            if batch.processing.any:
                 logits = batch.process(logits, torch.cat(tokens, dim=1)[:, step.paths])
             drawn = self.rule(batch, logits, batch.length[:, None] + depth, step.level)
             grows = take(above, step.level.parent) & within[:, depth : depth + 1]
-            tokens.append(batch.guiding.copy(drawn.tokens))
-            valid.append(grows if drawn.possible is None else grows & batch.guiding.copy(drawn.possible))
+            tokens.append(drawn.tokens)
+            valid.append(grows if drawn.possible is None else grows & drawn.possible)
             probs += [] if drawn.probs is None else [drawn.probs]
             chosen = drawn.chosen
         tree = self.frame.tree(

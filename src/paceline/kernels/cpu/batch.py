@@ -10,9 +10,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.core.batch import REPORT_HEAD, Batch
+from paceline.core.batch import Batch
+from paceline.core.logprobs import StepLogprobs
 from paceline.core.noise import Noise
+from paceline.core.scores import Scores
 from paceline.core.stats import Stats
+from paceline.core.step import HEADER
 from paceline.core.tree import Outcome, Tree
 from paceline.kernels.cpu.build import load_kernel
 from paceline.kernels.cpu.logprobs import Lookup
@@ -47,7 +50,7 @@ class CpuBatch(Batch):
             width=self.tokens.shape[1],
             stops=self.stop.shape[1],
             max_depth=max_depth,
-            head=REPORT_HEAD,
+            head=HEADER,
             vocab=vocab_size,
             tokens=self.tokens.data_ptr(),
             length=self.length.data_ptr(),
@@ -94,10 +97,10 @@ class CpuBatch(Batch):
             return super().argmax(logits)
         return self._chooser.argmax(logits)
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def warp(self, logits: Tensor) -> Tensor:
         """As the plain one."""
         if torch.compiler.is_compiling():
-            return super().scores(logits)
+            return super().warp(logits)
         return self._chooser.warp(logits)
 
     def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
@@ -111,10 +114,10 @@ class CpuBatch(Batch):
         self._begin_chain(ctypes.byref(self._texts), ctypes.c_int64(depth), ctypes.c_int64(longest), *where)
         return tokens, valid
 
-    def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
+    def _append(self, tree: Tree, outcome: Outcome) -> Outcome:
         """As the plain one."""
         if torch.compiler.is_compiling():
-            return super().extend(tree, outcome)
+            return super()._append(tree, outcome)
         num = torch.empty_like(outcome.num_committed)
         decision, held = _decide(tree, outcome, num)
         counts = self.processing.counts if self.processing.any_counts else None
@@ -123,11 +126,11 @@ class CpuBatch(Batch):
         del held
         return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
 
-    def record_logprobs(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> None:
+    def _gather_logprobs(self, outcome: Outcome, scores: Scores) -> StepLogprobs:
         """As the plain one."""
-        if torch.compiler.is_compiling() or not self.wants_logprobs:
-            return super().record_logprobs(outcome, logits, processed)
-        self.step_logprobs = self._lookup.step(outcome, logits, processed)
+        if torch.compiler.is_compiling():
+            return super()._gather_logprobs(outcome, scores)
+        return self._lookup.step(outcome, scores.raw_logits, scores.logits)
 
 
 @final

@@ -27,7 +27,7 @@ class Lookup:
 
     def step(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> StepLogprobs:
         """Of the tokens that ``outcome``, already appended, decided from [R, N, V] both."""
-        asked = torch.tensor([-1 if count is None else count for count in self._batch.asked])
+        asked = torch.tensor([-1 if count is None else count for count in self._batch.num_logprobs])
         path, num = _dense(outcome.path), outcome.num_committed.contiguous()
         size = min(int(asked.max()), logits.shape[-1])
         raw = self._look_up(False, logits, path, num, asked, size)

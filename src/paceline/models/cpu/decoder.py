@@ -121,7 +121,7 @@ class CpuDecoder(Ahead):
         stem: Stem | None = None,
     ) -> bool:
         """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
-        if torch.compiler.is_compiling() or not known(batch.noise) or batch.guiding.any:
+        if torch.compiler.is_compiling() or not known(batch.noise):
             return False
         if stem is not None and not (isinstance(stem.lm, CpuDecoder) and stem.lm.dtype == self.dtype):
             return False
