@@ -39,7 +39,7 @@ from benchmarks.vocabulary import widen_vocabulary
 from benchmarks.widths import choose_widths, count_parameters, widened
 from paceline.models.loading import ModelError, build, configure, load, name_of, read_config, save
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
-from paceline.models.native.fused_weights import unpack
+from paceline.models.native.fused_weights import split_parts
 
 COMPANIONS = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json")
 COMPANIONS += ("merges.txt", "LICENSE*", "NOTICE*")
@@ -84,7 +84,7 @@ def inflate(
     model that is not of the Llama layout.
     """
     config = widened(lm.config, hidden_size, ffn_size, num_heads, num_kv_heads)
-    old = {name: part.double() for name, part in unpack(lm.config, lm.state_dict()).items()}
+    old = {name: part.double() for name, part in split_parts(lm.config, lm.state_dict()).items()}
     random = _Random(torch.Generator(device="cpu").manual_seed(seed), lm.device)
     carry = random.orthonormal(config.hidden_size, lm.config.hidden_size)
     read = carry.t() * math.sqrt(lm.config.hidden_size / config.hidden_size)

@@ -13,7 +13,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.native import flex_attention as flex
 from paceline.models.native.attention import TreeAttention
-from paceline.models.native.flex_attention import BLOCK, FlexAttention, attention_for
+from paceline.models.native.flex_attention import BLOCK, FlexAttention, select_attention
 from tests import tiny
 from tests.harness import request, run
 from tests.models.layouts import pair, random_tree, texts
@@ -158,7 +158,7 @@ def test_greedy_texts_are_those_of_the_dense_one(layout, chosen, monkeypatch):
 
 def made(view=None, tree=None):
     view = view or filled(300, (4, 130, 250)).view()
-    return attention_for(tree or chain(view.length.shape[0], 4), view, 0, max_positions=MOST, group=2)
+    return select_attention(tree or chain(view.length.shape[0], 4), view, 0, max_positions=MOST, group=2)
 
 
 def test_a_shape_is_tried_once_and_prompts_stay_dense(chosen):

@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from paceline.api.loading import DTYPES, Loaded, check_native, is_native
 from paceline.models import hub
 from paceline.models.adapter import files as hf_files
-from paceline.models.adapter.outline import outline
+from paceline.models.adapter.build_on_meta import build_on_meta
 from paceline.models.base import LM
 from paceline.models.loading import FLOATS, ModelError, configure, name_of, read_config
-from paceline.models.loading import outline as outline_native
+from paceline.models.loading import build_on_meta as outline_native
 from paceline.models.native.decoder import DecoderLM
 from paceline.text.tokenizer import load_tokenizer, read_eos
 
@@ -144,7 +144,7 @@ def _outline_adapted(
     folder: Path, dtype: torch.dtype | None, precisions: tuple[str, ...], trust_remote_code: bool
 ) -> _Model:
     stored = next((DTYPES[name] for name in precisions if name in DTYPES), torch.float32)
-    lm = outline(folder, dtype=dtype or stored, trust_remote_code=trust_remote_code)
+    lm = build_on_meta(folder, dtype=dtype or stored, trust_remote_code=trust_remote_code)
     config, kept = lm.model.config, lm.measured.shape
     fields = config.to_dict()
     spelled = {name: config.attribute_map.get(name, name) for name in ("hidden_size", "num_attention_heads")}

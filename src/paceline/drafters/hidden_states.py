@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from paceline.core.cache import View
 from paceline.core.tree import Outcome, Resume, Tree
-from paceline.models.base import LM, Head, Output
+from paceline.models.base import LM, LogitsFor, Output
 
 
 def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcome) -> Tensor:
@@ -27,7 +27,7 @@ def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcom
     return states.gather(1, nodes[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def read_hidden(lm: LM, cache: View, hidden: Tensor, count: Tensor, *, head: Head = Head.NONE) -> Output:
+def read_hidden(lm: LM, cache: View, hidden: Tensor, count: Tensor, *, head: LogitsFor = LogitsFor.NONE) -> Output:
     """Commit the first ``count`` [B] of ``hidden`` [B, n, H] to ``cache`` as what ``lm`` reads in place of embeddings.
 
     Returns the forward's Output; Head.LAST gives the logits after the last of them.

@@ -15,7 +15,7 @@ from paceline.models.families import FAMILIES, Family
 from paceline.models.families.base import ACTIVATIONS
 from paceline.models.loading import FLOATS, ModelError, assemble, check, configure, find_family, name_of
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
-from paceline.models.native.fused_weights import groups, unpack
+from paceline.models.native.fused_weights import groups, split_parts
 
 TransformersModel: TypeAlias = PreTrainedModel
 
@@ -25,7 +25,7 @@ def is_transformers_model(model: object) -> TypeGuard[TransformersModel]:
     return isinstance(model, PreTrainedModel)
 
 
-def adopt(model: TransformersModel) -> DecoderLM:
+def from_transformers(model: TransformersModel) -> DecoderLM:
     """A decoder over the weights of ``model``, which stays usable and computes what it did before.
 
     ``model`` is written to: parameters that the decoder packs become views of the packed tensors. In-place changes of
@@ -63,7 +63,7 @@ def is_current(lm: DecoderLM, model: TransformersModel) -> bool:
     if family is None:
         return False
     state = lm.state_dict()
-    own_tensors = state | unpack(lm.config, state)
+    own_tensors = state | split_parts(lm.config, state)
     num_shared = 0
     for own, _, part in _parts(model, family):
         tied = own == "head.weight" and lm.config.tied_head
@@ -75,7 +75,7 @@ def is_current(lm: DecoderLM, model: TransformersModel) -> bool:
 
 
 def placement(model: TransformersModel) -> tuple[torch.dtype, torch.device]:
-    """The one precision and the one device of ``model``. Raises ModelError as ``adopt`` does."""
+    """The one precision and the one device of ``model``. Raises ModelError as ``from_transformers`` does."""
     name, raw = type(model).__name__, model.config.to_dict()
     find_family(raw, name)
     if model.get_output_embeddings() is None:
@@ -155,7 +155,7 @@ def _share(config: DecoderConfig, whole: str, pieces: list[Tensor], parameters: 
         rows = sum(piece.shape[0] for piece in pieces)
         return pieces[0].as_strided((rows, *pieces[0].shape[1:]), pieces[0].stride())
     joined = torch.cat(pieces)
-    for name, view in unpack(config, {whole: joined}).items():
+    for name, view in split_parts(config, {whole: joined}).items():
         parameters[name].data = view
     return joined
 

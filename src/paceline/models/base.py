@@ -17,7 +17,7 @@ from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
 
 
-class Head(Enum):
+class LogitsFor(Enum):
     """Where the output head runs: nowhere, on each row's last valid node, or on every node of the call."""
 
     NONE = 0
@@ -70,7 +70,7 @@ class LM(Protocol):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        head: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree``; earlier nodes are in the cache's scratch from former calls.
@@ -85,7 +85,7 @@ class LM(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrance:
+class InputProjection:
     """What makes another model's hidden states stand for embeddings."""
 
     norm: nn.Module
@@ -93,7 +93,7 @@ class Entrance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class PendingInputs:
     """What a cache lacks of each row up to its root: the newest tokens of its text, or ``states`` in their place."""
 
     count: Tensor  # [B] int64, without the root; where below 0 the row reads nothing, not even that
@@ -101,11 +101,11 @@ class Missing:
     states: Tensor | None = (
         None  # [B, most, H]; with a stem [B, most + 1, H], to whose column count the root's is written
     )
-    entrance: Entrance | None = None  # of these, not beside a stem
+    input_projection: InputProjection | None = None  # of these, not beside a stem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stem:
+class SharedLayers:
     """The first layers of another model, which read a token before a head goes on from their hidden state.
 
     D tokens are drafted; of ``hidden`` and ``added`` column d belongs to the one of depth d, column 0 to the root.
@@ -117,20 +117,20 @@ class Stem:
     added: Tensor | None = None  # [B, 1 + D, H] what the head reads beside it
 
 
-class Ahead(ABC):
+class FusedDrafting(ABC):
     """An LM that can also pick and read several tokens by itself, faster than call by call."""
 
     @abstractmethod
-    def run_ahead(
+    def draft_fused(
         self,
         batch: Batch,
         cache: View,
-        missing: Missing,
+        missing: PendingInputs,
         tokens: Tensor,
         valid: Tensor,
         *,
         greedy: bool,
-        stem: Stem | None = None,
+        stem: SharedLayers | None = None,
     ) -> bool:
         """Read what is ``missing`` and the root of each row of ``batch``, and continue it by the model's own picks.
 
@@ -146,6 +146,6 @@ class Ahead(ABC):
         ...
 
 
-def longest_text(lm: LM, *, num_nodes: int = 0) -> int:
+def max_sequence_length(lm: LM, *, num_nodes: int = 0) -> int:
     """Tokens of the longest text that ``lm`` can read with ``num_nodes`` drafted ones behind it; below 1 if none."""
     return lm.max_positions if lm.max_slots is None else min(lm.max_positions, lm.max_slots - num_nodes)

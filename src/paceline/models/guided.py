@@ -15,7 +15,7 @@ from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.guidance import GuidanceState
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import LM, Ahead, Head, Missing, Output, Stem
+from paceline.models.base import LM, FusedDrafting, LogitsFor, PendingInputs, Output, SharedLayers
 from paceline.models.prefill import prefill
 
 
@@ -49,7 +49,7 @@ class GuidedView(View):
             self.negative.truncate(self.negative.length - torch.where(self.state.guided, lost, 0))
 
 
-class GuidedLM(Ahead):
+class GuidedLM(FusedDrafting):
     """``lm`` with guided rows, as ``state`` has them. Its ``hidden`` states are those of the prompts themselves.
 
     While no row is guided, calls go straight to ``lm``; so do those on views that are not of its own caches.
@@ -117,7 +117,7 @@ class GuidedLM(Ahead):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        head: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """As LM: one forward for both prompts. ``conditional`` holds the logits of the prompts themselves."""
@@ -132,21 +132,21 @@ class GuidedLM(Ahead):
         own = output.logits[:rows]
         return Output(self.state.combine(own, output.logits[rows + 1 :]), hidden, conditional=own)
 
-    def run_ahead(
+    def draft_fused(
         self,
         batch: Batch,
         cache: View,
-        missing: Missing,
+        missing: PendingInputs,
         tokens: Tensor,
         valid: Tensor,
         *,
         greedy: bool,
-        stem: Stem | None = None,
+        stem: SharedLayers | None = None,
     ) -> bool:
         """By the LM itself while no row is guided."""
-        if self.state.any or not isinstance(self.lm, Ahead):
+        if self.state.any or not isinstance(self.lm, FusedDrafting):
             return False
-        return self.lm.run_ahead(batch, cache, missing, tokens, valid, greedy=greedy, stem=stem)
+        return self.lm.draft_fused(batch, cache, missing, tokens, valid, greedy=greedy, stem=stem)
 
     def _both(self, tree: Tree, cache: GuidedView, start: int) -> Tree:
         """``tree`` [R], a row that is not valid, and ``tree`` again for the negative prompts of guided rows."""

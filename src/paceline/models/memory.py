@@ -47,7 +47,7 @@ def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return settled
 
 
-def unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros on the CPU that take memory page by page as they are written; on Windows all of it at once."""
     size = prod(shape) * dtype.itemsize
     if size == 0 or sys.platform == "win32":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.core.cache import View
 from paceline.core.tree import Tree
-from paceline.models.base import LM, Head, Output
+from paceline.models.base import LM, LogitsFor, Output
 
 CHUNK = 256
 
@@ -24,7 +24,7 @@ def feed(
     size: int,
     *,
     taps: Sequence[int] = (),
-    head: Head = Head.NONE,
+    head: LogitsFor = LogitsFor.NONE,
 ) -> Output:
     """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``text`` [B, T].
 
@@ -78,7 +78,7 @@ class Prefill:
             (self._length - self._cache.length).clamp(0, size),
             size,
             taps=tuple(self._hidden),
-            head=Head.NONE if self._on_logits is None else Head.ALL,
+            logits_for=LogitsFor.NONE if self._on_logits is None else LogitsFor.ALL,
         )
         for tap, pieces in self._hidden.items():
             pieces.append(output.hidden[tap])

@@ -14,7 +14,7 @@ from paceline.core.cache import View
 from paceline.core.guidance import GuidanceState
 from paceline.core.scores import Scores, TokenMask
 from paceline.core.tree import Outcome, Tree
-from paceline.models.base import LM, Head
+from paceline.models.base import LM, LogitsFor
 from paceline.models.guided import GuidedLM, GuidedView
 from paceline.models.prefill import Prefill
 
@@ -70,7 +70,7 @@ class Target:
 
     def score(self, tree: Tree, batch: Batch) -> Scores:
         """One forward over all nodes of ``tree``, in all rows."""
-        output = self.lm(tree, self.cache, taps=self.taps, head=Head.ALL, resume=tree.resume)
+        output = self.lm(tree, self.cache, taps=self.taps, logits_for=LogitsFor.ALL, resume=tree.resume)
         assert output.logits is not None
         logits, mask = self._constraints.mask(tree, batch.process_tree(output.logits, tree))
         raw = output.logits if output.conditional is None else output.conditional

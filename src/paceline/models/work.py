@@ -10,7 +10,7 @@ from paceline.models.native.quantization import SCHEMES
 QUANTISED = tuple(SCHEMES.values())
 
 
-def work_of(lm: DecoderLM) -> Work:
+def forward_work(lm: DecoderLM) -> Work:
     """From a decoder's shapes; its weights may be on the meta device.
 
     Matrices of integers count as many bytes as they take with their scales, and the numbers that they stand for.

@@ -13,7 +13,7 @@ from paceline.kernels.cpu.build import KernelError, load_kernel
 from paceline.models import backend
 from paceline.models.cpu import program
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import PanelLinear, lay_in_panels
+from paceline.models.cpu.packed_weights import PackedLinear, pack_linears
 from paceline.models.native.quantization import SCHEMES
 from tests.kernels.cpu.models import native, quantised
 from tests.models.layouts import LAYOUTS, random_tree, texts
@@ -125,8 +125,8 @@ def test_a_processor_without_wide_vectors_gives_the_same_numbers(afresh, monkeyp
     for quantization in SCHEMES:
         with torch.inference_mode():  # as whoever made the layout's model first
             lm = deepcopy(quantised("grouped", torch.bfloat16, quantization))
-            lay_in_panels(lm)
-        assert not any(isinstance(module, PanelLinear) for module in lm.modules())
+            pack_linears(lm)
+        assert not any(isinstance(module, PackedLinear) for module in lm.modules())
         compare(lm, 0.06)  # eagerly a product of int8 is rounded twice
 
 

@@ -13,7 +13,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.chain import ChainGrower
 from paceline.engine.runner import parts_for
 from paceline.kernels.cpu.batch import CpuBatch
-from paceline.models.base import Head, Missing
+from paceline.models.base import LogitsFor, PendingInputs
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.prefill import feed
 from tests.harness import decoder_for, finish, request
@@ -33,7 +33,7 @@ def begun(model):
     cache = model.new_cache(3, 24).view()
     read = torch.tensor(LENGTHS) - 1 - torch.tensor(COUNT)
     feed(model, cache, KNOWN, read, max(LENGTHS))
-    return cache, Missing(count=torch.tensor(COUNT), most=1)
+    return cache, PendingInputs(count=torch.tensor(COUNT), most=1)
 
 
 PENALTIES = Processing(repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.2, no_repeat_ngram=2)
@@ -72,7 +72,7 @@ def asked(processing=NONE, *, vocab=64):
 
 def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
     count = torch.where(valid[:, 0], missing.count + 1, 0)
-    logits = feed(model, cache, batch.tokens, count, missing.most + 1, head=Head.LAST).logits[..., :vocab]
+    logits = feed(model, cache, batch.tokens, count, missing.most + 1, logits_for=LogitsFor.LAST).logits[..., :vocab]
     for depth in range(1, tokens.shape[1]):
         pick = batch.argmax if greedy else batch.pick
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
@@ -99,7 +99,7 @@ def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, v
         tokens = torch.zeros(3, 5, dtype=torch.int64)
         tokens[:, 0] = batch.root
         if together:
-            assert model.run_ahead(batch, cache, missing, tokens, valid, greedy=greedy)
+            assert model.draft_fused(batch, cache, missing, tokens, valid, greedy=greedy)
         else:
             one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab)
         made.append((tokens, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
@@ -117,7 +117,7 @@ def test_noise_that_the_kernel_does_not_know_is_left_to_others():
     batch.noise = Other()
     cache, missing = begun(model)
     tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.tensor(ROOM).bool()
-    assert not model.run_ahead(batch, cache, missing, tokens, valid, greedy=False)
+    assert not model.draft_fused(batch, cache, missing, tokens, valid, greedy=False)
     assert not bool(tokens.any())
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core.tree import Tree
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 from paceline.models.cpu.decoder import CpuDecoder
 from tests.kernels.cpu.models import native
 from tests.models.layouts import LAYOUTS, first_nodes, random_tree, texts
@@ -25,10 +25,10 @@ def poison(cache, value):
     cache.storage.values.fill_(value)
 
 
-def calls(lm, unwritten=1e4):
+def calls(lm, lazy_zeros=1e4):
     """Logits and taps of a ragged prompt, a tree over it, and the same tree in two parts; only what is valid."""
     cache = lm.new_cache(ROWS, 64).view()
-    poison(cache, unwritten)
+    poison(cache, lazy_zeros)
     taps = tuple({0, 1, lm.num_layers})
     seen = []
 
@@ -41,12 +41,12 @@ def calls(lm, unwritten=1e4):
     cache.commit(valid.sum(-1))
     tree = random_tree(ROWS, NODES, 3)
     note(tree, lm(tree, cache, taps=taps))
-    lm(first_nodes(tree, 4), cache, head=Head.NONE)
+    lm(first_nodes(tree, 4), cache, logits_for=LogitsFor.NONE)
     note(tree, lm(tree, cache, start=4, taps=taps), start=4)
     chain = Tree.make_chain(tree.tokens, torch.ones_like(tree.valid))
     lm(Tree.make_chain(tree.tokens[:, :3], torch.ones_like(tree.valid)[:, :3]), cache)
     note(chain, lm(chain, cache, start=3, taps=taps), start=3)
-    last = lm(prompt, cache, head=Head.LAST).logits
+    last = lm(prompt, cache, logits_for=LogitsFor.LAST).logits
     return [*seen, last[:, 0]]
 
 
@@ -84,9 +84,9 @@ def test_slots_that_nobody_wrote_are_not_read(layout, dtype):
 def test_the_last_head_of_whole_vectors_of_slots_ends_where_it_ends(length, dtype):
     model = CpuDecoder(native("gpt2-odd-heads", dtype))
     found = []
-    for unwritten in (0.0, torch.nan):
+    for lazy_zeros in (0.0, torch.nan):
         cache = model.new_cache(1, length + 8).view()
-        poison(cache, unwritten)
+        poison(cache, lazy_zeros)
         tree = Tree.make_chain(texts(1, length), torch.ones(1, length, dtype=torch.bool))
         found.append(model(tree, cache).logits)
     assert torch.equal(*found)

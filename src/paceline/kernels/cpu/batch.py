@@ -18,9 +18,9 @@ from paceline.core.stats import Stats
 from paceline.core.step import HEADER
 from paceline.core.tree import Outcome, Tree
 from paceline.kernels.cpu.build import load_kernel
-from paceline.kernels.cpu.logprobs import Lookup
+from paceline.kernels.cpu.logprobs import KernelLogprobs
 from paceline.kernels.cpu.processing import Processor
-from paceline.kernels.cpu.sampling import Chooser, known
+from paceline.kernels.cpu.sampling import KernelSampler, known
 from paceline.kernels.cpu.structs import Counters, Decision, Rows, Texts
 
 
@@ -62,9 +62,9 @@ class CpuBatch(Batch):
             report=self.report.data_ptr(),
             active=self.active.data_ptr(),
         )
-        self._chooser = Chooser(sampling=self.sampling)
+        self._chooser = KernelSampler(sampling=self.sampling)
         self._processor = Processor(state=self.processing, tokens=self.tokens, length=self.length)
-        self._lookup = Lookup(self)
+        self._lookup = KernelLogprobs(self)
         self._keyed = known(noise)
 
     def _apply(self, logits: Tensor, drafted: Tensor) -> Tensor:

@@ -12,18 +12,18 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.logprobs import StepLogprobs
 from paceline.core.tree import Outcome
-from paceline.kernels.cpu.sampling import NAMES, options_of, prepared
+from paceline.kernels.cpu.sampling import NAMES, sampling_options_of, prepared
 from paceline.kernels.cpu.structs import Choices, Lookups
 
 
 @final
-class Lookup:
+class KernelLogprobs:
     """Looks up log-probabilities for ``batch``. Raises KernelError where the kernel cannot be built."""
 
     def __init__(self, batch: Batch) -> None:
         self._run = prepared("look_up")
         self._batch = batch
-        self._options = options_of(batch.sampling)
+        self._options = sampling_options_of(batch.sampling)
 
     def step(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> StepLogprobs:
         """Of the tokens that ``outcome``, already appended, decided from [R, N, V] both."""

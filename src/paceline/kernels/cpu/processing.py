@@ -15,7 +15,7 @@ from paceline.kernels.cpu.sampling import NAMES, prepared
 from paceline.kernels.cpu.structs import Choices, Paths, Processors
 
 
-def processors_of(state: ProcessingState, tokens: Tensor, length: Tensor) -> Processors:
+def logits_processors_of(state: ProcessingState, tokens: Tensor, length: Tensor) -> Processors:
     """The places of what ``state`` holds now, for the texts ``tokens`` [R, T] of ``length`` [R]."""
     sequences, late = state.any_sequences, state.any_late
     return Processors(
@@ -91,7 +91,7 @@ class Processor:
             step=logits.stride(1),
             out=out.data_ptr(),
         )
-        processors = processors_of(self._state, self._tokens, self._length)
+        processors = logits_processors_of(self._state, self._tokens, self._length)
         self._run[logits.dtype](*map(ctypes.byref, (processors, paths, choices)))
         return out
 

@@ -20,7 +20,7 @@ NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bf
 _ANYWHERE = torch.zeros(1, 1, dtype=torch.int64)  # a position, where choices depend on none
 
 
-def options_of(sampling: SamplingState) -> Options:
+def sampling_options_of(sampling: SamplingState) -> Options:
     """How rows choose: the places of these tensors, not their values."""
     return Options(
         temperature=sampling.temperature.data_ptr(),
@@ -49,7 +49,7 @@ def prepared(what: str) -> dict[torch.dtype, Callable[..., None]]:
 
 
 @final
-class Chooser:
+class KernelSampler:
     """The kernel's choices under the options of ``sampling``, whose tensors' places it keeps, not their values.
 
     Raises KernelError where the kernel cannot be built.
@@ -57,7 +57,7 @@ class Chooser:
 
     def __init__(self, *, sampling: SamplingState) -> None:
         self._pick, self._likeliest, self._warp = map(prepared, ("pick", "likeliest", "warp"))
-        self._options = options_of(sampling)
+        self._options = sampling_options_of(sampling)
         self._given = ctypes.byref(self._options)
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:

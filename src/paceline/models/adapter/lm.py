@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
-from paceline.models.adapter.cache import TreeCache, is_whole
+from paceline.models.adapter.cache import TreeCache, has_all_layers
 from paceline.models.adapter.probe import probe
-from paceline.models.adapter.support import Measure, base_of, check_model, measure, placement, read_context
-from paceline.models.base import Head, Output
+from paceline.models.adapter.support import Measure, base_model_of, check_model, measure, placement, read_context
+from paceline.models.base import LogitsFor, Output
 from paceline.models.loading import ModelError
 from paceline.models.native.attention import TreeAttention
 
@@ -39,7 +39,7 @@ class TransformersLM:
         self.model, self.measured = model, measured
         self._dtype, self._device = place
         self._context = read_context(model.config, type(model).__name__)
-        self._base, self._head = base_of(model), model.get_output_embeddings()
+        self._base, self._head = base_model_of(model), model.get_output_embeddings()
         parts = [model] if self._base is None else [model, self._base]
         self._take_positions = {part for part in parts if _takes_positions(part)}
 
@@ -95,7 +95,7 @@ class TransformersLM:
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        head: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base).
@@ -103,7 +103,7 @@ class TransformersLM:
         Raises ValueError for a view of some of the layers, for ``resume`` and for a model in training mode: its own
         code runs all layers.
         """
-        if resume is not None or not is_whole(cache):
+        if resume is not None or not has_all_layers(cache):
             raise ValueError("a transformers model runs all of its layers: load it with backend='native' to run some")
         if self.model.training:
             raise ModelError(f"{type(self.model).__name__} is in training mode: call model.eval()")
@@ -122,15 +122,15 @@ class TransformersLM:
         """Whether this adapts ``model`` as it is now; a model of another precision or device must be adapted anew."""
         return self.model is model and placement(model) == (self._dtype, self._device)
 
-    def _run(self, tokens: Tensor, attend: TreeAttention, valid: Tensor, head: Head) -> Tensor | None:
-        short = head is not Head.ALL and self._base is not None and (head is Head.NONE or self.measured.plain_head)
+    def _run(self, tokens: Tensor, attend: TreeAttention, valid: Tensor, head: LogitsFor) -> Tensor | None:
+        short = head is not LogitsFor.ALL and self._base is not None and (head is LogitsFor.NONE or self.measured.plain_head)
         if short and self._base is not None:
             hidden = self._forward(self._base, tokens, attend)[0]
-            return None if head is Head.NONE else cast(nn.Module, self._head)(_last(hidden, valid))
+            return None if head is LogitsFor.NONE else cast(nn.Module, self._head)(_last(hidden, valid))
         logits = self._forward(self.model, tokens, attend).logits
-        if head is Head.ALL:
+        if head is LogitsFor.ALL:
             return logits
-        return None if head is Head.NONE else _last(logits, valid)
+        return None if head is LogitsFor.NONE else _last(logits, valid)
 
     def _forward(self, module: PreTrainedModel, tokens: Tensor, attend: TreeAttention) -> Any:
         given: dict[str, Any] = {"position_ids": attend.positions} if module in self._take_positions else {}

@@ -125,14 +125,14 @@ def measure(model: PreTrainedModel) -> Measure:
     )
 
 
-def base_of(model: PreTrainedModel) -> PreTrainedModel | None:
+def base_model_of(model: PreTrainedModel) -> PreTrainedModel | None:
     """The model without its head; None where transformers gives no such part."""
     base = model.base_model
     return base if isinstance(base, PreTrainedModel) and base is not model else None
 
 
 def _has_plain_head(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
-    base, head = base_of(model), model.get_output_embeddings()
+    base, head = base_model_of(model), model.get_output_embeddings()
     if base is None or not isinstance(head, torch.nn.Module) or model.device.type == "meta":
         return False
     hidden = base(input_ids=tokens, use_cache=False, return_dict=True)[0]

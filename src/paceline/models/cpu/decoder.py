@@ -15,17 +15,17 @@ from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
 from paceline.kernels.cpu import structs as layout
 from paceline.kernels.cpu.build import load_kernel
-from paceline.kernels.cpu.processing import processors_of
-from paceline.kernels.cpu.sampling import known, options_of
-from paceline.models.base import Ahead, Entrance, Head, Missing, Output, Stem
-from paceline.models.cpu.program import compile_entrance, compile_program
+from paceline.kernels.cpu.processing import logits_processors_of
+from paceline.kernels.cpu.sampling import known, sampling_options_of
+from paceline.models.base import FusedDrafting, InputProjection, LogitsFor, PendingInputs, Output, SharedLayers
+from paceline.models.cpu.program import compile_input_projection, compile_program
 from paceline.models.loading import name_of
-from paceline.models.memory import unwritten
+from paceline.models.memory import lazy_zeros
 from paceline.models.native.decoder import DecoderLM
 
 
 @final
-class CpuDecoder(Ahead):
+class CpuDecoder(FusedDrafting):
     """``lm`` by the kernel, on its own weights.
 
     A row's numbers do not depend on what is computed beside it, so a token has the same logits, bit for bit, whether
@@ -71,7 +71,7 @@ class CpuDecoder(Ahead):
 
         Raises ValueError for a capacity that exceeds the model's sliding window.
         """
-        return self.lm.new_cache(rows, capacity, zeros=unwritten)
+        return self.lm.new_cache(rows, capacity, zeros=lazy_zeros)
 
     def __call__(
         self,
@@ -80,7 +80,7 @@ class CpuDecoder(Ahead):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        head: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base); traced by a compiler, it is the eager decoder."""
@@ -109,16 +109,16 @@ class CpuDecoder(Ahead):
         del held
         return Output(logits, hidden)
 
-    def run_ahead(
+    def draft_fused(
         self,
         batch: Batch,
         cache: View,
-        missing: Missing,
+        missing: PendingInputs,
         tokens: Tensor,
         valid: Tensor,
         *,
         greedy: bool,
-        stem: Stem | None = None,
+        stem: SharedLayers | None = None,
     ) -> bool:
         """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
         if torch.compiler.is_compiling() or not known(batch.noise):
@@ -126,7 +126,7 @@ class CpuDecoder(Ahead):
         if stem is not None and not (isinstance(stem.lm, CpuDecoder) and stem.lm.dtype == self.dtype):
             return False
         self._refresh(cache)
-        call, held = self._call(cache, rows=len(tokens), nodes=1, head=Head.ALL)
+        call, held = self._call(cache, rows=len(tokens), nodes=1, logits_for=LogitsFor.ALL)
         call.chain = True
         chain = layout.Chain(
             depth=tokens.shape[1] - 1,
@@ -145,16 +145,16 @@ class CpuDecoder(Ahead):
             assert states.dtype == self.dtype and states.stride(-1) == 1
             assert states.shape[1] >= missing.most + (stem is not None)
             chain.states, chain.states_row_step, chain.states_step = states.data_ptr(), *states.stride()[:2]
-            if missing.entrance is None:
+            if missing.input_projection is None:
                 assert states.shape[-1] == self.lm.config.hidden_size
             else:
-                assert states.shape[-1] == missing.entrance.product.in_features
-                chain.enter = self._enter(missing.entrance)
+                assert states.shape[-1] == missing.input_projection.product.in_features
+                chain.enter = self._enter(missing.input_projection)
         if stem is not None:
-            assert isinstance(stem.lm, CpuDecoder) and missing.states is not None and missing.entrance is None
+            assert isinstance(stem.lm, CpuDecoder) and missing.states is not None and missing.input_projection is None
             held += stem.lm._read_first(chain, stem, len(tokens))
-        options = options_of(batch.sampling)
-        asked = processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
+        options = sampling_options_of(batch.sampling)
+        asked = logits_processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
         self._ahead(
             *map(ctypes.byref, (self._program.model, call, options)),
             None if asked is None else ctypes.byref(asked),
@@ -163,7 +163,7 @@ class CpuDecoder(Ahead):
         del held
         return True
 
-    def _call(self, cache: View, *, rows: int, nodes: int, head: Head) -> tuple[layout.Call, list[Tensor]]:
+    def _call(self, cache: View, *, rows: int, nodes: int, head: LogitsFor) -> tuple[layout.Call, list[Tensor]]:
         """What a call says of the cache and the angles, and the tensors that it points to; the tree is missing."""
         length, index, storage = cache.length, cache.rows, cache.storage
         call = layout.Call(
@@ -197,17 +197,17 @@ class CpuDecoder(Ahead):
         call.resumed_row_step, call.resumed_step = hidden.stride(0), hidden.stride(1)
         return [hidden, ready]
 
-    def _enter(self, entrance: Entrance) -> ctypes.Array[layout.Operation]:
+    def _enter(self, input_projection: InputProjection) -> ctypes.Array[layout.Operation]:
         """What states pass before they are read, found anew where weights were moved."""
-        place = entrance.product.weight.data_ptr()
-        if self._entrance is None or self._entrance[0] != place:
-            self._entrance = (place, *compile_entrance(self.lm, entrance))
-        return self._entrance[1]
+        place = input_projection.product.weight.data_ptr()
+        if self._input_projection is None or self._input_projection[0] != place:
+            self._input_projection = (place, *compile_input_projection(self.lm, input_projection))
+        return self._input_projection[1]
 
-    def _read_first(self, chain: layout.Chain, stem: Stem, rows: int) -> list[Tensor]:
+    def _read_first(self, chain: layout.Chain, stem: SharedLayers, rows: int) -> list[Tensor]:
         """Say that the layers of ``stem``, whose ``lm`` this is, read each token; what ``chain`` points to then."""
         self._refresh(stem.cache)
-        call, held = self._call(stem.cache, rows=rows, nodes=1, head=Head.NONE)
+        call, held = self._call(stem.cache, rows=rows, nodes=1, logits_for=LogitsFor.NONE)
         call.chain = True
         chain.stem, chain.stem_call = ctypes.pointer(self._program.model), ctypes.pointer(call)
         assert stem.hidden.is_contiguous() and stem.hidden.dtype == self.dtype
@@ -234,12 +234,12 @@ class CpuDecoder(Ahead):
         self._ahead = getattr(load_kernel(), f"paceline_ahead_{name_of(self.lm.dtype)}")
         self._ahead.restype = None
         self._cos = self._sin = torch.empty(0)
-        self._entrance: tuple[int, ctypes.Array[layout.Operation], tuple[Tensor, ...]] | None = None
+        self._input_projection: tuple[int, ctypes.Array[layout.Operation], tuple[Tensor, ...]] | None = None
 
-    def _empty_logits(self, rows: int, nodes: int, head: Head) -> Tensor | None:
-        if head is Head.NONE:
+    def _empty_logits(self, rows: int, nodes: int, head: LogitsFor) -> Tensor | None:
+        if head is LogitsFor.NONE:
             return None
-        return torch.empty(rows, nodes if head is Head.ALL else 1, self.vocab_size, dtype=self.dtype)
+        return torch.empty(rows, nodes if head is LogitsFor.ALL else 1, self.vocab_size, dtype=self.dtype)
 
     def _extend_table(self, length: int) -> None:
         """Angles of the positions below ``length``, as the eager decoder rounds them."""

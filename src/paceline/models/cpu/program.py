@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
-from paceline.models.base import Entrance
-from paceline.models.cpu.packed_weights import PanelEmbedding, PanelLinear
+from paceline.models.base import InputProjection
+from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLinear
 from paceline.models.native.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import (
@@ -81,10 +81,10 @@ def compile_program(lm: DecoderLM) -> Program:
         wide_table=config.rotary is not None and config.rotary.wide,
         width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
         scale=head_dim**-0.5,
-        panel_rows=lm.embed.width if isinstance(lm.embed, PanelEmbedding) else 0,
+        panel_rows=lm.embed.width if isinstance(lm.embed, PackedEmbedding) else 0,
         embedding_factor=lm.embedding_factor,
         divisor=lm.logits_divisor,
-        embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PanelEmbedding) else lm.embed.weight),
+        embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PackedEmbedding) else lm.embed.weight),
         position=None if lm.position is None else writer.point(lm.position.weight),
         operations=array,
         layers=layers,
@@ -94,17 +94,17 @@ def compile_program(lm: DecoderLM) -> Program:
     return Program(model, (array, layers, *writer.held))
 
 
-def compile_entrance(lm: DecoderLM, entrance: Entrance) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
+def compile_input_projection(lm: DecoderLM, input_projection: InputProjection) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
     """A norm and a product before ``lm``, and what they point to. Raises UnsupportedError as ``compile_program``."""
-    writer, size = _Writer(lm), entrance.product.in_features
-    norm = writer.norm(entrance.norm, Buffer.STREAM, Buffer.NORMED, size)
-    product = writer.linear(entrance.product, Buffer.NORMED, Buffer.STREAM)
+    writer, size = _Writer(lm), input_projection.product.in_features
+    norm = writer.norm(input_projection.norm, Buffer.STREAM, Buffer.NORMED, size)
+    product = writer.linear(input_projection.product, Buffer.NORMED, Buffer.STREAM)
     return (Operation * 2)(norm, product), tuple(writer.held)
 
 
-def set_matrix(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
+def set_weight(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
     """Say what the matrix of ``layer`` is made of and, by ``point``, where it lies."""
-    laid = isinstance(layer, PanelLinear)
+    laid = isinstance(layer, PackedLinear)
     matrix = layer.get_parameter("panels") if laid else layer.weight
     product.count = matrix.stride(0)
     if isinstance(layer, Int8Linear):
@@ -240,7 +240,7 @@ class _Writer:
         self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
     ) -> Operation:
         """A product with a layer's matrix."""
-        if isinstance(layer, PanelLinear) and self.dtype != torch.bfloat16:
+        if isinstance(layer, PackedLinear) and self.dtype != torch.bfloat16:
             raise UnsupportedError(f"a matrix in panels in a model of {self.dtype}")
         product = Operation(
             kind=kind,
@@ -251,7 +251,7 @@ class _Writer:
             factor=factor,
             bias=None if layer.bias is None else self.point(layer.bias),
         )
-        set_matrix(product, layer, self.point)
+        set_weight(product, layer, self.point)
         return product
 
     def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
@@ -260,7 +260,7 @@ class _Writer:
             return self.linear(lm.head, source, target)
         inner, outer = lm.embed.embedding_dim, lm.embed.num_embeddings
         product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
-        if isinstance(lm.embed, PanelEmbedding):
+        if isinstance(lm.embed, PackedEmbedding):
             product.variant, product.weight = Weights.PANELS, self.point(lm.embed.panels, torch.bfloat16)
         else:
             product.weight = self.point(lm.embed.weight)

@@ -51,7 +51,7 @@ class TreeAttention(CacheAttention):
 
     def __init__(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> None:
         super().__init__(tree, cache, start, max_positions=max_positions)
-        mask = attended(tree, cache, start)
+        mask = visible_slots(tree, cache, start)
         added = torch.zeros_like(mask, dtype=cache.dtype).masked_fill(~mask, -torch.inf)
         # The group folds into the query axis, so shared keys and values are never expanded.
         self.mask = added.repeat(1, group, 1)[:, None]  # [B, 1, G * n, S], made once for all layers
@@ -64,7 +64,7 @@ class TreeAttention(CacheAttention):
         return out.view(rows, -1, group, nodes, size).permute(0, 3, 1, 2, 4).reshape(rows, nodes, heads, size)
 
 
-def attended(tree: Tree, cache: View, start: int) -> Tensor:
+def visible_slots(tree: Tree, cache: View, start: int) -> Tensor:
     """Which slots the nodes ``start`` on of ``tree`` see: [B, n, S] bool."""
     slot = torch.arange(cache.capacity, device=cache.length.device)
     node = slot - cache.length[:, None]  # [B, S] the node that a slot holds, negative where committed

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from paceline.models.native.attention import Attend
 from paceline.models.native.config import Arrangement, DecoderConfig
 from paceline.models.native.layers import GatedFFN, PlainFFN
-from paceline.models.native.qkv import Table, make_split
+from paceline.models.native.qkv import Table, make_qkv
 
 
 class Attention(nn.Module):
@@ -21,7 +21,7 @@ class Attention(nn.Module):
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv = nn.Linear(config.hidden_size, width + 2 * kv_width, bias=config.attention.bias)
         self.output = nn.Linear(width, config.hidden_size, bias=config.attention.output_bias)
-        self.heads = make_split(config, layer)
+        self.heads = make_qkv(config, layer)
 
     def forward(self, x: Tensor, layer: int, attend: Attend, table: Table) -> Tensor:
         heads = self.qkv(x).view(*attend.positions.shape, -1, self.head_dim)  # [B, n, heads, E]

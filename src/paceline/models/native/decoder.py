@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import Head, Output
+from paceline.models.base import LogitsFor, Output
 from paceline.models.native.attention import Attend, CausalAttention
 from paceline.models.native.blocks import make_block
 from paceline.models.native.config import DecoderConfig
-from paceline.models.native.flex_attention import MakeAttention, attention_for
-from paceline.models.native.layers import Rotary, RotaryConfig, WideRotary, embedding_factor
+from paceline.models.native.flex_attention import AttentionFactory, select_attention
+from paceline.models.native.layers import Rotary, RotaryConfig, Float32Rotary, embedding_factor
 
 
 def _rotary(config: RotaryConfig) -> Rotary:
-    return WideRotary(config) if config.wide else Rotary(config)
+    return Float32Rotary(config) if config.wide else Rotary(config)
 
 
 class DecoderLM(nn.Module):
@@ -38,7 +38,7 @@ class DecoderLM(nn.Module):
         self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.logits_divisor = config.multipliers.logits
         self.dropout = 0.0  # training only
-        self.attention: MakeAttention = attention_for  # over trees; another one only to be compared with it
+        self.attention: AttentionFactory = select_attention  # over trees; another one only to be compared with it
 
     @property
     def vocab_size(self) -> int:
@@ -106,7 +106,7 @@ class DecoderLM(nn.Module):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        head: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
@@ -124,7 +124,7 @@ class DecoderLM(nn.Module):
         tokens: Tensor,
         *,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        head: LogitsFor = LogitsFor.ALL,
         segment: Tensor | None = None,
         skipped: Tensor | None = None,
     ) -> Output:
@@ -136,8 +136,8 @@ class DecoderLM(nn.Module):
         attend = self._causally(tokens, segment)
         return self._causal(self.embedded(tokens, attend.positions), attend, taps, head, skipped)
 
-    def causal_over(
-        self, hidden: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL, segment: Tensor | None = None
+    def causal_from_embeds(
+        self, hidden: Tensor, *, taps: Sequence[int] = (), head: LogitsFor = LogitsFor.ALL, segment: Tensor | None = None
     ) -> Output:
         """The same from embeddings, or whatever stands for them [B, T, H]."""
         return self._causal(hidden, self._causally(hidden, segment), taps, head)
@@ -148,7 +148,7 @@ class DecoderLM(nn.Module):
         return CausalAttention(rows, length, whole.device, segment)
 
     def _causal(
-        self, x: Tensor, attend: Attend, taps: Sequence[int], head: Head, skipped: Tensor | None = None
+        self, x: Tensor, attend: Attend, taps: Sequence[int], head: LogitsFor, skipped: Tensor | None = None
     ) -> Output:
         found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
         return Output(self._head(found[-1], head, None), {tap: found[tap] for tap in taps})
@@ -200,13 +200,13 @@ class DecoderLM(nn.Module):
                 hidden[slot + 1] = x.view(shape)
         return {**hidden, -1: x.view(shape)}
 
-    def _head(self, x: Tensor, head: Head, valid: Tensor | None) -> Tensor | None:
-        if head is Head.NONE:
+    def _head(self, x: Tensor, head: LogitsFor, valid: Tensor | None) -> Tensor | None:
+        if head is LogitsFor.NONE:
             return None
-        if head is Head.LAST and valid is not None:
+        if head is LogitsFor.LAST and valid is not None:
             last = (valid.sum(-1) - 1).clamp(min=0)
             x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
-        return self.scored(x)
+        return self.compute_logits(x)
 
     def scored(self, x: Tensor) -> Tensor:
         """Logits [B, n, V] of the residual stream after the last layer [B, n, H]."""

@@ -1,6 +1,6 @@
 """Matrices that read the same input lie in one tensor, so that one product serves them. Knows no checkpoint's names.
 
-``unpack`` gives a decoder's tensors by the names of their parts (query, key, value; gate, up), ``pack`` the reverse.
+``split_parts`` gives a decoder's tensors by the names of their parts (query, key, value; gate, up), ``fuse_parts`` the reverse.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,7 +14,7 @@ ATTENTION = ("query", "key", "value")
 FFN = ("gate", "up")
 
 
-def unpack(config: DecoderConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def split_parts(config: DecoderConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Part by part; the parts are views. Interleaved queries, keys and values are one part."""
     kv = config.num_kv_heads * config.head_dim
     parts: dict[str, Tensor] = {}
@@ -40,8 +40,8 @@ def groups(names: Collection[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield name, (name,)
 
 
-def pack(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The decoder's own tensors from ``unpack``'s names; those that are packed already pass through.
+def fuse_parts(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder's own tensors from ``split_parts``'s names; those that are packed already pass through.
 
     Empties ``parts`` on the way, so that no more than one packed tensor lies in memory twice.
     """

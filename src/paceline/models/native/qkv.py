@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor, nn
 
 from paceline.models.native.config import DecoderConfig, NormSpan
-from paceline.models.native.layers import rotate, rotate_first, rotate_wide
+from paceline.models.native.layers import rotate, rotate_partial, rotate_float32
 
 Table: TypeAlias = tuple[Tensor, Tensor] | None
 Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -93,7 +93,7 @@ class Scaled:
         return query * self.factor, key, value
 
 
-def make_split(config: DecoderConfig, layer: int) -> Split:
+def make_qkv(config: DecoderConfig, layer: int) -> Split:
     """What ``layer`` of ``config`` does with its heads. Raises ValueError for what no family combines."""
     attention, sizes = config.attention, (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     turned = config.rotary is not None and layer not in attention.unrotated
@@ -107,9 +107,9 @@ def make_split(config: DecoderConfig, layer: int) -> Split:
 
 def _make_split(config: DecoderConfig, sizes: tuple[int, int, int]) -> Split:
     assert config.rotary is not None
-    turn = rotate_wide if config.rotary.wide else rotate
+    turn = rotate_float32 if config.rotary.wide else rotate
     if 2 * len(config.rotary.inverse_frequencies) < config.head_dim:
-        turn = rotate_first
+        turn = rotate_partial
     if config.attention.norm_span is not None:
         return Normed(config, sizes, turn, config.attention.norm_span)
     return Interleaved(turn) if config.attention.interleaved else Rotated(sizes, turn)

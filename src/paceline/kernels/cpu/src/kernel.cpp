@@ -21,7 +21,7 @@ template <class T>
 void ahead(const Model *model, const Call *call, const Options *options, const Processors *processors,
            const Chain *chain) {
     std::lock_guard<std::mutex> held(one);
-    run_ahead<T>(*model, *call, *options, processors, *chain);
+    draft_fused<T>(*model, *call, *options, processors, *chain);
 }
 
 // y = x w^T, shared out among threads as in a forward.
@@ -53,7 +53,7 @@ PACELINE_EXPORT(double, float64)
 PACELINE_EXPORT(paceline::bf16, bfloat16)
 
 extern "C" int64_t paceline_panel_rows() { return paceline::panel_rows; }
-extern "C" int64_t paceline_packed_rows() { return paceline::packed_rows; }
+extern "C" int64_t paceline_quantized_panel_rows() { return paceline::quantized_panel_rows; }
 
 extern "C" void paceline_words(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag, int64_t *out,
                                int64_t threads) {

@@ -16,9 +16,9 @@ namespace paceline {
 // Whether integers are laid in panels as numbers are: where this machine looks up bytes.
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define PACELINE_LOOKUPS
-constexpr int packed_rows = panel_rows;
+constexpr int quantized_panel_rows = panel_rows;
 #else
-constexpr int packed_rows = 0;
+constexpr int quantized_panel_rows = 0;
 #endif
 
 #if defined(PACELINE_LOOKUPS)

@@ -133,7 +133,7 @@ void read_root(const Model &model, const Chain &chain, Call call, int64_t *lengt
 
 // call is for one node per row; what is read of the tree is set here, depth by depth. processors may be null.
 template <class T>
-void run_ahead(const Model &model, Call call, const Options &options, const Processors *processors,
+void draft_fused(const Model &model, Call call, const Options &options, const Processors *processors,
                const Chain &chain) {
     static std::vector<T> memory;
     static std::vector<Acc<T>> processed;
