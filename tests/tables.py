@@ -8,7 +8,7 @@ import itertools
 import torch
 
 from paceline.core.cache import SlotCache
-from paceline.models.base import Head, Output
+from paceline.models.base import LogitsFor, Output
 
 
 class TableLM:
@@ -28,7 +28,7 @@ class TableLM:
             num_layers=1, rows=rows, capacity=capacity, num_kv_heads=1, head_dim=1, dtype=torch.float64, device="cpu"
         )
 
-    def __call__(self, tree, cache, *, start=0, taps=(), head=Head.ALL, resume=None):
+    def __call__(self, tree, cache, *, start=0, taps=(), logits_for=LogitsFor.ALL, resume=None):
         length, tokens = cache.length[:, None], tree.tokens[:, start:]
         slots = (length + torch.arange(start, tree.num_nodes)).clamp(max=cache.capacity - 1)
         stored = tokens[..., None, None].double()
@@ -38,10 +38,10 @@ class TableLM:
         before = torch.where(parents >= 0, length + parents, length - 1).clamp(0, cache.capacity - 1)
         context = keys.gather(1, before).long().clamp(0, self.vocab_size - 1)
         context = torch.where((parents < 0) & (length == 0), 0, context)
-        if head is Head.NONE:
+        if logits_for is LogitsFor.NONE:
             return Output(None, {})
         logits = self.logits[context, tokens]
-        if head is Head.LAST:
+        if logits_for is LogitsFor.LAST:
             last = (tree.valid[:, start:].sum(-1) - 1).clamp(min=0)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, self.vocab_size))
         return Output(logits, {})

@@ -21,7 +21,7 @@ from paceline.core.stats import Summary
 from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.runner import parts_for
-from paceline.models.base import longest_text
+from paceline.models.base import max_sequence_length
 from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers.coupled import Coupled
 
@@ -160,6 +160,6 @@ def _check_runtime(cell: Cell, target: Loaded) -> None:
 
 
 def _check_draft(draft: Loaded, max_length: int, num_draft_tokens: int) -> None:
-    reach = longest_text(draft.lm, num_nodes=num_draft_tokens + 1)
+    reach = max_sequence_length(draft.lm, num_nodes=num_draft_tokens + 1)
     if max_length > reach:
         raise ValueError(f"texts of {max_length} tokens leave the draft's context of {reach}; give fewer tokens")

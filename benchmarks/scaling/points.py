@@ -20,7 +20,7 @@ from paceline.core.tree import Draw, Tree
 from paceline.decode import Decoder
 from paceline.drafters.base import StatelessDrafter
 from paceline.engine.runner import parts_for
-from paceline.models.base import LM, Head
+from paceline.models.base import LM, LogitsFor
 from paceline.verifiers import VERIFIERS
 
 ROWS = NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -149,7 +149,7 @@ class Prepared:
     @torch.inference_mode()
     def forward(self) -> None:
         """The target's forward of that step."""
-        self.decoder.target(self._tree, self.decoder.cache, head=Head.ALL)
+        self.decoder.target(self._tree, self.decoder.cache, logits_for=LogitsFor.ALL)
 
     @torch.inference_mode()
     def rewind(self) -> None:

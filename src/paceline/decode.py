@@ -18,7 +18,7 @@ from paceline.core.plan import Plan, StepPlan
 from paceline.core.request import Request
 from paceline.core.tree import Draw
 from paceline.drafters.base import Drafter, Setting
-from paceline.models.base import LM, Head
+from paceline.models.base import LM, LogitsFor
 from paceline.models.prefill import prefill
 from paceline.verifiers.base import Verifier
 
@@ -127,7 +127,7 @@ class Decoder:
             tree = self.lane.look(self.drafter.propose(self.batch, plan))
             tree = guiding.copy_draft(tree, self.batch.root)
             self.clock.mark(Phase.DRAFT)
-            output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL, resume=tree.resume)
+            output = self.target(tree, self.cache, taps=self.drafter.taps, logits_for=LogitsFor.ALL, resume=tree.resume)
             assert output.logits is not None
             self.clock.mark(Phase.TARGET)
             logits = self.batch.process_tree(output.logits, tree)

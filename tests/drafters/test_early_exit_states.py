@@ -81,7 +81,7 @@ class Heard(Wrapped):
 
     def __call__(self, tree, cache, *, start=0, **options):
         output = self.lm(tree, cache, start=start, **options)
-        if output.logits is not None and options.get("head") is not None:
+        if output.logits is not None and options.get("logits_for") is not None:
             self.root, self.forest, self.said = output.logits, None, []
         elif output.logits is not None:
             self.forest = tree
@@ -231,13 +231,13 @@ def test_the_kernels_chains_are_the_plain_ones(kind, temperature, monkeypatch):
     """Drafted in one call; of a head that recycles too."""
     head, asked = HEADS[kind](), requests(temperature, max_tokens=20)
     drafter = EarlyExitDrafter(head=head, lm=fastest(head.decoder))
-    calls, run_ahead = [], type(drafter.lm).run_ahead
+    calls, draft_fused = [], type(drafter.lm).draft_fused
 
     def counted(*given, **options):
-        calls.append(run_ahead(*given, **options))
+        calls.append(draft_fused(*given, **options))
         return calls[-1]
 
-    monkeypatch.setattr(type(drafter.lm), "run_ahead", counted)
+    monkeypatch.setattr(type(drafter.lm), "draft_fused", counted)
     plain = run(EarlyExitDrafter(head=head), "coupled", asked, k=4)
     assert not calls
     quick = run(

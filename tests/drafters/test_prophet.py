@@ -14,7 +14,7 @@ from paceline.drafters.prophet import ProphetDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.engine.runner import parts_for
 from paceline.models.backend import fastest
-from paceline.models.base import Ahead
+from paceline.models.base import FusedDrafting
 from tests import tiny as models
 from tests.drafters.last_states import check_steps, overfitted, whole
 from tests.harness import decoder_for, expected, request, run
@@ -174,7 +174,7 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, width):
         decoder.admit([request([7, 3, 5][: 1 + i], max_tokens=30) for i in range(3)], range(3))
         drafts.append(drafter.propose(decoder.batch, StepPlan(4)).tokens.tolist())
         texts.append(decode_all(decoder))
-    assert isinstance(fastest(head.decoder), Ahead)
+    assert isinstance(fastest(head.decoder), FusedDrafting)
     assert drafts[0] == drafts[1] and texts[0] == texts[1]
 
 

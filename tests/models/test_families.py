@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.drafters.model import ModelDrafter
 from paceline.models.adopt import adopt, is_current
-from paceline.models.base import Head, longest_text
+from paceline.models.base import LogitsFor, max_sequence_length
 from paceline.models.families import FAMILIES
 from paceline.models.loading import ModelError, load
 from paceline.models.native.decoder import DecoderLM
@@ -138,7 +138,7 @@ def test_in_bfloat16_logits_are_as_near_to_the_exact_ones_as_those_of_transforme
     model.save_pretrained(tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     ours, text = load(tmp_path, dtype=torch.bfloat16), texts(4, 40)
-    found = feed(ours, ours.new_cache(4, 48).view(), text, torch.full((4,), 40), 40, head=Head.ALL).logits
+    found = feed(ours, ours.new_cache(4, 48).view(), text, torch.full((4,), 40), 40, logits_for=LogitsFor.ALL).logits
     assert found.dtype == torch.bfloat16
     exact = torch.stack([plain(model, row.tolist()) for row in text])
     wrong, allowed = ((logits - exact).abs().mean() for logits in (found, theirs(text, use_cache=False).logits))
@@ -182,7 +182,7 @@ def test_a_text_beyond_the_sliding_window_is_refused_before_any_work(case):
     torch.testing.assert_close(ours.causal(text).logits[0], plain(model, text[0].tolist()), rtol=0, atol=1e-4)
     assert ours.max_positions == 128 and ours.new_cache(1, 40).capacity == 40
     message = "a text of 41 tokens, drafts included, exceeds the sliding window of 40 tokens .*: lower max_tokens, max"
-    assert ours.max_slots == 40 and longest_text(ours) == 40 and longest_text(ours, num_nodes=6) == 34
+    assert ours.max_slots == 40 and max_sequence_length(ours) == 40 and max_sequence_length(ours, num_nodes=6) == 34
     with pytest.raises(ValueError, match=message):
         ours.new_cache(1, 41)
     with pytest.raises(ValueError, match=message):

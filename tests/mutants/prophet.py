@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         "prophet: the cache goes on where the last draft ended",
         "drafters/prophet.py",
-        "logits = self.lm(tree, self.empty, head=Head.LAST, resume=resume).logits",
-        "logits = self.lm(tree, self.begun, head=Head.LAST, resume=resume).logits",
+        "logits = self.lm(tree, self.empty, logits_for=LogitsFor.LAST, resume=resume).logits",
+        "logits = self.lm(tree, self.begun, logits_for=LogitsFor.LAST, resume=resume).logits",
         (PROPHET,),
     ),
     Mutant(

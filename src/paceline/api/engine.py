@@ -27,7 +27,7 @@ from paceline.engine.reports import AtOnce
 from paceline.engine.runner import reports_for, step_for
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Speed, Watch
-from paceline.models.base import longest_text
+from paceline.models.base import max_sequence_length
 
 logger = logging.getLogger("paceline")
 
@@ -211,7 +211,7 @@ class Engine:
 
 def room(target: Loaded, num_nodes: int) -> int:
     """Tokens of the longest text that ``target`` takes with ``num_nodes`` behind it. Raises ValueError below two."""
-    found = longest_text(target.lm, num_nodes=num_nodes)
+    found = max_sequence_length(target.lm, num_nodes=num_nodes)
     if found < 2:
         raise ValueError(
             f"drafts of {num_nodes} tokens, their root included, leave no room for a text in the {target.lm.max_slots} "

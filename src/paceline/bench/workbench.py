@@ -19,7 +19,7 @@ from paceline.bench.sweep import Cell
 from paceline.bench.trees import MODEL, nodes_of, shape_of
 from paceline.drafters import DRAFTERS
 from paceline.hardware.roofline import Work
-from paceline.models.base import longest_text
+from paceline.models.base import max_sequence_length
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.work import work_of
 
@@ -118,7 +118,7 @@ def check_lengths(
     target: Loaded, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], *, num_nodes: int
 ) -> None:
     """Raise ValueError for a prompt whose longest continuation, and ``num_nodes`` drafted, the target cannot hold."""
-    longest, context = max(max_tokens), longest_text(target.lm, num_nodes=num_nodes)
+    longest, context = max(max_tokens), max_sequence_length(target.lm, num_nodes=num_nodes)
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {index}: no tokens in it; give at least one")

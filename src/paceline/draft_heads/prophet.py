@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHead, HeadConfig, Unrolled
 from paceline.draft_heads.layers import drawn, fill, find_roots, gather_before, load_parts, own_parts, steps_from
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 from paceline.models.native.config import AttentionConfig, DecoderConfig, FFNConfig, Multipliers
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import RMSNorm, RotaryConfig
@@ -154,6 +154,6 @@ class ProphetHead(DraftHead):
         drafted = tokens.gather(1, position.flatten(1)).view(-1, config.depth)  # [B * A, D]
         embedded = self.decoder.embedded(drafted, torch.zeros_like(drafted))
         sequence = torch.cat((self.slots(before.flatten(0, 1)), embedded), dim=1)  # [B * A, s + D, W]
-        found = self.decoder.causal_over(sequence, taps=(stream,), head=Head.NONE).hidden[stream]
+        found = self.decoder.causal_over(sequence, taps=(stream,), logits_for=LogitsFor.NONE).hidden[stream]
         logits = self.decoder.scored(found[:, config.num_states :])
         return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight)

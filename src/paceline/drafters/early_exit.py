@@ -21,7 +21,7 @@ from paceline.drafters.hidden_states import Unread, path_hidden, read_hidden, un
 from paceline.drafters.tree import ahead_of, make_grower, possible_draws
 from paceline.drafters.tree.base import Grown
 from paceline.drafters.tree.shapes import Shape, Topology
-from paceline.models.base import LM, Ahead, Head, Missing, Output, Stem
+from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
 from paceline.models.prefill import CHUNK
 
 PAUSES = 32  # steps without drafts until the head reads what has come together meanwhile
@@ -84,7 +84,7 @@ class EarlyExitDrafter(Drafter):
         self._try()
         depths = range(1, setting.max_draft_tokens + 1)
         shapes = [self._shape(depth) for depth in depths]
-        ahead = isinstance(self.lm, Ahead) and isinstance(setting.target, Ahead)
+        ahead = isinstance(self.lm, FusedDrafting) and isinstance(setting.target, FusedDrafting)
         self.growers = [make_grower(shape, setting) for shape in shapes]
         self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
         self.leading = [_num_leading(shape) for shape in shapes]
@@ -175,7 +175,7 @@ class EarlyExitDrafter(Drafter):
     def _stem(self, tree: Tree, start: int) -> Tensor:
         """The residual stream [B, n, H] after the stem's layers, of nodes ``start`` on of a tree with its root."""
         exit_layer = self.head.options.exit_layer
-        output = self.setting.target(tree, self.stem, start=start, taps=(exit_layer,), head=Head.NONE)
+        output = self.setting.target(tree, self.stem, start=start, taps=(exit_layer,), logits_for=LogitsFor.NONE)
         return output.hidden[exit_layer]
 
     def _read_root(self, batch: Batch, hidden: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class EarlyExitDrafter(Drafter):
         newest = hidden if self.added is None else hidden + self.added[:, :1]
         count = torch.where(batch.active, self.unread.count + 1, 0)
         states = self.unread.then(newest, self._most)
-        logits = read_hidden(self.lm, self.cache, states, count, head=Head.LAST).logits
+        logits = read_hidden(self.lm, self.cache, states, count, logits_for=LogitsFor.LAST).logits
         self._all_read(batch)
         assert logits is not None
         return logits
@@ -212,12 +212,12 @@ class EarlyExitDrafter(Drafter):
 
     def _run_ahead(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         """Read what the head lacks and the root, draft and read a chain in one call."""
-        assert isinstance(self.lm, Ahead)
+        assert isinstance(self.lm, FusedDrafting)
         rows, nodes = tokens.shape
         hidden = self.stream[: rows * nodes * self.unread.states.shape[-1]].view(rows, nodes, -1)
-        stem = Stem(lm=self.setting.target, cache=self.stem, hidden=hidden, added=self.added)
-        missing = Missing(count=self.unread.count, most=self._most, states=self.unread.states)
-        if not self.lm.run_ahead(batch, self.cache, missing, tokens, valid, greedy=greedy, stem=stem):
+        stem = SharedLayers(lm=self.setting.target, cache=self.stem, hidden=hidden, added=self.added)
+        pending = PendingInputs(count=self.unread.count, max_count=self._most, states=self.unread.states)
+        if not self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy, shared_layers=stem):
             return False
         self.cache.commit(torch.where(batch.active, self.unread.count + 1, 0))
         self._all_read(batch)

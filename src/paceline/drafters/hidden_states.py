@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from paceline.core.cache import View
 from paceline.core.tree import Outcome, Resume, Tree
-from paceline.models.base import LM, Head, Output
+from paceline.models.base import LM, LogitsFor, Output
 
 
 def path_hidden(output: Output, tap: int, tree: Tree, outcome: Outcome) -> Tensor:
@@ -27,7 +27,9 @@ def path_hidden(output: Output, tap: int, tree: Tree, outcome: Outcome) -> Tenso
     return hidden.gather(1, nodes[..., None].expand(-1, -1, hidden.shape[-1]))
 
 
-def read_hidden(lm: LM, cache: View, hidden: Tensor, count: Tensor, *, head: Head = Head.NONE) -> Output:
+def read_hidden(
+    lm: LM, cache: View, hidden: Tensor, count: Tensor, *, logits_for: LogitsFor = LogitsFor.NONE
+) -> Output:
     """Commit the first ``count`` [B] of ``hidden`` [B, n, H] to ``cache`` as what ``lm`` reads in place of embeddings.
 
     Returns the forward's Output; Head.LAST gives the logits after the last of them.
@@ -36,7 +38,7 @@ def read_hidden(lm: LM, cache: View, hidden: Tensor, count: Tensor, *, head: Hea
     valid = torch.arange(size, device=hidden.device) < count[:, None]
     tokens = torch.zeros(rows, size, dtype=torch.int64, device=hidden.device)  # nobody looks them up
     resume = Resume(layer=0, hidden=hidden, ready=valid, first=size)
-    output = lm(Tree.make_chain(tokens, valid), cache, head=head, resume=resume)
+    output = lm(Tree.make_chain(tokens, valid), cache, logits_for=logits_for, resume=resume)
     cache.commit(count)
     return output
 

@@ -16,7 +16,7 @@ from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, Setting
 from paceline.drafters.tree import ahead_of, make_grower, possible_draws
 from paceline.drafters.tree.shapes import Shape, Topology
-from paceline.models.base import LM, Ahead, Head, Missing, Output, longest_text
+from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingInputs, max_sequence_length
 from paceline.models.prefill import feed, prefill
 
 ORDINARY_LAG = 2  # the root, and the last drafted token when the whole draft was accepted
@@ -65,10 +65,10 @@ class ModelDrafter(Drafter):
         self.setting = setting
         depths = range(1, setting.max_draft_tokens + 1)
         self.growers = [make_grower(self._shape(depth), setting) for depth in depths]
-        ahead = isinstance(self.lm, Ahead)
+        ahead = isinstance(self.lm, FusedDrafting)
         self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
         ahead = max(ORDINARY_LAG, 1 + max((grower.num_read for grower in self.growers), default=0))
-        self.reach = longest_text(self.lm, num_nodes=ahead)
+        self.reach = max_sequence_length(self.lm, num_nodes=ahead)
         if self.reach < 1:
             raise ValueError(
                 f"{self.max_nodes(setting.max_draft_tokens) - 1} draft tokens leave no room in the "
@@ -134,13 +134,13 @@ class ModelDrafter(Drafter):
 
     def _run_ahead(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         """Read the root, draft and read a chain in one call."""
-        assert isinstance(self.lm, Ahead)
+        assert isinstance(self.lm, FusedDrafting)
         reads = batch.active
         if self.reach < self.setting.max_length:
             reads = reads & (batch.length <= self.reach)
         count = torch.where(reads, batch.length - self.cache.length - 1, -1)
-        missing = Missing(count=count, most=ORDINARY_LAG - 1)
-        if not self.lm.run_ahead(batch, self.cache, missing, tokens, valid, greedy=greedy):
+        pending = PendingInputs(count=count, max_count=ORDINARY_LAG - 1)
+        if not self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy):
             return False
         self.cache.commit(count + 1)
         return True
@@ -156,7 +156,7 @@ class ModelDrafter(Drafter):
     def _read_root(self, batch: Batch) -> Tensor:
         """Read what the cache then lacks up to the root; logits [B, 1, V'] after it."""
         text, missing = self._readable(batch), self._missing(batch)
-        logits = feed(self.lm, self.cache, text, missing, ORDINARY_LAG, head=Head.LAST).logits
+        logits = feed(self.lm, self.cache, text, missing, ORDINARY_LAG, logits_for=LogitsFor.LAST).logits
         assert logits is not None
         return logits
 

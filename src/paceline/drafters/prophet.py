@@ -19,7 +19,7 @@ from paceline.drafters.base import Drafter, Setting
 from paceline.drafters.last_states import LastStates, check_target
 from paceline.drafters.tree import ahead_of, make_grower, possible_draws
 from paceline.drafters.tree.shapes import Shape, Topology
-from paceline.models.base import LM, Ahead, Entrance, Head, Missing, Output
+from paceline.models.base import LM, FusedDrafting, InputProjection, LogitsFor, Output, PendingInputs
 
 
 @final
@@ -64,7 +64,7 @@ class ProphetDrafter(Drafter):
         check_target(self.head, self.head.decoder, setting)
         depths = range(1, setting.max_draft_tokens + 1)
         self.growers = [make_grower(self._shape(depth), setting) for depth in depths]
-        ahead = isinstance(self.lm, Ahead)
+        ahead = isinstance(self.lm, FusedDrafting)
         self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
         count, device = self.head.sizes.num_states, setting.device
         self.states = LastStates(
@@ -76,7 +76,7 @@ class ProphetDrafter(Drafter):
             device=device,
         )
         self.ready = (torch.arange(count + 1, device=device) < count).expand(setting.rows, -1)
-        self.entrance = Entrance(norm=self.head.norm, product=self.head.project)
+        self.input_projection = InputProjection(norm=self.head.norm, product=self.head.project)
         self.count = torch.full((setting.rows,), count, device=device)
         ahead = max((grower.num_read for grower in self.growers), default=0)
         storage = self.lm.new_cache(setting.rows, count + 1 + ahead)
@@ -112,7 +112,7 @@ class ProphetDrafter(Drafter):
         tree = Tree.make_chain(tokens, batch.active[:, None].expand_as(tokens))
         slots = F.pad(self.head.slots(self.states.held), (0, 0, 0, 1))  # [B, s + 1, W]
         resume = Resume(layer=0, hidden=slots, ready=self.ready, first=count)
-        logits = self.lm(tree, self.empty, head=Head.LAST, resume=resume).logits
+        logits = self.lm(tree, self.empty, logits_for=LogitsFor.LAST, resume=resume).logits
         assert logits is not None
         return logits
 
@@ -124,7 +124,9 @@ class ProphetDrafter(Drafter):
 
     def _run_ahead(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         """Read the states and the root, draft and read a chain in one call."""
-        assert isinstance(self.lm, Ahead)
+        assert isinstance(self.lm, FusedDrafting)
         states = self.states.held
-        missing = Missing(count=self.count, most=states.shape[1], states=states, entrance=self.entrance)
-        return self.lm.run_ahead(batch, self.empty, missing, tokens, valid, greedy=greedy)
+        pending = PendingInputs(
+            count=self.count, max_count=states.shape[1], states=states, input_projection=self.input_projection
+        )
+        return self.lm.draft_fused(batch, self.empty, pending, tokens, valid, greedy=greedy)

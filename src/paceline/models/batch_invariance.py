@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.tree import Tree
-from paceline.models.base import LM, longest_text
+from paceline.models.base import LM, max_sequence_length
 
 LENGTH = 40  # tokens of the texts that are tried
 SEED = 20260102
@@ -20,7 +20,7 @@ def find_dependence(lm: LM, *, rows: int, num_nodes: int) -> str | None:
     One text is read token by token, in chains of up to ``num_nodes`` whose ends are refused, at once, in a batch of
     ``rows`` and in a cache of another capacity. Equality is of all bits.
     """
-    length = min(LENGTH, longest_text(lm, num_nodes=num_nodes))
+    length = min(LENGTH, max_sequence_length(lm, num_nodes=num_nodes))
     generator = torch.Generator().manual_seed(SEED)
     texts = torch.randint(lm.vocab_size, (max(2, rows), length), generator=generator).to(lm.device)
     own = texts[:1]

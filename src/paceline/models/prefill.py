@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.cache import View
 from paceline.core.tree import Tree
-from paceline.models.base import LM, Head, Output
+from paceline.models.base import LM, LogitsFor, Output
 
 CHUNK = 256
 
@@ -23,7 +23,7 @@ def feed(
     size: int,
     *,
     taps: Sequence[int] = (),
-    head: Head = Head.NONE,
+    logits_for: LogitsFor = LogitsFor.NONE,
 ) -> Output:
     """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``text`` [B, T].
 
@@ -32,7 +32,7 @@ def feed(
     index = torch.arange(size, device=text.device)
     at = (cache.length[:, None] + index).clamp(max=text.shape[1] - 1)
     valid = index < count[:, None]
-    output = lm(Tree.make_chain(text.gather(1, at), valid), cache, taps=taps, head=head)
+    output = lm(Tree.make_chain(text.gather(1, at), valid), cache, taps=taps, logits_for=logits_for)
     cache.commit(count.clamp(0, size))
     return output
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.host import integers, numbers
-from paceline.models.base import LM, Head
+from paceline.models.base import LM, LogitsFor
 from paceline.models.prefill import CHUNK, feed
 
 TopTokens: TypeAlias = tuple[tuple[int, float], ...]  # (token, log-probability), likeliest first
@@ -91,7 +91,7 @@ def score_text(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0
         wanted = read >= start - 1
         step = min(size, known - read) if wanted else min(CHUNK, start - 1 - read)
         count = (length - 1 - read).clamp(0, step)
-        logits = feed(lm, cache, text, count, step, head=Head.ALL if wanted else Head.NONE).logits
+        logits = feed(lm, cache, text, count, step, logits_for=LogitsFor.ALL if wanted else LogitsFor.NONE).logits
         if logits is not None:
             pieces.append(_reduce(logits, text[:, read + 1 : read + 1 + step], top))
         read += step

@@ -127,7 +127,7 @@ def test_a_machine_without_a_compiler_has_plain_parts(monkeypatch):
 
     made = parts_for(CPU)
     assert (type(made.noise), made.batch, made.stats) == (CpuNoise, CpuBatch, CpuStats)
-    monkeypatch.setattr("paceline.engine.backend.CpuNoise", fail)
+    monkeypatch.setattr("paceline.engine.runner.CpuNoise", fail)
     made = parts_for(CPU)
     assert (type(made.noise), made.batch, made.stats) == (Philox, Batch, Stats)
 

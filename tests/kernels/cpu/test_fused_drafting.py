@@ -13,7 +13,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.chain import ChainGrower
 from paceline.engine.runner import parts_for
 from paceline.kernels.cpu.batch import CpuBatch
-from paceline.models.base import Head, Missing
+from paceline.models.base import LogitsFor, PendingInputs
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.prefill import feed
 from tests.harness import decoder_for, finish, request
@@ -29,11 +29,11 @@ COUNT = (1, 0, 0)  # what each text's cache lacks before its root
 
 
 def begun(model):
-    """Three texts of different lengths, but for their roots, and what was missing, in a cache."""
+    """Three texts of different lengths, but for their roots, and what was pending, in a cache."""
     cache = model.new_cache(3, 24).view()
     read = torch.tensor(LENGTHS) - 1 - torch.tensor(COUNT)
     feed(model, cache, KNOWN, read, max(LENGTHS))
-    return cache, Missing(count=torch.tensor(COUNT), most=1)
+    return cache, PendingInputs(count=torch.tensor(COUNT), max_count=1)
 
 
 PENALTIES = Processing(repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.2, no_repeat_ngram=2)
@@ -70,9 +70,11 @@ def asked(processing=NONE, *, vocab=64):
     return batch
 
 
-def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
-    count = torch.where(valid[:, 0], missing.count + 1, 0)
-    logits = feed(model, cache, batch.tokens, count, missing.most + 1, head=Head.LAST).logits[..., :vocab]
+def one_by_one(model, batch, cache, pending, tokens, valid, greedy, vocab):
+    count = torch.where(valid[:, 0], pending.count + 1, 0)
+    logits = feed(model, cache, batch.tokens, count, pending.max_count + 1, logits_for=LogitsFor.LAST).logits[
+        ..., :vocab
+    ]
     for depth in range(1, tokens.shape[1]):
         pick = batch.likeliest if greedy else batch.pick
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
@@ -94,14 +96,14 @@ def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, v
     model = CpuDecoder(native(layout, dtype))
     made = []
     for together in (False, True):
-        batch, (cache, missing) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
+        batch, (cache, pending) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
         valid = torch.tensor(ROOM).bool()
         tokens = torch.zeros(3, 5, dtype=torch.int64)
         tokens[:, 0] = batch.root
         if together:
-            assert model.run_ahead(batch, cache, missing, tokens, valid, greedy=greedy)
+            assert model.draft_fused(batch, cache, pending, tokens, valid, greedy=greedy)
         else:
-            one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab)
+            one_by_one(model, batch, cache, pending, tokens, valid, greedy, vocab)
         made.append((tokens, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
     for alone, together in zip(*made, strict=True):
         assert torch.equal(alone, together)
@@ -115,9 +117,9 @@ def test_noise_that_the_kernel_does_not_know_is_left_to_others():
 
     model, batch = CpuDecoder(native("grouped", torch.float32)), asked()
     batch.noise = Other()
-    cache, missing = begun(model)
+    cache, pending = begun(model)
     tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.tensor(ROOM).bool()
-    assert not model.run_ahead(batch, cache, missing, tokens, valid, greedy=False)
+    assert not model.draft_fused(batch, cache, pending, tokens, valid, greedy=False)
     assert not bool(tokens.any())
 
 

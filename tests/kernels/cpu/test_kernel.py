@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core.tree import Tree
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 from paceline.models.cpu.decoder import CpuDecoder
 from tests.kernels.cpu.models import native
 from tests.models.layouts import LAYOUTS, first_nodes, random_tree, texts
@@ -41,12 +41,12 @@ def calls(lm, unwritten=1e4):
     cache.commit(valid.sum(-1))
     tree = random_tree(ROWS, NODES, 3)
     note(tree, lm(tree, cache, taps=taps))
-    lm(first_nodes(tree, 4), cache, head=Head.NONE)
+    lm(first_nodes(tree, 4), cache, logits_for=LogitsFor.NONE)
     note(tree, lm(tree, cache, start=4, taps=taps), start=4)
     chain = Tree.make_chain(tree.tokens, torch.ones_like(tree.valid))
     lm(Tree.make_chain(tree.tokens[:, :3], torch.ones_like(tree.valid)[:, :3]), cache)
     note(chain, lm(chain, cache, start=3, taps=taps), start=3)
-    last = lm(prompt, cache, head=Head.LAST).logits
+    last = lm(prompt, cache, logits_for=LogitsFor.LAST).logits
     return [*seen, last[:, 0]]
 
 

@@ -91,7 +91,7 @@ class Call(Structure):
     """One forward: the tree, the cache, and where results go. Steps are strides in numbers, not bytes."""
 
     _fields_ = [
-        *((name, c_int64) for name in "rows nodes start chain threads head".split()),
+        *((name, c_int64) for name in "rows nodes start chain threads logits_for".split()),
         *((name, c_void_p) for name in "tokens depth valid ancestors".split()),
         *((name, c_int64) for name in "tokens_step depth_step valid_step ancestors_row_step ancestors_step".split()),
         *((name, c_void_p) for name in "length row_index keys values".split()),
@@ -121,8 +121,8 @@ class Chain(Structure):
         *((name, c_int64) for name in ("states_row_step", "states_step")),
         ("enter", ctypes.POINTER(Operation)),
         *((name, c_void_p) for name in "length valid tokens".split()),
-        ("stem", ctypes.POINTER(Model)),
-        ("stem_call", ctypes.POINTER(Call)),
+        ("shared_layers", ctypes.POINTER(Model)),
+        ("shared_layers_call", ctypes.POINTER(Call)),
         *((name, c_void_p) for name in ("hidden", "added")),
         *((name, c_int64) for name in ("added_row_step", "added_step")),
     ]

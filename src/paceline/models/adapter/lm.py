@@ -19,7 +19,7 @@ from paceline.core.tree import Resume, Tree
 from paceline.models.adapter.cache import TreeCache, is_whole
 from paceline.models.adapter.probe import probe
 from paceline.models.adapter.support import Measure, base_of, check_model, measure, placement, read_context
-from paceline.models.base import Head, Output
+from paceline.models.base import LogitsFor, Output
 from paceline.models.loading import ModelError
 from paceline.models.native.attention import TreeAttention
 
@@ -95,7 +95,7 @@ class TransformersLM:
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base).
@@ -115,22 +115,26 @@ class TransformersLM:
         with ExitStack() as stack:
             stack.enter_context(_masked_attention(self.model))
             hidden = stack.enter_context(_tapped(self.model, taps)) if taps else {}
-            logits = self._run(tokens, attend, valid, head)
+            logits = self._run(tokens, attend, valid, logits_for)
         return Output(logits, {tap: hidden[tap] for tap in taps})
 
     def is_current(self, model: PreTrainedModel) -> bool:
         """Whether this adapts ``model`` as it is now; a model of another precision or device must be adapted anew."""
         return self.model is model and placement(model) == (self._dtype, self._device)
 
-    def _run(self, tokens: Tensor, attend: TreeAttention, valid: Tensor, head: Head) -> Tensor | None:
-        short = head is not Head.ALL and self._base is not None and (head is Head.NONE or self.measured.plain_head)
+    def _run(self, tokens: Tensor, attend: TreeAttention, valid: Tensor, logits_for: LogitsFor) -> Tensor | None:
+        short = (
+            logits_for is not LogitsFor.ALL
+            and self._base is not None
+            and (logits_for is LogitsFor.NONE or self.measured.plain_head)
+        )
         if short and self._base is not None:
             hidden = self._forward(self._base, tokens, attend)[0]
-            return None if head is Head.NONE else cast(nn.Module, self._head)(_last(hidden, valid))
+            return None if logits_for is LogitsFor.NONE else cast(nn.Module, self._head)(_last(hidden, valid))
         logits = self._forward(self.model, tokens, attend).logits
-        if head is Head.ALL:
+        if logits_for is LogitsFor.ALL:
             return logits
-        return None if head is Head.NONE else _last(logits, valid)
+        return None if logits_for is LogitsFor.NONE else _last(logits, valid)
 
     def _forward(self, module: PreTrainedModel, tokens: Tensor, attend: TreeAttention) -> Any:
         given: dict[str, Any] = {"position_ids": attend.positions} if module in self._take_positions else {}

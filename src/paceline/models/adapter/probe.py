@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from paceline.core.cache import View
 from paceline.core.tree import Tree
 from paceline.models.adapter.support import Measure, first_line
-from paceline.models.base import LM, Head
+from paceline.models.base import LM, LogitsFor
 from paceline.models.loading import ModelError, name_of
 from paceline.models.prefill import feed
 
@@ -93,7 +93,7 @@ def _compare(lm: Adapted, model: PreTrainedModel) -> Tensor:
         torch.tensor([[*path, *[-1] * (DEPTH - len(path))] for path in PATHS], device=device),
     )
     chain = Tree.make_chain(roots.to(device), torch.ones(2, 1, dtype=torch.bool, device=device))
-    after = lm(chain, view, head=Head.LAST).logits
+    after = lm(chain, view, logits_for=LogitsFor.LAST).logits
     assert logits is not None and after is not None
     found: list[Tensor] = []
     for row, length in enumerate(LENGTHS):

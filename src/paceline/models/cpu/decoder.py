@@ -17,15 +17,15 @@ from paceline.kernels.cpu import structs as layout
 from paceline.kernels.cpu.build import load_kernel
 from paceline.kernels.cpu.processing import processors_of
 from paceline.kernels.cpu.sampling import known, options_of
-from paceline.models.base import Ahead, Entrance, Head, Missing, Output, Stem
-from paceline.models.cpu.program import compile_entrance, compile_program
+from paceline.models.base import FusedDrafting, InputProjection, LogitsFor, Output, PendingInputs, SharedLayers
+from paceline.models.cpu.program import compile_input_projection, compile_program
 from paceline.models.loading import name_of
 from paceline.models.memory import unwritten
 from paceline.models.native.decoder import DecoderLM
 
 
 @final
-class CpuDecoder(Ahead):
+class CpuDecoder(FusedDrafting):
     """``lm`` by the kernel, on its own weights.
 
     A row's numbers do not depend on what is computed beside it, so a token has the same logits, bit for bit, whether
@@ -80,19 +80,19 @@ class CpuDecoder(Ahead):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base); traced by a compiler, it is the eager decoder."""
         if torch.compiler.is_compiling():
-            return self.lm(tree, cache, start=start, taps=taps, head=head, resume=resume)
+            return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume)
         self._refresh(cache)
         tokens, depth, valid = _rows(tree.tokens[:, start:]), _rows(tree.depth[:, start:]), _rows(tree.valid[:, start:])
         ancestors = _rows(tree.ancestors[:, start:])
         rows, nodes = tokens.shape
-        logits = self._empty_logits(rows, nodes, head)
+        logits = self._empty_logits(rows, nodes, logits_for)
         hidden = {tap: torch.empty(rows, nodes, self.lm.config.hidden_size, dtype=self.dtype) for tap in taps}
-        call, held = self._call(cache, rows=rows, nodes=nodes, head=head)
+        call, held = self._call(cache, rows=rows, nodes=nodes, logits_for=logits_for)
         call.start, call.chain = start, tree.chain
         call.tokens, call.tokens_step = tokens.data_ptr(), tokens.stride(0)
         call.depth, call.depth_step = depth.data_ptr(), depth.stride(0)
@@ -109,50 +109,56 @@ class CpuDecoder(Ahead):
         del held
         return Output(logits, hidden)
 
-    def run_ahead(
+    def draft_fused(
         self,
         batch: Batch,
         cache: View,
-        missing: Missing,
+        pending: PendingInputs,
         tokens: Tensor,
         valid: Tensor,
         *,
         greedy: bool,
-        stem: Stem | None = None,
+        shared_layers: SharedLayers | None = None,
     ) -> bool:
         """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
         if torch.compiler.is_compiling() or not known(batch.noise) or batch.guiding.any:
             return False
-        if stem is not None and not (isinstance(stem.lm, CpuDecoder) and stem.lm.dtype == self.dtype):
+        if shared_layers is not None and not (
+            isinstance(shared_layers.lm, CpuDecoder) and shared_layers.lm.dtype == self.dtype
+        ):
             return False
         self._refresh(cache)
-        call, held = self._call(cache, rows=len(tokens), nodes=1, head=Head.ALL)
+        call, held = self._call(cache, rows=len(tokens), nodes=1, logits_for=LogitsFor.ALL)
         call.chain = True
         chain = layout.Chain(
             depth=tokens.shape[1] - 1,
             vocab=min(self.vocab_size, batch.processing.vocab_size),
             greedy=greedy,
-            most=missing.most,
-            count=missing.count.data_ptr(),
+            most=pending.max_count,
+            count=pending.count.data_ptr(),
             text=batch.tokens.data_ptr(),
             text_step=batch.tokens.stride(0),
             length=batch.length.data_ptr(),
             valid=valid.data_ptr(),
             tokens=tokens.data_ptr(),
         )
-        if missing.states is not None:
-            states = missing.states
+        if pending.states is not None:
+            states = pending.states
             assert states.dtype == self.dtype and states.stride(-1) == 1
-            assert states.shape[1] >= missing.most + (stem is not None)
+            assert states.shape[1] >= pending.max_count + (shared_layers is not None)
             chain.states, chain.states_row_step, chain.states_step = states.data_ptr(), *states.stride()[:2]
-            if missing.entrance is None:
+            if pending.input_projection is None:
                 assert states.shape[-1] == self.lm.config.hidden_size
             else:
-                assert states.shape[-1] == missing.entrance.product.in_features
-                chain.enter = self._enter(missing.entrance)
-        if stem is not None:
-            assert isinstance(stem.lm, CpuDecoder) and missing.states is not None and missing.entrance is None
-            held += stem.lm._read_first(chain, stem, len(tokens))
+                assert states.shape[-1] == pending.input_projection.product.in_features
+                chain.enter = self._compile_projection(pending.input_projection)
+        if shared_layers is not None:
+            assert (
+                isinstance(shared_layers.lm, CpuDecoder)
+                and pending.states is not None
+                and pending.input_projection is None
+            )
+            held += shared_layers.lm._run_shared_layers(chain, shared_layers, len(tokens))
         options = options_of(batch.sampling)
         asked = processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
         self._ahead(
@@ -163,14 +169,14 @@ class CpuDecoder(Ahead):
         del held
         return True
 
-    def _call(self, cache: View, *, rows: int, nodes: int, head: Head) -> tuple[layout.Call, list[Tensor]]:
-        """What a call says of the cache and the angles, and the tensors that it points to; the tree is missing."""
+    def _call(self, cache: View, *, rows: int, nodes: int, logits_for: LogitsFor) -> tuple[layout.Call, list[Tensor]]:
+        """A call with the cache and rotary tables set but not the tree, and the tensors that it points to."""
         length, index, storage = cache.length, cache.rows, cache.storage
         call = layout.Call(
             rows=rows,
             nodes=nodes,
             threads=torch.get_num_threads(),
-            head=head.value,
+            logits_for=logits_for.value,
             length=length.data_ptr(),
             row_index=None if index is None else index.data_ptr(),
             keys=storage.keys.data_ptr(),
@@ -197,24 +203,24 @@ class CpuDecoder(Ahead):
         call.resumed_row_step, call.resumed_step = hidden.stride(0), hidden.stride(1)
         return [hidden, ready]
 
-    def _enter(self, entrance: Entrance) -> ctypes.Array[layout.Operation]:
-        """What states pass before they are read, found anew where weights were moved."""
-        place = entrance.product.weight.data_ptr()
-        if self._entrance is None or self._entrance[0] != place:
-            self._entrance = (place, *compile_entrance(self.lm, entrance))
-        return self._entrance[1]
+    def _compile_projection(self, projection: InputProjection) -> ctypes.Array[layout.Operation]:
+        """The operations of ``projection``, compiled again if its weights were moved."""
+        place = projection.product.weight.data_ptr()
+        if self._input_projection is None or self._input_projection[0] != place:
+            self._input_projection = (place, *compile_input_projection(self.lm, projection))
+        return self._input_projection[1]
 
-    def _read_first(self, chain: layout.Chain, stem: Stem, rows: int) -> list[Tensor]:
-        """Say that the layers of ``stem``, whose ``lm`` this is, read each token; what ``chain`` points to then."""
-        self._refresh(stem.cache)
-        call, held = self._call(stem.cache, rows=rows, nodes=1, head=Head.NONE)
+    def _run_shared_layers(self, chain: layout.Chain, shared: SharedLayers, rows: int) -> list[Tensor]:
+        """Have ``shared``, layers of this model, read each token first; the tensors that ``chain`` points to then."""
+        self._refresh(shared.cache)
+        call, held = self._call(shared.cache, rows=rows, nodes=1, logits_for=LogitsFor.NONE)
         call.chain = True
-        chain.stem, chain.stem_call = ctypes.pointer(self._program.model), ctypes.pointer(call)
-        assert stem.hidden.is_contiguous() and stem.hidden.dtype == self.dtype
-        assert stem.hidden.shape[-1] == self.lm.config.hidden_size
-        chain.hidden = stem.hidden.data_ptr()
-        if stem.added is not None:
-            added = _rows(stem.added)
+        chain.shared_layers, chain.shared_layers_call = ctypes.pointer(self._program.model), ctypes.pointer(call)
+        assert shared.hidden.is_contiguous() and shared.hidden.dtype == self.dtype
+        assert shared.hidden.shape[-1] == self.lm.config.hidden_size
+        chain.hidden = shared.hidden.data_ptr()
+        if shared.added is not None:
+            added = _rows(shared.added)
             assert added.dtype == self.dtype
             chain.added, chain.added_row_step, chain.added_step = added.data_ptr(), added.stride(0), added.stride(1)
             held.append(added)
@@ -234,12 +240,12 @@ class CpuDecoder(Ahead):
         self._ahead = getattr(load_kernel(), f"paceline_ahead_{name_of(self.lm.dtype)}")
         self._ahead.restype = None
         self._cos = self._sin = torch.empty(0)
-        self._entrance: tuple[int, ctypes.Array[layout.Operation], tuple[Tensor, ...]] | None = None
+        self._input_projection: tuple[int, ctypes.Array[layout.Operation], tuple[Tensor, ...]] | None = None
 
-    def _empty_logits(self, rows: int, nodes: int, head: Head) -> Tensor | None:
-        if head is Head.NONE:
+    def _empty_logits(self, rows: int, nodes: int, logits_for: LogitsFor) -> Tensor | None:
+        if logits_for is LogitsFor.NONE:
             return None
-        return torch.empty(rows, nodes if head is Head.ALL else 1, self.vocab_size, dtype=self.dtype)
+        return torch.empty(rows, nodes if logits_for is LogitsFor.ALL else 1, self.vocab_size, dtype=self.dtype)
 
     def _extend_table(self, length: int) -> None:
         """Angles of the positions below ``length``, as the eager decoder rounds them."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
-from paceline.models.base import Entrance
+from paceline.models.base import InputProjection
 from paceline.models.cpu.packed_weights import PanelEmbedding, PanelLinear
 from paceline.models.native.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.native.decoder import DecoderLM
@@ -94,11 +94,13 @@ def compile_program(lm: DecoderLM) -> Program:
     return Program(model, (array, layers, *writer.held))
 
 
-def compile_entrance(lm: DecoderLM, entrance: Entrance) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
+def compile_input_projection(
+    lm: DecoderLM, projection: InputProjection
+) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
     """A norm and a product before ``lm``, and what they point to. Raises UnsupportedError as ``compile_program``."""
-    writer, size = _Writer(lm), entrance.product.in_features
-    norm = writer.norm(entrance.norm, Buffer.STREAM, Buffer.NORMED, size)
-    product = writer.linear(entrance.product, Buffer.NORMED, Buffer.STREAM)
+    writer, size = _Writer(lm), projection.product.in_features
+    norm = writer.norm(projection.norm, Buffer.STREAM, Buffer.NORMED, size)
+    product = writer.linear(projection.product, Buffer.NORMED, Buffer.STREAM)
     return (Operation * 2)(norm, product), tuple(writer.held)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import Head, Output
+from paceline.models.base import LogitsFor, Output
 from paceline.models.native.attention import Attend, CausalAttention
 from paceline.models.native.blocks import make_block
 from paceline.models.native.config import DecoderConfig
@@ -106,7 +106,7 @@ class DecoderLM(nn.Module):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
@@ -117,14 +117,14 @@ class DecoderLM(nn.Module):
             x, done = self._rejoined(tree, cache, start, resume), resume.layer
             assert min(taps, default=done) >= done, "what is resumed has no taps below"
         hidden = self._run(x, attend, cache.layers, taps, done)
-        return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
+        return Output(self._head(hidden[-1], logits_for, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 
     def causal(
         self,
         tokens: Tensor,
         *,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         segment: Tensor | None = None,
         skipped: Tensor | None = None,
     ) -> Output:
@@ -134,13 +134,18 @@ class DecoderLM(nn.Module):
         model's sliding window.
         """
         attend = self._causally(tokens, segment)
-        return self._causal(self.embedded(tokens, attend.positions), attend, taps, head, skipped)
+        return self._causal(self.embedded(tokens, attend.positions), attend, taps, logits_for, skipped)
 
     def causal_over(
-        self, hidden: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL, segment: Tensor | None = None
+        self,
+        hidden: Tensor,
+        *,
+        taps: Sequence[int] = (),
+        logits_for: LogitsFor = LogitsFor.ALL,
+        segment: Tensor | None = None,
     ) -> Output:
         """The same from embeddings, or whatever stands for them [B, T, H]."""
-        return self._causal(hidden, self._causally(hidden, segment), taps, head)
+        return self._causal(hidden, self._causally(hidden, segment), taps, logits_for)
 
     def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
         rows, length = whole.shape[:2]
@@ -148,10 +153,10 @@ class DecoderLM(nn.Module):
         return CausalAttention(rows, length, whole.device, segment)
 
     def _causal(
-        self, x: Tensor, attend: Attend, taps: Sequence[int], head: Head, skipped: Tensor | None = None
+        self, x: Tensor, attend: Attend, taps: Sequence[int], logits_for: LogitsFor, skipped: Tensor | None = None
     ) -> Output:
         found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
-        return Output(self._head(found[-1], head, None), {tap: found[tap] for tap in taps})
+        return Output(self._head(found[-1], logits_for, None), {tap: found[tap] for tap in taps})
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """What the first layer reads [B, n, H], of ``tokens`` and ``positions`` [B, n]."""
@@ -200,10 +205,10 @@ class DecoderLM(nn.Module):
                 hidden[slot + 1] = x.view(shape)
         return {**hidden, -1: x.view(shape)}
 
-    def _head(self, x: Tensor, head: Head, valid: Tensor | None) -> Tensor | None:
-        if head is Head.NONE:
+    def _head(self, x: Tensor, logits_for: LogitsFor, valid: Tensor | None) -> Tensor | None:
+        if logits_for is LogitsFor.NONE:
             return None
-        if head is Head.LAST and valid is not None:
+        if logits_for is LogitsFor.LAST and valid is not None:
             last = (valid.sum(-1) - 1).clamp(min=0)
             x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
         return self.scored(x)

@@ -21,7 +21,7 @@ template <class T>
 void ahead(const Model *model, const Call *call, const Options *options, const Processors *processors,
            const Chain *chain) {
     std::lock_guard<std::mutex> held(one);
-    run_ahead<T>(*model, *call, *options, processors, *chain);
+    draft_fused<T>(*model, *call, *options, processors, *chain);
 }
 
 // y = x w^T, shared out among threads as in a forward.

@@ -60,12 +60,12 @@ class Forward {
     bool ready(Node at) const { return call_.ready && call_.ready[at.row * call_.ready_step + at.node]; }
 
     void choose_heads() {
-        if (call_.head == HEAD_NONE) return;
+        if (call_.logits_for == LOGITS_NONE) return;
         for (int i = 0; i < (int)nodes_.size(); i++) {
             const bool last = i + 1 == (int)nodes_.size() || nodes_[i + 1].row != nodes_[i].row;
-            if (call_.head == HEAD_LAST && !last) continue;
+            if (call_.logits_for == LOGITS_LAST && !last) continue;
             heads_.push_back(i);
-            outputs_.push_back(call_.head == HEAD_LAST ? nodes_[i].row : nodes_[i].row * call_.nodes + nodes_[i].node);
+            outputs_.push_back(call_.logits_for == LOGITS_LAST ? nodes_[i].row : nodes_[i].row * call_.nodes + nodes_[i].node);
         }
     }
 
@@ -107,8 +107,8 @@ class Forward {
 
     // What belongs to no node is zero, not whatever memory held.
     void clear() {
-        const long rows = call_.rows * call_.nodes, per_row = call_.head == HEAD_LAST ? 1 : call_.nodes;
-        if (call_.head != HEAD_NONE && (long)heads_.size() < call_.rows * per_row) {
+        const long rows = call_.rows * call_.nodes, per_row = call_.logits_for == LOGITS_LAST ? 1 : call_.nodes;
+        if (call_.logits_for != LOGITS_NONE && (long)heads_.size() < call_.rows * per_row) {
             std::vector<bool> filled(call_.rows * per_row);
             for (long row : outputs_) filled[row] = true;
             for (long row = 0; row < call_.rows * per_row; row++)

@@ -26,8 +26,8 @@ struct Chain {
     const int64_t *length;  // of the text: where the first token comes to stand
     const uint8_t *valid;   // [rows, depth + 1]: the root, and what may be drafted
     int64_t *tokens;        // [rows, depth + 1]: the root is there; what is drafted is written
-    const Model *stem;      // null: there is none
-    const Call *stem_call;  // for one node per row, as the model's own
+    const Model *shared_layers; // null: there is none
+    const Call *shared_layers_call;  // for one node per row, as the model's own
     void *hidden;           // [rows, depth + 1, hidden] after the stem's layers, where a token is read
     const void *added;      // to them before the head reads them; may be null
     int64_t added_row_step, added_step;
@@ -53,14 +53,14 @@ inline Call one_depth(const Call &call, const Chain &chain, int64_t depth, const
 
 // The stem's forward of one depth: what the head reads of it, by rows.
 template <class T>
-const T *read_by_stem(const Chain &chain, int64_t depth) {
+const T *read_shared_layers(const Chain &chain, int64_t depth) {
     static std::vector<T> memory;
-    const int64_t rows = chain.stem_call->rows, size = chain.stem->hidden, width = chain.depth + 1;
+    const int64_t rows = chain.shared_layers_call->rows, size = chain.shared_layers->hidden, width = chain.depth + 1;
     memory.resize(rows * size);
-    Call call = one_depth(*chain.stem_call, chain, depth, &depth);
+    Call call = one_depth(*chain.shared_layers_call, chain, depth, &depth);
     void *const hidden = memory.data();
     call.taps = &call.num_layers, call.hidden = &hidden, call.num_taps = 1;
-    Forward<T>(*chain.stem, call).run();
+    Forward<T>(*chain.shared_layers, call).run();
     for (int64_t row = 0; row < rows; row++) {
         if (!chain.valid[row * width + depth]) continue;
         T *x = memory.data() + row * size;
@@ -105,7 +105,7 @@ void read_root(const Model &model, const Chain &chain, Call call, int64_t *lengt
     const int64_t rows = call.rows, nodes = chain.most + 1, width = chain.depth + 1;
     tokens.assign(rows * nodes, 0), valid.assign(rows * nodes, 0), ready.assign(rows * nodes, 0), depth.resize(nodes);
     for (int64_t node = 0; node < nodes; node++) depth[node] = node;
-    const T *root = chain.stem ? read_by_stem<T>(chain, 0) : nullptr;
+    const T *root = chain.shared_layers ? read_shared_layers<T>(chain, 0) : nullptr;
     const States<T> states = chain.states ? enter<T>(chain, call) : States<T>{};
     for (int64_t row = 0; row < rows; row++) {
         const int64_t last = chain.valid[row * width] ? std::clamp<int64_t>(chain.count[row], -1, chain.most) : -1;
@@ -122,7 +122,7 @@ void read_root(const Model &model, const Chain &chain, Call call, int64_t *lengt
             std::memcpy(states.first + row * states.row_step + last * states.step, root + row * model.hidden,
                         model.hidden * sizeof(T));
     }
-    call.nodes = nodes, call.start = 0, call.head = HEAD_LAST, call.depth = depth.data(), call.depth_step = 0;
+    call.nodes = nodes, call.start = 0, call.logits_for = LOGITS_LAST, call.depth = depth.data(), call.depth_step = 0;
     call.tokens = tokens.data(), call.valid = valid.data(), call.tokens_step = call.valid_step = nodes;
     if (chain.states) {
         call.ready = ready.data(), call.ready_step = nodes;
@@ -133,7 +133,7 @@ void read_root(const Model &model, const Chain &chain, Call call, int64_t *lengt
 
 // call is for one node per row; what is read of the tree is set here, depth by depth. processors may be null.
 template <class T>
-void run_ahead(const Model &model, Call call, const Options &options, const Processors *processors,
+void draft_fused(const Model &model, Call call, const Options &options, const Processors *processors,
                const Chain &chain) {
     static std::vector<T> memory;
     static std::vector<Acc<T>> processed;
@@ -164,8 +164,8 @@ void run_ahead(const Model &model, Call call, const Options &options, const Proc
         if (depth == chain.depth) return;
         const int64_t beyond = depth - 1;
         Call next = one_depth(call, chain, depth, &beyond);
-        if (chain.stem) {
-            next.resumed = read_by_stem<T>(chain, depth), next.resumed_row_step = model.hidden;
+        if (chain.shared_layers) {
+            next.resumed = read_shared_layers<T>(chain, depth), next.resumed_row_step = model.hidden;
             next.ready = next.valid, next.ready_step = next.valid_step;
         }
         Forward<T>(model, next).run();

@@ -11,7 +11,7 @@ enum NormVariant : int64_t { RMS, RMS_LATE, RMS_OFFSET, LAYER };
 enum Weights : int64_t { FLOATS, INT8, INT4, PANELS, PANELS_INT8, PANELS_INT4 };
 enum Activation : int64_t { SILU, GELU, GELU_TANH, RELU };
 enum Buffer : int64_t { STREAM, NORMED, HEADS, ATTENDED, INNER, GATED, ASIDE, NUM_BUFFERS };
-enum HeadMode : int64_t { HEAD_NONE, HEAD_LAST, HEAD_ALL };
+enum LogitsFor : int64_t { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };
 
 // One operation on every row of a buffer. The variant is one of a norm, of an activation or of a matrix's weights.
 struct Operation {
@@ -39,7 +39,7 @@ struct Model {
 };
 
 struct Call {
-    int64_t rows, nodes, start, chain, threads, head;
+    int64_t rows, nodes, start, chain, threads, logits_for;
     const int64_t *tokens, *depth;
     const uint8_t *valid, *ancestors;
     int64_t tokens_step, depth_step, valid_step, ancestors_row_step, ancestors_step;
