@@ -25,7 +25,7 @@ from torch._inductor import config as inductor
 from paceline.bench.machine import describe
 from paceline.bench.statistics import estimate, paired_ratios
 from paceline.bench.timing import time_in_turn
-from paceline.models.cpu.gemm import product_with
+from paceline.models.cpu.gemm import gemm_with_weight
 
 SHAPES = ((1536, 1024), (1024, 768), (6272, 1024), (1024, 3136))  # of a layer of 12 million weights
 LAYERS, ROWS, REPEATS = 16, (1, 2, 4, 6, 8, 12, 16, 32), 9
@@ -55,7 +55,7 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
     """
 
     def by_kernel(panels: bool) -> Pass:
-        products = [(weight.shape[1], product_with(weight, panels=panels)) for weight in weights]
+        products = [(weight.shape[1], gemm_with_weight(weight, panels=panels)) for weight in weights]
         return lambda inputs: [multiply(inputs[width]) for width, multiply in products]
 
     def packed(rows: int) -> Pass:

@@ -24,16 +24,16 @@ from paceline.bench.raw import RawFile, Record, fingerprint, hash_model
 from paceline.bench.suites import prompts_of
 from paceline.bench.workbench import check_lengths, check_peers
 from paceline.hardware.rates import WORKING_SET, measure_rates
-from paceline.models.backend import product_for
-from paceline.models.loading import name_of
+from paceline.models.backend import gemm_for
+from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.flex_attention import DEVICES
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 
 NUM_PROMPTS, PROMPT = 8, 96  # prompts, and tokens of each at most; larger batches have them several times
 WIDTH = 150  # of the tables where there is no terminal
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
-DTYPES = {name_of(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
+DTYPES = {dtype_name(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -118,10 +118,10 @@ def _notes(models: Models, device: torch.device, begun: float, say: Progress) ->
     """When and on what it was, how long making the models took, and what the limit is made of."""
     lm = models.target.lm
     assert isinstance(lm, DecoderLM)
-    work = work_of(lm)
+    work = forward_work(lm)
     seconds = time.perf_counter() - begun
     size = max(LEAST, min(WORKING_SET, work.weight_bytes))
-    rates = measure_rates(product_for=product_for, dtypes=[lm.dtype], device=device, working_set=size, progress=say)
+    rates = measure_rates(gemm_for=gemm_for, dtypes=[lm.dtype], device=device, working_set=size, progress=say)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else describe().processor,

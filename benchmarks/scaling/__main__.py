@@ -32,11 +32,11 @@ from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import check_drawing, run_command
 from paceline.bench.raw import RawFile, Record, hash_model
 from paceline.hardware.rates import WORKING_SET, measure_rates
-from paceline.models.backend import product_for
+from paceline.models.backend import gemm_for
+from paceline.models.loading import dtype_name
 from paceline.models.loading import load as load_decoder
-from paceline.models.loading import name_of
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 
 PARAMETERS = "200M"  # of the target by default
 FIRST_PROMPT = 1000  # tokens
@@ -75,7 +75,7 @@ def _measure(given: argparse.Namespace, raw: RawFile, axes: Sequence[Axis], timi
         "machine": describe().identity(),
         "source": hash_source(),
         "num_threads": torch.get_num_threads(),
-        "dtype": name_of(target.dtype),
+        "dtype": dtype_name(target.dtype),
         "target": {"name": path.name, "hash": hash_model(path)},
         "draft": None if draft_path is None else {"name": draft_path.name, "hash": hash_model(draft_path)},
         **asdict(timing),
@@ -109,10 +109,10 @@ def _models(given: argparse.Namespace, say: Progress) -> tuple[Path, Path | None
 
 def _notes(decoder: DecoderLM, timing: Timing, say: Progress) -> Record:
     """When it was, and what the floor is made of."""
-    work = work_of(decoder)
+    work = forward_work(decoder)
     size = max(LEAST, min(WORKING_SET, work.weight_bytes))
     rates = measure_rates(
-        product_for=product_for,
+        gemm_for=gemm_for,
         dtypes=[decoder.dtype],
         device=decoder.device,
         working_set=size,

@@ -16,7 +16,7 @@ from paceline.bench.statistics import is_void, paired_ratios
 from paceline.bench.timing import Clock, time_in_turn
 from paceline.core.tree import Tree
 from paceline.hardware.rates import Products, Rates
-from paceline.models.backend import product_for
+from paceline.models.backend import gemm_for
 from paceline.models.base import LM, LogitsFor
 from paceline.models.native.decoder import DecoderLM
 
@@ -124,7 +124,7 @@ def measure_prefill(
     taken = time_in_turn(forwards, repeats=min(3, timing.repeats), seconds=0.0, clock=timing.clock)
     products: list[dict[str, Any]] = []
     for name, weight in _matrices(eager).items():
-        ours = product_for(weight)
+        ours = gemm_for(weight)
         for length in lengths:
             say(f"products of {length} rows: {name}")
             x = torch.randn(length, weight.shape[1]).to(weight.dtype)

@@ -58,7 +58,7 @@ def test_a_tied_head_multiplies_with_the_targets_table_or_a_copy(own_head):
     head = made(target, own_head=own_head, num_blocks=0)
     hidden = torch.randn(1, 4, 32, generator=drawn(1), dtype=torch.float64)
     wanted = nn.functional.linear(target.norm(hidden.flatten(0, 1)), target.embed.weight)[None]
-    torch.testing.assert_close(head.decoder.causal_over(hidden).logits, wanted)
+    torch.testing.assert_close(head.decoder.causal_from_embeds(hidden).logits, wanted)
     assert (head.decoder.head is None) is not own_head
 
 

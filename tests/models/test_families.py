@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
 from paceline.drafters.model import ModelDrafter
-from paceline.models.adopt import adopt, is_current
 from paceline.models.base import LogitsFor, max_sequence_length
 from paceline.models.families import FAMILIES
+from paceline.models.from_transformers import from_transformers, is_current
 from paceline.models.loading import ModelError, load
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import OffsetRMSNorm
@@ -68,7 +68,7 @@ def test_a_model_in_memory_is_shared_and_not_copied(name):
     model = shaken(LAYOUTS[name](torch.float64))
     text = texts(1, 24)
     before = plain(model, text[0].tolist())
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert torch.equal(plain(model, text[0].tolist()), before)
     torch.testing.assert_close(ours.causal(text).logits[0], before, rtol=0, atol=2e-5)
     theirs = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

@@ -195,7 +195,7 @@ def test_a_cache_beyond_the_window_is_refused_with_both_numbers(name):
 
 def test_a_window_that_the_context_never_reaches_is_no_limit():
     ours = adapt(make("Starcoder2", SIZES, sliding_window=512))
-    assert ours.measured.limit is None and ours.max_slots is None and ours.new_cache(1, 4000).capacity == 4000
+    assert ours.info.limit is None and ours.max_slots is None and ours.new_cache(1, 4000).capacity == 4000
 
 
 BEFORE_5_18 = tuple(map(int, hf.__version__.split(".")[:2])) < (5, 18)

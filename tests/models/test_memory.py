@@ -22,7 +22,7 @@ def test_settled_tensors_keep_values_shapes_and_precisions_in_one_aligned_piece(
         "d": torch.randn(2, 2, 2),
     }
     copies = {name: tensor.clone() for name, tensor in given.items()}
-    settled = memory.settle(given)
+    settled = memory.copy_to_huge_pages(given)
     assert not given and list(settled) == list(copies)
     for name, tensor in settled.items():
         assert tensor.dtype == copies[name].dtype and torch.equal(tensor, copies[name]) and tensor.is_contiguous()
@@ -40,11 +40,11 @@ def test_loaded_weights_are_settled():
 
 def test_unwritten_zeros_are_zeros_of_the_shape_asked_for():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        found = memory.unwritten((3, 5, 7), dtype)
+        found = memory.lazy_zeros((3, 5, 7), dtype)
         assert found.shape == (3, 5, 7) and found.dtype == dtype and found.is_contiguous() and not found.any()
         found[1, 2] = 4
         assert found.sum() == 28
-    assert memory.unwritten((2, 0), torch.float32).shape == (2, 0)
+    assert memory.lazy_zeros((2, 0), torch.float32).shape == (2, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere zeros may be written at once")

@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "fingerprint: panels as if they were rows",
         "models/fingerprint.py",
-        "return from_panels(panels.detach()[first : first + width], width)[row - first]",
+        "return unpack_matrix(panels.detach()[first : first + width], width)[row - first]",
         "return panels.detach()[row]",
         (FILES,),
     ),

@@ -20,7 +20,7 @@ from paceline.draft_heads.files import is_head, load_head
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.tree.shapes import Shape
-from paceline.models.backend import fastest, lay_out
+from paceline.models.backend import fastest, pack_weights
 from paceline.models.native.decoder import DecoderLM
 
 __all__ = ["WeightlessExit", "build_head_drafter", "is_head", "read_weightless"]
@@ -90,6 +90,6 @@ def _drafter(
     lm = head.decoder
     if not target.enforce_eager:
         assert isinstance(target.lm, DecoderLM)
-        lay_out(lm, beside=target.lm)
+        pack_weights(lm, beside=target.lm)
         lm = fastest(lm)
     return DRAFTERS.find(head.kind)(head=head, lm=lm, shape=shape, draws=draws)

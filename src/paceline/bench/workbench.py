@@ -21,7 +21,7 @@ from paceline.drafters import DRAFTERS
 from paceline.hardware.roofline import Work
 from paceline.models.base import max_sequence_length
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class ModelBench:
     def works(self) -> tuple[Work, Work | None] | None:
         """What a forward of the target, and one of the draft, reads; None where that is not known."""
         models = [loaded.lm for loaded in (self.target, self.draft) if loaded is not None]
-        found = [work_of(lm) for lm in models if isinstance(lm, DecoderLM)]
+        found = [forward_work(lm) for lm in models if isinstance(lm, DecoderLM)]
         if len(found) < len(models) or len({work.dtype for work in found}) > 1:
             return None
         return found[0], found[1] if len(found) > 1 else None

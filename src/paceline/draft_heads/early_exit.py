@@ -122,7 +122,7 @@ class EarlyExitHead(DraftHead):
                 crop = torch.randint(length, (rows, 1), generator=generator).to(tokens.device)
                 weight = self._weight(position, crop, segment)[..., None]
             stream = stream + self._recycled(hidden[self.num_layers].detach(), position, crop, segment)
-        logits = self.decoder.causal_over(stream, segment=segment).logits
+        logits = self.decoder.causal_from_embeds(stream, segment=segment).logits
         assert logits is not None
         return Unrolled(logits=logits[:, :, None], position=position[..., None], weight=weight)
 

@@ -92,5 +92,5 @@ class LinearProphetHead(DraftHead):
         anchors = find_roots(tokens, self.sizes.anchors, generator)
         position, weight = steps_from(anchors, self.sizes.depth, segment, length=tokens.shape[1])
         before = gather_before(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
-        logits = self.decoder.scored(self.streams(before.flatten(0, 2)))
+        logits = self.decoder.compute_logits(self.streams(before.flatten(0, 2)))
         return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight)

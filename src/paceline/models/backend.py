@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from paceline.kernels.cpu.build import KernelError
 from paceline.models.base import LM
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.gemm import product_with
-from paceline.models.cpu.packed_weights import lay_in_panels
+from paceline.models.cpu.gemm import gemm_with_weight
+from paceline.models.cpu.packed_weights import pack_linears
 from paceline.models.cpu.program import DTYPES, UnsupportedError
 from paceline.models.native.decoder import DecoderLM
 
@@ -34,20 +34,20 @@ def fastest(lm: LM) -> LM:
     return lm
 
 
-def lay_out(lm: LM, *, beside: nn.Module | None = None) -> None:
+def pack_weights(lm: LM, *, beside: nn.Module | None = None) -> None:
     """Lay the weights of ``lm`` as ``fastest`` reads them best; it stays what it was.
 
     Nobody may hold them but ``beside``, whose parts are left as they are.
     """
     if isinstance(lm, DecoderLM) and isinstance(fastest(lm), CpuDecoder):
-        lay_in_panels(lm, beside=beside)
+        pack_linears(lm, beside=beside)
 
 
-def product_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
+def gemm_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
     """The product of rows [B, in] with ``weight`` [out, in] that native models of this precision run here."""
     if weight.device.type == "cpu" and weight.dtype in DTYPES:
         try:
-            return product_with(weight)
+            return gemm_with_weight(weight)
         except KernelError as error:
             warn_eager(str(error))
     return lambda x: F.linear(x, weight)

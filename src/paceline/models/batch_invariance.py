@@ -14,7 +14,7 @@ SEED = 20260102
 
 
 @torch.inference_mode()
-def find_dependence(lm: LM, *, rows: int, num_nodes: int) -> str | None:
+def find_batch_dependence(lm: LM, *, rows: int, num_nodes: int) -> str | None:
     """On what a token's logits depend beside its own text, in words; None where on nothing that was tried.
 
     One text is read token by token, in chains of up to ``num_nodes`` whose ends are refused, at once, in a batch of

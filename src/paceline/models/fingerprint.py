@@ -10,7 +10,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 
-from paceline.models.cpu.packed_weights import InPanels, from_panels
+from paceline.models.cpu.packed_weights import PackedLayer, unpack_matrix
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.quantization import Int4Linear, Int8Linear
 
@@ -78,7 +78,7 @@ def _of_matrix(layer: nn.Linear | nn.Embedding) -> Tensor:
     """Some rows of its matrix [N, K]; of panels no others are brought in order."""
     last = layer.num_embeddings - 1 if isinstance(layer, nn.Embedding) else layer.out_features - 1
     rows = [last * i // (NUM_ROWS - 1) for i in range(NUM_ROWS)]
-    if isinstance(layer, InPanels):
+    if isinstance(layer, PackedLayer):
         panels, width = layer.get_parameter("panels"), layer.width
         return torch.cat([_of_vector(_row_of_panels(panels, width, row)) for row in rows])
     weight = layer.weight
@@ -88,7 +88,7 @@ def _of_matrix(layer: nn.Linear | nn.Embedding) -> Tensor:
 def _row_of_panels(panels: Tensor, width: int, row: int) -> Tensor:
     """Row ``row`` [K] of the matrix that lies in ``panels`` [N, K] of ``width`` rows."""
     first = row // width * width
-    return from_panels(panels.detach()[first : first + width], width)[row - first]
+    return unpack_matrix(panels.detach()[first : first + width], width)[row - first]
 
 
 def _of_vector(vector: Tensor) -> Tensor:

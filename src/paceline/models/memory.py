@@ -27,7 +27,7 @@ def free_memory(device: torch.device | str) -> int:
     return psutil.virtual_memory().available
 
 
-def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def copy_to_huge_pages(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous CPU tensors, copied side by side into one piece of memory, of large pages where the system has them.
 
     Weights are read from end to end in every step, and small pages cost a fifth of the speed. Empties ``tensors`` on
@@ -47,7 +47,7 @@ def settle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return settled
 
 
-def unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros on the CPU that take memory page by page as they are written; on Windows all of it at once."""
     size = prod(shape) * dtype.itemsize
     if size == 0 or sys.platform == "win32":

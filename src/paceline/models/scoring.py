@@ -40,7 +40,7 @@ class PassageScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class SequenceScores:
     """Of tokens ``start`` to T - 1 of every row, on the device.
 
     Entries beyond a row's own text mean nothing. The dtype is that of the logits, float32 at least.
@@ -75,7 +75,7 @@ def score_passages(
 
 
 @torch.inference_mode()
-def score_text(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0) -> Scored:
+def score_sequences(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0) -> SequenceScores:
     """Score the tokens of ``text`` [B, T] from ``start`` (static, at least 1) up to ``length`` [B], at most T.
 
     The text is read in chunks through the same cached forward that decoding uses, and each chunk's logits are reduced
@@ -96,7 +96,7 @@ def score_text(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0
             pieces.append(_reduce(logits, text[:, read + 1 : read + 1 + step], top))
         read += step
     logprobs, greedy, top_tokens, top_logprobs = (torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
-    return Scored(logprobs=logprobs, greedy=greedy, top_tokens=top_tokens, top_logprobs=top_logprobs)
+    return SequenceScores(logprobs=logprobs, greedy=greedy, top_tokens=top_tokens, top_logprobs=top_logprobs)
 
 
 def chunk_size(rows: int, vocab_size: int) -> int:
@@ -112,11 +112,11 @@ def _score_batch(lm: LM, passages: Sequence[Passage], top: int) -> list[PassageS
         return [PassageScore(logprobs=(), greedy=(), top=())] * len(passages)
     padded = [[*passage.tokens, *[0] * (longest - len(passage.tokens))] for passage in passages]
     text, length = (torch.tensor(values, device=lm.device) for values in (padded, lengths))
-    scored = score_text(lm, text, length, start, top=top)
+    scored = score_sequences(lm, text, length, start, top=top)
     return [_read(scored, row, slice(p.first - start, len(p.tokens) - start)) for row, p in enumerate(passages)]
 
 
-def _read(scored: Scored, row: int, asked: slice) -> PassageScore:
+def _read(scored: SequenceScores, row: int, asked: slice) -> PassageScore:
     """What was found about the places of ``row`` that were asked about."""
     logprobs, top = numbers(scored.logprobs[row, asked]), scored.top_tokens.shape[-1]
     tokens, values = integers(scored.top_tokens[row, asked].flatten()), numbers(scored.top_logprobs[row, asked])

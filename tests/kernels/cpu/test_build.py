@@ -13,7 +13,7 @@ from paceline.kernels.cpu.build import KernelError, load_kernel
 from paceline.models import backend
 from paceline.models.cpu import program
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import PanelLinear, lay_in_panels
+from paceline.models.cpu.packed_weights import PackedLinear, pack_linears
 from paceline.models.native.quantization import SCHEMES
 from tests.kernels.cpu.models import native, quantised
 from tests.models.layouts import LAYOUTS, random_tree, texts
@@ -86,7 +86,7 @@ def test_a_compiler_that_does_not_know_the_machine_builds_for_any_and_says_so(af
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
     with caplog.at_level(logging.WARNING, logger="paceline"):
         check("grouped", torch.float32)
-    assert "built for any processor, which is slower: what machine" in caplog.text
+    assert "built without CPU-specific instructions, which is slower: what machine" in caplog.text
 
 
 def test_the_kernel_is_built_for_this_machine(afresh, monkeypatch, caplog):
@@ -125,8 +125,8 @@ def test_a_processor_without_wide_vectors_gives_the_same_numbers(afresh, monkeyp
     for quantization in SCHEMES:
         with torch.inference_mode():  # as whoever made the layout's model first
             lm = deepcopy(quantised("grouped", torch.bfloat16, quantization))
-            lay_in_panels(lm)
-        assert not any(isinstance(module, PanelLinear) for module in lm.modules())
+            pack_linears(lm)
+        assert not any(isinstance(module, PackedLinear) for module in lm.modules())
         compare(lm, 0.06)  # eagerly a product of int8 is rounded twice
 
 
@@ -143,11 +143,11 @@ def test_what_the_kernel_does_not_know_runs_eagerly(caplog):
 
 def test_half_precision_and_matrices_that_lie_the_other_way_are_refused():
     lm = native("gpt2", torch.float32)
-    turned = type(lm)(lm.config)
-    weight = turned.blocks[0].ffn.up.weight
+    rotary_dim = type(lm)(lm.config)
+    weight = rotary_dim.blocks[0].ffn.up.weight
     weight.data = weight.data.t().contiguous().t()
     with pytest.raises(program.UnsupportedError, match="row by row"):
-        CpuDecoder(turned)
+        CpuDecoder(rotary_dim)
     with pytest.raises(program.UnsupportedError, match="float16"):
         CpuDecoder(type(lm)(lm.config).half())
 

@@ -25,10 +25,10 @@ def poison(cache, value):
     cache.storage.values.fill_(value)
 
 
-def calls(lm, unwritten=1e4):
+def calls(lm, lazy_zeros=1e4):
     """Logits and taps of a ragged prompt, a tree over it, and the same tree in two parts; only what is valid."""
     cache = lm.new_cache(ROWS, 64).view()
-    poison(cache, unwritten)
+    poison(cache, lazy_zeros)
     taps = tuple({0, 1, lm.num_layers})
     seen = []
 
@@ -84,9 +84,9 @@ def test_slots_that_nobody_wrote_are_not_read(layout, dtype):
 def test_the_last_head_of_whole_vectors_of_slots_ends_where_it_ends(length, dtype):
     model = CpuDecoder(native("gpt2-odd-heads", dtype))
     found = []
-    for unwritten in (0.0, torch.nan):
+    for lazy_zeros in (0.0, torch.nan):
         cache = model.new_cache(1, length + 8).view()
-        poison(cache, unwritten)
+        poison(cache, lazy_zeros)
         tree = Tree.make_chain(texts(1, length), torch.ones(1, length, dtype=torch.bool))
         found.append(model(tree, cache).logits)
     assert torch.equal(*found)

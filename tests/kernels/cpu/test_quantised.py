@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import PanelLinear, lay_in_panels, packed_width
+from paceline.models.cpu.packed_weights import PackedLinear, pack_linears, quantized_panel_rows
 from paceline.models.native.quantization import SCHEMES
 from tests.kernels.cpu.models import quantised
 from tests.kernels.cpu.test_invariance import chain, one_by_one
@@ -25,8 +25,8 @@ def kernel(layout, dtype, quantization, laid, source=None):
     """The kernel's model of a layout."""
     lm = deepcopy(quantised(layout, dtype, quantization, source))
     if laid:
-        lay_in_panels(lm)
-        assert isinstance(lm.blocks[0].ffn.down, PanelLinear) == (packed_width() > 0)
+        pack_linears(lm)
+        assert isinstance(lm.blocks[0].ffn.down, PackedLinear) == (quantized_panel_rows() > 0)
     return CpuDecoder(lm)
 
 

@@ -10,7 +10,7 @@ from paceline.core.cache import View
 from paceline.core.tree import Resume, Tree
 from paceline.models.base import LogitsFor, PendingInputs, SharedLayers
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import lay_in_panels, panel_width
+from paceline.models.cpu.packed_weights import pack_linears, panel_rows
 from tests.kernels.cpu.models import head_of, native
 from tests.kernels.cpu.test_fused_drafting import COUNT, DTYPES, KNOWN, LENGTHS, NONE, PROCESSING, ROOM, asked
 
@@ -133,13 +133,13 @@ def test_whatever_is_asked_of_the_tokens(processing, vocab, greedy):
 
 
 @torch.inference_mode()
-@pytest.mark.skipif(panel_width() == 0, reason="this machine's products have no use for panels")
+@pytest.mark.skipif(panel_rows() == 0, reason="this machine's products have no use for panels")
 @pytest.mark.parametrize("layout", ["grouped", "tied"])
 def test_so_it_is_with_matrices_in_panels_some_of_them_shared(layout):
     target = deepcopy(native(layout, torch.bfloat16))
-    lay_in_panels(target)
+    pack_linears(target)
     head = head_of(target, 2)
-    lay_in_panels(head, beside=target)
+    pack_linears(head, beside=target)
     assert_alike(CpuDecoder(target), CpuDecoder(head), 2)
 
 

@@ -118,7 +118,7 @@ class TreeCache(Cache):
         super().__init__(layers=layers)
 
 
-def is_whole(view: View) -> bool:
+def has_all_layers(view: View) -> bool:
     """Whether ``view`` names all layers of its storage, in order: only a model of our own can run some of them."""
     return view.layers == tuple(range(view.storage.num_layers))
 

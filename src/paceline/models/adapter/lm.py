@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
-from paceline.models.adapter.cache import TreeCache, is_whole
+from paceline.models.adapter.cache import TreeCache, has_all_layers
 from paceline.models.adapter.probe import probe
-from paceline.models.adapter.support import Measure, base_of, check_model, measure, placement, read_context
+from paceline.models.adapter.support import ModelInfo, base_model_of, check_model, measure, placement, read_context
 from paceline.models.base import LogitsFor, Output
 from paceline.models.loading import ModelError
 from paceline.models.native.attention import TreeAttention
@@ -26,7 +26,7 @@ from paceline.models.native.attention import TreeAttention
 MASKED = ("eager", "sdpa")  # attention implementations of transformers that take a mask of four axes
 
 # An adapter holds its model, so what is remembered of a model must not hold the adapter.
-_PROBED: WeakKeyDictionary[PreTrainedModel, tuple[object, Measure]] = WeakKeyDictionary()
+_PROBED: WeakKeyDictionary[PreTrainedModel, tuple[object, ModelInfo]] = WeakKeyDictionary()
 
 
 class TransformersLM:
@@ -35,17 +35,17 @@ class TransformersLM:
     ``place``: the model's precision and device.
     """
 
-    def __init__(self, model: PreTrainedModel, measured: Measure, place: tuple[torch.dtype, torch.device]) -> None:
-        self.model, self.measured = model, measured
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, place: tuple[torch.dtype, torch.device]) -> None:
+        self.model, self.info = model, info
         self._dtype, self._device = place
         self._context = read_context(model.config, type(model).__name__)
-        self._base, self._head = base_of(model), model.get_output_embeddings()
+        self._base, self._head = base_model_of(model), model.get_output_embeddings()
         parts = [model] if self._base is None else [model, self._base]
         self._take_positions = {part for part in parts if _takes_positions(part)}
 
     @property
     def vocab_size(self) -> int:
-        return self.measured.vocab_size
+        return self.info.vocab_size
 
     @property
     def max_positions(self) -> int:
@@ -54,7 +54,7 @@ class TransformersLM:
     @property
     def max_slots(self) -> int | None:
         """What its attention window or its positions limit it to."""
-        return None if self.measured.limit is None else self.measured.limit.length
+        return None if self.info.limit is None else self.info.limit.length
 
     @property
     def num_layers(self) -> int:
@@ -63,7 +63,7 @@ class TransformersLM:
     @property
     def slot_bytes(self) -> int:
         """Keys and values of one token over all layers, in bytes."""
-        return self.measured.shape.slot_bytes
+        return self.info.shape.slot_bytes
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,14 +78,14 @@ class TransformersLM:
 
         Raises ValueError for more slots than the model's attention window holds, or than its positions are made for.
         """
-        limit = self.measured.limit
+        limit = self.info.limit
         if limit is not None and capacity > limit.length:
             raise ValueError(
                 f"{type(self.model).__name__}: texts of up to {capacity} slots, drafts included, are longer than "
                 f"{limit.length}: {limit.reason}; lower max_tokens, max_length or num_draft_tokens, or shorten the "
                 "prompts"
             )
-        return self.measured.shape.new_cache(rows, capacity, self.device)
+        return self.info.shape.new_cache(rows, capacity, self.device)
 
     @torch.no_grad()
     def __call__(
@@ -103,11 +103,11 @@ class TransformersLM:
         Raises ValueError for a view of some of the layers, for ``resume`` and for a model in training mode: its own
         code runs all layers.
         """
-        if resume is not None or not is_whole(cache):
+        if resume is not None or not has_all_layers(cache):
             raise ValueError("a transformers model runs all of its layers: load it with backend='native' to run some")
         if self.model.training:
             raise ModelError(f"{type(self.model).__name__} is in training mode: call model.eval()")
-        limit = self.measured.limit
+        limit = self.info.limit
         # Nodes that cannot be accepted may stand beyond a limit, and must not move the others' positions.
         most = self.max_positions if limit is None else limit.length
         attend = TreeAttention(tree, cache, start, max_positions=most, group=1)
@@ -126,7 +126,7 @@ class TransformersLM:
         short = (
             logits_for is not LogitsFor.ALL
             and self._base is not None
-            and (logits_for is LogitsFor.NONE or self.measured.plain_head)
+            and (logits_for is LogitsFor.NONE or self.info.plain_head)
         )
         if short and self._base is not None:
             hidden = self._forward(self._base, tokens, attend)[0]
@@ -138,7 +138,7 @@ class TransformersLM:
 
     def _forward(self, module: PreTrainedModel, tokens: Tensor, attend: TreeAttention) -> Any:
         given: dict[str, Any] = {"position_ids": attend.positions} if module in self._take_positions else {}
-        cache = TreeCache(self.measured.shape, attend)
+        cache = TreeCache(self.info.shape, attend)
         return module(
             input_ids=tokens,
             attention_mask=attend.mask,

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from paceline.core.cache import View
 from paceline.core.tree import Tree
-from paceline.models.adapter.support import Measure, first_line
+from paceline.models.adapter.support import ModelInfo, first_line
 from paceline.models.base import LM, LogitsFor
-from paceline.models.loading import ModelError, name_of
+from paceline.models.loading import ModelError, dtype_name
 from paceline.models.prefill import feed
 
 LENGTHS = (5, 11)  # committed tokens of the two rows
@@ -40,7 +40,7 @@ class Adapted(LM, Protocol):
     """An adapter that is being probed."""
 
     @property
-    def measured(self) -> Measure: ...
+    def info(self) -> ModelInfo: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -64,7 +64,7 @@ def probe(lm: Adapted, model: PreTrainedModel) -> None:
     if not float((~(differences <= tolerance)).double().mean()) <= share:
         raise ModelError(
             f"{name} cannot be run on trees: logits differ from those of its plain forward by up to {worst:.3g} "
-            f"standard deviations, where {tolerance:g} is allowed for {name_of(lm.dtype)}; its attention ignores "
+            f"standard deviations, where {tolerance:g} is allowed for {dtype_name(lm.dtype)}; its attention ignores "
             "a mask of four axes, or it derives positions from cache slots; give a model of another architecture"
         )
 
@@ -78,7 +78,7 @@ def _compare(lm: Adapted, model: PreTrainedModel) -> Tensor:
         return torch.randint(lm.vocab_size, shape, generator=generator)
 
     text, drafted, roots = draw(2, longest), draw(2, len(PARENTS[0])), draw(2, 1)
-    limit = lm.measured.limit
+    limit = lm.info.limit
     capacity = min(CAPACITY, lm.max_positions if limit is None else limit.length)
     if capacity < longest + len(PARENTS[0]):
         raise ModelError(f"{type(model).__name__}: a context of {capacity} tokens is too short to be probed")

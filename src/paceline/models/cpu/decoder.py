@@ -15,12 +15,12 @@ from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
 from paceline.kernels.cpu import structs as layout
 from paceline.kernels.cpu.build import load_kernel
-from paceline.kernels.cpu.processing import processors_of
-from paceline.kernels.cpu.sampling import known, options_of
+from paceline.kernels.cpu.processing import logits_processors_of
+from paceline.kernels.cpu.sampling import is_philox, sampling_options_of
 from paceline.models.base import FusedDrafting, InputProjection, LogitsFor, Output, PendingInputs, SharedLayers
 from paceline.models.cpu.program import compile_input_projection, compile_program
-from paceline.models.loading import name_of
-from paceline.models.memory import unwritten
+from paceline.models.loading import dtype_name
+from paceline.models.memory import lazy_zeros
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -71,7 +71,7 @@ class CpuDecoder(FusedDrafting):
 
         Raises ValueError for a capacity that exceeds the model's sliding window.
         """
-        return self.lm.new_cache(rows, capacity, zeros=unwritten)
+        return self.lm.new_cache(rows, capacity, zeros=lazy_zeros)
 
     def __call__(
         self,
@@ -121,7 +121,7 @@ class CpuDecoder(FusedDrafting):
         shared_layers: SharedLayers | None = None,
     ) -> bool:
         """See models/base; one call for all of it, processing included, with noise that the kernel knows."""
-        if torch.compiler.is_compiling() or not known(batch.noise) or batch.guiding.any:
+        if torch.compiler.is_compiling() or not is_philox(batch.noise) or batch.guiding.any:
             return False
         if shared_layers is not None and not (
             isinstance(shared_layers.lm, CpuDecoder) and shared_layers.lm.dtype == self.dtype
@@ -130,14 +130,14 @@ class CpuDecoder(FusedDrafting):
         self._refresh(cache)
         call, held = self._call(cache, rows=len(tokens), nodes=1, logits_for=LogitsFor.ALL)
         call.chain = True
-        chain = layout.Chain(
+        chain = layout.FusedDraft(
             depth=tokens.shape[1] - 1,
             vocab=min(self.vocab_size, batch.processing.vocab_size),
             greedy=greedy,
-            most=pending.max_count,
+            max_count=pending.max_count,
             count=pending.count.data_ptr(),
-            text=batch.tokens.data_ptr(),
-            text_step=batch.tokens.stride(0),
+            sequence=batch.tokens.data_ptr(),
+            sequence_step=batch.tokens.stride(0),
             length=batch.length.data_ptr(),
             valid=valid.data_ptr(),
             tokens=tokens.data_ptr(),
@@ -151,7 +151,7 @@ class CpuDecoder(FusedDrafting):
                 assert states.shape[-1] == self.lm.config.hidden_size
             else:
                 assert states.shape[-1] == pending.input_projection.product.in_features
-                chain.enter = self._compile_projection(pending.input_projection)
+                chain.input_projection = self._compile_projection(pending.input_projection)
         if shared_layers is not None:
             assert (
                 isinstance(shared_layers.lm, CpuDecoder)
@@ -159,9 +159,9 @@ class CpuDecoder(FusedDrafting):
                 and pending.input_projection is None
             )
             held += shared_layers.lm._run_shared_layers(chain, shared_layers, len(tokens))
-        options = options_of(batch.sampling)
-        asked = processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
-        self._ahead(
+        options = sampling_options_of(batch.sampling)
+        asked = logits_processors_of(batch.processing, batch.tokens, batch.length) if batch.processing.any else None
+        self._draft(
             *map(ctypes.byref, (self._program.model, call, options)),
             None if asked is None else ctypes.byref(asked),
             ctypes.byref(chain),
@@ -188,7 +188,7 @@ class CpuDecoder(FusedDrafting):
             cos=self._cos.data_ptr(),
             sin=self._sin.data_ptr(),
             table=self._cos.shape[0],
-            turned=self._cos.shape[-1],
+            rotary_dim=self._cos.shape[-1],
             layers=_integers(cache.layers),
             num_layers=len(cache.layers),
         )
@@ -210,7 +210,7 @@ class CpuDecoder(FusedDrafting):
             self._input_projection = (place, *compile_input_projection(self.lm, projection))
         return self._input_projection[1]
 
-    def _run_shared_layers(self, chain: layout.Chain, shared: SharedLayers, rows: int) -> list[Tensor]:
+    def _run_shared_layers(self, chain: layout.FusedDraft, shared: SharedLayers, rows: int) -> list[Tensor]:
         """Have ``shared``, layers of this model, read each token first; the tensors that ``chain`` points to then."""
         self._refresh(shared.cache)
         call, held = self._call(shared.cache, rows=rows, nodes=1, logits_for=LogitsFor.NONE)
@@ -235,10 +235,10 @@ class CpuDecoder(FusedDrafting):
     def _prepare(self) -> None:
         self._program = compile_program(self.lm)
         self._source = next(self.lm.embed.parameters()).data_ptr()
-        self._run = getattr(load_kernel(), f"paceline_forward_{name_of(self.lm.dtype)}")
+        self._run = getattr(load_kernel(), f"paceline_forward_{dtype_name(self.lm.dtype)}")
         self._run.restype = None
-        self._ahead = getattr(load_kernel(), f"paceline_ahead_{name_of(self.lm.dtype)}")
-        self._ahead.restype = None
+        self._draft = getattr(load_kernel(), f"paceline_draft_fused_{dtype_name(self.lm.dtype)}")
+        self._draft.restype = None
         self._cos = self._sin = torch.empty(0)
         self._input_projection: tuple[int, ctypes.Array[layout.Operation], tuple[Tensor, ...]] | None = None
 

@@ -8,30 +8,30 @@ from torch import Tensor, nn
 
 from paceline.kernels.cpu.build import load_kernel
 from paceline.kernels.cpu.structs import Kind, Operation
-from paceline.models.cpu.packed_weights import fits_panels, in_panels, panel_width
-from paceline.models.cpu.program import set_matrix
-from paceline.models.loading import name_of
+from paceline.models.cpu.packed_weights import can_pack, pack_linear, panel_rows
+from paceline.models.cpu.program import set_weight
+from paceline.models.loading import dtype_name
 
 
-def product_with(weight: Tensor, *, panels: bool = True) -> Callable[[Tensor], Tensor]:
+def gemm_with_weight(weight: Tensor, *, panels: bool = True) -> Callable[[Tensor], Tensor]:
     """The product of contiguous rows [B, in] with ``weight`` [out, in] as a forward multiplies: [B, out].
 
     The matrix is laid in panels, a copy, where models that are loaded have theirs there; not without ``panels``.
 
     Raises KernelError where the kernel cannot be built.
     """
-    laid = panels and fits_panels(weight, panel_width())
+    laid = panels and can_pack(weight, panel_rows())
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight.detach().clone() if laid else weight, requires_grad=False)
-    return product_of(in_panels(layer) if laid else layer, weight.dtype)
+    return gemm_with_layer(pack_linear(layer) if laid else layer, weight.dtype)
 
 
-def product_of(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def gemm_with_layer(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """The same with the matrix of ``layer`` as it lies, of numbers or of integers, and rows of ``dtype``; no bias.
 
     Raises KernelError where the kernel cannot be built.
     """
-    run = getattr(load_kernel(), f"paceline_product_{name_of(dtype)}")
+    run = getattr(load_kernel(), f"paceline_linear_{dtype_name(dtype)}")
     run.restype = None
     operation = Operation(kind=Kind.LINEAR, inner=layer.in_features, outer=layer.out_features)
     held: list[Tensor] = []
@@ -40,7 +40,7 @@ def product_of(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tenso
         held.append(tensor)
         return tensor.data_ptr()
 
-    set_matrix(operation, layer, point)
+    set_weight(operation, layer, point)
 
     def multiply(x: Tensor) -> Tensor:
         y = torch.empty(x.shape[0], layer.out_features, dtype=dtype)

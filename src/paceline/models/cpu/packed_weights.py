@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from paceline.kernels.cpu.build import load_kernel
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.native.quantization import PACKED, Int4Linear, Int8Linear
+from paceline.models.native.quantization import INT4_PER_WORD, Int4Linear, Int8Linear
 
 UNITS = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # by their bytes
 
 
-class InPanels(nn.Module):
+class PackedLayer(nn.Module):
     """A layer that keeps its matrix in panels; ``weight`` [N, K] is made of them anew whenever it is asked for.
 
     Whoever saves, copies or compares layers finds ``weight``. A change of what it gives changes nothing here.
@@ -32,7 +32,7 @@ class InPanels(nn.Module):
         for name, parameter in (("bias", None), *layer.named_parameters()):
             laid, unit = self.LAID.get(name, (name, 0))
             if parameter is not None and unit:
-                tensor = parameter.detach().copy_(to_panels(parameter, width, unit))
+                tensor = parameter.detach().copy_(pack_matrix(parameter, width, unit))
                 parameter = nn.Parameter(tensor, requires_grad=False)
             self.register_parameter(laid, parameter)
 
@@ -43,7 +43,7 @@ class InPanels(nn.Module):
 
     def _by_row(self, name: str) -> Tensor:
         laid, unit = self.LAID[name]
-        return from_panels(self.get_parameter(laid), self.width, unit)
+        return unpack_matrix(self.get_parameter(laid), self.width, unit)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -54,26 +54,26 @@ class InPanels(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # type: ignore[override]
         for name, (laid, unit) in self.LAID.items():
             if prefix + name in state_dict:
-                state_dict[prefix + laid] = to_panels(state_dict.pop(prefix + name), self.width, unit)
+                state_dict[prefix + laid] = pack_matrix(state_dict.pop(prefix + name), self.width, unit)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class PanelLinear(InPanels, nn.Linear):  # type: ignore[misc]
+class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
     """A linear layer whose matrix lies in panels."""
 
     def __init__(self, layer: nn.Linear, width: int) -> None:
-        InPanels.__init__(self, layer, width)
+        PackedLayer.__init__(self, layer, width)
         self.in_features, self.out_features = layer.in_features, layer.out_features
 
 
-class PanelInt8Linear(PanelLinear, Int8Linear):  # type: ignore[misc]
+class PackedInt8Linear(PackedLinear, Int8Linear):  # type: ignore[misc]
     """The same of bytes."""
 
 
-class PanelInt4Linear(PanelLinear, Int4Linear):  # type: ignore[misc]
+class PackedInt4Linear(PackedLinear, Int4Linear):  # type: ignore[misc]
     """The same of four bits, eight by eight, with the scales of a group of all rows side by side."""
 
-    LAID: ClassVar = {"weight": ("panels", PACKED // 2), "scale": ("scale_panels", 1)}
+    LAID: ClassVar = {"weight": ("panels", INT4_PER_WORD // 2), "scale": ("scale_panels", 1)}
 
     @property
     def scale(self) -> Tensor:  # type: ignore[override]
@@ -81,35 +81,35 @@ class PanelInt4Linear(PanelLinear, Int4Linear):  # type: ignore[misc]
         return self._by_row("scale")
 
 
-class PanelEmbedding(InPanels, nn.Embedding):  # type: ignore[misc]
+class PackedEmbedding(PackedLayer, nn.Embedding):  # type: ignore[misc]
     """A table of embeddings that lies in panels, because the head multiplies with it too."""
 
     panels: nn.Parameter
 
     def __init__(self, table: nn.Embedding, width: int) -> None:
-        InPanels.__init__(self, table, width)
+        PackedLayer.__init__(self, table, width)
         self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
 
     def forward(self, input: Tensor) -> Tensor:
         return F.embedding(input, self.weight)
 
 
-def panel_width() -> int:
+def panel_rows() -> int:
     """Rows of a panel; 0 where this machine's products have no use for them. Raises KernelError without a compiler."""
     return int(load_kernel().paceline_panel_rows())
 
 
-def packed_width() -> int:
+def quantized_panel_rows() -> int:
     """The same for integers."""
-    return int(load_kernel().paceline_packed_rows())
+    return int(load_kernel().paceline_quantized_panel_rows())
 
 
-def fits_panels(weight: Tensor, width: int) -> bool:
+def can_pack(weight: Tensor, width: int) -> bool:
     """Whether ``weight`` [N, K] can lie in panels of ``width`` rows."""
     return width > 0 and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.shape[1] % 2 == 0
 
 
-def to_panels(weight: Tensor, width: int, unit: int = 2) -> Tensor:
+def pack_matrix(weight: Tensor, width: int, unit: int = 2) -> Tensor:
     """A copy of ``weight`` [N, K] in panels of ``width`` rows, the last one of those that are left.
 
     So many numbers as ``unit`` says stay together.
@@ -120,15 +120,15 @@ def to_panels(weight: Tensor, width: int, unit: int = 2) -> Tensor:
     return panels
 
 
-def from_panels(panels: Tensor, width: int, unit: int = 2) -> Tensor:
-    """The reverse of ``to_panels``."""
+def unpack_matrix(panels: Tensor, width: int, unit: int = 2) -> Tensor:
+    """The reverse of ``pack_matrix``."""
     weight = torch.empty_like(panels)
     for there, here in zip(_units_of_rows(weight, width, unit), _units_of_panels(panels, width, unit), strict=True):
         there.copy_(here.transpose(1, 2))
     return weight
 
 
-def lay_in_panels(lm: DecoderLM, *, beside: nn.Module | None = None) -> None:
+def pack_linears(lm: DecoderLM, *, beside: nn.Module | None = None) -> None:
     """Lay the matrices of ``lm`` in panels, each in the memory where it lies; those that are already stay.
 
     For models whose weights nobody else holds but ``beside``: what that has a part in stays, and so does a matrix that
@@ -140,32 +140,32 @@ def lay_in_panels(lm: DecoderLM, *, beside: nn.Module | None = None) -> None:
     holders = Counter(part.data_ptr() for layer in layers for part in layer.parameters(recurse=False))
     laid: dict[nn.Linear, nn.Linear] = {}
     for path, layer in list(lm.named_modules(remove_duplicate=False)):
-        if not isinstance(layer, nn.Linear) or isinstance(layer, InPanels) or lm.dtype != torch.bfloat16:
+        if not isinstance(layer, nn.Linear) or isinstance(layer, PackedLayer) or lm.dtype != torch.bfloat16:
             continue
         if holders[layer.weight.data_ptr()] == 1:
             if layer not in laid:
-                laid[layer] = in_panels(layer)
+                laid[layer] = pack_linear(layer)
             lm.set_submodule(path, laid[layer])
     if lm.head is None and type(lm.embed) is nn.Embedding and holders[lm.embed.weight.data_ptr()] == 1:
         if _is_laid(lm.embed.weight):
-            lm.embed = PanelEmbedding(lm.embed, panel_width())
+            lm.embed = PackedEmbedding(lm.embed, panel_rows())
 
 
-def in_panels(layer: nn.Linear) -> nn.Linear:
+def pack_linear(layer: nn.Linear) -> nn.Linear:
     """``layer``, which multiplies bfloat16, its tensors laid in panels where they lie; itself where it cannot be."""
     if type(layer) is nn.Linear and _is_laid(layer.weight):
-        return PanelLinear(layer, panel_width())
+        return PackedLinear(layer, panel_rows())
     if layer.weight.requires_grad or layer.weight.device.type != "cpu":
         return layer
-    if type(layer) is Int8Linear and packed_width() and layer.in_features % 2 == 0:
-        return PanelInt8Linear(layer, packed_width())
-    if type(layer) is Int4Linear and packed_width() and layer.in_features % PACKED == 0:
-        return PanelInt4Linear(layer, packed_width())
+    if type(layer) is Int8Linear and quantized_panel_rows() and layer.in_features % 2 == 0:
+        return PackedInt8Linear(layer, quantized_panel_rows())
+    if type(layer) is Int4Linear and quantized_panel_rows() and layer.in_features % INT4_PER_WORD == 0:
+        return PackedInt4Linear(layer, quantized_panel_rows())
     return layer
 
 
 def _is_laid(weight: Tensor) -> bool:
-    return fits_panels(weight, panel_width()) and not weight.requires_grad
+    return can_pack(weight, panel_rows()) and not weight.requires_grad
 
 
 def _units_of_rows(matrix: Tensor, width: int, unit: int) -> list[Tensor]:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
+from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, WeightFormat
 from paceline.models.base import InputProjection
-from paceline.models.cpu.packed_weights import PanelEmbedding, PanelLinear
+from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLinear
 from paceline.models.native.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import (
@@ -21,7 +21,7 @@ from paceline.models.native.layers import (
     RMSNorm,
     gelu_tanh,
 )
-from paceline.models.native.qkv import Interleaved, Normed, Plain, Rotated, Scaled, Split
+from paceline.models.native.qkv import NormRotateQK, PrepareQKV, RotateInterleavedQKV, RotateQK, ScaleQuery, SplitQKV
 from paceline.models.native.quantization import Int4Linear, Int8Linear
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -78,13 +78,13 @@ def compile_program(lm: DecoderLM) -> Program:
         key_step=3 * head_dim if side else head_dim,
         value=2 * head_dim if side else (heads + kv_heads) * head_dim,
         value_step=3 * head_dim if side else head_dim,
-        wide_table=config.rotary is not None and config.rotary.wide,
+        float32_rotary=config.rotary is not None and config.rotary.wide,
         width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
         scale=head_dim**-0.5,
-        panel_rows=lm.embed.width if isinstance(lm.embed, PanelEmbedding) else 0,
+        panel_rows=lm.embed.width if isinstance(lm.embed, PackedEmbedding) else 0,
         embedding_factor=lm.embedding_factor,
         divisor=lm.logits_divisor,
-        embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PanelEmbedding) else lm.embed.weight),
+        embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PackedEmbedding) else lm.embed.weight),
         position=None if lm.position is None else writer.point(lm.position.weight),
         operations=array,
         layers=layers,
@@ -104,20 +104,20 @@ def compile_input_projection(
     return (Operation * 2)(norm, product), tuple(writer.held)
 
 
-def set_matrix(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
+def set_weight(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
     """Say what the matrix of ``layer`` is made of and, by ``point``, where it lies."""
-    laid = isinstance(layer, PanelLinear)
+    laid = isinstance(layer, PackedLinear)
     matrix = layer.get_parameter("panels") if laid else layer.weight
     product.count = matrix.stride(0)
     if isinstance(layer, Int8Linear):
-        product.variant = Weights.PANELS_INT8 if laid else Weights.INT8
+        product.variant = WeightFormat.PACKED_INT8 if laid else WeightFormat.INT8
         product.weight, product.scales = point(matrix, torch.int8), point(layer.scale, torch.float32)
     elif isinstance(layer, Int4Linear):
-        product.variant = Weights.PANELS_INT4 if laid else Weights.INT4
+        product.variant = WeightFormat.PACKED_INT4 if laid else WeightFormat.INT4
         scales = layer.get_parameter("scale_panels") if laid else layer.scale
         product.weight, product.scales = point(matrix, torch.uint8), point(scales, torch.bfloat16)
     else:
-        product.variant = Weights.PANELS if laid else Weights.FLOATS
+        product.variant = WeightFormat.PACKED if laid else WeightFormat.FLOATS
         product.weight = point(matrix)
 
 
@@ -136,7 +136,7 @@ class _Writer:
             Buffer.ATTENDED: heads,
             Buffer.INNER: config.ffn_size * (2 if config.ffn.gated else 1),
             Buffer.GATED: config.ffn_size,
-            Buffer.ASIDE: config.hidden_size,
+            Buffer.ATTENTION_OUT: config.hidden_size,
         }
 
     def point(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
@@ -167,11 +167,11 @@ class _Writer:
         yield self.norm(attention_norm, Buffer.STREAM, Buffer.NORMED)
         yield from self.attention(block.attention, Buffer.NORMED)
         if kind is ParallelBlock:
-            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ASIDE)
+            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ATTENTION_OUT)
             yield self.norm(ffn_norm, Buffer.STREAM, Buffer.NORMED)
             yield from self.ffn(block.ffn, Buffer.NORMED)
             yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
-            yield self.add(Buffer.ASIDE, Buffer.NORMED)
+            yield self.add(Buffer.ATTENTION_OUT, Buffer.NORMED)
             yield self.add(Buffer.NORMED, Buffer.STREAM)
             return
         factor = block.factor if isinstance(block, ScaledBlock) else 1.0
@@ -186,24 +186,24 @@ class _Writer:
         yield from self.heads(attention.heads, 1.0)
         yield Operation(kind=Kind.ATTEND, source=Buffer.HEADS, target=Buffer.ATTENDED)
 
-    def heads(self, split: Split, factor: float) -> Iterator[Operation]:
+    def heads(self, split: PrepareQKV, factor: float) -> Iterator[Operation]:
         """Norms and rotation, after which queries lie in HEADS, keys and values in the cache."""
-        if isinstance(split, Scaled):
+        if isinstance(split, ScaleQuery):
             yield from self.heads(split.inner, factor * split.factor)
             return
-        if isinstance(split, Normed):
+        if isinstance(split, NormRotateQK):
             sizes = (split.sizes[0] * self.head_dim(split), split.sizes[1] * self.head_dim(split))
             places = ((split.query_norm, split.query_size, 0, sizes[0]), (split.key_norm, split.key_size, *sizes))
             for norm, size, offset, whole in places:
                 one = self.norm(norm, Buffer.HEADS, Buffer.HEADS, size)
                 one.count, one.offset = whole // size, offset
                 yield one
-        elif not isinstance(split, Plain | Rotated | Interleaved):
+        elif not isinstance(split, SplitQKV | RotateQK | RotateInterleavedQKV):
             raise UnsupportedError(f"heads of {type(split).__name__}")
-        turned = 0 if isinstance(split, Plain) else self.rotated
-        yield Operation(kind=Kind.TURN, source=Buffer.HEADS, target=Buffer.HEADS, inner=turned, factor=factor)
+        rotary_dim = 0 if isinstance(split, SplitQKV) else self.rotated
+        yield Operation(kind=Kind.ROTATE, source=Buffer.HEADS, target=Buffer.HEADS, inner=rotary_dim, factor=factor)
 
-    def head_dim(self, split: Normed) -> int:
+    def head_dim(self, split: NormRotateQK) -> int:
         """Numbers of one head."""
         return self.widths[Buffer.HEADS] // sum(split.sizes)
 
@@ -242,7 +242,7 @@ class _Writer:
         self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
     ) -> Operation:
         """A product with a layer's matrix."""
-        if isinstance(layer, PanelLinear) and self.dtype != torch.bfloat16:
+        if isinstance(layer, PackedLinear) and self.dtype != torch.bfloat16:
             raise UnsupportedError(f"a matrix in panels in a model of {self.dtype}")
         product = Operation(
             kind=kind,
@@ -253,7 +253,7 @@ class _Writer:
             factor=factor,
             bias=None if layer.bias is None else self.point(layer.bias),
         )
-        set_matrix(product, layer, self.point)
+        set_weight(product, layer, self.point)
         return product
 
     def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
@@ -262,8 +262,8 @@ class _Writer:
             return self.linear(lm.head, source, target)
         inner, outer = lm.embed.embedding_dim, lm.embed.num_embeddings
         product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
-        if isinstance(lm.embed, PanelEmbedding):
-            product.variant, product.weight = Weights.PANELS, self.point(lm.embed.panels, torch.bfloat16)
+        if isinstance(lm.embed, PackedEmbedding):
+            product.variant, product.weight = WeightFormat.PACKED, self.point(lm.embed.panels, torch.bfloat16)
         else:
             product.weight = self.point(lm.embed.weight)
         return product

@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.models.native.config import DecoderConfig
-from paceline.models.native.fused_weights import pack
+from paceline.models.native.fused_weights import fuse_parts
 from paceline.models.native.layers import RotaryConfig, gelu_tanh
 
 STATIC_SCALINGS = ("llama3", "linear", "yarn")  # frequencies that do not depend on the length of the text
@@ -63,7 +63,7 @@ def renaming(configure: Callable[[dict[str, object]], DecoderConfig], names: Nam
             yield swap(names, name), tensor
 
     def write(state: dict[str, Tensor]) -> dict[str, Tensor]:
-        tensors = pack(dict(state)) if packed else state
+        tensors = fuse_parts(dict(state)) if packed else state
         return {swap(names, own, back=True): tensor for own, tensor in tensors.items()}
 
     return Family(configure, read, write)

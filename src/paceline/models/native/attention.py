@@ -39,10 +39,10 @@ class CacheAttention(ABC):
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write ``key`` and ``value`` to their slots, then attend to all that the nodes see (see ``Attend``)."""
         self.cache.write(layer, self.rows, self.slots, key, value)
-        return self.over(query, *self.cache.read(layer))
+        return self.attend_slots(query, *self.cache.read(layer))
 
     @abstractmethod
-    def over(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_slots(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """``query`` [B, n, G * H, E] against the slots' ``keys`` and ``values`` [B, S, H, E]: [B, n, G * H, E]."""
 
 
@@ -51,12 +51,12 @@ class TreeAttention(CacheAttention):
 
     def __init__(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> None:
         super().__init__(tree, cache, start, max_positions=max_positions)
-        mask = attended(tree, cache, start)
+        mask = visible_slots(tree, cache, start)
         added = torch.zeros_like(mask, dtype=cache.dtype).masked_fill(~mask, -torch.inf)
         # The group folds into the query axis, so shared keys and values are never expanded.
         self.mask = added.repeat(1, group, 1)[:, None]  # [B, 1, G * n, S], made once for all layers
 
-    def over(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_slots(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         rows, nodes, heads, size = query.shape
         group = heads // keys.shape[2]
         folded = query.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).reshape(rows, -1, group * nodes, size)
@@ -64,7 +64,7 @@ class TreeAttention(CacheAttention):
         return out.view(rows, -1, group, nodes, size).permute(0, 3, 1, 2, 4).reshape(rows, nodes, heads, size)
 
 
-def attended(tree: Tree, cache: View, start: int) -> Tensor:
+def visible_slots(tree: Tree, cache: View, start: int) -> Tensor:
     """Which slots the nodes ``start`` on of ``tree`` see: [B, n, S] bool."""
     slot = torch.arange(cache.capacity, device=cache.length.device)
     node = slot - cache.length[:, None]  # [B, S] the node that a slot holds, negative where committed

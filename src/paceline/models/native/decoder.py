@@ -15,12 +15,12 @@ from paceline.models.base import LogitsFor, Output
 from paceline.models.native.attention import Attend, CausalAttention
 from paceline.models.native.blocks import make_block
 from paceline.models.native.config import DecoderConfig
-from paceline.models.native.flex_attention import MakeAttention, attention_for
-from paceline.models.native.layers import Rotary, RotaryConfig, WideRotary, embedding_factor
+from paceline.models.native.flex_attention import AttentionFactory, select_attention
+from paceline.models.native.layers import Float32Rotary, Rotary, RotaryConfig, embedding_factor
 
 
 def _rotary(config: RotaryConfig) -> Rotary:
-    return WideRotary(config) if config.wide else Rotary(config)
+    return Float32Rotary(config) if config.wide else Rotary(config)
 
 
 class DecoderLM(nn.Module):
@@ -38,7 +38,7 @@ class DecoderLM(nn.Module):
         self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.logits_divisor = config.multipliers.logits
         self.dropout = 0.0  # training only
-        self.attention: MakeAttention = attention_for  # over trees; another one only to be compared with it
+        self.attention: AttentionFactory = select_attention  # over trees; another one only to be compared with it
 
     @property
     def vocab_size(self) -> int:
@@ -112,7 +112,7 @@ class DecoderLM(nn.Module):
         """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
         attend = self.attention(tree, cache, start, max_positions=self.max_positions, group=self.group)
         if resume is None:
-            x, done = self.embedded(tree.tokens[:, start:], attend.positions), 0
+            x, done = self.embed_inputs(tree.tokens[:, start:], attend.positions), 0
         else:
             x, done = self._rejoined(tree, cache, start, resume), resume.layer
             assert min(taps, default=done) >= done, "what is resumed has no taps below"
@@ -134,9 +134,9 @@ class DecoderLM(nn.Module):
         model's sliding window.
         """
         attend = self._causally(tokens, segment)
-        return self._causal(self.embedded(tokens, attend.positions), attend, taps, logits_for, skipped)
+        return self._causal(self.embed_inputs(tokens, attend.positions), attend, taps, logits_for, skipped)
 
-    def causal_over(
+    def causal_from_embeds(
         self,
         hidden: Tensor,
         *,
@@ -158,7 +158,7 @@ class DecoderLM(nn.Module):
         found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
         return Output(self._head(found[-1], logits_for, None), {tap: found[tap] for tap in taps})
 
-    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def embed_inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """What the first layer reads [B, n, H], of ``tokens`` and ``positions`` [B, n]."""
         x = self.embed(tokens.flatten())
         if self.embedding_factor != 1.0:
@@ -177,7 +177,7 @@ class DecoderLM(nn.Module):
         if first == tree.num_nodes - start:
             return resume.hidden
         attend = self.attention(tree, cache, start + first, max_positions=self.max_positions, group=self.group)
-        x = self.embedded(tree.tokens[:, start + first :], attend.positions)
+        x = self.embed_inputs(tree.tokens[:, start + first :], attend.positions)
         brought = self._run(x, attend, cache.layers[: resume.layer], ())[-1]
         rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], brought)
         return torch.cat((resume.hidden[:, :first], rest), dim=1) if first else rest
@@ -211,9 +211,9 @@ class DecoderLM(nn.Module):
         if logits_for is LogitsFor.LAST and valid is not None:
             last = (valid.sum(-1) - 1).clamp(min=0)
             x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
-        return self.scored(x)
+        return self.compute_logits(x)
 
-    def scored(self, x: Tensor) -> Tensor:
+    def compute_logits(self, x: Tensor) -> Tensor:
         """Logits [B, n, V] of the residual stream after the last layer [B, n, H]."""
         normed = self.norm(x.flatten(0, 1))
         logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)

@@ -52,18 +52,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def rotate_wide(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``rotate`` in the precision of the table, its result in that of ``x``."""
     return rotate(x, cos, sin).to(x.dtype)
 
 
-def rotate_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_partial(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``rotate`` of the first numbers of each head, as many as the table has; the others stay."""
-    turned = cos.shape[-1]
-    return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
+    rotary_dim = cos.shape[-1]
+    return torch.cat((rotate(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
 
 
-class WideRotary(Rotary):
+class Float32Rotary(Rotary):
     """Angles whose table is not rounded to the model's precision (OLMo 2)."""
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

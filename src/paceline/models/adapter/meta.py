@@ -16,7 +16,7 @@ from paceline.models.loading import ModelError
 META = torch.device("meta")
 
 
-def outline(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> TransformersLM:
+def build_on_meta(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> TransformersLM:
     """An adapter over a model of ``path``'s config without content, which says sizes and can decode nothing.
 
     What is refused by its kind is refused here too, with ModelError; the probe needs weights and is not run.
