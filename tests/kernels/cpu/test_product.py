@@ -24,7 +24,7 @@ def test_products_are_right_and_do_not_depend_on_the_rows_beside(dtype, toleranc
         x = torch.randn(40, inner, generator=generator).to(dtype)
         exact = x.double() @ weight.double().T
         for panels in {True, dtype != torch.bfloat16}:
-            multiply = gemm_with_weight(weight, panels=panels)
+            multiply = gemm_with_weight(weight, packed=panels)
             alone = torch.cat([multiply(row[None]) for row in x])
             assert float((alone - exact).abs().max()) <= tolerance * max(1.0, float(exact.abs().max()))
             for rows in (*range(1, 15), 18, 19, 20, 25, 40):

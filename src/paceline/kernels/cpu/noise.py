@@ -23,7 +23,7 @@ class CpuNoise(Philox):
         self._uniforms = {
             dtype: _prepare(getattr(kernel, f"paceline_uniforms_{name}")) for dtype, name in _DTYPES.items()
         }
-        self._race = {
+        self._kernel_race = {
             dtype: _prepare(getattr(kernel, f"paceline_exponential_race_{name}")) for dtype, name in _DTYPES.items()
         }
 
@@ -47,14 +47,14 @@ class CpuNoise(Philox):
 
     def choose(self, scores: Tensor, key: Key) -> Tensor:
         """Samples by an exponential race (Gumbel-max); tokens that cannot win any more are skipped."""
-        if torch.compiler.is_compiling() or scores.dtype not in self._race:
+        if torch.compiler.is_compiling() or scores.dtype not in self._kernel_race:
             return super().choose(scores, key)
         fields = _fields(key)
         shape = torch.broadcast_shapes(scores.shape[:-1], fields[0].shape)
         fields = [field.expand(shape).contiguous() for field in fields]
         scores = scores.expand(*shape, scores.shape[-1]).contiguous()
         out = torch.empty(shape, dtype=torch.int64)
-        _run(self._race[scores.dtype], key, fields, scores.shape[-1], scores, out)
+        _run(self._kernel_race[scores.dtype], key, fields, scores.shape[-1], scores, out)
         return out
 
 
