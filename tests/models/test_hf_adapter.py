@@ -134,7 +134,7 @@ def test_the_last_tap_stands_before_the_final_norm():
 @pytest.mark.parametrize("name", ["stablelm", "opt", "cohere", "gemma2"])
 @pytest.mark.parametrize("logits_for", list(LogitsFor))
 @torch.no_grad()
-def test_no_transformation_of_logits_is_skipped_wherever_the_head_runs(name, logits_for):
+def test_logits_match_transformers_for_every_logits_for(name, logits_for):
     model, ours = pair(name)
     text, count = texts(2, 9), torch.tensor([9, 4])
     found = feed(ours, ours.new_cache(2, 32).view(), text, count, 9, logits_for=logits_for).logits

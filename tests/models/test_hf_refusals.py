@@ -188,7 +188,7 @@ def test_a_cache_beyond_the_window_is_refused_with_both_numbers(name):
     ours = adapt(WINDOWS[name]())
     assert ours.new_cache(1, 64).capacity == 64 == ours.max_slots
     with pytest.raises(
-        ValueError, match=r"texts of up to 65 slots, drafts included, are longer than 64: .*; lower max"
+        ValueError, match=r"sequences of up to 65 slots, drafts included, are longer than 64: .*; lower max"
     ):
         ours.new_cache(1, 65)
 

@@ -1,4 +1,4 @@
-"""Checkpoint directories of the Hugging Face kind to native decoders and back. Never looks at weight values.
+"""Loads Hugging Face checkpoint directories as native decoders, and saves them.
 
 Reads config.json and safetensors (single or sharded); refuses anything else by name.
 """
@@ -70,8 +70,8 @@ def load(
     device: torch.device | str = "cpu",
     quantization: str | None = None,
 ) -> DecoderLM:
-    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files; ``quantization`` (models/quantised)
-    is of the matrices in that precision.
+    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files; ``quantization``
+    (models/native/quantization) is of the matrices in that precision.
 
     Raises ModelError for a missing or unreadable directory, an unsupported architecture or option, tensors that are
     missing, superfluous or of another shape than the config says, and weights that exceed the device's free memory.
@@ -100,7 +100,7 @@ def load(
 def build(
     config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str = "model", device: torch.device | str = "cpu"
 ) -> DecoderLM:
-    """A decoder in evaluation mode from a config and its parts (models/packing); ``path`` only names it in errors.
+    """A decoder in evaluation mode from a config and its parts (fused_weights); ``path`` only names it in errors.
 
     Raises ModelError if parts are missing, superfluous or of another shape than the config says.
     """
@@ -129,9 +129,9 @@ def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) 
 def assemble(
     config: DecoderConfig, state: dict[str, Tensor], *, device: torch.device | str, quantization: str | None = None
 ) -> DecoderLM:
-    """A decoder in evaluation mode that holds the very tensors of ``state``, its own ones (models/packing).
+    """A decoder in evaluation mode that holds the tensors of ``state``, fused already (models/native/fused_weights).
 
-    With ``quantization`` they are those of ``quantise`` (models/quantised).
+    With ``quantization`` they are those of ``quantise`` (models/native/quantization).
     """
     model = build_on_meta(config, quantization=quantization)
     model.load_state_dict(state, assign=True)

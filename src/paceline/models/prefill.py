@@ -1,4 +1,4 @@
-"""Taking in known text in chunks. Knows nothing of what happens after it.
+"""Prefill: reads known tokens into the cache in chunks.
 
 B rows, T known tokens, C chunk, H hidden size.
 """
@@ -18,27 +18,29 @@ CHUNK = 256
 def feed(
     lm: LM,
     cache: View,
-    text: Tensor,
+    tokens: Tensor,
     count: Tensor,
     size: int,
     *,
     taps: Sequence[int] = (),
     logits_for: LogitsFor = LogitsFor.NONE,
 ) -> Output:
-    """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``text`` [B, T].
+    """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``tokens`` [B, T].
 
-    The token of slot s is text[b, s]. Returns the forward's Output; Head.LAST gives the logits after the last token.
+    The token of slot s is tokens[b, s]. Returns the forward's Output; LogitsFor.LAST gives the last token's logits.
     """
-    index = torch.arange(size, device=text.device)
-    at = (cache.length[:, None] + index).clamp(max=text.shape[1] - 1)
+    index = torch.arange(size, device=tokens.device)
+    at = (cache.length[:, None] + index).clamp(max=tokens.shape[1] - 1)
     valid = index < count[:, None]
-    output = lm(Tree.make_chain(text.gather(1, at), valid), cache, taps=taps, logits_for=logits_for)
+    output = lm(Tree.make_chain(tokens.gather(1, at), valid), cache, taps=taps, logits_for=logits_for)
     cache.commit(count.clamp(0, size))
     return output
 
 
-def prefill(lm: LM, cache: View, text: Tensor, length: Tensor, longest: int, taps: Sequence[int]) -> dict[int, Tensor]:
-    """Commit ``text`` [B, T] from where each row of ``cache`` ends up to ``length`` [B]; the taps over what was read.
+def prefill(
+    lm: LM, cache: View, tokens: Tensor, length: Tensor, longest: int, taps: Sequence[int]
+) -> dict[int, Tensor]:
+    """Commit ``tokens`` [B, T] from where each row of ``cache`` ends up to ``length`` [B]; the taps over what was read.
 
     ``longest`` (static) bounds how many tokens any row has yet to read; entry [b, i] of a tap belongs to the i-th of
     them.
@@ -46,7 +48,7 @@ def prefill(lm: LM, cache: View, text: Tensor, length: Tensor, longest: int, tap
     hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
     for start in range(0, longest, CHUNK):
         size = min(CHUNK, longest - start)
-        output = feed(lm, cache, text, (length - cache.length).clamp(0, size), size, taps=taps)
+        output = feed(lm, cache, tokens, (length - cache.length).clamp(0, size), size, taps=taps)
         for tap in taps:
             hidden[tap].append(output.hidden[tap])
     return {tap: torch.cat(pieces, dim=1) for tap, pieces in hidden.items() if pieces}

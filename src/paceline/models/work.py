@@ -1,4 +1,4 @@
-"""What one forward of a native decoder has to read and to compute: the input of hardware/roofline."""
+"""Bytes and flops of one forward of a native decoder, for hardware/roofline."""
 
 from torch import nn
 

@@ -92,7 +92,7 @@ def one_by_one(model, batch, cache, pending, tokens, valid, greedy, vocab):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("processing", PROCESSING)
-def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, vocab, greedy):
+def test_fused_drafting_matches_single_calls(processing, layout, dtype, vocab, greedy):
     model = CpuDecoder(native(layout, dtype))
     made = []
     for together in (False, True):
@@ -111,7 +111,7 @@ def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, v
     assert bool((made[0][0][0, 1:] != 0).any())
 
 
-def test_noise_that_the_kernel_does_not_know_is_left_to_others():
+def test_fused_drafting_declines_other_noise():
     class Other(Philox):
         pass
 
@@ -140,7 +140,7 @@ def drafted(drafter, target, sampled=0.0, processing=NONE):
 
 @pytest.mark.parametrize("sampled", [0.0, 0.8])
 @pytest.mark.parametrize("processing", PROCESSING)
-def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, sampled):
+def test_draft_model_gives_equal_drafts_with_and_without_fused_drafting(processing, sampled):
     model, given = native("grouped", torch.float32), PROCESSING[processing]
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))

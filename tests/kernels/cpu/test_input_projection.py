@@ -36,7 +36,7 @@ def drafted(model, pending):
 @torch.inference_mode()
 @pytest.mark.parametrize("count", [(0, 1, 2), (2, 2, 2), (-1, 2, 0)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_states_pass_it(dtype, count):
+def test_input_projection_is_applied_to_states(dtype, count):
     model = CpuDecoder(native("grouped", dtype))
     states = torch.randn(3, MOST, SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
     asking = PendingInputs(
@@ -54,7 +54,7 @@ def test_states_pass_it(dtype, count):
 
 
 @torch.inference_mode()
-def test_another_one_is_another_one_and_so_are_weights_that_moved():
+def test_input_projection_is_recompiled_for_other_or_moved_weights():
     model = CpuDecoder(native("grouped", torch.float64))
     states = torch.randn(3, MOST, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     one, other = input_projection(model.lm), input_projection(model.lm, seed=1)
@@ -67,7 +67,7 @@ def test_another_one_is_another_one_and_so_are_weights_that_moved():
 
 
 @torch.inference_mode()
-def test_a_count_beyond_what_was_said_is_not_followed():
+def test_count_is_clamped_to_max_count():
     """What lies behind the states is none of them."""
     model = CpuDecoder(native("grouped", torch.float32))
     states = torch.randn(3, MOST, model.lm.config.hidden_size, generator=torch.Generator().manual_seed(1))

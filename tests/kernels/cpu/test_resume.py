@@ -73,7 +73,7 @@ def masks(tree):
 @pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_resumed_numbers_are_bit_for_bit_those_of_the_whole_forward(layout, dtype, kind):
+def test_resumed_forward_is_bitwise_equal(layout, dtype, kind):
     tree = TREES[kind]
     assert_as_whole(CpuDecoder(native(layout, dtype)), tree, range(LAYERS + 1), masks(tree))
 
@@ -82,7 +82,7 @@ def test_resumed_numbers_are_bit_for_bit_those_of_the_whole_forward(layout, dtyp
 @pytest.mark.skipif(panel_rows() == 0, reason="this machine's products have no use for panels")
 @pytest.mark.parametrize("quantization", [None, *SCHEMES])
 @pytest.mark.parametrize("layout", ["grouped", "gpt2"])
-def test_so_are_those_of_matrices_in_panels(layout, quantization):
+def test_resumed_forward_is_bitwise_equal_with_packed_weights(layout, quantization):
     if quantization is None:
         lm = deepcopy(native(layout, torch.bfloat16))
     else:
@@ -129,7 +129,7 @@ def test_what_is_ready_does_not_pass_the_first_layers_again(dtype):
 @torch.inference_mode()
 @pytest.mark.parametrize("logits_for", [LogitsFor.LAST, LogitsFor.NONE, LogitsFor.ALL])
 @pytest.mark.parametrize("start", [0, 4])
-def test_nodes_of_later_calls_resume_with_whatever_head(start, logits_for):
+def test_later_nodes_resume_with_any_logits_for(start, logits_for):
     model = CpuDecoder(native("grouped", torch.bfloat16))
     view, ready = begun(model), some(3)
     tree = random_tree(ROWS, NODES, 4, all_valid=True)

@@ -1,7 +1,7 @@
 """Any causal LM of transformers with ordinary key/value caches as an ``LM``, run by its own code.
 
-The model gets our slots for its cache, our mask over them and our positions; what it does with them is probed once
-(models/hf_probe). Knows nothing of architectures. B rows, n nodes, S slots, V vocabulary, H hidden size.
+The model gets a slot cache, a 4D attention mask over the slots and position ids; a probe at loading tests that it
+honours them (models/adapter/probe). B rows, n nodes, S slots, V vocabulary, H hidden size.
 """
 
 import inspect
@@ -23,14 +23,14 @@ from paceline.models.base import LogitsFor, Output
 from paceline.models.loading import ModelError
 from paceline.models.native.attention import TreeAttention
 
-MASKED = ("eager", "sdpa")  # attention implementations of transformers that take a mask of four axes
+MASKED = ("eager", "sdpa")  # attention implementations of transformers that take a 4D mask
 
-# An adapter holds its model, so what is remembered of a model must not hold the adapter.
+# An adapter references its model, so this cache must not reference the adapter.
 _PROBED: WeakKeyDictionary[PreTrainedModel, tuple[object, ModelInfo]] = WeakKeyDictionary()
 
 
 class TransformersLM:
-    """A transformers model as an ``LM`` (models/base); made by ``adapt``. Holds the very model, and changes nothing.
+    """A transformers model as an ``LM`` (models/base); made by ``adapt``. The model is not copied or changed.
 
     ``place``: the model's precision and device.
     """
@@ -81,7 +81,7 @@ class TransformersLM:
         limit = self.info.limit
         if limit is not None and capacity > limit.length:
             raise ValueError(
-                f"{type(self.model).__name__}: texts of up to {capacity} slots, drafts included, are longer than "
+                f"{type(self.model).__name__}: sequences of up to {capacity} slots, drafts included, are longer than "
                 f"{limit.length}: {limit.reason}; lower max_tokens, max_length or num_draft_tokens, or shorten the "
                 "prompts"
             )
@@ -108,7 +108,7 @@ class TransformersLM:
         if self.model.training:
             raise ModelError(f"{type(self.model).__name__} is in training mode: call model.eval()")
         limit = self.info.limit
-        # Nodes that cannot be accepted may stand beyond a limit, and must not move the others' positions.
+        # Nodes that cannot be accepted may exceed the limit and must not change the others' positions.
         most = self.max_positions if limit is None else limit.length
         attend = TreeAttention(tree, cache, start, max_positions=most, group=1)
         tokens, valid = tree.tokens[:, start:], tree.valid[:, start:]
@@ -153,7 +153,7 @@ def adapt(model: PreTrainedModel) -> TransformersLM:
     """An ``LM`` over ``model``, which is neither copied nor changed.
 
     Raises ModelError, with the reason and the way out, for a model of a kind that cannot be run so (recurrent, hybrid,
-    encoder-decoder, more than text, no head), one in training mode or on several devices, and one whose logits on trees
+    encoder-decoder, multimodal, no LM head), one in training mode or on several devices, and one whose logits on trees
     are not those of its plain forward. A model is probed once for its precision, device and attention.
     """
     check_model(model)
@@ -162,15 +162,15 @@ def adapt(model: PreTrainedModel) -> TransformersLM:
     known = _PROBED.get(model)
     if known is not None and known[0] == state:
         return TransformersLM(model, known[1], place)
-    measured = measure(model)
-    adapted = TransformersLM(model, measured, place)
+    info = measure(model)
+    adapted = TransformersLM(model, info, place)
     probe(adapted, model)
-    _PROBED[model] = (state, measured)
+    _PROBED[model] = (state, info)
     return adapted
 
 
 def _last(values: Tensor, valid: Tensor) -> Tensor:
-    """Of ``values`` [B, n, X] those of each row's last valid node [B, 1, X]."""
+    """The values [B, 1, X] of each row's last valid node, of ``values`` [B, n, X]."""
     last = (valid.sum(-1) - 1).clamp(min=0)
     return values.gather(1, last[:, None, None].expand(-1, 1, values.shape[-1]))
 
@@ -181,7 +181,7 @@ def _takes_positions(module: nn.Module) -> bool:
 
 @contextmanager
 def _masked_attention(model: PreTrainedModel) -> Iterator[None]:
-    """``model`` with an attention that takes our mask, for as long as the context lasts."""
+    """``model`` with an attention implementation that takes a 4D mask, within the context."""
     config, own = model.config, model.config._attn_implementation
     if own in MASKED:
         yield
@@ -195,9 +195,9 @@ def _masked_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _tapped(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """The residual stream at ``taps`` of a forward within the context, taken where layers begin and end.
+    """The residual stream at ``taps`` of a forward within the context, by hooks on the layers.
 
-    transformers' own hidden states end after the final norm, ours before.
+    transformers' last hidden state is after the final norm, this one before it.
     """
     layers, hidden = _find_layers(model), dict[int, Tensor]()
 
@@ -221,7 +221,7 @@ def _tapped(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[dict[int, T
 
 
 def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of decoder layers. Raises ValueError if it is not plain which that is."""
+    """The list of decoder layers. Raises ValueError if there is none of the right length."""
     count = model.config.num_hidden_layers
     found = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count]
     if not found:

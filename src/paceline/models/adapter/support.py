@@ -1,4 +1,4 @@
-"""Which transformers models the adapter can run, as far as configs and one short forward tell. Checks no numbers.
+"""Checks by config and one short forward whether the adapter can run a transformers model.
 
 B rows, T tokens.
 """
@@ -24,7 +24,7 @@ CAUSAL = "give a decoder-only model with ordinary key/value caches"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextLimit:
-    """Texts up to ``length`` tokens are read in full and alike at every length; ``reason`` says what begins beyond."""
+    """Sequences up to ``length`` tokens are attended in full; ``reason`` says what changes beyond."""
 
     length: int
     reason: str
@@ -32,11 +32,11 @@ class ContextLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What one short forward of a model shows."""
+    """Properties of a model found by one short forward."""
 
     shape: CacheShape
     vocab_size: int
-    plain_head: bool  # logits are the output embedding of the base model's hidden states, to the last bit
+    plain_head: bool  # logits are bitwise the output embedding of the base model's hidden states
     limit: ContextLimit | None
 
 
@@ -141,7 +141,7 @@ def _has_plain_head(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
         return False
     try:
         found = head(hidden)
-    except RuntimeError:  # another projection stands before it
+    except RuntimeError:  # there is another projection before it
         return False
     return found.dtype == logits.dtype and torch.equal(found, logits)
 
@@ -198,7 +198,9 @@ def _scalings(config: PreTrainedConfig) -> Iterator[ContextLimit]:
         if isinstance(kind, Mapping) and kind.get("rope_type") == "longrope":
             original = kind.get("original_max_position_embeddings")
             if isinstance(original, int):
-                yield ContextLimit(length=original, reason="its rotary embedding (longrope) changes for longer texts")
+                yield ContextLimit(
+                    length=original, reason="its rotary embedding (longrope) changes for longer sequences"
+                )
 
 
 def first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""One layer of the native decoders: attention and feed-forward with their norms. Knows nothing of caches or heads.
+"""Transformer blocks of the native decoders: attention and feed-forward with their norms.
 
 B rows, n nodes, H hidden size; inside, the residual stream is [B * n, H].
 """
@@ -61,7 +61,7 @@ class ScaledBlock(Block):
 
 
 class PostNormBlock(Block):
-    """A layer whose norms lie on what it adds (OLMo 2)."""
+    """A post-norm layer: norms on the outputs of attention and feed-forward (OLMo 2)."""
 
     def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
         added = self.attention_norm(self.attention(x, layer, attend, table))

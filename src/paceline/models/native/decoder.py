@@ -1,4 +1,4 @@
-"""The native decoder: a transformer whose step has static shapes. Knows nothing of checkpoint files.
+"""The native decoder: a transformer with static shapes over a slot cache.
 
 B rows, n nodes, T sequence length, V vocabulary, H hidden size.
 """
@@ -50,7 +50,7 @@ class DecoderLM(nn.Module):
 
     @property
     def max_slots(self) -> int | None:
-        """The sliding window, which is not applied: where there is one, no text may be longer."""
+        """The sliding window, which is not applied: where there is one, no sequence may be longer."""
         return self.config.window
 
     @property
@@ -70,7 +70,7 @@ class DecoderLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.embed.parameters()).dtype  # of the table of embeddings, however it lies
+        return next(self.embed.parameters()).dtype  # also of a packed embedding
 
     @property
     def embedding_factor(self) -> float:
@@ -114,8 +114,8 @@ class DecoderLM(nn.Module):
         if resume is None:
             x, done = self.embed_inputs(tree.tokens[:, start:], attend.positions), 0
         else:
-            x, done = self._rejoined(tree, cache, start, resume), resume.layer
-            assert min(taps, default=done) >= done, "what is resumed has no taps below"
+            x, done = self._resumed(tree, cache, start, resume), resume.layer
+            assert min(taps, default=done) >= done, "taps must not be below the resumed layer"
         hidden = self._run(x, attend, cache.layers, taps, done)
         return Output(self._head(hidden[-1], logits_for, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 
@@ -144,7 +144,7 @@ class DecoderLM(nn.Module):
         logits_for: LogitsFor = LogitsFor.ALL,
         segment: Tensor | None = None,
     ) -> Output:
-        """The same from embeddings, or whatever stands for them [B, T, H]."""
+        """The same from input embeddings [B, T, H]."""
         return self._causal(hidden, self._causally(hidden, segment), taps, logits_for)
 
     def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
@@ -159,7 +159,7 @@ class DecoderLM(nn.Module):
         return Output(self._head(found[-1], logits_for, None), {tap: found[tap] for tap in taps})
 
     def embed_inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """What the first layer reads [B, n, H], of ``tokens`` and ``positions`` [B, n]."""
+        """The input embeddings [B, n, H] of ``tokens`` and ``positions`` [B, n]."""
         x = self.embed(tokens.flatten())
         if self.embedding_factor != 1.0:
             x = x * self.embedding_factor
@@ -167,19 +167,19 @@ class DecoderLM(nn.Module):
             x = x + self.position(positions.flatten())
         return x.view(*tokens.shape, -1)
 
-    def _rejoined(self, tree: Tree, cache: View, start: int, resume: Resume) -> Tensor:
-        """The residual stream [B, n, H] where ``resume`` goes on; nodes that are not ready are brought there.
+    def _resumed(self, tree: Tree, cache: View, start: int, resume: Resume) -> Tensor:
+        """The residual stream [B, n, H] after the resumed layers, which nodes that are not ready run first.
 
-        A call costs what the weights that it reads weigh, not how many nodes it has: all from the first one that may
-        not be ready are brought, and what was there already is kept.
+        The cost of a call is in reading the weights, not in the number of nodes: all nodes from the first one that may
+        be unready are run, and the given states of ready ones are used.
         """
         first = resume.first
         if first == tree.num_nodes - start:
             return resume.hidden
         attend = self.attention(tree, cache, start + first, max_positions=self.max_positions, group=self.group)
         x = self.embed_inputs(tree.tokens[:, start + first :], attend.positions)
-        brought = self._run(x, attend, cache.layers[: resume.layer], ())[-1]
-        rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], brought)
+        run_now = self._run(x, attend, cache.layers[: resume.layer], ())[-1]
+        rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], run_now)
         return torch.cat((resume.hidden[:, :first], rest), dim=1) if first else rest
 
     def _run(
@@ -224,6 +224,6 @@ class DecoderLM(nn.Module):
         window = self.config.window
         if window is not None and length > window:
             raise ValueError(
-                f"a text of {length} tokens, drafts included, exceeds the sliding window of {window} tokens of this "
-                "model, which the native decoder does not apply: lower max_tokens, max_length or num_draft_tokens"
+                f"a sequence of {length} tokens, drafts included, exceeds the sliding window of {window} tokens of "
+                "this model, which the native decoder does not apply: lower max_tokens, max_length or num_draft_tokens"
             )

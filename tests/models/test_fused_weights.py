@@ -8,7 +8,7 @@ from tests import tiny
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_pack_undoes_unpack(family):
+def test_fuse_parts_undoes_split_parts(family):
     lm = tiny.native(getattr(tiny, family)())
     state = lm.state_dict()
     parts = split_parts(lm.config, state)
@@ -23,7 +23,7 @@ def test_pack_undoes_unpack(family):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_what_is_packed_already_passes_through(family):
+def test_fused_tensors_pass_through(family):
     state = tiny.native(getattr(tiny, family)()).state_dict()
     again = fuse_parts(dict(state))
     assert again.keys() == state.keys() and all(again[name] is state[name] for name in state)
