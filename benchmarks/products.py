@@ -55,7 +55,7 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
     """
 
     def by_kernel(panels: bool) -> Pass:
-        products = [(weight.shape[1], gemm_with_weight(weight, panels=panels)) for weight in weights]
+        products = [(weight.shape[1], gemm_with_weight(weight, packed=panels)) for weight in weights]
         return lambda inputs: [multiply(inputs[width]) for width, multiply in products]
 
     def packed(rows: int) -> Pass:
@@ -86,8 +86,8 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
             run = aoti_load_package(path)
         return lambda inputs: run(dict(inputs))
 
-    yield PANELS, lambda rows: by_kernel(panels=True)
-    yield BY_ROW, lambda rows: by_kernel(panels=False)
+    yield PANELS, lambda rows: by_kernel(packed=True)
+    yield BY_ROW, lambda rows: by_kernel(packed=False)
     yield EAGER, lambda rows: lambda inputs: [F.linear(inputs[weight.shape[1]], weight) for weight in weights]
     yield PACKED, packed
     yield COMPILED, lambda rows: compiled(wrapper=False)

@@ -18,7 +18,7 @@ from paceline.api import Loaded
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.raw import RUN, RawFile, Record, hash_model
 from paceline.cli import EXIT_OK
-from paceline.models.loading import name_of
+from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 
 WIDTH = 110  # of the tables where there is no terminal
@@ -99,7 +99,7 @@ def begin_run(raw: RawFile, *, models: Mapping[str, str], dtype: torch.dtype, ch
         "machine": describe().identity(),
         "source": hash_source(),
         "num_threads": torch.get_num_threads(),
-        "dtype": name_of(dtype),
+        "dtype": dtype_name(dtype),
         **{use: _identity(path) for use, path in models.items()},
         **choices,
     }

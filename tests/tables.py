@@ -38,10 +38,10 @@ class TableLM:
         before = torch.where(parents >= 0, length + parents, length - 1).clamp(0, cache.capacity - 1)
         context = keys.gather(1, before).long().clamp(0, self.vocab_size - 1)
         context = torch.where((parents < 0) & (length == 0), 0, context)
-        if head is LogitsFor.NONE:
+        if logits_for is LogitsFor.NONE:
             return Output(None, {})
         logits = self.logits[context, tokens]
-        if head is LogitsFor.LAST:
+        if logits_for is LogitsFor.LAST:
             last = (tree.valid[:, start:].sum(-1) - 1).clamp(min=0)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, self.vocab_size))
         return Output(logits, {})

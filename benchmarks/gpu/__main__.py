@@ -25,7 +25,7 @@ from paceline.bench.suites import prompts_of
 from paceline.bench.workbench import check_lengths, check_peers
 from paceline.hardware.rates import WORKING_SET, measure_rates
 from paceline.models.backend import gemm_for
-from paceline.models.loading import name_of
+from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.flex_attention import DEVICES
 from paceline.models.work import forward_work
@@ -33,7 +33,7 @@ from paceline.models.work import forward_work
 NUM_PROMPTS, PROMPT = 8, 96  # prompts, and tokens of each at most; larger batches have them several times
 WIDTH = 150  # of the tables where there is no terminal
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
-DTYPES = {name_of(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
+DTYPES = {dtype_name(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from paceline.bench.machine import describe, hash_source
 from paceline.bench.output import run_command
 from paceline.bench.raw import RawFile, hash_model
 from paceline.bench.timing import read_rate
-from paceline.models.loading import name_of
+from paceline.models.loading import dtype_name
 
 ROWS, LENGTHS = (1, 8), (0, 5)
 REPEATS, SECONDS = 15, 25.0
@@ -70,7 +70,7 @@ def _measure(target_path: Path, draft_path: Path, given: argparse.Namespace, raw
         "machine": describe().identity(),
         "source": hash_source(),
         "num_threads": torch.get_num_threads(),
-        "dtype": name_of(target.dtype),
+        "dtype": dtype_name(target.dtype),
         "target": {"name": target_path.name, "hash": hash_model(target_path)},
         "draft": {"name": draft_path.name, "hash": hash_model(draft_path)},
         "repeats": given.repeats,

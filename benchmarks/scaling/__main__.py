@@ -33,8 +33,8 @@ from paceline.bench.output import check_drawing, run_command
 from paceline.bench.raw import RawFile, Record, hash_model
 from paceline.hardware.rates import WORKING_SET, measure_rates
 from paceline.models.backend import gemm_for
+from paceline.models.loading import dtype_name
 from paceline.models.loading import load as load_decoder
-from paceline.models.loading import name_of
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.work import forward_work
 
@@ -75,7 +75,7 @@ def _measure(given: argparse.Namespace, raw: RawFile, axes: Sequence[Axis], timi
         "machine": describe().identity(),
         "source": hash_source(),
         "num_threads": torch.get_num_threads(),
-        "dtype": name_of(target.dtype),
+        "dtype": dtype_name(target.dtype),
         "target": {"name": path.name, "hash": hash_model(path)},
         "draft": None if draft_path is None else {"name": draft_path.name, "hash": hash_model(draft_path)},
         **asdict(timing),

@@ -154,7 +154,7 @@ def _reading(target: LM, length: int) -> Callable[[], object]:
     cache = target.new_cache(1, length).view()
     tokens = torch.randint(target.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     tree = Tree.make_chain(tokens, torch.ones_like(tokens, dtype=torch.bool))
-    return lambda: target(tree, cache, head=LogitsFor.NONE)
+    return lambda: target(tree, cache, logits_for=LogitsFor.NONE)
 
 
 def _matrices(lm: DecoderLM) -> dict[str, Tensor]:

@@ -149,7 +149,7 @@ class Prepared:
     @torch.inference_mode()
     def forward(self) -> None:
         """The target's forward of that step."""
-        self.decoder.target(self._tree, self.decoder.cache, head=LogitsFor.ALL)
+        self.decoder.target(self._tree, self.decoder.cache, logits_for=LogitsFor.ALL)
 
     @torch.inference_mode()
     def rewind(self) -> None:

@@ -36,11 +36,11 @@ class Script:
         )
 
     def __call__(self, tree, cache, *, start=0, taps=(), logits_for=LogitsFor.ALL, resume=None):
-        if head is LogitsFor.NONE:
+        if logits_for is LogitsFor.NONE:
             return Output(None, {})
         following = self.tokens[cache.length[:, None] + tree.depth[:, start:] + 1]
         logits = 60.0 * torch.nn.functional.one_hot(following, self.vocab_size).double()
-        if head is LogitsFor.LAST:
+        if logits_for is LogitsFor.LAST:
             last = (tree.valid[:, start:].sum(-1) - 1).clamp(min=0)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, self.vocab_size))
         return Output(logits, {})

@@ -81,7 +81,7 @@ class Heard(Wrapped):
 
     def __call__(self, tree, cache, *, start=0, **options):
         output = self.lm(tree, cache, start=start, **options)
-        if output.logits is not None and options.get("head") is not None:
+        if output.logits is not None and options.get("logits_for") is not None:
             self.root, self.forest, self.said = output.logits, None, []
         elif output.logits is not None:
             self.forest = tree

@@ -36,12 +36,12 @@ def chosen(monkeypatch):
     """A CPU that counts as a device with kernels; the attentions that its calls take."""
     taken = []
 
-    def over(self, query, keys, values):
+    def attend_slots(self, query, keys, values):
         taken.append(type(self))
         return plain(self, query, keys, values)
 
-    plain = FlexAttention.over
-    monkeypatch.setattr(FlexAttention, "over", over)
+    plain = FlexAttention.attend_slots
+    monkeypatch.setattr(FlexAttention, "attend_slots", attend_slots)
     monkeypatch.setattr(flex, "DEVICES", {"cpu"})
     monkeypatch.setattr(flex, "_compiled", lambda: flex._attend)
     return taken
@@ -72,7 +72,7 @@ def both(tree, view, start, group, *, head_dim=16):
         FlexAttention(tree, view, start, max_positions=MOST, compiled=False),
         TreeAttention(tree, view, start, max_positions=MOST, group=group),
     )
-    return [way.over(query, *view.read(1)) for way in ways]
+    return [way.attend_slots(query, *view.read(1)) for way in ways]
 
 
 def chain(rows, nodes):
@@ -214,7 +214,7 @@ def test_one_compiled_function_serves_all_lengths_and_trees():
         view.commit(torch.tensor([step, 1, 2]))
         tree, query = make(ROWS, 6), torch.randn(ROWS, 6, 2 * HEADS, 16)
         ours, theirs = (
-            way.over(query, *view.read(1))
+            way.attend_slots(query, *view.read(1))
             for way in (
                 FlexAttention(tree, view, 0, max_positions=MOST, compiled=True),
                 TreeAttention(tree, view, 0, max_positions=MOST, group=2),

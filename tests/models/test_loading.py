@@ -350,7 +350,7 @@ def test_a_file_may_mix_precisions_if_one_is_asked_for(layout, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["grouped", "gpt2"])
-def test_weights_from_files_lie_in_order(layout, tmp_path):
+def test_loaded_weights_are_contiguous(layout, tmp_path):
     # Products with transposed views cost more on some machines, so what is read anew is laid out for them.
     pair(layout)[0].save_pretrained(tmp_path)
     assert all(parameter.is_contiguous() for parameter in load(tmp_path).parameters())

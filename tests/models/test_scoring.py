@@ -122,7 +122,7 @@ class Watched:
         return self.lm.new_cache(rows, capacity)
 
     def __call__(self, tree, cache, **options):
-        self.calls.append((tree.tokens.shape[0], tree.num_nodes, options["head"].name))
+        self.calls.append((tree.tokens.shape[0], tree.num_nodes, options["logits_for"].name))
         return self.lm(tree, cache, **options)
 
 

@@ -152,7 +152,7 @@ class ProphetHead(DraftHead):
         position, weight = steps_from(anchors, config.depth, segment, length=tokens.shape[1])
         before = gather_before(hidden[self._taps[0]], anchors, config.num_states, segment)  # [B, A, s, H]
         drafted = tokens.gather(1, position.flatten(1)).view(-1, config.depth)  # [B * A, D]
-        embedded = self.decoder.embedded(drafted, torch.zeros_like(drafted))
+        embedded = self.decoder.embed_inputs(drafted, torch.zeros_like(drafted))
         sequence = torch.cat((self.slots(before.flatten(0, 1)), embedded), dim=1)  # [B * A, s + D, W]
         found = self.decoder.causal_from_embeds(sequence, taps=(stream,), logits_for=LogitsFor.NONE).hidden[stream]
         logits = self.decoder.compute_logits(found[:, config.num_states :])

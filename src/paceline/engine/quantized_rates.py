@@ -15,7 +15,7 @@ from paceline.hardware.rates import MANY_ROWS, REPEATS, ROWS, SECONDS, PassClock
 from paceline.models.backend import fastest, pack_weights
 from paceline.models.base import LM
 from paceline.models.loading import assemble, build_on_meta
-from paceline.models.memory import settle
+from paceline.models.memory import copy_to_huge_pages
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.work import forward_work
@@ -65,7 +65,7 @@ def _sample(
         name: torch.full(part.shape, 1 if part.dtype in (torch.int8, torch.uint8) else 1e-3, dtype=part.dtype)
         for name, part in build_on_meta(few, dtype=dtype, quantization=quantization).state_dict().items()
     }
-    settled = settle(state) if device.type == "cpu" else state
+    settled = copy_to_huge_pages(state) if device.type == "cpu" else state
     return assemble(few, settled, device=device, quantization=quantization)
 
 

@@ -1,6 +1,6 @@
-"""Which implementation of a forward and of what surrounds it a step runs: the fastest there is, the plain one at worst.
+"""Selects the fastest implementation of a forward for a model and machine, with the eager decoder as the fallback.
 
-The only place that knows there is more than one. Every fast path gives what the eager decoder gives.
+Every fast path is equivalent to the eager decoder.
 """
 
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger("paceline")
 
 
 def fastest(lm: LM) -> LM:
-    """``lm`` itself, or what computes the same on the same weights in less time."""
+    """A faster LM over the same weights, or ``lm`` itself."""
     if not isinstance(lm, DecoderLM) or lm.device.type != "cpu":
         return lm
     try:
@@ -30,21 +30,21 @@ def fastest(lm: LM) -> LM:
     except KernelError as error:
         warn_eager(str(error))
     except UnsupportedError as error:
-        logger.info("the CPU kernel does not know this model (%s): it runs eagerly", error)
+        logger.info("the CPU kernel does not support this model (%s): it runs eagerly", error)
     return lm
 
 
 def pack_weights(lm: LM, *, beside: nn.Module | None = None) -> None:
-    """Lay the weights of ``lm`` as ``fastest`` reads them best; it stays what it was.
+    """Pack the weights of ``lm`` in place for the implementation that ``fastest`` selects; its results stay the same.
 
-    Nobody may hold them but ``beside``, whose parts are left as they are.
+    Nothing else may share them but ``beside``, whose parameters are not packed.
     """
     if isinstance(lm, DecoderLM) and isinstance(fastest(lm), CpuDecoder):
         pack_linears(lm, beside=beside)
 
 
 def gemm_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """The product of rows [B, in] with ``weight`` [out, in] that native models of this precision run here."""
+    """The GEMM of rows [B, in] with ``weight`` [out, in] that native models of this precision run here."""
     if weight.device.type == "cpu" and weight.dtype in DTYPES:
         try:
             return gemm_with_weight(weight)

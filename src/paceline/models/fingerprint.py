@@ -1,6 +1,6 @@
-"""Whether two decoders have the same weights, told from a few of them. Knows nothing of files or heads.
+"""Fingerprints of decoders' weights, from a sample of them.
 
-N numbers written, K numbers read.
+N outputs, K inputs.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ KEPT, MATRICES = "kept", "matrices"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """Sizes of a decoder and hashes of its weights as bfloat16 rounds them; None where they cannot be told.
+    """Sizes of a decoder and hashes of its weights as bfloat16 rounds them; None where they cannot be compared.
 
     It is the same in every precision at least as wide. Float16 has a narrower range, so its values tell nothing, and
     neither do matrices that were rounded to integers; what is left is compared.
@@ -43,7 +43,7 @@ class Fingerprint:
 
 
 def fingerprint(lm: DecoderLM) -> Fingerprint:
-    """The fingerprint of ``lm``, however its weights lie; reads some thousand of them per layer."""
+    """The fingerprint of ``lm``, whether packed or not; reads some thousand weights per layer."""
     config = lm.config
     sizes = (
         f"{config.num_layers} layers of {config.hidden_size}, {config.num_heads} heads and {config.num_kv_heads} "
@@ -86,7 +86,7 @@ def _of_matrix(layer: nn.Linear | nn.Embedding) -> Tensor:
 
 
 def _row_of_panels(panels: Tensor, width: int, row: int) -> Tensor:
-    """Row ``row`` [K] of the matrix that lies in ``panels`` [N, K] of ``width`` rows."""
+    """Row ``row`` [K] of the matrix packed in ``panels`` [N, K] of ``width`` rows."""
     first = row // width * width
     return unpack_matrix(panels.detach()[first : first + width], width)[row - first]
 

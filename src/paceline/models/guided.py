@@ -117,15 +117,15 @@ class GuidedLM(FusedDrafting):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: LogitsFor = LogitsFor.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """As LM: one forward for both prompts. ``conditional`` holds the logits of the prompts themselves."""
         if not self.state.any or not isinstance(cache, GuidedView):
-            return self.lm(tree, cache, start=start, taps=taps, head=head, resume=resume)
+            return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume)
         both, rows = self._both(tree, cache, start), len(tree.tokens)
         resume = None if resume is None else _only_first(resume)
-        output = self.lm(both, cache.both, start=start, taps=taps, head=head, resume=resume)
+        output = self.lm(both, cache.both, start=start, taps=taps, logits_for=logits_for, resume=resume)
         hidden = {tap: states[:rows] for tap, states in output.hidden.items()}
         if output.logits is None:
             return Output(None, hidden)
@@ -136,17 +136,17 @@ class GuidedLM(FusedDrafting):
         self,
         batch: Batch,
         cache: View,
-        missing: PendingInputs,
+        pending: PendingInputs,
         tokens: Tensor,
         valid: Tensor,
         *,
         greedy: bool,
-        stem: SharedLayers | None = None,
+        shared_layers: SharedLayers | None = None,
     ) -> bool:
         """By the LM itself while no row is guided."""
         if self.state.any or not isinstance(self.lm, FusedDrafting):
             return False
-        return self.lm.draft_fused(batch, cache, missing, tokens, valid, greedy=greedy, stem=stem)
+        return self.lm.draft_fused(batch, cache, pending, tokens, valid, greedy=greedy, shared_layers=shared_layers)
 
     def _both(self, tree: Tree, cache: GuidedView, start: int) -> Tree:
         """``tree`` [R], a row that is not valid, and ``tree`` again for the negative prompts of guided rows."""

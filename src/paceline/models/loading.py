@@ -1,4 +1,4 @@
-"""Checkpoint directories of the Hugging Face kind to native decoders and back. Never looks at weight values.
+"""Loads Hugging Face checkpoint directories as native decoders, and saves them.
 
 Reads config.json and safetensors (single or sharded); refuses anything else by name.
 """
@@ -70,8 +70,8 @@ def load(
     device: torch.device | str = "cpu",
     quantization: str | None = None,
 ) -> DecoderLM:
-    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files; ``quantization`` (models/quantised)
-    is of the matrices in that precision.
+    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files; ``quantization``
+    (models/native/quantization) is of the matrices in that precision.
 
     Raises ModelError for a missing or unreadable directory, an unsupported architecture or option, tensors that are
     missing, superfluous or of another shape than the config says, and weights that exceed the device's free memory.
@@ -93,14 +93,14 @@ def load(
     whole = fuse_parts(state)
     if quantization is not None:
         whole = quantise(whole, quantization, tied_head=config.tied_head)
-    settled = memory.settle(whole) if device.type == "cpu" else whole
+    settled = memory.copy_to_huge_pages(whole) if device.type == "cpu" else whole
     return assemble(config, settled, device=device, quantization=quantization)
 
 
 def build(
     config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str = "model", device: torch.device | str = "cpu"
 ) -> DecoderLM:
-    """A decoder in evaluation mode from a config and its parts (models/packing); ``path`` only names it in errors.
+    """A decoder in evaluation mode from a config and its parts (fused_weights); ``path`` only names it in errors.
 
     Raises ModelError if parts are missing, superfluous or of another shape than the config says.
     """
@@ -129,16 +129,18 @@ def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) 
 def assemble(
     config: DecoderConfig, state: dict[str, Tensor], *, device: torch.device | str, quantization: str | None = None
 ) -> DecoderLM:
-    """A decoder in evaluation mode that holds the very tensors of ``state``, its own ones (models/packing).
+    """A decoder in evaluation mode that holds the tensors of ``state``, fused already (models/native/fused_weights).
 
-    With ``quantization`` they are those of ``quantise`` (models/quantised).
+    With ``quantization`` they are those of ``quantise`` (models/native/quantization).
     """
     model = build_on_meta(config, quantization=quantization)
     model.load_state_dict(state, assign=True)
     return model.to(device).requires_grad_(False).eval()
 
 
-def build_on_meta(config: DecoderConfig, *, dtype: torch.dtype = torch.float32, quantization: str | None = None) -> DecoderLM:
+def build_on_meta(
+    config: DecoderConfig, *, dtype: torch.dtype = torch.float32, quantization: str | None = None
+) -> DecoderLM:
     """A decoder of the right shapes and precisions on the meta device, without content."""
     with torch.device("meta"):
         model = DecoderLM(config)
@@ -175,7 +177,7 @@ def _check_precision(
         raise ModelError(f"{path}: {whole} holds no floats of 16 to 64 bits: quantized weights are not supported")
     found = {part.dtype for part in parts.values()}
     if dtype is None and len(found) > 1:
-        names = ", ".join(sorted(name_of(one) for one in found))
+        names = ", ".join(sorted(dtype_name(one) for one in found))
         raise ModelError(f"{path}: its tensors differ in precision ({names}); give dtype='float32' or another")
     needed = sum(part.numel() * (dtype or part.dtype).itemsize for part in parts.values())
     free = memory.free_memory(device)
@@ -186,7 +188,7 @@ def _check_precision(
         raise ModelError(f"{path}: weights of {sizes}: {remedy}")
 
 
-def name_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 

@@ -1,4 +1,4 @@
-"""Reading known tokens into a cache, in chunks.
+"""Prefill: reads known tokens into the cache in chunks.
 
 B rows, T known tokens, C chunk, H hidden size.
 """
@@ -19,21 +19,21 @@ CHUNK = 256
 def feed(
     lm: LM,
     cache: View,
-    text: Tensor,
+    tokens: Tensor,
     count: Tensor,
     size: int,
     *,
     taps: Sequence[int] = (),
-    head: LogitsFor = LogitsFor.NONE,
+    logits_for: LogitsFor = LogitsFor.NONE,
 ) -> Output:
-    """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``text`` [B, T].
+    """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``tokens`` [B, T].
 
-    The token of slot s is text[b, s]. Returns the forward's Output; Head.LAST gives the logits after the last token.
+    The token of slot s is tokens[b, s]. Returns the forward's Output; LogitsFor.LAST gives the last token's logits.
     """
-    index = torch.arange(size, device=text.device)
-    at = (cache.length[:, None] + index).clamp(max=text.shape[1] - 1)
+    index = torch.arange(size, device=tokens.device)
+    at = (cache.length[:, None] + index).clamp(max=tokens.shape[1] - 1)
     valid = index < count[:, None]
-    output = lm(Tree.make_chain(text.gather(1, at), valid), cache, taps=taps, head=head)
+    output = lm(Tree.make_chain(tokens.gather(1, at), valid), cache, taps=taps, logits_for=logits_for)
     cache.commit(count.clamp(0, size))
     return output
 

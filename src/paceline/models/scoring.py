@@ -1,7 +1,7 @@
-"""How likely a model finds known text: its own tokens, the argmax and the likeliest at every place. Generates nothing.
+"""Scores known sequences: log-probabilities of their tokens, the argmax and the most likely tokens at every position.
 
-Everything is of the model's raw law, temperature 1 and nothing cut, as natural logarithms. Knows no text but tokens.
-B rows, T tokens of the longest text, n = T - start places asked about, C chunk, V vocabulary.
+All of the model's raw distribution (temperature 1, no filters), as natural logarithms.
+B rows, T tokens of the longest sequence, n = T - start scored positions, C chunk, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ class PassageScore:
 
     logprobs: tuple[float, ...]
     greedy: tuple[bool, ...]  # whether greedy decoding would have written the token
-    top: tuple[TopTokens, ...]  # as many of the likeliest tokens as were asked for
+    top: tuple[TopTokens, ...]  # the requested number of most likely tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceScores:
     """Of tokens ``start`` to T - 1 of every row, on the device.
 
-    Entries beyond a row's own text mean nothing. The dtype is that of the logits, float32 at least.
+    Entries beyond a row's own sequence are undefined. The dtype is that of the logits, float32 at least.
     """
 
     logprobs: Tensor  # [B, n]
@@ -75,14 +75,14 @@ def score_passages(
 
 
 @torch.inference_mode()
-def score_sequences(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0) -> SequenceScores:
-    """Score the tokens of ``text`` [B, T] from ``start`` (static, at least 1) up to ``length`` [B], at most T.
+def score_sequences(lm: LM, tokens: Tensor, length: Tensor, start: int, *, top: int = 0) -> SequenceScores:
+    """Score ``tokens`` [B, T] from ``start`` (static, at least 1) up to ``length`` [B], at most T.
 
-    The text is read in chunks through the same cached forward that decoding uses, and each chunk's logits are reduced
-    at once, so memory does not grow with the text but for the cache. Nothing is copied to the host.
+    The sequences are read in chunks through the cached forward that decoding uses, and each chunk's logits are
+    reduced at once, so memory does not grow with their length but for the cache. Nothing is copied to the host.
     """
-    rows, longest = text.shape
-    known = longest - 1  # the last token is asked about and need not be read
+    rows, longest = tokens.shape
+    known = longest - 1  # the last token is scored and need not be read
     size = chunk_size(rows, lm.vocab_size)
     cache = lm.new_cache(rows, known).view()
     pieces: list[tuple[Tensor, ...]] = []
@@ -91,9 +91,9 @@ def score_sequences(lm: LM, text: Tensor, length: Tensor, start: int, *, top: in
         wanted = read >= start - 1
         step = min(size, known - read) if wanted else min(CHUNK, start - 1 - read)
         count = (length - 1 - read).clamp(0, step)
-        logits = feed(lm, cache, text, count, step, logits_for=LogitsFor.ALL if wanted else LogitsFor.NONE).logits
+        logits = feed(lm, cache, tokens, count, step, logits_for=LogitsFor.ALL if wanted else LogitsFor.NONE).logits
         if logits is not None:
-            pieces.append(_reduce(logits, text[:, read + 1 : read + 1 + step], top))
+            pieces.append(_reduce(logits, tokens[:, read + 1 : read + 1 + step], top))
         read += step
     logprobs, greedy, top_tokens, top_logprobs = (torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
     return SequenceScores(logprobs=logprobs, greedy=greedy, top_tokens=top_tokens, top_logprobs=top_logprobs)
@@ -139,25 +139,28 @@ def _score_batch(lm: LM, passages: Sequence[Passage], top: int) -> list[PassageS
     if start >= longest:
         return [PassageScore(logprobs=(), greedy=(), top=())] * len(passages)
     padded = [[*passage.tokens, *[0] * (longest - len(passage.tokens))] for passage in passages]
-    text, length = (torch.tensor(values, device=lm.device) for values in (padded, lengths))
-    scored = score_sequences(lm, text, length, start, top=top)
+    tokens, length = (torch.tensor(values, device=lm.device) for values in (padded, lengths))
+    scored = score_sequences(lm, tokens, length, start, top=top)
     return [_read(scored, row, slice(p.first - start, len(p.tokens) - start)) for row, p in enumerate(passages)]
 
 
-def _read(scored: SequenceScores, row: int, asked: slice) -> PassageScore:
-    """What was found about the places of ``row`` that were asked about."""
-    logprobs, top = numbers(scored.logprobs[row, asked]), scored.top_tokens.shape[-1]
-    tokens, values = integers(scored.top_tokens[row, asked].flatten()), numbers(scored.top_logprobs[row, asked])
+def _read(scored: SequenceScores, row: int, part: slice) -> PassageScore:
+    """The scores of one passage."""
+    logprobs, top = numbers(scored.logprobs[row, part]), scored.top_tokens.shape[-1]
+    tokens, values = (
+        integers(scored.top_tokens[row, part].flatten()),
+        numbers(scored.top_logprobs[row, part]),
+    )
     likeliest = list(zip(tokens, values, strict=True))
     return PassageScore(
         logprobs=tuple(logprobs),
-        greedy=tuple(bool(same) for same in integers(scored.greedy[row, asked])),
+        greedy=tuple(bool(same) for same in integers(scored.greedy[row, part])),
         top=tuple(tuple(likeliest[at * top : (at + 1) * top]) for at in range(len(logprobs))),
     )
 
 
 def _reduce(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]:
-    """From ``logits`` [B, C, V] what is asked about ``tokens`` [B, C]: logprobs, greedy, top tokens, top logprobs."""
-    law = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    best = law.topk(top, dim=-1)
-    return law.gather(-1, tokens[..., None])[..., 0], logits.argmax(-1) == tokens, best.indices, best.values
+    """Reduce ``logits`` [B, C, V] for ``tokens`` [B, C]: logprobs, greedy, top tokens, top logprobs."""
+    logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    best = logprobs.topk(top, dim=-1)
+    return logprobs.gather(-1, tokens[..., None])[..., 0], logits.argmax(-1) == tokens, best.indices, best.values

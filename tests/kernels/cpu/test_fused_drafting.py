@@ -29,11 +29,11 @@ COUNT = (1, 0, 0)  # what each text's cache lacks before its root
 
 
 def begun(model):
-    """Three texts of different lengths, but for their roots, and what was missing, in a cache."""
+    """Three texts of different lengths, but for their roots, and what was pending, in a cache."""
     cache = model.new_cache(3, 24).view()
     read = torch.tensor(LENGTHS) - 1 - torch.tensor(COUNT)
     feed(model, cache, KNOWN, read, max(LENGTHS))
-    return cache, PendingInputs(count=torch.tensor(COUNT), most=1)
+    return cache, PendingInputs(count=torch.tensor(COUNT), max_count=1)
 
 
 PENALTIES = Processing(repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.2, no_repeat_ngram=2)
@@ -70,11 +70,13 @@ def asked(processing=NONE, *, vocab=64):
     return batch
 
 
-def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
-    count = torch.where(valid[:, 0], missing.count + 1, 0)
-    logits = feed(model, cache, batch.tokens, count, missing.most + 1, logits_for=LogitsFor.LAST).logits[..., :vocab]
+def one_by_one(model, batch, cache, pending, tokens, valid, greedy, vocab):
+    count = torch.where(valid[:, 0], pending.count + 1, 0)
+    logits = feed(model, cache, batch.tokens, count, pending.max_count + 1, logits_for=LogitsFor.LAST).logits[
+        ..., :vocab
+    ]
     for depth in range(1, tokens.shape[1]):
-        pick = batch.argmax if greedy else batch.pick
+        pick = batch.likeliest if greedy else batch.pick
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
         where = () if greedy else (batch.length[:, None] + depth - 1,)
         picked = pick(processed, *where)[:, 0]
@@ -90,18 +92,18 @@ def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("processing", PROCESSING)
-def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, vocab, greedy):
+def test_fused_drafting_matches_single_calls(processing, layout, dtype, vocab, greedy):
     model = CpuDecoder(native(layout, dtype))
     made = []
     for together in (False, True):
-        batch, (cache, missing) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
+        batch, (cache, pending) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
         valid = torch.tensor(ROOM).bool()
         tokens = torch.zeros(3, 5, dtype=torch.int64)
         tokens[:, 0] = batch.root
         if together:
-            assert model.draft_fused(batch, cache, missing, tokens, valid, greedy=greedy)
+            assert model.draft_fused(batch, cache, pending, tokens, valid, greedy=greedy)
         else:
-            one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab)
+            one_by_one(model, batch, cache, pending, tokens, valid, greedy, vocab)
         made.append((tokens, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
     for alone, together in zip(*made, strict=True):
         assert torch.equal(alone, together)
@@ -109,15 +111,15 @@ def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, v
     assert bool((made[0][0][0, 1:] != 0).any())
 
 
-def test_noise_that_the_kernel_does_not_know_is_left_to_others():
+def test_fused_drafting_declines_other_noise():
     class Other(Philox):
         pass
 
     model, batch = CpuDecoder(native("grouped", torch.float32)), asked()
     batch.noise = Other()
-    cache, missing = begun(model)
+    cache, pending = begun(model)
     tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.tensor(ROOM).bool()
-    assert not model.draft_fused(batch, cache, missing, tokens, valid, greedy=False)
+    assert not model.draft_fused(batch, cache, pending, tokens, valid, greedy=False)
     assert not bool(tokens.any())
 
 
@@ -138,7 +140,7 @@ def drafted(drafter, target, sampled=0.0, processing=NONE):
 
 @pytest.mark.parametrize("sampled", [0.0, 0.8])
 @pytest.mark.parametrize("processing", PROCESSING)
-def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, sampled):
+def test_draft_model_gives_equal_drafts_with_and_without_fused_drafting(processing, sampled):
     model, given = native("grouped", torch.float32), PROCESSING[processing]
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))
@@ -159,8 +161,8 @@ def slow(model):
     drafter = ModelDrafter(lm=CpuDecoder(model))
     start = drafter.start
 
-    def plainly(context):
-        start(context)
+    def plainly(setting):
+        start(setting)
         drafter.chains = [None] * len(drafter.growers)
 
     drafter.start = plainly

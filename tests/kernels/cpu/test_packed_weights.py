@@ -1,4 +1,4 @@
-"""Matrices in panels: the same numbers for whoever asks for them, in the memory where they lay."""
+"""Packed weights: equal to the unpacked ones, in the same memory."""
 
 from copy import deepcopy
 
@@ -13,11 +13,11 @@ from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.cpu.packed_weights import (
     PackedEmbedding,
     PackedLinear,
-    unpack_matrix,
     pack_linears,
-    quantized_panel_rows,
-    panel_rows,
     pack_matrix,
+    panel_rows,
+    quantized_panel_rows,
+    unpack_matrix,
 )
 from paceline.models.cpu.program import UnsupportedError
 from paceline.models.native.quantization import SCHEMES, quantise
@@ -44,7 +44,7 @@ def integer_lm(quantization):
 
 
 @pytest.mark.parametrize("shape", [(32, 2), (64, 10), (33, 4), (7, 6), (95, 8)])
-def test_panels_hold_the_rows_side_by_side_and_give_them_back(shape):
+def test_pack_interleaves_rows_and_unpack_restores_them(shape):
     weight = torch.randn(shape).bfloat16()
     panels = pack_matrix(weight, 32)
     assert torch.equal(unpack_matrix(panels, 32), weight)
@@ -56,7 +56,7 @@ def test_panels_hold_the_rows_side_by_side_and_give_them_back(shape):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_in_panels_answers_saves_and_loads_as_before(tied):
+def test_packed_model_keeps_logits_and_state_dict(tied):
     lm = bfloat16_lm(tie_word_embeddings=tied)
     before, state = lm.causal(TOKENS).logits, {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     places = {name: parameter.data_ptr() for name, parameter in lm.named_parameters()}
@@ -75,7 +75,7 @@ def test_a_model_in_panels_answers_saves_and_loads_as_before(tied):
 
 @pytest.mark.skipif(quantized_panel_rows() == 0, reason="this machine's products have no use for panels of integers")
 @pytest.mark.parametrize("quantization", SCHEMES)
-def test_a_model_of_integers_in_panels_answers_saves_and_loads_as_before(quantization):
+def test_packed_quantized_model_keeps_logits_and_state_dict(quantization):
     lm = integer_lm(quantization)
     before, state = lm.causal(TOKENS).logits, {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     places = {parameter.data_ptr() for parameter in lm.parameters()}
@@ -92,16 +92,16 @@ def test_a_model_of_integers_in_panels_answers_saves_and_loads_as_before(quantiz
 
 
 @pytest.mark.parametrize("quantization", [None, *SCHEMES])
-def test_panels_of_a_model_in_another_precision_are_left_to_torch(quantization):
+def test_packed_weights_of_other_precisions_run_in_torch(quantization):
     lm = bfloat16_lm() if quantization is None else integer_lm(quantization)
     wanted = deepcopy(lm).float().causal(TOKENS).logits
     pack_linears(lm)
     assert torch.equal(lm.float().causal(TOKENS).logits, wanted)
-    with pytest.raises(UnsupportedError, match="a matrix in panels"):
+    with pytest.raises(UnsupportedError, match="a packed matrix"):
         CpuDecoder(lm)
 
 
-def test_gradients_reach_what_stands_before_a_layer_in_panels():
+def test_gradients_flow_through_a_packed_layer():
     lm = bfloat16_lm()
     layer = lm.blocks[0].ffn.down
     x = torch.randn(3, layer.in_features).bfloat16().requires_grad_()
@@ -111,7 +111,7 @@ def test_gradients_reach_what_stands_before_a_layer_in_panels():
     assert torch.equal(found, wanted)
 
 
-def test_only_models_that_nobody_else_holds_are_laid_out():
+def test_only_unshared_weights_are_packed():
     def count(lm):
         return sum(isinstance(module, PackedLinear) for module in lm.modules())
 
@@ -130,7 +130,7 @@ def test_only_models_that_nobody_else_holds_are_laid_out():
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
-def test_weights_that_are_trained_and_odd_rows_stay():
+def test_trainable_and_odd_weights_are_not_packed():
     lm = bfloat16_lm().requires_grad_(True)
     pack_weights(lm)
     assert not any(isinstance(module, PackedLinear) for module in lm.modules())
@@ -143,7 +143,7 @@ def test_weights_that_are_trained_and_odd_rows_stay():
 @torch.inference_mode()
 @pytest.mark.parametrize("first", [True, False], ids=["laid", "by row"])
 @pytest.mark.parametrize("layout", ["grouped", "tied"])
-def test_of_a_head_only_what_is_its_own_is_laid(layout, first):
+def test_draft_head_packs_only_its_own_weights(layout, first):
     target = deepcopy(native(layout, torch.bfloat16))
     if first:
         pack_linears(target)
@@ -162,7 +162,7 @@ def test_of_a_head_only_what_is_its_own_is_laid(layout, first):
     assert torch.allclose(*read, rtol=0.1, atol=0.1)
 
 
-def test_what_two_layers_hold_is_not_laid_twice():
+def test_shared_layers_are_packed_once():
     lm = bfloat16_lm()
     lm.blocks[1].ffn.down = lm.blocks[0].ffn.down
     lm.blocks[1].attention.output.weight = lm.blocks[0].attention.output.weight
@@ -183,7 +183,7 @@ def laid(layout):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_token_has_the_same_bits_alone_in_a_text_in_a_batch_and_with_threads(layout):
+def test_packed_logits_are_batch_invariant(layout):
     model = laid(layout)
     tokens, threads = texts(3, 33), torch.get_num_threads()
     alone = one_by_one(model, tokens)
@@ -197,7 +197,7 @@ def test_a_token_has_the_same_bits_alone_in_a_text_in_a_batch_and_with_threads(l
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_logits_are_as_near_to_exact_numbers_as_the_eager_decoders(layout):
+def test_packed_logits_error_is_at_most_that_of_eager(layout):
     tokens, wide = texts(2, 24), native(layout, torch.bfloat16)
     model, exact = laid(layout), deepcopy(wide).double()
     read = [lm(chain(tokens), lm.new_cache(2, 40).view()).logits.double() for lm in (exact, wide, model)]
@@ -206,7 +206,7 @@ def test_logits_are_as_near_to_exact_numbers_as_the_eager_decoders(layout):
 
 
 @torch.inference_mode()
-def test_every_token_of_a_tied_table_in_panels_is_looked_up():
+def test_every_row_of_a_packed_tied_embedding_is_read():
     lm = bfloat16_lm(tie_word_embeddings=True)
     tokens = torch.arange(lm.vocab_size)[None]
     table = lm.embed.weight.clone()
@@ -218,7 +218,7 @@ def test_every_token_of_a_tied_table_in_panels_is_looked_up():
 
 
 @pytest.mark.parametrize("quantization", [None, *SCHEMES])
-def test_what_a_forward_reads_and_computes_does_not_depend_on_how_matrices_lie(quantization):
+def test_forward_work_does_not_depend_on_packing(quantization):
     lm = bfloat16_lm() if quantization is None else integer_lm(quantization)
     plain = forward_work(lm)
     pack_linears(lm)

@@ -55,7 +55,7 @@ class FlexAttention(CacheAttention):
         self.seen = _seen(tree, cache, start)
         self.attend = _compiled() if compiled else _attend
 
-    def over(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_slots(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         # One layout of queries whatever made them, so that one compiled function serves all layers.
         heads_first = query.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         return self.attend(heads_first, keys.transpose(1, 2), values.transpose(1, 2), *self.seen).transpose(1, 2)
@@ -95,8 +95,8 @@ def _try(flex: FlexAttention, dense: TreeAttention, group: int) -> bool:
         # Limits on how often a function is compiled are for shapes that nobody foresaw; these are counted here.
         limits: dict[str, object] = {"recompile_limit": MOST_SHAPES, "accumulated_recompile_limit": 2 * MOST_SHAPES}
         with torch._dynamo.config.patch(limits):
-            found = flex.over(query, keys, values)
-        difference = float((found - dense.over(query, keys, values)).abs().max())
+            found = flex.attend_slots(query, keys, values)
+        difference = float((found - dense.attend_slots(query, keys, values)).abs().max())
         allowed = max(ROUNDINGS * torch.finfo(keys.dtype).eps, LOOSE) * float(values.abs().max())
     except Exception as error:  # compilers, drivers and torch's limits fail in ways of their own, each with its class
         reason = str(error).strip() or type(error).__name__

@@ -79,7 +79,7 @@ def test_every_parameter_lies_in_ours():
 
 
 @pytest.mark.parametrize("layout", ["grouped", "tied", "gpt2"])
-def test_adopting_again_copies_nothing(layout, monkeypatch):
+def test_second_conversion_copies_nothing(layout, monkeypatch):
     model = fresh(layout)
     first = from_transformers(model)
     before = pointers(model), storages(model, first)

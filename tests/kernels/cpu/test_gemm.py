@@ -17,14 +17,14 @@ SIZES = ((1, 1), (7, 5), (33, 13), (64, 64), (192, 100), (514, 31), (3136, 29), 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 8e-3)]
 )
-def test_products_are_right_and_do_not_depend_on_the_rows_beside(dtype, tolerance):
+def test_gemm_is_correct_and_batch_invariant(dtype, tolerance):
     generator = torch.Generator().manual_seed(1)
     for inner, outer in SIZES:
         weight = torch.randn(outer, inner, generator=generator).to(dtype) / inner**0.5
         x = torch.randn(40, inner, generator=generator).to(dtype)
         exact = x.double() @ weight.double().T
         for panels in {True, dtype != torch.bfloat16}:
-            multiply = gemm_with_weight(weight, panels=panels)
+            multiply = gemm_with_weight(weight, packed=panels)
             alone = torch.cat([multiply(row[None]) for row in x])
             assert float((alone - exact).abs().max()) <= tolerance * max(1.0, float(exact.abs().max()))
             for rows in (*range(1, 15), 18, 19, 20, 25, 40):
@@ -45,7 +45,7 @@ def integers(inner, outer, quantization):
 @pytest.mark.skipif(quantized_panel_rows() == 0, reason="this machine's products have no use for panels of integers")
 @pytest.mark.parametrize("quantization", SCHEMES)
 @pytest.mark.parametrize("size", INTEGER_SIZES, ids=str)
-def test_products_with_integers_in_panels_are_right_and_do_not_depend_on_the_rows_beside(size, quantization):
+def test_packed_quantized_gemm_is_correct_and_batch_invariant(size, quantization):
     layer = integers(*size, quantization)
     laid = pack_linear(deepcopy(layer))
     assert isinstance(laid, PackedLinear)
@@ -60,7 +60,7 @@ def test_products_with_integers_in_panels_are_right_and_do_not_depend_on_the_row
 
 
 @pytest.mark.parametrize(("inner", "quantization"), [(65, "int8"), (100, "int4")])
-def test_odd_rows_of_integers_stay_row_by_row(inner, quantization):
+def test_odd_quantized_rows_are_not_packed(inner, quantization):
     layer = integers(inner, 40, quantization)
     assert pack_linear(layer) is layer
     x = torch.randn(5, inner).bfloat16()
@@ -68,7 +68,7 @@ def test_odd_rows_of_integers_stay_row_by_row(inner, quantization):
     assert float((gemm_with_layer(layer, torch.bfloat16)(x) - exact).abs().max()) <= 4.1e-3 * float(exact.abs().max())
 
 
-def test_other_precisions_are_left_to_torch():
+def test_other_precisions_run_in_torch():
     weight, x = torch.randn(3, 4).half(), torch.randn(2, 4).half()
     assert torch.equal(gemm_for(weight)(x), torch.nn.functional.linear(x, weight))
     assert gemm_for(weight.float().to("meta"))(x.float().to("meta")).shape == (2, 3)
