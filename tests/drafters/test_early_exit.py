@@ -8,7 +8,7 @@ import torch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
-from paceline.drafters.early_exit import PAUSES, EarlyExitDrafter
+from paceline.drafters.early_exit import MAX_SKIPPED_STEPS, EarlyExitDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.adapter.lm import adapt
 from tests import tiny as models
@@ -120,7 +120,7 @@ class Alternating:
         return StepPlan(self.lengths[self.step % len(self.lengths)])
 
 
-PLANS = [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,), (3, *(0,) * (PAUSES + 9), 4)]
+PLANS = [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,), (3, *(0,) * (MAX_SKIPPED_STEPS + 9), 4)]
 
 
 @pytest.mark.parametrize("lengths", PLANS, ids=str)

@@ -5,7 +5,7 @@
 
 from paceline.core.registry import Registry
 
-HEADS = Registry(
+DRAFT_HEADS = Registry(
     "head",
     {
         "early_exit": "paceline.draft_heads.early_exit:EarlyExitHead",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.models.native.decoder import DecoderLM
 
 
-class HeadConfig(BaseModel):
+class DraftHeadConfig(BaseModel):
     """What shapes a head beside its target; what a head's directory and a training configuration say of it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,13 +37,13 @@ class DraftHead(nn.Module, ABC):
     """Trained parts of its own, and parts that it shares with the target, which are no part of what it keeps."""
 
     kind: ClassVar[str]  # its name in HEADS and in DRAFTERS
-    Config: ClassVar[type[HeadConfig]]
-    config: HeadConfig
+    Config: ClassVar[type[DraftHeadConfig]]
+    config: DraftHeadConfig
     decoder: DecoderLM  # what is run to draft, on states and parts that the head prepares
 
     @classmethod
     @abstractmethod
-    def make(cls, config: HeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         """A new head for ``target``, in its precision and on its device, with weights drawn by ``generator``.
 
         Raises ValueError for a configuration that does not fit the target.

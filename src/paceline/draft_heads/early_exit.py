@@ -11,15 +11,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.draft_heads.base import DraftHead, HeadConfig, Unrolled
-from paceline.draft_heads.layers import load_parts, own_parts
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.layers import load_own_tensors, own_tensors
 from paceline.draft_heads.recycle import Recycle
 from paceline.models.native.decoder import DecoderLM
 
 STD = 0.02  # of new weights
 
 
-class EarlyExitConfig(HeadConfig):
+class EarlyExitConfig(DraftHeadConfig):
     """Where the target is left, and what follows there in place of its other layers."""
 
     exit_layer: int = Field(ge=1)  # layers of the target that every draft token goes through
@@ -39,7 +39,7 @@ class EarlyExitHead(DraftHead):
     """
 
     kind: ClassVar[str] = "early_exit"
-    Config: ClassVar[type[HeadConfig]] = EarlyExitConfig
+    Config: ClassVar[type[DraftHeadConfig]] = EarlyExitConfig
 
     def __init__(self, config: EarlyExitConfig, decoder: DecoderLM, recycle: Recycle | None, num_layers: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class EarlyExitHead(DraftHead):
         self.num_layers = num_layers  # of the target
 
     @classmethod
-    def make(cls, config: HeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         """See DraftHead. The norms are copies of the target's where it is left; its embedding, head and norm are shared
         unless the configuration says otherwise.
         """
@@ -94,10 +94,10 @@ class EarlyExitHead(DraftHead):
         return own
 
     def own_state(self) -> dict[str, Tensor]:
-        return own_parts(self.own)
+        return own_tensors(self.own)
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_parts(self.own, state)
+        load_own_tensors(self.own, state)
 
     def unroll(
         self,

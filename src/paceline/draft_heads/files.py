@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline import __version__
-from paceline.draft_heads import HEADS
-from paceline.draft_heads.base import DraftHead, HeadConfig
+from paceline.draft_heads import DRAFT_HEADS
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig
 from paceline.models.fingerprint import Fingerprint, fingerprint
 from paceline.models.native.decoder import DecoderLM
 
@@ -35,7 +35,7 @@ class HeadRecord:
     """What a head's directory says of it."""
 
     kind: str
-    config: HeadConfig
+    config: DraftHeadConfig
     target: str  # the name of the model that it was made for
     fingerprint: Fingerprint
     version: str  # of Paceline
@@ -86,10 +86,10 @@ def read_head_config(path: str | Path) -> HeadRecord:
         record = Fingerprint(sizes=fields["sizes"], kept=fields["kept"], matrices=fields["matrices"])
     except (KeyError, TypeError) as error:
         raise HeadError(f"{path / CONFIG} lacks {error}: {AGAIN}") from error
-    if kind not in HEADS:
-        raise HeadError(f"{path}: a head of the kind {kind!r}, and known are {', '.join(HEADS)}; update Paceline")
+    if kind not in DRAFT_HEADS:
+        raise HeadError(f"{path}: a head of the kind {kind!r}, and known are {', '.join(DRAFT_HEADS)}; update Paceline")
     try:
-        config = HEADS.find(kind).Config.model_validate(values)
+        config = DRAFT_HEADS.find(kind).Config.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"])) or "config"
@@ -115,7 +115,9 @@ def load_head(path: str | Path, target: DecoderLM, *, target_name: str = "this m
         )
     state = _read_weights(path, record)
     # What is drawn here is replaced by what was kept.
-    head: DraftHead = HEADS.find(record.kind).make(record.config, target, generator=torch.Generator().manual_seed(0))
+    head: DraftHead = DRAFT_HEADS.find(record.kind).make(
+        record.config, target, generator=torch.Generator().manual_seed(0)
+    )
     try:
         head.load_own_state({name: part.to(target.device, target.dtype) for name, part in state.items()})
     except ValueError as error:

@@ -19,12 +19,12 @@ from paceline.draft_heads.early_exit import EarlyExitHead
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.hidden_states import PendingStates, path_hidden, read_hidden, with_root
 from paceline.drafters.tree import fused_chain, make_grower, possible_draws
-from paceline.drafters.tree.base import Grown
+from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Head, Missing, Output, Stem
 from paceline.models.prefill import CHUNK
 
-PAUSES = 32  # steps without drafts until the head reads what has come together meanwhile
+MAX_SKIPPED_STEPS = 32  # steps without drafts until the head reads what has come together meanwhile
 
 
 @final
@@ -74,7 +74,7 @@ class EarlyExitDrafter(Drafter):
     def max_nodes(self, num_draft_tokens: int) -> int:
         """Nodes of the largest tree, or of what the stem reads while it grows, if that is more."""
         shape = self._shape(num_draft_tokens)
-        return 1 + max(shape.num_drafted, shape.num_read)
+        return 1 + max(shape.num_drafted, shape.num_expanded)
 
     def start(self, context: DrafterContext) -> None:
         """Allocate, and try the stem. Raises ValueError for a target other than the head's, or that runs only whole."""
@@ -90,11 +90,11 @@ class EarlyExitDrafter(Drafter):
         self.leading = [_num_leading(shape) for shape in shapes]
         self.depths = [shape.depth for shape in shapes]
         self.depth = max(self.depths, default=0)
-        num_read = max((shape.num_read for shape in shapes), default=0)
+        num_expanded = max((shape.num_expanded for shape in shapes), default=0)
         decoder = self.head.decoder
         size, dtype, device = decoder.config.hidden_size, decoder.dtype, context.device
-        self.cache = self.lm.new_cache(context.rows, context.max_length + num_read).view()
-        self.unread = PendingStates(context.rows, self.depth + PAUSES, size, dtype=dtype, device=device)
+        self.cache = self.lm.new_cache(context.rows, context.max_length + num_expanded).view()
+        self.unread = PendingStates(context.rows, self.depth + MAX_SKIPPED_STEPS, size, dtype=dtype, device=device)
         self.lag = self.depth  # host's bound on what any row has yet to read, the root less; -1: nor the root
         # Chains that are drafted in one call: what the stem gives, in one piece for whatever depth.
         self.stream = torch.zeros(context.rows * (1 + self.depth) * size if ahead else 0, dtype=dtype, device=device)
@@ -224,7 +224,7 @@ class EarlyExitDrafter(Drafter):
         self.hidden = [hidden]
         return True
 
-    def _to_resume(self, grown: Grown, leading: int) -> Tree:
+    def _to_resume(self, grown: GrownTree, leading: int) -> Tree:
         """The tree with what the stem made of its nodes, of which the first ``leading`` were all read.
 
         In the scratch each comes to lie in its own place.

@@ -67,7 +67,7 @@ class ModelDrafter(Drafter):
         self.growers = [make_grower(self._shape(depth), context) for depth in depths]
         ahead = isinstance(self.lm, Ahead)
         self.chains = [fused_chain(grower, context) if ahead else None for grower in self.growers]
-        ahead = max(ORDINARY_LAG, 1 + max((grower.num_read for grower in self.growers), default=0))
+        ahead = max(ORDINARY_LAG, 1 + max((grower.num_expanded for grower in self.growers), default=0))
         self.reach = longest_text(self.lm, num_nodes=ahead)
         if self.reach < 1:
             raise ValueError(

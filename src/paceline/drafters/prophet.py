@@ -78,7 +78,7 @@ class ProphetDrafter(Drafter):
         self.ready = (torch.arange(count + 1, device=device) < count).expand(context.rows, -1)
         self.entrance = Entrance(norm=self.head.norm, product=self.head.project)
         self.count = torch.full((context.rows,), count, device=device)
-        ahead = max((grower.num_read for grower in self.growers), default=0)
+        ahead = max((grower.num_expanded for grower in self.growers), default=0)
         storage = self.lm.new_cache(context.rows, count + 1 + ahead)
         # What is committed never changes: nothing, then the states and the root.
         self.empty, self.begun = storage.view().apart(), storage.view().apart()

@@ -10,7 +10,7 @@ from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
 from paceline.drafters.model import ModelDrafter
-from paceline.drafters.tree.chain import ChainGrower
+from paceline.drafters.tree.fused_chain import FusedChain
 from paceline.engine.runner import parts_for
 from paceline.kernels.cpu.batch import CpuBatch
 from paceline.models.base import Head, Missing
@@ -143,7 +143,7 @@ def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, s
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))
     trees, texts, summary = drafted(ahead, target, sampled, given)
-    assert all(isinstance(chain, ChainGrower) for chain in ahead.chains)
+    assert all(isinstance(chain, FusedChain) for chain in ahead.chains)
     wanted, others, other = drafted(slow(model), target, sampled, given)
     assert texts == others
     assert summary == other

@@ -3,12 +3,12 @@
 from paceline.core.tree import Draw
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.tree.base import Grower
-from paceline.drafters.tree.chain import ChainGrower, fused_chain
 from paceline.drafters.tree.confident import ConfidentGrower
+from paceline.drafters.tree.fused_chain import FusedChain, fused_chain
 from paceline.drafters.tree.shapes import Confident, Shape, Topology
 from paceline.drafters.tree.topology import TopologyGrower
 
-__all__ = ["ChainGrower", "fused_chain", "make_grower", "possible_draws"]
+__all__ = ["FusedChain", "fused_chain", "make_grower", "possible_draws"]
 
 
 def make_grower(shape: Shape, context: DrafterContext) -> Grower:

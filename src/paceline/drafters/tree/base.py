@@ -28,7 +28,7 @@ class Read(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
+class GrownTree:
     """A tree, and where in the forest its nodes were read."""
 
     tree: Tree
@@ -38,10 +38,10 @@ class Grown:
 class Grower(ABC):
     """Grows trees of one shape."""
 
-    num_read: int  # nodes that are read per row
+    num_expanded: int  # nodes that are read per row
 
     @abstractmethod
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> Grown:
+    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> GrownTree:
         """A tree for every row, from the ``logits`` [B, 1, V] after its root.
 
         No node of row b is valid below depth ``room[b]`` [B], nor in rows that are not active. ``no_draft_reason`` says

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.tree import NoDraft, Tree
-from paceline.drafters.tree.base import Grower, Grown, Read
+from paceline.drafters.tree.base import Grower, GrownTree, Read
 from paceline.drafters.tree.shapes import Confident
 
 
@@ -24,9 +24,9 @@ class ConfidentGrower(Grower):
 
     def __init__(self, shape: Confident) -> None:
         self.shape = shape
-        self.num_read = shape.num_read
+        self.num_expanded = shape.num_expanded
 
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> Grown:
+    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> GrownTree:
         width = self.shape.width
         root = torch.full((batch.rows, 1), -1, device=batch.device)
         # Of the nodes scored, and of those expanded: the first of each piece is the root's stand-in.
@@ -71,7 +71,7 @@ class ConfidentGrower(Grower):
 
     def _rerank(
         self, batch: Batch, tokens: Tensor, worth: Tensor, parents: Tensor, slots: Tensor, *, no_draft_reason: NoDraft
-    ) -> Grown:
+    ) -> GrownTree:
         """The root and the m nodes worth most, all [B, 1 + C], in the order in which they were scored."""
         # A stable sort: of equal nodes the shallower comes first, so no node comes without its parent.
         best = worth[:, 1:].sort(dim=-1, descending=True, stable=True).indices[:, : self.shape.num_drafted] + 1
@@ -87,4 +87,4 @@ class ConfidentGrower(Grower):
             max_depth=self.shape.depth,
             no_draft_reason=no_draft_reason,
         )
-        return Grown(tree=tree, slots=slots.gather(1, best))
+        return GrownTree(tree=tree, slots=slots.gather(1, best))

@@ -24,7 +24,7 @@ class Shape(Protocol):
         ...
 
     @property
-    def num_read(self) -> int:
+    def num_expanded(self) -> int:
         """Nodes that must be scored to grow it, less the root: those with children, proposed or not."""
         ...
 
@@ -110,7 +110,7 @@ class Topology:
         return len(self.nodes)
 
     @property
-    def num_read(self) -> int:
+    def num_expanded(self) -> int:
         return len({node[:-1] for node in self.nodes} - {()})
 
     @property
@@ -153,7 +153,7 @@ class Confident:
         return frozenset({Draw.FIXED})
 
     @property
-    def num_read(self) -> int:
+    def num_expanded(self) -> int:
         return max(0, self.depth - 1) * self.width
 
     @property
@@ -161,7 +161,7 @@ class Confident:
         return self.width
 
     @property
-    def num_scored(self) -> int:
+    def num_candidates(self) -> int:
         """Nodes among which the proposed ones are chosen."""
         return self.width + (self.depth - 1) * self.width**2 if self.depth else 0
 
@@ -169,4 +169,4 @@ class Confident:
         if depth < 1 or self.depth < 1:
             return Topology(())
         small = Confident(num_drafted=self.num_drafted, depth=min(depth, self.depth), width=self.width)
-        return Confident(num_drafted=min(self.num_drafted, small.num_scored), depth=small.depth, width=self.width)
+        return Confident(num_drafted=min(self.num_drafted, small.num_candidates), depth=small.depth, width=self.width)

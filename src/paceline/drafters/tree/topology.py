@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.tree import Draw, NoDraft
-from paceline.drafters.tree.base import Frame, Grower, Grown, Read
+from paceline.drafters.tree.base import Frame, Grower, GrownTree, Read
 from paceline.drafters.tree.samplers import RULES, WITH_PROBS, Level, take
 from paceline.drafters.tree.shapes import Topology
 
@@ -49,7 +49,7 @@ class TopologyGrower(Grower):
         source = [-1, *(place[parent] for parent in parents[1:])] if draw in WITH_PROBS else None
         self.rule = RULES[draw]
         self.frame = Frame(parents, device, draw=draw, source=source)
-        self.num_read = topology.num_read
+        self.num_expanded = topology.num_expanded
         self.slots = index([read.get(node, -1) for node in range(len(parents))])
         self.depths = index(range(1, topology.depth + 1))
         self.steps: list[_Step] = []
@@ -81,7 +81,7 @@ class TopologyGrower(Grower):
             )
             last = nodes
 
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> Grown:
+    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> GrownTree:
         within = self.depths <= room[:, None]  # [B, D]
         tokens, valid = [batch.root[:, None]], [batch.active[:, None]]
         seen: list[Tensor] = []  # tokens of the forest, and whether they can be proposed
@@ -108,4 +108,4 @@ class TopologyGrower(Grower):
             chosen=chosen,
             no_draft_reason=no_draft_reason,
         )
-        return Grown(tree=tree, slots=self.slots.expand_as(tree.tokens))
+        return GrownTree(tree=tree, slots=self.slots.expand_as(tree.tokens))

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.tree import Draw, NoDraft
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.tree.base import Grower, Grown
+from paceline.drafters.tree.base import Grower, GrownTree
 from paceline.drafters.tree.topology import TopologyGrower
 
 PICKED = frozenset({Draw.FIXED, Draw.SHARED})  # a chain's tokens that need no noise but the target's
@@ -23,7 +23,7 @@ class Run(Protocol):
 
 
 @final
-class ChainGrower:
+class FusedChain:
     """The chains that ``plain`` grows, by what reads them by itself, from the text on.
 
     Tokens are the batch's own picks, or where ``greedy`` the likeliest.
@@ -33,19 +33,19 @@ class ChainGrower:
         self.plain, self.greedy = plain, greedy
         self.depth = len(plain.depths)
 
-    def grow(self, batch: Batch, run: Run, no_draft_reason: NoDraft, *, longest: int | None = None) -> Grown | None:
+    def grow(self, batch: Batch, run: Run, no_draft_reason: NoDraft, *, longest: int | None = None) -> GrownTree | None:
         """A chain for every row whose text has at most ``longest`` tokens; None where ``run`` cannot."""
         tokens, valid = batch.begin_chain(self.depth, longest=longest)
         if not run(batch, tokens, valid, greedy=self.greedy):
             return None
-        return Grown(
+        return GrownTree(
             tree=self.plain.frame.tree(tokens, valid, no_draft_reason=no_draft_reason),
             slots=self.plain.slots.expand_as(tokens),
         )
 
 
-def fused_chain(grower: Grower, context: DrafterContext) -> ChainGrower | None:
+def fused_chain(grower: Grower, context: DrafterContext) -> FusedChain | None:
     """What grows the trees of ``grower`` without its help; None where they are no chains of a model's own picks."""
     if not isinstance(grower, TopologyGrower) or not grower.frame.chain or grower.frame.max_depth == 0:
         return None
-    return ChainGrower(grower, greedy=context.draw is Draw.FIXED) if context.draw in PICKED else None
+    return FusedChain(grower, greedy=context.draw is Draw.FIXED) if context.draw in PICKED else None

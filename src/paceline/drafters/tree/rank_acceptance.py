@@ -19,16 +19,16 @@ from paceline.drafters.tree.shapes import Topology
 from paceline.models.base import Output
 
 
-def comb(width: int, depth: int) -> Topology:
+def caterpillar(width: int, depth: int) -> Topology:
     """The tree to measure with: a chain of likeliest children, each node of which has ``width``."""
     return Topology(tuple((0,) * level + (rank,) for level in range(depth) for rank in range(width)))
 
 
 @final
-class Measured(Drafter):
+class RankAcceptanceDrafter(Drafter):
     """Another drafter, counting which child is accepted where a node is reached whose next token is decided.
 
-    Draft ``comb`` with it: other trees try later ranks below unlikely nodes alone, if at all.
+    Draft ``caterpillar`` with it: other trees try later ranks below unlikely nodes alone, if at all.
     """
 
     draws: frozenset[Draw]
@@ -77,7 +77,7 @@ class Measured(Drafter):
         self.tried.add_(tried)
         self.kept.add_(kept)
 
-    def rates(self) -> list[float]:
+    def acceptance_by_rank(self) -> list[float]:
         """Of the times that a node had a child of each rank, how often that child was accepted; 0 where none had."""
         pairs = zip(integers(self.kept), integers(self.tried), strict=True)
         return [kept / tried if tried else 0.0 for kept, tried in pairs]
