@@ -32,9 +32,9 @@ def check_steps(target, drafter, *, verifier, k=3, steps=8, **options):
         texts = [decoder.batch.tokens[row, : decoder.batch.length[row]].tolist() for row in range(len(PROMPTS))]
         for row, text in enumerate(texts):
             states, _ = whole(target, drafter.head, text)
-            count = drafter.states.held.shape[1]
+            count = drafter.states.states.shape[1]
             padded = torch.cat((torch.zeros(count, states.shape[-1], dtype=states.dtype), states[:-1]))
-            torch.testing.assert_close(drafter.states.held[row], padded[len(text) - 1 :])
+            torch.testing.assert_close(drafter.states.states[row], padded[len(text) - 1 :])
         decoder.step()
         for row, text in enumerate(texts):
             check_laws(target, drafter.head, trees[-1], row, text)

@@ -215,14 +215,14 @@ def test_what_is_kept_from_step_to_step_is_changed_in_place():
     decoder.admit(requests(), range(len(PROMPTS)))
 
     def places():
-        kept = (drafter.unread.states, drafter.unread.count, drafter.past, drafter.stream, drafter.cache.length)
-        return [tensor.data_ptr() for tensor in (*kept, drafter.stem.length)]
+        kept = (drafter.unread.states, drafter.unread.count, drafter.recycled.states, drafter.cache.length)
+        return [tensor.data_ptr() for tensor in (*kept, drafter.chain_hidden, drafter.shared_layers.length)]
 
     before = places()
     for _ in range(5):
         decoder.step()
     assert places() == before
-    assert drafter.stem.length.data_ptr() == decoder.cache.length.data_ptr()
+    assert drafter.shared_layers.length.data_ptr() == decoder.cache.length.data_ptr()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

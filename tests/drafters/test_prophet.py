@@ -138,7 +138,7 @@ def test_states_are_kept_through_steps_without_drafts():
         for row in range(2):
             text = decoder.batch.tokens[row, : decoder.batch.length[row]].tolist()
             states, _ = whole(target, drafter.head, text)
-            torch.testing.assert_close(drafter.states.held[row], states[-3:-1])
+            torch.testing.assert_close(drafter.states.states[row], states[-3:-1])
 
 
 def test_a_row_that_forks_begins_with_the_states_of_its_own_text():
@@ -157,7 +157,7 @@ def test_a_row_that_forks_begins_with_the_states_of_its_own_text():
     for row, text in zip([1, 2, 3], texts, strict=True):
         states, _ = whole(target, drafter.head, text)
         padded = torch.cat((states.new_zeros(3, states.shape[-1]), states[:-1]))
-        torch.testing.assert_close(drafter.states.held[row], padded[-3:])
+        torch.testing.assert_close(drafter.states.states[row], padded[-3:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -181,5 +181,5 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, width):
 def test_another_target_is_refused_before_any_row():
     head = new_head(models.target()[1])
     other = models.native(models.llama(1, num_hidden_layers=2))
-    with pytest.raises(ValueError, match="a head of a target of 3 layers and 61 tokens, and the target has 2 and 61"):
+    with pytest.raises(ValueError, match="for a target of 3 layers and 61 tokens, and the target has 2 layers and 61"):
         decoder_for(ProphetDrafter(head=head), "coupled", target=other)

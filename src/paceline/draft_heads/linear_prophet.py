@@ -82,7 +82,7 @@ class LinearProphetHead(DraftHead):
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         load_own_tensors(self.own, state)
 
-    def streams(self, state: Tensor) -> Tensor:
+    def predict_hidden(self, state: Tensor) -> Tensor:
         """What the target's norm and head read [B, D, H] for each depth, from ``state`` [B, H]."""
         added = self.maps(self.decoder.norm(state)).unflatten(-1, (self.sizes.depth, -1))
         return state[:, None] + added
@@ -99,5 +99,5 @@ class LinearProphetHead(DraftHead):
         anchors = sample_anchors(tokens, self.sizes.anchors, generator)
         position, weight = anchor_positions(anchors, self.sizes.depth, segment, length=tokens.shape[1])
         before = gather_preceding(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
-        logits = self.decoder.scored(self.streams(before.flatten(0, 2)))
+        logits = self.decoder.scored(self.predict_hidden(before.flatten(0, 2)))
         return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight)

@@ -139,7 +139,7 @@ class ProphetHead(DraftHead):
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         load_own_tensors(self.own, state)
 
-    def slots(self, states: Tensor) -> Tensor:
+    def embed_states(self, states: Tensor) -> Tensor:
         """What stands for ``states`` [B, s, H] in the sequence [B, s, W]; zeros for zeros."""
         return self.project(self.norm(states))
 
@@ -161,7 +161,7 @@ class ProphetHead(DraftHead):
         before = gather_preceding(hidden[self._taps[0]], anchors, config.num_states, segment)  # [B, A, s, H]
         drafted = tokens.gather(1, position.flatten(1)).view(-1, config.depth)  # [B * A, D]
         embedded = self.decoder.embedded(drafted, torch.zeros_like(drafted))
-        sequence = torch.cat((self.slots(before.flatten(0, 1)), embedded), dim=1)  # [B * A, s + D, W]
+        sequence = torch.cat((self.embed_states(before.flatten(0, 1)), embedded), dim=1)  # [B * A, s + D, W]
         found = self.decoder.causal_over(sequence, taps=(stream,), head=Head.NONE).hidden[stream]
         logits = self.decoder.scored(found[:, config.num_states :])
         return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight)

@@ -143,7 +143,7 @@ def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, s
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))
     trees, texts, summary = drafted(ahead, target, sampled, given)
-    assert all(isinstance(chain, FusedChain) for chain in ahead.chains)
+    assert all(isinstance(chain, FusedChain) for chain in ahead.fused_chains)
     wanted, others, other = drafted(slow(model), target, sampled, given)
     assert texts == others
     assert summary == other
@@ -161,7 +161,7 @@ def slow(model):
 
     def plainly(context):
         start(context)
-        drafter.chains = [None] * len(drafter.growers)
+        drafter.fused_chains = [None] * len(drafter.growers)
 
     drafter.start = plainly
     return drafter
