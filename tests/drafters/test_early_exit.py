@@ -146,7 +146,7 @@ def test_a_step_without_drafts_asks_neither_stem_nor_head():
 
 
 @every_head_and_some_shapes
-def test_the_texts_are_the_references_whatever_the_head_says(kind, name):
+def test_the_outputs_are_the_references_whatever_the_head_says(kind, name):
     asked = requests(max_tokens=16)
     result = run(EarlyExitDrafter(head=HEADS[kind](), shape=SHAPES[name]), "coupled", asked, k=3)
     assert result.texts == [expected(one) for one in asked]

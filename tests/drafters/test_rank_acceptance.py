@@ -25,7 +25,7 @@ def measured(shape, width, requests, draw=Draw.FIXED, k=3):
 
 @pytest.mark.parametrize("shape", [caterpillar(4, 3), Topology.branching((3, 2, 2))])
 @pytest.mark.parametrize("stops", [(), (15, 33, 40)])
-def test_counts_are_those_of_the_texts(shape, stops):
+def test_counts_are_those_of_the_outputs(shape, stops):
     """Each token that was decided below a node, looked up among the children of that node."""
     requests = [request(p, max_tokens=40 - i, stop_tokens=stops) for i, p in enumerate(PROMPTS)]
     drafter, decoder = measured(shape, 4, requests)

@@ -54,6 +54,7 @@ class PaddedVocab(VocabMap):
 class MappedVocab(VocabMap):
     """A draft vocabulary with ids of its own, as the reduced ones of EAGLE-3 (2503.01840) and FR-Spec (2502.14856).
 
+    Those reduce the output head alone and embed target ids, so they need ``target_logits`` but not ``draft_ids``.
     ``target_ids[d]`` is the target's id of draft token d, -1 if the target does not have that token. A target token
     that the draft does not have is read as draft token ``unknown``. Raises ValueError for ids outside the vocabularies,
     for two draft tokens with one target id, and for a map without a token.

@@ -5,7 +5,6 @@ B rows, N nodes, n nodes of a call, V the target's vocabulary, D the draft's.
 
 from abc import abstractmethod
 from collections.abc import Hashable
-from dataclasses import replace
 from enum import Enum
 from typing import ClassVar, final
 
@@ -34,10 +33,11 @@ class GrowingDrafter(Drafter):
     """Drafts with ``lm``, which scores the root and then the nodes that have children.
 
     ``shape`` (None: a chain) is cut to the depth that the plan asks for. ``draws`` (None: all that the shape allows)
-    limits how tokens are drawn. ``vocab`` maps between the vocabularies of ``lm`` and of the target (None: the same
-    ids, padded or cut at the end). Raises ValueError if the shape allows none of ``draws``.
+    limits how tokens are drawn. ``vocab`` maps the logits of ``lm`` to the target's vocabulary (None: the same ids,
+    padded or cut at the end). Raises ValueError if the shape allows none of ``draws``.
 
-    Subclasses allocate their state, read the root and score nodes; logits and tokens that they see are the draft's.
+    Subclasses allocate their state, read the root and score nodes. The tokens that they read are the target's; a model
+    that embeds draft ids maps them with ``vocab_map.draft_ids``.
     """
 
     inputs: ClassVar[frozenset[DraftInput]]  # what ``lm`` reads
@@ -133,7 +133,5 @@ class GrowingDrafter(Drafter):
         return torch.minimum(batch.draft_room, self.max_context - batch.length + 1)
 
     def _score(self, forest: Tree, start: int) -> Tensor:
-        """Target logits [B, n, V] after nodes ``start`` on of a forest of target tokens."""
-        if not self.vocab_map.same_ids:
-            forest = replace(forest, tokens=self.vocab_map.draft_ids(forest.tokens))
+        """Target logits [B, n, V] after nodes ``start`` on."""
         return self.vocab_map.target_logits(self.score_nodes(forest, start))

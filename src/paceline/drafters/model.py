@@ -4,6 +4,7 @@ B rows, N nodes, d depth of the tree, T tokens of capacity, D the draft's vocabu
 """
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -112,6 +113,8 @@ class ModelDrafter(GrowingDrafter):
         return logits
 
     def score_nodes(self, forest: Tree, start: int) -> Tensor:
+        if not self.vocab_map.same_ids:
+            forest = replace(forest, tokens=self.vocab_map.draft_ids(forest.tokens))
         logits = self.lm(forest, self.cache, start=start).logits
         assert logits is not None
         return logits
