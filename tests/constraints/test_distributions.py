@@ -63,7 +63,7 @@ def found_law(*, target, drafter, verifier, k, steps, grammar=LANGUAGE, tilt=Fal
             max_length=len(PROMPT) + room,
             parts=Parts(noise=Enumerator(scripts)),
         )
-        one = replace(request(list(PROMPT), max_tokens=room, temperature=1.0), verifiers=asked)
+        one = replace(request(list(PROMPT), max_tokens=room, temperature=1.0), rules=asked)
         decoder.admit([one] * len(weights), range(len(weights)))
         try:
             for step in range(steps):

@@ -154,7 +154,7 @@ class Case:
     source: str = "model"
 
     def __str__(self) -> str:
-        name = f"{self.verifier}-{self.draw.name.lower()}-{self.shape}" + f"-{self.probs}" * (self.probs != "model")
+        name = f"{self.verifier}-{self.draw.name.lower()}-{self.shape}" + f"-{self.source}" * (self.source != "model")
         return name.replace(" ", "_")
 
     @property
@@ -169,7 +169,7 @@ class Case:
         return not VERIFIERS.find(self.verifier).same_tokens
 
     def drafter(self) -> Drafter:
-        return drafter_of(self.probs, draw=self.draw, shape=ALL_SHAPES[self.shape][0])
+        return drafter_of(self.source, draw=self.draw, shape=ALL_SHAPES[self.shape][0])
 
 
 def cases(*, lossless: bool, source: str = "model") -> list[Case]:

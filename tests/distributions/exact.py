@@ -63,7 +63,9 @@ def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int
                     break
             else:
                 distribution = _complete(decoder, weights, target, length, options)
-                return Found(source=distribution, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
+                return Found(
+                    distribution=distribution, num_rows=len(weights), accepted=accepted, weight=float(weights.sum())
+                )
         except Frontier as frontier:
             rows, weights, outcomes = expand(weights, frontier)
             scripts = [*(before[rows] for before in scripts), outcomes]

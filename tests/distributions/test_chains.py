@@ -74,7 +74,7 @@ def test_the_distribution_is_the_targets(verifier, drafter, table, warp, k, step
         steps=steps,
         **WARPS[warp],
     )
-    error = distance(found.probs, target_distribution(target, steps * (k + 1), WARPS[warp]))
+    error = distance(found.distribution, target_distribution(target, steps * (k + 1), WARPS[warp]))
     note(verifier=verifier, tree="chain", draw=DRAWS[drafter].name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND

@@ -27,7 +27,7 @@ def given(options):
 
 
 def check(found, target, length, options, **facts):
-    error = distance(found.probs, target_distribution(target, length, options))
+    error = distance(found.distribution, target_distribution(target, length, options))
     note(rows=found.num_rows, error=error, **facts)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND

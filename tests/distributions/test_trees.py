@@ -44,7 +44,7 @@ def test_the_distribution_is_the_targets(verifier, draw, shape, table, warp, ste
         steps=steps,
         **WARPS[warp],
     )
-    error = distance(found.probs, target_distribution(target, steps * (depth + 1), WARPS[warp]))
+    error = distance(found.distribution, target_distribution(target, steps * (depth + 1), WARPS[warp]))
     note(verifier=verifier, tree=shape, draw=draw.name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND
