@@ -1,6 +1,6 @@
-"""Parts beside a target that draft from its hidden states, one file each. Modules only: they know no step and no files.
+"""Draft heads: modules that draft from the target's hidden states.
 
-``drafters`` calls a head while a draft grows, ``train`` unrolled over whole texts; both call the same modules.
+``drafters`` calls them while a draft grows, ``train`` unrolls them over whole sequences; both call the same modules.
 """
 
 from paceline.core.registry import Registry

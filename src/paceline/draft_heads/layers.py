@@ -1,4 +1,4 @@
-"""What heads have in common: their own weights by name, and where in a text their drafts begin. Knows no kind of head.
+"""Helpers that draft heads share: loading and initialising weights, and choosing training anchors.
 
 B rows, T tokens, A anchors, D depths, s states, H hidden size.
 """
@@ -21,7 +21,7 @@ def own_tensors(own: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def load_own_tensors(own: Mapping[str, nn.Module], state: Mapping[str, Tensor]) -> None:
-    """Copy what ``own_tensors`` gave. Raises ValueError, before any is copied, for what does not fit."""
+    """Copy the result of ``own_tensors``. Raises ValueError, before any is copied, for tensors that do not fit."""
     wanted = {name: tuple(tensor.shape) for name, tensor in own_tensors(own).items()}
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     if missing or extra:
@@ -33,13 +33,13 @@ def load_own_tensors(own: Mapping[str, nn.Module], state: Mapping[str, Tensor]) 
 
 
 def materialize(own: Mapping[str, nn.Module], state: Mapping[str, Tensor], target: DecoderLM) -> None:
-    """Put ``state`` in the place of modules without content, in the precision and on the device of ``target``."""
+    """Assign ``state`` to modules on the meta device, in the precision and on the device of ``target``."""
     ready = {name: tensor.to(target.device, target.dtype) for name, tensor in state.items()}
     _load_modules(own, ready, assign=True)
 
 
 def random_weights(empty: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """New weights of these shapes: ones for norms, matrices that keep the size of what they multiply."""
+    """New weights of these shapes: ones for norms, matrices of variance 1 / fan-in."""
     return {
         name: torch.ones(one.shape)
         if one.dim() == 1
@@ -49,7 +49,7 @@ def random_weights(empty: Mapping[str, Tensor], generator: torch.Generator) -> d
 
 
 def sample_anchors(tokens: Tensor, count: int | None, generator: torch.Generator | None) -> Tensor:
-    """Indices [B, A] of tokens that drafts begin at, in order: ``count`` drawn for each row; all without either."""
+    """Indices [B, A] of the roots of training drafts, ascending: ``count`` per row at random; all without either."""
     rows, length = tokens.shape
     if count is None or generator is None or count >= length:
         return torch.arange(length, device=tokens.device).expand(rows, length)
@@ -58,7 +58,9 @@ def sample_anchors(tokens: Tensor, count: int | None, generator: torch.Generator
 
 
 def anchor_positions(roots: Tensor, depth: int, segment: Tensor | None, *, length: int) -> tuple[Tensor, Tensor]:
-    """Positions [B, A, D] of each of ``roots`` [B, A] and of the tokens behind it, and 0 for those beyond its text."""
+    """Positions [B, A, D] of each of ``roots`` [B, A] and the tokens after it, and their weights: 0 beyond the
+    sequence.
+    """
     reached = roots[..., None] + torch.arange(depth, device=roots.device)
     position = reached.clamp(max=length - 1)
     inside = reached < length
@@ -70,7 +72,7 @@ def anchor_positions(roots: Tensor, depth: int, segment: Tensor | None, *, lengt
 def gather_preceding(hidden: Tensor, roots: Tensor, count: int, segment: Tensor | None) -> Tensor:
     """The last ``count`` of ``hidden`` [B, T, H] before each of ``roots``: [B, A, s, H].
 
-    Before the beginning of a root's text they are zero.
+    They are zero before the beginning of the root's sequence.
     """
     reached = roots[..., None] + torch.arange(-count, 0, device=roots.device)  # [B, A, s]
     index = reached.clamp(min=0)
@@ -82,7 +84,7 @@ def gather_preceding(hidden: Tensor, roots: Tensor, count: int, segment: Tensor 
 
 
 def _gather_tokens(values: Tensor, index: Tensor) -> Tensor:
-    """Of ``values`` [B, T] those at ``index`` [B, A, n]."""
+    """``values`` [B, T] at ``index`` [B, A, n]."""
     return values.gather(1, index.flatten(1)).view_as(index)
 
 

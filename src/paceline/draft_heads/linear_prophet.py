@@ -1,6 +1,6 @@
 """Several tokens from one hidden state of the target, by a matrix each (the linear heads of ProphetNet, 2001.04063).
 
-What it drafts does not depend on what it drafted before; it is here to be compared with. B rows, T tokens, A anchors,
+A depth does not depend on the tokens drafted before it; the head is a baseline for others. B rows, T tokens, A anchors,
 D depths, H the target's hidden size, V vocabulary.
 """
 
@@ -35,8 +35,8 @@ class LinearProphetConfig(DraftHeadConfig):
 class LinearProphetHead(DraftHead):
     """``state + matrix(norm(state))`` for every depth, through the target's own norm and head; zero at first.
 
-    ``decoder`` is the target less its layers. The state that gave the root is the one before it, so the first matrix is
-    of the token after the root: what the state itself says is known by then.
+    ``decoder`` is the target without its layers. The state before the root predicts the root, which is known, so the
+    first matrix predicts the token after the root.
     """
 
     kind: ClassVar[str] = "linear_prophet"
@@ -83,7 +83,7 @@ class LinearProphetHead(DraftHead):
         load_own_tensors(self.own, state)
 
     def predict_hidden(self, state: Tensor) -> Tensor:
-        """What the target's norm and head read [B, D, H] for each depth, from ``state`` [B, H]."""
+        """The hidden state of each depth [B, D, H], as the target's norm and head read it, from ``state`` [B, H]."""
         added = self.maps(self.decoder.norm(state)).unflatten(-1, (self.sizes.depth, -1))
         return state[:, None] + added
 

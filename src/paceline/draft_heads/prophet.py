@@ -1,9 +1,8 @@
 """A small decoder over the target's last hidden states and the tokens after them (the prophet transformer).
 
-Its sequence is [state o - s + 1, ..., state o, token o + 1, token o + 2, ...]: it sees the text through s states alone,
-so a draft costs the same however long the text is. B rows, T tokens, A anchors, D depths, s states, H the target's
-hidden size, W the prophet's width, V vocabulary.
-"""
+Its sequence is [state o - s + 1, ..., state o, token o + 1, token o + 2, ...]: it sees the sequence through s states
+alone, so the cost of a draft does not depend on its length. B rows, T tokens, A anchors, D depths, s states, H the
+target's hidden size, W the prophet's width, V vocabulary."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,7 +32,7 @@ NORM_EPS = 1e-6
 
 
 class ProphetConfig(DraftHeadConfig):
-    """Sizes of a prophet; what is None follows the target, scaled to the width."""
+    """Sizes of a prophet; None follows the target, scaled to the width."""
 
     num_states: int = Field(default=2, ge=1)
     num_blocks: int = Field(default=1, ge=1)
@@ -47,7 +46,7 @@ class ProphetConfig(DraftHeadConfig):
     anchors: int | None = Field(default=None, ge=1)  # drawn per row in training; None: all
 
     def decoder(self, target: DecoderConfig) -> DecoderConfig:
-        """The decoder that they describe: plain blocks, whatever the target's are made of.
+        """The configuration of its decoder: plain blocks, for any kind of target.
 
         Raises ValueError for heads that no key-value heads can be shared among.
         """
@@ -81,7 +80,7 @@ class ProphetConfig(DraftHeadConfig):
 
 @final
 class ProphetHead(DraftHead):
-    """``project(norm(state))`` and embedded tokens through ``decoder``, which may hold the target's table and head."""
+    """Runs ``project(norm(state))`` and embedded tokens through ``decoder``, which may share the target's embedding."""
 
     kind: ClassVar[str] = "prophet"
     Config: ClassVar[type[DraftHeadConfig]] = ProphetConfig
@@ -102,7 +101,8 @@ class ProphetHead(DraftHead):
             head = cls(config, target.config, decoder)
         if config.width is None:
             decoder.embed, decoder.head = target.embed, target.head
-        small = ("attention.output.weight", "ffn.down.weight")  # added to the stream, the less the more there is of it
+        # outputs to the residual stream, scaled down with its depth
+        small = ("attention.output.weight", "ffn.down.weight")
         factor = (2 * config.num_blocks) ** -0.5
         materialize(
             head.own,
@@ -140,7 +140,7 @@ class ProphetHead(DraftHead):
         load_own_tensors(self.own, state)
 
     def embed_states(self, states: Tensor) -> Tensor:
-        """What stands for ``states`` [B, s, H] in the sequence [B, s, W]; zeros for zeros."""
+        """The inputs [B, s, W] of ``states`` [B, s, H]; zeros for zeros."""
         return self.project(self.norm(states))
 
     def unroll(
