@@ -263,7 +263,7 @@ class Decoder:
             raise ValueError(f"the first {prefix.length} tokens of row {prefix.row} are not those of the prompt")
 
     def _shortened(self, prefix: Prefix, request: Request) -> Prefix:
-        """``prefix`` without the tokens that must be read: the last ones by some drafters, all where they are scored."""
+        """``prefix`` without the tokens that must be read: the last ones for some drafters, all to score a prompt."""
         most = max(0, len(request.tokens) - 1 - self.drafter.num_reread) if request.prompt_logprobs is None else 0
         return prefix if prefix.length <= most else Prefix(row=prefix.row, length=most)
 

@@ -54,7 +54,7 @@ def decode(requests):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tree_text_equals_the_reference_with_every_accepted_length(temperature):
+def test_tree_output_equals_the_reference_with_every_accepted_length(temperature):
     requests = [request(p, max_tokens=40, temperature=temperature, seed=i) for i, p in enumerate(PROMPTS)]
     decoder = decode(requests)
     result = finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)

@@ -16,7 +16,7 @@ from tests.constraints.regular import Language, calling, follows
 from tests.distributions.cases import TABLES
 from tests.distributions.enumerator import Enumerator, Frontier, expand
 from tests.distributions.exact import PROMPT, merge
-from tests.distributions.test_chains import BOUND, rules
+from tests.distributions.test_chains import BOUND, verifiers
 from tests.distributions.trees import SHAPES, TableTrees
 from tests.harness import request
 from tests.tables import TableLM, random_table
@@ -106,7 +106,7 @@ def distance(found, target, length, **options):
 
 
 def cases():
-    for name, kind in rules():
+    for name, kind in verifiers():
         for draw in (Draw.IID, Draw.NO_REPLACEMENT, Draw.FIXED):
             if draw not in kind.wants:
                 continue

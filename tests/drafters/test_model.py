@@ -56,7 +56,8 @@ def test_catches_up_after_pauses(lengths, temperature):
     assert result.summary.acceptance_rate == 1.0, "a stale draft cache costs acceptance"
 
 
-# The target's weights; the longest text that is drafted after is 24 tokens for both, as three slots are for the draft.
+# The target's weights; the longest sequence that is drafted after is 24 tokens for both, as three slots are for the
+# draft.
 SHORT = {
     "context": lambda: models.native(models.llama(1, max_position_embeddings=24)),
     "window": lambda: models.native(models.causal("mistral", 1, sliding_window=27)),
@@ -108,7 +109,7 @@ def test_a_padded_vocabulary_is_cut_or_filled(vocab, verifier):
 
 
 @pytest.mark.parametrize("draw", Draw)
-def test_only_draws_from_a_law_carry_it(draw):
+def test_only_draws_from_a_distribution_carry_it(draw):
     drafter = ModelDrafter(lm=models.target()[1], draws=frozenset({draw}))
     decoder = decoder_for(drafter, "coupled", k=3)
     decoder.admit([request([7, 3], max_tokens=20, temperature=1.0)], [0])

@@ -55,7 +55,7 @@ def test_rows_keep_to_their_own_depth_and_empty_rows_draft_nothing(name, draw):
     assert finish(decoder, rows=rows, prompts=PROMPTS).texts == [expected(r) for r in wanted]
 
 
-# The longest text that a draft can be read after is 24 tokens for both; the binary tree's read nodes are 6, and its
+# The longest sequence that a draft can be read after is 24 tokens for both; the binary tree's read nodes are 6, and its
 # cache needs a slot more for the node that an accepted path may lack.
 SHORT = {
     "context": lambda: models.native(models.llama(1, max_position_embeddings=24)),

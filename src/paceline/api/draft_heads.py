@@ -13,7 +13,7 @@ from paceline.api.loading import Loaded
 from paceline.api.named import name_of, read_named
 from paceline.core.registry import Registry
 from paceline.core.tree import Draw
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.draft_heads.files import is_head, load_head
@@ -64,7 +64,7 @@ def read_weightless(text: str) -> WeightlessExit | None:
     Raises ValueError for the bare name of a drafter that a head is needed for, and for options that are none.
     """
     name = name_of(text)
-    if name not in HEADS:
+    if name not in DRAFT_HEADS:
         return None
     if name in WITHOUT_FILES and name != text:
         return read_named(WITHOUT_FILES, text).make()

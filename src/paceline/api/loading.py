@@ -13,11 +13,11 @@ from paceline.models import from_transformers, hub, loading
 from paceline.models.adapter import files as hf_files
 from paceline.models.adapter import lm as hf
 from paceline.models.adapter.support import check_model
-from paceline.models.from_transformers import TransformersModel
 from paceline.models.backend import fastest, pack_weights
 from paceline.models.base import LM
 from paceline.models.batch_invariance import find_batch_dependence
 from paceline.models.families import FAMILIES
+from paceline.models.from_transformers import TransformersModel
 from paceline.models.loading import ModelError
 from paceline.models.native.quantization import check_quantization, quantise_modules
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
@@ -245,8 +245,8 @@ def _from_memory(
     if differs:
         wanted = ", ".join(str(option).removeprefix("torch.") for option in (dtype, device) if option is not None)
         raise ModelError(
-            f"{wanted}: {name} is already loaded as {loading.name_of(own_dtype)} on {own_device}; convert it yourself "
-            "with model.to(...), or load its directory"
+            f"{wanted}: {name} is already loaded as {loading.dtype_name(own_dtype)} on {own_device}; convert it "
+            "yourself with model.to(...), or load its directory"
         )
     lm = from_transformers.from_transformers(model) if is_native(backend, config) else hf.adapt(model)
     source = model.config._name_or_path

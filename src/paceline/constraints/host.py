@@ -114,7 +114,7 @@ class HostConstraints:
         return self._with_valid(tree, kept)
 
     def mask(self, tree: Tree, logits: Tensor) -> tuple[Tensor, TokenMask | None]:
-        """``logits`` [R, N, V] after the constraints of every row at each of its nodes, and what grammars allow there."""
+        """``logits`` [R, N, V] after every row's constraints at each of its nodes, and what grammars allow there."""
         if not self._drafts:
             return logits, None
         masked = logits.to(torch.promote_types(logits.dtype, torch.float32))

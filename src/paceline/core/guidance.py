@@ -16,7 +16,8 @@ class Guidance:
     """Classifier-free guidance (2207.12598, of language models 2306.17806) of one row.
 
     The row's logits become ``scale`` (l - m) + m, with l the log-probabilities after its own prompt and m those after
-    the negative ``prompt``, each followed by the same new tokens. Raises ValueError for an empty prompt or a scale that is not finite.
+    the negative ``prompt``, each followed by the same new tokens. Raises ValueError for an empty prompt or a scale that
+    is not finite.
     """
 
     scale: float

@@ -1,11 +1,11 @@
-"""No draft: every step is one node and one token. The honest baseline runs through the same loop."""
+"""Plain decoding as a drafter: every step has one node and gives one token. The baseline runs in the same loop."""
 
 from typing import final
 
 from paceline.core.batch import Batch
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Tree
-from paceline.drafters.base import StatelessDrafter
+from paceline.drafters.base import StatelessDrafter, root_only
 
 
 @final
@@ -23,4 +23,4 @@ class NoDrafter(StatelessDrafter):
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The root [B, 1]."""
-        return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=self.reason)
+        return root_only(batch, self.reason)

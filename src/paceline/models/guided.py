@@ -15,7 +15,7 @@ from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.guidance import GuidanceState
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import LM, FusedDrafting, LogitsFor, PendingInputs, Output, SharedLayers
+from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
 from paceline.models.prefill import prefill
 
 

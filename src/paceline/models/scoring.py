@@ -123,7 +123,8 @@ class PromptScorer:
         if not self._pieces:
             return PassageScore(logprobs=(), greedy=(), top=())
         logprobs, greedy, tokens, values = (torch.cat(parts, dim=1) for parts in zip(*self._pieces, strict=True))
-        scored = SequenceScores(logprobs=logprobs, greedy=greedy, top_tokens=tokens[..., :top], top_logprobs=values[..., :top])
+        tokens, values = tokens[..., :top], values[..., :top]
+        scored = SequenceScores(logprobs=logprobs, greedy=greedy, top_tokens=tokens, top_logprobs=values)
         return _read(scored, row, slice(0, length - 1))
 
 

@@ -1,4 +1,4 @@
-"""What a verifier is to the step. Knows nothing of drafters beyond how their tokens were drawn.
+"""The interface between verifiers and the decoder.
 
 B rows, N nodes, V vocabulary.
 """
@@ -13,14 +13,17 @@ from paceline.core.tree import Draw, Outcome, Tree
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Pure: the outcome is a function of the tree, the target's logits and the rows' noise."""
+    """Accepts a path of a draft tree and adds one token.
 
-    lossless: ClassVar[bool]  # the emitted distribution is the target's
-    same_tokens: ClassVar[bool]  # beyond the distribution: the tokens are those of plain decoding with the same seed
-    wants: ClassVar[tuple[Draw, ...]]  # draws it can take, best first
-    branches: ClassVar[bool]  # whether it can follow trees that branch
+    Pure: the outcome is a function of the tree, the target's logits and the noise of the rows.
+    """
+
+    lossless: ClassVar[bool]  # the output distribution is the target's
+    same_tokens: ClassVar[bool]  # the output tokens are those of plain decoding with the same seed
+    wants: ClassVar[tuple[Draw, ...]]  # draws that it can verify, best first
+    branches: ClassVar[bool]  # whether it can verify trees that branch
 
     @abstractmethod
     def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
-        """Decide from the ``scores`` of every node; before clipping at stop tokens and limits."""
+        """The outcome from processed ``logits`` [B, N, V] at every node, before stop tokens and limits are applied."""
         ...

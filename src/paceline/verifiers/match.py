@@ -1,4 +1,4 @@
-"""The target's own token at every node, drafts being followed where they happen to equal it.
+"""Token matching: the target samples with its own noise, and drafts made without that noise are accepted if equal.
 
 B rows, N nodes, V vocabulary.
 """
@@ -13,10 +13,10 @@ from paceline.verifiers.draft_probs import follow_picks
 
 @final
 class Match:
-    """The tokens of plain decoding with the same seed, from drafts that know nothing of the target's noise.
+    """Preserves the tokens of plain decoding with the same seed.
 
-    As ``coupled``, but never asks a drafter to draw with the target's noise: the likeliest tokens are asked for, since
-    a fixed choice x is kept with probability p(x), and drafts with noise of their own are taken.
+    Acceptance rule: as ``coupled`` (2408.07978), but drafts are never drawn with the target's noise. It prefers the
+    likeliest tokens, since a fixed choice x is accepted with probability p(x).
     """
 
     lossless: ClassVar[bool] = True
@@ -25,5 +25,5 @@ class Match:
     branches: ClassVar[bool] = True
 
     def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
-        """Follow the target's tokens from the root as far as the tree has them."""
+        """The path of matching nodes from the root, and the target's token after it."""
         return follow_picks(tree, batch.picks(tree, scores.logits))

@@ -10,10 +10,10 @@ from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
 from paceline.drafters.model import ModelDrafter
-from paceline.drafters.tree.chain import ChainGrower
+from paceline.drafters.tree.fused_chain import FusedChain
 from paceline.engine.runner import parts_for
 from paceline.kernels.cpu.batch import CpuBatch
-from paceline.models.base import LogitsFor, PendingInputs
+from paceline.models.base import LogitsFor, Missing
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.prefill import feed
 from tests.harness import decoder_for, finish, request
@@ -29,11 +29,11 @@ COUNT = (1, 0, 0)  # what each text's cache lacks before its root
 
 
 def begun(model):
-    """Three texts of different lengths, but for their roots, and what was pending, in a cache."""
+    """Three texts of different lengths, but for their roots, and what was missing, in a cache."""
     cache = model.new_cache(3, 24).view()
     read = torch.tensor(LENGTHS) - 1 - torch.tensor(COUNT)
     feed(model, cache, KNOWN, read, max(LENGTHS))
-    return cache, PendingInputs(count=torch.tensor(COUNT), max_count=1)
+    return cache, Missing(count=torch.tensor(COUNT), most=1)
 
 
 PENALTIES = Processing(repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.2, no_repeat_ngram=2)
@@ -70,13 +70,11 @@ def asked(processing=NONE, *, vocab=64):
     return batch
 
 
-def one_by_one(model, batch, cache, pending, tokens, valid, greedy, vocab):
-    count = torch.where(valid[:, 0], pending.count + 1, 0)
-    logits = feed(model, cache, batch.tokens, count, pending.max_count + 1, logits_for=LogitsFor.LAST).logits[
-        ..., :vocab
-    ]
+def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
+    count = torch.where(valid[:, 0], missing.count + 1, 0)
+    logits = feed(model, cache, batch.tokens, count, missing.most + 1, logits_for=LogitsFor.LAST).logits[..., :vocab]
     for depth in range(1, tokens.shape[1]):
-        pick = batch.likeliest if greedy else batch.pick
+        pick = batch.argmax if greedy else batch.pick
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
         where = () if greedy else (batch.length[:, None] + depth - 1,)
         picked = pick(processed, *where)[:, 0]
@@ -92,18 +90,18 @@ def one_by_one(model, batch, cache, pending, tokens, valid, greedy, vocab):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("processing", PROCESSING)
-def test_fused_drafting_matches_single_calls(processing, layout, dtype, vocab, greedy):
+def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, vocab, greedy):
     model = CpuDecoder(native(layout, dtype))
     made = []
     for together in (False, True):
-        batch, (cache, pending) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
+        batch, (cache, missing) = asked(PROCESSING[processing], vocab=vocab or model.vocab_size), begun(model)
         valid = torch.tensor(ROOM).bool()
         tokens = torch.zeros(3, 5, dtype=torch.int64)
         tokens[:, 0] = batch.root
         if together:
-            assert model.draft_fused(batch, cache, pending, tokens, valid, greedy=greedy)
+            assert model.draft_fused(batch, cache, missing, tokens, valid, greedy=greedy)
         else:
-            one_by_one(model, batch, cache, pending, tokens, valid, greedy, vocab)
+            one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab)
         made.append((tokens, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
     for alone, together in zip(*made, strict=True):
         assert torch.equal(alone, together)
@@ -111,15 +109,15 @@ def test_fused_drafting_matches_single_calls(processing, layout, dtype, vocab, g
     assert bool((made[0][0][0, 1:] != 0).any())
 
 
-def test_fused_drafting_declines_other_noise():
+def test_noise_that_the_kernel_does_not_know_is_left_to_others():
     class Other(Philox):
         pass
 
     model, batch = CpuDecoder(native("grouped", torch.float32)), asked()
     batch.noise = Other()
-    cache, pending = begun(model)
+    cache, missing = begun(model)
     tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.tensor(ROOM).bool()
-    assert not model.draft_fused(batch, cache, pending, tokens, valid, greedy=False)
+    assert not model.draft_fused(batch, cache, missing, tokens, valid, greedy=False)
     assert not bool(tokens.any())
 
 
@@ -140,12 +138,12 @@ def drafted(drafter, target, sampled=0.0, processing=NONE):
 
 @pytest.mark.parametrize("sampled", [0.0, 0.8])
 @pytest.mark.parametrize("processing", PROCESSING)
-def test_draft_model_gives_equal_drafts_with_and_without_fused_drafting(processing, sampled):
+def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, sampled):
     model, given = native("grouped", torch.float32), PROCESSING[processing]
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))
     trees, texts, summary = drafted(ahead, target, sampled, given)
-    assert all(isinstance(chain, ChainGrower) for chain in ahead.chains)
+    assert all(isinstance(chain, FusedChain) for chain in ahead.fused_chains)
     wanted, others, other = drafted(slow(model), target, sampled, given)
     assert texts == others
     assert summary == other
@@ -161,9 +159,9 @@ def slow(model):
     drafter = ModelDrafter(lm=CpuDecoder(model))
     start = drafter.start
 
-    def plainly(setting):
-        start(setting)
-        drafter.chains = [None] * len(drafter.growers)
+    def plainly(context):
+        start(context)
+        drafter.fused_chains = [None] * len(drafter.growers)
 
     drafter.start = plainly
     return drafter
