@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 
 from paceline.train.config import LoopConfig
 from paceline.train.data import Crops
-from paceline.train.layer_skip import LayerSkip, LayerSkipSection
+from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks import NextToken
-from paceline.train.trainer import Score, Trainer
+from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection
 from paceline.train.validation import text_loss
 from tests import tiny
 from tests.train.runs import corpus

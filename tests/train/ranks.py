@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.train.config import LoopConfig
 from paceline.train.data import Crops
-from paceline.train.distributed import open_strategy
-from paceline.train.layer_skip import LayerSkip, LayerSkipSection
-from paceline.train.losses import Comparison
-from paceline.train.tasks import Heads, Trained
-from paceline.train.trainer import Score, Trainer
+from paceline.train.loop.distributed import open_strategy
+from paceline.train.loop.trainer import Score, Trainer
+from paceline.train.tasks import DraftHeadTask, TrainedHead
+from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection
+from paceline.train.tasks.losses import DistillationLoss
 from tests import tiny
 from tests.train.heads import LastConfig, LastHead, TapConfig, TapHead
 from tests.train.runs import Masked, corpus
@@ -28,20 +28,20 @@ def make_task(*, joint, skips):
     if skips:
         config = EarlyExitConfig(exit_layer=2, num_blocks=0, own_norm=False)
         exit_head = EarlyExitHead.make(config, target, generator=torch.Generator())
-        return Heads(
+        return DraftHeadTask(
             target=target,
-            heads=[Trained(name="exit", head=exit_head, weight=0)],
-            comparison=Comparison(terms={"kl": 1.0}),
-            text_weight=1.0,
+            heads=[TrainedHead(name="exit", head=exit_head, weight=0)],
+            loss=DistillationLoss(terms={"kl": 1.0}),
+            target_weight=1.0,
             layer_skip=LayerSkip(LayerSkipSection(dropout=0.5, every=2), num_layers=3, num_steps=6),
         )
     tap = TapHead.make(TapConfig(anchors=5), target, generator=torch.Generator().manual_seed(1))
     last = LastHead.make(LastConfig(), target, generator=torch.Generator().manual_seed(2))
-    return Heads(
+    return DraftHeadTask(
         target=target,
-        heads=[Trained(name="tap", head=tap), Trained(name="last", head=last)],
-        comparison=Comparison(terms={"kl": 0.5, "lk_alpha": 0.5}, chunk=64),
-        text_weight=1.0 if joint else None,
+        heads=[TrainedHead(name="tap", head=tap), TrainedHead(name="last", head=last)],
+        loss=DistillationLoss(terms={"kl": 0.5, "lk_alpha": 0.5}, chunk=64),
+        target_weight=1.0 if joint else None,
     )
 
 
@@ -74,8 +74,8 @@ def train(folder, strategy, steps, *, joint, accumulate=1, until=None, skips=Fal
         trainer.run()
     except Ended:
         pass
-    whole = {name: strategy.whole(tensor).detach().clone() for name, tensor in trainer.parameters.items()}
-    mean = {f"mean.{name}": strategy.whole(tensor).clone() for name, tensor in trainer.average.tensors.items()}
+    whole = {name: strategy.full_tensor(tensor).detach().clone() for name, tensor in trainer.parameters.items()}
+    mean = {f"mean.{name}": strategy.full_tensor(tensor).clone() for name, tensor in trainer.average.tensors.items()}
     return whole | mean
 
 
@@ -95,7 +95,7 @@ class Ending:
         return self.batches.batch(step, rows)
 
 
-def begin(environment, folder, name, joint, accumulate, until, skips):
+def run_rank(environment, folder, name, joint, accumulate, until, skips):
     """What a process does; it leaves without the interpreter's end, at which gloo may abort."""
     os.environ.update(environment)
     torch.set_num_threads(1)

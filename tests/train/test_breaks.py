@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from paceline.train import distributed
-from paceline.train.checkpoints import CheckpointError
-from paceline.train.stopping import Stopped, Stopping
-from paceline.train.trainer import Diverged
+from paceline.train.loop import distributed
+from paceline.train.loop.checkpoints import CheckpointError
+from paceline.train.loop.stopping import Stopped, StopSignals
+from paceline.train.loop.trainer import Diverged
 from tests.train.loops import Cut, assert_same, trainer, weights, without_speed
 
 
@@ -29,7 +29,9 @@ def test_a_signal_ends_the_run_after_its_step_with_all_saved(number, tmp_path):
 
     run.batches = Signalled()
     before = signal.getsignal(number)
-    with pytest.raises(Stopped, match=r"stopped after step 7 of 12, which is saved in .*; the same command goes on"):
+    with pytest.raises(
+        Stopped, match=r"stopped after step 7 of 12, which is saved in .*; the same command resumes"
+    ):
         run.run()
     assert signal.getsignal(number) == before
     assert max((tmp_path / "cut" / "checkpoints").iterdir()).name == "00000007"
@@ -39,24 +41,24 @@ def test_a_signal_ends_the_run_after_its_step_with_all_saved(number, tmp_path):
 
 
 def test_the_second_signal_ends_the_process_unless_many_share_the_run():
-    with pytest.raises(KeyboardInterrupt), Stopping() as stop:
+    with pytest.raises(KeyboardInterrupt), StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
-        assert stop.asked
+        assert stop.requested
         signal.raise_signal(signal.SIGINT)
-    with Stopping(patient=True) as stop:
+    with StopSignals(ignore_repeats=True) as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        assert stop.asked
+        assert stop.requested
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rows(tmp_path):
     run = trainer(tmp_path, accumulate=2)
     forward = run.task.forward
 
-    def broken(batch, draws):
-        result = forward(batch, draws)
+    def broken(batch, randomness):
+        result = forward(batch, randomness)
         spoilt = torch.zeros_like(result.rows)
-        if draws.step == 7 and draws.first_row == 2:
+        if randomness.step == 7 and randomness.first_row == 2:
             spoilt[1] = float("nan")
         return result._replace(loss=result.loss + spoilt.sum(), rows=result.rows + spoilt)
 
@@ -81,7 +83,9 @@ def test_a_full_disk_keeps_the_checkpoint_before(error, tmp_path, monkeypatch):
         real(tensors, path, metadata)
 
     monkeypatch.setattr(distributed, "save_file", failing)
-    with pytest.raises(CheckpointError, match=r"checkpoint of step 10 was not written .*00000005, of step 5, is whole"):
+    with pytest.raises(
+        CheckpointError, match=r"of step 10 was not written .*00000005, of step 5, is complete"
+    ):
         trainer(tmp_path / "cut").run()
     monkeypatch.undo()
     assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["00000005"]

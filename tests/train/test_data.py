@@ -11,12 +11,13 @@ from paceline.train.data import (
     END_OF_TEXT,
     HELD_OUT,
     Crops,
-    Document,
+    LibraryFile,
     Stages,
     encode,
     standard_library,
     train_tokenizer,
 )
+from paceline.train.data.manifest import Split
 
 TEXTS = ["def f(x):\n    return x + 1\n", "für 木 🌲 \x00\x7f\r\n\ttabs", "", "    " * 20 + "deep", "a" * 500]
 
@@ -38,7 +39,7 @@ def test_any_text_survives_encoding_and_decoding(tokenizer, text):
 
 def test_end_of_text_is_id_0_and_closes_every_document(tokenizer):
     assert tokenizer.token_to_id(END_OF_TEXT) == 0
-    documents = [Document(str(index), text, False) for index, text in enumerate(TEXTS)]
+    documents = [LibraryFile(str(index), text, False) for index, text in enumerate(TEXTS)]
     tokens = encode(tokenizer, documents)
     assert tokens.dtype == np.uint16
     assert np.count_nonzero(tokens == 0) == len(TEXTS) and tokens[-1] == 0
@@ -53,12 +54,11 @@ def test_the_tokenizer_is_a_function_of_its_texts(tokenizer):
 
 
 def test_no_held_out_text_is_in_the_training_split(library):
-    manifest = [document.manifest() for document in library]
-    split = {name: {m["sha256"] for m in manifest if m["split"] == name} for name in ("train", "held-out")}
-    assert split["held-out"] and split["train"]
-    assert not split["held-out"] & split["train"]
-    assert {m["name"] for m in manifest if m["split"] == "held-out"} <= HELD_OUT
-    assert not {m["name"] for m in manifest if m["split"] == "train"} & HELD_OUT
+    files = [file.describe() for file in library]
+    held_out, train = ([file for file in files if file.split == split] for split in (Split.VALIDATION, Split.TRAIN))
+    assert held_out and train
+    assert not {file.sha256 for file in held_out} & {file.sha256 for file in train}
+    assert {file.name for file in held_out} <= HELD_OUT and not {file.name for file in train} & HELD_OUT
 
 
 def test_most_held_out_names_exist_in_this_python(library):
@@ -67,13 +67,12 @@ def test_most_held_out_names_exist_in_this_python(library):
     assert len(found) >= len(HELD_OUT) - 2
 
 
-def test_the_manifest_names_and_hashes_every_text(library):
-    names = [document.name for document in library]
-    assert names == list(dict.fromkeys(names)), "every name is given once"
-    for document in library[:5] + library[-5:]:
-        line = document.manifest()
-        data = document.text.encode()
-        assert line["bytes"] == len(data) and line["sha256"] == hashlib.sha256(data).hexdigest()
+def test_every_file_has_its_own_name_and_hash(library):
+    names = [file.name for file in library]
+    assert names == list(dict.fromkeys(names))
+    for file in library[:5] + library[-5:]:
+        found, data = file.describe(), file.text.encode()
+        assert found.num_bytes == len(data) and found.sha256 == hashlib.sha256(data).hexdigest()
 
 
 def test_the_library_has_topics_and_source_but_no_tests_and_no_installed_packages(library):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.train.data.extract import Piece, begin, check_taps, compute
-from paceline.train.data.features import sample_path
+from paceline.train.data.sources.feature_extraction import Chunk, check_taps, compute_hidden_states, prepare_folder
+from paceline.train.data.sources.features import sample_path
 from tests import tiny
 from tests.train.corpora import ordered, prepared
 
@@ -22,14 +22,16 @@ def pieces():
     for size in LENGTHS:
         learned = generator.random(size) < 0.7
         learned[0] = False
-        found.append(Piece(tokens=generator.integers(0, tiny.VOCAB, size), learned=learned))
+        found.append(Chunk(tokens=generator.integers(0, tiny.VOCAB, size), learned=learned))
     return found
 
 
 def written(folder, lm, numbers=None):
     """The folder that ``paceline data features`` writes."""
-    missing = begin(folder, pieces(), taps=TAPS, identity={"model": "tiny"})
-    compute(lm, pieces(), missing if numbers is None else numbers, taps=TAPS, folder=folder, batch_size=2, done=int)
+    missing = prepare_folder(folder, pieces(), taps=TAPS, identity={"model": "tiny"})
+    compute_hidden_states(
+        lm, pieces(), missing if numbers is None else numbers, taps=TAPS, folder=folder, batch_size=2, done=int
+    )
     return folder
 
 
@@ -109,18 +111,21 @@ def test_only_missing_rows_are_computed_again(tmp_path):
     lm = tiny.target()[1]
     folder = written(tmp_path / "cache", lm, numbers=[0, 3])
     before = sample_path(folder, 3).stat().st_mtime_ns
-    assert begin(folder, pieces(), taps=TAPS, identity={"model": "tiny"}) == [1, 2, 4]
+    assert prepare_folder(folder, pieces(), taps=TAPS, identity={"model": "tiny"}) == [1, 2, 4]
     written(folder, lm)
-    assert begin(folder, pieces(), taps=TAPS, identity={"model": "tiny"}) == []
+    assert prepare_folder(folder, pieces(), taps=TAPS, identity={"model": "tiny"}) == []
     assert sample_path(folder, 3).stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="holds hidden states with num_rows 5, and now it is 4"):
-        begin(folder, pieces()[:4], taps=TAPS, identity={"model": "tiny"})
+        prepare_folder(folder, pieces()[:4], taps=TAPS, identity={"model": "tiny"})
     (folder / "rows.jsonl").unlink()  # killed before it was there
-    assert begin(folder, pieces(), taps=TAPS, identity={"model": "tiny"}) == [] and (folder / "rows.jsonl").exists()
+    assert (
+        prepare_folder(folder, pieces(), taps=TAPS, identity={"model": "tiny"}) == []
+        and (folder / "rows.jsonl").exists()
+    )
     with pytest.raises(ValueError, match="hidden states with model tiny, and now it is other: give another --output"):
-        begin(folder, pieces(), taps=TAPS, identity={"model": "other"})
+        prepare_folder(folder, pieces(), taps=TAPS, identity={"model": "other"})
     with pytest.raises(ValueError, match=r"is not empty, and holds no features.json"):
-        begin(tmp_path, pieces(), taps=TAPS, identity={})
+        prepare_folder(tmp_path, pieces(), taps=TAPS, identity={})
 
 
 def test_rows_that_were_never_computed_are_left_out(tmp_path):

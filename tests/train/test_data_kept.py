@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.train.data import Manifest
-from paceline.train.data.store import making
+from paceline.train.data.store import create_once
 from tests.train.corpora import TEXTS, files, held_out, lines, ordered, prepared
 
 ALL = {"split": "train"}
@@ -78,7 +78,7 @@ def test_a_corpus_is_tokenised_once_until_it_changes(tmp_path, monkeypatch):
     source = {"kind": "text", "paths": [folder]}
     first = prepared(tmp_path, source)
     calls = []
-    encode = "paceline.train.data.encoders.Bytes.encode_many"
+    encode = "paceline.train.data.encoders.ByteEncoder.encode_many"
     monkeypatch.setattr(encode, lambda self, texts: calls.append(texts) or [np.zeros(9, np.uint8)] * len(texts))
     again = prepared(tmp_path, source, length=8, seed=4)
     assert not calls and again.manifest.files == first.manifest.files
@@ -90,12 +90,14 @@ def test_an_interrupted_tokenisation_leaves_nothing_that_is_taken_for_whole(tmp_
     source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
     whole = prepared(tmp_path / "other", {"kind": "text", "paths": [files(tmp_path / "texts")]})
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.train.data.store.Writer.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "paceline.train.data.store.TokenWriter.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             prepared(tmp_path, source)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     (tmp_path / "cache" / "key.part-1234").mkdir()  # of a killed process
-    with making(tmp_path / "cache" / "key") as part:
+    with create_once(tmp_path / "cache" / "key") as part:
         assert part is not None and not (tmp_path / "cache" / "key.part-1234").exists()
     assert torch.equal(
         prepared(tmp_path, source).batches.batch(0, range(4)).tokens, whole.batches.batch(0, range(4)).tokens
@@ -106,10 +108,10 @@ def test_whoever_comes_second_waits_and_takes_what_is_there(tmp_path):
     order = []
 
     def second():
-        with making(tmp_path / "key") as part:
+        with create_once(tmp_path / "key") as part:
             order.append(("second", part))
 
-    with making(tmp_path / "key") as part:
+    with create_once(tmp_path / "key") as part:
         assert part is not None
         thread = threading.Thread(target=second)
         thread.start()
@@ -124,7 +126,7 @@ def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing(tmp_path, monkey
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("paceline.train.data.store.Writer.put", full)
+    monkeypatch.setattr("paceline.train.data.store.TokenWriter.put", full)
     with pytest.raises(
         OSError, match=r"cannot write .*cache: No space left on device; make room there, or give another"
     ):

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.data.documents import Tokens
 from paceline.train.data.manifest import Split
 from paceline.train.data.mixture import PERIOD, RowBatches
 from paceline.train.data.order import Shuffle
-from paceline.train.data.packing import Alone, Packed, Row
-from paceline.train.data.store import Writer, open_split
+from paceline.train.data.packing import ConcatenatedPacking, DocumentPacking, Row
+from paceline.train.data.sources.documents import Tokens
+from paceline.train.data.store import TokenWriter, open_split
 
 DOCUMENTS = [[1, 2, 3, 4, 5], [6], [7, 8], list(range(10, 25)), [30, 31, 32]]
 
 
 def stored(tmp_path, documents=DOCUMENTS, masks=None):
-    with Writer(tmp_path, dtype=np.dtype(np.uint16)) as writer:
+    with TokenWriter(tmp_path, dtype=np.dtype(np.uint16)) as writer:
         for number, tokens in enumerate(documents):
             learned = None if masks is None else np.asarray(masks[number], dtype=bool)
             writer.put(Split.TRAIN, Tokens(name="", tokens=np.asarray(tokens), learned=learned, origin=number))
@@ -50,7 +50,7 @@ def test_a_shuffle_has_no_favourite_places():
 
 
 def test_packed_rows_predict_every_token_of_the_stream_once(tmp_path):
-    packing = Packed(stored(tmp_path), length=4, segmented=True)
+    packing = ConcatenatedPacking(stored(tmp_path), length=4, segmented=True)
     stream = [token for document in DOCUMENTS for token in document]
     rows = rows_of(packing)
     assert packing.num_rows == (len(stream) - 1) // 4
@@ -62,7 +62,7 @@ def test_packed_rows_predict_every_token_of_the_stream_once(tmp_path):
 def test_no_segment_spans_two_documents_and_first_tokens_are_not_learned(tmp_path):
     which = {token: number for number, document in enumerate(DOCUMENTS) for token in document}
     first = {document[0] for document in DOCUMENTS}
-    for row in rows_of(Packed(stored(tmp_path), length=5, segmented=True)):
+    for row in rows_of(ConcatenatedPacking(stored(tmp_path), length=5, segmented=True)):
         numbers = [which[token] for token in row.tokens.tolist()]
         for one in range(6):
             for other in range(6):
@@ -71,7 +71,7 @@ def test_no_segment_spans_two_documents_and_first_tokens_are_not_learned(tmp_pat
 
 
 def test_one_document_a_row_is_padded_and_a_long_one_cut(tmp_path):
-    packing = Alone(stored(tmp_path), length=6, segmented=False)
+    packing = DocumentPacking(stored(tmp_path), length=6, segmented=False)
     rows = rows_of(packing)
     assert packing.num_rows == 1 + 0 + 1 + 3 + 1 and packing.num_unused == 1
     assert rows[0].tokens.tolist() == [1, 2, 3, 4, 5, 0, 0]
@@ -85,7 +85,7 @@ def test_one_document_a_row_is_padded_and_a_long_one_cut(tmp_path):
     assert predicted == [token for document in DOCUMENTS for token in document[1:]]
 
 
-@pytest.mark.parametrize("kind", [Packed, Alone])
+@pytest.mark.parametrize("kind", [ConcatenatedPacking, DocumentPacking])
 def test_rows_of_which_nothing_is_learned_are_left_out(tmp_path, kind):
     generator = np.random.default_rng(0)
     documents = [generator.integers(1, 99, size=int(size)).tolist() for size in generator.integers(1, 30, size=60)]
@@ -96,7 +96,7 @@ def test_rows_of_which_nothing_is_learned_are_left_out(tmp_path, kind):
     assert all(row.learned[1:].any() for row in rows_of(packing))
     total = sum(int(np.sum(mask[1:])) for mask in masks)
     learned = sum(int(row.learned[1:].sum()) for row in rows_of(packing))
-    assert learned == total if kind is Alone else total - 5 <= learned <= total
+    assert learned == total if kind is DocumentPacking else total - 5 <= learned <= total
 
 
 class Numbered:

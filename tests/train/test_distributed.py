@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.train.checkpoints import whole_folders
-from paceline.train.distributed import Single, open_strategy
+from paceline.train.loop.checkpoints import complete_folders
+from paceline.train.loop.distributed import Single, open_strategy
 from tests.train import ranks
 
 PROCESSES = multiprocessing.get_context("forkserver")  # which imports torch once, and has no threads of this one
@@ -26,7 +26,7 @@ def launch(folder, name, *, joint, processes=2, accumulate=1, until=None, skips=
     for rank in range(processes):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
         own = {key: str(value) for key, value in {**own, "MASTER_PORT": port}.items()}
-        process = PROCESSES.Process(target=ranks.begin, args=(own, folder, name, joint, accumulate, until, skips))
+        process = PROCESSES.Process(target=ranks.run_rank, args=(own, folder, name, joint, accumulate, until, skips))
         process.start()
         started.append(process)
     for process in started:
@@ -71,7 +71,7 @@ def test_two_processes_skip_the_layers_that_one_does(name, tmp_path):
 def test_a_run_goes_on_with_another_number_of_processes(name, tmp_path):
     wanted = alone(tmp_path / "one", joint=True)
     launch(tmp_path / "two", name, joint=True, processes=2, until=4)
-    assert max(whole_folders(tmp_path / "two" / "checkpoints")).name == "00000004"
+    assert max(complete_folders(tmp_path / "two" / "checkpoints")).name == "00000004"
     found = launch(tmp_path / "two", name, joint=True, processes=1)
     assert_close(found, wanted)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
-from paceline.train.layer_skip import LayerSkip, LayerSkipSection
-from paceline.train.losses import Comparison
-from paceline.train.tasks import Heads, NextToken, Trained
+from paceline.train.tasks import DraftHeadTask, NextToken, TrainedHead
+from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection
+from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.validation import text_loss
 from tests import tiny
 from tests.train.test_tasks import DRAWS, batch, part_of
@@ -33,27 +33,27 @@ def next_token(lm=None, **fields):
 def joint(lm, *, weight=0.0, **fields):
     config = EarlyExitConfig(exit_layer=2, num_blocks=0, own_norm=False)
     head = EarlyExitHead.make(config, lm, generator=torch.Generator())
-    comparison = Comparison(terms={"kl": 1.0})
-    parts = [Trained(name="exit", head=head, weight=weight)]
+    loss = DistillationLoss(terms={"kl": 1.0})
+    trained_heads = [TrainedHead(name="exit", head=head, weight=weight)]
     skip = recipe(**fields) if fields else None
-    return Heads(target=lm, heads=parts, comparison=comparison, text_weight=1.0, layer_skip=skip)
+    return DraftHeadTask(target=lm, heads=trained_heads, loss=loss, target_weight=1.0, layer_skip=skip)
 
 
-def skipped_rows(skip, draws=DRAWS):
+def skipped_rows(skip, randomness=DRAWS):
     """What a step draws for the rows of ``batch()``."""
-    return skip.skipped(draws.step, [draws.apart().generator(row) for row in range(4)])
+    return skip.skipped(randomness.step, [randomness.for_target().generator(row) for row in range(4)])
 
 
 def test_chances_rise_from_none_at_the_first_layer_to_all_at_the_last():
-    found = recipe(3, dropout=0.2).chances(0)
+    found = recipe(3, dropout=0.2).skip_probs(0)
     torch.testing.assert_close(found, torch.tensor([0, 0.2 * (2**0.5 - 1), 0.2], dtype=torch.float64))
-    assert torch.equal(recipe(3, dropout=0.2).chances(15), found)
-    assert float(recipe(2, dropout=0.2).chances(0)[1]) == pytest.approx(0.2)
+    assert torch.equal(recipe(3, dropout=0.2).skip_probs(15), found)
+    assert float(recipe(2, dropout=0.2).skip_probs(0)[1]) == pytest.approx(0.2)
 
 
 def test_ramped_chances_rise_with_the_steps_too():
     skip = recipe(3, num_steps=5, dropout=0.2, ramp=True)
-    last = [float(skip.chances(step)[-1]) for step in range(5)]
+    last = [float(skip.skip_probs(step)[-1]) for step in range(5)]
     assert last == pytest.approx([0.2 * (2 ** (step / 4) - 1) for step in range(5)])
     assert skip.skipped(0, []) is None and recipe(3, num_steps=1, ramp=True).skipped(0, []) is None
 
@@ -63,7 +63,7 @@ def test_layers_are_skipped_as_often_as_their_chances_say():
     generators = [torch.Generator().manual_seed(seed) for seed in range(4000)]
     share = skip.skipped(0, generators).double().mean(0)
     assert share[0] == 0
-    torch.testing.assert_close(share, skip.chances(0), rtol=0, atol=0.03)
+    torch.testing.assert_close(share, skip.skip_probs(0), rtol=0, atol=0.03)
 
 
 def test_weights_grow_with_depth_and_add_up_to_one():
@@ -123,11 +123,11 @@ def test_the_loss_is_that_of_models_without_what_is_skipped():
     wanted = naive(reference, whole, weights, skipped)
     torch.testing.assert_close(result.loss.double(), wanted, rtol=1e-6, atol=1e-5)
     early = {tap: weight / (1 - weights[LAYERS]) for tap, weight in weights.items() if tap < LAYERS}
-    sums, count = result.measures["loss.exits"][:, 0]
+    sums, count = result.metrics["loss.exits"][:, 0]
     torch.testing.assert_close(sums.double(), naive(reference, whole, early, skipped), rtol=1e-6, atol=1e-5)
     assert count == whole.learned[:, 1:].sum()
     last = naive(reference, whole, {LAYERS: 1.0}, skipped)
-    torch.testing.assert_close(result.measures["loss.text"][0, 0].double(), last, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(result.metrics["loss.text"][0, 0].double(), last, rtol=1e-6, atol=1e-5)
 
 
 def test_gradients_are_those_of_all_exits_through_the_shared_norm_and_head():
@@ -147,7 +147,7 @@ def test_gradients_are_those_of_all_exits_through_the_shared_norm_and_head():
 
 def test_an_exit_is_what_a_head_without_weights_drafts():
     lm, whole = model(), batch()
-    head = joint(lm).parts[0].head
+    head = joint(lm).trained_heads[0].head
     hidden = lm.causal(whole.tokens, taps=(2,)).hidden
     assert torch.equal(head.unroll(whole.tokens, hidden).logits[:, :, 0], lm.scored(hidden[2]))
     assert head.own_state() == {}
@@ -181,25 +181,25 @@ def test_rows_apart_skip_what_they_skip_in_the_whole_batch(make):
     first, second = make(model(), **HALF).train(), make(model(), **HALF).train()
     result = first(whole, DRAWS)
     result.loss.backward()
-    measures = []
+    metrics = []
     for rows in (slice(0, 1), slice(1, 3), slice(3, 4)):
         one = second(part_of(whole, rows), dataclasses.replace(DRAWS, first_row=rows.start))
         one.loss.backward()
-        measures.append(one.measures)
-    for name, wanted in result.measures.items():
-        torch.testing.assert_close(sum(one[name] for one in measures), wanted)
+        metrics.append(one.metrics)
+    for name, wanted in result.metrics.items():
+        torch.testing.assert_close(sum(one[name] for one in metrics), wanted)
     for name, parameter in first.trained().items():
         torch.testing.assert_close(second.trained()[name].grad, parameter.grad)
 
 
 def test_other_steps_and_seeds_skip_others_and_a_head_draws_apart():
     skip = recipe(dropout=0.6, num_layers=12)
-    draws = [DRAWS, DRAWS, dataclasses.replace(DRAWS, step=6), dataclasses.replace(DRAWS, seed=4)]
-    found = [skipped_rows(skip, one) for one in draws]
+    randomness = [DRAWS, DRAWS, dataclasses.replace(DRAWS, step=6), dataclasses.replace(DRAWS, seed=4)]
+    found = [skipped_rows(skip, one) for one in randomness]
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2]) and not torch.equal(found[0], found[3])
     for row in range(2):
-        own, others = DRAWS.apart().generator(row), [DRAWS, dataclasses.replace(DRAWS, step=1)]
+        own, others = DRAWS.for_target().generator(row), [DRAWS, dataclasses.replace(DRAWS, step=1)]
         assert own.initial_seed() not in {one.generator(at).initial_seed() for one in others for at in range(4)}
 
 
@@ -212,7 +212,7 @@ def test_a_head_without_weights_teaches_the_target_unless_its_own_weight_is_zero
     ]
     for result in results:
         result.loss.backward()
-    assert results[1].measures.keys() == {"target.text"} and "exit.acceptance" in results[2].measures
+    assert results[1].metrics.keys() == {"target.text"} and "exit.acceptance" in results[2].metrics
     differs = False
     for name, parameter in alone.named_parameters():
         assert torch.equal(silent.get_parameter(name).grad, parameter.grad), name

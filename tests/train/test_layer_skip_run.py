@@ -13,14 +13,15 @@ from paceline.cli import run
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.draft_heads.files import load_head
 from paceline.text.loops import is_looping
-from paceline.train.config import ValidationSection, read_train_config
+from paceline.train.config import ValidationSection
+from paceline.train.config_file import read_train_config
 from paceline.train.data import Crops
-from paceline.train.init_weights import fresh
-from paceline.train.layer_skip import LayerSkip, LayerSkipSection
-from paceline.train.losses import Comparison
+from paceline.train.init_weights import random_model
+from paceline.train.loop.trainer import Trainer
 from paceline.train.run import Run
-from paceline.train.tasks import Heads, Trained
-from paceline.train.trainer import Trainer
+from paceline.train.tasks import DraftHeadTask, TrainedHead
+from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection
+from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.validation import Validation
 from tests import tiny
 from tests.train.loops import assert_same, options, run_until, trainer, weights, without_speed
@@ -56,11 +57,11 @@ def test_a_run_cut_and_resumed_ends_as_if_uncut(cut, tmp_path):
 
 def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
     ends = []
-    for parts in (1, 2, 4):
-        made = trainer(tmp_path / str(parts), layer_skip=SKIP, accumulate=parts, precision="fp32")
+    for num_parts in (1, 2, 4):
+        made = trainer(tmp_path / str(num_parts), layer_skip=SKIP, accumulate=num_parts, precision="fp32")
         made.batches = Masked(made.batches)
         made.run()
-        ends.append(weights(tmp_path / str(parts)))
+        ends.append(weights(tmp_path / str(num_parts)))
     for other in ends[1:]:
         for name, tensor in ends[0].items():
             torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
@@ -83,14 +84,14 @@ def pairs(seed, count=20000):
 def learned(folder, section):
     """What a target of six layers is worth, whose third is its exit, after the same training but for ``section``."""
     raw = {**target_of(6)["config"], "vocab_size": NUM_WORDS, "intermediate_size": 64}
-    target = fresh(raw, 0)
+    target = random_model(raw, 0)
     config = EarlyExitConfig(exit_layer=3, num_blocks=0, own_norm=False)
     head = EarlyExitHead.make(config, target, generator=torch.Generator())
-    task = Heads(
+    task = DraftHeadTask(
         target=target,
-        heads=[Trained(name="exit", head=head, weight=0)],
-        comparison=Comparison(terms={"kl": 1.0}),
-        text_weight=1.0,
+        heads=[TrainedHead(name="exit", head=head, weight=0)],
+        loss=DistillationLoss(terms={"kl": 1.0}),
+        target_weight=1.0,
         layer_skip=section and LayerSkip(section, num_layers=6, num_steps=STEPS),
     )
     validation = Validation(
@@ -101,7 +102,7 @@ def learned(folder, section):
     )
     crops = Crops([(pairs(0), 1.0)], rows=8, length=LENGTH, seed=1)
     loop = options(STEPS, warmup=5, validate_every=STEPS, checkpoint_every=STEPS, precision="fp32")
-    return Trainer(task=task, batches=crops, config=loop, folder=folder, validate=validation.of_heads).run().measures
+    return Trainer(task=task, batches=crops, config=loop, folder=folder, validate=validation).run().metrics
 
 
 def test_exits_are_accepted_more_often_after_the_recipe_and_the_target_knows_as_much(tmp_path):
@@ -143,7 +144,7 @@ def test_an_exit_without_weights_is_written_measured_and_served(folder, tmp_path
 
 
 def test_an_exit_without_weights_is_measured_beside_heads_that_learn(folder, tmp_path):
-    """Of a target that stands still."""
+    """With a frozen target."""
     output = tmp_path / "run"
     heads = [{"kind": "early_exit", "config": {"exit_layer": 1}}, SILENT]
     assert train(recipe(folder, output, heads=heads, schedule={"steps": 4})) == 0
@@ -157,14 +158,14 @@ def test_an_exit_without_weights_is_measured_beside_heads_that_learn(folder, tmp
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"target": {"path": "target", "layer_skip": {}}}, "target: layer_skip is how a target learns, and this one"),
+        ({"target": {"path": "target", "layer_skip": {}}}, "target: layer_skip is for a target that is trained, and"),
         ({"target": target_of(1, layer_skip={})}, "target.layer_skip: the target has 1 layer, and an early exit needs"),
         ({"target": target_of(3, layer_skip={"dropout": 1})}, "target.layer_skip.dropout=1: Input should be less"),
         ({"target": target_of(3, layer_skip={"exit_scale": -1})}, "target.layer_skip.exit_scale=-1: Input should be"),
         ({"target": target_of(3, layer_skip={"every": 0})}, "target.layer_skip.every=0: Input should be greater"),
         ({"target": target_of(3, layer_skip={"curriculum": "steep"})}, "target.layer_skip.curriculum='steep': Input"),
         ({"target": target_of(3, layer_skip={"rate": 1})}, "target.layer_skip.rate=1: Extra inputs are not permitted"),
-        ({"heads": [EXIT]}, "nothing to train: no head has weights of its own, and the target stands still; let it"),
+        ({"heads": [EXIT]}, "nothing to train: no head has weights of its own, and the target is frozen; train"),
         ({"heads": [{"kind": "early_exit", "config": {"exit_layer": 2}, "weight": 0}]}, "heads.0.weight=0: this head"),
         ({"heads": [{**EXIT, "weight": -1}]}, "heads.0.weight=-1: Input should be greater than or equal to 0"),
     ],

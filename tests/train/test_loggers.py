@@ -6,8 +6,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from paceline.train import loggers as logging
-from paceline.train.loggers import LOGGERS, JsonLines, open_loggers
+from paceline.train.loop import loggers as logging
+from paceline.train.loop.loggers import LOGGERS, JsonLines, open_loggers
 
 
 class Recorder(ModuleType):

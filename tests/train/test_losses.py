@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.train.losses import LOSSES, Comparison, Laws, next_token_entropy
+from paceline.train.tasks.losses import LOSSES, DistillationLoss, LossInputs, cross_entropy
 
 N, V = 7, 11
 
@@ -14,9 +14,9 @@ def logits(seed, count=N, scale=2.0):
     return torch.randn(count, V, generator=generator, dtype=torch.float64) * scale
 
 
-def laws(own, wanted):
+def loss_inputs(own, wanted):
     text = torch.arange(len(own)) % V
-    return Laws(own=own.log_softmax(-1), wanted=wanted.log_softmax(-1), text=text)
+    return LossInputs(draft=own.log_softmax(-1), target=wanted.log_softmax(-1), next_token=text)
 
 
 def reference(name, q, p, text):
@@ -38,41 +38,41 @@ def reference(name, q, p, text):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_is_what_its_definition_says(name):
-    both = laws(logits(1), logits(2))
-    wanted = reference(name, both.own.exp(), both.wanted.exp(), both.text)
+    both = loss_inputs(logits(1), logits(2))
+    wanted = reference(name, both.draft.exp(), both.target.exp(), both.next_token)
     torch.testing.assert_close(LOSSES[name](both), wanted)
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"text", "argmax"}))
 def test_laws_that_agree_cost_nothing_and_others_do(name):
-    same = laws(logits(1), logits(1))
+    same = loss_inputs(logits(1), logits(1))
     torch.testing.assert_close(LOSSES[name](same), torch.zeros(N, dtype=torch.float64))
-    assert (LOSSES[name](laws(logits(1), logits(2))) > 0.05).all()
+    assert (LOSSES[name](loss_inputs(logits(1), logits(2))) > 0.05).all()
 
 
 @pytest.mark.parametrize("name", ["lk_alpha", "lk_lambda", "kl", "tv"])
 def test_following_a_loss_downhill_raises_acceptance(name):
     own, wanted = logits(1).requires_grad_(True), logits(2)
-    before = laws(own, wanted).acceptance.mean()
-    LOSSES[name](laws(own, wanted)).sum().backward()
-    assert laws(own - 0.1 * own.grad, wanted).acceptance.mean() > before
+    before = loss_inputs(own, wanted).acceptance.mean()
+    LOSSES[name](loss_inputs(own, wanted)).sum().backward()
+    assert loss_inputs(own - 0.1 * own.grad, wanted).acceptance.mean() > before
 
 
 def test_the_acceptance_loss_pulls_also_where_nothing_is_shared():
     """Laws so far apart that float32 has no number for what they share."""
     own = torch.tensor([[200.0, 0.0, 0.0]], requires_grad=True)
     wanted = torch.tensor([[0.0, 200.0, 0.0]])
-    loss = LOSSES["lk_alpha"](laws(own, wanted))
+    loss = LOSSES["lk_alpha"](loss_inputs(own, wanted))
     loss.sum().backward()
     assert torch.isfinite(loss).all() and own.grad.abs().max() > 0.1
 
 
 def test_the_share_of_the_mixture_has_no_gradient():
     own, wanted = logits(1).requires_grad_(True), logits(2)
-    both = laws(own, wanted)
+    both = loss_inputs(own, wanted)
     LOSSES["lk_lambda"](both).sum().backward()
     found, own.grad = own.grad.clone(), None
-    both = laws(own, wanted)
+    both = loss_inputs(own, wanted)
     share = torch.exp(-3 * both.acceptance.detach())
     (share * LOSSES["kl"](both) + (1 - share) * LOSSES["tv"](both)).sum().backward()
     torch.testing.assert_close(found, own.grad)
@@ -85,7 +85,7 @@ def test_chunks_give_the_loss_and_gradient_of_the_whole(chunk):
     ends = []
     for size in (1000, chunk):
         own = logits(1).float().requires_grad_(True)
-        found = Comparison(terms={"kl": 0.5, "tv": 0.25, "text": 2.0}, chunk=size)(own, wanted, index, text)
+        found = DistillationLoss(terms={"kl": 0.5, "tv": 0.25, "text": 2.0}, chunk=size)(own, wanted, index, text)
         (found.loss * torch.arange(N)).sum().backward()
         ends.append((*found, own.grad))
     torch.testing.assert_close(ends[0], ends[1])
@@ -99,7 +99,7 @@ def test_chunks_give_the_loss_and_gradient_of_the_whole(chunk):
 
 def test_only_who_drafts_learns():
     own, wanted = logits(1).requires_grad_(True), logits(2).requires_grad_(True)
-    found = Comparison(terms=dict.fromkeys(LOSSES, 1.0), chunk=3)(own, wanted, torch.arange(N), torch.arange(N))
+    found = DistillationLoss(terms=dict.fromkeys(LOSSES, 1.0), chunk=3)(own, wanted, torch.arange(N), torch.arange(N))
     found.loss.sum().backward()
     assert wanted.grad is None and own.grad is not None
     assert not found.acceptance.requires_grad and not found.greedy.requires_grad
@@ -108,7 +108,7 @@ def test_only_who_drafts_learns():
 @pytest.mark.parametrize("chunk", [2, 100])
 def test_entropy_of_the_text_by_chunks(chunk):
     own, text = logits(1).float().requires_grad_(True), torch.arange(N)
-    found = next_token_entropy(own, text, chunk=chunk)
+    found = cross_entropy(own, text, chunk=chunk)
     torch.testing.assert_close(found, F.cross_entropy(own, text, reduction="none"))
     found.sum().backward()
     assert own.grad is not None
@@ -116,6 +116,6 @@ def test_entropy_of_the_text_by_chunks(chunk):
 
 def test_unknown_and_missing_terms_are_refused():
     with pytest.raises(ValueError, match="unknown loss 'l2'; known: text, argmax, kl"):
-        Comparison(terms={"l2": 1.0})
+        DistillationLoss(terms={"l2": 1.0})
     with pytest.raises(ValueError, match="a loss without terms"):
-        Comparison(terms={})
+        DistillationLoss(terms={})

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from demo.recipes.regenerate import regenerate
 from paceline.core.noise import split_seed
 from paceline.core.sampling import Sampling
 from paceline.drafters.model import ModelDrafter
 from paceline.text.loops import is_looping
-from paceline.train.acceptance import measure_acceptance, require_texts
-from paceline.train.regenerate import regenerate
+from paceline.train.acceptance import measure_acceptance, require_outputs
 from tests import tiny
 from tests.harness import expected, request
 
@@ -36,10 +36,10 @@ def test_every_continuation_is_the_targets_own_under_its_own_seed():
 
 def test_looping_continuations_are_left_out():
     _, target = tiny.looping_target(8)  # its greedy text alternates between two tokens
-    with pytest.raises(ValueError, match="all 5 continuations loop"):
+    with pytest.raises(ValueError, match="all 5 outputs loop"):
         regenerate(target, PROMPTS, (Sampling(),), num_tokens=40, rows=5)
-    with pytest.raises(ValueError, match="all 5 continuations loop"):
-        require_texts(accepted(target, ModelDrafter(lm=target), num_tokens=40))
+    with pytest.raises(ValueError, match="all 5 outputs loop"):
+        require_outputs(accepted(target, ModelDrafter(lm=target), num_tokens=40))
 
 
 def test_measured_acceptance_is_that_of_the_decoder():
@@ -47,7 +47,7 @@ def test_measured_acceptance_is_that_of_the_decoder():
     itself = accepted(target, ModelDrafter(lm=target))
     assert itself.summary.mean_acceptance_length == 4.0 and itself.by_position == [1.0, 1.0, 1.0]
     assert itself.interval == (4.0, 4.0)
-    assert itself.num_texts + itself.num_looping == 5
+    assert itself.num_outputs + itself.num_looping == 5
     other = accepted(target, ModelDrafter(lm=tiny.noisy(target, 0.12)))
     assert 1.2 < other.summary.mean_acceptance_length < 4.0
     low, high = other.interval
@@ -67,4 +67,4 @@ def test_every_prompt_samples_with_a_seed_of_its_own():
         num_draft_tokens=3,
         sampling=Sampling(temperature=1.0, seed=5),
     )
-    assert len({text.accepted[0] for text in found.texts}) > 1
+    assert len({text.accepted[0] for text in found.outputs}) > 1

@@ -7,7 +7,7 @@ import yaml
 
 from paceline.api import Engine, SamplingParams, load, total
 from paceline.text.loops import is_looping
-from paceline.train.config import read_train_config
+from paceline.train.config_file import read_train_config
 from paceline.train.run import Run
 from tests.train.recipes import recipe, train, write_target
 

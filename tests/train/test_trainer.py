@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from paceline.draft_heads import HEADS
 from paceline.train.config import HeadSection, ScheduleSection
 from paceline.train.data import Crops
-from paceline.train.losses import Comparison
-from paceline.train.schedule import factor
+from paceline.train.loop.schedule import learning_rate_factor
+from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.setup import build_head
-from paceline.train.tasks import Heads, Trained
-from paceline.train.trainer import Score, Trainer
+from paceline.train.tasks import DraftHeadTask, TrainedHead
+from paceline.train.tasks.losses import DistillationLoss
 from tests import tiny
 from tests.train.loops import assert_same, lines, options, run_until, trainer, weights, without_speed
 from tests.train.runs import Masked, corpus
@@ -61,7 +61,7 @@ def test_loss_goes_down_on_a_corpus_that_can_be_learned(tmp_path):
 def test_every_line_of_the_log_parses_and_has_its_step(tmp_path):
     run = trainer(tmp_path)
     validate = run.validate
-    run.validate = lambda task: Score(value=validate(task).value, measures={"validation.loss": 1.0})
+    run.validate = lambda task: Score(value=validate(task).value, metrics={"validation.loss": 1.0})
     run.run()
     losses = [line for line in lines(tmp_path) if "loss" in line]
     validations = [line for line in lines(tmp_path) if "validation.loss" in line]
@@ -112,13 +112,15 @@ def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeyp
     target = tiny.native(tiny.llama(1, dtype=torch.bfloat16))
     section = HeadSection(kind="last")
     monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
-    head = build_head(section, target, seed=0, place=0)
+    head = build_head(section, target, seed=0, index=0)
     assert head.table.weight.dtype == torch.float32
-    task = Heads(target=target, heads=[Trained(name="last", head=head)], comparison=Comparison(terms={"kl": 1.0}))
+    task = DraftHeadTask(
+        target=target, heads=[TrainedHead(name="last", head=head)], loss=DistillationLoss(terms={"kl": 1.0})
+    )
     seen = []
 
     def validate(served):
-        seen.append(served.parts[0].head.table.weight.detach().clone())
+        seen.append(served.trained_heads[0].head.table.weight.detach().clone())
         return Score(value=float(len(seen)))
 
     crops = Crops([(corpus(0), 1.0)], rows=4, length=16, seed=1)
@@ -126,7 +128,7 @@ def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeyp
     run.run()
     assert all(weight.dtype == torch.bfloat16 for weight in seen)
     assert torch.equal(seen[-1], head.table.weight.bfloat16()) and not torch.equal(seen[-1].float(), head.table.weight)
-    assert torch.equal(run.finished().parts[0].head.table.weight, seen[-1])
+    assert torch.equal(run.finished().trained_heads[0].head.table.weight, seen[-1])
     assert run.finished().target is target
 
 
@@ -145,17 +147,17 @@ def test_the_last_checkpoints_are_kept(tmp_path):
 def test_a_validation_that_is_never_a_number_is_reported(value, tmp_path):
     run = trainer(tmp_path)
     run.validate = lambda task: Score(value=value)
-    with pytest.raises(ValueError, match="no validation measured anything: the run diverged or every text loops"):
+    with pytest.raises(ValueError, match="no validation measured anything: the run diverged or every output loops"):
         run.run()
 
 
 def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
     ends = []
-    for parts in (1, 2, 4):
-        run = trainer(tmp_path / str(parts), accumulate=parts, precision="fp32")
+    for num_parts in (1, 2, 4):
+        run = trainer(tmp_path / str(num_parts), accumulate=num_parts, precision="fp32")
         run.batches = Masked(run.batches)
         run.run()
-        ends.append(weights(tmp_path / str(parts)))
+        ends.append(weights(tmp_path / str(num_parts)))
     for other in ends[1:]:
         for name, tensor in ends[0].items():
             torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
@@ -167,12 +169,12 @@ def test_rows_that_cannot_be_shared_are_refused(tmp_path):
 
 
 def test_the_rate_warms_up_and_falls_to_a_tenth():
-    rates = [factor(ScheduleSection(steps=100, warmup=10), step) for step in range(100)]
+    rates = [learning_rate_factor(ScheduleSection(steps=100, warmup=10), step) for step in range(100)]
     assert rates[0] < rates[5] < rates[9] and max(rates) <= 1
     assert rates[9] > 0.95
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
     assert 0.1 <= rates[-1] < 0.11
-    assert factor(ScheduleSection(steps=10, warmup=0, floor=1.0), 0) == 1.0
+    assert learning_rate_factor(ScheduleSection(steps=10, warmup=0, floor=1.0), 0) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Hidden states that were computed before, in the layout of vllm-project/speculators 0.7.0. Runs no model.
+"""Precomputed hidden states, in the layout of vllm-project/speculators 0.7.0.
 
-FOLDER/hidden_states/hs_I.safetensors holds of row I ``token_ids`` [T] int64 and ``hidden_states`` [T, L, H], the
-residual stream after each of L layers: the target's last layer comes last, before its final norm. The rows themselves,
-input_ids and loss_mask, are in FOLDER as a saved data set of the package ``datasets``; what we write has them in
-rows.jsonl too, beside features.json, which says which layers these are. T tokens, H hidden size.
+FOLDER/hidden_states/hs_I.safetensors has ``token_ids`` [T] int64 and ``hidden_states`` [T, L, H] of row I: the
+residual stream after each of L layers, with the target's last layer at the end, before its final norm. The rows
+(input_ids and loss_mask) are in FOLDER as a saved dataset of the package ``datasets``. Paceline also writes them to
+rows.jsonl, and the layers to features.json. T tokens, H hidden size.
 """
 
 import hashlib
@@ -17,61 +17,69 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.train.data.documents import Document, File, JsonlRows, Reader, Tokens, as_row
-from paceline.train.data.hub_datasets import need_datasets
 from paceline.train.data.packing import Packing, Row
+from paceline.train.data.sources.documents import Document, File, Reader, Tokens
+from paceline.train.data.sources.hub_datasets import import_datasets
+from paceline.train.data.sources.text_files import JsonLines, parse_row
 
 ROWS_FILE, META_FILE, HIDDEN_FOLDER = "rows.jsonl", "features.json", "hidden_states"
 
 
 @final
 class FeatureFolder(Reader):
-    """The rows whose hidden states are there; others were skipped by whoever computed them."""
+    """The rows whose hidden states are there; others were skipped when they were computed."""
 
     def __init__(self, *, path: str) -> None:
         self._path = Path(path)
         if not self._path.is_dir():
             raise ValueError(f"data: {path}: no such folder; paceline data features writes one")
-        self._lines = JsonlRows(paths=[str(self._path / ROWS_FILE)]) if (self._path / ROWS_FILE).exists() else None
-        package = need_datasets(f"data: {path} has no {ROWS_FILE}") if self._lines is None else None
+        self._lines = (
+            JsonLines(paths=[str(self._path / ROWS_FILE)], parse=parse_row, skip_field="left_out")
+            if (self._path / ROWS_FILE).exists()
+            else None
+        )
+        package = import_datasets(f"data: {path} has no {ROWS_FILE}") if self._lines is None else None
         self._rows: Any = None if package is None else package.load_from_disk(str(path)).with_format(None)
         self._found = {number for number in map(_number, (self._path / HIDDEN_FOLDER).glob("hs_*.safetensors"))}
         if not self._found:
             raise ValueError(f"data: {path}: no {HIDDEN_FOLDER}/hs_0.safetensors or any other; compute them first")
 
     def files(self) -> list[File]:
-        """All as one: the tokens by content, the hidden states by number and size, for they are large."""
+        """All rows as one file. Tokens are hashed by content; hidden states, which are large, by number and size."""
         digest = hashlib.sha256()
         size = 0
         for row in self._documents():
             digest.update(row.tokens.tobytes() + b";" + (b"" if row.learned is None else row.learned.tobytes()))
         for number in sorted(self._found):
-            bytes_ = sample_path(self._path, number).stat().st_size
-            digest.update(f"{number} {bytes_};".encode())
-            size += bytes_
+            num_bytes = sample_path(self._path, number).stat().st_size
+            digest.update(f"{number} {num_bytes};".encode())
+            size += num_bytes
         return [File(name=self._path.as_posix(), num_bytes=size, sha256=digest.hexdigest())]
 
     def documents(self, index: int) -> Iterator[Document]:
-        """Rows in their order."""
+        """The rows in order."""
         yield from self._documents()
 
     def _documents(self) -> Iterator[Tokens]:
         if self._lines is not None:
-            yield from (row for row in self._lines.rows() if row.origin in self._found)
+            for row in self._lines.documents(0):
+                assert isinstance(row, Tokens)
+                if row.origin in self._found:
+                    yield row
             return
         for number in sorted(self._found):
             if number < len(self._rows):
-                yield as_row(self._rows[number], f"{self._path}, row {number}", number)
+                yield parse_row(self._rows[number], "", f"{self._path}, row {number}", number)
 
 
 @final
-class WithHidden:
-    """Rows of a packing, each with its hidden states."""
+class RowsWithHidden:
+    """Rows of a packing, with their hidden states."""
 
     def __init__(self, packing: Packing, *, path: str, taps: Sequence[int] | None) -> None:
         self._packing, self._path = packing, Path(path)
         self._taps = tuple(taps) if taps is not None else read_taps(self._path)
-        first = sample_path(self._path, int(packing.stored.origin[0]))
+        first = sample_path(self._path, int(packing.split.origin[0]))
         with safe_open(first, framework="pt") as file:
             _, layers, self._hidden_size = file.get_slice("hidden_states").get_shape()
         if layers != len(self._taps):
@@ -82,21 +90,21 @@ class WithHidden:
 
     @property
     def num_rows(self) -> int:
-        """As many as the packing gives."""
+        """Number of rows of the packing."""
         return self._packing.num_rows
 
     @property
     def segmented(self) -> bool:
-        """As the packing is."""
+        """Whether the packing is."""
         return self._packing.segmented
 
     def row(self, index: int) -> Row:
-        """Raises ValueError, naming the file, where one is broken or of other tokens."""
+        """Raises ValueError, naming the file, if one is broken or has other tokens."""
         row, length = self._packing.row(index), self._packing.length
         whole: Tensor | None = None
         at = 0
         for span in self._packing.spans(index):
-            path = sample_path(self._path, int(self._packing.stored.origin[span.document]))
+            path = sample_path(self._path, int(self._packing.split.origin[span.document]))
             size = min(span.stop - span.start, length - at)
             if size <= 0:
                 break
@@ -118,12 +126,12 @@ class WithHidden:
 
 
 def sample_path(folder: Path, number: int) -> Path:
-    """Where the hidden states of a row are."""
+    """The file of a row's hidden states."""
     return folder / HIDDEN_FOLDER / f"hs_{number}.safetensors"
 
 
 def read_taps(folder: Path) -> tuple[int, ...]:
-    """Which layers the files of ``folder`` hold. Raises ValueError where nobody has written it down."""
+    """The layers that the files of ``folder`` hold. Raises ValueError if features.json is missing."""
     path = folder / META_FILE
     if not path.exists():
         raise ValueError(
@@ -134,7 +142,7 @@ def read_taps(folder: Path) -> tuple[int, ...]:
 
 
 def write_sample(folder: Path, number: int, tokens: Tensor, hidden: Tensor) -> None:
-    """``tokens`` [T] and ``hidden`` [T, L, H] of a row, moved into place once they are whole."""
+    """``tokens`` [T] and ``hidden`` [T, L, H] of a row, renamed once complete."""
     path = sample_path(folder, number)
     part = path.with_suffix(".part")
     save_file({"token_ids": tokens.long().cpu(), "hidden_states": hidden.contiguous().cpu()}, part)
@@ -142,9 +150,9 @@ def write_sample(folder: Path, number: int, tokens: Tensor, hidden: Tensor) -> N
 
 
 def save_rows(folder: Path) -> bool:
-    """rows.jsonl as a saved data set, which speculators' trainer reads; False where ``datasets`` is not installed."""
+    """Save rows.jsonl as a dataset, which speculators' trainer reads; False if ``datasets`` is not installed."""
     try:
-        package = need_datasets(str(folder))
+        package = import_datasets(str(folder))
     except ValueError:
         return False
     with (folder / ROWS_FILE).open(encoding="utf-8") as file:

@@ -1,21 +1,20 @@
-"""Where numbers of a run go. JSON lines always; other services are extras. Knows nothing of what the numbers mean."""
+"""Where the metrics of a run are written: JSON lines always, other services through the extra ``train-loggers``."""
 
 import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol, TypeAlias, final
 
 from paceline.core.registry import Registry
-from paceline.train.checkpoints import write_text
+from paceline.train.loop.checkpoints import write_text
 
 Number: TypeAlias = float | list[float] | None
 LOG_FILE = "log.jsonl"
 
 
 class Logger(Protocol):
-    """Takes the numbers of a step."""
+    """Takes the metrics of a step."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -25,27 +24,27 @@ class Logger(Protocol):
 LOGGERS = Registry(
     "logger",
     {
-        "tensorboard": "paceline.train.loggers:TensorBoard",
-        "wandb": "paceline.train.loggers:WeightsAndBiases",
-        "trackio": "paceline.train.loggers:Trackio",
+        "tensorboard": "paceline.train.loop.loggers:TensorBoard",
+        "wandb": "paceline.train.loop.loggers:WeightsAndBiases",
+        "trackio": "paceline.train.loop.loggers:Trackio",
     },
 )
 
 
 @final
 class JsonLines:
-    """One object per line, with its step. A run that goes on after ``step`` replaces the lines behind it."""
+    """One object per line, with its step. A run resumed from ``step`` replaces the lines of later steps."""
 
     def __init__(self, *, folder: Path) -> None:
         self.path = folder / LOG_FILE
 
     def begin(self, step: int) -> None:
-        """Forget what a run that was cut wrote after ``step``, and half a line at the end."""
+        """Delete the lines of steps after ``step``, and an incomplete last line."""
         if not self.path.exists():
             return
-        kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
         part = self.path.with_suffix(".part")
-        write_text(part, "".join(f"{line}\n" for line in kept))
+        write_text(part, "".join(f"{line}\n" for line in lines))
         part.replace(self.path)
 
     def log(self, step: int, values: Mapping[str, Number]) -> None:
@@ -58,7 +57,7 @@ def _step_of(line: str) -> float:
     try:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
-        return float("inf")  # half a line
+        return float("inf")  # an incomplete line
 
 
 @final
@@ -66,7 +65,7 @@ class TensorBoard:
     """Event files in ``folder``/tensorboard."""
 
     def __init__(self, *, folder: Path, name: str, config: Mapping[str, object]) -> None:
-        _need("tensorboard", "tensorboard")
+        _import("tensorboard")
         writer = import_module("torch.utils.tensorboard").SummaryWriter
         self._writer = writer(log_dir=str(folder / "tensorboard"))
         self._writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")
@@ -83,11 +82,10 @@ class TensorBoard:
 
 @final
 class WeightsAndBiases:
-    """A run in ``folder``/wandb; offline where WANDB_MODE says so, to be sent later by ``wandb sync``."""
+    """A run in ``folder``/wandb; offline if WANDB_MODE says so, to be uploaded by ``wandb sync``."""
 
     def __init__(self, *, folder: Path, name: str, config: Mapping[str, object]) -> None:
-        module = _need("wandb", "wandb")
-        self._run: Any = module.init(
+        self._run: Any = _import("wandb").init(
             project="paceline", name=name, id=name, dir=str(folder), config=dict(config), resume="allow"
         )
 
@@ -105,7 +103,7 @@ class Trackio:
     """A run in trackio's own local store."""
 
     def __init__(self, *, folder: Path, name: str, config: Mapping[str, object]) -> None:
-        self._module: Any = _need("trackio", "trackio")
+        self._module: Any = _import("trackio")
         self._module.init(project="paceline", name=name, config=dict(config), resume="allow")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -118,13 +116,13 @@ class Trackio:
 
 
 def open_loggers(names: Sequence[str], *, folder: Path, name: str, config: Mapping[str, object]) -> list[Logger]:
-    """Those of LOGGERS. Raises ValueError for one whose package is missing."""
+    """The loggers ``names`` of LOGGERS. Raises ValueError for one whose package is missing."""
     return [LOGGERS.find(logger)(folder=folder, name=name, config=config) for logger in names]
 
 
-def _need(module: str, package: str) -> ModuleType:
+def _import(package: str) -> Any:
     try:
-        return import_module(module)
+        return import_module(package)
     except ImportError as error:
         raise ValueError(
             f"loggers: {package} is not installed ({error}); pip install 'paceline[train-loggers]', or leave it out"

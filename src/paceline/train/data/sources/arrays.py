@@ -1,4 +1,4 @@
-"""Documents that are numbers already: token files, one file cut by bytes, and the standard library. Encodes nothing.
+"""Readers of token ids: arrays of them, and byte ranges of one file.
 
 N tokens of a file, P sequences of T tokens.
 """
@@ -11,23 +11,19 @@ from typing import final
 
 import numpy as np
 
-from paceline.train.data.corpus import standard_library
-from paceline.train.data.documents import Document, File, Reader, Text, Tokens, describe, find_files
 from paceline.train.data.manifest import Split
+from paceline.train.data.sources.documents import Document, File, FileReader, Reader, Tokens
 
 ENWIK8 = "http://mattmahoney.net/dc/enwik8.zip"
 
 
 @final
-class TokenFiles(Reader):
-    """Arrays of ids: a document up to each ``end_of_text``, or one in all; of two-dimensional arrays one a row."""
+class TokenFiles(FileReader):
+    """Arrays of token ids. A document ends at each ``end_of_text``; two-dimensional arrays have one per row."""
 
     def __init__(self, *, paths: Sequence[str], dtype: str, end_of_text: int | None) -> None:
-        self._paths, self._dtype, self._end = find_files(paths), np.dtype(dtype), end_of_text
-
-    def files(self) -> list[File]:
-        """As found on disk."""
-        return [describe(path) for path in self._paths]
+        super().__init__(paths=paths)
+        self._dtype, self._end = np.dtype(dtype), end_of_text
 
     def documents(self, index: int) -> Iterator[Document]:
         """Slices of a memory map."""
@@ -59,64 +55,38 @@ class TokenFiles(Reader):
 
 
 @final
-class BytesFile(Reader):
-    """One file cut at fixed bytes, so that its parts are the same for everybody: of enwik8, 90, 5 and 5 million."""
+class ByteRanges(Reader):
+    """One file split at fixed bytes, by default enwik8's usual 90, 5 and 5 million."""
 
     def __init__(self, *, path: str, train: int, validation: int, test: int) -> None:
         if not Path(path).is_file():
             raise ValueError(f"data: {path}: no such file; enwik8 is in {ENWIK8}: unpack it, and give its path")
-        self._path, self._sizes = Path(path), (train, validation, test)
+        self._path, sizes = Path(path), (train, validation, test)
         size = self._path.stat().st_size
-        if size < sum(self._sizes):
+        if size < sum(sizes):
             raise ValueError(
-                f"data: {path}: {size} bytes, and train, validation and test want {sum(self._sizes)}; give smaller ones"
+                f"data: {path}: {size} bytes, and train, validation and test want {sum(sizes)}; give smaller ones"
             )
+        stops = np.cumsum(sizes).tolist()
+        ranges = zip(Split, [0, *stops], stops, strict=False)
+        self._ranges = [(split, start, stop) for split, start, stop in ranges if stop > start]
 
     def files(self) -> list[File]:
-        """The parts, those that are empty left out."""
+        """The ranges that are not empty."""
         return [
             File(
                 name=f"{self._path.as_posix()}[{start}:{stop}]",
                 num_bytes=stop - start,
-                sha256=hashlib.sha256(self._part(start, stop).data).hexdigest(),
+                sha256=hashlib.sha256(self._read(start, stop).data).hexdigest(),
                 split=split,
             )
-            for split, start, stop in self._parts()
+            for split, start, stop in self._ranges
         ]
 
     def documents(self, index: int) -> Iterator[Document]:
-        """A part is one document."""
-        _, start, stop = self._parts()[index]
-        yield Tokens(name=f"{self._path}[{start}:{stop}]", tokens=self._part(start, stop))
+        """A range is one document."""
+        _, start, stop = self._ranges[index]
+        yield Tokens(name=f"{self._path}[{start}:{stop}]", tokens=self._read(start, stop))
 
-    def _parts(self) -> list[tuple[Split, int, int]]:
-        stops = np.cumsum(self._sizes).tolist()
-        cuts = zip(Split, [0, *stops], stops, strict=False)
-        return [(split, start, stop) for split, start, stop in cuts if stop > start]
-
-    def _part(self, start: int, stop: int) -> np.ndarray:
+    def _read(self, start: int, stop: int) -> np.ndarray:
         return np.memmap(self._path, dtype=np.uint8, mode="r", offset=start, shape=stop - start)
-
-
-@final
-class StandardLibrary(Reader):
-    """Python's own source and topics, held out by name."""
-
-    def __init__(self) -> None:
-        self._documents = standard_library()
-
-    def files(self) -> list[File]:
-        """Each module and topic."""
-        found = []
-        for document in self._documents:
-            data = document.text.encode()
-            split = Split.VALIDATION if document.held_out else Split.TRAIN
-            digest = hashlib.sha256(data).hexdigest()
-            found.append(File(name=document.name, num_bytes=len(data), sha256=digest, split=split))
-        return found
-
-    def documents(self, index: int) -> Iterator[Document]:
-        """Its text, if it has any."""
-        document = self._documents[index]
-        if document.text:
-            yield Text(name=document.name, text=document.text)

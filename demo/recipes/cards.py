@@ -1,7 +1,6 @@
-"""What a trained directory holds beside its weights: tokenizer files, generation defaults, model card."""
+"""The files beside the weights of an embedded model: tokenizer, generation defaults, model card."""
 
 import json
-import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -39,11 +38,8 @@ with it. Recipe: `make demo-models` ({steps}).
 """
 
 
-COMPANIONS = ("tokenizer*", "special_tokens_map.json", "generation_config.json", "vocab.*", "merges.txt", "*.jinja")
-
-
-def write_companions(folder: Path, raw: dict[str, object], tokenizer: Path, card: str) -> None:
-    """Tokenizer, generation defaults and card beside the weights in ``folder``."""
+def write_model_files(folder: Path, raw: dict[str, object], tokenizer: Path, card: str) -> None:
+    """Write tokenizer, generation defaults and model card into ``folder``."""
     Tokenizer.from_file(str(tokenizer)).save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -59,17 +55,10 @@ def write_companions(folder: Path, raw: dict[str, object], tokenizer: Path, card
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def copy_companions(source: Path, folder: Path) -> None:
-    """What ``source`` has beside its weights, so that a model that shares its tokens reads and says the same."""
-    for pattern in COMPANIONS:
-        for path in source.glob(pattern):
-            shutil.copyfile(path, folder / path.name)
-
-
 def make_card(
     raw: dict[str, object], *, title: str, role: str, parameters: int, figures: dict[str, str], python: str, steps: str
 ) -> str:
-    """A model card; ``figures`` are rows of its table, each measured by the caller."""
+    """A model card; ``figures`` are the rows of its table."""
     table = "| what | value |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in figures.items())
     return CARD.format(
         title=title,
