@@ -29,9 +29,7 @@ def test_a_signal_ends_the_run_after_its_step_with_all_saved(number, tmp_path):
 
     run.batches = Signalled()
     before = signal.getsignal(number)
-    with pytest.raises(
-        Stopped, match=r"stopped after step 7 of 12, which is saved in .*; the same command resumes"
-    ):
+    with pytest.raises(Stopped, match=r"stopped after step 7 of 12, which is saved in .*; the same command resumes"):
         run.run()
     assert signal.getsignal(number) == before
     assert max((tmp_path / "cut" / "checkpoints").iterdir()).name == "00000007"
@@ -83,9 +81,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(error, tmp_path, monkeypatch):
         real(tensors, path, metadata)
 
     monkeypatch.setattr(distributed, "save_file", failing)
-    with pytest.raises(
-        CheckpointError, match=r"of step 10 was not written .*00000005, of step 5, is complete"
-    ):
+    with pytest.raises(CheckpointError, match=r"of step 10 was not written .*00000005, of step 5, is complete"):
         trainer(tmp_path / "cut").run()
     monkeypatch.undo()
     assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["00000005"]
