@@ -20,9 +20,9 @@ from paceline.drafters import DRAFTERS
 from paceline.models.loading import load
 from paceline.train.acceptance import measure_acceptance
 from tests import tiny
+from tests.train.configs import log, recipe, train, write_target
 from tests.train.heads import LastConfig, LastDrafter, LastHead
-from tests.train.recipes import log, recipe, train, write_target
-from tests.train.runs import corpus
+from tests.train.synthetic import corpus
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Losses between two laws: what they are, where they vanish, and that pieces of them are the whole."""
+"""Losses between two distributions, against their definitions."""
 
 import pytest
 import torch
@@ -37,29 +37,29 @@ def reference(name, q, p, text):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_is_what_its_definition_says(name):
+def test_loss_matches_its_definition(name):
     both = loss_inputs(logits(1), logits(2))
     wanted = reference(name, both.draft.exp(), both.target.exp(), both.next_token)
     torch.testing.assert_close(LOSSES[name](both), wanted)
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"text", "argmax"}))
-def test_laws_that_agree_cost_nothing_and_others_do(name):
+def test_equal_distributions_have_zero_loss(name):
     same = loss_inputs(logits(1), logits(1))
     torch.testing.assert_close(LOSSES[name](same), torch.zeros(N, dtype=torch.float64))
     assert (LOSSES[name](loss_inputs(logits(1), logits(2))) > 0.05).all()
 
 
 @pytest.mark.parametrize("name", ["lk_alpha", "lk_lambda", "kl", "tv"])
-def test_following_a_loss_downhill_raises_acceptance(name):
+def test_gradient_step_raises_acceptance(name):
     own, wanted = logits(1).requires_grad_(True), logits(2)
     before = loss_inputs(own, wanted).acceptance.mean()
     LOSSES[name](loss_inputs(own, wanted)).sum().backward()
     assert loss_inputs(own - 0.1 * own.grad, wanted).acceptance.mean() > before
 
 
-def test_the_acceptance_loss_pulls_also_where_nothing_is_shared():
-    """Laws so far apart that float32 has no number for what they share."""
+def test_acceptance_loss_has_a_gradient_for_disjoint_distributions():
+    """Distributions whose overlap underflows in float32."""
     own = torch.tensor([[200.0, 0.0, 0.0]], requires_grad=True)
     wanted = torch.tensor([[0.0, 200.0, 0.0]])
     loss = LOSSES["lk_alpha"](loss_inputs(own, wanted))
@@ -67,7 +67,7 @@ def test_the_acceptance_loss_pulls_also_where_nothing_is_shared():
     assert torch.isfinite(loss).all() and own.grad.abs().max() > 0.1
 
 
-def test_the_share_of_the_mixture_has_no_gradient():
+def test_share_of_the_mixture_has_no_gradient():
     own, wanted = logits(1).requires_grad_(True), logits(2)
     both = loss_inputs(own, wanted)
     LOSSES["lk_lambda"](both).sum().backward()
@@ -79,7 +79,7 @@ def test_the_share_of_the_mixture_has_no_gradient():
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
-def test_chunks_give_the_loss_and_gradient_of_the_whole(chunk):
+def test_chunked_loss_and_gradient_match_unchunked(chunk):
     wanted, index = logits(2, 4).float(), torch.tensor([3, 0, 1, 1, 2, 0, 3])
     text = torch.arange(N)
     ends = []
@@ -97,7 +97,7 @@ def test_chunks_give_the_loss_and_gradient_of_the_whole(chunk):
     assert torch.equal(greedy, (p.argmax(-1) == q.argmax(-1)).float()) and 0 < greedy.sum() + 1
 
 
-def test_only_who_drafts_learns():
+def test_only_the_draft_logits_have_a_gradient():
     own, wanted = logits(1).requires_grad_(True), logits(2).requires_grad_(True)
     found = DistillationLoss(terms=dict.fromkeys(LOSSES, 1.0), chunk=3)(own, wanted, torch.arange(N), torch.arange(N))
     found.loss.sum().backward()
@@ -106,7 +106,7 @@ def test_only_who_drafts_learns():
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
-def test_entropy_of_the_text_by_chunks(chunk):
+def test_chunked_cross_entropy_matches_unchunked(chunk):
     own, text = logits(1).float().requires_grad_(True), torch.arange(N)
     found = cross_entropy(own, text, chunk=chunk)
     torch.testing.assert_close(found, F.cross_entropy(own, text, reduction="none"))

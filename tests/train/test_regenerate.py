@@ -1,4 +1,4 @@
-"""Text by the target itself, and acceptance by the Decoder that serves it."""
+"""Regenerated training sequences, and acceptance measurements."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def accepted(target, drafter, *, num_tokens=24, sampling=None):
     )
 
 
-def test_every_continuation_is_the_targets_own_under_its_own_seed():
+def test_regenerated_outputs_match_plain_decoding_with_the_prompts_seed():
     model, target = tiny.target()
     samplings = (Sampling(), Sampling(temperature=1.0, top_p=0.9, seed=11))
     texts = regenerate(target, PROMPTS, samplings, num_tokens=20, rows=2)
@@ -34,7 +34,7 @@ def test_every_continuation_is_the_targets_own_under_its_own_seed():
     assert len(texts) >= 3
 
 
-def test_looping_continuations_are_left_out():
+def test_looping_outputs_are_left_out():
     _, target = tiny.looping_target(8)  # its greedy text alternates between two tokens
     with pytest.raises(ValueError, match="all 5 outputs loop"):
         regenerate(target, PROMPTS, (Sampling(),), num_tokens=40, rows=5)
@@ -42,7 +42,7 @@ def test_looping_continuations_are_left_out():
         require_outputs(accepted(target, ModelDrafter(lm=target), num_tokens=40))
 
 
-def test_measured_acceptance_is_that_of_the_decoder():
+def test_measured_acceptance_matches_the_decoder():
     _, target = tiny.target()
     itself = accepted(target, ModelDrafter(lm=target))
     assert itself.summary.mean_acceptance_length == 4.0 and itself.by_position == [1.0, 1.0, 1.0]
@@ -56,7 +56,7 @@ def test_measured_acceptance_is_that_of_the_decoder():
     assert warm.summary.mean_acceptance_length == 4.0 and warm.num_looping <= itself.num_looping
 
 
-def test_every_prompt_samples_with_a_seed_of_its_own():
+def test_every_prompt_has_its_own_seed():
     _, target = tiny.target()
     draft = ModelDrafter(lm=tiny.noisy(target, 0.12))
     found = measure_acceptance(

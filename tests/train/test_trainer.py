@@ -1,4 +1,4 @@
-"""The training loop: resumable to the bit, atomic on disk, logged."""
+"""The training loop: bitwise resume, checkpoints, logs."""
 
 import itertools
 
@@ -15,13 +15,13 @@ from paceline.train.setup import build_head
 from paceline.train.tasks import DraftHeadTask, TrainedHead
 from paceline.train.tasks.losses import DistillationLoss
 from tests import tiny
-from tests.train.loops import assert_same, lines, options, run_until, trainer, weights, without_speed
-from tests.train.runs import Masked, corpus
+from tests.train.synthetic import Masked, corpus
+from tests.train.trainers import assert_same, lines, options, run_until, trainer, weights, without_speed
 
 
 @pytest.mark.parametrize("cut", [3, 5, 8, 11])
 @pytest.mark.parametrize("fields", [{}, {"dropout": 0.2, "accumulate": 2, "ema": 0.8}], ids=["plain", "everything"])
-def test_a_run_cut_anywhere_and_resumed_ends_as_if_uncut(cut, fields, tmp_path):
+def test_resumed_run_matches_uninterrupted_run_bitwise(cut, fields, tmp_path):
     whole = trainer(tmp_path / "whole", **fields)
     best = whole.run()
     run_until(trainer(tmp_path / "cut", **fields), cut)
@@ -34,7 +34,7 @@ def test_a_run_cut_anywhere_and_resumed_ends_as_if_uncut(cut, fields, tmp_path):
     assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole"), "repeated steps are logged once"
 
 
-def test_dropout_changes_the_run_and_so_does_its_seed(tmp_path):
+def test_weights_depend_on_dropout_and_seed(tmp_path):
     ends = []
     for name, fields in (("a", {}), ("b", {"dropout": 0.2}), ("c", {"dropout": 0.2, "seed": 1})):
         trainer(tmp_path / name, **fields).run()
@@ -42,7 +42,7 @@ def test_dropout_changes_the_run_and_so_does_its_seed(tmp_path):
     assert not torch.equal(ends[0], ends[1]) and not torch.equal(ends[1], ends[2])
 
 
-def test_a_finished_run_is_not_trained_further(tmp_path):
+def test_finished_run_is_not_trained_further(tmp_path):
     best = trainer(tmp_path).run()
     before = weights(tmp_path)
     again = trainer(tmp_path)
@@ -51,7 +51,7 @@ def test_a_finished_run_is_not_trained_further(tmp_path):
     assert_same(weights(tmp_path), before)
 
 
-def test_loss_goes_down_on_a_corpus_that_can_be_learned(tmp_path):
+def test_loss_falls_on_a_learnable_corpus(tmp_path):
     run = trainer(tmp_path, steps=80)
     run.run()
     losses = [line["loss"] for line in lines(tmp_path) if "loss" in line]
@@ -71,7 +71,7 @@ def test_every_line_of_the_log_parses_and_has_its_step(tmp_path):
     assert all(line["loss.text"] == pytest.approx(line["loss"], rel=1e-5) for line in losses)
 
 
-def test_the_best_weights_are_the_ones_loaded_at_the_end(tmp_path):
+def test_best_weights_are_loaded_at_the_end(tmp_path):
     run = trainer(tmp_path)
     values, states = iter([1.0, 3.0, 2.0]), []
 
@@ -88,7 +88,7 @@ def test_the_best_weights_are_the_ones_loaded_at_the_end(tmp_path):
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000008"]
 
 
-def test_the_mean_of_weights_is_what_is_validated_and_kept(tmp_path):
+def test_average_of_weights_is_validated_and_saved(tmp_path):
     run = trainer(tmp_path, ema=0.5, validate_every=1, steps=3, precision="fp32")
     means, seen = [], []
     mean = {name: parameter.detach().clone() for name, parameter in run.parameters.items()}
@@ -108,7 +108,7 @@ def test_the_mean_of_weights_is_what_is_validated_and_kept(tmp_path):
     assert not torch.equal(run.parameters["model.embed.weight"], means[-1]["model.embed.weight"])
 
 
-def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeypatch):
+def test_head_is_validated_and_saved_in_its_targets_dtype(tmp_path, monkeypatch):
     target = tiny.native(tiny.llama(1, dtype=torch.bfloat16))
     section = HeadSection(kind="last")
     monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
@@ -132,26 +132,26 @@ def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeyp
     assert run.finished().target is target
 
 
-def test_the_last_step_is_validated_and_saved_whatever_the_rhythm(tmp_path):
+def test_last_step_is_always_validated_and_saved(tmp_path):
     trainer(tmp_path, steps=7, validate_every=100, checkpoint_every=100).run()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000007"]
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000007"]
 
 
-def test_the_last_checkpoints_are_kept(tmp_path):
+def test_only_the_last_checkpoints_remain(tmp_path):
     trainer(tmp_path, checkpoint_every=2, keep=3).run()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000008", "00000010", "00000012"]
 
 
 @pytest.mark.parametrize("value", [None, float("nan")])
-def test_a_validation_that_is_never_a_number_is_reported(value, tmp_path):
+def test_validation_without_a_value_is_reported(value, tmp_path):
     run = trainer(tmp_path)
     run.validate = lambda task: Score(value=value)
     with pytest.raises(ValueError, match="no validation measured anything: the run diverged or every output loops"):
         run.run()
 
 
-def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
+def test_accumulated_micro_batches_match_the_whole_batch(tmp_path):
     ends = []
     for num_parts in (1, 2, 4):
         run = trainer(tmp_path / str(num_parts), accumulate=num_parts, precision="fp32")
@@ -163,12 +163,12 @@ def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
             torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
-def test_rows_that_cannot_be_shared_are_refused(tmp_path):
+def test_indivisible_batch_is_refused(tmp_path):
     with pytest.raises(ValueError, match="batches of 4 rows cannot be shared by 1 processes in 3 parts"):
         trainer(tmp_path, accumulate=3)
 
 
-def test_the_rate_warms_up_and_falls_to_a_tenth():
+def test_learning_rate_warms_up_and_decays_to_the_floor():
     rates = [learning_rate_factor(ScheduleSection(steps=100, warmup=10), step) for step in range(100)]
     assert rates[0] < rates[5] < rates[9] and max(rates) <= 1
     assert rates[9] > 0.95

@@ -1,4 +1,4 @@
-"""What is reported of a run is what serving gives, measured by the decoder that serves."""
+"""Validation scores match what serving gives."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.validation import Validation, text_loss
 from tests import tiny
 from tests.train.heads import LastConfig, LastDrafter, LastHead
-from tests.train.runs import corpus
+from tests.train.synthetic import corpus
 
 PROMPTS = np.array([[5, 9, 2], [1, 1, 4], [8, 8, 8], [3, 1, 4], [60, 0, 7]])
 SECTION = ValidationSection(prompts=5, prompt_tokens=3, tokens=20, k=3)
@@ -26,7 +26,7 @@ def validation(section=SECTION, serve=lambda head: LastDrafter(head=head)):
 
 
 def last_head(target):
-    """The law after a single token, which is right now and then."""
+    """A head whose distribution depends on the last token alone, so that some drafts are accepted."""
     head = LastHead(LastConfig(), tiny.VOCAB).double()
     with torch.no_grad():
         head.table.weight.copy_(target.causal(torch.arange(tiny.VOCAB)[:, None]).logits[:, 0])
@@ -41,7 +41,7 @@ def heads(target, *, target_weight=None, names=("last",)):
 
 
 @torch.no_grad()
-def test_a_head_is_worth_the_tokens_per_step_that_its_drafter_gives():
+def test_score_of_a_head_is_its_drafters_tokens_per_step():
     target = tiny.native(tiny.llama(12))
     task = heads(target)
     score = validation()(task)
@@ -64,7 +64,7 @@ def test_a_head_is_worth_the_tokens_per_step_that_its_drafter_gives():
 
 
 @torch.no_grad()
-def test_a_draft_model_is_worth_its_greedy_tokens_per_step():
+def test_score_of_a_draft_model_is_its_greedy_tokens_per_step():
     target = tiny.native(tiny.llama(1))
     itself = Distillation(target=target, draft=target, loss=DistillationLoss(terms={"kl": 1.0}))
     assert validation()(itself).value == 4.0
@@ -76,7 +76,7 @@ def test_a_draft_model_is_worth_its_greedy_tokens_per_step():
 
 
 @torch.no_grad()
-def test_of_several_heads_the_mean_counts():
+def test_score_of_several_heads_is_their_mean():
     target = tiny.native(tiny.llama(12))
     never = lambda head: ModelDrafter(lm=target)  # noqa: E731 - whatever the head, always right
     score = validation(serve=never)(heads(target, names=("one", "two")))
@@ -85,7 +85,7 @@ def test_of_several_heads_the_mean_counts():
 
 
 @torch.no_grad()
-def test_where_the_target_learns_its_loss_decides():
+def test_score_of_a_trained_target_is_its_held_out_loss():
     target = tiny.native(tiny.llama(12))
     score = validation()(heads(target, target_weight=1.0))
     held_out = Crops([(corpus(1), 1.0)], rows=4, length=16, seed=2)
@@ -95,7 +95,7 @@ def test_where_the_target_learns_its_loss_decides():
 
 
 @torch.no_grad()
-def test_nothing_is_measured_on_texts_that_loop():
+def test_looping_outputs_are_not_measured():
     _, target = tiny.looping_target(8)
     section = SECTION.model_copy(update={"tokens": 40, "temperature": 0.0})
     score = validation(section)(heads(target))
@@ -104,7 +104,7 @@ def test_nothing_is_measured_on_texts_that_loop():
 
 
 def test_held_out_loss_is_per_token():
-    """Of a model that knows nothing, the logarithm of the vocabulary."""
+    """A uniform model's loss is the logarithm of the vocabulary size."""
     target = tiny.native(tiny.llama(12))
     for parameter in target.parameters():
         parameter.data.zero_()

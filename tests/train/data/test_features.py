@@ -1,4 +1,4 @@
-"""Hidden states on disk: those of the target, at their own tokens, in files that speculators reads and writes."""
+"""Precomputed hidden states match the target's, in the file format of speculators."""
 
 import json
 
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from paceline.train.data.sources.feature_extraction import Chunk, check_taps, compute_hidden_states, prepare_folder
 from paceline.train.data.sources.features import sample_path
 from tests import tiny
-from tests.train.corpora import ordered, prepared
+from tests.train.data.corpora import ordered, prepared
 
 TAPS = (1, 2, 3)
 LENGTHS = (9, 14, 1 + 4, 11, 20)
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("packing", ["packed", "documents"])
-def test_a_batch_has_the_targets_hidden_states_at_its_own_tokens(tmp_path, folder, packing):
+def test_batch_has_the_targets_hidden_states_at_its_tokens(tmp_path, folder, packing):
     lm = tiny.target()[1]
     found = prepared(
         tmp_path,
@@ -78,7 +78,7 @@ def test_a_batch_has_the_targets_hidden_states_at_its_own_tokens(tmp_path, folde
     assert num_checked > 8
 
 
-def test_a_row_of_several_documents_takes_each_ones_own(tmp_path, folder):
+def test_row_of_several_documents_has_hidden_states_of_each(tmp_path, folder):
     found = prepared(
         tmp_path,
         source(folder),
@@ -96,7 +96,7 @@ def test_a_row_of_several_documents_takes_each_ones_own(tmp_path, folder):
     assert row.tokens[:30].tolist() == torch.cat([file["token_ids"] for file in files])[:30].tolist()
 
 
-def test_files_are_laid_out_as_speculators_reads_them(folder):
+def test_files_have_the_layout_of_speculators(folder):
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     for number, (row, piece) in enumerate(zip(rows, pieces(), strict=True)):
         file = load_file(folder / "hidden_states" / f"hs_{number}.safetensors")
@@ -128,14 +128,14 @@ def test_only_missing_rows_are_computed_again(tmp_path):
         prepare_folder(tmp_path, pieces(), taps=TAPS, identity={})
 
 
-def test_rows_that_were_never_computed_are_left_out(tmp_path):
+def test_rows_without_hidden_states_are_left_out(tmp_path):
     folder = written(tmp_path / "cache", tiny.target()[1], numbers=[1, 4])
     fields = dict(validation={"share": 0}, vocab_size=tiny.VOCAB, end=None, tokenizer="target", packing="documents")
     found = prepared(tmp_path, source(folder), length=30, **fields)
     assert [len(row.tokens[: 1 + int(np.flatnonzero(row.tokens)[-1])]) for row in ordered(found.batches)] == [14, 20]
 
 
-def test_files_of_another_writer_need_their_layers_named(tmp_path, folder):
+def test_files_without_metadata_require_taps(tmp_path, folder):
     (folder / "features.json").unlink()
     fields = dict(validation={"share": 0}, vocab_size=tiny.VOCAB, end=None, tokenizer="target")
     with pytest.raises(ValueError, match=r"no features.json says which layers it holds; give taps"):
@@ -147,7 +147,7 @@ def test_files_of_another_writer_need_their_layers_named(tmp_path, folder):
     assert hidden is not None and set(hidden) == {0, 2, 3}
 
 
-def test_a_broken_or_foreign_file_is_named(tmp_path, folder):
+def test_broken_or_mismatched_file_is_named(tmp_path, folder):
     fields = dict(validation={"share": 0}, vocab_size=tiny.VOCAB, end=None, tokenizer="target")
     found = prepared(tmp_path, source(folder), length=7, **fields)
     path = sample_path(folder, 0)
@@ -169,7 +169,7 @@ def test_a_folder_without_hidden_states_is_refused(tmp_path):
         prepared(tmp_path, source(tmp_path / "b"))
 
 
-def test_the_last_layer_is_always_there_and_comes_last():
+def test_taps_end_with_the_last_layer():
     lm = tiny.target()[1]
     assert check_taps([2, 1, 2], lm) == (1, 2, 3) and check_taps([3, 0], lm) == (0, 3)
     with pytest.raises(ValueError, match="tap 4: the target has 3 layers"):

@@ -1,4 +1,4 @@
-"""Documents to rows to batches: every token once, in an order that is a function of the step."""
+"""Packing and order: every token once per epoch, in an order that is a function of the step."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def rows_of(packing):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 17, 1000])
-def test_a_shuffle_is_a_permutation_for_every_key(size):
+def test_shuffle_is_a_permutation_for_every_key(size):
     orders = []
     for seed, epoch in ((0, 0), (0, 1), (1, 0)):
         shuffle = Shuffle(size=size, seed=seed, epoch=epoch)
@@ -39,7 +39,7 @@ def test_a_shuffle_is_a_permutation_for_every_key(size):
     assert size < 7 or (orders[0] != orders[1] and orders[0] != orders[2] and orders[1] != orders[2])
 
 
-def test_a_shuffle_has_no_favourite_places():
+def test_shuffle_is_uniform():
     counts = np.zeros((8, 8))
     for epoch in range(2000):
         shuffle = Shuffle(size=8, seed=5, epoch=epoch)
@@ -49,7 +49,7 @@ def test_a_shuffle_has_no_favourite_places():
     assert statistic < 85.4, "a fair shuffle exceeds this once in a thousand seeds"
 
 
-def test_packed_rows_predict_every_token_of_the_stream_once(tmp_path):
+def test_concatenated_rows_predict_every_token_once(tmp_path):
     packing = ConcatenatedPacking(stored(tmp_path), length=4, segmented=True)
     stream = [token for document in DOCUMENTS for token in document]
     rows = rows_of(packing)
@@ -70,7 +70,7 @@ def test_no_segment_spans_two_documents_and_first_tokens_are_not_learned(tmp_pat
         assert row.learned.tolist() == [token not in first for token in row.tokens.tolist()]
 
 
-def test_one_document_a_row_is_padded_and_a_long_one_cut(tmp_path):
+def test_document_packing_pads_short_and_splits_long_documents(tmp_path):
     packing = DocumentPacking(stored(tmp_path), length=6, segmented=False)
     rows = rows_of(packing)
     assert packing.num_rows == 1 + 0 + 1 + 3 + 1 and packing.num_unused == 1
@@ -81,12 +81,14 @@ def test_one_document_a_row_is_padded_and_a_long_one_cut(tmp_path):
         list(range(16, 23)),
         [22, 23, 24, 0, 0, 0, 0],
     ]
-    predicted = [int(t) for row in rows for t, kept in zip(row.tokens[1:], row.learned[1:], strict=True) if kept]
+    predicted = [
+        int(t) for row in rows for t, is_learned in zip(row.tokens[1:], row.learned[1:], strict=True) if is_learned
+    ]
     assert predicted == [token for document in DOCUMENTS for token in document[1:]]
 
 
 @pytest.mark.parametrize("kind", [ConcatenatedPacking, DocumentPacking])
-def test_rows_of_which_nothing_is_learned_are_left_out(tmp_path, kind):
+def test_rows_without_learned_tokens_are_left_out(tmp_path, kind):
     generator = np.random.default_rng(0)
     documents = [generator.integers(1, 99, size=int(size)).tolist() for size in generator.integers(1, 30, size=60)]
     masks = [(generator.random(len(document)) < 0.04).tolist() for document in documents]
@@ -100,7 +102,7 @@ def test_rows_of_which_nothing_is_learned_are_left_out(tmp_path, kind):
 
 
 class Numbered:
-    """Rows that show which they are."""
+    """Rows whose tokens are their index."""
 
     segmented = False
 
@@ -117,12 +119,12 @@ def numbered(count, start=0):
 
 
 def seen(batches, steps):
-    """Which rows the batches of these steps hold."""
+    """The rows in the batches of ``steps``."""
     whole = range(batches.rows)
     return [number for step in steps for number in batches.batch(step, whole).tokens[:, 0].tolist()]
 
 
-def test_every_epoch_reads_every_row_once_in_an_order_of_its_own():
+def test_every_epoch_reads_every_row_once_in_another_order():
     batches = RowBatches([(numbered(12), 1.0)], rows=4, seed=3)
     first, second = seen(batches, range(3)), seen(batches, range(3, 6))
     assert sorted(first) == sorted(second) == list(range(12)) and first != second
@@ -138,7 +140,7 @@ def test_the_batch_is_the_same_for_any_number_of_processes(ranks):
     assert torch.equal(torch.cat([part.tokens for part in parts]), batches.batch(7, range(8)).tokens)
 
 
-def test_sources_have_their_shares_of_every_period_and_each_is_read_evenly():
+def test_sources_have_their_shares_in_every_period():
     batches = RowBatches([(numbered(50), 3.0), (numbered(2000, 1000), 6.0), (numbered(7, 9000), 1.0)], rows=8, seed=0)
     found = np.asarray(seen(batches, range(3 * PERIOD // 8)))
     for period in np.split(found, 3):
@@ -150,6 +152,6 @@ def test_sources_have_their_shares_of_every_period_and_each_is_read_evenly():
     assert counts.max() == 1
 
 
-def test_a_tiny_share_is_still_a_row():
+def test_smallest_share_is_one_row():
     batches = RowBatches([(numbered(5), 1e-9), (numbered(5, 100), 1.0)], rows=PERIOD, seed=0)
     assert sum(token < 100 for token in seen(batches, [0])) == 1

@@ -1,4 +1,4 @@
-"""What is held out stays held out, what changed is told, and what was tokenised once is whole or not there."""
+"""Held-out splits, the manifest, and the cache of tokenised sources."""
 
 import errno
 import threading
@@ -9,14 +9,14 @@ import torch
 
 from paceline.train.data import Manifest
 from paceline.train.data.store import create_once
-from tests.train.corpora import TEXTS, files, held_out, lines, ordered, prepared
+from tests.train.data.corpora import TEXTS, files, held_out, lines, ordered, prepared
 
 ALL = {"split": "train"}
 NONE_HELD_OUT = {"validation": {"share": 0}}
 
 
 @pytest.mark.parametrize("by", ["file", "document"])
-def test_what_is_held_out_is_never_trained_on(tmp_path, by):
+def test_held_out_documents_are_never_trained_on(tmp_path, by):
     texts = [*TEXTS, TEXTS[3], TEXTS[11]]  # some twice
     path = lines(tmp_path / "a.jsonl", [{"text": text} for text in texts])
     source = (
@@ -31,7 +31,7 @@ def test_what_is_held_out_is_never_trained_on(tmp_path, by):
     assert 2 <= len(validation) <= 18
 
 
-def test_the_split_of_a_file_does_not_change_when_others_come(tmp_path):
+def test_split_of_a_file_does_not_depend_on_other_files(tmp_path):
     folder = files(tmp_path / "texts")
     before = prepared(tmp_path, {"kind": "text", "paths": [folder]})
     files(tmp_path / "texts", [*TEXTS, "more and more text", "and still more"])
@@ -39,14 +39,14 @@ def test_the_split_of_a_file_does_not_change_when_others_come(tmp_path):
     assert held_out(before) <= held_out(after) and held_out(before)
 
 
-def test_the_same_file_on_both_sides_is_refused_by_name(tmp_path):
+def test_same_file_in_both_splits_is_refused_by_name(tmp_path):
     one, other = files(tmp_path / "one"), files(tmp_path / "other", ["new", TEXTS[5]])
     sources = [{"kind": "text", "paths": [one], **ALL}, {"kind": "text", "paths": [other], "split": "validation"}]
     with pytest.raises(ValueError, match=r"one/05.txt \(train\) and .*other/01.txt \(validation\) are the same file"):
         prepared(tmp_path, *sources)
 
 
-def test_the_manifest_survives_and_says_what_changed(tmp_path):
+def test_manifest_round_trips_and_names_changes(tmp_path):
     folder = files(tmp_path / "texts")
     source = {"kind": "text", "paths": [folder]}
     found = prepared(tmp_path, source).manifest
@@ -64,7 +64,7 @@ def test_the_manifest_survives_and_says_what_changed(tmp_path):
         prepared(tmp_path, source).manifest.check_same(read)
 
 
-def test_counts_of_the_manifest_are_those_of_the_rows(tmp_path):
+def test_manifest_counts_match_the_rows(tmp_path):
     path = lines(tmp_path / "a.jsonl", [{"input_ids": [1, 2, 3, 4, 5], "loss_mask": [1, 0, 1, 0, 1]}] * 7)
     (record,) = prepared(
         tmp_path, {"kind": "rows", "paths": [path]}, packing="documents", length=4, **NONE_HELD_OUT
@@ -73,7 +73,7 @@ def test_counts_of_the_manifest_are_those_of_the_rows(tmp_path):
     assert record.num_bytes == (tmp_path / "a.jsonl").stat().st_size
 
 
-def test_a_corpus_is_tokenised_once_until_it_changes(tmp_path, monkeypatch):
+def test_corpus_is_tokenised_once_until_it_changes(tmp_path, monkeypatch):
     folder = files(tmp_path / "texts")
     source = {"kind": "text", "paths": [folder]}
     first = prepared(tmp_path, source)
@@ -86,7 +86,7 @@ def test_a_corpus_is_tokenised_once_until_it_changes(tmp_path, monkeypatch):
     assert calls, "another end of text gives other tokens"
 
 
-def test_an_interrupted_tokenisation_leaves_nothing_that_is_taken_for_whole(tmp_path, monkeypatch):
+def test_interrupted_tokenisation_leaves_no_cache_entry(tmp_path, monkeypatch):
     source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
     whole = prepared(tmp_path / "other", {"kind": "text", "paths": [files(tmp_path / "texts")]})
     with monkeypatch.context() as patch:
@@ -104,7 +104,7 @@ def test_an_interrupted_tokenisation_leaves_nothing_that_is_taken_for_whole(tmp_
     )
 
 
-def test_whoever_comes_second_waits_and_takes_what_is_there(tmp_path):
+def test_second_process_waits_for_the_first(tmp_path):
     order = []
 
     def second():
@@ -122,7 +122,7 @@ def test_whoever_comes_second_waits_and_takes_what_is_there(tmp_path):
     assert order == [("first", None), ("second", None)] and (tmp_path / "key" / "file").exists()
 
 
-def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing(tmp_path, monkeypatch):
+def test_full_disk_names_the_folder_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

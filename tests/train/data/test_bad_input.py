@@ -1,9 +1,9 @@
-"""Whatever a corpus can have wrong with it is told, with file and line and the way out, before anything is trained."""
+"""Everything wrong with a corpus is reported with file, line and a way out, before any training."""
 
 import numpy as np
 import pytest
 
-from tests.train.corpora import CHAT, array, files, lines, prepared, tokenizer
+from tests.train.data.corpora import CHAT, array, files, lines, prepared, tokenizer
 
 TRAIN = {"split": "train"}
 
@@ -15,27 +15,27 @@ def refused(tmp_path, *sources, **section):
     return str(caught.value)
 
 
-def test_a_corpus_that_is_not_there(tmp_path):
+def test_missing_corpus_is_refused(tmp_path):
     for name in ("missing.txt", "missing", "*.nothing"):
-        said = refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / name)]})
-        assert f"{name}: no such file, and no folder or pattern with any" in said
+        message = refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / name)]})
+        assert f"{name}: no such file, and no folder or pattern with any" in message
     (tmp_path / "empty").mkdir()
     assert "no such file" in refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / "empty")]})
-    said = refused(tmp_path, {"kind": "bytes", "path": str(tmp_path / "enwik8")})
-    assert "enwik8: no such file; enwik8 is in http://mattmahoney.net/dc/enwik8.zip" in said
+    message = refused(tmp_path, {"kind": "bytes", "path": str(tmp_path / "enwik8")})
+    assert "enwik8: no such file; enwik8 is in http://mattmahoney.net/dc/enwik8.zip" in message
 
 
-def test_a_corpus_without_text(tmp_path):
+def test_empty_corpus_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "a.jsonl").write_text("\n\n")
     assert "a.txt: no text in it" in refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / "a.txt")]})
     assert "a.jsonl: no text in it" in refused(tmp_path, {"kind": "jsonl", "paths": [str(tmp_path / "a.jsonl")]})
 
 
-def test_files_that_are_not_utf_8(tmp_path):
+def test_file_that_is_not_utf_8_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes("grün".encode("latin-1"))
-    said = refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / "a.txt")]})
-    assert "a.txt: not UTF-8 (byte 2); convert it" in said
+    message = refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / "a.txt")]})
+    assert "a.txt: not UTF-8 (byte 2); convert it" in message
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
     assert "a.jsonl, line 2: not UTF-8" in refused(tmp_path, {"kind": "jsonl", "paths": [str(tmp_path / "a.jsonl")]})
 
@@ -55,72 +55,72 @@ def test_files_that_are_not_utf_8(tmp_path):
         ("rows", '{"input_ids": [1, -1]}', "token id -1, and the vocabulary has 256"),
     ],
 )
-def test_a_line_that_is_no_document_is_named(tmp_path, kind, line, reason):
+def test_line_that_is_not_a_document_is_named(tmp_path, kind, line, reason):
     good = {"jsonl": '{"text": "fine"}', "chat": "", "rows": '{"input_ids": [1, 2]}'}[kind]
     (tmp_path / "a.jsonl").write_text(f"{good}\n{line}\n")
-    said = refused(tmp_path, {"kind": kind, "paths": [str(tmp_path / "a.jsonl")]})
-    assert "a.jsonl, line 2: " in said and reason in said
+    message = refused(tmp_path, {"kind": kind, "paths": [str(tmp_path / "a.jsonl")]})
+    assert "a.jsonl, line 2: " in message and reason in message
 
 
-def test_messages_that_no_template_can_write(tmp_path):
+def test_messages_that_cannot_be_rendered_are_refused(tmp_path):
     path = lines(tmp_path / "a.jsonl", [{"messages": [{"role": "user"}]}])
-    said = refused(tmp_path, {"kind": "chat", "paths": [path]}, tok=tokenizer(tmp_path / "tok", "{{ messages }}"))
-    assert "a.jsonl, line 1: messages[0] has no content" in said
+    message = refused(tmp_path, {"kind": "chat", "paths": [path]}, tok=tokenizer(tmp_path / "tok", "{{ messages }}"))
+    assert "a.jsonl, line 1: messages[0] has no content" in message
     path = lines(tmp_path / "b.jsonl", [{"messages": CHAT}])
-    said = refused(tmp_path, {"kind": "chat", "paths": [path]}, tok=tokenizer(tmp_path / "other"))
-    assert "b.jsonl, line 1" in said and "has no chat template" in said
+    message = refused(tmp_path, {"kind": "chat", "paths": [path]}, tok=tokenizer(tmp_path / "other"))
+    assert "b.jsonl, line 1" in message and "has no chat template" in message
     assert "tokenizer: bytes has no chat template" in refused(tmp_path, {"kind": "chat", "paths": [path]})
 
 
-def test_a_text_shorter_than_a_row(tmp_path):
+def test_corpus_shorter_than_a_row_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789abcde")
     source = {"kind": "text", "paths": [str(tmp_path / "a.txt")]}
     assert "16 tokens to train on, and a row has 17" in refused(tmp_path, source)
     assert prepared(tmp_path, source, length=15, validation={"share": 0}).batches.num_rows == 1
 
 
-def test_all_tokens_masked(tmp_path):
+def test_corpus_with_all_tokens_masked_is_refused(tmp_path):
     path = lines(tmp_path / "a.jsonl", [{"input_ids": [1, 2, 3] * 9, "loss_mask": [0] * 27}])
     for packing in ("packed", "documents"):
-        said = refused(tmp_path, {"kind": "rows", "paths": [path]}, packing=packing)
-        assert "none of its 27 tokens is learned; check loss_mask" in said
+        message = refused(tmp_path, {"kind": "rows", "paths": [path]}, packing=packing)
+        assert "none of its 27 tokens is learned; check loss_mask" in message
 
 
-def test_token_files_of_another_kind(tmp_path):
+def test_wrong_token_files_are_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(9))
-    said = refused(tmp_path, {"kind": "tokens", "paths": [str(tmp_path / "a.npy")]})
-    assert "a.npy: float64 of shape [9]; integers [N] or [P, T] are wanted" in said
+    message = refused(tmp_path, {"kind": "tokens", "paths": [str(tmp_path / "a.npy")]})
+    assert "a.npy: float64 of shape [9]; integers [N] or [P, T] are wanted" in message
     np.save(tmp_path / "b.npy", np.asarray([{}]), allow_pickle=True)
     assert "b.npy: no array of numbers" in refused(tmp_path, {"kind": "tokens", "paths": [str(tmp_path / "b.npy")]})
     (tmp_path / "c.bin").write_bytes(b"123")
-    said = refused(tmp_path, {"kind": "tokens", "paths": [str(tmp_path / "c.bin")]})
-    assert "c.bin: 3 bytes are no whole number of uint16 ids" in said
+    message = refused(tmp_path, {"kind": "tokens", "paths": [str(tmp_path / "c.bin")]})
+    assert "c.bin: 3 bytes are no whole number of uint16 ids" in message
     path = array(tmp_path / "d.npy", [1, 300])
     assert "token id 300, and the vocabulary has 256" in refused(tmp_path, {"kind": "tokens", "paths": [path]})
 
 
-def test_a_tokenizer_of_another_size_than_the_targets(tmp_path):
+def test_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
     source, tok = {"kind": "text", "paths": [files(tmp_path / "texts")]}, tokenizer(tmp_path / "tok")
-    said = refused(tmp_path, source, tok=tok, vocab_size=tok.size - 1)
-    assert f"has {tok.size} tokens and the target {tok.size - 1}: give the target's own" in said
+    message = refused(tmp_path, source, tok=tok, vocab_size=tok.size - 1)
+    assert f"has {tok.size} tokens and the target {tok.size - 1}: give the target's own" in message
     assert "needs a target of 256 tokens; it has 200" in refused(tmp_path, source, vocab_size=200)
     assert "end_of_text 256: the vocabulary has 256 tokens" in refused(tmp_path, source, end=256)
-    said = refused(tmp_path, source, tokenizer="target", vocab_size=256)
-    assert "the target has no tokenizer; put tokenizer.json beside it" in said
+    message = refused(tmp_path, source, tokenizer="target", vocab_size=256)
+    assert "the target has no tokenizer; put tokenizer.json beside it" in message
 
 
-def test_nothing_held_out_although_it_was_asked_for(tmp_path):
+def test_empty_validation_split_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("a text of one file\n" * 9)
-    said = refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / "a.txt")]}, validation={"share": 1e-9})
-    assert "nothing falls to validation (share 1e-09 by file); give by: document, a source with split" in said
-    said = refused(tmp_path, {"kind": "text", "paths": [files(tmp_path / "t")], "split": "validation"})
-    assert "everything is held out; give a source to train on" in said
+    message = refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / "a.txt")]}, validation={"share": 1e-9})
+    assert "nothing falls to validation (share 1e-09 by file); give by: document, a source with split" in message
+    message = refused(tmp_path, {"kind": "text", "paths": [files(tmp_path / "t")], "split": "validation"})
+    assert "everything is held out; give a source to train on" in message
 
 
-def test_sources_that_do_not_go_together(tmp_path):
+def test_incompatible_sources_are_refused(tmp_path):
     source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
-    said = refused(tmp_path, {**source, "share": 1.0}, source)
-    assert "some sources have a share and others none" in said
+    message = refused(tmp_path, {**source, "share": 1.0}, source)
+    assert "some sources have a share and others none" in message
     (tmp_path / "b").write_bytes(b"123")
     bytes_ = {"kind": "bytes", "path": str(tmp_path / "b"), "train": 3, "validation": 0, "test": 0}
     assert "wants tokenizer: bytes" in refused(tmp_path, bytes_, tok=tokenizer(tmp_path / "tok"))

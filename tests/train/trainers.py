@@ -1,4 +1,4 @@
-"""Tiny runs of the loop, and what they leave."""
+"""Tiny training runs and their files."""
 
 import json
 
@@ -13,7 +13,7 @@ from paceline.train.tasks import NextToken
 from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection
 from paceline.train.validation import text_loss
 from tests import tiny
-from tests.train.runs import corpus
+from tests.train.synthetic import corpus
 
 
 def options(steps=12, *, rate=1e-2, warmup=3, dropout=0.0, checkpoint_every=5, keep=2, **fields):
@@ -49,11 +49,11 @@ def trainer(folder, *, layer_skip=None, **fields):
 
 
 class Cut(Exception):
-    """The power fails."""
+    """A simulated crash."""
 
 
 def run_until(run, step):
-    """Train, and fail just before the update of ``step``."""
+    """Train, and crash before the update of ``step``."""
     batches = run.batches
 
     class Failing:

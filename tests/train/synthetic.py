@@ -1,4 +1,4 @@
-"""A corpus that can be learned, and batches of which some rows say little."""
+"""A learnable corpus, and batches with few learned tokens in some rows."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from tests import tiny
 
 
 def corpus(seed, count=2000):
-    """Tokens with something to learn: each is a fixed function of the one before, mostly."""
+    """Tokens of which nine in ten are a fixed function of the token before."""
     generator = np.random.default_rng(seed)
     tokens = [1]
     while len(tokens) < count:
@@ -19,7 +19,7 @@ def corpus(seed, count=2000):
 
 
 class Masked:
-    """Batches whose rows have unlike numbers of learned tokens, by row and step alone."""
+    """Batches whose rows have different numbers of learned tokens, a function of row and step."""
 
     def __init__(self, batches):
         self.batches, self.rows = batches, batches.rows

@@ -1,4 +1,4 @@
-"""One rank of a run of several, or the only one of a run of one; what it has learned is written to a file."""
+"""One process of a distributed run; the main process writes the weights to a file."""
 
 import os
 import sys
@@ -17,13 +17,13 @@ from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection
 from paceline.train.tasks.losses import DistillationLoss
 from tests import tiny
 from tests.train.heads import LastConfig, LastHead, TapConfig, TapHead
-from tests.train.runs import Masked, corpus
+from tests.train.synthetic import Masked, corpus
 
 ROWS = 4
 
 
 def make_task(*, joint, skips):
-    """Two heads, one with drawn anchors, beside a target that learns with them or not; or an exit without weights."""
+    """Two heads, one with random anchors, and a frozen or trained target; or an exit without weights."""
     target = tiny.native(tiny.llama(1, dtype=torch.float32))
     if skips:
         config = EarlyExitConfig(exit_layer=2, num_blocks=0, own_norm=False)
@@ -46,7 +46,7 @@ def make_task(*, joint, skips):
 
 
 def train(folder, strategy, steps, *, joint, accumulate=1, until=None, skips=False):
-    """Train, validate by nothing, and return the whole weights by name."""
+    """Train with a trivial validation; returns the full weights by name."""
     config = LoopConfig.model_validate(
         {
             "schedule": {"steps": steps, "warmup": 2},
@@ -80,7 +80,7 @@ def train(folder, strategy, steps, *, joint, accumulate=1, until=None, skips=Fal
 
 
 class Ended(Exception):
-    """The batches have come to their end."""
+    """There are no more batches."""
 
 
 class Ending:
@@ -96,7 +96,7 @@ class Ending:
 
 
 def run_rank(environment, folder, name, joint, accumulate, until, skips):
-    """What a process does; it leaves without the interpreter's end, at which gloo may abort."""
+    """The entry point of a process; it exits at once, because gloo may abort an interpreter that shuts down."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""A small target on disk and the configurations that train for it."""
+"""A small target on disk, and training configurations for it."""
 
 import json
 
@@ -11,13 +11,13 @@ from tokenizers.models import WordLevel
 from paceline.cli import run
 from paceline.models.loading import save
 from tests import tiny
-from tests.train.runs import corpus
+from tests.train.synthetic import corpus
 
 LENGTH = 24
 
 
 def write_target(root):
-    """A target whose next token depends on the last one alone, and texts of its vocabulary."""
+    """A target whose next token depends on the last one alone, and token files of its vocabulary."""
     np.save(root / "train.npy", corpus(0))
     np.save(root / "held_out.npy", corpus(1))
     model, native = tiny.looping_target()

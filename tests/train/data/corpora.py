@@ -32,7 +32,7 @@ def tokenizer(folder, template=None):
 
 
 def files(folder, texts=TEXTS):
-    """A file for each text."""
+    """One file per text."""
     folder.mkdir(exist_ok=True)
     for number, text in enumerate(texts):
         (folder / f"{number:02}.txt").write_text(text, encoding="utf-8")
@@ -40,7 +40,7 @@ def files(folder, texts=TEXTS):
 
 
 def lines(path, objects):
-    """A file with a JSON object a line."""
+    """A file of JSON lines."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in objects), encoding="utf-8")
     return str(path)
 
@@ -52,7 +52,7 @@ def array(path, tokens):
 
 
 def prepared(tmp_path, *sources, length=16, rows=4, seed=0, tok=None, vocab_size=None, end=0, **section):
-    """Bytes by default, closed by 0; a fifth of the files held out."""
+    """Data of ``sources``: bytes by default, ended by 0, a fifth of the files held out."""
     fields = {"tokenizer": "bytes" if tok is None else "target", "validation": {"share": 0.2}, **section}
     config = DataConfig.model_validate({"sources": sources, "cache": tmp_path / "cache", **fields})
     size = vocab_size or (256 if tok is None else tok.size)
@@ -60,12 +60,12 @@ def prepared(tmp_path, *sources, length=16, rows=4, seed=0, tok=None, vocab_size
 
 
 def epoch(batches):
-    """Every row that there is, in the order of the first epoch."""
+    """All rows in the order of the first epoch."""
     return [batches.row(number) for number in range(batches.num_rows)]
 
 
 def ordered(batches):
-    """The same rows as they lie in their source."""
+    """All rows in the order of their source."""
     return [batches._sources[0].row(number) for number in range(batches.num_rows)]
 
 

@@ -1,4 +1,4 @@
-"""The corpus that is always there, its tokenizer, and random crops that are a function of (seed, step)."""
+"""The standard library as a corpus, its tokenizer, and random crops."""
 
 import hashlib
 
@@ -33,11 +33,11 @@ def library():
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "never seen: ключ ß \u2028 \U0001f40d"])
-def test_any_text_survives_encoding_and_decoding(tokenizer, text):
+def test_any_text_round_trips(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_end_of_text_is_id_0_and_closes_every_document(tokenizer):
+def test_end_of_text_is_id_0_and_ends_every_document(tokenizer):
     assert tokenizer.token_to_id(END_OF_TEXT) == 0
     documents = [LibraryFile(str(index), text, False) for index, text in enumerate(TEXTS)]
     tokens = encode(tokenizer, documents)
@@ -53,7 +53,7 @@ def test_the_tokenizer_is_a_function_of_its_texts(tokenizer):
     assert tokenizer.get_vocab_size() == 300
 
 
-def test_no_held_out_text_is_in_the_training_split(library):
+def test_held_out_files_are_not_in_the_training_split(library):
     files = [file.describe() for file in library]
     held_out, train = ([file for file in files if file.split == split] for split in (Split.VALIDATION, Split.TRAIN))
     assert held_out and train
@@ -84,7 +84,7 @@ def test_the_library_has_topics_and_source_but_no_tests_and_no_installed_package
 
 
 def numbered(count):
-    """An array whose crops show where they begin."""
+    """An array whose tokens are their index."""
     return np.arange(count, dtype=np.uint16)
 
 
@@ -103,14 +103,14 @@ def test_a_batch_is_a_function_of_seed_and_step():
     assert not torch.equal(forward[0], whole(Crops([(numbered(1000), 1.0)], rows=4, length=16, seed=4), 0))
 
 
-def test_a_part_of_a_batch_is_that_part_of_the_whole():
+def test_rows_of_a_batch_match_the_whole_batch():
     crops = Crops([(numbered(1000), 1.0), (numbered(50), 2.0)], rows=6, length=16, seed=3)
     parts = [crops.batch(2, range(start, start + 2)) for start in (0, 2, 4)]
     assert torch.equal(torch.cat([part.tokens for part in parts]), whole(crops, 2))
     assert all(bool(part.learned.all()) and part.segment is None for part in parts)
 
 
-def test_crops_are_runs_of_the_source_and_reach_both_its_ends():
+def test_crops_are_consecutive_tokens_and_reach_both_ends():
     crops = Crops([(numbered(20), 1.0)], rows=64, length=16, seed=0)
     batch = whole(crops, 0)
     assert batch.shape == (64, 17) and batch.dtype == torch.int64
@@ -125,13 +125,13 @@ def test_sources_share_the_rows_in_proportion():
     assert 0.65 < from_high < 0.85
 
 
-def test_a_corpus_of_exactly_one_sequence_is_enough():
+def test_corpus_of_exactly_one_sequence_is_enough():
     crops = Crops([(numbered(17), 1.0)], rows=2, length=16, seed=0)
     assert torch.equal(whole(crops, 0), torch.arange(17).expand(2, 17))
 
 
 @pytest.mark.parametrize("count", [0, 5, 16])
-def test_a_corpus_shorter_than_a_sequence_is_refused(count):
+def test_corpus_shorter_than_a_sequence_is_refused(count):
     with pytest.raises(ValueError, match=f"corpus of {count} tokens is shorter than one sequence of 16"):
         Crops([(numbered(100), 1.0), (numbered(count), 1.0)], rows=2, length=16, seed=0)
 
@@ -149,16 +149,16 @@ def test_stages_follow_each_other():
     stages = Stages((3, Constant(1, 4)), (5, Constant(2, 4)))
     found = [stages.batch(step, range(2, 4)).tokens[0].tolist() for step in range(5)]
     assert found == [[1, 0, 2], [1, 1, 2], [1, 2, 2], [2, 3, 2], [2, 4, 2]]
-    assert stages.batch(1, range(4)).tokens[0, 0] == 1, "whatever was asked before"
+    assert stages.batch(1, range(4)).tokens[0, 0] == 1, "in any order of calls"
 
 
-def test_a_stage_of_fewer_rows_gives_those_that_it_has():
+def test_stage_with_fewer_rows_gives_fewer():
     stages = Stages((1, Constant(1, 4)), (2, Constant(2, 3)))
     assert stages.rows == 4
     assert [len(stages.batch(step, range(4)).tokens) for step in range(2)] == [4, 3]
     assert [len(stages.batch(1, rows).tokens) for rows in (range(2), range(2, 4), range(3, 4))] == [2, 1, 0]
 
 
-def test_a_step_beyond_the_last_stage_is_refused():
+def test_step_beyond_the_last_stage_is_refused():
     with pytest.raises(ValueError, match="step 5 is beyond the last stage, which ends at 5"):
         Stages((3, Constant(1, 4)), (5, Constant(2, 4))).batch(5, range(4))

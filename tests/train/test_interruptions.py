@@ -1,4 +1,4 @@
-"""Runs that are stopped, diverge or find no room: a clear word, and nothing lost."""
+"""Runs that are stopped, diverge or fill the disk leave a usable checkpoint and a clear message."""
 
 import signal
 
@@ -10,11 +10,11 @@ from paceline.train.loop import distributed
 from paceline.train.loop.checkpoints import CheckpointError
 from paceline.train.loop.stopping import Stopped, StopSignals
 from paceline.train.loop.trainer import Diverged
-from tests.train.loops import Cut, assert_same, trainer, weights, without_speed
+from tests.train.trainers import Cut, assert_same, trainer, weights, without_speed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_after_its_step_with_all_saved(number, tmp_path):
+def test_signal_stops_the_run_after_its_step_with_a_checkpoint(number, tmp_path):
     trainer(tmp_path / "whole").run()
     run = trainer(tmp_path / "cut")
     batches = run.batches
@@ -38,7 +38,7 @@ def test_a_signal_ends_the_run_after_its_step_with_all_saved(number, tmp_path):
     assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole")
 
 
-def test_the_second_signal_ends_the_process_unless_many_share_the_run():
+def test_second_signal_ends_the_process_unless_repeats_are_ignored():
     with pytest.raises(KeyboardInterrupt), StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.requested
@@ -49,7 +49,7 @@ def test_the_second_signal_ends_the_process_unless_many_share_the_run():
         assert stop.requested
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rows(tmp_path):
+def test_nan_loss_ends_the_run_and_names_step_and_rows(tmp_path):
     run = trainer(tmp_path, accumulate=2)
     forward = run.task.forward
 
@@ -70,7 +70,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rows(tmp_path)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
-def test_a_full_disk_keeps_the_checkpoint_before(error, tmp_path, monkeypatch):
+def test_full_disk_leaves_the_previous_checkpoint(error, tmp_path, monkeypatch):
     trainer(tmp_path / "whole").run()
     real = distributed.save_file
 
@@ -89,7 +89,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(error, tmp_path, monkeypatch):
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
 
 
-def test_a_crash_while_writing_leaves_the_former_checkpoint_usable(tmp_path, monkeypatch):
+def test_crash_while_writing_leaves_the_previous_checkpoint_usable(tmp_path, monkeypatch):
     trainer(tmp_path / "whole").run()
     real = distributed.save_file
 
@@ -104,7 +104,7 @@ def test_a_crash_while_writing_leaves_the_former_checkpoint_usable(tmp_path, mon
     with pytest.raises(Cut):
         trainer(tmp_path / "cut").run()
     monkeypatch.undo()
-    assert (tmp_path / "cut" / "checkpoints" / "00000010.part").exists(), "half of it lies aside"
+    assert (tmp_path / "cut" / "checkpoints" / "00000010.part").exists(), "an incomplete checkpoint"
     trainer(tmp_path / "cut").run()
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
     assert not list((tmp_path / "cut" / "checkpoints").glob("*.part"))
