@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant(
         "what is not learned counts for heads",
         "train/tasks.py",
-        "weight = learned_mask(batch).gather(1, position.flatten(1)).view_as(position).float()",
+        "weight = learned_of(batch).gather(1, position.flatten(1)).view_as(position).float()",
         "weight = torch.ones_like(position).float()",
         (TASKS,),
     ),
