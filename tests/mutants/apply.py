@@ -24,15 +24,18 @@ def file_of(mutant: Mutant) -> Path:
         path = "paceline" / path
     candidates = (path,) if path.suffix == ".h" else (path.with_suffix(".py"), path / "__init__.py")
     for file in candidates:
-        if _source(file).is_file():
+        if _path(file).is_file():
             return file
     raise LookupError(f"{mutant.name}: there is no {candidates[0]}{_elsewhere(mutant)}")
 
 
+def source_of(mutant: Mutant) -> str:
+    return _path(file_of(mutant)).read_text(encoding="utf-8")
+
+
 def patched(mutant: Mutant) -> tuple[str, int]:
     """The source of the anchor's file with the mistake, and its line. Raises LookupError unless it matches once."""
-    file = file_of(mutant)
-    source, path = _source(file).read_text(encoding="utf-8"), mutant.anchor.partition(":")[2]
+    file, source, path = file_of(mutant), source_of(mutant), mutant.anchor.partition(":")[2]
     python = file.suffix == ".py"
     known = match_python.definitions(source) if python else match_cpp.definitions(match_cpp.tokens_of(source))
     if path and path not in known:
@@ -71,7 +74,7 @@ def kill(mutant: Mutant, folder: Path) -> str | None:
     return dead.group(1) if dead else None
 
 
-def _source(file: Path) -> Path:
+def _path(file: Path) -> Path:
     return PACKAGES[file.parts[0]].parent / file
 
 
