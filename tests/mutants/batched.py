@@ -1,4 +1,4 @@
-"""Mutants of the ways in which rows of a batch advance in a study: who is cut to what, and what is moved where."""
+"""Mutants of the study of batched decoding: how many tokens each row commits, and which slots move."""
 
 from tests.mutants.mutant import Mutant
 
@@ -80,7 +80,7 @@ MUTANTS = (
         (TEXTS, MOVED),
     ),
     Mutant(
-        "realigned: wider than the longest text",
+        "realigned: wider than the longest sequence",
         "benchmarks.batched.align:Alignment.align",
         "$length.max()",
         "$length.max() + 1",

@@ -1,4 +1,4 @@
-"""Mutants of the host lane: rules at every node, and what they do to drafts."""
+"""Mutants of host-side constraints: masks at every node, and what they do to drafts."""
 
 from tests.mutants.mutant import Mutant
 
@@ -30,14 +30,14 @@ MUTANTS = (
         (HOST_CONSTRAINTS,),
     ),
     Mutant(
-        "a law keeps what was pruned from its draft",
+        "draft probabilities keep tokens that were pruned",
         "constraints.host:_with_laws",
         "$probs[$rows] * $kept",
         "$probs[$rows] * ($kept | True)",
         (DISTRIBUTIONS,),
     ),
     Mutant(
-        "a law loses what is forbidden after another node",
+        "draft probabilities lose what is forbidden after another node",
         "constraints.host:_with_laws",
         "$parent.scatter_(1, torch.where($probs >= 0, $probs, $number), $parents)",
         "$parent.scatter_(1, torch.where($probs >= 0, $probs, $number), torch.zeros_like($parents))",
@@ -57,7 +57,7 @@ MUTANTS = (
         (HOST_CONSTRAINTS,),
     ),
     Mutant(
-        "processors see the text without its draft",
+        "processors see the sequence without its draft",
         "constraints.host:Lane._call",
         "$way[:$depth($node)]",
         "$way[:0]",
@@ -84,21 +84,21 @@ MUTANTS = (
         (PROCESSORS,),
     ),
     Mutant(
-        "tokens of a step without its rules are told",
+        "tokens of a step without its constraints are reported",
         "engine.scheduler:Scheduler._tell",
         "$row in $failures",
         "$row in $failures and report.finish[$row] is not Finish.RUNNING",
         (HOST_CONSTRAINTS,),
     ),
     Mutant(
-        "steps with rules are recorded",
+        "steps with constraints are recorded as graphs",
         "engine.graphs:GraphedStep.__call__",
         "$wants_logprobs or $busy",
         "$wants_logprobs",
         (f"{HOST_CONSTRAINTS}::test_steps_with_rules_are_called_and_others_replayed",),
     ),
     Mutant(
-        "a released row keeps its rules",
+        "a released row keeps its constraints",
         "decode:Decoder.release",
         "$release(rows)",
         "",

@@ -87,7 +87,7 @@ MUTANTS = (
         (KEPT,),
     ),
     Mutant(
-        "another end of text takes the same tokens",
+        "another end-of-text token reuses the same tokens",
         "train.data.encoders:Bytes.fingerprint",
         'f"bytes/{$end_of_sequence}"',
         '"bytes"',

@@ -1,4 +1,4 @@
-"""Mutants of leaving the target early: the stem, what the head has yet to read, what verification is told."""
+"""Mutants of early-exit drafting: the shared layers, the head's lag, and resumed verification."""
 
 from tests.mutants.mutant import Mutant
 
@@ -11,63 +11,63 @@ PAUSES = f"{TESTS}::test_catches_up_after_pauses"
 
 MUTANTS = (
     Mutant(
-        "the stem is off by one layer",
+        "the shared layers are off by one",
         "drafters.early_exit:EarlyExitDrafter.start",
         "range($exit_layer)",
         "range(1, 1 + $exit_layer)",
         (f"{TESTS}::test_draft_equal_to_target_takes_the_fewest_steps",),
     ),
     Mutant(
-        "what was accepted is not kept for the head",
+        "accepted tokens are not queued for the head",
         "drafters.early_exit:EarlyExitDrafter.observe",
         "$unread.add($states, $first, $num)",
         "$unread.add($states, $first, $first)",
         (f"{TESTS}::test_draft_equal_to_target_takes_the_fewest_steps",),
     ),
     Mutant(
-        "the root is kept for a head that has read it",
+        "the root is queued for a head that has read it",
         "drafters.early_exit:EarlyExitDrafter.observe",
         "torch.minimum(($length + $unread.count - $root).clamp(min=0), $num)",
         "torch.zeros_like($num)",
         (f"{STATES}::test_the_heads_cache_is_of_what_the_target_said_of_verified_tokens",),
     ),
     Mutant(
-        "the head is asked as if it were never behind",
+        "the head's lag is ignored",
         "drafters.early_exit:EarlyExitDrafter.observe",
         "max($depth, $lag + 1 + $max_depth)",
         "$depth",
         (PAUSES,),
     ),
     Mutant(
-        "what has come together is dropped when there is no more room",
+        "unread states are dropped when the buffer is full",
         "drafters.early_exit:EarlyExitDrafter.observe",
         "$read_hidden($lm, $cache, $states[:, :-1], $unread.count)",
         "$cache.length",
         (PAUSES,),
     ),
     Mutant(
-        "states are kept over those of the step before",
+        "states overwrite those of the previous step",
         "drafters.hidden_states:Unread.add",
         "self.count[:, None] + $index",
         "$index",
         (PAUSES,),
     ),
     Mutant(
-        "the newest state stands before those that are unread",
+        "the newest state comes before the unread ones",
         "drafters.hidden_states:Unread.then",
         "torch.where(($index == self.count[:, None])[..., None], $newest, $states[:, :$size + 1])",
         "torch.where(($index == 0)[..., None], $newest, $states[:, :$size + 1].roll(1, dims=1))",
         (f"{TESTS}::test_draft_equal_to_target_takes_the_fewest_steps",),
     ),
     Mutant(
-        "states of the draft's end instead of the accepted path",
+        "states of the end of the draft instead of the accepted path",
         "drafters.hidden_states:path_hidden",
         "F.pad($path, (1, 0)).clamp(min=0)",
         "torch.arange(1 + $path.shape[1], device=hidden.device).expand(len(hidden), -1)",
         (f"{TESTS}::test_a_tree_by_the_target_itself_takes_the_fewest_steps",),
     ),
     Mutant(
-        "the stem's slots are not renumbered",
+        "the slots of the shared layers are not renumbered",
         "drafters.early_exit:EarlyExitDrafter._to_resume",
         "$shared.permute(torch.where($place > 0, $place, -1))",
         "pass",
@@ -81,14 +81,14 @@ MUTANTS = (
         (RESUMED,),
     ),
     Mutant(
-        "leaves are said to have passed the stem",
+        "leaves count as having passed the shared layers",
         "drafters.early_exit:EarlyExitDrafter._to_resume",
         "F.pad($place[:, 1:] > 0, (1, 0), $value=True)",
         "torch.ones_like(tree.valid)",
         (RESUMED,),
     ),
     Mutant(
-        "one leaf more is said to have passed the stem",
+        "one leaf more counts as having passed the shared layers",
         "drafters.early_exit:_num_leading",
         "next(($node for $node in range(len($parents)) if $node not in $parents))",
         "1 + next(($node for $node in range(len($parents)) if $node not in $parents))",
@@ -102,14 +102,14 @@ MUTANTS = (
         (f"{TESTS}::test_the_texts_are_the_references_whatever_the_head_says",),
     ),
     Mutant(
-        "a fork forgets what the source's head has yet to read",
+        "a fork forgets the unread states of its source",
         "drafters.early_exit:EarlyExitDrafter.prefill",
         "if $longest_forked:\n    $read_hidden($lm, $view, $states[$source, :-1], $forked - $length)",
         "if $longest_forked < 0:\n    $read_hidden($lm, $view, $states[$source, :-1], $forked - $length)",
         (f"{STATES}::test_a_fork_of_a_row_whose_head_has_fallen_behind", TRAINED),
     ),
     Mutant(
-        "a fork reads what its own row had yet to read",
+        "a fork reads the unread states of its own row",
         "drafters.early_exit:EarlyExitDrafter.prefill",
         "$states[$source, :-1]",
         "$states[admission.rows, :-1]",
@@ -123,21 +123,21 @@ MUTANTS = (
         (f"{STATES}::test_a_step_that_is_cut_off_before_it_is_decided_is_done_again",),
     ),
     Mutant(
-        "what is recycled is of the token itself",
+        "the recycled state is that of the token itself",
         "drafters.early_exit:EarlyExitDrafter._keep",
         "($at - 1).clamp",
         "$at.clamp",
         (TRAINED,),
     ),
     Mutant(
-        "what is recycled is of another row",
+        "the recycled state is that of another row",
         "drafters.early_exit:EarlyExitDrafter._keep",
         "($rows[:, None], ($at - 1).clamp(0, $past.shape[1] - 1))",
         "($rows[:, None] * 0, ($at - 1).clamp(0, $past.shape[1] - 1))",
         (TRAINED,),
     ),
     Mutant(
-        "a fork does not take what is recycled",
+        "a fork does not copy recycled states",
         "drafters.early_exit:EarlyExitDrafter.prefill",
         "$past[$rows, :$longest] = $past[$source, :$longest]",
         "pass",
@@ -151,14 +151,14 @@ MUTANTS = (
         (TRAINED,),
     ),
     Mutant(
-        "training sees what the target says of tokens not yet verified",
+        "training sees target states of tokens not yet verified",
         "draft_heads.early_exit:EarlyExitHead._recycled",
         "torch.minimum($position, $crop)",
         "$position",
         (HEADS,),
     ),
     Mutant(
-        "a loss that moves the target through what is recycled",
+        "the loss trains the target through recycled states",
         "draft_heads.early_exit:EarlyExitHead.unroll",
         "$hidden[$num_layers].detach()",
         "$hidden[$num_layers]",

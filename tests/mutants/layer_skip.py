@@ -27,7 +27,7 @@ MUTANTS = (
         (SKIP,),
     ),
     Mutant(
-        "all exits weigh alike",
+        "all exits have one weight",
         "train.layer_skip:LayerSkip.weights",
         "$scale * $layer * ($layer + 1) / 2",
         "$scale",
@@ -41,7 +41,7 @@ MUTANTS = (
         (SKIP,),
     ),
     Mutant(
-        "a rotation stands still",
+        "the rotation of exits does not advance",
         "train.layer_skip:_rotational",
         "$layer % $every == $step % $every",
         "$layer % $every == 0",

@@ -1,10 +1,10 @@
-"""Mutants of the sampling options: whose text counts, when, how often, and for whom."""
+"""Mutants of the logits processors: which tokens count, when, how often, and for which row."""
 
 from tests.mutants.mutant import OPTIONS, PROCESSED_DISTRIBUTIONS, PROCESSING, SAMPLING, Mutant
 
 MUTANTS = (
     Mutant(
-        "penalties that see the root's text only",
+        "penalties see the tokens up to the root only",
         "core.processing:ProcessingState._penalised",
         "torch.where($drafted >= 0, $drafted, $size)",
         "torch.full_like($drafted, $size)",
@@ -60,14 +60,14 @@ MUTANTS = (
         (PROCESSED_DISTRIBUTIONS,),
     ),
     Mutant(
-        "biased runs met one token late",
+        "biased sequences matched one token late",
         "core.processing:ProcessingState._with_sequences",
         "$last($width)[:, :, None]",
         "$last($width + 1)[:, :, None, :-1]",
         (PROCESSED_DISTRIBUTIONS,),
     ),
     Mutant(
-        "a run is met where its end is",
+        "a sequence matches by its last token alone",
         "core.processing:ProcessingState._with_sequences",
         "(($wanted < 0) | ($wanted == $last($width)[:, :, None])).all(-1)",
         "(($wanted < 0) | ($wanted == $last($width)[:, :, None]))[..., -1]",
@@ -95,28 +95,28 @@ MUTANTS = (
         (PROCESSED_DISTRIBUTIONS,),
     ),
     Mutant(
-        "history of a slot's former text",
+        "token counts of a slot's previous request",
         "core.processing:ProcessingState._begin_counting",
         "$counts[$row] = 0",
         "",
         (PROCESSING,),
     ),
     Mutant(
-        "bans of a slot's former text",
+        "bans of a slot's previous request",
         "core.processing:ProcessingState._assign_sequences",
         "$last[$row] = -1",
         "",
         (PROCESSING,),
     ),
     Mutant(
-        "runs met before the draft",
+        "sequences matched before the draft",
         "core.processing:Text.at",
         "beyond >= 0",
         "beyond >= self.drafted.shape[-1]",
         (PROCESSED_DISTRIBUTIONS,),
     ),
     Mutant(
-        "runs of the most tokens that any row names, for every row",
+        "every row uses the longest n-gram of any row",
         "core.processing:ProcessingState._repeats",
         "($before == $at($end - $back)) | ($back >= $length)",
         "($before == $at($end - $back)) | ($back >= self.most_ngram)",

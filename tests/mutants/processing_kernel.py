@@ -1,4 +1,4 @@
-"""Mutants of the kernel's processors: whose text counts, when, and how often."""
+"""Mutants of the kernel's logits processors: which tokens count, when, and how often."""
 
 from tests.mutants.mutant import KERNEL_PROCESSING, Mutant
 
@@ -18,7 +18,7 @@ MUTANTS = (
         (KERNEL_PROCESSING,),
     ),
     Mutant(
-        "the kernel's penalties see the root's text only",
+        "the kernel's penalties see the tokens up to the root only",
         "kernels/cpu/src/sampling/logits_processors.h:penalise",
         "std::count($path.begin(), $path.end(), $path[$i])",
         "0",
@@ -39,7 +39,7 @@ MUTANTS = (
         (KERNEL_PROCESSING,),
     ),
     Mutant(
-        "the kernel meets runs before the draft",
+        "the kernel matches sequences before the draft",
         "kernels/cpu/src/sampling/logits_processors.h:add_sequences",
         "$at($end - $p->$num_before + $i - 1)",
         "$at(length_ - $p->$num_before + $i - 1)",
@@ -60,7 +60,7 @@ MUTANTS = (
         (KERNEL_PROCESSING,),
     ),
     Mutant(
-        "the kernel takes the first row's text for all",
+        "the kernel uses the first row's tokens for all",
         "kernels/cpu/src/sampling/logits_processors.h:Processing",
         "if ($row != $row2) $enter($row);",
         "if ($row2 < 0) $enter($row);",

@@ -1,4 +1,4 @@
-"""Mutants of drafting from the target's last hidden states, of heads in files, and of what tells targets apart."""
+"""Mutants of drafting from the target's last hidden states, of head files, and of fingerprints."""
 
 from tests.mutants.mutant import Mutant
 
@@ -9,7 +9,7 @@ FILES = "tests/draft_heads/test_files.py"
 
 MUTANTS = (
     Mutant(
-        "prophet: states of the prompt's end for ever",
+        "prophet: states of the prompt's end in every step",
         "drafters.prophet:ProphetDrafter.observe",
         "$advance($tree, $outcome, $output)",
         "pass",
@@ -44,7 +44,7 @@ MUTANTS = (
         (PROPHET,),
     ),
     Mutant(
-        "prophet: a short text's first state is repeated",
+        "prophet: a short sequence's first state is repeated",
         "drafters.last_states:LastStates.begin",
         "torch.where(($at >= 0)[..., None], $found, $fresh)",
         "$found",
@@ -93,14 +93,14 @@ MUTANTS = (
         (PROPHET, LAYOUT),
     ),
     Mutant(
-        "prophet: states of the text before",
+        "prophet: states of the previous sequence",
         "draft_heads.layers:gather_before",
         "$inside &= $at($segment, $index) == $segment.gather(1, $roots)[..., None]",
         "pass",
         (LAYOUT,),
     ),
     Mutant(
-        "prophet: positions of another text weigh",
+        "prophet: positions of another sequence have weight",
         "draft_heads.layers:steps_from",
         "$inside &= $at($segment, $position) == $segment.gather(1, $roots)[..., None]",
         "pass",
@@ -128,14 +128,14 @@ MUTANTS = (
         (FILES,),
     ),
     Mutant(
-        "fingerprint: panels as if they were rows",
+        "fingerprint: packed weights are read as rows",
         "models.fingerprint:_row_of_panels",
         "$from_packed($packed.detach()[$first:$first + $width], $width)[$row - $first]",
         "$packed.detach()[$row]",
         (FILES,),
     ),
     Mutant(
-        "fingerprint: integers pass for the matrices",
+        "fingerprint: quantized weights pass for the original ones",
         "models.fingerprint:fingerprint",
         "None if $quantised else $hash($found[$matrices])",
         "$hash($found[KEPT] + $found[$matrices])",

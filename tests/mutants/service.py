@@ -18,14 +18,14 @@ MUTANTS = (
         (f"{GENERATE}::test_without_a_seed_no_two_texts_of_two_calls_share_their_noise",),
     ),
     Mutant(
-        "a stop string ends the text with the step",
+        "a stop string cuts at the end of the step",
         "api.continuation:Continuation.take",
         "break",
         "",
         (STOPS,),
     ),
     Mutant(
-        "what a stop string cuts is counted",
+        "tokens after a stop string are counted",
         "api.continuation:Continuation._clip",
         "$trim is None",
         "$trim is not False",

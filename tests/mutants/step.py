@@ -1,4 +1,4 @@
-"""Mutants of the step: texts, caches, positions, the draft model."""
+"""Mutants of the step: sequences, caches, positions, the draft model."""
 
 from tests.mutants.mutant import ADMISSION, CONFORMANCE, FORKS, LOGPROBS, MODEL, NOISE, TREE_GROWERS, TREES, Mutant
 
@@ -61,7 +61,7 @@ MUTANTS = (
         (CONFORMANCE,),
     ),
     Mutant(
-        "generate past the end of the text",
+        "generate past the end-of-text token",
         "core.batch:Batch.extend",
         "torch.where($stops.any(-1), $stops.int().argmax(-1) + 1, $num_committed)",
         "$num_committed",

@@ -1,4 +1,4 @@
-"""Mutants of the trainer: what is minimised, what is shared among processes, what is kept."""
+"""Mutants of the trainer: what is minimised, what is shared among processes, and what is saved."""
 
 from tests.mutants.mutant import Mutant
 
@@ -30,14 +30,14 @@ MUTANTS = (
         (LOSSES, TASKS),
     ),
     Mutant(
-        "a draft is held against the law one token on",
+        "a draft is compared with the distribution one token later",
         "train.terms:compared",
         "$position + $begins",
         "($position + 1).clamp(max=length - 1) + $begins",
         (TASKS,),
     ),
     Mutant(
-        "the first token of a text is predicted from the one before it",
+        "the first token of a sequence is predicted from the previous sequence",
         "train.terms:learned_of",
         "$learned & ($segment[:, 1:] == $segment[:, :-1])",
         "$learned",
@@ -79,7 +79,7 @@ MUTANTS = (
         (TRAINER,),
     ),
     Mutant(
-        "the mean of weights is not kept",
+        "averaged weights are not saved",
         "train.trainer:Trainer._state",
         '$tensors2.update({f"average.{$name}": $tensor for $name, $tensor in $tensors.items()})',
         "pass",
@@ -93,7 +93,7 @@ MUTANTS = (
         (TRAINER,),
     ),
     Mutant(
-        "the worst weights are kept",
+        "the worst weights are saved as best",
         "train.best_weights:Best.offer",
         "$value2 <= $value",
         "$value2 >= $value",
@@ -121,7 +121,7 @@ MUTANTS = (
         (BREAKS,),
     ),
     Mutant(
-        "looping texts count",
+        "looping outputs are counted",
         "train.acceptance:measure_acceptance",
         "[$row for $row, $sequence in enumerate($sequences) if not $is_looping($sequence.tolist())]",
         "[$row for $row, $sequence in enumerate($sequences)]",

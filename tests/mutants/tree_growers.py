@@ -4,21 +4,21 @@ from tests.mutants.mutant import CONFIDENT, DISTRIBUTIONS, OPTIMAL, TREE_GROWER_
 
 MUTANTS = (
     Mutant(
-        "verify with a law that was not sampled from",
+        "verify with draft probabilities that were not sampled from",
         "drafters.tree.samplers:iid",
         "$scores.softmax",
         "logits.softmax",
         (DISTRIBUTIONS,),
     ),
     Mutant(
-        "siblings share a lane",
+        "siblings share a noise key",
         "drafters.tree.samplers:iid",
         "$level.node",
         "$level.first[0]",
         (f"{TREE_GROWERS}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
     ),
     Mutant(
-        "parents share a race",
+        "parents share noise",
         "drafters.tree.samplers:no_replacement",
         "$key($position, $draft, $node=$first)",
         "$key($position, $draft, $node=0)",
@@ -46,14 +46,14 @@ MUTANTS = (
         (f"{TREE_GROWERS}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
     ),
     Mutant(
-        "greedy rows draw siblings from a law that has one token",
+        "greedy rows draw siblings from a one-token distribution",
         "drafters.tree.samplers:_or_likeliest",
         "$order = torch.where($rows, $likeliest($logits, $width), $order)",
         "",
         (f"{TREE_GROWERS}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
     ),
     Mutant(
-        "a law of the wrong parent",
+        "draft probabilities of the wrong parent",
         "drafters.tree.topology:TopologyGrower.__init__",
         "{$node: $i for $i, $node in enumerate(inner)}",
         "{$node: 0 for $node in inner}",
@@ -68,7 +68,7 @@ MUTANTS = (
         (CONFIDENT,),
     ),
     Mutant(
-        "worth of a node without its path's",
+        "a node's score without its path's",
         "drafters.tree.confident:ConfidentGrower.grow",
         "$worth[-1].gather(1, $frontier - $start($depth - 1))[..., None]",
         "$worth[-1].gather(1, $frontier - $start($depth - 1))[..., None] * 0",

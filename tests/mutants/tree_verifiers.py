@@ -1,4 +1,4 @@
-"""Mutants of the rules for trees, and of the laws they read off trees."""
+"""Mutants of the verifiers of trees, and of the draft probabilities they read."""
 
 from tests.mutants.mutant import BLOCK, CHAINS, NOISE, RECURSIVE, SPECTR, TRAVERSAL, Mutant
 
@@ -54,7 +54,7 @@ MUTANTS = (
         (RECURSIVE,),
     ),
     Mutant(
-        "a fixed choice is tested by the draft's law",
+        "a fixed choice is tested by the draft's probability",
         "verifiers.draft_probs:law_of",
         "($index < 0).to($like.dtype)[:, None]",
         "0 * ($index < 0).to($like.dtype)[:, None]",
@@ -75,14 +75,14 @@ MUTANTS = (
         (RECURSIVE,),
     ),
     Mutant(
-        "traversal: the parent's law is left as it was",
+        "traversal: the parent's distribution is not updated",
         "verifiers.traversal:Traversal.__call__",
         "$left[$rows, $parent] = torch.where($real[:, None], $rest / $refused[:, None], $p)",
         "pass",
         (TRAVERSAL,),
     ),
     Mutant(
-        "traversal: the parent's weight is left as it was",
+        "traversal: the parent's weight is not updated",
         "verifiers.traversal:Traversal.__call__",
         "$weight[$rows, $parent] = torch.where($real, mass / $refused, $whole)",
         "pass",
@@ -131,7 +131,7 @@ MUTANTS = (
         (SPECTR,),
     ),
     Mutant(
-        "spectr: paths that left the text stay alive",
+        "spectr: paths that left the sequence stay alive",
         "verifiers.spectr:SpecTr.__call__",
         "$candidate & $hit[:, None] & ($tokens == $tokens[$rows, $chosen][:, None])",
         "$candidate & $hit[:, None]",

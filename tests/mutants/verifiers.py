@@ -1,4 +1,4 @@
-"""Mutants of the rules for chains, of matching rules, and of noise and laws."""
+"""Mutants of the verifiers of chains, of matching verifiers, and of noise and distributions."""
 
 from tests.mutants.mutant import (
     BLOCK,
@@ -57,14 +57,14 @@ MUTANTS = (
         (BLOCK,),
     ),
     Mutant(
-        "block: the token rule's residual",
+        "block: the residual of token-level rejection",
         "verifiers.block:Block.__call__",
         "$probs = $rest.gather(1, $row)",
         "$probs = (scores.softmax(-1) - q).clamp(min=0).gather(1, $row)",
         (BLOCK,),
     ),
     Mutant(
-        "block: the token rule's test",
+        "block: the test of token-level rejection",
         "verifiers.block:Block.__call__",
         "$weights[$i] * $ratio[:, $i]",
         "$ratio[:, $i]",
@@ -85,7 +85,7 @@ MUTANTS = (
         (MATCH,),
     ),
     Mutant(
-        "a lenient rule passes for lossless",
+        "a lenient verifier claims to be lossless",
         "verifiers.lossy_lenient:LossyLenient",
         "lossless: $ClassVar[bool] = False",
         "lossless: $ClassVar[bool] = True",
@@ -113,14 +113,14 @@ MUTANTS = (
         (LOSSY_TYPICAL,),
     ),
     Mutant(
-        "finishers in reverse",
+        "ordered draws in reverse",
         "core.noise:Philox.order",
         "$choose($scores, $key).topk($count, dim=-1)",
         "$choose($scores, $key).topk($count, dim=-1, largest=False)",
         (NOISE,),
     ),
     Mutant(
-        "coupled: a tree takes noise of positions further on",
+        "coupled: a tree uses the noise of later positions",
         "core.batch:Batch.picks",
         "torch.arange($max_depth + 1, device=self.device)",
         "torch.arange($max_depth + 1, device=self.device) * 2",
@@ -175,14 +175,14 @@ MUTANTS = (
         (NOISE,),
     ),
     Mutant(
-        "races in half precision",
+        "exponential races in half precision",
         "core.noise:Philox._times",
         "$uniforms($key, $count, $dtype)",
         "$uniforms($key, $count, $dtype).to(torch.bfloat16).to($dtype)",
         (NOISE,),
     ),
     Mutant(
-        "laws in half precision",
+        "distributions in half precision",
         "core.sampling:SamplingState.warp",
         "$logits.to(torch.promote_types($logits.dtype, torch.float32))",
         "$logits.to(torch.bfloat16).float()",
