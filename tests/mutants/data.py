@@ -2,16 +2,16 @@
 
 from tests.mutants.mutant import Mutant
 
-ROWS = "tests/train/test_data_rows.py"
-SOURCES = "tests/train/test_data_sources.py"
-KEPT = "tests/train/test_data_kept.py"
-FEATURES = "tests/train/test_data_features.py"
+ROWS = "tests/train/data/test_packing_and_order.py"
+SOURCES = "tests/train/data/test_sources.py"
+KEPT = "tests/train/data/test_cache_and_manifest.py"
+FEATURES = "tests/train/data/test_features.py"
 COMMANDS = "tests/cli/test_data.py"
 
 MUTANTS = (
     Mutant(
         "packed rows leave out the token between two",
-        "train.data.packing:Packed._cut",
+        "train.data.packing:ConcatenatedPacking._row_starts",
         "np.arange(max(0, (len($tokens) - 1) // $length), dtype=np.int64) * $length",
         "np.arange(max(0, (len($tokens) - 1) // ($length + 1)), dtype=np.int64) * ($length + 1)",
         (ROWS,),
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "every epoch in the same order",
-        "train.data.mixture:RowBatches.place",
+        "train.data.mixture:RowBatches.locate",
         "$Shuffle(size=$size, $seed_=$seed + $which + 1, $epoch_=$epoch)",
         "$Shuffle(size=$size, $seed_=$seed + $which + 1, $epoch_=0)",
         (ROWS,),
@@ -74,28 +74,28 @@ MUTANTS = (
     ),
     Mutant(
         "the same file on both sides",
-        "train.data.manifest:check_apart",
+        "train.data.manifest:check_disjoint",
         "$splits != $splits2",
         "False",
         (KEPT,),
     ),
     Mutant(
         "the split depends on the place in the list",
-        "train.data.prepare:_split",
+        "train.data.tokenise:_split",
         "$file.sha256",
         "hashlib.sha256(str(id($file)).encode()).hexdigest()",
         (KEPT,),
     ),
     Mutant(
         "another end-of-text token reuses the same tokens",
-        "train.data.encoders:Bytes.fingerprint",
+        "train.data.encoders:ByteEncoder.fingerprint",
         'f"bytes/{$end_of_sequence}"',
         '"bytes"',
         (KEPT,),
     ),
     Mutant(
         "hidden states of the token after",
-        "train.data.features:WithHidden.row",
+        "train.data.sources.features:RowsWithHidden.row",
         '$file.get_slice("hidden_states")',
         '$file.get_slice("hidden_states")[:].roll(-1, 0)',
         (FEATURES,),
