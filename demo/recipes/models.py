@@ -252,7 +252,9 @@ def main() -> None:
     """Run the given phases, by default all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
-    parser.add_argument("phases", nargs="*", choices=[[], *PHASES], default=[])
+    parser.add_argument(
+        "phases", nargs="*", choices=[[], *PHASES], default=[], metavar="PHASE", help=f"one of {', '.join(PHASES)}"
+    )
     arguments = parser.parse_args()
     for name in arguments.phases or PHASES:
         print(f"{name} ...", flush=True)

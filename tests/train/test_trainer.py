@@ -18,9 +18,16 @@ from tests import tiny
 from tests.train.synthetic import Masked, corpus
 from tests.train.trainers import assert_same, lines, options, run_until, trainer, weights, without_speed
 
+SKIP = {"dropout": 0.3, "curriculum": "gradual"}
+OPTIONS = {
+    "plain": {},
+    "everything": {"dropout": 0.2, "accumulate": 2, "ema": 0.8},
+    "layer skip": {"layer_skip": SKIP, "accumulate": 2},
+}
+
 
 @pytest.mark.parametrize("cut", [3, 5, 8, 11])
-@pytest.mark.parametrize("fields", [{}, {"dropout": 0.2, "accumulate": 2, "ema": 0.8}], ids=["plain", "everything"])
+@pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
 def test_resumed_run_matches_uninterrupted_run_bitwise(cut, fields, tmp_path):
     whole = trainer(tmp_path / "whole", **fields)
     best = whole.run()
@@ -151,10 +158,11 @@ def test_validation_without_a_value_is_reported(value, tmp_path):
         run.run()
 
 
-def test_accumulated_micro_batches_match_the_whole_batch(tmp_path):
+@pytest.mark.parametrize("layer_skip", [None, SKIP], ids=["plain", "layer skip"])
+def test_accumulated_micro_batches_match_the_whole_batch(layer_skip, tmp_path):
     ends = []
     for num_parts in (1, 2, 4):
-        run = trainer(tmp_path / str(num_parts), accumulate=num_parts, precision="fp32")
+        run = trainer(tmp_path / str(num_parts), layer_skip=layer_skip, accumulate=num_parts, precision="fp32")
         run.batches = Masked(run.batches)
         run.run()
         ends.append(weights(tmp_path / str(num_parts)))
