@@ -21,7 +21,7 @@ from paceline.text.loops import is_looping
 from paceline.train.data import DataConfig, make_batches
 from tests.api.checkpoints import EOS, VOCAB, config_of, pair, without_tokenizer
 from tests.cli.files import lines_of, write
-from tests.train.corpora import files
+from tests.train.data.corpora import files
 
 TEXTS = [f"def f{number}(first, second):\n    return first + {number} * second\n" for number in range(30)]
 TEMPERATURES = (0.0, 0.4, 0.7, 1.0)

@@ -20,9 +20,9 @@ from paceline.drafters import DRAFTERS
 from paceline.models.loading import load
 from paceline.train.acceptance import measure_acceptance
 from tests import tiny
+from tests.train.configs import log, recipe, train, write_target
 from tests.train.heads import LastConfig, LastDrafter, LastHead
-from tests.train.recipes import log, recipe, train, write_target
-from tests.train.runs import corpus
+from tests.train.synthetic import corpus
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_a_run_that_was_killed_has_the_losses_of_one_that_was_not(cuts, folder, 
         assert process.returncode == (130 if ending == signal.SIGTERM else -signal.SIGKILL), said
         assert len(log_safe(output)) < len(log(whole)), "stopped in the middle"
         if ending == signal.SIGTERM:
-            assert "stopped after step" in said and "the same command goes on there" in said
+            assert "stopped after step" in said and "the same command resumes from it" in said
     assert train(path) == 0
     assert without_speed(output) == without_speed(whole)
     ends = [load_file(max((run / "checkpoints").iterdir()) / "state.safetensors") for run in (whole, output)]

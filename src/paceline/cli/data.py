@@ -9,7 +9,7 @@ from rich.table import Table
 
 from paceline.cli.commands import EXIT_OK
 from paceline.cli.data_inputs import CorpusOptions, read_corpus, read_rows
-from paceline.train.data import Prepared
+from paceline.train.data import PreparedData
 from paceline.train.data.manifest import Split
 
 
@@ -39,7 +39,7 @@ class PrepareData:
         return EXIT_OK
 
 
-def _counts(found: Prepared, split: Split) -> dict[str, object]:
+def _counts(found: PreparedData, split: Split) -> dict[str, object]:
     records = [record for record in found.manifest.files if record.split == split.value]
     return {
         "split": split.value,

@@ -14,12 +14,17 @@ from paceline.cli.models import check_model, load_target
 from paceline.cli.options import ModelOptions
 from paceline.models.base import max_sequence_length
 from paceline.train.data.batches import make_encoder
-from paceline.train.data.extract import begin, check_taps, compute, cut
-from paceline.train.data.features import save_rows
 from paceline.train.data.manifest import Split
-from paceline.train.data.prepare import tokenise
-from paceline.train.data.readers import open_reader
+from paceline.train.data.sources.feature_extraction import (
+    check_taps,
+    chunk_documents,
+    compute_hidden_states,
+    prepare_folder,
+)
+from paceline.train.data.sources.features import save_rows
+from paceline.train.data.sources.readers import open_reader
 from paceline.train.data.store import default_cache, open_split
+from paceline.train.data.tokenise import tokenise
 
 SPLITS = {split.value: split for split in (Split.TRAIN, Split.VALIDATION)}
 
@@ -58,7 +63,7 @@ class ComputeFeatures:
             tokenise(source, open_reader(source, encoder), encoder, validation, cache) for source in corpus.data.sources
         ]
         found = (open_split(one.folder, SPLITS[self.split]) for one in made)
-        pieces = cut([stored for stored in found if stored is not None], length=corpus.length)
+        pieces = chunk_documents([stored for stored in found if stored is not None], length=corpus.length)
         if not pieces:
             raise ValueError(f"--split {self.split}: no document of two tokens in it; give more text")
         target = load_target(self.model)
@@ -67,13 +72,13 @@ class ComputeFeatures:
             raise ValueError(f"--length {corpus.length}: the target reads {limit} tokens; give a lower one")
         taps = check_taps(wanted, target.lm)
         identity = {"target": target.name, "target_hash": model_hash(self.model), "dtype": str(target.dtype)}
-        missing = begin(self.output, pieces, taps=taps, identity=identity)
+        missing = prepare_folder(self.output, pieces, taps=taps, identity=identity)
         columns = (TextColumn("texts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         shown = not self.quiet and sys.stderr.isatty()
         try:
             with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as progress:
                 task = progress.add_task("", total=len(pieces), completed=len(pieces) - len(missing))
-                compute(
+                compute_hidden_states(
                     target.lm,
                     pieces,
                     missing,

@@ -12,7 +12,7 @@ from paceline.models import hub
 from paceline.models.loading import read_config
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 from paceline.train.data import DataConfig, make_batches
-from paceline.train.data.batches import Prepared
+from paceline.train.data.batches import PreparedData
 
 DEFAULT_LENGTH = 512  # tokens of a row, where nobody says otherwise
 NUM_BYTES = 256
@@ -97,7 +97,7 @@ def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
     )
 
 
-def read_rows(corpus: Corpus, model: str | None) -> Prepared:
+def read_rows(corpus: Corpus, model: str | None) -> PreparedData:
     """All rows of ``corpus``, one a batch, in tokens of ``model``. Raises ValueError for what is wrong with either."""
     vocabulary = read_vocabulary(corpus, model)
     return make_batches(

@@ -21,7 +21,7 @@ from paceline.cli.prompts import Entry, read_prompts
 from paceline.cli.work import Sink
 from paceline.text.loops import is_looping
 from paceline.train.data.manifest import Split
-from paceline.train.data.prepare import digest
+from paceline.train.data.tokenise import hash_tokens
 
 ARRAY = ".npy"
 
@@ -96,7 +96,8 @@ class RegenerateData:
         if len(prompts) < self.num_prompts and not self.output.quiet:
             print(f"the texts have {len(prompts)} prompts of {self.prompt_tokens} tokens", file=sys.stderr)
         return [
-            Entry(index=index, prompt=prompt.tolist(), digest=digest(prompt)) for index, prompt in enumerate(prompts)
+            Entry(index=index, prompt=prompt.tolist(), digest=hash_tokens(prompt))
+            for index, prompt in enumerate(prompts)
         ]
 
     def _conclude(self, path: Path, code: int) -> int:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.commands import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
-from paceline.train.config import ConfigError, TrainConfig, dump, read_train_config
-from paceline.train.run import Rehearsal, Run
-from paceline.train.stopping import Stopped
-from paceline.train.trainer import Score
+from paceline.train.config import TrainConfig
+from paceline.train.config_file import ConfigError, dump, read_train_config
+from paceline.train.loop.stopping import Stopped
+from paceline.train.loop.trainer import Score
+from paceline.train.run import DryRun, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class TrainModels:
             if self.dump_config:
                 print(dump(config), end="")
                 return EXIT_OK
-            run = Run(config=config, begins=None if self.resume is None else not self.resume)
-            lines = _rehearsed(run.rehearse()) if self.dry_run else _trained(config, run.train())
+            run = Run(config=config, fresh=None if self.resume is None else not self.resume)
+            lines = _rehearsed(run.dry_run()) if self.dry_run else _trained(config, run.train())
             if run.strategy.main:
                 print("\n".join(lines))
             run.strategy.close()
@@ -61,7 +62,7 @@ def _say(text: str) -> None:
             print(f"paceline: {line}", file=sys.stderr)
 
 
-def _rehearsed(found: Rehearsal) -> list[str]:
+def _rehearsed(found: DryRun) -> list[str]:
     return [
         f"trained parameters  {found.num_trained:,}",
         f"frozen parameters   {found.num_frozen:,}",
@@ -79,6 +80,6 @@ def _trained(config: TrainConfig, score: Score) -> list[str]:
 
 def _numbers(score: Score) -> list[str]:
     """Loss and tokens per step, each with its name."""
-    told = {name: value for name, value in score.measures.items() if name.endswith(("tokens_per_step", "loss"))}
+    told = {name: value for name, value in score.metrics.items() if name.endswith(("tokens_per_step", "loss"))}
     width = max((len(name) for name in told), default=0)
     return [f"{name:{width}}  {value:.3f}" for name, value in told.items()]
