@@ -12,8 +12,8 @@ from rich.table import Table
 
 from paceline.api import Loaded, embedded_pair, load
 from paceline.api.prompts import encode
-from paceline.audit.default_prompts import DEFAULT_PROMPTS
 from paceline.audit.divergence import Divergence, measure_divergence
+from paceline.audit.prompts import DEFAULT_PROMPTS
 
 BACKENDS = ("kernel", "eager", "hf")
 DTYPES = ("bfloat16", "float32")

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from paceline.api.loading import runnable
 from paceline.api.prompts import encode
-from paceline.audit.default_prompts import DEFAULT_PROMPTS
 from paceline.audit.model import ModelAudit, audit
+from paceline.audit.prompts import DEFAULT_PROMPTS
 from paceline.cli.audit_tables import add_law, mark, new_table, say
 from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_drafting, choose_drafter, load_target, num_draft_tokens

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from paceline.audit.client import CompletionClient
-from paceline.audit.default_prompts import DEFAULT_PROMPTS
+from paceline.audit.prompts import DEFAULT_PROMPTS
 from paceline.audit.server import MAX_LOGPROB_ERROR, ServerAudit, audit_server, check_counts
 from paceline.cli.audit_tables import add_law, new_table, say
 from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK

@@ -134,7 +134,9 @@ class Roofline:
 
     def _limit(self, target: Found, draft: Found | None, rates: Rates, kept: list[float]) -> Limit:
         assert target.decoder is not None  # as the backend is native
-        return limit(work_of(target.decoder), _work(draft), rates, kept=kept, rows=self.batch_size, slots=self.context)
+        return limit(
+            work_of(target.decoder), _work(draft), rates, acceptance=kept, rows=self.batch_size, slots=self.context
+        )
 
 
 def _with_integers(
