@@ -7,7 +7,7 @@ import json
 import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from queue import SimpleQueue
 from threading import Thread
 from typing import final
@@ -42,7 +42,7 @@ class _StatusError(ServerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """One prompt to complete, at temperature 0 or 1 and without filters."""
+    """One prompt to complete, at temperature 0 or 1 and without filters. The names are those of the request fields."""
 
     prompt: str
     max_tokens: int
@@ -172,15 +172,7 @@ class CompletionClient:
                 self._level += 1
 
     def _complete(self, model: str, request: CompletionRequest) -> Completion:
-        body = {
-            "model": model,
-            "prompt": request.prompt,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": 1.0,
-            "seed": request.seed,
-            **self.extra_fields,
-        }
+        body = {"model": model, **asdict(request), "top_p": 1.0, **self.extra_fields}
         return _parse(self._send("POST", "/completions", body), self.url)
 
     def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, object]:
