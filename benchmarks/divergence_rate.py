@@ -12,8 +12,8 @@ from rich.table import Table
 
 from paceline.api import Loaded, embedded_pair, load
 from paceline.api.prompts import encode
-from paceline.audit.divergence import Divergence, measure
-from paceline.audit.prompts import BEGINNINGS
+from paceline.audit.divergence import Divergence, measure_divergence
+from paceline.audit.prompts import DEFAULT_PROMPTS
 
 BACKENDS = ("kernel", "eager", "hf")
 DTYPES = ("bfloat16", "float32")
@@ -50,10 +50,10 @@ def main(arguments: Sequence[str]) -> int:
         for backend in given.backend or BACKENDS:
             for dtype in given.dtype or DTYPES:
                 target, draft = (_load(path, backend, dtype, given.threads) for path in paths)
-                prompts = [encode(target, text) for text in BEGINNINGS]
+                prompts = [encode(target, text) for text in DEFAULT_PROMPTS]
                 for batch in given.batch or (1, 8):
                     with console.status(f"{backend}, {dtype}, batch {batch}"):
-                        found = measure(
+                        found = measure_divergence(
                             target,
                             prompts,
                             drafter=draft,
@@ -81,9 +81,9 @@ def _load(path: Path, backend: str, dtype: str, threads: int | None) -> Loaded:
 
 
 def _cells(found: Divergence) -> list[str]:
-    margins = [one.margin for one in found.partings]
+    margins = [one.margin for one in found.divergence_points]
     return [
-        str(found.num_texts),
+        str(found.num_sequences),
         str(len(margins)),
         f"{1000 * found.per_token:.2f}",
         f"{median(margins):.2g}, {max(margins):.2g}" if margins else "-",

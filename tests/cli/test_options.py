@@ -29,7 +29,7 @@ def test_table_names_every_option_and_every_refusal(capsys, monkeypatch):
         assert len(rows) == (2 if option.refusal is None else 1), option.name
         if option.refusal is None:
             assert rows[0][2:] == [*(option.flags or "-"), option.field or "-"]
-            assert rows[1][1:5] == [option.place, "yes", "yes", "yes"]
+            assert rows[1][1:5] == [option.stage, "yes", "yes", "yes"]
         else:
             assert option.refusal.split()[0] in rows[0]
     for name, refusal in DROP_IN.items():

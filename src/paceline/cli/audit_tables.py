@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.audit.goodness_of_fit import Verdict
+from paceline.audit.goodness_of_fit import GoodnessOfFit
 
 
 def new_table() -> Table:
@@ -14,20 +14,20 @@ def new_table() -> Table:
     return Table("check", "found", "expected", "", box=None, padding=(0, 2, 0, 0))
 
 
-def add_law(table: Table, law: Verdict) -> None:
+def add_law(table: Table, law: GoodnessOfFit) -> None:
     """The three tests of sampled tokens."""
     table.add_row(
         f"surprise of {law.num_tokens:,} sampled tokens, nats",
-        f"{law.surprise:.4f}",
+        f"{law.nll:.4f}",
         f"{law.entropy:.4f} +- {law.half_width:.4f}",
-        mark(law.surprise_p),
+        mark(law.nll_p_value),
     )
-    table.add_row("  their places in the law, distance", f"{law.place_distance:.4f}", "", mark(law.place_p))
-    table.add_row("  how often the likeliest were drawn", "", "", mark(law.rank_p))
+    table.add_row("  their places in the law, distance", f"{law.ks_statistic:.4f}", "", mark(law.ks_p_value))
+    table.add_row("  how often the likeliest were drawn", "", "", mark(law.rank_p_value))
 
 
 def mark(p: float) -> str:
-    """How likely so much is for honest draws."""
+    """How likely so much is if the tokens fit."""
     return f"p = {p:.3f}" if p >= 0.001 else f"p = {p:.1e}"
 
 

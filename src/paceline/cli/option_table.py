@@ -9,13 +9,13 @@ from rich.table import Table
 
 from paceline.api.params import SamplingParams
 from paceline.cli import EXIT_OK
-from paceline.hf.options import DROP_IN, OPTIONS, Keeping, Option, Place
+from paceline.hf.options import DROP_IN, OPTIONS, Guarantee, Option, Stage
 
 MEANINGS = {
-    Place.STEP: "on the device, at every node of a draft with that node's own text; on a CPU by the kernel",
-    Place.LANE: "on the host, at every node of a draft with that node's own text, while the device computes",
-    Place.HOST: "on the host, between steps",
-    Place.PROMPT: "on the device, before the first step",
+    Stage.STEP: "on the device, at every node of a draft with that node's own text; on a CPU by the kernel",
+    Stage.OVERLAPPED: "on the host, at every node of a draft with that node's own text, while the device computes",
+    Stage.HOST: "on the host, between steps",
+    Stage.PROMPT: "on the device, before the first step",
 }
 PATHS = ("plain", "chain", "tree")
 
@@ -44,12 +44,12 @@ class OptionTable:
             console,
             ("option", "where", *PATHS, "draft's law", "kept by"),
             [
-                (one.name, one.place, *["yes"] * len(PATHS), "yes" if one.drafts else "-", one.keeping)
+                (one.name, one.stage, *["yes"] * len(PATHS), "yes" if one.drafts else "-", one.guarantee)
                 for one in honoured
             ],
         )
         _print(console, ("where", "meaning"), [(place, meaning) for place, meaning in MEANINGS.items()])
-        _print(console, ("kept by", "verifiers"), [(keeping, ", ".join(keeping.verifiers)) for keeping in Keeping])
+        _print(console, ("kept by", "verifiers"), [(one, ", ".join(one.verifiers)) for one in Guarantee])
         refused = [(one.name, repr(defaults[one.name]), one.refusal or "") for one in OPTIONS if one.refusal]
         _print(console, ("refused", "but for", "why"), refused)
         others = [(name, ", ".join(map(repr, (None, *one.neutral))), one.reason) for name, one in DROP_IN.items()]
@@ -64,10 +64,10 @@ def _object(option: Option) -> dict[str, object]:
         "name": option.name,
         "flags": option.flags,
         "field": option.field,
-        "where": option.place,
+        "where": option.stage,
         **{path: honoured for path in PATHS},
         "drafts": honoured and option.drafts,
-        "verifiers": list(option.keeping.verifiers) if honoured else [],
+        "verifiers": list(option.guarantee.verifiers) if honoured else [],
         "refused": option.refusal,
     }
 

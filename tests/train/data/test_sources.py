@@ -86,9 +86,9 @@ def test_marked_and_located_assistant_turns_agree(tmp_path):
         (
             "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}",
             CHAT,
-            "writes messages 0 to 1 otherwise",
+            "renders messages 0 to 1 differently",
         ),
-        (TEMPLATE.replace("<|assistant|>{% endif", "sum{% endif"), CHAT, "opens message 1 otherwise"),
+        (TEMPLATE.replace("<|assistant|>{% endif", "sum{% endif"), CHAT, "opens message 1 differently"),
         (TEMPLATE, CHAT[1:], "begins with the assistant"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A tiny model over printable characters and a few pairs of them: nearly all of its texts have one spelling."""
+"""A tiny model over printable characters and a few pairs of them: nearly all of its outputs have one tokenization."""
 
 import atexit
 import json
@@ -15,7 +15,7 @@ from tests import tiny
 EOS = 0
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 PAIRS = [("d", "e"), ("r", "e"), ("i", "n"), ("e", "t"), ("(", ")")]
-BEGINNINGS = tuple(f"def {name}({argument}):\n    " for name in ("read", "count", "merge", "find") for argument in "ab")
+PROMPTS = tuple(f"def {name}({argument}):\n    " for name in ("read", "count", "merge", "find") for argument in "ab")
 
 
 def make_tokenizer():

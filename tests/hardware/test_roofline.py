@@ -1,3 +1,5 @@
+"""Rooflines of forwards and steps, and the measured rates they are computed from."""
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ TINY = dict(rows=(1, 2, 4), repeats=1, seconds=0.0, working_set=1 << 20)
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("make", [tiny.llama, tiny.gpt2])
-def test_work_counts_what_a_forward_multiplies_with(make, tied):
+def test_work_counts_the_weights_that_a_forward_uses(make, tied):
     lm = tiny.native(make(tie_word_embeddings=tied))
     work = forward_work(lm)
     parameters = sum(parameter.numel() for parameter in lm.parameters())
@@ -36,7 +38,7 @@ def test_work_counts_what_a_forward_multiplies_with(make, tied):
 
 
 @pytest.mark.parametrize("quantization", SCHEMES)
-def test_products_of_integers_are_measured_on_layers_of_the_model(quantization):
+def test_integer_products_are_measured_on_layers_of_the_model(quantization):
     config = tiny.native(tiny.llama(hidden_size=128, intermediate_size=256)).config
     whole = build_on_meta(config, dtype=torch.bfloat16, quantization=quantization)
     options = dict(dtype=torch.bfloat16, device=torch.device("cpu"), rows=(1, 4), repeats=1, seconds=0.0)
@@ -48,7 +50,7 @@ def test_products_of_integers_are_measured_on_layers_of_the_model(quantization):
     assert one.itemsize > found.itemsize if quantization == "int4" else one.itemsize > 1
 
 
-def test_forward_takes_as_long_as_the_longer_of_its_two_bounds():
+def test_forward_is_bound_by_memory_or_arithmetic():
     few = bound(TARGET, RATES, rows=1, nodes=4, slots=0)
     assert (few.memory, few.arithmetic) == pytest.approx((0.02, 0.008))
     assert few.seconds == few.memory and few.binding == "memory"
@@ -64,19 +66,19 @@ def test_cache_is_read_once_per_row_and_attended_once_per_node():
 
 
 def test_step_is_one_target_forward_and_a_draft_forward_per_token():
-    plain = limit(TARGET, DRAFT, RATES, kept=[])
-    drafted = limit(TARGET, DRAFT, RATES, kept=[0.9, 0.6, 0.5])
+    plain = limit(TARGET, DRAFT, RATES, acceptance=[])
+    drafted = limit(TARGET, DRAFT, RATES, acceptance=[0.9, 0.6, 0.5])
     assert (plain.tokens_per_step, plain.tokens_per_second) == pytest.approx((1, 50))
     assert drafted.num_draft_tokens == 3 and drafted.tokens_per_step == pytest.approx(3)
     assert drafted.seconds == pytest.approx(0.02 + 3 * 0.002)
     assert drafted.tokens_per_second == pytest.approx(3 / 0.026)
-    free = limit(TARGET, None, RATES, kept=[0.9, 0.6, 0.5])
+    free = limit(TARGET, None, RATES, acceptance=[0.9, 0.6, 0.5])
     assert free.draft is None and free.seconds == pytest.approx(0.02)
-    assert limit(TARGET, DRAFT, RATES, kept=[], rows=4).tokens_per_second == pytest.approx(200)
+    assert limit(TARGET, DRAFT, RATES, acceptance=[], rows=4).tokens_per_second == pytest.approx(200)
 
 
-def test_attainable_is_what_the_measured_products_take():
-    plain, drafted = (limit(TARGET, DRAFT, RATES, kept=kept) for kept in ([], [0.5]))
+def test_attainable_time_is_that_of_the_measured_products():
+    plain, drafted = (limit(TARGET, DRAFT, RATES, acceptance=acceptance) for acceptance in ([], [0.5]))
     assert plain.attainable == pytest.approx(0.02)
     assert drafted.attainable == pytest.approx(2e9 / 50e9 + 2e8 / 100e9)
     assert drafted.break_even(plain) == pytest.approx(0.042 / 0.02)
@@ -84,15 +86,15 @@ def test_attainable_is_what_the_measured_products_take():
     assert drafted.attainable >= drafted.seconds and plain.speed_up(plain) == 1
 
 
-def test_attainable_is_never_above_the_limit():
+def test_attainable_speed_is_never_above_the_limit():
     quick = Products(itemsize=2, rows=(1,), bytes_per_second=(1e15,), peak=1e12)
     rates = Rates(device="cpu", num_threads=1, working_set=1 << 29, read=100e9, copy=90e9, products={"bfloat16": quick})
-    for kept in ([], [1.0] * 3, [1.0] * 40):
-        found = limit(TARGET, DRAFT, rates, kept=kept, slots=100)
+    for acceptance in ([], [1.0] * 3, [1.0] * 40):
+        found = limit(TARGET, DRAFT, rates, acceptance=acceptance, slots=100)
         assert found.attainable_tokens_per_second == pytest.approx(found.tokens_per_second)
 
 
-def test_products_between_measured_rows_lie_on_the_line():
+def test_product_rates_are_interpolated_linearly():
     costs = [1e9 * PRODUCTS.seconds_per_byte(rows) for rows in (1, 2, 5, 8, 16, 80)]
     assert costs == pytest.approx([0.01, 0.02, 0.03, 0.04, 0.08, 0.4])
     assert PRODUCTS.flops == pytest.approx((100e9, 100e9, 200e9))
@@ -101,31 +103,32 @@ def test_products_between_measured_rows_lie_on_the_line():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(kept=[0.5, 1.1]), "acceptance"),
-        (dict(kept=[float("nan")]), "acceptance"),
-        (dict(kept=[], rows=0), "0 rows"),
-        (dict(kept=[], slots=-1), "-1 slots"),
+        (dict(acceptance=[0.5, 1.1]), "acceptance"),
+        (dict(acceptance=[float("nan")]), "acceptance"),
+        (dict(acceptance=[], rows=0), "0 rows"),
+        (dict(acceptance=[], slots=-1), "-1 slots"),
     ],
 )
-def test_senseless_questions_are_refused(options, words):
+def test_invalid_arguments_of_limit_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         limit(TARGET, DRAFT, RATES, **options)
 
 
-def test_precision_that_was_not_measured_is_refused():
+def test_unmeasured_precision_is_refused():
     other = Work(dtype="float16", weight_bytes=2, num_weights=1, slot_bytes=0, slot_flops=0)
     for target, draft in ((other, None), (TARGET, other)):
         with pytest.raises(ValueError, match="no rates for float16; measured are bfloat16"):
-            limit(target, draft, RATES, kept=[0.5])
+            limit(target, draft, RATES, acceptance=[0.5])
 
 
-def test_measurement_gives_every_figure_asked_for():
-    said = []
-    device = torch.device("cpu")
-    rates = measure_rates(dtypes=[torch.float32, torch.bfloat16], device=device, **GIVEN, progress=said.append, **TINY)
+def test_measurement_returns_every_rate():
+    messages = []
+    rates = measure_rates(
+        dtypes=[torch.float32, torch.bfloat16], device=torch.device("cpu"), **GIVEN, progress=messages.append, **TINY
+    )
     assert rates.read > 0 and rates.copy > 0
     assert (rates.device, rates.num_threads, rates.working_set) == ("cpu", torch.get_num_threads(), 1 << 20)
-    assert [*rates.products] == ["float32", "bfloat16"] and "multiplying in bfloat16" in said
+    assert [*rates.products] == ["float32", "bfloat16"] and "multiplying in bfloat16" in messages
     for name, found in rates.products.items():
         assert found.rows == (1, 2, 4) and all(speed > 0 for speed in found.bytes_per_second), name
         assert found.peak >= max(found.flops), name
@@ -141,6 +144,6 @@ def test_measurement_gives_every_figure_asked_for():
         (dict(repeats=0), "repeats=0"),
     ],
 )
-def test_measurements_that_mean_nothing_are_refused(changes, words):
+def test_invalid_arguments_of_measure_rates_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         measure_rates(dtypes=[torch.float32], device=torch.device("cpu"), **GIVEN, **{**TINY, **changes})
