@@ -1,64 +1,71 @@
 """The command ``paceline audit``: whether a model, a drafter and a verifier keep their promises."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, fields
 
 from rich.console import Console
 
 from paceline.api.loading import runnable
 from paceline.api.prompts import encode
-from paceline.audit.model import Audit, audit
+from paceline.audit.model import Audit as AuditResult
+from paceline.audit.model import audit
 from paceline.audit.prompts import BEGINNINGS
+from paceline.cli.audit_server import audit_served
 from paceline.cli.audit_tables import add_law, mark, new_table, say
-from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
+from paceline.cli.commands.audit import Audit, ServerOptions
+from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_drafting, choose_drafter, load_target, num_draft_tokens
-from paceline.cli.options import DraftOptions, ModelOptions
+from paceline.cli.options import DraftOptions
 from paceline.models.batch_invariance import find_dependence
 
 PROBED_NODES = 9  # of the drafts that equality bit for bit is tried with
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditModel:
-    """The command's options; ``run`` returns the exit code."""
-
-    model: ModelOptions
-    drafting: DraftOptions
-    num_tokens: int
-    text_length: int
-    batch_size: int
-    seed: int
-    json: bool
-
-    def run(self) -> int:
-        """Ask, and print what was found."""
-        check_drafting(self.drafting)
-        target = load_target(self.model)
-        if target.tokenizer is None:
-            raise ValueError(f"{target.name} has no tokenizer: give a directory that holds one")
-        drafter = choose_drafter(self.drafting, target=target)
-        with Console(stderr=True, highlight=False).status("loading ...") as status:
-            found = audit(
-                target,
-                [encode(target, text) for text in BEGINNINGS],
-                drafter=drafter,
-                verifier=self.drafting.verifier,
-                num_draft_tokens=num_draft_tokens(self.drafting),
-                num_tokens=self.num_tokens,
-                text_length=self.text_length,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                bitwise=find_dependence(runnable(target), rows=self.batch_size, num_nodes=PROBED_NODES) is None,
-                tell=lambda what: status.update(f"{what} ..."),
-            )
-        if self.json:
-            print(json.dumps({**asdict(found), "failures": found.failures}))
-        else:
-            _print(found)
-        return EXIT_DIFFERENT if found.failures else EXIT_OK
+def run_audit(options: Audit) -> int:
+    """Audit the server where one is given, else the model."""
+    given = _given(options.drafting) if options.server.url is not None else _given(options.server)
+    for name in given:
+        option = f"--{name.replace('_', '-')}"
+        if options.server.url is None:
+            raise ValueError(f"{option} without --url: it is for servers, give --url too or leave it out")
+        raise ValueError(f"{option} and --url: the server chooses what drafts there; leave {option} out")
+    return _audit_model(options) if options.server.url is None else audit_served(options)
 
 
-def _print(found: Audit) -> None:
+def _given(options: DraftOptions | ServerOptions) -> list[str]:
+    """Names of the options that are not at their defaults."""
+    return [field.name for field in fields(options) if getattr(options, field.name) != field.default]
+
+
+def _audit_model(options: Audit) -> int:
+    """Ask, and print what was found."""
+    check_drafting(options.drafting)
+    target = load_target(options.model)
+    if target.tokenizer is None:
+        raise ValueError(f"{target.name} has no tokenizer: give a directory that holds one")
+    drafter = choose_drafter(options.drafting, target=target)
+    with Console(stderr=True, highlight=False).status("loading ...") as status:
+        found = audit(
+            target,
+            [encode(target, text) for text in BEGINNINGS],
+            drafter=drafter,
+            verifier=options.drafting.verifier,
+            num_draft_tokens=num_draft_tokens(options.drafting),
+            num_tokens=options.num_tokens,
+            text_length=options.text_length,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            bitwise=find_dependence(runnable(target), rows=options.batch_size, num_nodes=PROBED_NODES) is None,
+            tell=lambda what: status.update(f"{what} ..."),
+        )
+    if options.json:
+        print(json.dumps({**asdict(found), "failures": found.failures}))
+    else:
+        _print(found)
+    return EXIT_DIFFERENT if found.failures else EXIT_OK
+
+
+def _print(found: AuditResult) -> None:
     console = Console(highlight=False)
     table = new_table()
     greedy, law = found.greedy, found.law
@@ -83,7 +90,7 @@ def _print(found: Audit) -> None:
     say(console, found.failures)
 
 
-def _equal(num: int, of: int, found: Audit) -> tuple[str, str]:
+def _equal(num: int, of: int, found: AuditResult) -> tuple[str, str]:
     """What is expected of texts, and whether that is so: all equal where it is promised bit for bit."""
     if not found.bitwise:
         return ("all, but for near ties" if num < of else "all"), ""

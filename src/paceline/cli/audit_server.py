@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -13,70 +13,55 @@ from paceline.audit.client import Server
 from paceline.audit.prompts import BEGINNINGS
 from paceline.audit.server import FAR_LOGPROBS, Served, audit_server, check_counts
 from paceline.cli.audit_tables import add_law, new_table, say
-from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
+from paceline.cli.commands.audit import Audit
+from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_model, load_target
-from paceline.cli.options import ModelOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditServer:
-    """The command's options; ``run`` returns the exit code."""
-
-    model: ModelOptions
-    url: str
-    served_model: str | None
-    api_key_env: str | None
-    timeout: float
-    near_tie: float
-    num_tokens: int
-    text_length: int
-    batch_size: int
-    seed: int
-    json: bool
-
-    def run(self) -> int:
-        """Ask, and print what was found. The server is looked for before the model is loaded."""
-        check_counts(
-            num_tokens=self.num_tokens,
-            text_length=self.text_length,
-            batch_size=self.batch_size,
-            near_tie=self.near_tie,
+def audit_served(options: Audit) -> int:
+    """Ask, and print what was found. The server is looked for before the model is loaded."""
+    server_options = options.server
+    assert server_options.url is not None
+    check_counts(
+        num_tokens=options.num_tokens,
+        text_length=options.text_length,
+        batch_size=options.batch_size,
+        near_tie=server_options.near_tie,
+    )
+    check_model(options.model)
+    server = Server(url=server_options.url, key=_key(server_options.api_key_env), timeout=server_options.timeout)
+    own = options.model.model
+    name = server.find_model(server_options.served_model, others=(own, str(Path(own).absolute()), Path(own).name))
+    target = load_target(options.model)
+    with _progress() as progress:
+        task = progress.add_task("", total=options.num_tokens)
+        found = audit_server(
+            target,
+            server,
+            BEGINNINGS,
+            model=name,
+            num_tokens=options.num_tokens,
+            text_length=options.text_length,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            near_tie=server_options.near_tie,
+            tell=lambda what, done: progress.update(task, description=what, completed=min(done, options.num_tokens)),
         )
-        check_model(self.model)
-        server = Server(url=self.url, key=self._key(), timeout=self.timeout)
-        own = self.model.model
-        name = server.find_model(self.served_model, others=(own, str(Path(own).absolute()), Path(own).name))
-        target = load_target(self.model)
-        with _progress() as progress:
-            task = progress.add_task("", total=self.num_tokens)
-            found = audit_server(
-                target,
-                server,
-                BEGINNINGS,
-                model=name,
-                num_tokens=self.num_tokens,
-                text_length=self.text_length,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                near_tie=self.near_tie,
-                tell=lambda what, done: progress.update(task, description=what, completed=min(done, self.num_tokens)),
-            )
-        if self.json:
-            print(json.dumps({**asdict(found), "failures": found.failures, "notes": found.notes}))
-        else:
-            _print(found)
-        return EXIT_DIFFERENT if found.failures else EXIT_OK
+    if options.json:
+        print(json.dumps({**asdict(found), "failures": found.failures, "notes": found.notes}))
+    else:
+        _print(found)
+    return EXIT_DIFFERENT if found.failures else EXIT_OK
 
-    def _key(self) -> str | None:
-        """The key, where its variable is named. Raises ValueError where that is not set."""
-        if self.api_key_env is None:
-            return None
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not key:
-            raise ValueError(
-                f"--api-key-env {self.api_key_env}: this variable is not set; give the name of one that is"
-            )
-        return key
+
+def _key(variable: str | None) -> str | None:
+    """The key, where its variable is named. Raises ValueError where that is not set."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ValueError(f"--api-key-env {variable}: this variable is not set; give the name of one that is")
+    return key
 
 
 def _progress() -> Progress:

@@ -15,11 +15,11 @@ from paceline.api.build import build_drafting
 from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
 from paceline.api.requests import guidance
-from paceline.cli import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.commands.generate import Generate
+from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.fingerprint import fingerprint
 from paceline.cli.journal import Kept, ResultFile, check_writable, read_kept
 from paceline.cli.models import choose_drafter, load_target, num_draft_tokens
-from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
 from paceline.cli.progress import PromptProgress
 from paceline.cli.prompts import Entry, encode_entries, read_prompts
 from paceline.cli.stats import stats_table
@@ -37,14 +37,8 @@ class Batch:
     what takes the lines.
     """
 
-    prompt_file: Path | None
-    chat: bool
-    system: str | None
-    model: ModelOptions
-    drafting: DraftOptions
+    options: Generate
     params: SamplingParams
-    batch_size: int | None
-    output: OutputOptions
     notes: Console
     entries: Sequence[Entry] | None = None
     into: Callable[[Sink, Sequence[list[int] | str]], Sink] | None = None
@@ -53,11 +47,11 @@ class Batch:
         """Generate what is missing; whatever can be refused is refused before a model is loaded."""
         path = self._destination()
         entries = self._read()
-        run = fingerprint(self.model, self.drafting, self.params)
+        run = fingerprint(self.options.model, self.options.drafting, self.params)
         kept = Kept()
-        if path is not None and not self.output.overwrite:
+        if path is not None and not self.options.output.overwrite:
             kept = read_kept(path, run=run, digests=[entry.digest for entry in entries])
-        target = load_target(self.model)
+        target = load_target(self.options.model)
         if target.tokenizer is None and self.params.stop_strings:
             raise ValueError(f"--stop: {target.name} has no tokenizer to find it with; give --stop-token-id")
         processing(target, self.params)  # refuses once what every prompt would be refused for
@@ -72,7 +66,7 @@ class Batch:
             sink = self.into(sink, prompts)
         waiting = {index: str(line["error"]) for index, line in kept.waiting.items() if "error" in line}
         # Lines on the same terminal would run through the bar.
-        shown = not self.output.quiet and not (path is None and sys.stdout.isatty())
+        shown = not self.options.output.quiet and not (path is None and sys.stdout.isatty())
         with PromptProgress(console=self.notes, total=len(entries), done=num_done, shown=shown) as progress:
             work = Work(
                 engine=engine,
@@ -88,11 +82,11 @@ class Batch:
     def _read(self) -> Sequence[Entry]:
         if self.entries is not None:
             return self.entries
-        assert self.prompt_file is not None
-        return read_prompts(self.prompt_file, chat=self.chat, system=self.system)
+        assert self.options.prompt_file is not None
+        return read_prompts(self.options.prompt_file, chat=self.options.chat, system=self.options.system)
 
     def _conclude(self, work: Work, complete: bool, num_prompts: int) -> int:
-        if self.output.stats:
+        if self.options.output.stats:
             self.notes.print(stats_table(work.totals, seconds=work.seconds))
         if work.failed:
             first = work.failed[min(work.failed)]
@@ -104,13 +98,13 @@ class Batch:
 
     def _destination(self) -> Path | None:
         """The file to write; None is standard output."""
-        path = self.output.output
+        path = self.options.output.output
         if path is None:
             raise ValueError("--prompt-file without --output: give --output FILE.jsonl, or - for standard output")
         if path == STDOUT:
             return None
         check_writable(path)
-        if self.prompt_file is not None and path.exists() and path.samefile(self.prompt_file):
+        if self.options.prompt_file is not None and path.exists() and path.samefile(self.options.prompt_file):
             raise ValueError(f"--output {path} is the prompt file itself: give another name")
         return path
 
@@ -124,8 +118,8 @@ class Batch:
         """Each prompt's tokens, or why the target cannot continue them; and an engine, if there is anything for it."""
         if not any(isinstance(encoded[entry.index], list) for entry in missing):
             return list(encoded), None
-        drafting = build_drafting(choose_drafter(self.drafting, target=target), target=target)
-        count = drafting.num_draft_tokens or num_draft_tokens(self.drafting)
+        drafting = build_drafting(choose_drafter(self.options.drafting, target=target), target=target)
+        count = drafting.num_draft_tokens or num_draft_tokens(self.options.drafting)
         limit = room(target, drafting.drafter.max_nodes(count))
         prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         any_left = any(isinstance(prompts[entry.index], list) for entry in missing)
@@ -171,9 +165,9 @@ class Batch:
         return engine_for(
             target,
             drafter=drafter,
-            verifier=self.drafting.verifier,
+            verifier=self.options.drafting.verifier,
             num_draft_tokens=count,
-            batch_size=self.batch_size,
+            batch_size=self.options.batch_size,
             num_texts=self.params.n * num_prompts,
             max_length=longest,
             guidance=guided,
@@ -181,5 +175,5 @@ class Batch:
 
     def _say(self, text: str) -> None:
         """Something nobody needs to know who is not looking."""
-        if self.notes.is_terminal and not self.output.quiet:
+        if self.notes.is_terminal and not self.options.output.quiet:
             self.notes.print(text, style="dim", markup=False, soft_wrap=True)

@@ -2,56 +2,46 @@
 
 import os
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
-from paceline.cli.commands import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.commands.train import Train
+from paceline.cli.exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.train.config import ConfigError, TrainConfig, dump, read_train_config
 from paceline.train.run import Rehearsal, Run
 from paceline.train.stopping import Stopped
 from paceline.train.trainer import Score
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainModels:
-    """The command's options; ``run`` returns the exit code."""
+def train(options: Train) -> int:
+    """Train; under torchrun, leave the process at once, for gloo may abort an interpreter that ends by itoptions."""
+    code = _run(options)
+    if "WORLD_SIZE" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
-    config: Path
-    settings: list[str]
-    dump_config: bool
-    dry_run: bool
-    resume: bool | None
 
-    def run(self) -> int:
-        """Train; under torchrun, leave the process at once, for gloo may abort an interpreter that ends by itself."""
-        code = self._run()
-        if "WORLD_SIZE" in os.environ:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        return code
-
-    def _run(self) -> int:
-        try:
-            config = read_train_config(self.config, self.settings)
-            if self.dump_config:
-                print(dump(config), end="")
-                return EXIT_OK
-            run = Run(config=config, begins=None if self.resume is None else not self.resume)
-            lines = _rehearsed(run.rehearse()) if self.dry_run else _trained(config, run.train())
-            if run.strategy.main:
-                print("\n".join(lines))
-            run.strategy.close()
+def _run(options: Train) -> int:
+    try:
+        config = read_train_config(options.config, options.settings)
+        if options.dump_config:
+            print(dump(config), end="")
             return EXIT_OK
-        except ConfigError as error:
-            _say(str(error))
-            return EXIT_BAD_INPUT
-        except Stopped as stop:
-            _say(str(stop))
-            return EXIT_INTERRUPTED
-        except (ValueError, OSError) as error:
-            _say(" ".join(str(error).split()))
-            return EXIT_BAD_INPUT
+        run = Run(config=config, begins=None if options.resume is None else not options.resume)
+        lines = _rehearsed(run.rehearse()) if options.dry_run else _trained(config, run.train())
+        if run.strategy.main:
+            print("\n".join(lines))
+        run.strategy.close()
+        return EXIT_OK
+    except ConfigError as error:
+        _say(str(error))
+        return EXIT_BAD_INPUT
+    except Stopped as stop:
+        _say(str(stop))
+        return EXIT_INTERRUPTED
+    except (ValueError, OSError) as error:
+        _say(" ".join(str(error).split()))
+        return EXIT_BAD_INPUT
 
 
 def _say(text: str) -> None:

@@ -1,8 +1,6 @@
 """The command ``paceline tree``: measures what a draft's choices are worth and prints the tree that follows."""
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -11,69 +9,55 @@ from paceline.api import SamplingParams, build_verifier, load
 from paceline.api.draft_heads import is_head
 from paceline.bench.tree_search import Advice, Candidate, advise_tree
 from paceline.cli.bench_inputs import choose_prompts
-from paceline.cli.commands import EXIT_OK
+from paceline.cli.commands.tree import Tree
 from paceline.cli.console import open_notes
+from paceline.cli.exit_codes import EXIT_OK
 from paceline.cli.models import load_target
-from paceline.cli.options import ModelOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
-    """The command's options; ``run`` returns the exit code."""
-
-    model: ModelOptions
-    draft: str
-    num_nodes: int
-    depth: int
-    width: int
-    prompt_file: Path | None
-    num_prompts: int | None
-    max_tokens: int
-    temperature: float
-    seed: int
-    verifier: str
-    json: bool
-
-    def run(self) -> int:
-        """Measure, decode again with what was found, and print."""
-        notes = open_notes(quiet=self.json, log_level=None)
-        self._check()
-        params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
-        target = load_target(self.model)
-        draft = self.draft if is_head(self.draft) else load(self.draft, dtype=target.dtype, device=target.lm.device)
-        prompts = choose_prompts(
-            target, suite="code", prompt_file=self.prompt_file, questions=None, count=self.num_prompts, seed=0
+def find_tree(options: Tree) -> int:
+    """Measure, decode again with what was found, and print."""
+    notes = open_notes(quiet=options.json, log_level=None)
+    _check(options)
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
+    target = load_target(options.model)
+    draft = (
+        options.draft if is_head(options.draft) else load(options.draft, dtype=target.dtype, device=target.lm.device)
+    )
+    prompts = choose_prompts(
+        target, suite="code", prompt_file=options.prompt_file, questions=None, count=options.num_prompts, seed=0
+    )
+    with notes.status("measuring ..."):
+        advice = advise_tree(
+            target,
+            draft,
+            prompts.tokens,
+            params,
+            num_drafted=options.num_nodes,
+            depth=options.depth,
+            width=options.width,
+            verifier=options.verifier,
         )
-        with notes.status("measuring ..."):
-            advice = advise_tree(
-                target,
-                draft,
-                prompts.tokens,
-                params,
-                num_drafted=self.num_nodes,
-                depth=self.depth,
-                width=self.width,
-                verifier=self.verifier,
-            )
-        if self.json:
-            print(json.dumps(_object(advice)))
-        else:
-            _print(advice)
-        return EXIT_OK
+    if options.json:
+        print(json.dumps(_object(advice)))
+    else:
+        _print(advice)
+    return EXIT_OK
 
-    def _check(self) -> None:
-        """Raise ValueError for a verifier or counts that nothing can be made of, before anything is loaded."""
-        build_verifier(self.verifier)
-        counts = {
-            "--num-nodes": self.num_nodes,
-            "--depth": self.depth,
-            "--width": self.width,
-            "--max-tokens": self.max_tokens,
-            "--num-prompts": 1 if self.num_prompts is None else self.num_prompts,
-        }
-        for name, value in counts.items():
-            if value < 1:
-                raise ValueError(f"{name} {value}: give at least 1")
+
+def _check(options: Tree) -> None:
+    """Raise ValueError for a verifier or counts that nothing can be made of, before anything is loaded."""
+    build_verifier(options.verifier)
+    counts = {
+        "--num-nodes": options.num_nodes,
+        "--depth": options.depth,
+        "--width": options.width,
+        "--max-tokens": options.max_tokens,
+        "--num-prompts": 1 if options.num_prompts is None else options.num_prompts,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name} {value}: give at least 1")
 
 
 def _object(advice: Advice) -> dict[str, object]:

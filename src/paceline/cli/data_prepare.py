@@ -1,42 +1,32 @@
 """``paceline data prepare``: tokenises, packs and says what there is. Trains nothing."""
 
 import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.commands import EXIT_OK
-from paceline.cli.data_inputs import CorpusOptions, read_corpus, read_rows
+from paceline.cli.commands.data import DataPrepare
+from paceline.cli.data_inputs import read_corpus, read_rows
+from paceline.cli.exit_codes import EXIT_OK
 from paceline.train.data import Prepared
 from paceline.train.data.manifest import Split
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareData:
-    """The command's options; ``run`` returns the exit code."""
-
-    corpus: CorpusOptions
-    model: str | None
-    length: int | None
-    manifest: Path | None
-    json: bool
-
-    def run(self) -> int:
-        """Tokenise what is not in the cache yet, and print counts."""
-        corpus = read_corpus(self.corpus, length=self.length)
-        if self.manifest is not None and not self.manifest.parent.is_dir():
-            raise ValueError(f"--manifest {self.manifest}: no such directory: {self.manifest.parent}; create it")
-        found = read_rows(corpus, self.model)
-        if self.manifest is not None:
-            self.manifest.write_text(found.manifest.to_json(), encoding="utf-8")
-        counts = [_counts(found, split) for split in (Split.TRAIN, Split.VALIDATION)]
-        if self.json:
-            print(json.dumps({**dict(found.manifest.settings), "splits": counts}))
-        else:
-            Console(highlight=False).print(_table(counts, corpus.length), crop=False)
-        return EXIT_OK
+def prepare(options: DataPrepare) -> int:
+    """Tokenise what is not in the cache yet, and print counts."""
+    corpus = read_corpus(options.corpus, length=options.length)
+    if options.manifest is not None and not options.manifest.parent.is_dir():
+        raise ValueError(f"--manifest {options.manifest}: no such directory: {options.manifest.parent}; create it")
+    found = read_rows(corpus, options.model)
+    if options.manifest is not None:
+        options.manifest.write_text(found.manifest.to_json(), encoding="utf-8")
+    counts = [_counts(found, split) for split in (Split.TRAIN, Split.VALIDATION)]
+    if options.json:
+        print(json.dumps({**dict(found.manifest.settings), "splits": counts}))
+    else:
+        Console(highlight=False).print(_table(counts, corpus.length), crop=False)
+    return EXIT_OK
 
 
 def _counts(found: Prepared, split: Split) -> dict[str, object]:
