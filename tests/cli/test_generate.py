@@ -329,7 +329,7 @@ def test_help_teaches_by_examples(arguments, capsys):
     assert run(arguments) == 0
     name = arguments[0] if arguments and not arguments[0].startswith("-") else "demo"
     out = capsys.readouterr().out
-    assert f"\n  paceline {name}" in out and "Exit codes: 0 done; 1 " in out
+    assert f"\n paceline {name}" in out and "Exit codes: 0 done; 1 " in out
 
 
 def test_help_loads_neither_torch_nor_transformers():
@@ -341,14 +341,17 @@ def test_help_loads_neither_torch_nor_transformers():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_shells_complete_commands_and_names():
+def test_shells_complete_commands_and_names(tmp_path, capsys):
     """Through the script that the shell runs; names come from the registries, without torch."""
+    (tmp_path / "paceline").write_text(f'#!/bin/sh\nexec {sys.executable} -m paceline.cli "$@"\n')
+    (tmp_path / "paceline").chmod(0o755)
+    assert run(["--show-completion"]) == 0
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for words, expected in (("paceline ins", "inspect"), ("paceline generate --verifier cou", "coupled")):
-        environment = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        code = "import sys; from paceline.cli import run; sys.exit(run([]))"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
-        )
+        code = f"source {tmp_path}/completion; COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _paceline"
+        code += '; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True)
         assert done.stdout.split() == [expected], done.stderr
 
 

@@ -3,20 +3,17 @@
 import json
 from dataclasses import fields
 
-import typer
-
 from paceline.api import SamplingParams
 from paceline.api.params import NOT_YET
 from paceline.cli import app, run
-from paceline.cli.options import ENDING, SAMPLING
-from paceline.cli.sampling_options import FAVOURING, FILTERS
+from paceline.cli.options import BIASES, FILTERS, SAMPLING, STOPPING
 from paceline.hf.options import DROP_IN, OPTIONS
 
 
 def options_of_generate():
     """Names of every option with its panel."""
-    command = typer.main.get_command(app).commands["generate"]
-    return {name: one.rich_help_panel for one in command.params if one.param_type_name == "option" for name in one.opts}
+    arguments = app["generate"].assemble_argument_collection(default_parameter=app.default_parameter)
+    return {name: one.parameter.group[0] for one in arguments if one.parse for name in one.names}
 
 
 def test_table_names_every_option_and_every_refusal(capsys, monkeypatch):
@@ -53,5 +50,5 @@ def test_flags_of_the_table_exist_and_none_is_forgotten():
     known = options_of_generate()
     named = {flag for option in OPTIONS if option.refusal is None for flag in option.flags}
     assert named <= set(known)
-    panels = (SAMPLING, ENDING, FAVOURING, FILTERS)
+    panels = (SAMPLING, STOPPING, BIASES, FILTERS)
     assert {name for name, panel in known.items() if panel in panels} - {"-n"} <= named

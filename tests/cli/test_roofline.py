@@ -5,7 +5,6 @@ import torch
 
 from paceline.api import load
 from paceline.cli import run
-from paceline.cli.roofline import Roofline
 from paceline.hardware.rates import Products, Rates
 from paceline.models.native.quantization import SCHEMES
 from tests.api.checkpoints import pair, without_tokenizer
@@ -21,7 +20,7 @@ def asked(monkeypatch):
     """A made-up machine in place of this one; what its measurement was asked for."""
     calls = []
 
-    def measure(*, dtypes, device, working_set, progress, clock):
+    def measure(*, product_for, dtypes, device, working_set, progress, clock):
         calls.append((dtypes, device, working_set))
         progress("reading memory")
         return Rates(device=str(device), num_threads=1, working_set=working_set, read=16e9, copy=9e9, products=PRODUCTS)
@@ -170,23 +169,9 @@ def test_bad_options_are_refused_before_anything_is_measured(words, said, capsys
     assert said in capsys.readouterr().err and not asked
 
 
-def test_this_machine_can_be_measured(capsys):
-    command = Roofline(
-        model=str(pair().target),
-        draft=str(pair().draft),
-        num_draft_tokens=2,
-        acceptance="0.5",
-        batch_size=1,
-        context=64,
-        dtype="float32",
-        quantization=None,
-        draft_quantization="int8",
-        device="cpu",
-        threads=1,
-        processor_time=True,
-        json=True,
-        largest=1 << 20,
-    )
-    assert command.run() == 0
-    plain, drafted = json.loads(capsys.readouterr().out)["limits"]
+def test_this_machine_can_be_measured(capsys, monkeypatch):
+    monkeypatch.setattr("paceline.cli.roofline.WORKING_SET", 1 << 20)
+    words = ["--model", pair().target, "--draft", pair().draft, "--num-draft-tokens", 2, "--acceptance", 0.5]
+    words += ["--context", 64, "--dtype", "float32", "--draft-quantization", "int8", "--device", "cpu", "--threads", 1]
+    plain, drafted = roofline(capsys, *words, "--processor-time")["limits"]
     assert 0 < plain["step_seconds"] <= plain["attainable_step_seconds"] < drafted["attainable_step_seconds"]
