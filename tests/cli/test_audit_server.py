@@ -75,14 +75,14 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(target, capsys, m
 
 
 REFUSED = {
-    "a draft": (["--url", "http://x/v1", "--draft", "d"], "--draft and --url: what drafts there is the server's own"),
+    "a draft": (["--url", "http://x/v1", "--draft", "d"], "--draft and --url: the server chooses what drafts there"),
     "a drafter": (["--url", "http://x/v1", "--drafter", "ngram"], "--drafter and --url"),
     "a draft length": (["--url", "http://x/v1", "--num-draft-tokens", "3"], "--num-draft-tokens and --url"),
-    "a verifier": (["--url", "http://x/v1", "--verifier", "coupled"], "--verifier and --url: what drafts there is"),
-    "a name": (["--served-model", "m"], "--served-model without --url: it is about a server, give --url too or leave"),
+    "a verifier": (["--url", "http://x/v1", "--verifier", "rejection"], "--verifier and --url: the server chooses"),
+    "a name": (["--served-model", "m"], "--served-model without --url: it is for servers, give --url too or leave"),
     "a key": (["--api-key-env", "KEY"], "--api-key-env without --url"),
     "a time": (["--timeout", "3"], "--timeout without --url"),
-    "ties": (["--near-tie", "0.5"], "--near-tie without --url"),
+    "ties": (["--near-tie", "0.4"], "--near-tie without --url"),
     "no key": (
         ["--url", "http://x/v1", "--api-key-env", "NOWHERE_SET"],
         "--api-key-env NOWHERE_SET: this variable is not set; give the name of one that is",

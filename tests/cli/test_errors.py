@@ -93,7 +93,10 @@ REFUSED = {
     "empty bad word": (text("--bad-word", ""), ["bad_words=['']: give a string or several, none of them empty"]),
     "allowed id": (text("--allowed-token-id", "-1"), ["allowed_token_ids=[-1]: give token ids of at least 0"]),
     "suppressed id": (text("--suppress-token-id", "-1"), ["suppress_tokens=[-1]: give token ids of at least 0"]),
-    "begin-suppressed id": (text("--begin-suppress-token-id", "x"), ["Invalid value for --begin-suppress-token-id", "into int"]),
+    "begin-suppressed id": (
+        text("--begin-suppress-token-id", "x"),
+        ["Invalid value for --begin-suppress-token-id", "into int"],
+    ),
     "no samples": (text("-n", "0"), ["n=0: give at least 1"]),
     # where texts end
     "no tokens": (text("--max-tokens", "0"), ["max_tokens=0: give at least 1"]),

@@ -41,7 +41,9 @@ app = App(
     help_epilogue=EXIT_CODES,
     version=f"paceline {__version__}",
     group_parameters=Group("Options", sort_key=-10),
-    default_parameter=Parameter(negative=(), allow_leading_hyphen=True, show_default=_shown_default),
+    default_parameter=Parameter(
+        negative=(), allow_leading_hyphen=True, allow_repeating=True, show_default=_shown_default
+    ),
 )
 _groups = {"bench": App(name="bench", sort_key=9), "data": App(name="data", help=DATA_HELP, sort_key=10)}
 for _group in _groups.values():

@@ -107,7 +107,9 @@ class SamplingOptions:
         given["logit_bias"] = _read_biases(self.logit_bias)
         given["sequence_bias"] = _read_pairs("--sequence-bias", self.sequence_bias, "ID,ID=VALUE, such as 42,7=-2")
         given["bad_words_ids"] = _read_ids(self.bad_words_ids)
-        given = {name: list(value) or None if isinstance(value, tuple | list) else value for name, value in given.items()}
+        given = {
+            name: list(value) or None if isinstance(value, tuple | list) else value for name, value in given.items()
+        }
         return {**given, "structured_outputs": structured}
 
 
