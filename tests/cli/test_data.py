@@ -224,7 +224,10 @@ def test_held_out_documents_have_hidden_states_of_their_own(tmp_path, corpus):
             "--temperature x: give",
         ),
         (["features", "--model", "M", "--output", "a", "--library", "--taps", "x"], "--taps x: give numbers of layers"),
-        (["features", "--model", "M", "--output", "a", "--taps", "1", "--split", "test"], "--split test: give one of"),
+        (
+            ["features", "--model", "M", "--output", "a", "--taps", "1", "--split", "test"],
+            "--split test: known are train, validation",
+        ),
     ],
 )
 def test_bad_input_is_one_line_with_the_way_out(tmp_path, monkeypatch, capsys, words, reason):

@@ -168,7 +168,7 @@ REFUSED = {
     "context": (["inspect", "TARGET", "--context", "99999"], [f"--context 99999: give 2 to {CONTEXT}"]),
     "rows": (["inspect", "TARGET", "--batch-size", "0"], ["--batch-size 0: give at least 1"]),
     "drafted": (["inspect", "TARGET", "--num-draft-tokens", "-1"], ["--num-draft-tokens -1: give at least 0"]),
-    "precision": (["inspect", "TARGET", "--dtype", "int3"], ["unknown dtype 'int3'; known: auto, float64"]),
+    "precision": (["inspect", "TARGET", "--dtype", "int3"], ["--dtype int3: known are float32, bfloat16"]),
     "revision": (["inspect", "TARGET", "--revision", "x"], ["--revision x", "only models of the Hub have revisions"]),
 }
 

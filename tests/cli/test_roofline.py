@@ -156,7 +156,7 @@ def test_table_is_for_people(capsys, asked):
         (["--context", "-1"], "--context -1"),
         (["--threads", "0"], "--threads 0"),
         (["--threads", "2", "--processor-time"], "--processor-time: it is that of one thread"),
-        (["--dtype", "int8"], "unknown dtype 'int8'"),
+        (["--dtype", "int8"], "--dtype int8: known are"),
         (["--model", "/nowhere/at/all"], "no such model directory"),
     ],
 )

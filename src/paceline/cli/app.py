@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
-from cyclopts.exceptions import CycloptsError, UnknownOptionError
+from cyclopts.exceptions import CycloptsError, UnknownOptionError, ValidationError
 
 from paceline import __version__
 from paceline.cli.commands import COMMANDS, RUNNERS
@@ -86,7 +86,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (CycloptsError, ValueError, OSError) as error:
-        print(f"paceline: {' '.join(str(error).split())}", file=sys.stderr)
+        message = str(error)
+        if isinstance(error, ValidationError) and error.argument is not None:
+            message = f"{error.argument.name} {error.exception_message}"
+        print(f"paceline: {' '.join(message.split())}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

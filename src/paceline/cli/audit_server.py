@@ -15,7 +15,7 @@ from paceline.audit.server import FAR_LOGPROBS, Served, audit_server, check_coun
 from paceline.cli.audit_tables import add_law, new_table, say
 from paceline.cli.commands.audit import Audit
 from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_OK
-from paceline.cli.models import check_model, load_target
+from paceline.cli.models import load_target
 
 
 def audit_served(options: Audit) -> int:
@@ -28,7 +28,6 @@ def audit_served(options: Audit) -> int:
         batch_size=options.batch_size,
         near_tie=server_options.near_tie,
     )
-    check_model(options.model)
     server = Server(url=server_options.url, key=_key(server_options.api_key_env), timeout=server_options.timeout)
     own = options.model.model
     name = server.find_model(server_options.served_model, others=(own, str(Path(own).absolute()), Path(own).name))

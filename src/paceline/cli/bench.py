@@ -35,7 +35,7 @@ from paceline.cli.bench_inputs import (
 )
 from paceline.cli.bench_report import write_and_print
 from paceline.cli.commands.bench import Bench
-from paceline.cli.models import check_model, check_quantization, load_target
+from paceline.cli.models import load_target
 from paceline.cli.options import ModelOptions
 from paceline.draft_heads import HEADS
 from paceline.drafters import DRAFTERS
@@ -167,8 +167,6 @@ def _peers(options: Bench, bench: ModelBench) -> list[Peer | Missing]:
 
 def _bench(options: Bench) -> tuple[ModelBench, ChosenPrompts]:
     """Models and prompts, loaded."""
-    if options.num_prompts is not None and options.num_prompts < 1:
-        raise ValueError(f"--num-prompts {options.num_prompts}: give at least 1")
     names = list(embedded_pair()) if options.target is None else [options.target, options.draft]
     model = ModelOptions(
         model=str(names[0]),
@@ -178,8 +176,6 @@ def _bench(options: Bench) -> tuple[ModelBench, ChosenPrompts]:
         backend=options.backend,
         quantization=options.quantization,
     )
-    check_model(model)
-    check_quantization(options.draft_quantization, option="--draft-quantization")
     paths = [None if name is None else _folder(name) for name in names]
     target_path, draft_path = paths
     assert target_path is not None

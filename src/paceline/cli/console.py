@@ -6,8 +6,6 @@ from typing import final
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.options import LOG_LEVELS
-
 STYLES = {logging.DEBUG: "dim", logging.INFO: "dim", logging.WARNING: "yellow", logging.ERROR: "red"}
 
 
@@ -27,10 +25,8 @@ class LogHandler(logging.Handler):
 def open_notes(*, quiet: bool, log_level: str | None) -> Console:
     """The console on standard error, which from now on shows the log of this package.
 
-    ``log_level`` None is "warning", or "error" if ``quiet``. Raises ValueError for an unknown level, or one with quiet.
+    ``log_level`` None is "warning", or "error" if ``quiet``. Raises ValueError for a level with ``quiet``.
     """
-    if log_level is not None and log_level not in LOG_LEVELS:
-        raise ValueError(f"--log-level {log_level}: known are {', '.join(LOG_LEVELS)}")
     if quiet and log_level not in (None, "error"):
         raise ValueError(f"--quiet and --log-level {log_level}: give one of them")
     level = log_level or ("error" if quiet else "warning")

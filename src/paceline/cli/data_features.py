@@ -9,7 +9,7 @@ from paceline.cli.commands.data import DataFeatures
 from paceline.cli.data_inputs import read_corpus, read_vocabulary
 from paceline.cli.exit_codes import EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.fingerprint import model_hash
-from paceline.cli.models import check_model, load_target
+from paceline.cli.models import load_target
 from paceline.models.base import longest_text
 from paceline.train.data.batches import make_encoder
 from paceline.train.data.extract import begin, check_taps, compute, cut
@@ -19,16 +19,9 @@ from paceline.train.data.prepare import tokenise
 from paceline.train.data.readers import open_reader
 from paceline.train.data.store import default_cache, open_split
 
-SPLITS = {split.value: split for split in (Split.TRAIN, Split.VALIDATION)}
-
 
 def compute_features(options: DataFeatures) -> int:
     """Compute what is missing."""
-    check_model(options.model)
-    if options.split not in SPLITS:
-        raise ValueError(f"--split {options.split}: give one of {', '.join(SPLITS)}")
-    if options.batch_size < 1:
-        raise ValueError(f"--batch-size {options.batch_size}: give at least 1")
     wanted = _taps(options.taps)
     corpus = read_corpus(options.corpus, length=options.length)
     vocabulary = read_vocabulary(corpus, options.model.model)
@@ -42,7 +35,7 @@ def compute_features(options: DataFeatures) -> int:
     made = [
         tokenise(source, open_reader(source, encoder), encoder, validation, cache) for source in corpus.data.sources
     ]
-    found = (open_split(one.folder, SPLITS[options.split]) for one in made)
+    found = (open_split(one.folder, Split(options.split)) for one in made)
     pieces = cut([stored for stored in found if stored is not None], length=corpus.length)
     if not pieces:
         raise ValueError(f"--split {options.split}: no document of two tokens in it; give more text")

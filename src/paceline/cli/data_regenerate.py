@@ -17,7 +17,7 @@ from paceline.cli.console import open_notes
 from paceline.cli.data_inputs import read_corpus, read_rows
 from paceline.cli.exit_codes import EXIT_INTERRUPTED
 from paceline.cli.journal import Line, check_writable
-from paceline.cli.models import check_drafting, check_model
+from paceline.cli.models import check_drafting
 from paceline.cli.options import OutputOptions
 from paceline.cli.prompts import Entry, read_prompts
 from paceline.cli.work import Sink
@@ -53,7 +53,6 @@ def regenerate(options: DataRegenerate) -> int:
 
 def _check(options: DataRegenerate) -> Path:
     """The file of lines, which an array is made of; refused before anything is loaded if it cannot be written."""
-    check_model(options.model)
     check_drafting(options.drafting)
     path = options.output
     if path == STDOUT:
@@ -64,9 +63,6 @@ def _check(options: DataRegenerate) -> Path:
         raise ValueError("give either --prompt-file, or texts whose beginnings are continued (--text, CONFIG.yaml ...)")
     if options.system is not None and not options.as_chat:
         raise ValueError("--system without --as-chat: give --as-chat too, for a line is then a user's message")
-    for option, value in (("--num-prompts", options.num_prompts), ("--prompt-tokens", options.prompt_tokens)):
-        if value < 1:
-            raise ValueError(f"{option} {value}: give at least 1")
     check_writable(path)
     return path.with_suffix(".jsonl")
 

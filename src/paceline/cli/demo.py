@@ -38,12 +38,6 @@ MIN_REPEATS, MAX_REPEATS = 3, 5
 
 def demo(options: Demo) -> int:
     """Show, compare and time; EXIT_DIFFERENT if any token differs."""
-    if options.threads < 1:
-        raise ValueError(f"--threads {options.threads}: give at least 1")
-    if options.max_tokens < 1 or options.num_draft_tokens < 1:
-        raise ValueError(
-            f"--max-tokens {options.max_tokens}, --num-draft-tokens {options.num_draft_tokens}: give at least 1 of each"
-        )
     torch.set_num_threads(options.threads)
     console = Console(highlight=False)
     target, draft = (load(path, dtype=DTYPE) for path in _pair(options))

@@ -16,7 +16,7 @@ from paceline.cli.commands.generate import Generate
 from paceline.cli.console import open_notes
 from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.journal import check_writable
-from paceline.cli.models import check_drafting, check_model, choose_drafter, load_target, num_draft_tokens
+from paceline.cli.models import check_drafting, choose_drafter, load_target, num_draft_tokens
 from paceline.cli.prompts import as_chat, read_prompt
 from paceline.cli.record import result_object
 from paceline.cli.samples import AsText, OnTerminal, show_samples
@@ -36,10 +36,7 @@ def generate(options: Generate) -> int:
 
 def _check(options: Generate, params: SamplingParams) -> None:
     """Refuse what contradicts itself, before anything is loaded."""
-    check_model(options.model)
     check_drafting(options.drafting)
-    if options.batch_size is not None and options.batch_size < 1:
-        raise ValueError(f"--batch-size {options.batch_size}: give at least 1")
     if options.system is not None and not options.chat:
         raise ValueError("--system without --chat: give --chat too, for the prompt is then a user's message")
     if options.prompt_file is None:

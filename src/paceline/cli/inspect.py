@@ -16,7 +16,7 @@ from paceline.cli.checkpoint_facts import Found, look
 from paceline.cli.commands.inspect import Inspect
 from paceline.cli.exit_codes import EXIT_OK
 from paceline.cli.heads import describe_head
-from paceline.cli.models import NUM_DRAFT_TOKENS, check_backend, check_quantizations
+from paceline.cli.models import NUM_DRAFT_TOKENS, check_draft_quantization
 from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
@@ -36,15 +36,10 @@ RUNNERS = {
 
 def inspect_model(options: Inspect) -> int:
     """Look and print."""
-    if options.batch_size < 1:
-        raise ValueError(f"--batch-size {options.batch_size}: give at least 1")
-    if options.num_draft_tokens is not None and options.num_draft_tokens < 0:
-        raise ValueError(f"--num-draft-tokens {options.num_draft_tokens}: give at least 0")
     if is_head(options.model):
         _say(options, {"head": describe_head(options.model)})
         return EXIT_OK
-    check_backend(options.backend)
-    check_quantizations(options.quantization, options.draft_quantization, draft=options.draft)
+    check_draft_quantization(options.draft_quantization, draft=options.draft)
     dtype = find_dtype(options.dtype)
     device = find_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     found = look(

@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 from paceline.drafters import DRAFTERS
 from paceline.verifiers import VERIFIERS
 
-DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
+DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64", "auto")
 BACKEND_NAMES = ("auto", "native", "hf")
 QUANTIZATION_NAMES = ("int8", "int4")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -28,30 +28,51 @@ def completing(words: Iterable[str]) -> Parameter:
     return Parameter(completer=lambda _: list(words))
 
 
+def one_of(words: tuple[str, ...]) -> Parameter:
+    """A value that must be one of ``words``."""
+
+    def check(_: object, value: str | None) -> None:
+        if value is not None and value not in words:
+            raise ValueError(f"{value}: known are {', '.join(words)}")
+
+    return Parameter(completer=lambda _: words, validator=check)
+
+
+def at_least(minimum: int) -> Parameter:
+    """A number with a lower bound."""
+
+    def check(_: object, value: int | None) -> None:
+        if value is not None and value < minimum:
+            raise ValueError(f"{value}: give at least {minimum}")
+
+    return Parameter(validator=check)
+
+
 # A positional argument: a word that begins with a hyphen is an option, known or not.
 POSITIONAL = Parameter(allow_leading_hyphen=False)
+AT_LEAST_1 = at_least(1)
 
 Dtype = Annotated[
     str | None,
     Parameter(help=f"{', '.join(DTYPE_NAMES)}; as stored by default.", group=MODEL),
-    completing(DTYPE_NAMES),
+    one_of(DTYPE_NAMES),
 ]
 Device = Annotated[
     str | None, Parameter(help="cpu, cuda, cuda:1 ...; CUDA by default where it is available.", group=MODEL)
 ]
-Threads = Annotated[int | None, Parameter(help="CPU threads; PyTorch's choice by default.", group=MODEL)]
+Threads = Annotated[int | None, Parameter(help="CPU threads; PyTorch's choice by default.", group=MODEL), AT_LEAST_1]
 Backend = Annotated[
     str,
     Parameter(
         help="Model code: native (Paceline's own), hf (transformers), or auto: native where the architecture is known.",
         group=MODEL,
     ),
-    completing(BACKEND_NAMES),
+    one_of(BACKEND_NAMES),
 ]
 Quantization = Annotated[
     str | None,
     Parameter(help=f"Quantize the weights: {', '.join(QUANTIZATION_NAMES)}. Needs torchao.", group=MODEL),
-    completing(QUANTIZATION_NAMES),
+    one_of(QUANTIZATION_NAMES),
 ]
 Revision = Annotated[str | None, Parameter(help="Branch, tag or commit of a Hub id; main by default.", group=MODEL)]
 TrustRemoteCode = Annotated[
@@ -66,11 +87,12 @@ BatchSize = Annotated[
     Parameter(
         help="Sequences per batch; as many as fit, at most 16, by default. Does not change the output.", group=MODEL
     ),
+    AT_LEAST_1,
 ]
 DraftQuantization = Annotated[
     str | None,
     Parameter(help="As --quantization, for the draft model.", group=DRAFTING),
-    completing(QUANTIZATION_NAMES),
+    one_of(QUANTIZATION_NAMES),
 ]
 Verifier = Annotated[
     str,
@@ -94,7 +116,7 @@ Quiet = Annotated[bool, Parameter(alias="-q", help="Print only results and error
 LogLevel = Annotated[
     str | None,
     Parameter(alias="-v", help=f"{', '.join(LOG_LEVELS)}; warning by default.", group=OUTPUT),
-    completing(LOG_LEVELS),
+    one_of(LOG_LEVELS),
 ]
 
 

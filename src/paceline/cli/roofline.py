@@ -16,7 +16,7 @@ from paceline.bench.machine import describe
 from paceline.cli.checkpoint_facts import Found, look
 from paceline.cli.commands.roofline import Roofline
 from paceline.cli.exit_codes import EXIT_OK
-from paceline.cli.models import check_quantizations
+from paceline.cli.models import check_draft_quantization
 from paceline.engine.quantized_rates import measure_integers
 from paceline.hardware.rates import WORKING_SET, Progress, Rates, measure_rates
 from paceline.hardware.roofline import Work, bound
@@ -78,13 +78,7 @@ def _look(options: Roofline, model: str, dtype: torch.dtype | None, quantization
 
 def _kept(options: Roofline) -> list[list[float]]:
     """For each draft length that is reckoned, what share of steps keeps each position. Raises ValueError."""
-    if options.batch_size < 1:
-        raise ValueError(f"--batch-size {options.batch_size}: give at least 1")
-    if options.context < 0:
-        raise ValueError(f"--context {options.context}: give at least 0")
-    if options.threads is not None and options.threads < 1:
-        raise ValueError(f"--threads {options.threads}: give at least 1")
-    check_quantizations(options.quantization, options.draft_quantization, draft=options.draft)
+    check_draft_quantization(options.draft_quantization, draft=options.draft)
     needing = (
         ("--draft", options.draft),
         ("--acceptance", options.acceptance),
@@ -94,8 +88,6 @@ def _kept(options: Roofline) -> list[list[float]]:
         if given is not None and options.model is None:
             raise ValueError(f"{name} {given}: it says nothing without a model, give --model DIR")
     count = options.num_draft_tokens
-    if count < 1:
-        raise ValueError(f"--num-draft-tokens {count}: give at least 1; plain decoding is always shown")
     if options.acceptance is None:
         return [[1.0] * count]
     try:

@@ -13,7 +13,7 @@ from paceline.api import Loaded, Score, perplexity, score
 from paceline.cli.commands.score import Score as ScoreOptions
 from paceline.cli.console import open_notes
 from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
-from paceline.cli.models import check_model, load_target
+from paceline.cli.models import load_target
 from paceline.cli.pairs import Pair, read_file, read_pairs
 
 AT_ONCE = 64  # lines that are scored, and then shown, together
@@ -52,7 +52,6 @@ def score_texts(options: ScoreOptions) -> int:
 
 def _check(options: ScoreOptions) -> None:
     """Refuse what contradicts itself, before anything is loaded."""
-    check_model(options.model)
     sources = {
         "PROMPT CONTINUATION": options.prompt is not None,
         "--file": options.file is not None,
@@ -68,8 +67,6 @@ def _check(options: ScoreOptions) -> None:
         raise ValueError("PROMPT without CONTINUATION: give both, or --text FILE for the perplexity of whole texts")
     if options.stride is not None and not options.text:
         raise ValueError(f"--stride {options.stride} without --text: it is for whole texts, leave it out")
-    if options.batch_size is not None and options.batch_size < 1:
-        raise ValueError(f"--batch-size {options.batch_size}: give at least 1")
 
 
 def _score(options: ScoreOptions, target: Loaded, pairs: Sequence[Pair]) -> list[Score | str]:

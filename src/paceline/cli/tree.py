@@ -18,7 +18,7 @@ from paceline.cli.models import load_target
 def find_tree(options: Tree) -> int:
     """Measure, decode again with what was found, and print."""
     notes = open_notes(quiet=options.json, log_level=None)
-    _check(options)
+    build_verifier(options.verifier)  # refuses before anything is loaded
     params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
     target = load_target(options.model)
     draft = (
@@ -43,21 +43,6 @@ def find_tree(options: Tree) -> int:
     else:
         _print(advice)
     return EXIT_OK
-
-
-def _check(options: Tree) -> None:
-    """Raise ValueError for a verifier or counts that nothing can be made of, before anything is loaded."""
-    build_verifier(options.verifier)
-    counts = {
-        "--num-nodes": options.num_nodes,
-        "--depth": options.depth,
-        "--width": options.width,
-        "--max-tokens": options.max_tokens,
-        "--num-prompts": 1 if options.num_prompts is None else options.num_prompts,
-    }
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} {value}: give at least 1")
 
 
 def _object(advice: Advice) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from paceline.cli.options import (
+    AT_LEAST_1,
     OUTPUT,
     POSITIONAL,
     Backend,
@@ -82,7 +83,7 @@ class Bench:
     """Prompts, one per line; in a .jsonl file {"prompt": ...}, {"tokens": ...} or {"messages": ...}."""
     questions: Annotated[Path | None, PROMPTS] = None
     """Questions in the format of MT-Bench or Spec-Bench; first turns only."""
-    num_prompts: Annotated[int | None, PROMPTS] = None
+    num_prompts: Annotated[int | None, AT_LEAST_1, PROMPTS] = None
     """Number of prompts, chosen by the seed; 8 by default."""
     seed: Annotated[int, PROMPTS] = 0
     """Seed of the choice of prompts and of sampling."""

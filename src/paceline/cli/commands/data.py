@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from paceline.cli.options import (
+    AT_LEAST_1,
     MODEL,
     OUTPUT,
     POSITIONAL,
@@ -20,12 +21,16 @@ from paceline.cli.options import (
     Overwrite,
     PromptFile,
     Quiet,
+    one_of,
 )
 from paceline.cli.sampling_options import IgnoreEos, MaxTokens, MinP, TopK, TopP
 
 HELP = "Prepare training data: tokens, outputs of the target, its hidden states."
+SPLITS = ("train", "validation")
 CORPUS = Group("Corpus", sort_key=0)
-Length = Annotated[int | None, Parameter(help="Tokens per row; from the configuration, or 512, by default.")]
+Length = Annotated[
+    int | None, Parameter(help="Tokens per row; from the configuration, or 512, by default."), AT_LEAST_1
+]
 
 
 @Parameter(name="*", group=CORPUS)
@@ -113,9 +118,9 @@ class DataRegenerate:
     model: ModelOptions
     output: Annotated[Path, Parameter(group=OUTPUT)]
     """FILE.jsonl: one output per line; FILE.npy: an array of token ids."""
-    num_prompts: int = 1024
+    num_prompts: Annotated[int, AT_LEAST_1] = 1024
     """Number of prompts cut from the texts."""
-    prompt_tokens: int = 48
+    prompt_tokens: Annotated[int, AT_LEAST_1] = 48
     """Tokens of each prompt."""
     prompt_file: PromptFile = None
     as_chat: bool = False
@@ -159,9 +164,9 @@ class DataFeatures:
     """Folder for the hidden states."""
     taps: str
     """After how many layers, such as 2,16,29; the last layer is always included."""
-    split: str = "train"
+    split: Annotated[str, one_of(SPLITS)] = "train"
     """train or validation: which documents."""
     length: Length = None
-    batch_size: Annotated[int, Parameter(group=MODEL)] = 8
+    batch_size: Annotated[int, AT_LEAST_1, Parameter(group=MODEL)] = 8
     """Sequences per batch."""
     quiet: Quiet = False

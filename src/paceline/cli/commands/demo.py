@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from paceline.cli.options import AT_LEAST_1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +29,9 @@ class Demo:
     """Draft model directory instead of the embedded one."""
     head: tuple[Path, ...] = ()
     """Draft head of the target, to be timed too; may be repeated."""
-    num_draft_tokens: int = 5
+    num_draft_tokens: Annotated[int, AT_LEAST_1] = 5
     """Tokens drafted per step."""
-    max_tokens: int = 96
+    max_tokens: Annotated[int, AT_LEAST_1] = 96
     """Tokens generated per prompt."""
-    threads: int = 1
+    threads: Annotated[int, AT_LEAST_1] = 1
     """CPU threads; the embedded models are too small for more than one."""

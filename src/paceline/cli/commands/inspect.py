@@ -4,6 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from paceline.cli.options import (
+    AT_LEAST_1,
     POSITIONAL,
     Backend,
     Device,
@@ -13,6 +14,7 @@ from paceline.cli.options import (
     Quantization,
     Revision,
     TrustRemoteCode,
+    at_least,
 )
 
 
@@ -34,11 +36,11 @@ class Inspect:
     _: KW_ONLY
     draft: str | None = None
     """Check whether this model can draft for it."""
-    batch_size: int = 8
+    batch_size: Annotated[int, AT_LEAST_1] = 8
     """Memory for this many sequences per batch."""
     context: int | None = None
     """Memory for sequences of this many tokens; the model's context, at most 2048, by default."""
-    num_draft_tokens: int | None = None
+    num_draft_tokens: Annotated[int | None, at_least(0)] = None
     """Tokens drafted per step; 5 by default."""
     dtype: Dtype = None
     quantization: Quantization = None

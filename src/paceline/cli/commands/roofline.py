@@ -1,8 +1,9 @@
 """Options of ``paceline roofline``."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from paceline.cli.options import Device, DraftQuantization, Dtype, Json, Quantization, Threads
+from paceline.cli.options import AT_LEAST_1, Device, DraftQuantization, Dtype, Json, Quantization, Threads, at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +26,14 @@ class Roofline:
     """Directory or Hub id; without it only the machine is measured."""
     draft: str | None = None
     """Draft model; without it drafts are assumed to cost nothing."""
-    num_draft_tokens: int = 5
+    num_draft_tokens: Annotated[int, AT_LEAST_1] = 5
     """Tokens drafted per step."""
     acceptance: str | None = None
     """Acceptance rate, or a list with one rate per position: 0.8,0.6,0.5. Without it every drafted token is assumed
     to be accepted."""
-    batch_size: int = 1
+    batch_size: Annotated[int, AT_LEAST_1] = 1
     """Sequences per batch."""
-    context: int = 512
+    context: Annotated[int, at_least(0)] = 512
     """Cache slots that every sequence reads."""
     dtype: Dtype = None
     quantization: Quantization = None

@@ -1,8 +1,9 @@
 """Options of ``paceline tree``."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from paceline.cli.options import Json, ModelOptions, PromptFile, Verifier
+from paceline.cli.options import AT_LEAST_1, Json, ModelOptions, PromptFile, Verifier
 from paceline.cli.sampling_options import Seed, Temperature
 
 
@@ -24,16 +25,16 @@ class Tree:
     model: ModelOptions
     draft: str
     """Draft model with the same vocabulary, or a draft head: directory or Hub id."""
-    num_nodes: int = 16
+    num_nodes: Annotated[int, AT_LEAST_1] = 16
     """Drafted tokens of the tree."""
-    depth: int = 6
+    depth: Annotated[int, AT_LEAST_1] = 6
     """Maximum depth."""
-    width: int = 8
+    width: Annotated[int, AT_LEAST_1] = 8
     """Maximum number of children of a node."""
     prompt_file: PromptFile = None
-    num_prompts: int | None = None
+    num_prompts: Annotated[int | None, AT_LEAST_1] = None
     """Number of prompts; 8 built-in ones by default."""
-    max_tokens: int = 64
+    max_tokens: Annotated[int, AT_LEAST_1] = 64
     """Tokens generated per prompt."""
     temperature: Temperature = 0.0
     seed: Seed = 0
