@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from paceline.audit.client import Server
@@ -14,6 +14,7 @@ from paceline.audit.prompts import BEGINNINGS
 from paceline.audit.server import FAR_LOGPROBS, Served, audit_server, check_counts
 from paceline.cli.audit_tables import add_law, new_table, say
 from paceline.cli.commands.audit import Audit
+from paceline.cli.console import make_progress
 from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import load_target
 
@@ -32,7 +33,9 @@ def audit_served(options: Audit) -> int:
     own = options.model.model
     name = server.find_model(server_options.served_model, others=(own, str(Path(own).absolute()), Path(own).name))
     target = load_target(options.model)
-    with _progress() as progress:
+    with make_progress(
+        Console(stderr=True, highlight=False), TextColumn("tokens tested"), TimeElapsedColumn()
+    ) as progress:
         task = progress.add_task("", total=options.num_tokens)
         found = audit_server(
             target,
@@ -61,21 +64,6 @@ def _key(variable: str | None) -> str | None:
     if not key:
         raise ValueError(f"--api-key-env {variable}: this variable is not set; give the name of one that is")
     return key
-
-
-def _progress() -> Progress:
-    """Tokens judged so far, on standard error where that is a terminal."""
-    console = Console(stderr=True, highlight=False)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tokens judged"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
 
 
 def _print(found: Served) -> None:

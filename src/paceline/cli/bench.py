@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 
 from paceline.api import Loaded, embedded_pair, load
 from paceline.bench.figures import figures_of
@@ -35,6 +35,7 @@ from paceline.cli.bench_inputs import (
 )
 from paceline.cli.bench_report import write_and_print
 from paceline.cli.commands.bench import Bench
+from paceline.cli.console import make_progress
 from paceline.cli.models import load_target
 from paceline.cli.options import ModelOptions
 from paceline.draft_heads import HEADS
@@ -66,6 +67,8 @@ def run_bench(options: Bench) -> int:
     )
     if options.together:
         check_programs(axes)
+    columns = TimeElapsedColumn(), TextColumn("{task.fields[what]}", markup=False)
+    bar = make_progress(Console(stderr=True), *columns, shown=not options.quiet)
     conditions = _conditions(options, bench, chosen)
     notes = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     if found:
@@ -75,7 +78,7 @@ def run_bench(options: Bench) -> int:
         with ExitStack() as stack:
             for peer in bench.peers:
                 stack.callback(peer.close)
-            progress = stack.enter_context(_progress(Console(stderr=True), shown=not options.quiet))
+            progress = stack.enter_context(bar)
 
             common = {"workbench": bench, "raw": raw, "conditions": conditions, "notes": notes}
 
@@ -246,16 +249,3 @@ def _most_nodes(axes: Axes) -> int:
 def _identity(folder: Path) -> Record:
     """Name and content of a model; not where it lies."""
     return {"name": folder.name, "hash": hash_model(folder)}
-
-
-def _progress(console: Console, *, shown: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[what]}", markup=False),
-        console=console,
-        disable=not (shown and console.is_terminal),
-        transient=True,
-    )

@@ -3,9 +3,10 @@
 import sys
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 
 from paceline.cli.commands.data import DataFeatures
+from paceline.cli.console import make_progress
 from paceline.cli.data_inputs import read_corpus, read_vocabulary
 from paceline.cli.exit_codes import EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.fingerprint import model_hash
@@ -46,11 +47,10 @@ def compute_features(options: DataFeatures) -> int:
     taps = check_taps(wanted, target.lm)
     identity = {"target": target.name, "target_hash": model_hash(options.model), "dtype": str(target.dtype)}
     missing = begin(options.output, pieces, taps=taps, identity=identity)
-    columns = (TextColumn("texts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = not options.quiet and sys.stderr.isatty()
+    bar = make_progress(Console(stderr=True), TimeRemainingColumn(), shown=not options.quiet)
     try:
-        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as progress:
-            task = progress.add_task("", total=len(pieces), completed=len(pieces) - len(missing))
+        with bar as progress:
+            task = progress.add_task("texts", total=len(pieces), completed=len(pieces) - len(missing))
             compute(
                 target.lm,
                 pieces,

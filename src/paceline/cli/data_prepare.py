@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.commands.data import DataPrepare
+from paceline.cli.console import make_table
 from paceline.cli.data_inputs import read_corpus, read_rows
 from paceline.cli.exit_codes import EXIT_OK
 from paceline.train.data import Prepared
@@ -43,10 +44,10 @@ def _counts(found: Prepared, split: Split) -> dict[str, object]:
 
 
 def _table(counts: list[dict[str, object]], length: int) -> Table:
-    table = Table(title=f"rows of {length} tokens", title_justify="left")
     names = [name for name in counts[0] if name != "bytes"]
-    for name in names:
-        table.add_column(name, justify="left" if name == "split" else "right", no_wrap=True)
-    for split in counts:
-        table.add_row(*(f"{value:,}" if isinstance(value := split[name], int) else str(value) for name in names))
+    rows = (
+        [f"{value:,}" if isinstance(value := split[name], int) else str(value) for name in names] for split in counts
+    )
+    table = make_table(names, rows)
+    table.title, table.title_justify = f"rows of {length} tokens", "left"
     return table

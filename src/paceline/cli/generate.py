@@ -19,8 +19,7 @@ from paceline.cli.journal import check_writable
 from paceline.cli.models import check_drafting, choose_drafter, load_target, num_draft_tokens
 from paceline.cli.prompts import as_chat, read_prompt
 from paceline.cli.record import result_object
-from paceline.cli.samples import AsText, OnTerminal, show_samples
-from paceline.cli.show import print_legend
+from paceline.cli.show import AsText, OnTerminal, print_legend, show_samples
 from paceline.cli.stats import Totals, stats_table
 
 

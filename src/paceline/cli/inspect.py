@@ -2,11 +2,14 @@
 
 import inspect
 import json
+from math import prod
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from safetensors import SafetensorError, safe_open
 
 from paceline.api.build import check_vocabulary
 from paceline.api.draft_heads import is_head
@@ -15,9 +18,9 @@ from paceline.api.loading import find_device, find_dtype
 from paceline.cli.checkpoint_facts import Found, look
 from paceline.cli.commands.inspect import Inspect
 from paceline.cli.exit_codes import EXIT_OK
-from paceline.cli.heads import describe_head
 from paceline.cli.models import NUM_DRAFT_TOKENS, check_draft_quantization
 from paceline.core.registry import Registry
+from paceline.draft_heads.files import WEIGHTS, HeadError, read_head_config
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
@@ -37,7 +40,7 @@ RUNNERS = {
 def inspect_model(options: Inspect) -> int:
     """Look and print."""
     if is_head(options.model):
-        _say(options, {"head": describe_head(options.model)})
+        _say(options, {"head": _describe_head(options.model)})
         return EXIT_OK
     check_draft_quantization(options.draft_quantization, draft=options.draft)
     dtype = find_dtype(options.dtype)
@@ -102,6 +105,29 @@ def _memory(
         "free": free,
         "device": str(device),
         "rows_that_fit": max(0, (free - weights) // each),
+    }
+
+
+def _describe_head(path: str | Path) -> dict[str, object]:
+    """What a head is, and whose. Raises ValueError for files that are missing or broken."""
+    record, file = read_head_config(path), Path(path) / WEIGHTS
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices = [opened.get_slice(name) for name in opened.keys()]
+            sizes = [prod(one.get_shape()) for one in slices]
+            precisions = sorted({str(one.get_dtype()) for one in slices})
+    except (OSError, SafetensorError) as error:
+        raise HeadError(f"{file} cannot be read ({error}): save the head again") from error
+    return {
+        "name": str(path),
+        "kind": record.kind,
+        "of": record.target,
+        "of_sizes": record.fingerprint.sizes,
+        **record.config.model_dump(mode="json"),
+        "parameters": sum(sizes),
+        "precision": precisions,
+        "size_on_disk": file.stat().st_size,
+        "paceline": record.version,
     }
 
 

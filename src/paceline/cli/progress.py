@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 
+from paceline.cli.console import make_progress
 from paceline.core.stats import Summary
 
 PERIOD = 0.25  # seconds between two looks at texts in progress
@@ -18,17 +19,13 @@ class PromptProgress:
 
     def __init__(self, *, console: Console, total: int, done: int, shown: bool) -> None:
         self._shown = shown and console.is_terminal
-        self._progress = Progress(
-            TextColumn("prompts"),
-            BarColumn(),
-            MofNCompleteColumn(),
+        self._progress = make_progress(
+            console,
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-            disable=not self._shown,
-            transient=True,
+            shown=shown,
         )
-        self._task = self._progress.add_task("", total=total, completed=done, speed="")
+        self._task = self._progress.add_task("prompts", total=total, completed=done, speed="")
         self._start = self._looked = time.perf_counter()
 
     def __enter__(self) -> "PromptProgress":

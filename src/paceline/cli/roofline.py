@@ -15,6 +15,7 @@ from paceline.api.loading import find_device, find_dtype
 from paceline.bench.machine import describe
 from paceline.cli.checkpoint_facts import Found, look
 from paceline.cli.commands.roofline import Roofline
+from paceline.cli.console import make_table
 from paceline.cli.exit_codes import EXIT_OK
 from paceline.cli.models import check_draft_quantization
 from paceline.engine.quantized_rates import measure_integers
@@ -34,10 +35,10 @@ def roofline(options: Roofline) -> int:
     series = _kept(options)
     dtype = find_dtype(options.dtype)
     device = find_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    target = None if options.model is None else _look(options, options.model, dtype, options.quantization)
+    target = None if options.model is None else _look(options.model, dtype, options.quantization)
     draft = None
     if target is not None and options.draft is not None:
-        draft = _look(options, options.draft, target.loaded.dtype, options.draft_quantization)
+        draft = _look(options.draft, target.loaded.dtype, options.draft_quantization)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.processor_time and (torch.get_num_threads() > 1 or device.type != "cpu"):
@@ -72,7 +73,7 @@ def roofline(options: Roofline) -> int:
     return EXIT_OK
 
 
-def _look(options: Roofline, model: str, dtype: torch.dtype | None, quantization: str | None) -> Found:
+def _look(model: str, dtype: torch.dtype | None, quantization: str | None) -> Found:
     return look(model, dtype=dtype, revision=None, backend="native", quantization=quantization)
 
 
@@ -207,47 +208,47 @@ def _print(rates: Rates, works: Mapping[str, Work], limits: list[Limit]) -> None
 
 def _products(rates: Rates) -> Table:
     space = 2 if len(rates.products) <= COMMON else 1
-    table = Table(box=None, padding=(0, space, 0, space))
-    table.add_column("rows", justify="right")
+    found = rates.products.values()
+    titles = ["rows"]
     for name in rates.products:
-        table.add_column(name.replace(" ", "\n") + " GB/s", justify="right")  # of integers: their floats above
-        table.add_column("GFLOP/s", justify="right")
-    found = list(rates.products.values())
-    for at, rows in enumerate(found[0].rows):
-        cells = ((f"{one.bytes_per_second[at] / GIGA:.1f}", f"{one.flops[at] / GIGA:.0f}") for one in found)
-        table.add_row(str(rows), *(cell for pair in cells for cell in pair))
-    table.add_row("most", *(cell for one in found for cell in ("", f"{one.peak / GIGA:.0f}")))
-    return table
+        titles += [name.replace(" ", "\n") + " GB/s", "GFLOP/s"]  # of integers: their floats above
+    rows = [
+        [str(count), *(cell for one in found for cell in (_giga(one.bytes_per_second[at], 1), _giga(one.flops[at])))]
+        for at, count in enumerate(next(iter(found)).rows)
+    ]
+    peaks = ["most", *(cell for one in found for cell in ("", _giga(one.peak)))]
+    return make_table(titles, [*rows, peaks], num_left=0, space=space)
+
+
+def _giga(value: float, digits: int = 0) -> str:
+    return f"{value / GIGA:.{digits}f}"
 
 
 def _forwards(rates: Rates, works: Mapping[str, Work]) -> Table:
     """What each model reads and computes, and from how many nodes on computing takes longer than reading."""
-    table = Table(box=None, padding=(0, 1, 0, 1))
     titles = ("", "reads\nMB", "and KB\n/slot", "computes\nMFLOP/node", "and KFLOP\n/node and slot", "reads for\nms")
-    for title in (*titles, "a node\nms", "equal at\nnodes"):
-        table.add_column(title, justify="right", no_wrap=True)
+    rows: list[tuple[str, ...]] = []
     for name, work in works.items():
         one = bound(work, rates, rows=1, nodes=1, slots=0)
-        table.add_row(
-            name,
-            f"{work.weight_bytes / 1e6:.1f}",
-            f"{work.slot_bytes / 1e3:.1f}",
-            f"{2 * work.num_weights / 1e6:.1f}",
-            f"{work.slot_flops / 1e3:.1f}",
-            f"{1000 * one.memory:.3g}",
-            f"{1000 * one.arithmetic:.3g}",
-            f"{one.memory / one.arithmetic:.1f}",
+        rows.append(
+            (
+                name,
+                f"{work.weight_bytes / 1e6:.1f}",
+                f"{work.slot_bytes / 1e3:.1f}",
+                f"{2 * work.num_weights / 1e6:.1f}",
+                f"{work.slot_flops / 1e3:.1f}",
+                f"{1000 * one.memory:.3g}",
+                f"{1000 * one.arithmetic:.3g}",
+                f"{one.memory / one.arithmetic:.1f}",
+            )
         )
-    return table
+    return make_table((*titles, "a node\nms", "equal at\nnodes"), rows)
 
 
 def _decoding(limits: list[Limit]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 1))
     titles = ("drafted", "tokens\n/step", "least\nms", "bound\nby", "limit\ntokens/s", "attainable\ntokens/s")
-    for title in (*titles, "speed-up", "pays\nfrom"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for one in limits:
-        table.add_row(
+    rows = (
+        (
             str(one.num_draft_tokens),
             f"{one.tokens_per_step:.2f}",
             f"{1000 * one.seconds:.3g}",
@@ -257,4 +258,6 @@ def _decoding(limits: list[Limit]) -> Table:
             f"{one.speed_up(limits[0]):.2f}",
             "" if one.num_draft_tokens == 0 else f"{one.break_even(limits[0]):.2f}",
         )
-    return table
+        for one in limits
+    )
+    return make_table((*titles, "speed-up", "pays\nfrom"), rows, num_left=0)

@@ -4,19 +4,37 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from paceline.api import Loaded, Score, perplexity, score
 from paceline.cli.commands.score import Score as ScoreOptions
-from paceline.cli.console import open_notes
+from paceline.cli.console import make_table, open_notes
 from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.models import load_target
-from paceline.cli.pairs import Pair, read_file, read_pairs
 
+NUMBERS = ("tokens", "log-probability", "perplexity")
+KEYS = ("prompt", "continuation", "id")
 AT_ONCE = 64  # lines that are scored, and then shown, together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One line; ``error`` says why it is none. Whether the values can be scored is for the scorer to say."""
+
+    index: int
+    id: Any = None
+    prompt: Any = None  # a text, token ids, messages, or None for the beginning of a text
+    continuation: Any = None  # a text or token ids
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"line {self.index + 1}"
 
 
 def score_texts(options: ScoreOptions) -> int:
@@ -29,7 +47,7 @@ def score_texts(options: ScoreOptions) -> int:
         return _run_texts(options, None if as_json else console)
     pairs = [Pair(index=0, prompt=options.prompt, continuation=options.continuation)]
     if options.file is not None:
-        pairs = read_pairs(options.file)
+        pairs = _read_pairs(options.file)
     target = load_target(options.model)
     done: list[tuple[Pair, Score | str]] = []
     complete = True
@@ -89,7 +107,7 @@ def _run_texts(options: ScoreOptions, console: Console | None) -> int:
     texts: list[str] = []
     for path in options.text:
         try:
-            texts.append(read_file(path, option="--text").decode("utf-8"))
+            texts.append(_read_file(path, option="--text").decode("utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"--text {path}: not UTF-8 ({error}); convert it") from error
     target = load_target(options.model)
@@ -109,10 +127,10 @@ def _run_texts(options: ScoreOptions, console: Console | None) -> int:
         objects = [{"file": name, **_numbers(*row)} for name, row in zip(names, rows, strict=True)]
         print(json.dumps({**_numbers(*every), "texts": objects}))
         return EXIT_OK
-    table = _numeric_table("text")
-    for name, row in [*zip(names, rows, strict=True), *([("all", every)] if len(rows) > 1 else [])]:
-        table.add_row(Text(name), *_cells(*row))
-    console.print(table)
+    if len(rows) > 1:
+        names, rows = [*names, "all"], [*rows, every]
+    lines = ((name, *_cells(*row)) for name, row in zip(names, rows, strict=True))
+    console.print(make_table(("text", *NUMBERS), lines))
     return EXIT_OK
 
 
@@ -131,24 +149,15 @@ def _print_objects(done: Sequence[tuple[Pair, Score | str]]) -> None:
 
 
 def _table(done: Sequence[tuple[Pair, Score | str]]) -> Table:
-    table = _numeric_table("line")
-    table.add_column("greedy", justify="right")
+    rows: list[tuple[str, ...]] = []
     for pair, found in done:
         name = str(pair.index + 1 if pair.id is None else pair.id)
         if isinstance(found, str):
-            table.add_row(Text(name), "-", "-", "-", "failed")
+            rows.append((name, "-", "-", "-", "failed"))
         else:
             cells = _cells(found.num_tokens, found.total, found.perplexity)
-            table.add_row(Text(name), *cells, "yes" if found.greedy else "no")
-    return table
-
-
-def _numeric_table(first: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column(first, overflow="fold")
-    for name in ("tokens", "log-probability", "perplexity"):
-        table.add_column(name, justify="right")
-    return table
+            rows.append((name, *cells, "yes" if found.greedy else "no"))
+    return make_table(("line", *NUMBERS, "greedy"), rows)
 
 
 def _cells(num_tokens: int, total: float, perplexity: float) -> tuple[str, str, str]:
@@ -162,3 +171,34 @@ def _numbers(num_tokens: int, total: float, perplexity: float) -> dict[str, obje
         "logprob": total if math.isfinite(total) else None,
         "perplexity": perplexity if math.isfinite(perplexity) else None,
     }
+
+
+def _read_pairs(path: Path) -> list[Pair]:
+    """Every line of a .jsonl file. Raises ValueError for a file that is missing or has no lines."""
+    lines = _read_file(path, option="--file").removesuffix(b"\n").split(b"\n")
+    if lines == [b""]:
+        raise ValueError(f'--file {path}: no lines in it; give objects like {{"prompt": "...", "continuation": "..."}}')
+    return [_pair(index, line) for index, line in enumerate(lines)]
+
+
+def _read_file(path: Path, *, option: str) -> bytes:
+    """What a file holds. Raises ValueError, naming the option that named it, where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{option} {path}: {error.strerror}; give a file that can be read") from error
+
+
+def _pair(index: int, line: bytes) -> Pair:
+    try:
+        value = json.loads(line)
+    except ValueError as error:  # broken JSON, or bytes that are no text
+        return Pair(index=index, error=f"line {index + 1}: not JSON ({error}): give an object")
+    if not isinstance(value, dict):
+        return Pair(index=index, error=f"line {index + 1}: no JSON object: give one with prompt and continuation")
+    missing = [key for key in KEYS[:2] if key not in value]
+    unknown = [key for key in value if key not in KEYS]
+    if missing or unknown:
+        reason = f"no {missing[0]}" if missing else f"unknown key {unknown[0]!r}"
+        return Pair(index=index, error=f"line {index + 1}: {reason}: give {', '.join(KEYS[:2])} and, if wanted, id")
+    return Pair(index=index, **{key: value.get(key) for key in KEYS})

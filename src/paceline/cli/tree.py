@@ -3,14 +3,13 @@
 import json
 
 from rich.console import Console
-from rich.table import Table
 
 from paceline.api import SamplingParams, build_verifier, load
 from paceline.api.draft_heads import is_head
 from paceline.bench.tree_search import Advice, Candidate, advise_tree
 from paceline.cli.bench_inputs import choose_prompts
 from paceline.cli.commands.tree import Tree
-from paceline.cli.console import open_notes
+from paceline.cli.console import make_table, open_notes
 from paceline.cli.exit_codes import EXIT_OK
 from paceline.cli.models import load_target
 
@@ -64,20 +63,14 @@ def _object(advice: Advice) -> dict[str, object]:
 
 def _print(advice: Advice) -> None:
     console = Console(highlight=False)
-    ranks = Table(box=None, padding=(0, 2, 0, 0))
-    ranks.add_column("the draft's choice")
-    ranks.add_column("kept", justify="right")
-    for rank, rate in enumerate(advice.rates, start=1):
-        ranks.add_row(str(rank), f"{rate:.1%}")
-    console.print(ranks)
+    ranks = ((str(rank), f"{rate:.1%}") for rank, rate in enumerate(advice.rates, start=1))
+    console.print(make_table(("the draft's choice", "accepted"), ranks))
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "draft tokens", "depth", "tokens per step", "expected"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, found in (("tree", advice.tree), ("chain", advice.chain)):
-        shape = found.topology
-        cells = (str(shape.num_drafted), str(shape.depth), f"{found.measured:.2f}", f"{found.expected:.2f}")
-        table.add_row(name, *cells)
-    console.print(table)
+    found = {"tree": advice.tree, "chain": advice.chain}
+    rows = (
+        (name, str(one.topology.num_drafted), str(one.topology.depth), f"{one.measured:.2f}", f"{one.expected:.2f}")
+        for name, one in found.items()
+    )
+    console.print(make_table(("", "draft tokens", "depth", "tokens per step", "expected"), rows))
     console.print()
     console.print(f'"speculative_token_tree": "{list(advice.tree.topology.nodes)}"', soft_wrap=True)
