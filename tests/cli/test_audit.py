@@ -20,11 +20,11 @@ def test_a_sound_model_passes_and_every_check_has_a_line(capsys):
     assert run([*WORDS, "--draft", str(pair().draft)]) == 0
     out = capsys.readouterr().out
     for line in (
-        "greedy texts equal to plain ones",
+        "greedy outputs equal to plain decoding",
         "3 of 3",
-        "surprise of 300",
+        "surprisal of 300",
         "first tokens accepted",
-        "nothing speaks",
+        "all tests passed",
     ):
         assert line in out
 

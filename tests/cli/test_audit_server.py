@@ -33,14 +33,14 @@ def test_an_honest_server_passes_and_every_check_has_a_line(target, capsys):
     out = capsys.readouterr().out
     for line in (
         "prompts of as many tokens",
-        "greedy texts equal to the model's",
+        "greedy outputs equal to the model's",
         "8 of 8",
-        "same text for the same seed",
+        "same output for the same seed",
         "surprise of 1",
         "their places in the law",
         "their log-probabilities, mean error",
         "token ids",
-        "nothing speaks against it",
+        "all tests passed against it",
     ):
         assert line in out
     assert "note" not in out and "FAILED" not in out

@@ -328,7 +328,7 @@ def test_standard_output_has_the_lines_in_order(prompts, tmp_path, steps, capsys
 def test_stats_are_asked_for(prompts, tmp_path, capsys):
     assert generate_file(prompts, tmp_path / "out.jsonl", "--stats", "--draft", pair().draft) == 0
     error = capsys.readouterr().err
-    for word in ("texts ", "tokens/step", "= tokens / target steps", "by position", "first token"):
+    for word in ("outputs ", "tokens/step", "= tokens / target steps", "by position", "first token"):
         assert word in error
 
 

@@ -84,7 +84,7 @@ def test_heads_are_timed_under_their_own_names(raw, tmp_path, capsys):
     assert [head["name"] for head in begun["conditions"]["heads"]] == ["ours"]
     capsys.readouterr()
     assert bench(raw, "--drafter", folders[0], "--drafter", folders[1]) == 2
-    assert "another head is called so too" in capsys.readouterr().err
+    assert "another draft head has the same name" in capsys.readouterr().err
 
 
 def test_running_it_again_measures_what_is_missing(raw):
@@ -295,7 +295,7 @@ def test_an_interruption_keeps_what_is_done(raw, capsys, monkeypatch):
     before = raw.read_bytes()
     monkeypatch.setattr("paceline.bench.sweep.compare", interrupt)
     assert bench(raw, "--drafter", "ngram", "--k", "1,2") == 130
-    assert "run the same command to go on" in capsys.readouterr().err and raw.read_bytes() == before
+    assert "run the same command to continue" in capsys.readouterr().err and raw.read_bytes() == before
 
 
 def test_reports_of_other_files_are_refused(tmp_path, capsys):

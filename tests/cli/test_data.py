@@ -110,7 +110,7 @@ def test_texts_that_loop_are_left_out_and_counted(tmp_path, capsys, monkeypatch)
     lines = lines_of(output)
     left_out = [line for line in lines if "left_out" in line]
     assert len(lines) == 6 and len(left_out) == 2 and not any("input_ids" in line for line in left_out)
-    assert "4 texts" in (said := capsys.readouterr().err) and "2 that loop are left out" in said
+    assert "4 outputs" in (said := capsys.readouterr().err) and "2 that loop are left out" in said
     found = read(tmp_path, {"kind": "rows", "paths": [str(output)]}, packing="documents")
     assert found.manifest.files[0].num_documents == 4
 
@@ -243,7 +243,7 @@ def test_every_wrong_field_of_a_configuration_is_named(tmp_path, capsys):
     assert run(["data", "prepare", str(config)]) == 2
     said = capsys.readouterr().err
     assert "data.sources.0.text.pth: Extra inputs are not permitted ('b' was given)" in said and "data.packing" in said
-    for text, reason in (("a: [", "not YAML"), ("- 1", "a list, where names with values are wanted")):
+    for text, reason in (("a: [", "not YAML"), ("- 1", "a list; give a mapping")):
         config.write_text(text)
         assert run(["data", "prepare", str(config)]) == 2 and reason in capsys.readouterr().err
 

@@ -116,7 +116,7 @@ REFUSED = {
         ["--system and messages that begin with a system message: give one of them"],
     ),
     # output
-    "logprobs in a text": (text("--logprobs", "2"), ["--logprobs 2: a text has no place for them, give --json too"]),
+    "logprobs in a text": (text("--logprobs", "2"), ["--logprobs 2: plain text cannot show them, give --json too"]),
     "too many logprobs": (text("--json", "--logprobs", "99"), ["logprobs=99: give a count from 0 to 20"]),
     "output that exists": (text("--output", "PROMPTS"), ["exists already; give another name, or --overwrite"]),
     "output in no directory": (text("--output", "/no/where/x"), ["no such directory: /no/where; create it, or give"]),

@@ -222,7 +222,7 @@ def test_terminal_has_a_rule_for_each_sample_and_a_summary(capsys, monkeypatch):
     assert run(command(*options)) == 0
     captured = capsys.readouterr()
     assert captured.out.index("sample 1 of 2") < captured.out.index("sample 2 of 2") and "~~" in captured.out
-    assert "24 tokens in " in captured.err and "drafted and kept" in captured.err
+    assert "24 tokens in " in captured.err and "drafted and accepted" in captured.err
     assert run(command(*options, "--quiet")) == 0
     assert capsys.readouterr() == (captured.out, "")
 

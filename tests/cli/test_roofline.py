@@ -146,8 +146,8 @@ def test_table_is_for_people(capsys, asked):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--draft", "d"], "--draft d: it says nothing without a model"),
-        (["--acceptance", "0.5"], "--acceptance 0.5: it says nothing without a model"),
+        (["--draft", "d"], "--draft d: it needs a model"),
+        (["--acceptance", "0.5"], "--acceptance 0.5: it needs a model"),
         (["--model", "m", "--acceptance", "1.5"], "--acceptance 1.5: give a share from 0 to 1"),
         (["--model", "m", "--acceptance", "high"], "--acceptance high: give a share"),
         (["--model", "m", "--acceptance", "0.9,0.8"], "2 positions for --num-draft-tokens 5"),
@@ -155,7 +155,7 @@ def test_table_is_for_people(capsys, asked):
         (["--batch-size", "0"], "--batch-size 0"),
         (["--context", "-1"], "--context -1"),
         (["--threads", "0"], "--threads 0"),
-        (["--threads", "2", "--processor-time"], "--processor-time: it is that of one thread"),
+        (["--threads", "2", "--processor-time"], "--processor-time: it measures one CPU thread"),
         (["--dtype", "int8"], "--dtype int8: known are"),
         (["--model", "/nowhere/at/all"], "no such model directory"),
     ],

@@ -1,4 +1,4 @@
-"""The command ``paceline audit``: whether a model, a drafter and a verifier keep their promises."""
+"""``paceline audit``: tests that a drafter and a verifier are lossless with a model."""
 
 import json
 from dataclasses import asdict, fields
@@ -11,14 +11,14 @@ from paceline.audit.model import Audit as AuditResult
 from paceline.audit.model import audit
 from paceline.audit.prompts import BEGINNINGS
 from paceline.cli.audit_server import audit_served
-from paceline.cli.audit_tables import add_law, mark, new_table, say
+from paceline.cli.audit_tables import add_distribution_tests, new_table, print_conclusion, show_p
 from paceline.cli.commands.audit import Audit, ServerOptions
 from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_drafting, choose_drafter, load_target, num_draft_tokens
 from paceline.cli.options import DraftOptions
 from paceline.models.batch_invariance import find_dependence
 
-PROBED_NODES = 9  # of the drafts that equality bit for bit is tried with
+PROBED_NODES = 9  # of the drafts that bitwise equality is tested with
 
 
 def run_audit(options: Audit) -> int:
@@ -38,7 +38,7 @@ def _given(options: DraftOptions | ServerOptions) -> list[str]:
 
 
 def _audit_model(options: Audit) -> int:
-    """Ask, and print what was found."""
+    """Run the audit and print its result."""
     check_drafting(options.drafting)
     target = load_target(options.model)
     if target.tokenizer is None:
@@ -71,27 +71,29 @@ def _print(found: AuditResult) -> None:
     greedy, law = found.greedy, found.law
     same = greedy.num_texts - len(greedy.partings)
     table.add_row(
-        "greedy texts equal to plain ones", f"{same} of {greedy.num_texts}", *_equal(same, greedy.num_texts, found)
+        "greedy outputs equal to plain decoding",
+        f"{same} of {greedy.num_texts}",
+        *_equal(same, greedy.num_texts, found),
     )
     if greedy.partings:
         margin = max(one.margin for one in greedy.partings)
-        table.add_row("  largest margin where they part", f"{margin:.3g}", "near 0", "")
+        table.add_row("  largest margin where they diverge", f"{margin:.3g}", "near 0", "")
     if found.coupled is not None:
         own = found.coupled
         equality = _equal(own.num_equal, own.num_texts, found)
-        table.add_row("sampled texts equal to plain ones", f"{own.num_equal} of {own.num_texts}", *equality)
-    add_law(table, law)
+        table.add_row("sampled outputs equal to plain decoding", f"{own.num_equal} of {own.num_texts}", *equality)
+    add_distribution_tests(table, law)
     if found.acceptance is not None:
         rate = found.acceptance
         expected = f"{rate.expected:.4f} +- {rate.half_width:.4f}"
-        table.add_row(f"first tokens accepted, of {rate.count:,}", f"{rate.seen:.4f}", expected, mark(rate.p))
+        table.add_row(f"first tokens accepted, of {rate.count:,}", f"{rate.seen:.4f}", expected, show_p(rate.p))
     table.add_row("tokens per step, greedy", f"{greedy.mean_acceptance_length:.2f}", "", "")
     console.print(table)
-    say(console, found.failures)
+    print_conclusion(console, found.failures)
 
 
 def _equal(num: int, of: int, found: AuditResult) -> tuple[str, str]:
-    """What is expected of texts, and whether that is so: all equal where it is promised bit for bit."""
+    """How many equal outputs are expected, and whether there are as many: all where the model is bitwise exact."""
     if not found.bitwise:
         return ("all, but for near ties" if num < of else "all"), ""
     return "all", "ok" if num == of else "FAILED"

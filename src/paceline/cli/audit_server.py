@@ -1,4 +1,4 @@
-"""The command ``paceline audit --url``: whether a server gives the texts of the model that it says it serves."""
+"""``paceline audit --url``: tests that a server's outputs are those of the model that it claims to serve."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from rich.text import Text
 from paceline.audit.client import Server
 from paceline.audit.prompts import BEGINNINGS
 from paceline.audit.server import FAR_LOGPROBS, Served, audit_server, check_counts
-from paceline.cli.audit_tables import add_law, new_table, say
+from paceline.cli.audit_tables import add_distribution_tests, new_table, print_conclusion
 from paceline.cli.commands.audit import Audit
 from paceline.cli.console import make_progress
 from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_OK
@@ -20,7 +20,7 @@ from paceline.cli.models import load_target
 
 
 def audit_served(options: Audit) -> int:
-    """Ask, and print what was found. The server is looked for before the model is loaded."""
+    """Run the audit and print its result. The server is contacted before the model is loaded."""
     server_options = options.server
     assert server_options.url is not None
     check_counts(
@@ -72,31 +72,31 @@ def _print(found: Served) -> None:
     greedy, repeats, law, sampled = found.greedy, found.repeats, found.law, found.sampled
     if found.misread is not None:
         same = found.num_prompts - len(found.misread)
-        table.add_row("prompts of as many tokens", f"{same} of {found.num_prompts}", "all", _verdict(not found.misread))
+        table.add_row("prompts of as many tokens", f"{same} of {found.num_prompts}", "all", _mark(not found.misread))
     same = greedy.num_texts - len(greedy.partings)
     expected = "all, but for near ties" if greedy.partings else "all"
-    good = _verdict(not greedy.errors)
-    table.add_row("greedy texts equal to the model's", f"{same} of {greedy.num_texts}", expected, good)
+    good = _mark(not greedy.errors)
+    table.add_row("greedy outputs equal to the model's", f"{same} of {greedy.num_texts}", expected, good)
     if greedy.partings:
         largest = max(one.margin for one in greedy.partings)
-        table.add_row("  largest margin where they part", f"{largest:.3g}", f"at most {greedy.near_tie:g}", "")
+        table.add_row("  largest margin where they diverge", f"{largest:.3g}", f"at most {greedy.near_tie:g}", "")
     again = "ok" if repeats.num_equal == repeats.num_texts else "see note"
-    table.add_row("same text for the same seed", f"{repeats.num_equal} of {repeats.num_texts}", "all", again)
-    add_law(table, law)
+    table.add_row("same output for the same seed", f"{repeats.num_equal} of {repeats.num_texts}", "all", again)
+    add_distribution_tests(table, law)
     if found.logprobs is not None:
         near = found.logprobs
         expected = f"at most {FAR_LOGPROBS:g}"
-        good = _verdict(near.mean <= FAR_LOGPROBS)
+        good = _mark(near.mean <= FAR_LOGPROBS)
         table.add_row("  their log-probabilities, mean error", f"{near.mean:.2g}", expected, good)
-    table.add_row("  known by", sampled.telling, "", "")
+    table.add_row("  identified by", sampled.telling, "", "")
     if sampled.num_dropped or sampled.num_cut:
         for number, what in ((sampled.num_dropped, "left out"), (sampled.num_cut, "read in part")):
-            table.add_row(f"  texts {what}", f"{number} of {sampled.num_texts}", "", "")
+            table.add_row(f"  outputs {what}", f"{number} of {sampled.num_texts}", "", "")
     console.print(table)
     for note in found.notes:
         console.print(Text(f"note: {note}", "yellow"))
-    say(console, found.failures)
+    print_conclusion(console, found.failures)
 
 
-def _verdict(good: bool) -> str:
+def _mark(good: bool) -> str:
     return "ok" if good else "FAILED"

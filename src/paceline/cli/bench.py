@@ -1,4 +1,4 @@
-"""The command ``paceline bench``: loads, chooses prompts, sweeps, reports. Knows nothing of how cells are timed."""
+"""``paceline bench``: loads models, chooses prompts, runs the sweep and writes the reports."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -82,19 +82,19 @@ def run_bench(options: Bench) -> int:
 
             common = {"workbench": bench, "raw": raw, "conditions": conditions, "notes": notes}
 
-            def telling(what: str, total: int) -> Callable[[object, int, str], None]:
+            def reporting(what: str, total: int) -> Callable[[object, int, str], None]:
                 bar = progress.add_task(what, total=total, what="warming up")
                 return lambda task, done, now: progress.update(bar, completed=done, what=f"{task}: {now}")
 
             def measure(tasks: Sequence[Task], what: str) -> str:
-                told = telling(what, len(tasks))
-                return run_sweep(tasks, **common, protocol=protocol, progress=told, beside=bench.rates)
+                report = reporting(what, len(tasks))
+                return run_sweep(tasks, **common, protocol=protocol, progress=report, beside=bench.rates)
 
             cells = axes.cells()
             if options.together:
-                told = telling("groups", len(groups_of(cells)))
+                report = reporting("groups", len(groups_of(cells)))
                 run = run_together(
-                    cells, **common, protocol=protocol, progress=told, beside=bench.rates, close=bench.close
+                    cells, **common, protocol=protocol, progress=report, beside=bench.rates, close=bench.close
                 )
             else:
                 run = measure(cells, "cells")
@@ -106,7 +106,7 @@ def run_bench(options: Bench) -> int:
                 measure(duels, "best against best")
     except KeyboardInterrupt:
         print(
-            f"paceline: interrupted; {options.output} keeps what is done: run the same command to go on",
+            f"paceline: interrupted; {options.output} keeps what is done: run the same command to continue",
             file=sys.stderr,
         )
         raise
@@ -114,7 +114,7 @@ def run_bench(options: Bench) -> int:
 
 
 def _axes(options: Bench) -> Axes:
-    """What is combined. Raises ValueError for what cannot be."""
+    """The axes of the sweep. Raises ValueError for options that contradict each other."""
     if (options.target is None) != (options.draft is None) and options.target is None:
         raise ValueError(f"--draft {options.draft}: give --target too, or neither for the embedded pair")
     if options.grid and (options.num_draft_tokens is not None or options.max_tokens is not None):
@@ -134,7 +134,7 @@ def _axes(options: Bench) -> Axes:
     known = [*named, *([MODEL] if drafts else []), *heads]
     for name in drafters:
         if name not in known:
-            more = "model needs --draft DIR, and a head is given by its directory"
+            more = "model needs --draft DIR, and a draft head is given by its directory"
             raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; {more}")
     lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if options.grid else (DRAFT_TOKENS, MAX_TOKENS)
     return Axes(
@@ -150,7 +150,7 @@ def _axes(options: Bench) -> Axes:
 
 
 def _peers(options: Bench, bench: ModelBench) -> list[Peer | Missing]:
-    """Those asked for. Raises ValueError for one that is asked for by name and missing."""
+    """The peers of the options. Raises ValueError for one that is given by name and missing."""
     left_out = [name for name, counts in read_peer_counts(options.peer_counts or []).items() if not counts]
     names = [name for name in (PEERS if options.peers else options.peer or []) if name not in left_out]
     if names:
@@ -209,7 +209,7 @@ def _load_draft(options: Bench, path: Path, target: Loaded) -> Loaded:
 
 
 def _conditions(options: Bench, bench: ModelBench, chosen: ChosenPrompts) -> Record:
-    """What must be equal for figures to belong together."""
+    """What must be equal for figures to be comparable."""
     draft = None if bench.draft_path is None else _identity(bench.draft_path)
     source = options.prompt_file or options.questions
     works = bench.works()
@@ -247,5 +247,5 @@ def _most_nodes(axes: Axes) -> int:
 
 
 def _identity(folder: Path) -> Record:
-    """Name and content of a model; not where it lies."""
+    """Name and content of a model, without its path."""
     return {"name": folder.name, "hash": hash_model(folder)}

@@ -1,4 +1,4 @@
-"""The command ``paceline bench report``, and what ``paceline bench`` prints at its end. Measures nothing."""
+"""``paceline bench report``, and the report at the end of ``paceline bench``."""
 
 from pathlib import Path
 

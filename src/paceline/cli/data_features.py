@@ -1,4 +1,4 @@
-"""``paceline data features``: hidden states of the target, file by file. Trains nothing."""
+"""``paceline data features``: hidden states of the target, one file per text."""
 
 import sys
 
@@ -43,7 +43,7 @@ def compute_features(options: DataFeatures) -> int:
     target = load_target(options.model)
     limit = longest_text(target.lm)
     if corpus.length > limit:
-        raise ValueError(f"--length {corpus.length}: the target reads {limit} tokens; give a lower one")
+        raise ValueError(f"--length {corpus.length}: the target's limit is {limit} tokens; give a lower one")
     taps = check_taps(wanted, target.lm)
     identity = {"target": target.name, "target_hash": model_hash(options.model), "dtype": str(target.dtype)}
     missing = begin(options.output, pieces, taps=taps, identity=identity)
@@ -61,18 +61,18 @@ def compute_features(options: DataFeatures) -> int:
                 done=lambda count: progress.advance(task, count),
             )
     except KeyboardInterrupt:
-        _say(f"interrupted; the same command goes on in {options.output}")
+        _note(f"interrupted; the same command continues in {options.output}")
         return EXIT_INTERRUPTED
     saved = save_rows(options.output)
     if not options.quiet:
         num_tokens = sum(len(piece.tokens) for piece in pieces)
-        _say(f"{len(pieces)} texts, {num_tokens} tokens, layers {', '.join(map(str, taps))}, in {options.output}")
+        _note(f"{len(pieces)} texts, {num_tokens} tokens, layers {', '.join(map(str, taps))}, in {options.output}")
         if not saved:
-            _say("without the package datasets (pip install 'paceline[datasets]') only Paceline reads the folder")
+            _note("without the package datasets (pip install 'paceline[datasets]') only Paceline reads the folder")
     return EXIT_OK
 
 
-def _say(text: str) -> None:
+def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 

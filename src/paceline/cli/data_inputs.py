@@ -15,13 +15,13 @@ from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 from paceline.train.data import DataConfig, make_batches
 from paceline.train.data.batches import Prepared
 
-DEFAULT_LENGTH = 512  # tokens of a row, where nobody says otherwise
+DEFAULT_LENGTH = 512  # tokens of a row, by default
 NUM_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """The section, and what the rest of the file says about rows."""
+    """The section ``data``, and the rows that the rest of the file configures."""
 
     data: DataConfig
     model: str | None  # of the target, where the file names a directory
@@ -31,7 +31,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What turns texts to ids."""
+    """What turns text into token ids."""
 
     tokenizer: Tokenizer | None
     size: int
@@ -115,12 +115,12 @@ def _read_yaml(path: Path) -> dict[str, object]:
 
 def _mapping(value: object, name: str) -> dict[str, object]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name}: a {type(value).__name__}, where names with values are wanted")
+        raise ValueError(f"{name}: a {type(value).__name__}; give a mapping of names to values")
     return dict(cast(Mapping[str, object], value))
 
 
 def _wrong(error: ValidationError) -> list[str]:
-    """Each field that is wrong: its name, what is wanted, what was given."""
+    """Each invalid field: its name, what is expected, what was given."""
     found = []
     for one in error.errors():
         name = ".".join(["data", *(str(part) for part in one["loc"])])

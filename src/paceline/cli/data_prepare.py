@@ -1,4 +1,4 @@
-"""``paceline data prepare``: tokenises, packs and says what there is. Trains nothing."""
+"""``paceline data prepare``: tokenises and packs a corpus, and prints counts."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The command ``paceline demo``: the same text twice, compared and timed. Decodes through the API and prints."""
+"""``paceline demo``: decodes the same prompts plainly and with drafts, compares the outputs and times both."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -58,9 +58,9 @@ def demo(options: Demo) -> int:
     comparison = _measure(options, console, target, drafters, seconds / len(PYTHON_PROMPTS) / options.max_tokens)
     same = all(equal) and all(measured.identical for measured in comparison.measured)
     console.print(
-        "All tokens are identical: drafting changed the time, not the text."
+        "All tokens are identical: drafting changed the time, not the output."
         if same
-        else "[bold red]The tokens differ[/bold red]: this is a fault, please report it with the output above.",
+        else "[bold red]The tokens differ[/bold red]: this is a bug, please report it with the output above.",
         soft_wrap=True,
     )
     return EXIT_OK if same else EXIT_DIFFERENT
@@ -122,12 +122,12 @@ def _measure(
     console.print(make_table(comparison, title=title))
     looping = comparison["plain"].num_looping
     if looping:
-        console.print(f"{looping} of {len(PYTHON_PROMPTS)} texts mostly repeat themselves, which flatters drafters.")
+        console.print(f"{looping} of {len(PYTHON_PROMPTS)} outputs mostly repeat themselves, which favours drafters.")
     return comparison
 
 
 def _name_of(head: Path) -> str:
-    """What the table calls a head: its directory, in words."""
+    """The name of a draft head in the table: its directory, in words."""
     return head.name.replace("_", " ")
 
 
@@ -138,7 +138,7 @@ def _describe(loaded: Loaded) -> str:
 
 
 def _compare(console: Console, plain: Result, fast: Result) -> bool:
-    """Say whether both runs wrote the same tokens, and where not."""
+    """Print whether both runs generated the same tokens, and where they diverge."""
     counts = (
         f"plainly {len(plain.tokens)} tokens in {plain.stats.steps} steps, "
         f"drafted {len(fast.tokens)} tokens in {fast.stats.steps} steps"

@@ -1,4 +1,4 @@
-"""The command ``paceline generate``: what its options mean together, and one prompt's text. Decodes through the API."""
+"""``paceline generate``: checks the options, and generates from one prompt or hands a file of them to ``Batch``."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ from paceline.cli.stats import Totals, stats_table
 
 
 def generate(options: Generate) -> int:
-    """Generate and print; an interruption keeps what there is."""
+    """Generate and print; after an interruption, what was generated so far."""
     notes = open_notes(quiet=options.output.quiet, log_level=options.output.log_level)
     params = SamplingParams().updated(options.sampling.params())
     _check(options, params)
@@ -34,13 +34,13 @@ def generate(options: Generate) -> int:
 
 
 def _check(options: Generate, params: SamplingParams) -> None:
-    """Refuse what contradicts itself, before anything is loaded."""
+    """Refuse options that contradict each other, before anything is loaded."""
     check_drafting(options.drafting)
     if options.system is not None and not options.chat:
-        raise ValueError("--system without --chat: give --chat too, for the prompt is then a user's message")
+        raise ValueError("--system without --chat: give --chat too, the prompt is then a user message")
     if options.prompt_file is None:
         if params.logprobs is not None and not options.output.json:
-            raise ValueError(f"--logprobs {params.logprobs}: a text has no place for them, give --json too")
+            raise ValueError(f"--logprobs {params.logprobs}: plain text cannot show them, give --json too")
     elif options.prompt is not None:
         raise ValueError("a prompt and --prompt-file: give one of them")
     elif params.seed is None:
@@ -73,8 +73,8 @@ def _run_one(options: Generate, params: SamplingParams, notes: Console) -> int:
         if options.output.json:
             complete = _print_json(texts, file)
         else:
-            shower = OnTerminal(console, num_samples=params.n) if coloured else AsText(file)
-            complete = show_samples(texts, shower, num_samples=params.n)
+            printer = OnTerminal(console, num_samples=params.n) if coloured else AsText(file)
+            complete = show_samples(texts, printer, num_samples=params.n)
     seconds = time.perf_counter() - start
     results = texts.results()
     totals = _add_up(results)
@@ -100,13 +100,13 @@ def _destination(options: Generate) -> Path | None:
 
 
 def _summarise(options: Generate, totals: Totals, notes: Console, complete: bool) -> None:
-    """A line below the text on a terminal, and what the colours mean."""
+    """A line below the output on a terminal, and the legend of the colours."""
     counts = totals.summary
     if counts is None:
         return
     if options.drafting.draft is not None or options.drafting.drafter is not None:
         print_legend(notes)
-    rate = f", {counts.acceptance_rate:.0%} of the drafted tokens kept" if sum(counts.drafted) else ""
+    rate = f", {counts.acceptance_rate:.0%} of the drafted tokens accepted" if sum(counts.drafted) else ""
     notes.print(
         f"{counts.emitted} tokens in {counts.steps} steps: {counts.mean_acceptance_length:.2f} per step{rate}"
         f"{'' if complete else ' (interrupted)'}",
@@ -126,7 +126,7 @@ def _open(path: Path | None) -> Iterator[TextIO]:
 
 
 def _print_json(texts: Stream, file: TextIO) -> bool:
-    """One object per sample, once all have ended; whether they did by themselves."""
+    """One object per sample, once all have ended; whether they ended without an interruption."""
     complete = True
     try:
         for _ in texts:

@@ -1,4 +1,4 @@
-"""The command ``paceline inspect``: what a model is, what can draft for it, and what it needs. Reads no weights."""
+"""``paceline inspect``: describes a model, what can draft for it, and its memory. Reads no weights."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from paceline.api.build import check_vocabulary
 from paceline.api.draft_heads import is_head
 from paceline.api.engine import LONGEST, room
 from paceline.api.loading import find_device, find_dtype
-from paceline.cli.checkpoint_facts import Found, look
+from paceline.cli.checkpoint_facts import Found, read_checkpoint
 from paceline.cli.commands.inspect import Inspect
 from paceline.cli.exit_codes import EXIT_OK
 from paceline.cli.models import NUM_DRAFT_TOKENS, check_draft_quantization
@@ -38,14 +38,14 @@ RUNNERS = {
 
 
 def inspect_model(options: Inspect) -> int:
-    """Look and print."""
+    """Describe a model or a draft head."""
     if is_head(options.model):
-        _say(options, {"head": _describe_head(options.model)})
+        _output(options, {"head": _describe_head(options.model)})
         return EXIT_OK
     check_draft_quantization(options.draft_quantization, draft=options.draft)
     dtype = find_dtype(options.dtype)
     device = find_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    found = look(
+    found = read_checkpoint(
         options.model,
         dtype=dtype,
         revision=options.revision,
@@ -55,15 +55,19 @@ def inspect_model(options: Inspect) -> int:
     )
     draft = None
     if options.draft is not None and is_head(options.draft):
-        raise ValueError(f"--draft {options.draft}: a head belongs to one model; see which by paceline inspect HEAD")
+        raise ValueError(
+            f"--draft {options.draft}: a draft head belongs to one model; see which with paceline inspect HEAD"
+        )
     if options.draft is not None:
-        draft = look(options.draft, dtype=found.loaded.dtype, revision=None, quantization=options.draft_quantization)
+        draft = read_checkpoint(
+            options.draft, dtype=found.loaded.dtype, revision=None, quantization=options.draft_quantization
+        )
     count = NUM_DRAFT_TOKENS if options.num_draft_tokens is None else options.num_draft_tokens
     drafter: Drafter = NoDrafter() if draft is None else ModelDrafter(lm=draft.lm)
     longest = room(found.loaded, drafter.max_nodes(count))
     context = min(LONGEST, longest) if options.context is None else options.context
     if not 2 <= context <= longest:
-        raise ValueError(f"--context {context}: give 2 to {longest}, the most that the model takes")
+        raise ValueError(f"--context {context}: give 2 to {longest}, the model's limit")
     sections = {
         "model": _describe(found),
         "tokenizer": _describe_tokenizer(found),
@@ -73,11 +77,11 @@ def inspect_model(options: Inspect) -> int:
     }
     if draft is not None:
         sections["draft"] = {**_describe(draft), **_judge(found, draft)}
-    _say(options, sections)
+    _output(options, sections)
     return EXIT_OK
 
 
-def _say(options: Inspect, sections: dict[str, dict[str, object]]) -> None:
+def _output(options: Inspect, sections: dict[str, dict[str, object]]) -> None:
     if options.json:
         print(json.dumps(sections))
     else:
@@ -109,7 +113,7 @@ def _memory(
 
 
 def _describe_head(path: str | Path) -> dict[str, object]:
-    """What a head is, and whose. Raises ValueError for files that are missing or broken."""
+    """What a draft head is, and its target. Raises ValueError for files that are missing or broken."""
     record, file = read_head_config(path), Path(path) / WEIGHTS
     try:
         with safe_open(file, framework="pt") as opened:
@@ -166,7 +170,7 @@ def _describe_class(registry: Registry, name: str) -> str:
     except ValueError as error:
         return f"cannot be used: {error}"
     text = (inspect.getdoc(kind) or "").partition("\n\n")[0]
-    return " ".join(text.replace("`", "").split()) or "says nothing of itself"
+    return " ".join(text.replace("`", "").split()) or "no description"
 
 
 def _judge(target: Found, draft: Found) -> dict[str, object]:
@@ -201,7 +205,7 @@ def _print(sections: dict[str, dict[str, object]]) -> None:
 
 
 def _spell(name: str, value: object) -> str:
-    """A value as people read it."""
+    """A value in human-readable form."""
     if name == "backend":
         return RUNNERS[str(value)]
     if isinstance(value, bool):

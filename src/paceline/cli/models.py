@@ -1,4 +1,4 @@
-"""Models and drafters from the options of a command. Decodes nothing."""
+"""Loads the models and drafters that the options of a command name."""
 
 from paceline.api import Loaded, load
 from paceline.api.build import DrafterLike, build_verifier
@@ -7,7 +7,7 @@ from paceline.api.named import name_of, read_named
 from paceline.cli.options import DraftOptions, ModelOptions
 from paceline.drafters import DRAFTERS
 
-NUM_DRAFT_TOKENS = 5  # where nobody says otherwise
+NUM_DRAFT_TOKENS = 5  # by default
 
 
 def load_target(options: ModelOptions) -> Loaded:
@@ -39,8 +39,8 @@ def check_drafting(options: DraftOptions) -> None:
     check_draft_quantization(options.draft_quantization, draft=options.draft)
     if options.draft is not None and options.draft_quantization is not None and is_head(options.draft):
         raise ValueError(
-            f"--draft-quantization {options.draft_quantization}: {options.draft} is a head, which takes the target's "
-            "precision; leave it out"
+            f"--draft-quantization {options.draft_quantization}: {options.draft} is a draft head, which takes "
+            "the target's precision; leave it out"
         )
     if options.draft is not None and given not in (None, "model"):
         raise ValueError(f"--drafter {given} and --draft {options.draft}: give one of them")
@@ -61,7 +61,7 @@ def check_drafting(options: DraftOptions) -> None:
         return
     if name_of(given) not in DRAFTERS:
         raise ValueError(
-            f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, a head's directory, or vLLM's "
+            f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, the directory of a draft head, or vLLM's "
             "speculative_config as JSON; a draft model is given by --draft"
         )
     if read_weightless(given) is None:
@@ -69,7 +69,7 @@ def check_drafting(options: DraftOptions) -> None:
 
 
 def choose_drafter(options: DraftOptions, *, target: Loaded) -> DrafterLike:
-    """The drafter, loaded where it is a model; a head is left to whoever builds drafters."""
+    """The drafter, loaded where it is a model; a draft head stays a path."""
     if options.draft is not None and is_head(options.draft):
         return options.draft
     if options.draft is not None:

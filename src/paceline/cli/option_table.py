@@ -1,4 +1,4 @@
-"""The command ``paceline options``: the sampling options, where each works, and what is refused. Decodes nothing."""
+"""``paceline options``: the sampling options, where each one works, and what is refused."""
 
 import json
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from paceline.cli.exit_codes import EXIT_OK
 from paceline.hf.options import DROP_IN, OPTIONS, Keeping, Option, Place
 
 MEANINGS = {
-    Place.STEP: "on the device, at every node of a draft with that node's own text; on a CPU by the kernel",
-    Place.LANE: "on the host, at every node of a draft with that node's own text, while the device computes",
+    Place.STEP: "on the device, at every node of a draft with that node's own prefix; on a CPU by the kernel",
+    Place.LANE: "on the host, at every node of a draft with that node's own prefix, while the device computes",
     Place.HOST: "on the host, between steps",
     Place.PROMPT: "on the device, before the first step",
 }
@@ -37,15 +37,15 @@ def print_options(options: Options) -> int:
     )
     _print(
         console,
-        ("option", "where", *PATHS, "draft's law", "kept by"),
+        ("option", "where", *PATHS, "drafts too", "guaranteed by"),
         [(one.name, one.place, *["yes"] * len(PATHS), "yes" if one.drafts else "-", one.keeping) for one in honoured],
     )
     _print(console, ("where", "meaning"), [(place, meaning) for place, meaning in MEANINGS.items()])
-    _print(console, ("kept by", "verifiers"), [(keeping, ", ".join(keeping.verifiers)) for keeping in Keeping])
+    _print(console, ("guaranteed by", "verifiers"), [(keeping, ", ".join(keeping.verifiers)) for keeping in Keeping])
     refused = [(one.name, repr(defaults[one.name]), one.refusal or "") for one in OPTIONS if one.refusal]
-    _print(console, ("refused", "but for", "why"), refused)
+    _print(console, ("refused", "except", "why"), refused)
     others = [(name, ", ".join(map(repr, (None, *one.neutral))), one.reason) for name, one in DROP_IN.items()]
-    _print(console, ("refused by the drop-in", "but for", "why"), others)
+    _print(console, ("refused by the drop-in", "except", "why"), others)
     return EXIT_OK
 
 

@@ -1,4 +1,4 @@
-"""Results as JSON objects, in the words of the Python interface. Prints nothing."""
+"""Results as JSON objects, with the names of the Python interface."""
 
 import math
 
@@ -16,11 +16,11 @@ DRAFTING = (
     "no_draft",
 )
 TIMES = ("total", "queue", "prefill", "first_token", "draft", "target", "verify", "rest")
-DIGITS = 4  # of log-probabilities in files, whose last bits depend on which texts ran together
+DIGITS = 4  # of log-probabilities in files, whose last bits depend on the batch
 
 
 def result_object(result: Result) -> dict[str, object]:
-    """Everything about one text, what its drafting did included."""
+    """Everything about one output, with its drafting statistics."""
     stats = result.stats
     shown: dict[str, object] = {name: getattr(result, name) for name in (*SAMPLE, *WHOLE)}
     if result.logprobs is not None:
@@ -38,7 +38,7 @@ def result_object(result: Result) -> dict[str, object]:
 
 
 def sample_object(result: Result) -> dict[str, object]:
-    """What of a text does not depend on how it was drafted or interrupted: it is the same in every run."""
+    """The fields that do not depend on drafting or interruptions: the same in every run."""
     shown: dict[str, object] = {name: getattr(result, name) for name in SAMPLE}
     if result.logprobs is not None:
         shown["logprobs"] = [_chosen(chosen, DIGITS) for chosen in result.logprobs]
@@ -55,7 +55,7 @@ def _chosen(chosen: Chosen, digits: int | None) -> dict[str, object]:
 
 
 def _number(value: float, digits: int | None) -> float | None:
-    """JSON has no infinities: what cannot happen has null."""
+    """JSON has no infinities: impossible tokens have null."""
     if not math.isfinite(value):
         return None
     return value if digits is None else round(value, digits)

@@ -1,4 +1,4 @@
-"""The command ``paceline roofline``: what this machine allows a model. Reads no weights, decodes nothing."""
+"""``paceline roofline``: the speed limit of this machine for a model. Reads no weights, decodes nothing."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from paceline.api.loading import find_device, find_dtype
 from paceline.bench.machine import describe
-from paceline.cli.checkpoint_facts import Found, look
+from paceline.cli.checkpoint_facts import Found, read_checkpoint
 from paceline.cli.commands.roofline import Roofline
 from paceline.cli.console import make_table
 from paceline.cli.exit_codes import EXIT_OK
@@ -25,24 +25,24 @@ from paceline.hardware.speed_limit import Limit, limit
 from paceline.models.backend import product_for
 from paceline.models.work import work_of
 
-LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
+LEAST = 4 << 20  # bytes; reading fewer takes less time than the call
 GIGA = 1e9
 COMMON = 3  # precisions that leave room in the table
 
 
 def roofline(options: Roofline) -> int:
     """Measure and print."""
-    series = _kept(options)
+    series = _acceptance(options)
     dtype = find_dtype(options.dtype)
     device = find_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    target = None if options.model is None else _look(options.model, dtype, options.quantization)
+    target = None if options.model is None else _read(options.model, dtype, options.quantization)
     draft = None
     if target is not None and options.draft is not None:
-        draft = _look(options.draft, target.loaded.dtype, options.draft_quantization)
+        draft = _read(options.draft, target.loaded.dtype, options.draft_quantization)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.processor_time and (torch.get_num_threads() > 1 or device.type != "cpu"):
-        raise ValueError("--processor-time: it is that of one thread of a CPU; give --threads 1 --device cpu")
+        raise ValueError("--processor-time: it measures one CPU thread; give --threads 1 --device cpu")
     notes = Console(stderr=True, highlight=False)
     clock = time.process_time if options.processor_time else time.perf_counter
     with notes.status("measuring ...") as status:
@@ -61,7 +61,7 @@ def roofline(options: Roofline) -> int:
         for found in (target, draft):
             if found is not None:
                 rates = _with_integers(rates, found, device, progress=progress, clock=clock)
-    limits = [] if target is None else [_limit(options, target, draft, rates, kept) for kept in ([], *series)]
+    limits = [] if target is None else [_limit(options, target, draft, rates, accepted) for accepted in ([], *series)]
     works = {"target": _work(target), "draft": _work(draft)}
     known = {name: work for name, work in works.items() if work is not None}
     if options.json:
@@ -73,12 +73,12 @@ def roofline(options: Roofline) -> int:
     return EXIT_OK
 
 
-def _look(model: str, dtype: torch.dtype | None, quantization: str | None) -> Found:
-    return look(model, dtype=dtype, revision=None, backend="native", quantization=quantization)
+def _read(model: str, dtype: torch.dtype | None, quantization: str | None) -> Found:
+    return read_checkpoint(model, dtype=dtype, revision=None, backend="native", quantization=quantization)
 
 
-def _kept(options: Roofline) -> list[list[float]]:
-    """For each draft length that is reckoned, what share of steps keeps each position. Raises ValueError."""
+def _acceptance(options: Roofline) -> list[list[float]]:
+    """For each draft length that is reckoned, the acceptance rate of each position. Raises ValueError."""
     check_draft_quantization(options.draft_quantization, draft=options.draft)
     needing = (
         ("--draft", options.draft),
@@ -87,7 +87,7 @@ def _kept(options: Roofline) -> list[list[float]]:
     )
     for name, given in needing:
         if given is not None and options.model is None:
-            raise ValueError(f"{name} {given}: it says nothing without a model, give --model DIR")
+            raise ValueError(f"{name} {given}: it needs a model, give --model DIR")
     count = options.num_draft_tokens
     if options.acceptance is None:
         return [[1.0] * count]
@@ -115,10 +115,10 @@ def _working_set(options: Roofline, target: Found | None, draft: Found | None) -
     return max(LEAST, min(WORKING_SET, both))
 
 
-def _limit(options: Roofline, target: Found, draft: Found | None, rates: Rates, kept: list[float]) -> Limit:
+def _limit(options: Roofline, target: Found, draft: Found | None, rates: Rates, accepted: list[float]) -> Limit:
     assert target.decoder is not None  # as the backend is native
     return limit(
-        work_of(target.decoder), _work(draft), rates, kept=kept, rows=options.batch_size, slots=options.context
+        work_of(target.decoder), _work(draft), rates, kept=accepted, rows=options.batch_size, slots=options.context
     )
 
 
@@ -140,7 +140,7 @@ def _with_integers(
         clock=clock,
     )
     read = max(rates.read, products.bytes_per_second[0])  # a product reads too
-    # Integers stand for floats, and no code multiplies them faster than it multiplies those: a limit must be one.
+    # Quantized products are not faster than float products, so the limit stays a limit.
     products = replace(products, peak=max(products.peak, rates.products[work.dtype].peak))
     return replace(rates, read=read, products={**rates.products, work.products: products})
 

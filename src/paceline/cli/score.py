@@ -1,4 +1,4 @@
-"""The command ``paceline score``: how likely texts are to a model. Scores through the API and prints."""
+"""``paceline score``: log-probabilities of continuations, and perplexities of texts."""
 
 import json
 import math
@@ -24,12 +24,12 @@ AT_ONCE = 64  # lines that are scored, and then shown, together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One line; ``error`` says why it is none. Whether the values can be scored is for the scorer to say."""
+    """One line of a file, or the reason why it cannot be read. The scorer checks the values."""
 
     index: int
     id: Any = None
-    prompt: Any = None  # a text, token ids, messages, or None for the beginning of a text
-    continuation: Any = None  # a text or token ids
+    prompt: Any = None  # string, token ids, messages, or None for the beginning of a text
+    continuation: Any = None  # string or token ids
     error: str | None = None
 
     @property
@@ -69,7 +69,7 @@ def score_texts(options: ScoreOptions) -> int:
 
 
 def _check(options: ScoreOptions) -> None:
-    """Refuse what contradicts itself, before anything is loaded."""
+    """Refuse options that contradict each other, before anything is loaded."""
     sources = {
         "PROMPT CONTINUATION": options.prompt is not None,
         "--file": options.file is not None,
@@ -82,13 +82,13 @@ def _check(options: ScoreOptions) -> None:
             "--text FILE"
         )
     if options.prompt is not None and options.continuation is None:
-        raise ValueError("PROMPT without CONTINUATION: give both, or --text FILE for the perplexity of whole texts")
+        raise ValueError("PROMPT without CONTINUATION: give both, or --text FILE for perplexity")
     if options.stride is not None and not options.text:
-        raise ValueError(f"--stride {options.stride} without --text: it is for whole texts, leave it out")
+        raise ValueError(f"--stride {options.stride} without --text: it is for --text, leave it out")
 
 
 def _score(options: ScoreOptions, target: Loaded, pairs: Sequence[Pair]) -> list[Score | str]:
-    """Scores, or reasons why there is none: where all together are refused, one by one to find who is to blame."""
+    """Scores, or reasons why there is none: one by one where a batch is refused, to find the line at fault."""
     good = [pair for pair in pairs if pair.error is None]
     try:
         prompts, continuations = [pair.prompt for pair in good], [pair.continuation for pair in good]

@@ -1,6 +1,6 @@
 """Generated text as it is printed: token by token, marked by source, one sample after another.
 
-With colour the text is coloured; without, a line of marks stands under each line of text.
+With colour the text is coloured; without, a line of marks follows each line of text.
 """
 
 from collections import defaultdict, deque
@@ -20,9 +20,9 @@ STYLES = {
 }
 MARKS = {Source.DRAFTED: "~", Source.CORRECTED: "^", Source.BONUS: "+", Source.PLAIN: " "}
 MEANINGS = {
-    Source.DRAFTED: "drafted and kept",
+    Source.DRAFTED: "drafted and accepted",
     Source.CORRECTED: "the target's correction",
-    Source.BONUS: "the target's bonus after a whole draft",
+    Source.BONUS: "the target's bonus token after a fully accepted draft",
 }
 # Escape sequences in a generated text must not reach the terminal: they become visible symbols.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -54,7 +54,7 @@ class SourcePrinter:
         self._open = False  # whether that line holds anything
 
     def prompt(self, text: str) -> None:
-        """Text that was given, not generated."""
+        """Print the prompt."""
         self._put(text, "dim", " ")
 
     def put(self, text: str, source: Source) -> None:
@@ -87,8 +87,8 @@ class SourcePrinter:
         self.console.file.flush()
 
 
-class Shower(Protocol):
-    """Where text goes."""
+class Printer(Protocol):
+    """Where samples are printed."""
 
     def begin(self, sample: int) -> None: ...
 
@@ -97,40 +97,40 @@ class Shower(Protocol):
     def end(self) -> None: ...
 
 
-def show_samples(texts: Stream, shower: Shower, *, num_samples: int) -> bool:
-    """Show every sample as far as its turn has come; after an interruption all there was. Whether it ended by itself.
+def show_samples(texts: Stream, printer: Printer, *, num_samples: int) -> bool:
+    """Print the samples in order; after an interruption, what there is of each. False after an interruption.
 
-    Samples run together: what comes of one before its turn is shown when the one before has ended.
+    Samples run in one batch: what one generates early is shown when the sample before has ended.
     """
     pending: defaultdict[int, deque[Piece]] = defaultdict(deque)
     num_shown = 0  # characters of the sample whose turn it is
     current = 0
     complete = True
-    shower.begin(0)
+    printer.begin(0)
     try:
         for piece in texts:
             pending[piece.sample].append(piece)
             while current < num_samples and pending[current]:
                 first = pending[current].popleft()
                 num_shown += len(first.text)
-                shower.put(first.text, first.source)
+                printer.put(first.text, first.source)
                 if first.finish_reason is not None:
-                    shower.end()
+                    printer.end()
                     current, num_shown = current + 1, 0
                     if current < num_samples:
-                        shower.begin(current)
+                        printer.begin(current)
     except KeyboardInterrupt:
         complete = False
         texts.close()
     for result in texts.results()[current:]:  # what an interruption, or an error, has left open
         if result.sample > current:
-            shower.begin(result.sample)
+            printer.begin(result.sample)
             num_shown = 0
         for piece in pending[result.sample]:
             num_shown += len(piece.text)
-            shower.put(piece.text, piece.source)
-        shower.put((result.text or "")[num_shown:], Source.PLAIN)  # held back until now
-        shower.end()
+            printer.put(piece.text, piece.source)
+        printer.put((result.text or "")[num_shown:], Source.PLAIN)  # held back until now
+        printer.end()
     return complete
 
 
@@ -166,7 +166,7 @@ class OnTerminal:
         self._printer = SourcePrinter(console=console)
 
     def begin(self, sample: int) -> None:
-        """Say which one comes."""
+        """Print its number."""
         if self._num_samples > 1:
             self._console.rule(f"sample {sample + 1} of {self._num_samples}", align="left", style="dim")
 

@@ -1,4 +1,4 @@
-"""The command ``paceline train``: reads a configuration, trains, and says in a line what came of it."""
+"""``paceline train``: reads a configuration, trains, and prints the result."""
 
 import os
 import sys
@@ -34,17 +34,17 @@ def _run(options: Train) -> int:
         run.strategy.close()
         return EXIT_OK
     except ConfigError as error:
-        _say(str(error))
+        _print_error(str(error))
         return EXIT_BAD_INPUT
     except Stopped as stop:
-        _say(str(stop))
+        _print_error(str(stop))
         return EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
-        _say(" ".join(str(error).split()))
+        _print_error(" ".join(str(error).split()))
         return EXIT_BAD_INPUT
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     """A line for each line of ``text``, by one process."""
     if os.environ.get("RANK", "0") == "0":
         for line in text.splitlines():
@@ -69,6 +69,6 @@ def _trained(config: TrainConfig, score: Score) -> list[str]:
 
 def _numbers(score: Score) -> list[str]:
     """Loss and tokens per step, each with its name."""
-    told = {name: value for name, value in score.measures.items() if name.endswith(("tokens_per_step", "loss"))}
-    width = max((len(name) for name in told), default=0)
-    return [f"{name:{width}}  {value:.3f}" for name, value in told.items()]
+    shown = {name: value for name, value in score.measures.items() if name.endswith(("tokens_per_step", "loss"))}
+    width = max((len(name) for name in shown), default=0)
+    return [f"{name:{width}}  {value:.3f}" for name, value in shown.items()]

@@ -1,4 +1,4 @@
-"""The command ``paceline tree``: measures what a draft's choices are worth and prints the tree that follows."""
+"""``paceline tree``: measures the acceptance of a draft's choices and prints the best tree."""
 
 import json
 
