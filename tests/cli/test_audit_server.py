@@ -36,7 +36,7 @@ def test_an_honest_server_passes_and_every_check_has_a_line(target, capsys):
         "greedy outputs equal to the model's",
         "8 of 8",
         "same output for the same seed",
-        "surprise of 1",
+        "surprisal of 1",
         "their places in the law",
         "their log-probabilities, mean error",
         "token ids",
