@@ -129,7 +129,7 @@ class Prepared:
         return Call(
             draw=verifier.wants[0],
             logits_bytes=logits.nbytes,
-            laws_bytes=0 if tree.laws is None else tree.laws.nbytes,
+            laws_bytes=0 if tree.probs is None else tree.probs.nbytes,
             run=lambda: verifier(tree, logits, batch),
         )
 
