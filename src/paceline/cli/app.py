@@ -78,7 +78,7 @@ def experiment(*arguments: Annotated[str, Parameter(show=False)]) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; the exit code. Errors that users can correct are one line on standard error."""
     try:
-        options = _read(list(arguments) or ["--help"])
+        options = read_options(list(arguments) or ["--help"])
         if type(options) not in RUNNERS:  # --help and its like, which have printed what they print
             return EXIT_OK
         module, _, name = RUNNERS[type(options)].partition(":")
@@ -108,7 +108,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _read(arguments: list[str]) -> Any:
+def read_options(arguments: list[str]) -> Any:
     """The options of the command, or what a flag such as --help returns."""
     try:
         return _call(arguments)

@@ -22,9 +22,7 @@ def add_distribution_tests(table: Table, law: Verdict) -> None:
         f"{law.entropy:.4f} +- {law.half_width:.4f}",
         show_p(law.surprise_p),
     )
-    table.add_row(
-        "  positions in the cumulative distribution, distance", f"{law.place_distance:.4f}", "", show_p(law.place_p)
-    )
+    table.add_row("  Kolmogorov-Smirnov distance", f"{law.place_distance:.4f}", "", show_p(law.place_p))
     table.add_row("  frequency of the most likely tokens", "", "", show_p(law.rank_p))
 
 
