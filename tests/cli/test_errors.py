@@ -19,7 +19,7 @@ REFUSED = {
     # what is asked of the shell
     "no such command": (["summon"], ['Unknown command "summon"', "generate"]),
     "unknown option": (text("--speed", "9"), ["Unknown option: --speed. Did you mean --seed?"]),
-    "no model": (["generate", "x"], ["--model requires an argument"]),
+    "no model": (["generate", "x"], ["--model is missing"]),
     "no number": (text("--seed", "x"), ["Invalid value for --seed", 'convert "x" into int']),
     "no prompt on a terminal": (GIVEN, ["no prompt: give one as argument, pipe one in, or give --prompt-file FILE"]),
     "prompt that is not UTF-8": ([*GIVEN, "-"], ["standard input is not UTF-8", "convert it"]),
@@ -162,7 +162,7 @@ REFUSED = {
         ["--batch-size 0: give at least 1"],
     ),
     # inspecting
-    "inspecting nothing": (["inspect"], ["--model requires an argument"]),
+    "inspecting nothing": (["inspect"], ["--model is missing"]),
     "inspecting no model": (["inspect", "ROOT"], ["not a model: "]),
     "inspecting nowhere": (["inspect", "/nowhere/at/all"], ["no such model directory: /nowhere/at/all"]),
     "context": (["inspect", "TARGET", "--context", "99999"], [f"--context 99999: give 2 to {CONTEXT}"]),

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
-from cyclopts.exceptions import CycloptsError, UnknownOptionError, ValidationError
+from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnknownOptionError, ValidationError
 
 from paceline import __version__
 from paceline.cli.commands import COMMANDS, RUNNERS
@@ -86,13 +86,19 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (CycloptsError, ValueError, OSError) as error:
-        message = str(error)
-        if isinstance(error, ValidationError) and error.argument is not None:
-            message = f"{error.argument.name} {error.exception_message}"
-        print(f"paceline: {' '.join(message.split())}", file=sys.stderr)
+        print(f"paceline: {' '.join(_describe(error).split())}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _describe(error: Exception) -> str:
+    argument = error.argument if isinstance(error, CycloptsError) else None
+    if isinstance(error, ValidationError) and argument is not None:
+        return f"{argument.name} {error.exception_message}"
+    if isinstance(error, MissingArgumentError) and argument is not None:
+        return f"{argument.name} is missing; see: {' '.join(('paceline', *(error.command_chain or ())))} --help"
+    return str(error)
 
 
 def main() -> None:
