@@ -28,7 +28,7 @@ def audit(stub, *words):
         return run(["audit", str(folder()), "--url", url, *FEW, *words])
 
 
-def test_an_honest_server_passes_and_every_check_has_a_line(target, capsys):
+def test_correct_server_passes_and_every_check_has_a_line(target, capsys):
     assert audit(Stub(target=target)) == 0
     out = capsys.readouterr().out
     for line in (
@@ -46,7 +46,7 @@ def test_an_honest_server_passes_and_every_check_has_a_line(target, capsys):
     assert "note" not in out and "FAILED" not in out
 
 
-def test_another_law_is_named_and_is_exit_code_1(target, capsys):
+def test_wrong_distribution_is_reported_with_exit_code_1(target, capsys):
     stub = Stub(target=altered(target, lambda logits: 1.5 * logits), seeds=False, tells="nothing")
     assert audit(stub, "--num-tokens", "700") == 1
     out = " ".join(capsys.readouterr().out.split())
@@ -96,7 +96,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_honoured_is_refused_before_anything_is_loaded(case, capsys, monkeypatch):
+def test_unsupported_options_are_refused_before_loading(case, capsys, monkeypatch):
     words, message = REFUSED[case]
     monkeypatch.setattr("paceline.cli.models.load", None)
     assert run(["audit", str(folder()), *words]) == 2
@@ -113,7 +113,7 @@ def test_a_server_of_another_model_is_refused(target, capsys):
     assert "/v1/completions answers 400: prompt is too long" in capsys.readouterr().err
 
 
-def test_a_text_beyond_the_context_is_refused(target, capsys):
+def test_text_length_beyond_the_context_is_refused(target, capsys):
     stub = Stub(target=target)
     assert audit(stub, "--text-length", "9999") == 2
     assert "--text-length 9999 exceed the limit of 256 tokens; lower --text-length" in capsys.readouterr().err

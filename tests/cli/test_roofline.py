@@ -60,7 +60,7 @@ def test_limit_of_plain_decoding_is_reading_the_weights(capsys, asked):
     assert found["attainable_tokens_per_second"] == pytest.approx(8e9 / read)
 
 
-def test_forwards_are_told_in_bytes_and_operations(capsys, asked):
+def test_forwards_are_given_in_bytes_and_operations(capsys, asked):
     found = roofline(capsys, "--model", pair().target, "--draft", pair().draft)["forwards"]
     parameters = inspect(capsys, pair().target)["model"]["parameters"]
     assert set(found) == {"target", "draft"} and found["target"] == found["draft"]
@@ -72,7 +72,7 @@ def test_forwards_are_told_in_bytes_and_operations(capsys, asked):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("quantization", SCHEMES)
-def test_integers_count_as_they_lie_in_memory(capsys, asked, quantization, tied, tmp_path):
+def test_quantized_weights_count_as_in_memory(capsys, asked, quantization, tied, tmp_path):
     folder = without_tokenizer(tmp_path, hidden_size=256, intermediate_size=512, head_dim=64, tie_word_embeddings=tied)
     words = ["--model", folder, "--quantization", quantization, "--dtype", "bfloat16", "--context", 0]
     found, plain = roofline(capsys, *words), roofline(capsys, "--model", folder)
@@ -89,7 +89,7 @@ def test_integers_count_as_they_lie_in_memory(capsys, asked, quantization, tied,
     assert limit["attainable_step_seconds"] == pytest.approx(work["weight_bytes"] / 4e9)
 
 
-def test_a_draft_may_be_of_integers_alone(capsys, asked):
+def test_only_the_draft_may_be_quantized(capsys, asked):
     words = ["--model", pair().target, "--draft", pair().draft, "--draft-quantization", "int8"]
     found = roofline(capsys, *words)
     assert [found["forwards"][name]["quantization"] for name in ("target", "draft")] == [None, "int8"]
@@ -126,7 +126,7 @@ def test_no_weights_are_read(capsys, asked, monkeypatch):
     roofline(capsys, "--model", pair().target, "--draft", pair().draft)
 
 
-def test_table_is_for_people(capsys, asked):
+def test_table_holds_the_main_figures(capsys, asked):
     assert run(["roofline", "--model", str(pair().target), "--acceptance", "0.7,0.4", "--num-draft-tokens", "2"]) == 0
     out = capsys.readouterr().out
     for words in (
