@@ -11,10 +11,10 @@ from benchmarks.batched.cases import AGAIN, LOCK_STEP, PER_ROW, REALIGNED, Cell,
 from benchmarks.batched.lockstep import LockStep
 from benchmarks.batched.table import acceptance, locked_model
 from paceline.api.loading import load
-from paceline.core.step import Finish
 from paceline.core.cache import SlotCache
 from paceline.core.plan import Fixed
 from paceline.core.stats import Summary
+from paceline.core.step import Finish
 from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.verifiers.coupled import Coupled

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.step import Finish
 from paceline.core.sampling import FilterOrder
+from paceline.core.step import Finish
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology

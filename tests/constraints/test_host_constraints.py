@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.constraints.token_masks import Draft, Refused, commit, masks, prune
-from paceline.core.step import Finish
 from paceline.core.constraint import Grammar
+from paceline.core.step import Finish
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.graphs import GraphedStep

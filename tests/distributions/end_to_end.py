@@ -15,10 +15,10 @@ from itertools import cycle, product
 import torch
 from torch import Tensor
 
-from paceline.core.step import StepPlan
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.decode import Decoder
 from paceline.drafters.base import Drafter

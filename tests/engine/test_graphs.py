@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from paceline.core.clock import Phase
+from paceline.engine.clock import HostClock
+from paceline.engine.guard import Guarded
+
 from paceline.core.plan import Fixed
-from paceline.core.step import StepPlan
 from paceline.core.request import Request
+from paceline.core.step import StepPlan
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -20,9 +22,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.engine import graphs as module
 from paceline.engine import watch
-from paceline.engine.clock import HostClock
 from paceline.engine.graphs import WARM_UP, CudaGraphs, GraphedStep
-from paceline.engine.guard import Guarded
 from paceline.engine.runner import step_for
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Watch

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from paceline.engine.reports import AtOnce, Overlapped
 
-from paceline.core.step import Finish
 from paceline.core.host import Outbox
 from paceline.core.request import Request
 from paceline.core.stats import Summary
+from paceline.core.step import Finish
 from paceline.core.tree import NoDraft
 from paceline.engine import watch
 from paceline.engine.graphs import GraphedStep
-from paceline.engine.reports import AtOnce, Overlapped
 from paceline.engine.runner import reports_for
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs

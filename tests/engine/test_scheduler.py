@@ -5,14 +5,14 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-
-from paceline.core.step import Finish
 from paceline.core.clock import Phase
-from paceline.core.request import Request
-from paceline.core.tree import NoDraft
-from paceline.drafters.model import ModelDrafter
 from paceline.engine.clock import HostClock
 from paceline.engine.reports import AtOnce, Overlapped
+
+from paceline.core.request import Request
+from paceline.core.step import Finish
+from paceline.core.tree import NoDraft
+from paceline.drafters.model import ModelDrafter
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Watch
 from paceline.models import prefill
