@@ -5,11 +5,11 @@ from itertools import count
 
 import pytest
 import torch
-
-from benchmarks.batched.align import AlignedLM, Alignment
 from benchmarks.batched.cases import AGAIN, LOCK_STEP, PER_ROW, REALIGNED, Cell, prepare
 from benchmarks.batched.lockstep import LockStep
 from benchmarks.batched.table import acceptance, locked_model
+
+from benchmarks.batched.align import AlignedLM, Alignment
 from paceline.api.loading import load
 from paceline.core.batch import Finish
 from paceline.core.cache import SlotCache

@@ -5,12 +5,12 @@ from dataclasses import asdict
 
 import pytest
 import torch
-
-from benchmarks.gpu import measure
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.figures import batches_in, least_seconds, verdicts_of
-from benchmarks.gpu.measure import CONTROL, PLAIN, Course, run_course
 from benchmarks.gpu.models import make_models
+
+from benchmarks.gpu import measure
+from benchmarks.gpu.measure import CONTROL, PLAIN, Course, run_course
 from paceline.bench.peers.transformers import PLAIN as PEER
 from paceline.bench.raw import DEVICE, RUN, RawFile
 from paceline.hardware.rates import Products, Rates

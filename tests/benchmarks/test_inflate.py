@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.widths import choose_widths, count_parameters, widened
 from transformers import AutoModelForCausalLM
 
 import paceline
 from benchmarks.inflate import _Random as Random
 from benchmarks.inflate import inflate, inflate_to, main, read_count, write
-from benchmarks.widths import choose_widths, count_parameters, widened
 from paceline.api import load
 from paceline.core.plan import Fixed
 from paceline.core.request import Request

@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-
-from benchmarks.sampling_cost import __main__ as command
 from benchmarks.sampling_cost.__main__ import main
 from benchmarks.sampling_cost.cases import (
     ALL,
@@ -18,6 +16,8 @@ from benchmarks.sampling_cost.cases import (
 )
 from benchmarks.sampling_cost.measure import AGAIN, measure_cells
 from benchmarks.sampling_cost.table import figures_of, floor_of, tables_of
+
+from benchmarks.sampling_cost import __main__ as command
 from paceline.api import load
 from paceline.api.loading import runnable
 from paceline.bench.raw import OPTIONS, RUN, RawFile

@@ -5,12 +5,12 @@ from dataclasses import asdict
 
 import pytest
 import torch
-
-from benchmarks.scaling import measure
 from benchmarks.scaling.__main__ import main
 from benchmarks.scaling.figures import axes_in, tables_of
 from benchmarks.scaling.measure import Timing, begin, measure_axes, rates_of
 from benchmarks.scaling.points import CHAIN, CONTEXTS, NODES, ROWS, TREE, Axis, Point, Prepared, axes_of
+
+from benchmarks.scaling import measure
 from benchmarks.scaling.ragged import CHAT, EVEN, MIXES, ONE_LONG, Mix, measure_ragged, occupy
 from paceline.api import load
 from paceline.api.loading import runnable

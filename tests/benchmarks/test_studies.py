@@ -7,9 +7,9 @@ from importlib import import_module
 from itertools import count
 
 import pytest
-
 from benchmarks.batched.lockstep import LockStep
 from benchmarks.study_options import study as app
+
 from paceline import cli
 from paceline.drafters.early_exit import EarlyExitDrafter
 from tests.api.checkpoints import pair, without_tokenizer

@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
-
-from benchmarks.verifier_cost import measure
 from benchmarks.verifier_cost.__main__ import main, plan
 from benchmarks.verifier_cost.cases import TREE, Cell, Prepared, Rule, chain_of
 from benchmarks.verifier_cost.measure import CONTROL, PLAIN_PICK, measure_rules, read_rules, write_rules
 from benchmarks.verifier_cost.table import COLUMNS, rule_figures_of, rules_to_csv
+
+from benchmarks.verifier_cost import measure
 from paceline.bench.timing import read_rate, time_in_turn
 from paceline.core.tree import Draw
 from paceline.verifiers import VERIFIERS

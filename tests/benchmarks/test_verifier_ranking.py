@@ -2,10 +2,10 @@ import json
 
 import pytest
 import torch
-
-from benchmarks.verifier_ranking import __main__ as command
 from benchmarks.verifier_ranking.contests import CONTROL, PLAIN, Contest, Way, all_ways, run_contests
 from benchmarks.verifier_ranking.figures import rankings_of
+
+from benchmarks.verifier_ranking import __main__ as command
 from paceline.api import build_drafter, load
 from paceline.bench.raw import RawFile, read_records
 from paceline.verifiers import VERIFIERS

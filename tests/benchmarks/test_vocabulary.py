@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.vocabulary import NUM_MIXED, widen_vocabulary
+from benchmarks.widths import count_parameters
 from transformers import AutoModelForCausalLM
 
 import paceline
 from benchmarks import vocabulary
 from benchmarks.inflate import inflate, inflate_to, main
-from benchmarks.vocabulary import NUM_MIXED, widen_vocabulary
-from benchmarks.widths import count_parameters
 from paceline.api import embedded_pair, load
 from paceline.api.prompts import encode
 from paceline.bench.peers.transformers import ASSISTED, Transformers

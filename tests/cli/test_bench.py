@@ -129,7 +129,7 @@ def test_peers_and_ours_meet_best_against_best(raw, capsys):
     assert found[1][:2] == (1, "model") and found[1][2].startswith("transformers-")
     assert all(text["first_difference"] is None for line in lines if line["kind"] == "duel" for text in line["texts"])
     out, before = capsys.readouterr().out, raw.read_bytes()
-    assert "best against best" in out and raw.with_suffix(".duels.csv").exists()
+    assert "best against best" in out and raw.with_suffix(".head-to-head.csv").exists()
     assert bench(raw, *options) == 0 and raw.read_bytes() == before
 
 

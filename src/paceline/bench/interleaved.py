@@ -65,7 +65,7 @@ def check_programs(axes: Axes) -> None:
             )
 
 
-def run_together(
+def run_interleaved(
     cells: Sequence[Cell],
     *,
     workbench: Workbench,

@@ -1,1 +1,0 @@
-"""Which verification rule gains most: every rule with every draft that suits it, on the same texts."""
