@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from benchmarks import inflate
+from benchmarks.__main__ import main as run_study
 from paceline.api import load
 from paceline.bench.limits import limit_of
 from paceline.bench.raw import fingerprint
@@ -275,7 +275,7 @@ def test_what_cannot_be_measured_is_refused_before_any_work(raw, capsys, options
 
 def test_peers_cannot_assist_with_another_vocabulary(raw, tmp_path, capsys):
     words = ["--model", str(pair().target), "--output", str(tmp_path / "wide"), "--vocab", "2000"]
-    assert inflate.main(words) == 0
+    assert run_study(["inflate", *words]) == 0
     assert bench(raw, "--target", tmp_path / "wide", "--peers") == 2
     assert "--peers with 2000 token ids of the target" in capsys.readouterr().err
     assert not raw.exists()
