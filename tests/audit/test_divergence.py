@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.divergence_rate import main
+from benchmarks.__main__ import main
 from paceline.api import load
 from paceline.audit import divergence
 from paceline.audit.divergence import measure
@@ -42,9 +42,19 @@ def test_a_text_that_parts_is_placed_and_its_margin_is_that_of_plain_decoding(mo
 
 
 def test_the_table_has_a_line_for_each_way(capsys):
-    words = ["--target", str(pair().target), "--draft", str(pair().draft), "--max-tokens", "4", "--batch", "2"]
+    words = [
+        "divergence",
+        "--target",
+        str(pair().target),
+        "--draft",
+        str(pair().draft),
+        "--max-tokens",
+        "4",
+        "--batch",
+        "2",
+    ]
     assert main([*words, "--backend", "kernel", "--backend", "eager", "--dtype", "float32"]) == 0
     out = capsys.readouterr().out
     assert out.count("float32") == 2 and "kernel" in out and "eager" in out
-    assert main(["--target", "somewhere"]) == 2
+    assert main(["divergence", "--target", "somewhere"]) == 2
     assert "give both" in capsys.readouterr().err

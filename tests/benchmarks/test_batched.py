@@ -1,15 +1,15 @@
-"""Rows that advance alone, in lock-step and realigned: the same texts, the least accepted, one end for all rows."""
+"""Rows that advance independently, in lock-step and realigned: the same outputs, the least accepted, one end."""
 
 from functools import partial
 from itertools import count
 
 import pytest
 import torch
-from benchmarks.batched.cases import AGAIN, LOCK_STEP, PER_ROW, REALIGNED, Cell, prepare
-from benchmarks.batched.lockstep import LockStep
-from benchmarks.batched.table import acceptance, locked_model
 
 from benchmarks.batched.align import AlignedLM, Alignment
+from benchmarks.batched.lock_step import LockStep
+from benchmarks.batched.modes import AGAIN, LOCK_STEP, PER_ROW, REALIGNED, Cell, prepare
+from benchmarks.batched.study import acceptance, locked_model
 from paceline.api.loading import load
 from paceline.core.batch import Finish
 from paceline.core.cache import SlotCache
@@ -191,12 +191,12 @@ def test_ways_take_one_group_of_prompts_after_another():
             way.begin()
             way.decode()
         first, second, third = way.done
-        assert first.texts == third.texts != second.texts
-        assert all(len(text) == 8 + 3 * at + 3 for at, text in enumerate(first.texts + second.texts))
+        assert first.sequences == third.sequences != second.sequences
+        assert all(len(text) == 8 + 3 * at + 3 for at, text in enumerate(first.sequences + second.sequences))
         assert not way.decoder.batch.active.any() and Finish.RUNNING not in way.decoder.read().finish
         assert first.summary.emitted == 16 and first.num_steps * 2 >= first.summary.steps
         assert first.aligning == (first.num_steps - 1 if way is ways[REALIGNED] else 0), "a tick for every move"
-    assert len({tuple(map(tuple, way.done[0].texts)) for way in ways.values()}) == 1
+    assert len({tuple(map(tuple, way.done[0].sequences)) for way in ways.values()}) == 1
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

@@ -3,12 +3,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.widths import choose_widths, count_parameters, widened
 from transformers import AutoModelForCausalLM
 
 import paceline
-from benchmarks.inflate import _Random as Random
-from benchmarks.inflate import inflate, inflate_to, main, read_count, write
+from benchmarks.__main__ import main
+from benchmarks.inflate.command import read_count, write
+from benchmarks.inflate.model import _Random as Random
+from benchmarks.inflate.model import inflate, inflate_to
+from benchmarks.inflate.widths import choose_widths, count_parameters, widened
 from paceline.api import load
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
@@ -95,9 +97,9 @@ def whole_shares(self, columns, source):
 
 SPLIT = Random.split
 MISTAKES = [
-    ("benchmarks.inflate.widened", forgotten_eps),
-    ("benchmarks.inflate._Random.split", unequal_shares),
-    ("benchmarks.inflate._Random.split", whole_shares),
+    ("benchmarks.inflate.model.widened", forgotten_eps),
+    ("benchmarks.inflate.model._Random.split", unequal_shares),
+    ("benchmarks.inflate.model._Random.split", whole_shares),
 ]
 
 
@@ -231,7 +233,7 @@ def test_transformers_reads_what_was_written(tmp_path):
 
 
 def test_command_writes_a_model_of_the_size_asked_for(tmp_path, capsys):
-    words = ["--model", str(pair().target), "--output", str(tmp_path / "large"), "--parameters"]
+    words = ["inflate", "--model", str(pair().target), "--output", str(tmp_path / "large"), "--parameters"]
     assert main([*words, "0.5M"]) == 0
     shown = capsys.readouterr()
     assert "parameters in float32" in shown.out and "layer 3 of 3\n" in shown.err
