@@ -116,7 +116,7 @@ class Calls:
         return Call(
             draw=verifier.wants[0],
             logits_bytes=logits.nbytes,
-            draft_probs_bytes=0 if tree.laws is None else tree.laws.nbytes,
+            draft_probs_bytes=0 if tree.probs is None else tree.probs.nbytes,
             run=lambda: verifier(tree, logits, batch),
         )
 

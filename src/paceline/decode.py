@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from paceline.constraints.host import Lane
+from paceline.constraints.host import HostConstraints
 from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Report
 from paceline.core.clock import Clock, NoClock, Phase
@@ -17,7 +17,7 @@ from paceline.core.parts import Parts
 from paceline.core.plan import Plan, StepPlan
 from paceline.core.request import Request
 from paceline.core.tree import Draw
-from paceline.drafters.base import Drafter, Setting
+from paceline.drafters.base import Drafter, DrafterContext
 from paceline.models.base import LM, Head
 from paceline.models.prefill import prefill
 from paceline.verifiers.base import Verifier
@@ -63,12 +63,12 @@ class Decoder:
             noise=parts.noise,
             device=target.device,
         )
-        self.lane = Lane(batch=self.batch, replaces=drafter.takes_others)
+        self.lane = HostConstraints(batch=self.batch, replaces=drafter.accepts_other_tokens)
         self.clock = clock or NoClock()
         self.cache = target.new_cache(rows, max_length + drafter.max_nodes(depth)).view()
         self.stats = parts.stats(rows, depth, target.device)
         drafter.start(
-            Setting(
+            DrafterContext(
                 rows=rows,
                 max_length=max_length,
                 max_draft_tokens=depth,
@@ -104,7 +104,7 @@ class Decoder:
         admission = Admission(
             rows=list(rows), prefixes=known, lengths=[len(r.tokens) for r in requests], device=self.batch.device
         )
-        view = self.cache.storage.begin(admission, admission.forked)
+        view = self.cache.storage.begin(admission, admission.prefix_length)
         text = self.batch.tokens[admission.rows]
         hidden = prefill(self.target, view, text, admission.known, admission.unread, self.drafter.taps)
         self.drafter.prefill(self.batch, admission, hidden)

@@ -47,7 +47,7 @@ def log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum())
 
 
-def law_of(logits, params, at):
+def draft_probs_of(logits, params, at):
     """Log-probabilities that a token is sampled from, the ``at``-th of its text."""
     logits = logits.copy()
     if at < params.min_tokens:
@@ -81,7 +81,7 @@ def test_raw_and_processed_logprobs_are_those_of_a_full_forward(drafter, verifie
         for at, (logits, token, found) in enumerate(
             zip(logits_of(model, prompt, result.tokens), result.tokens, result.logprobs, strict=True)
         ):
-            raw, processed = log_softmax(logits), law_of(logits, params, at)
+            raw, processed = log_softmax(logits), draft_probs_of(logits, params, at)
             assert abs(found.raw - raw[token]) < 1e-9
             assert abs(found.processed - processed[token]) < 1e-9
             agree(found.top_raw, raw, params.logprobs)

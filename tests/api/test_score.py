@@ -50,8 +50,8 @@ def beginning(tmp_path_factory):
 
 def naive(model, tokens, first):
     """Log-probabilities of ``tokens`` from ``first`` on, by one plain forward of transformers."""
-    laws = plain(model, list(tokens)).log_softmax(-1)
-    return [float(laws[at - 1, tokens[at]]) for at in range(first, len(tokens))]
+    probs = plain(model, list(tokens)).log_softmax(-1)
+    return [float(probs[at - 1, tokens[at]]) for at in range(first, len(tokens))]
 
 
 def tokens_of(*lengths, seed=3):

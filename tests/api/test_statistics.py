@@ -154,7 +154,7 @@ class Slow(StatelessDrafter):
         index = torch.arange(1 + plan.num_draft_tokens)
         tokens = torch.where(index == 0, batch.root[:, None], 2)
         valid = batch.active[:, None] & (index <= batch.draft_room[:, None])
-        return Tree.make_chain(tokens, valid, blame=NoDraft.OFF)
+        return Tree.make_chain(tokens, valid, no_draft_reason=NoDraft.OFF)
 
 
 class SlowScript(Script):

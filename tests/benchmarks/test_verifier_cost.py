@@ -56,11 +56,11 @@ def test_trees_are_whole_and_carry_distributions_where_the_draw_has_them(k):
         assert tree.num_nodes == made.topology.num_drafted + 1 and tree.valid.all() and tree.chain == bool(k)
         assert (tree.draw == int(draw)).all()
         if draw in (Draw.FIXED, Draw.SHARED):
-            assert tree.laws is None
+            assert tree.probs is None
             continue
         inner = len({node for node in tree.parents[0].tolist() if node >= 0})
-        assert tree.laws.shape == (3, inner, 64)
-        drawn_from = tree.laws.gather(1, tree.law[:, 1:, None].expand(-1, -1, 64))
+        assert tree.probs.shape == (3, inner, 64)
+        drawn_from = tree.probs.gather(1, tree.source[:, 1:, None].expand(-1, -1, 64))
         depth = tree.depth[0, 1:] - 1
         torch.testing.assert_close(drawn_from, made.draft.softmax(-1)[:, depth])
 

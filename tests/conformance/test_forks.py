@@ -38,9 +38,11 @@ class Bench:
         self.texts.update({row: [] for row in rows})
         return self.target.take(), self.draft.take() if self.draft is not None else None
 
-    def unread(self, length, forked):
-        """Tokens of a prompt that the target reads though ``forked`` are shared: what the drafter must see is read."""
-        return length - 1 - min(forked, max(0, length - 1 - self.num_reread))
+    def unread(self, length, prefix_length):
+        """Tokens of a prompt that the target reads though ``prefix_length`` are shared: what the drafter must see is
+        read.
+        """
+        return length - 1 - min(prefix_length, max(0, length - 1 - self.num_reread))
 
     def step(self, count):
         for _ in range(count):

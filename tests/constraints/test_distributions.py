@@ -87,13 +87,13 @@ def found_law(*, target, drafter, verifier, k, steps, grammar=LANGUAGE, tilt=Fal
 
 def distance(found, target, length, **options):
     """Total variation of the first ``length`` tokens; what is missing of a text is drawn from the naive law."""
-    wanted, laws = {(): 1.0}, {}
+    wanted, probs = {(): 1.0}, {}
     reached = defaultdict(float)
 
     def law(text):
-        if text not in laws:
-            laws[text] = naive_law(target, text, **options).tolist()
-        return laws[text]
+        if text not in probs:
+            probs[text] = naive_law(target, text, **options).tolist()
+        return probs[text]
 
     for _ in range(length):
         wanted = {(*t, x): w * p for t, w in wanted.items() for x, p in enumerate(law(t)) if p > 0}

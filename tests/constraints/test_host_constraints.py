@@ -179,7 +179,7 @@ def test_laws_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
     decoder = decoder_for(tiny_drafter("none", None), "recursive", rows=2, k=2)
     few = Language(({token: 0 for token in range(0, tiny.VOCAB, 2)},), size=tiny.VOCAB)
     decoder.admit([ruled([1, 2], few), request([3])], [0, 1])
-    laws = torch.rand(2, 1, tiny.VOCAB, dtype=torch.float64).softmax(-1)
+    probs = torch.rand(2, 1, tiny.VOCAB, dtype=torch.float64).softmax(-1)
     tree = Tree.make(
         torch.tensor([[2, 7, 8], [3, 7, 8]]),
         torch.tensor([[-1, 0, 0]] * 2),
@@ -187,12 +187,12 @@ def test_laws_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
         max_depth=1,
         draw=Draw.NO_REPLACEMENT,
         law=torch.tensor([[-1, 0, 0]] * 2),
-        laws=laws,
+        probs=probs,
     )
     seen, logits = decoder.lane.process(decoder.lane.look(tree), torch.zeros(2, 3, tiny.VOCAB))
     assert seen.valid.tolist() == [[True, False, True], [True, True, True]]
-    assert seen.laws[0, 0, 1::2].sum() == 0 and seen.laws[1].equal(laws[1])
-    torch.testing.assert_close(seen.laws[0, 0, ::2], laws[0, 0, ::2] / laws[0, 0, ::2].sum())
+    assert seen.probs[0, 0, 1::2].sum() == 0 and seen.probs[1].equal(probs[1])
+    torch.testing.assert_close(seen.probs[0, 0, ::2], probs[0, 0, ::2] / probs[0, 0, ::2].sum())
     assert bool((logits[0, [0, 2], 1::2] == -torch.inf).all()) and bool((logits[1] == 0).all())
 
 

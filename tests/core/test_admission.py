@@ -34,7 +34,7 @@ BOUNDS = {
 def test_bounds_are_known_on_the_host(case):
     given, wanted = BOUNDS[case]
     made = admission(*given)
-    assert (made.longest_forked, made.moves, made.unread) == wanted
+    assert (made.max_prefix_length, made.moves, made.unread) == wanted
     assert made.known.tolist() == [length - 1 for length in given[2]]
 
 
@@ -56,9 +56,9 @@ def begin(cache, rows, prefixes):
     """Rows begin with prefixes; the slots, as they were and as they are, without the row that nobody reads."""
     before = cache.keys.clone()
     made = admission(rows, prefixes, [9] * len(rows))
-    view = cache.begin(made, made.forked)
+    view = cache.begin(made, made.prefix_length)
     assert torch.equal(cache.values, -cache.keys), "values go where keys go"
-    assert view.length.tolist() == made.forked.tolist()
+    assert view.length.tolist() == made.prefix_length.tolist()
     return before, cache.keys
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from paceline.core.batch import Batch
-from paceline.core.logprobs import look_up
+from paceline.core.logprobs import gather_logprobs
 from paceline.core.noise import Philox
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
@@ -23,7 +23,7 @@ def test_values_are_log_softmax_of_raw_and_of_processed_scores():
     logits, scores = random(2, 3), random(2, 3, seed=1)
     scores[0, 0, 2:] = -torch.inf
     tokens = torch.tensor([[1, 0, 6], [3, 3, 2]])
-    found = look_up(logits, scores, tokens, 4)
+    found = gather_logprobs(logits, scores, tokens, 4)
     torch.testing.assert_close(found.raw, logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0])
     torch.testing.assert_close(found.processed, scores.log_softmax(-1).gather(-1, tokens[..., None])[..., 0])
     rows = found.read([4, 2], [3, 1])
@@ -35,7 +35,7 @@ def test_values_are_log_softmax_of_raw_and_of_processed_scores():
 
 
 def test_rows_get_what_they_asked_for_and_no_more():
-    found = look_up(random(4, 2), random(4, 2, seed=1), torch.zeros(4, 2, dtype=torch.int64), VOCAB)
+    found = gather_logprobs(random(4, 2), random(4, 2, seed=1), torch.zeros(4, 2, dtype=torch.int64), VOCAB)
     rows = found.read([None, 0, 3, VOCAB], [2, 2, 0, 1])
     assert [len(row) for row in rows] == [0, 2, 0, 1]
     assert rows[1][0].top_raw == rows[1][1].top_processed == ()
@@ -44,7 +44,7 @@ def test_rows_get_what_they_asked_for_and_no_more():
 
 def test_half_precision_is_widened_before_the_softmax():
     logits = random(1, 1, dtype=torch.bfloat16)
-    found = look_up(logits, logits, torch.tensor([[2]]), 1)
+    found = gather_logprobs(logits, logits, torch.tensor([[2]]), 1)
     assert found.raw.dtype is torch.float32
     torch.testing.assert_close(found.raw[0, 0], logits.float().log_softmax(-1)[0, 0, 2])
 
@@ -130,13 +130,13 @@ def test_logprobs_are_looked_up_after_the_step_has_decided():
 def test_outputs_of_models_are_left_as_they_are():
     logits = random(1, 1)
     output = Output(logits.clone(), {})
-    look_up(output.logits, output.logits, torch.tensor([[0]]), 1)
+    gather_logprobs(output.logits, output.logits, torch.tensor([[0]]), 1)
     assert torch.equal(output.logits, logits)
 
 
 def test_more_likeliest_tokens_than_the_vocabulary_has_are_those_it_has():
     logits = random(1, 2)
-    found = look_up(logits, logits, torch.tensor([[0, 1]]), 20)
+    found = gather_logprobs(logits, logits, torch.tensor([[0, 1]]), 20)
     [row] = found.read([20], [2])
     for at, one in enumerate(row):
         assert [token for token, _ in one.top_raw] == logits[0, at].argsort(descending=True).tolist()

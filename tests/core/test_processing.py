@@ -252,7 +252,7 @@ def test_history_holds_what_was_committed_and_nothing_else():
             new = batch.tokens[row, len(now.tokens) : batch.length[row]]
             counts = batch.processing.counts[row, :-1].tolist()
             assert counts == torch.bincount(new, minlength=target.vocab_size).tolist()
-            seen = batch.processing.prompted[row, :-1].nonzero()[:, 0].tolist()
+            seen = batch.processing.in_prompt[row, :-1].nonzero()[:, 0].tolist()
             assert seen == sorted(set(now.tokens))
             if not batch.active[row]:
                 del held[row]

@@ -67,7 +67,7 @@ WARPERS = {
 EVERY = ("top-k", "top-p", "min-p", "typical", "epsilon", "eta")  # in transformers' order
 
 
-def law_of(scores, **given):
+def draft_probs_of(scores, **given):
     state = SamplingState(1, CPU)
     state.assign([0], [Sampling(temperature=1.3, **given)])
     return state.warp(scores[:, None])[:, 0].softmax(-1)
@@ -82,6 +82,6 @@ def test_laws_are_those_of_transformers(names):
         theirs_now = scores / 1.3
         for name in names:
             theirs_now = WARPERS[name][0](torch.tensor([[1]]), theirs_now)
-        torch.testing.assert_close(law_of(scores, **given), theirs_now.softmax(-1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(draft_probs_of(scores, **given), theirs_now.softmax(-1), rtol=0, atol=1e-12)
         fewer += int((theirs_now > NEVER).sum()) < VOCAB
     assert fewer >= 5

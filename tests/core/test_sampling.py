@@ -10,7 +10,7 @@ from paceline.core.sampling import FilterOrder, Sampling, SamplingState, keep_un
 from tests import reference
 
 
-def law_of(logits, *options):
+def draft_probs_of(logits, *options):
     state = SamplingState(len(options), logits.device)
     state.assign(range(len(options)), list(options))
     return state.warp(logits).softmax(-1)
@@ -41,7 +41,7 @@ def test_the_law_equals_the_sorted_reference(seed, temperature, filters, order, 
     dtype = torch.float64 if wide else torch.float32
     logits = 3 * torch.randn(1, 2, 31, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     logits[..., :banned] = -torch.inf
-    own = law_of(logits.to(dtype), Sampling(temperature=temperature, order=order, **filters))
+    own = draft_probs_of(logits.to(dtype), Sampling(temperature=temperature, order=order, **filters))
     for node in range(2):
         wanted = reference.warp(logits[0, node].numpy() / temperature, **filters, order=order.name.lower())
         got = own[0, node].double().numpy()
@@ -55,7 +55,7 @@ def test_the_law_equals_the_sorted_reference(seed, temperature, filters, order, 
 def test_top_p_reaches_with_what_the_filters_before_it_left(order):
     """Of 0.5, 0.3, 0.1 and 0.1, min-p 0.3 leaves two, of which the first has 0.625 of the mass."""
     logits = torch.tensor([[[0.5, 0.3, 0.1, 0.1]]], dtype=torch.float64).log()
-    law = law_of(logits, Sampling(temperature=1.0, top_p=0.6, min_p=0.3, order=order))
+    law = draft_probs_of(logits, Sampling(temperature=1.0, top_p=0.6, min_p=0.3, order=order))
     assert int((law > 0).sum()) == {FilterOrder.TRANSFORMERS: 2, FilterOrder.VLLM: 1}[order]
 
 
@@ -72,17 +72,17 @@ def test_rows_follow_their_own_options():
         Sampling(temperature=1, min_p=0.2, top_p=0.6),
         Sampling(temperature=1, min_p=0.2, top_p=0.6, order=FilterOrder.VLLM),
     ]
-    together = law_of(logits, *options)
+    together = draft_probs_of(logits, *options)
     for row, option in enumerate(options):
-        torch.testing.assert_close(together[row], law_of(logits[row : row + 1], option)[0])
+        torch.testing.assert_close(together[row], draft_probs_of(logits[row : row + 1], option)[0])
     assert together[0].max() == 1 and int((together[2] > 0).sum()) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_temperature_zero_is_one_hot_at_the_argmax_even_beside_sampled_rows(dtype):
     logits = torch.tensor([[[1.0, 5.0, 5.0 - 1e-3]], [[0.0, 1.0, 2.0]]], dtype=dtype)
-    assert law_of(logits, Sampling(), Sampling(temperature=1.0))[0, 0].tolist() == [0, 1, 0]
-    assert law_of(logits, Sampling(), Sampling())[1, 0].tolist() == [0, 0, 1]
+    assert draft_probs_of(logits, Sampling(), Sampling(temperature=1.0))[0, 0].tolist() == [0, 1, 0]
+    assert draft_probs_of(logits, Sampling(), Sampling())[1, 0].tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -102,7 +102,7 @@ def test_a_goal_beyond_the_whole_weight_keeps_everything(dtype):
 
 def test_half_precision_logits_are_warped_in_single():
     logits = torch.randn(1, 1, 50).bfloat16()
-    law = law_of(logits, Sampling(temperature=0.9))
+    law = draft_probs_of(logits, Sampling(temperature=0.9))
     assert law.dtype == torch.float32
     torch.testing.assert_close(law[0, 0], (logits[0, 0].float() / 0.9).softmax(-1))
 

@@ -23,11 +23,11 @@ def main() -> int:
     for one in found:
         groups[one["verifier"], one["tree"], one["draw"]].append(one)
     table = Table("verifier", "tree", "draw", title="Laws")
-    for title in ("laws", "scripts", "worst total variation"):
+    for title in ("probs", "scripts", "worst total variation"):
         table.add_column(title, justify="right")
-    for key, laws in sorted(groups.items()):
-        rows, worst = sum(one["rows"] for one in laws), max(one["error"] for one in laws)
-        table.add_row(*key, f"{len(laws):,}", f"{rows:,}", f"{worst:.1e}")
+    for key, probs in sorted(groups.items()):
+        rows, worst = sum(one["rows"] for one in probs), max(one["error"] for one in probs)
+        table.add_row(*key, f"{len(probs):,}", f"{rows:,}", f"{worst:.1e}")
     Console(width=100).print(table)
     rows, worst = sum(one["rows"] for one in found), max((one["error"] for one in found), default=0.0)
     print(f"{len(found):,} laws, {rows:,} scripts, worst total variation {worst:.1e}")

@@ -44,5 +44,5 @@ WARPS = {
     "top-k": dict(temperature=0.6, top_k=2),
     "top-p": dict(temperature=1.3, top_p=0.7),
 }
-# What every run of the tests walks; the rest is `make laws`.
+# What every run of the tests walks; the rest is `make probs`.
 FEW = ("full support", "zeros after some contexts")

@@ -71,16 +71,16 @@ GROUPS = (
 @cache
 def exact(group: Group) -> Tensor:
     """The law [C] of the group's texts; one that ends early goes on with its stop token."""
-    return law_of(group, target_logits)
+    return draft_probs_of(group, target_logits)
 
 
 @cache
 def favoured(group: Group, drafter: str = "model") -> Tensor:
     """The texts [C] that the draft would give more often than the target does, bool."""
-    return law_of(group, draft_logits(drafter)) > exact(group)
+    return draft_probs_of(group, draft_logits(drafter)) > exact(group)
 
 
-def law_of(group: Group, logits_after: Callable[[Tensor], Tensor]) -> Tensor:
+def draft_probs_of(group: Group, logits_after: Callable[[Tensor], Tensor]) -> Tensor:
     """The law [C] of the group's texts whose tokens come by what ``logits_after`` makes [n, V] of texts [n, T]."""
     mass = torch.ones(1, dtype=torch.float64)
     for count in range(group.length):
@@ -88,8 +88,8 @@ def law_of(group: Group, logits_after: Callable[[Tensor], Tensor]) -> Tensor:
         prompts = torch.tensor(group.prompt).expand(len(texts), -1)
         with torch.no_grad():
             logits = logits_after(torch.cat((prompts, texts), dim=1))
-        laws = torch.stack([law_after(group, row, text) for row, text in zip(logits, texts.tolist(), strict=True)])
-        mass = (mass[:, None] * laws).flatten()
+        probs = torch.stack([law_after(group, row, text) for row, text in zip(logits, texts.tolist(), strict=True)])
+        mass = (mass[:, None] * probs).flatten()
     return mass
 
 
@@ -147,7 +147,7 @@ class Case:
     source: str = "model"
 
     def __str__(self) -> str:
-        name = f"{self.verifier}-{self.draw.name.lower()}-{self.shape}" + f"-{self.source}" * (self.source != "model")
+        name = f"{self.verifier}-{self.draw.name.lower()}-{self.shape}" + f"-{self.probs}" * (self.probs != "model")
         return name.replace(" ", "_")
 
     @property
@@ -160,7 +160,7 @@ class Case:
         return not VERIFIERS.find(self.verifier).same_tokens
 
     def drafter(self) -> Drafter:
-        return drafter_of(self.source, draw=self.draw, shape=ALL_SHAPES[self.shape][0])
+        return drafter_of(self.probs, draw=self.draw, shape=ALL_SHAPES[self.shape][0])
 
 
 def cases(*, lossless: bool, source: str = "model") -> list[Case]:

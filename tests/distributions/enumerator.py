@@ -15,9 +15,9 @@ from torch import Tensor
 class Frontier(Exception):
     """The scripts end before the call whose laws these are."""
 
-    def __init__(self, laws: Tensor, again: Tensor) -> None:
+    def __init__(self, probs: Tensor, again: Tensor) -> None:
         super().__init__()
-        self.laws = laws  # [R, n, A]
+        self.probs = probs  # [R, n, A]
         self.again = again  # [R, n] the outcome that the key has given before; -1 where it is new
 
 
@@ -28,7 +28,7 @@ class SharedNoise(AssertionError):
 @dataclass(frozen=True)
 class _Call:
     keys: Tensor  # [R, n]
-    laws: Tensor  # [R, n, A]
+    probs: Tensor  # [R, n, A]
     outcomes: Tensor  # [R, n]
 
 
@@ -56,16 +56,16 @@ class Enumerator:
         """``count`` different ones in the order in which they are drawn; those without weight come last, in order."""
         weights = (scores - scores.amax(-1, keepdim=True)).double().exp()
         orders = torch.tensor(list(itertools.permutations(range(weights.shape[-1]), count)))  # [A, count]
-        laws = torch.ones(*weights.shape[:-1], len(orders), dtype=torch.float64)
-        left = weights.sum(-1, keepdim=True).expand_as(laws)
+        probs = torch.ones(*weights.shape[:-1], len(orders), dtype=torch.float64)
+        left = weights.sum(-1, keepdim=True).expand_as(probs)
         for place in range(count):
             taken = weights[..., orders[:, place]]
             # Where nothing with weight is left, the rest follows in order of the ids and is no choice.
             rest = torch.stack([(orders[:, place] == self._least(orders[:, :place], weights.shape[-1])).double()])
-            laws = laws * torch.where(left > 1e-300, taken / left.clamp(min=1e-300), rest)
+            probs = probs * torch.where(left > 1e-300, taken / left.clamp(min=1e-300), rest)
             left = (left - taken).clamp(min=0)
             left = torch.where(left < 1e-12 * weights.sum(-1, keepdim=True), 0.0, left)
-        return orders[self._take(laws, key)]
+        return orders[self._take(probs, key)]
 
     @staticmethod
     def _least(used: Tensor, size: int) -> Tensor:
@@ -78,30 +78,30 @@ class Enumerator:
         heads = sure.double().clamp(0, 1)
         return self._take(torch.stack((1 - heads, heads), dim=-1), key).bool()
 
-    def _take(self, laws: Tensor, key) -> Tensor:
-        shape = laws.shape[:-1]
-        laws = laws.flatten(1, -2) if laws.dim() > 2 else laws[:, None]
-        keys = _hash(key, shape).reshape(laws.shape[0], -1)
+    def _take(self, probs: Tensor, key) -> Tensor:
+        shape = probs.shape[:-1]
+        probs = probs.flatten(1, -2) if probs.dim() > 2 else probs[:, None]
+        keys = _hash(key, shape).reshape(probs.shape[0], -1)
         again = torch.full_like(keys, -1)
         for call in self.calls:
             for at in range(call.keys.shape[1]):
                 same = keys == call.keys[:, at : at + 1]
                 if bool(same.any()):
-                    self._check_laws(laws, call.laws[:, at : at + 1], same)
+                    self._check_laws(probs, call.probs[:, at : at + 1], same)
                     again = torch.where(same, call.outcomes[:, at : at + 1], again)
         for one, two in itertools.combinations(range(keys.shape[1]), 2):
             if bool((keys[:, one] == keys[:, two]).any()):
                 raise SharedNoise("two choices of one call have the same key")
         number = len(self.calls)
         if number >= len(self.scripts):
-            raise Frontier(laws, again)
+            raise Frontier(probs, again)
         outcomes = self.scripts[number]
-        self.calls.append(_Call(keys, laws, outcomes))
+        self.calls.append(_Call(keys, probs, outcomes))
         return outcomes.reshape(shape)
 
     @staticmethod
-    def _check_laws(laws: Tensor, before: Tensor, same: Tensor) -> None:
-        if laws.shape[-1] != before.shape[-1] or float(((laws - before).abs().amax(-1) * same).max()) > 1e-12:
+    def _check_laws(probs: Tensor, before: Tensor, same: Tensor) -> None:
+        if probs.shape[-1] != before.shape[-1] or float(((probs - before).abs().amax(-1) * same).max()) > 1e-12:
             raise SharedNoise("one key serves two choices of different laws")
 
 
@@ -117,8 +117,8 @@ def expand(weights: Tensor, frontier: Frontier) -> tuple[Tensor, Tensor, Tensor]
     """Every row for every outcome of the next call: the row it comes from [S], its weight [S], the outcomes [S, n]."""
     rows = torch.arange(len(weights))
     outcomes = torch.empty(len(weights), 0, dtype=torch.int64)
-    for at in range(frontier.laws.shape[1]):
-        law = frontier.laws[rows, at]  # [S, A]
+    for at in range(frontier.probs.shape[1]):
+        law = frontier.probs[rows, at]  # [S, A]
         again = frontier.again[rows, at]
         law = torch.where(again[:, None] >= 0, torch.nn.functional.one_hot(again.clamp(min=0), law.shape[-1]), law)
         grown = weights[:, None] * law

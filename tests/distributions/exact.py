@@ -29,7 +29,7 @@ class Found:
     weight: float  # of all scripts together
 
 
-def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **options) -> Found:
+def draft_probs_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **options) -> Found:
     """The law of the L = steps * (k + 1) tokens after PROMPT.
 
     ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter, ``options`` are a request's.
@@ -64,7 +64,7 @@ def law_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **optio
                     break
             else:
                 law = _complete(decoder, weights, target, length, options)
-                return Found(law=law, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
+                return Found(source=law, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
         except Frontier as frontier:
             rows, weights, outcomes = expand(weights, frontier)
             scripts = [*(before[rows] for before in scripts), outcomes]
@@ -97,9 +97,9 @@ def _complete(decoder: Decoder, weights: Tensor, target: Tensor, length: int, op
     return mass
 
 
-def extend(mass: Tensor, laws: Tensor) -> Tensor:
+def extend(mass: Tensor, probs: Tensor) -> Tensor:
     """Mass over texts of some tokens [C] to one token more, each by the law after it [C, V]."""
-    return (mass[:, None] * laws).flatten()
+    return (mass[:, None] * probs).flatten()
 
 
 def laws_after(target: Tensor, count: int, options) -> Tensor:

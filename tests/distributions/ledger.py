@@ -1,4 +1,4 @@
-"""What was enumerated, for the table of ``make laws``: a line per law, in the file that PACELINE_LAWS names."""
+"""What was enumerated, for the table of ``make probs``: a line per law, in the file that PACELINE_LAWS names."""
 
 import json
 import os

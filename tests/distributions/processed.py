@@ -38,13 +38,13 @@ def processed_laws(target: Tensor, prompt, count: int, options) -> Tensor:
     filters = dict(options)
     stop, min_tokens = filters.pop("stop_tokens", ()), filters.pop("min_tokens", 0)
     processing = reference.late_stops(filters.pop("processing", {}), stop, min_tokens)
-    vocab, laws = target.shape[-1], []
+    vocab, probs = target.shape[-1], []
     for text in product(range(vocab), repeat=count):
         ends = [token for token in text if token in stop]
         if ends:
-            laws.append(np.arange(vocab) == ends[0])
+            probs.append(np.arange(vocab) == ends[0])
             continue
         before, current = [*prompt, *text][-2:]
         scores = reference.process(target[before, current].numpy(), prompt, text, **processing)
-        laws.append(reference.law_after(scores, **{"temperature": 1.0, **filters}))
-    return torch.from_numpy(np.stack(laws).astype(np.float64))
+        probs.append(reference.law_after(scores, **{"temperature": 1.0, **filters}))
+    return torch.from_numpy(np.stack(probs).astype(np.float64))

@@ -10,7 +10,7 @@ from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import TABLES, VOCAB, WARPS
-from tests.distributions.exact import PROMPT, law_of, warped
+from tests.distributions.exact import PROMPT, draft_probs_of, warped
 from tests.distributions.test_chains import rules
 from tests.distributions.trees import PATHS, SHAPES, TableTrees
 from tests.tables import TableLM
@@ -49,7 +49,7 @@ def by_block(p, q, k):
 
 def chain(table, verifier, k, warp):
     target, draft = TABLES[table]
-    found = law_of(
+    found = draft_probs_of(
         target=target,
         drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({Draw.IID})),
         verifier=VERIFIERS.find(verifier),
@@ -81,7 +81,7 @@ TOY = {"rejection": 10 / 9, "block": 11 / 9}  # expected tokens accepted of two
 
 @pytest.mark.parametrize("verifier", [name for name in TOY if name in VERIFIERS.builtin])
 def test_the_toy_of_block_verification(verifier):
-    found = law_of(
+    found = draft_probs_of(
         target=same(1 / 3, 2 / 3, 0.0),
         drafter=lambda: ModelDrafter(lm=TableLM(same(2 / 3, 1 / 3, 0.0)), draws=frozenset({Draw.IID})),
         verifier=VERIFIERS.find(verifier),
@@ -118,7 +118,7 @@ def test_siblings_are_accepted_within_the_bounds(verifier, shape, table):
     assert shape in PATHS
     target, draft = TABLES[table]
     p, q = warped(target, {})[PROMPT], warped(draft, {})[PROMPT]
-    found = law_of(
+    found = draft_probs_of(
         target=target,
         drafter=lambda: TableTrees(draft, SHAPES[shape], Draw.IID),
         verifier=VERIFIERS.find(verifier),

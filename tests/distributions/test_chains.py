@@ -8,7 +8,7 @@ from paceline.drafters.base import StatelessDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import FEW, TABLES, WARPS
-from tests.distributions.exact import distance, law_of, target_law
+from tests.distributions.exact import distance, draft_probs_of, target_law
 from tests.distributions.ledger import note
 from tests.tables import TableLM
 
@@ -64,7 +64,7 @@ def cases():
 @pytest.mark.parametrize(("verifier", "drafter", "table", "warp", "k", "steps"), list(cases()))
 def test_the_law_is_the_targets(verifier, drafter, table, warp, k, steps):
     target, draft = TABLES[table]
-    found = law_of(
+    found = draft_probs_of(
         target=target,
         drafter=drafters(draft)[drafter],
         verifier=VERIFIERS.find(verifier),
@@ -72,7 +72,7 @@ def test_the_law_is_the_targets(verifier, drafter, table, warp, k, steps):
         steps=steps,
         **WARPS[warp],
     )
-    error = distance(found.law, target_law(target, steps * (k + 1), WARPS[warp]))
+    error = distance(found.probs, target_law(target, steps * (k + 1), WARPS[warp]))
     note(verifier=verifier, tree="chain", draw=DRAWS[drafter].name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND

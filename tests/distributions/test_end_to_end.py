@@ -8,7 +8,7 @@ all groups together and the share of texts that the draft favours.
 Error rate: were all rules right, a false alarm anywhere in this file would have a probability of at most ``LEVEL``,
 with seeds taken at random (Bonferroni over all tests of all cases, the slow ones included). Power, tested below: a
 joint law that is off by 0.1 in total variation toward the draft's in every group is seen in nine of ten cases of this
-size, and a rule that accepts as if the target's probabilities were a quarter larger is seen. `make laws-long` sees
+size, and a rule that accepts as if the target's probabilities were a quarter larger is seen. `make probs-long` sees
 about a third of that.
 """
 
@@ -26,8 +26,8 @@ from tests.distributions.end_to_end import (
     cases,
     cases_of_heads,
     chances,
+    draft_probs_of,
     exact,
-    law_of,
     sample,
 )
 from tests.distributions.gtest import g_test, holm, tail
@@ -117,10 +117,10 @@ def test_a_rule_that_is_lenient_by_a_quarter_is_seen():
     assert min(chances(found).values()) >= BOUND
 
 
-def imagined(laws, generator, num_texts=TEXTS):
-    """Counts of texts that come from ``laws``, one for each group."""
+def imagined(probs, generator, num_texts=TEXTS):
+    """Counts of texts that come from ``probs``, one for each group."""
     total, counts = sum(group.share for group in GROUPS), []
-    for group, law in zip(GROUPS, laws, strict=True):
+    for group, law in zip(GROUPS, probs, strict=True):
         texts = torch.multinomial(law, num_texts * group.share // total, replacement=True, generator=generator)
         counts.append(torch.bincount(texts, minlength=len(law)).double())
     return Sampled(counts=counts, drafted=[], accepted=[], steps=0, emitted=0)
@@ -128,21 +128,21 @@ def imagined(laws, generator, num_texts=TEXTS):
 
 def test_a_small_error_of_the_law_is_seen():
     """A tenth of total variation toward the draft's law, among texts that are possible, in nine of ten cases."""
-    generator, laws = torch.Generator().manual_seed(1), []
+    generator, probs = torch.Generator().manual_seed(1), []
     for group in GROUPS:
         law = exact(group)
-        draft = law_of(group, draft_logits("model")) * (law > 0)
+        draft = draft_probs_of(group, draft_logits("model")) * (law > 0)
         pull = draft / draft.sum() - law if group.name != "greedy" else torch.zeros_like(law)
         distance = float(pull.abs().sum() / 2)
-        laws.append(law + pull * min(1.0, 0.1 / max(distance, 1e-9)))
-    seen = [min(chances(imagined(laws, generator)).values()) < BOUND for _ in range(100)]
+        probs.append(law + pull * min(1.0, 0.1 / max(distance, 1e-9)))
+    seen = [min(chances(imagined(probs, generator)).values()) < BOUND for _ in range(100)]
     assert sum(seen) >= 90
 
 
 def test_p_values_of_honest_texts_are_as_small_as_they_should_be():
     generator = torch.Generator().manual_seed(2)
-    laws = [exact(group) for group in GROUPS]
-    found = [chances(imagined(laws, generator)) for _ in range(600)]
+    probs = [exact(group) for group in GROUPS]
+    found = [chances(imagined(probs, generator)) for _ in range(600)]
     for name in (*(group.name for group in GROUPS), "together", "toward the draft"):
         values = torch.tensor([one[name] for one in found])
         assert name == "greedy" or 0.3 < float(values.median()) < 0.7, name

@@ -7,7 +7,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import TABLES, WARPS
-from tests.distributions.exact import distance, law_of, target_law
+from tests.distributions.exact import distance, draft_probs_of, target_law
 from tests.distributions.ledger import note
 from tests.distributions.test_chains import BOUND, rules
 from tests.tables import TableLM
@@ -40,7 +40,7 @@ def cases():
 def test_the_law_is_the_targets(verifier, draw, shape, table, warp):
     target, draft = TABLES[table]
     topology = Topology(SHAPES[shape])
-    found = law_of(
+    found = draft_probs_of(
         target=target,
         drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({draw}), shape=topology),
         verifier=VERIFIERS.find(verifier),
@@ -48,7 +48,7 @@ def test_the_law_is_the_targets(verifier, draw, shape, table, warp):
         steps=2,
         **WARPS[warp],
     )
-    error = distance(found.law, target_law(target, 2 * (topology.depth + 1), WARPS[warp]))
+    error = distance(found.probs, target_law(target, 2 * (topology.depth + 1), WARPS[warp]))
     note(verifier=verifier, tree=f"grown, {shape}", draw=draw.name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND

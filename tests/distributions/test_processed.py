@@ -7,7 +7,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import TABLES
-from tests.distributions.exact import distance, law_of, target_law
+from tests.distributions.exact import distance, draft_probs_of, target_law
 from tests.distributions.ledger import note
 from tests.distributions.processed import OPTIONS
 from tests.distributions.test_chains import BOUND, DRAWS, drafters, rules
@@ -25,7 +25,7 @@ def given(options):
 
 
 def check(found, target, length, options, **facts):
-    error = distance(found.law, target_law(target, length, options))
+    error = distance(found.probs, target_law(target, length, options))
     note(rows=found.num_rows, error=error, **facts)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND
@@ -48,7 +48,7 @@ def chains():
 @pytest.mark.parametrize(("verifier", "drafter", "table", "option", "k", "steps"), list(chains()))
 def test_the_law_over_chains_is_the_targets(verifier, drafter, table, option, k, steps):
     (target, draft), options = TABLES[table], given(OPTIONS[option])
-    found = law_of(
+    found = draft_probs_of(
         target=target, drafter=drafters(draft)[drafter], verifier=VERIFIERS.find(verifier), k=k, steps=steps, **options
     )
     check(found, target, steps * (k + 1), options, verifier=verifier, tree="chain", draw=DRAWS[drafter].name.lower())
@@ -73,7 +73,7 @@ def trees(shapes, few_shape):
 @pytest.mark.parametrize(("verifier", "draw", "shape", "table", "option"), list(trees(GROWN, "last deep")))
 def test_the_law_over_grown_trees_is_the_targets(verifier, draw, shape, table, option):
     (target, draft), options, topology = TABLES[table], given(OPTIONS[option]), Topology(GROWN[shape])
-    found = law_of(
+    found = draft_probs_of(
         target=target,
         drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({draw}), shape=topology),
         verifier=VERIFIERS.find(verifier),
@@ -90,7 +90,7 @@ def test_the_law_over_trees_that_know_no_options_is_the_targets(verifier, draw, 
     """Their tokens come from the draft's law as it is, so rules meet tokens that the target may not give."""
     (target, draft), options = TABLES[table], given(OPTIONS[option])
     depth = TableTrees(draft, SHAPES[shape], draw).depth
-    found = law_of(
+    found = draft_probs_of(
         target=target,
         drafter=lambda: TableTrees(draft, SHAPES[shape], draw),
         verifier=VERIFIERS.find(verifier),

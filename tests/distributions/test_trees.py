@@ -5,7 +5,7 @@ import pytest
 from paceline.core.tree import Draw
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import FEW, TABLES, WARPS
-from tests.distributions.exact import distance, law_of, target_law
+from tests.distributions.exact import distance, draft_probs_of, target_law
 from tests.distributions.ledger import note
 from tests.distributions.test_chains import BOUND, rules
 from tests.distributions.trees import PATHS, SHAPES, TableTrees
@@ -34,7 +34,7 @@ def cases():
 def test_the_law_is_the_targets(verifier, draw, shape, table, warp, steps):
     target, draft = TABLES[table]
     depth = TableTrees(draft, SHAPES[shape], draw).depth
-    found = law_of(
+    found = draft_probs_of(
         target=target,
         drafter=lambda: TableTrees(draft, SHAPES[shape], draw),
         verifier=VERIFIERS.find(verifier),
@@ -42,7 +42,7 @@ def test_the_law_is_the_targets(verifier, draw, shape, table, warp, steps):
         steps=steps,
         **WARPS[warp],
     )
-    error = distance(found.law, target_law(target, steps * (depth + 1), WARPS[warp]))
+    error = distance(found.probs, target_law(target, steps * (depth + 1), WARPS[warp]))
     note(verifier=verifier, tree=shape, draw=draw.name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND

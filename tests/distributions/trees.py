@@ -41,7 +41,7 @@ class TableTrees(StatelessDrafter):
     def propose(self, batch, plan):
         known = batch.tokens.gather(1, (batch.length - 2)[:, None])[:, 0]
         tokens, before = {0: batch.root}, {0: known}
-        valid, laws, law_of = {0: batch.active}, [], [-1] * len(self.depths)
+        valid, probs, draft_probs_of = {0: batch.active}, [], [-1] * len(self.depths)
         for parent in range(len(self.depths)):
             children = [node + 1 for node, own in enumerate(self.parents) if own == parent]
             if not children:
@@ -55,8 +55,8 @@ class TableTrees(StatelessDrafter):
                 room = self.depths[node] <= batch.draft_room
                 given = law.gather(1, token[:, None])[:, 0] > 0  # nothing is left to draw once the law is used up
                 valid[node] = valid[parent] & room & given
-                law_of[node] = -1 if self.draw is Draw.FIXED else len(laws)
-            laws.append(law)
+                draft_probs_of[node] = -1 if self.draw is Draw.FIXED else len(probs)
+            probs.append(law)
         order = range(len(self.depths))
         parents = torch.tensor([-1, *self.parents]).expand(batch.rows, -1)
         return Tree.make(
@@ -65,8 +65,8 @@ class TableTrees(StatelessDrafter):
             torch.stack([valid[node] for node in order], dim=1),
             max_depth=self.depth,
             draw=self.draw,
-            law=torch.tensor(law_of).expand(batch.rows, -1),
-            laws=None if self.draw is Draw.FIXED else torch.stack(laws, dim=1),
+            law=torch.tensor(draft_probs_of).expand(batch.rows, -1),
+            probs=None if self.draw is Draw.FIXED else torch.stack(probs, dim=1),
         )
 
     def _draw(self, batch, scores, position, parent, children):

@@ -49,7 +49,7 @@ def check_laws(target, head, tree, row, text):
             continue
         path = [n for n in range(1, tree.num_nodes) if tree.ancestors[row, node, n] and n != node]
         _, logits = whole(target, head, [*text, *(int(tree.tokens[row, n]) for n in path)])
-        law = tree.laws[row, tree.law[row, node]]
+        law = tree.probs[row, tree.source[row, node]]
         torch.testing.assert_close(law, logits[len(text) - 1, len(path)].softmax(-1))
 
 

@@ -72,7 +72,7 @@ def test_among_equals_the_shallower_comes_first_so_no_node_lacks_its_parent(num_
     grower = ConfidentGrower(Confident(num_drafted=num_drafted, depth=4, width=2))
     grown = grower.grow(batch, read.after(batch.root[:, None]), torch.tensor([room, 5]), read, NoDraft.CONTEXT)
     tree = grown.tree
-    assert (tree.draw == Draw.FIXED).all() and (tree.law == -1).all()
+    assert (tree.draw == Draw.FIXED).all() and (tree.source == -1).all()
     for row, depth in enumerate((room, 5)):
         for node in range(1, num_drafted + 1):
             parent = int(tree.parents[row, node])

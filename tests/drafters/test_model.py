@@ -114,7 +114,7 @@ def test_only_draws_from_a_law_carry_it(draw):
     decoder.admit([request([7, 3], max_tokens=20, temperature=1.0)], [0])
     tree = drafter.propose(decoder.batch, decoder.plan(decoder.stats))
     assert tree.draw.tolist() == [[draw] * 4]
-    assert (tree.laws is not None) == (draw in (Draw.IID, Draw.NO_REPLACEMENT))
-    if tree.laws is not None:
-        torch.testing.assert_close(tree.laws.sum(-1), torch.ones(1, 3, dtype=torch.float64))
-        assert tree.law.tolist() == [[-1, 0, 1, 2]]
+    assert (tree.probs is not None) == (draw in (Draw.IID, Draw.NO_REPLACEMENT))
+    if tree.probs is not None:
+        torch.testing.assert_close(tree.probs.sum(-1), torch.ones(1, 3, dtype=torch.float64))
+        assert tree.source.tolist() == [[-1, 0, 1, 2]]

@@ -126,9 +126,9 @@ def check_tree(decoder, tree, draw):
                     wanted = (
                         law.softmax(-1) if sampled else torch.nn.functional.one_hot(law.argmax(), len(law)).double()
                     )
-                    torch.testing.assert_close(tree.laws[row, int(tree.law[row, node])], wanted)
+                    torch.testing.assert_close(tree.probs[row, int(tree.source[row, node])], wanted)
                 else:
-                    assert tree.law[row, node] == -1
+                    assert tree.source[row, node] == -1
                     assert tree.draw[row, node] == (Draw.FIXED if draw is Draw.NO_REPLACEMENT else draw)
 
 

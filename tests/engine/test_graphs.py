@@ -265,7 +265,7 @@ class Reading(Drafter):
     def host_state(self):
         return self.state
 
-    def start(self, setting):
+    def start(self, context):
         self.asked = 0
 
     def prefill(self, batch, admission, hidden):

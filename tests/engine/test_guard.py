@@ -24,8 +24,8 @@ class Failing(Drafter):
     def __init__(self, where, last):
         self.inner, self.where, self.left = NgramDrafter(), where, last
 
-    def start(self, setting):
-        self.inner.start(setting)
+    def start(self, context):
+        self.inner.start(context)
 
     def _maybe(self, where):
         if where == self.where:
@@ -67,6 +67,6 @@ def test_a_failing_drafter_costs_no_token_and_says_why(where, last, temperature,
 
 def test_a_drafter_that_cannot_start_is_refused(monkeypatch):
     drafter = Failing("none", 1)
-    monkeypatch.setattr(drafter, "start", lambda setting: (_ for _ in ()).throw(ValueError("wrong target")))
+    monkeypatch.setattr(drafter, "start", lambda context: (_ for _ in ()).throw(ValueError("wrong target")))
     with pytest.raises(ValueError, match="wrong target"):
         Engine(target(), drafter=drafter, batch_size=1, max_length=96)

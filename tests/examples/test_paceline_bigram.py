@@ -125,11 +125,11 @@ def test_a_row_given_to_another_text_forgets_the_former_one_and_its_neighbours_d
 def test_a_row_that_forks_a_prefix_knows_its_whole_prompt():
     decoder = decoder_for(bigram(), "coupled", k=K, rows=2)
     decoder.admit([request([1, 2, 3, 4, 5])], [0])
-    forked = request([1, 2, 3, 9, 1, 7])
-    decoder.admit([forked], [1], prefixes=[Prefix(row=0, length=3)])
-    assert remembered(decoder, 1) == known(forked.tokens)
-    result = finish(decoder, rows=[1], prompts=[forked.tokens])
-    assert result.texts == [expected(forked)]
+    prefix_length = request([1, 2, 3, 9, 1, 7])
+    decoder.admit([prefix_length], [1], prefixes=[Prefix(row=0, length=3)])
+    assert remembered(decoder, 1) == known(prefix_length.tokens)
+    result = finish(decoder, rows=[1], prompts=[prefix_length.tokens])
+    assert result.texts == [expected(prefix_length)]
 
 
 @same_tokens

@@ -67,7 +67,7 @@ class Scripted:
         self.coins = coins  # [B, N] bool
         self.weight = torch.ones(len(coins), dtype=torch.float64)
         self.asked = torch.zeros_like(coins)
-        self.law = None
+        self.probs = None
 
     def coin(self, numerator, denominator, key):
         assert key.stream is Stream.ACCEPT
@@ -85,7 +85,7 @@ class Scripted:
 
     def draw(self, weights, key):
         assert key.stream is Stream.RESIDUAL
-        self.law = (weights / weights.sum(-1, keepdim=True))[:, 0]
+        self.probs = (weights / weights.sum(-1, keepdim=True))[:, 0]
         return weights.argmax(-1)
 
 
@@ -137,7 +137,7 @@ def drafts(shape, tables, *, repeat=1, one_law=False, valid=None):
     rows, nodes = len(tokens), shape.num_nodes
     before, current = walk(shape, tokens)
     own = shape.own or (0,) * (nodes - 1)
-    laws, index, weight = [], [], torch.ones(rows, dtype=torch.float64)
+    probs, index, weight = [], [], torch.ones(rows, dtype=torch.float64)
     for i, (parent, draw) in enumerate(zip(shape.parents, shape.draws, strict=True)):
         law = tables.drafts[own[i]].softmax(-1)[before[:, parent], current[:, parent]]
         twin = next((j for j in range(i) if (shape.parents[j], own[j]) == (parent, own[i]) and index[j] >= 0), None)
@@ -147,8 +147,8 @@ def drafts(shape, tables, *, repeat=1, one_law=False, valid=None):
         if one_law and twin is not None:
             index.append(index[twin])
         else:
-            index.append(len(laws))
-            laws.append(law)
+            index.append(len(probs))
+            probs.append(law)
         left = law.clone()
         if draw is WITHOUT:
             for j in range(i):
@@ -167,7 +167,7 @@ def drafts(shape, tables, *, repeat=1, one_law=False, valid=None):
         torch.ones(rows, nodes, dtype=torch.bool),
         max_depth=max(depth),
         law=torch.tensor([-1, *index]).expand(rows, -1),
-        laws=torch.stack(laws, dim=1) if laws else None,
+        probs=torch.stack(probs, dim=1) if probs else None,
     )
     draw = torch.tensor([0, *(int(d) for d in shape.draws)]).expand(rows, -1)
     return replace_tree(made, draw=draw, chain=straight), weight
@@ -213,12 +213,14 @@ class Found:
         num = self.outcome.num_committed - 1
         padded = torch.nn.functional.pad(self.outcome.path, (0, 1)).clamp(min=0)
         drafted = self.tree.tokens.gather(1, padded)  # [R, D + 1]
-        laws, total = self.tables.target.softmax(-1), torch.zeros(VOCAB**length, dtype=torch.float64)
+        probs, total = self.tables.target.softmax(-1), torch.zeros(VOCAB**length, dtype=torch.float64)
         for cell, text in enumerate(itertools.product(range(VOCAB), repeat=length)):
             chance, context = self.weight.clone(), [BEFORE, ROOT]
             for at, token in enumerate(text):
-                there = torch.where(at < num, (drafted[:, at] == token).double(), laws[context[-2], context[-1], token])
-                chance *= torch.where(at == num, self.law[:, token], there)
+                there = torch.where(
+                    at < num, (drafted[:, at] == token).double(), probs[context[-2], context[-1], token]
+                )
+                chance *= torch.where(at == num, self.probs[:, token], there)
                 context.append(token)
             total[cell] = chance.sum()
         return total
@@ -238,16 +240,16 @@ def enumerate_step(rule, shape, tables, *, valid=None, one_law=False, dtype=torc
     outcome = rule(tree, logits, Rows(noise, len(weight)))
     idle = (noise.coins & ~noise.asked)[:, 1:].any(-1)  # coins that nobody asked for lie in one way only
     weight = torch.where(idle, 0.0, weight * noise.weight)
-    law = torch.where(weight[:, None] > 0, noise.law.double(), 0.0)
+    law = torch.where(weight[:, None] > 0, noise.probs.double(), 0.0)
     return Found(tree, outcome, weight, law, tables)
 
 
 def target_joint(tables, length):
-    laws, total = tables.target.softmax(-1), []
+    probs, total = tables.target.softmax(-1), []
     for text in itertools.product(range(VOCAB), repeat=length):
         chance, context = 1.0, [BEFORE, ROOT]
         for token in text:
-            chance *= float(laws[context[-2], context[-1], token])
+            chance *= float(probs[context[-2], context[-1], token])
             context.append(token)
         total.append(chance)
     return torch.tensor(total, dtype=torch.float64)

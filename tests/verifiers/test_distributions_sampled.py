@@ -95,9 +95,9 @@ def test_a_wrong_law_would_be_seen():
     law = joint(warped(table), *PROMPT, LENGTH)
     texts, _ = sample(TableLM(table), Guess(), "coupled", k=1, seed=3, temperature=1.0)
     counts = torch.bincount(index_of(texts, 3), minlength=len(law)).double()
-    laws = warped(table)
-    laws[2, 1] += torch.tensor([0.02, -0.02, 0.0])
-    assert abs(deviation(counts, joint(laws, *PROMPT, LENGTH))) > 2 * BOUND
+    probs = warped(table)
+    probs[2, 1] += torch.tensor([0.02, -0.02, 0.0])
+    assert abs(deviation(counts, joint(probs, *PROMPT, LENGTH))) > 2 * BOUND
 
 
 def one_step(drafter, verifier, table, seed):

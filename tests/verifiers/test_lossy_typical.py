@@ -24,15 +24,15 @@ LAW = torch.tensor([0.02, 0.08, 0.3, 0.6], dtype=torch.float64)
 ENTROPY = float(-(LAW * LAW.log()).sum())
 
 
-def step(parents, tokens, laws=None, valid=None, **options):
-    """The path, as a list, and the last token; ``laws`` by node, LAW if left out."""
+def step(parents, tokens, probs=None, valid=None, **options):
+    """The path, as a list, and the last token; ``probs`` by node, LAW if left out."""
     nodes = len(parents)
     valid = torch.tensor([valid or [True] * nodes])
     depth = [0]
     for parent in parents[1:]:
         depth.append(depth[parent] + 1)
     tree = Tree.make(torch.tensor([tokens]), torch.tensor([parents]), valid, max_depth=max(depth))
-    logits = torch.stack([(laws or {}).get(node, LAW) for node in range(nodes)])[None].log()
+    logits = torch.stack([(probs or {}).get(node, LAW) for node in range(nodes)])[None].log()
     outcome = LossyTypical(**options)(tree, logits, Picks(1))
     return outcome.path[0].tolist(), int(outcome.next)
 

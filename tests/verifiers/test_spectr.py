@@ -106,16 +106,16 @@ def test_the_path_lies_on_one_branch_even_where_two_texts_are_equal():
 
 def test_drafts_without_laws_are_refused():
     tree, _ = drafts(Shape((0, 0), (IID,) * 2), tables(1))
-    tree = replace_tree(tree, laws=None)
+    tree = replace_tree(tree, probs=None)
     logits = torch.zeros(len(tree.tokens), 3, 3)
     with pytest.raises(ValueError, match="'spectr' needs drafts drawn from a law"):
         SpecTr()(tree, logits, Rows(Philox(), len(tree.tokens)))
 
 
 def test_zeros_in_either_law():
-    laws = torch.tensor([[0.5, 0.5, 0], [0, 0.3, 0.7], [1, 0, 0], [0.6, 0.1, 0.3]], dtype=torch.float64)
-    for p in laws:
-        for q in laws:
+    probs = torch.tensor([[0.5, 0.5, 0], [0, 0.3, 0.7], [1, 0, 0], [0.6, 0.1, 0.3]], dtype=torch.float64)
+    for p in probs:
+        for q in probs:
             given = Tables(p.log().expand(3, 3, 3), (q.log().expand(3, 3, 3),))
             assert distance(enumerate_step(SpecTr(), SHAPES["two chains"], given)) < 1e-12
 

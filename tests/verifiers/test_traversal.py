@@ -76,8 +76,8 @@ def test_single_precision_is_enough():
 
 
 def test_zeros_in_either_law():
-    laws = torch.tensor([[0.5, 0.5, 0], [0, 0.3, 0.7], [1, 0, 0], [0.6, 0.1, 0.3]], dtype=torch.float64)
-    for p in laws:
-        for q in laws:
+    probs = torch.tensor([[0.5, 0.5, 0], [0, 0.3, 0.7], [1, 0, 0], [0.6, 0.1, 0.3]], dtype=torch.float64)
+    for p in probs:
+        for q in probs:
             given = Tables(p.log().expand(3, 3, 3), (q.log().expand(3, 3, 3),))
             assert distance(enumerate_step(Traversal(), Shape((0, 0, 1), (IID,) * 3), given)) < 1e-12

@@ -66,7 +66,7 @@ class TableTree(StatelessDrafter):
             max_depth=max(self.depths),
             draw=self.draw,
             law=law.expand_as(tokens),
-            laws=torch.cat(list(scores.values()), dim=1).softmax(-1),
+            probs=torch.cat(list(scores.values()), dim=1).softmax(-1),
         )
 
 

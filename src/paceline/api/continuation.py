@@ -7,7 +7,7 @@ from paceline.api.params import SamplingParams
 from paceline.api.results import FinishReason, Piece, Result, Source, Statistics, reasons_of, sources_of
 from paceline.api.score import PromptScore
 from paceline.core.batch import Finish
-from paceline.core.logprobs import Chosen
+from paceline.core.logprobs import TokenLogprobs
 from paceline.core.stats import Summary
 from paceline.engine.jobs import Closing, Gain
 from paceline.engine.watch import Speed
@@ -47,7 +47,7 @@ class Continuation:
         self._tokens: list[int] = []
         self._source: list[Source] = []
         self._origin: list[str | None] = []
-        self._logprobs: list[Chosen] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._text: list[str] = []
         # The last gain's tokens, drafted ones among them, and those kept.
         self._trim: tuple[int, int, int] | None = None
@@ -146,7 +146,7 @@ class Continuation:
         num, num_accepted, kept = self._trim
         return summary.trimmed(num=num, num_accepted=num_accepted, kept=kept)
 
-    def _piece(self, text: str, logprob: Chosen | None) -> Piece:
+    def _piece(self, text: str, logprob: TokenLogprobs | None) -> Piece:
         return Piece(
             index=self.index,
             sample=self.sample,

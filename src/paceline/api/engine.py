@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def lossless(self) -> bool:
-        """Whether texts have the target's law."""
+        """Whether texts have the target's distribution."""
         return self.decoder.verifier.lossless
 
     def submit(

@@ -117,7 +117,7 @@ def generation_options(config: GenerationConfigLike) -> GenerationOptions:
     if count not in (None, 1) and not _flag(values, "do_sample"):
         raise ValueError(f"num_return_sequences={count} without do_sample=True: greedy decoding has one text")
     params = SamplingParams(
-        **_law(values),
+        **_sampling(values),
         **_processors(values),
         n=count or 1,
         max_tokens=max_new_tokens or default,
@@ -158,8 +158,8 @@ def _read(config: GenerationConfigLike) -> Values:
     return values
 
 
-def _law(values: Values) -> dict[str, Any]:
-    """The law of a token as arguments of ``SamplingParams``."""
+def _sampling(values: Values) -> dict[str, Any]:
+    """The distribution of a token as arguments of ``SamplingParams``."""
     if not _flag(values, "do_sample"):
         return {"temperature": 0.0}
     if values.get("temperature") == 0:

@@ -31,7 +31,7 @@ def _returns_dict(values: Values) -> bool:
 
 
 HONOURED: dict[str, str] = {
-    "do_sample": "None and False: temperature 0; True: the law of temperature and the filters",
+    "do_sample": "None and False: temperature 0; True: the distribution of temperature and the filters",
     "temperature": "read where do_sample is True; None: 1.0",
     "top_k": f"read where do_sample is True; None: {DEFAULT_TOP_K}; 0: off",
     "top_p": "read where do_sample is True; None: 1.0",
@@ -128,7 +128,7 @@ REFUSED: dict[str, Refusal] = {
     ),
     "is_assistant": Refusal(reason=_DRAFTER, neutral=(False,)),
     "assistant_early_exit": Refusal(reason=_DRAFTER),
-    "assistant_ensemble_weight": Refusal(reason="it changes the law"),
+    "assistant_ensemble_weight": Refusal(reason="it changes the distribution"),
     "use_mtp": Refusal(reason=_DRAFTER, neutral=(False,)),
     "speculation_type": Refusal(reason=_DRAFTER),
     "output_scores": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),

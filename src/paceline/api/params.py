@@ -83,7 +83,7 @@ class SamplingParams:
     - ``typical_p`` (1.0): above 0 and at most 1; keep the smallest set of tokens whose surprise is nearest to the
       expected one and whose probability reaches it.
     - ``epsilon_cutoff`` (0.0), ``eta_cutoff`` (0.0): 0 to below 1; drop tokens of a smaller probability, the latter
-      less where the law is spread widely.
+      less where the distribution is spread widely.
     - ``filter_order`` ("transformers"): as above; "vllm": min-p before top-k and top-p, as vLLM has it.
     - ``seed`` (None): 0 to 2**63 - 1, of the noise; equal seeds give equal texts. None and -1: a fresh one every call.
     - ``n`` (1): how many continuations of the prompt, at least 1; at temperature 0 they are equal.
@@ -189,7 +189,9 @@ class SamplingParams:
         return values.ids("stop_token_ids", self.stop_token_ids)
 
     def sampling(self, seed: int) -> Sampling:
-        """The law of one continuation, with noise of ``seed``, 0 to 2**63 - 1; the caller decides what None means."""
+        """The distribution of one continuation, with noise of ``seed``, 0 to 2**63 - 1; the caller decides what None
+        means.
+        """
         return Sampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -215,9 +217,8 @@ class SamplingParams:
     def to_vllm(self) -> dict[str, object]:
         """The arguments of vLLM's ``SamplingParams``, those that differ from the defaults; tuples become lists.
 
-        Raises ValueError naming what vLLM does not have, and ``filter_order`` where the law depends on it and is not
-        vLLM's.
-        """
+        Raises ValueError naming what vLLM does not have, and ``filter_order`` where the distribution depends on it and
+        is not vLLM's."""
         differing = self.differing()
         lacking = [f"{name}={value!r}" for name, value in differing.items() if name in NOT_IN_VLLM]
         if self.filter_order != "vllm" and _is_order_felt(differing):

@@ -8,7 +8,7 @@ from operator import add
 from typing import Literal, TypeAlias
 
 from paceline.api.score import PromptScore
-from paceline.core.logprobs import Chosen
+from paceline.core.logprobs import TokenLogprobs
 from paceline.core.stats import Summary
 from paceline.core.tree import NoDraft
 from paceline.engine.jobs import Closing, Gain, Times
@@ -50,7 +50,7 @@ class Piece:
     text: str
     source: Source
     origin: str | None  # the drafter that proposed it; None for the target's own
-    logprob: Chosen | None  # where the parameters ask for it
+    logprob: TokenLogprobs | None  # where the parameters ask for it
     finish_reason: FinishReason | None  # on the last piece
 
 
@@ -66,7 +66,7 @@ class Statistics:
     times: Times
     no_draft: dict[str, int] = field(default_factory=dict[str, int])  # steps without a draft, by reason
     speed: Speed | None = None  # of the whole batch, drafted and plain; None where it was not measured
-    lossless: bool = True  # whether the verifier keeps the target's law
+    lossless: bool = True  # whether the verifier keeps the target's distribution
 
     @property
     def steps(self) -> int:
@@ -115,7 +115,7 @@ class Result:
     text: str | None  # None without a tokenizer; without the stop string or stop token unless asked for
     source: tuple[Source, ...]  # who chose each token
     origin: tuple[str | None, ...]  # the drafter that proposed it; None for the target's own
-    logprobs: tuple[Chosen, ...] | None  # of each token, raw and processed, where asked
+    logprobs: tuple[TokenLogprobs, ...] | None  # of each token, raw and processed, where asked
     prompt_logprobs: PromptScore | None  # of the prompt's own tokens, raw, where asked
     finish_reason: FinishReason
     stop_reason: int | str | None  # the stop string, or the id of stop_token_ids, that ended it

@@ -1,6 +1,6 @@
 """How likely a model finds texts that are already there: continuations, prompts, whole corpora. Generates nothing.
 
-All numbers are of the model's raw law, temperature 1 and nothing cut, as natural logarithms.
+All numbers are of the model's raw distribution, temperature 1 and nothing cut, as natural logarithms.
 """
 
 import math

@@ -3,7 +3,7 @@
 import math
 
 from paceline.api import Result
-from paceline.core.logprobs import Chosen
+from paceline.core.logprobs import TokenLogprobs
 
 DIGITS = 4  # of log-probabilities in files, whose last bits depend on which texts ran together
 
@@ -65,7 +65,7 @@ def sample_object(result: Result) -> dict[str, object]:
     return shown
 
 
-def _chosen(chosen: Chosen, digits: int | None) -> dict[str, object]:
+def _chosen(chosen: TokenLogprobs, digits: int | None) -> dict[str, object]:
     return {
         "raw": _number(chosen.raw, digits),
         "processed": _number(chosen.processed, digits),

@@ -35,7 +35,7 @@ _Found: TypeAlias = "tuple[list[int], Tensor] | Exception"
 
 
 @final
-class Lane:
+class HostConstraints:
     """What rules demand of the rows of one batch. Where it ``replaces`` drafts, text that must come is drafted instead.
 
     A rule that raises fails its row alone: the row goes on without any until somebody takes ``failures``, by row, and
@@ -77,8 +77,8 @@ class Lane:
     def look(self, tree: Tree) -> Tree:
         """``tree`` as rules allow it, before it is scored; what grammars allow after it is found out meanwhile.
 
-        Nodes that a grammar forbids are not valid. The others stay as they were drawn, from laws that ``process``
-        restricts to what was allowed: that is the law of a token given that it was not forbidden.
+        Nodes that a grammar forbids are not valid. The others stay as they were drawn, from distributions that
+        ``process`` restricts to what was allowed: that is the distribution of a token given that it was not forbidden.
         """
         if self._drafts:  # of a step that was cut off
             self._drafts.clear()
@@ -116,7 +116,9 @@ class Lane:
         return self._restricted(tree, kept)
 
     def process(self, tree: Tree, logits: Tensor) -> tuple[Tree, Tensor]:
-        """``logits`` [R, N, V] after the rules of every row at each of its nodes, and ``tree`` with laws to match."""
+        """``logits`` [R, N, V] after the rules of every row at each of its nodes, and ``tree`` with distributions to
+        match.
+        """
         if not self._drafts:
             return tree, logits
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -138,7 +140,7 @@ class Lane:
         own[..., 0] = torch.where(left, own[..., 0], 0.0)
         scores[index] = own
         self._starved = (rows, ~left & ~bare & tree.valid[index])
-        return _with_laws(tree, index, allowed), scores
+        return _mask_draft_probs(tree, index, allowed), scores
 
     def settle(self, outcome: Outcome) -> None:
         """Fail rows that have taken a token, as ``outcome`` says, where their rules leave none."""
@@ -188,9 +190,9 @@ class Lane:
         if replaced:
             tokens = tokens.clone()
             tokens[index[:, 0]] = torch.tensor([self._drafts[row].tokens for row in forced], device=device)
-        draw, law = torch.where(fixed, int(Draw.FIXED), tree.draw), torch.where(fixed, -1, tree.law)
+        draw, source = torch.where(fixed, int(Draw.FIXED), tree.draw), torch.where(fixed, -1, tree.source)
         # What a drafter knows of nodes is of the tokens that it had put there.
-        return replace(tree, tokens=tokens, draw=draw, law=law, resume=None if replaced else tree.resume)
+        return replace(tree, tokens=tokens, draw=draw, source=source, resume=None if replaced else tree.resume)
 
     def _restricted(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
         valid = tree.valid.clone()
@@ -292,16 +294,18 @@ def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) 
     return logits
 
 
-def _with_laws(tree: Tree, rows: Tensor, allowed: Tensor) -> Tree:
-    """In ``rows`` [r], laws that tokens were drawn from, without what ``allowed`` [r, N, V] forbids after a parent."""
-    if tree.laws is None or tree.num_nodes == 1:
+def _mask_draft_probs(tree: Tree, rows: Tensor, allowed: Tensor) -> Tree:
+    """In ``rows`` [r], distributions that tokens were drawn from, without what ``allowed`` [r, N, V] forbids after a
+    parent.
+    """
+    if tree.probs is None or tree.num_nodes == 1:
         return tree
-    law, parents = tree.law[rows], tree.parents[rows].clamp(min=0)
-    number = tree.laws.shape[1]
-    parent = torch.zeros(len(rows), number + 1, dtype=torch.int64, device=law.device)
-    parent.scatter_(1, torch.where(law >= 0, law, number), parents)  # all nodes of a law have one parent
+    source, parents = tree.source[rows], tree.parents[rows].clamp(min=0)
+    number = tree.probs.shape[1]
+    parent = torch.zeros(len(rows), number + 1, dtype=torch.int64, device=source.device)
+    parent.scatter_(1, torch.where(source >= 0, source, number), parents)  # all nodes of a distribution have one parent
     kept = allowed.gather(1, parent[:, :number, None].expand(-1, -1, allowed.shape[-1]))
-    laws = tree.laws.clone()
-    own = laws[rows] * kept
-    laws[rows] = own / own.sum(-1, keepdim=True).clamp(min=torch.finfo(own.dtype).tiny)
-    return replace(tree, laws=laws)
+    probs = tree.probs.clone()
+    own = probs[rows] * kept
+    probs[rows] = own / own.sum(-1, keepdim=True).clamp(min=torch.finfo(own.dtype).tiny)
+    return replace(tree, probs=probs)

@@ -25,9 +25,11 @@ class Admission:
     def __init__(self, *, rows: list[int], prefixes: list[Prefix], lengths: list[int], device: torch.device) -> None:
         self.rows = torch.tensor(rows, device=device)
         self.source = torch.tensor([prefix.row for prefix in prefixes], device=device)  # [B] where prefixes lie
-        self.forked: Tensor = torch.tensor([prefix.length for prefix in prefixes], device=device)  # [B] their lengths
+        self.prefix_length: Tensor = torch.tensor(
+            [prefix.length for prefix in prefixes], device=device
+        )  # [B] their lengths
         self.known = torch.tensor(lengths, device=device) - 1  # [B] tokens before the root
         # Bounds that the host knows, so that admission need not ask the device.
-        self.longest_forked = max(prefix.length for prefix in prefixes)
+        self.max_prefix_length = max(prefix.length for prefix in prefixes)
         self.moves = any(prefix.length and prefix.row != row for prefix, row in zip(prefixes, rows, strict=True))
         self.unread = max(n - 1 - prefix.length for n, prefix in zip(lengths, prefixes, strict=True))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.guidance import Guiding
-from paceline.core.logprobs import Chosen, StepLogprobs, look_up
+from paceline.core.logprobs import StepLogprobs, TokenLogprobs, gather_logprobs
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.processing import ProcessingState, Text
 from paceline.core.request import MAX_STOP_TOKENS, Request
@@ -123,7 +123,7 @@ class Batch:
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
         """The target's own choice [R, n] from processed ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
         if not self.sampling.any_sampled:
-            return self.likeliest(logits)
+            return self.argmax(logits)
         return self.noise.choose(self.scores(logits), self.key(position, Stream.TARGET))
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
@@ -134,12 +134,14 @@ class Batch:
         key = self.key(levels, Stream.TARGET)
         return self.noise.choose_at(self.scores(logits), key, tree.depth)
 
-    def likeliest(self, logits: Tensor) -> Tensor:
+    def argmax(self, logits: Tensor) -> Tensor:
         """The first of the largest processed ``logits`` [R, n, V], however rows sample."""
         return logits.argmax(-1)
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Scores [R, n, V] whose exponentials are the laws of tokens up to a factor, from processed ``logits``."""
+        """Scores [R, n, V] whose exponentials are the distributions of tokens up to a factor, from processed
+        ``logits``.
+        """
         return self.sampling.warp(logits)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
@@ -214,7 +216,7 @@ class Batch:
         num = torch.where(self.active, num, 0)
         stopped = (stops & (depth < num[:, None])).any(-1)
         full = self.length + num >= self.limit
-        blame = self._blame(tree)
+        no_draft_reason = self._blame(tree)
 
         into = torch.where(depth < num[:, None], self.length[:, None] + depth, self.max_length)
         self.tokens.scatter_(1, into, emitted)
@@ -225,7 +227,7 @@ class Batch:
         self.finish.copy_(torch.where(self.active, ended, self.finish))
         self.active.logical_and_(self.finish == int(Finish.RUNNING))
         clipped = Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
-        self._write_report(tree, clipped, accepted, emitted, blame)
+        self._write_report(tree, clipped, accepted, emitted, no_draft_reason)
         return clipped
 
     def record_logprobs(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> None:
@@ -237,22 +239,31 @@ class Batch:
         tokens = self.tokens.gather(1, position.clamp(max=self.max_length))
         at = nodes[..., None].expand(-1, -1, logits.shape[-1])
         scores = self.scores(processed.gather(1, at))
-        self.step_logprobs = look_up(logits.gather(1, at), scores, tokens, self._num_logprobs)
+        self.step_logprobs = gather_logprobs(logits.gather(1, at), scores, tokens, self._num_logprobs)
 
     def _blame(self, tree: Tree) -> Tensor:
         """Why each row's tree has the root alone [R], values of NoDraft; asked before the text grows."""
-        none = torch.where(self.limit - self.length <= 1, int(NoDraft.LIMIT), int(tree.blame))
+        none = torch.where(self.limit - self.length <= 1, int(NoDraft.LIMIT), int(tree.no_draft_reason))
         none = torch.where(self.num_draft == 0, int(NoDraft.CAPPED), none)
         if tree.num_nodes == 1:
-            none = torch.full_like(none, int(tree.blame))
+            none = torch.full_like(none, int(tree.no_draft_reason))
         return torch.where(tree.valid.sum(-1) > 1, int(NoDraft.DRAFTED), none)
 
-    def _write_report(self, tree: Tree, outcome: Outcome, accepted: Tensor, emitted: Tensor, blame: Tensor) -> None:
+    def _write_report(
+        self, tree: Tree, outcome: Outcome, accepted: Tensor, emitted: Tensor, no_draft_reason: Tensor
+    ) -> None:
         num = outcome.num_committed
         ends = torch.nn.functional.pad(outcome.path, (1, 0)).gather(1, accepted.clamp(min=0)[:, None])  # [R, 1]
         children = ((tree.parents == ends) & tree.valid).any(-1)
         origin = tree.origin.gather(1, torch.nn.functional.pad(outcome.path, (0, 1)).clamp(min=0))
-        head = (num, torch.minimum(accepted, num), tree.valid.sum(-1) - 1, self.finish, (~children).long(), blame)
+        head = (
+            num,
+            torch.minimum(accepted, num),
+            tree.valid.sum(-1) - 1,
+            self.finish,
+            (~children).long(),
+            no_draft_reason,
+        )
         width, ends = tree.max_depth + 1, REPORT_HEAD + self.max_depth + 1
         self.report[:, :REPORT_HEAD].copy_(torch.stack(head, dim=1))
         self.report[:, REPORT_HEAD : REPORT_HEAD + width].copy_(emitted)
@@ -277,6 +288,6 @@ class Report:
         self.no_draft = [NoDraft(row[5]) for row in rows]
         self.tokens = [row[REPORT_HEAD : REPORT_HEAD + row[0]] for row in rows]
         self.origin = [row[ends : ends + row[0]] for row in rows]  # of drafted tokens, which drafter
-        self.logprobs: list[list[Chosen]] = (
+        self.logprobs: list[list[TokenLogprobs]] = (
             [[] for _ in rows] if step_logprobs is None else step_logprobs.read(asked, self.num)
         )

@@ -48,7 +48,7 @@ class SlotCache:
         Sources are read before anything is written, so rows may be exchanged.
         """
         if admission.moves:
-            longest = admission.longest_forked
+            longest = admission.max_prefix_length
             for store in (self.keys, self.values):
                 for layer in store:
                     layer[admission.rows, :longest] = layer[admission.source, :longest]

@@ -72,7 +72,7 @@ class Guiding:
         scale = self.scale.to(scores.dtype)[:, None, None]
         own = scores.log_softmax(-1)
         other = own[self.second]
-        # Where a law has no token, neither stream counts: minus infinities have no difference.
+        # Where a distribution has no token, neither stream counts: minus infinities have no difference.
         combined = torch.where(own > -torch.inf, scale * (own - other) + other, -torch.inf)
         return torch.where((self.second != self.leader)[:, None, None], combined, scores)
 

@@ -1,4 +1,5 @@
-"""Log-probabilities of chosen tokens, under the target's raw law and under the law that was sampled from.
+"""Log-probabilities of chosen tokens, under the target's raw distribution and under the distribution that was sampled
+from.
 
 Knows nothing of trees or rows' options. R rows, D draft depth, V vocabulary, n likeliest tokens.
 """
@@ -13,12 +14,11 @@ from paceline.core.host import numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class TokenLogprobs:
     """One token's log-probabilities, natural logarithms.
 
-    ``raw`` is of the target's law as its logits give it; ``processed`` of the law after temperature, filters and bans,
-    in which a greedy row is certain of its token. The likeliest tokens come best first.
-    """
+    ``raw`` is of the target's distribution as its logits give it; ``processed`` of the distribution after temperature,
+    filters and bans, in which a greedy row is certain of its token. The likeliest tokens come best first."""
 
     raw: float
     processed: float
@@ -37,7 +37,7 @@ class StepLogprobs:
     processed_tokens: Tensor  # [R, D + 1, n]
     processed_top: Tensor  # [R, D + 1, n]
 
-    def read(self, asked: Sequence[int | None], num: Sequence[int]) -> list[list[Chosen]]:
+    def read(self, asked: Sequence[int | None], num: Sequence[int]) -> list[list[TokenLogprobs]]:
         """The first ``num`` tokens of every row that asked, each with as many likeliest tokens as it asked for."""
         raw, processed = numbers(self.raw), numbers(self.processed)
         tops = [numbers(part) for part in (self.raw_tokens, self.raw_top, self.processed_tokens, self.processed_top)]
@@ -52,7 +52,7 @@ class StepLogprobs:
             []
             if count is None
             else [
-                Chosen(
+                TokenLogprobs(
                     raw=raw[at],
                     processed=processed[at],
                     top_raw=best(tops[0], tops[1], at, count),
@@ -64,7 +64,7 @@ class StepLogprobs:
         ]
 
 
-def look_up(logits: Tensor, scores: Tensor, tokens: Tensor, num_top: int) -> StepLogprobs:
+def gather_logprobs(logits: Tensor, scores: Tensor, tokens: Tensor, num_top: int) -> StepLogprobs:
     """Log-probabilities of ``tokens`` [R, D + 1] under ``logits`` and processed ``scores``, both [R, D + 1, V]."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     raw, processed = logits.to(wide).log_softmax(-1), scores.to(wide).log_softmax(-1)

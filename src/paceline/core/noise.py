@@ -106,7 +106,9 @@ class Philox:
         return torch.searchsorted(reach, goal, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
 
     def order(self, scores: Tensor, key: Key, count: int) -> Tensor:
-        """The race's ranking as far as ``count``: the next finisher among the rest is a draw from their law."""
+        """The race's ranking as far as ``count``: the next finisher among the rest is a draw from their
+        distribution.
+        """
         if count == 1:
             return self.choose(scores, key)[..., None]
         return self._race(scores, key).topk(count, dim=-1).indices

@@ -63,9 +63,9 @@ class ProcessingState:
         self.ngram = filled(0, dtype=torch.int64)
         self.bias: Tensor | None = None  # [R, V] float32
         self.counts: Tensor | None = None  # [R, V + 1] int32, times in the new text; the last takes what counts nothing
-        self.prompted: Tensor | None = None  # [R, V + 1] bool, whether in the prompt
+        self.in_prompt: Tensor | None = None  # [R, V + 1] bool, whether in the prompt
         self.late = filled(-1, 0, dtype=torch.int64)  # [R, E] tokens
-        self.late_until = filled(0, 0, dtype=torch.int64)  # [R, E] the first position that each may take
+        self.allowed_from = filled(0, 0, dtype=torch.int64)  # [R, E] the first position that each may take
         self.before = filled(-1, 0, 0, dtype=torch.int64)  # [R, S, L - 1] tokens before, at the end; -1 is any
         self.last = filled(-1, 0, dtype=torch.int64)  # [R, S] tokens biased, -1 is none
         self.value = filled(0.0, 0, dtype=torch.float32)  # [R, S]
@@ -138,7 +138,7 @@ class ProcessingState:
         most = max(len(option.late) for option in options)
         if most > self.late.shape[1]:
             size = _room(most, self.late.shape[1])
-            self.late, self.late_until = _widened(self.late, size, -1), _widened(self.late_until, size, 0)
+            self.late, self.allowed_from = _widened(self.late, size, -1), _widened(self.allowed_from, size, 0)
         size = self.late.shape[1]
         if not size:
             return
@@ -147,37 +147,37 @@ class ProcessingState:
             for at, (token, count) in enumerate(option.late):
                 tokens[row][at], until[row][at] = token if token < self.vocab_size else -1, length + count
         self.late[index] = torch.tensor(tokens, device=self.device)
-        self.late_until[index] = torch.tensor(until, device=self.device)
+        self.allowed_from[index] = torch.tensor(until, device=self.device)
 
     def _begin_counting(self, rows: Sequence[tuple[int, Sequence[int], Processing]]) -> None:
         if not rows:
             return
-        if self.counts is None or self.prompted is None:
+        if self.counts is None or self.in_prompt is None:
             self.counts = self._filled(0, self.vocab_size + 1, dtype=torch.int32)
-            self.prompted = self._filled(0, self.vocab_size + 1, dtype=torch.bool)
+            self.in_prompt = self._filled(0, self.vocab_size + 1, dtype=torch.bool)
         for row, prompt, _ in rows:
             self.counts[row] = 0
-            self.prompted[row] = False
-            self.prompted[row].index_fill_(0, torch.tensor(list(prompt), device=self.device), True)
+            self.in_prompt[row] = False
+            self.in_prompt[row].index_fill_(0, torch.tensor(list(prompt), device=self.device), True)
 
     def _flag(self) -> None:
         self.any_bias = any(option.is_biased for option in self.rows)
         self.any_sequences = any(option.sequences for option in self.rows)
         self.any_counts = any(option.counts for option in self.rows)
         self.any_late = any(option.late for option in self.rows)
-        self.most_ngram = max(option.no_repeat_ngram for option in self.rows)
+        self.max_ngram_size = max(option.no_repeat_ngram for option in self.rows)
 
     @property
     def any(self) -> bool:
         """Whether any row has any."""
-        return self.any_bias or self.any_sequences or self.any_counts or self.any_late or self.most_ngram > 0
+        return self.any_bias or self.any_sequences or self.any_counts or self.any_late or self.max_ngram_size > 0
 
     @property
     def flags(self) -> tuple[int, ...]:
         """What processing chooses by on the host, and the sizes of what may grow."""
         used = (self.any_bias, self.any_sequences, self.any_counts, self.any_late)
         sizes = (*(self.before.shape if self.any_sequences else ()), *(self.late.shape if self.any_late else ()))
-        return (*used, self.most_ngram, *sizes)
+        return (*used, self.max_ngram_size, *sizes)
 
     def count(self, tokens: Tensor, real: Tensor) -> None:
         """Take new ``tokens`` [R, m] into the history where ``real`` [R, m]."""
@@ -192,12 +192,12 @@ class ProcessingState:
             scores = scores + self.bias[:, None]
         if self.any_sequences:
             scores = self._with_sequences(scores, text)
-        if self.any_counts and self.counts is not None and self.prompted is not None:
+        if self.any_counts and self.counts is not None and self.in_prompt is not None:
             scores = self._penalised(scores, text.drafted)
-        if self.most_ngram:
-            scores = scores.masked_fill(self._repeats(text), NEVER)
+        if self.max_ngram_size:
+            scores = scores.masked_fill(self._ngram_repeats(text), NEVER)
         if self.any_late:
-            early = text.position[..., None] < self.late_until[:, None]
+            early = text.position[..., None] < self.allowed_from[:, None]
             scores = scores.masked_fill(self._marked(torch.where(early, self.late[:, None], -1)), NEVER)
         first = torch.where((scores > NEVER).any(-1), scores[..., 0], 0.0)
         return torch.cat((first[..., None], scores[..., 1:]), dim=-1)
@@ -210,7 +210,7 @@ class ProcessingState:
         return scores.scatter_add(-1, self.last.clamp(min=0)[:, None].expand_as(value), value)
 
     def _penalised(self, scores: Tensor, drafted: Tensor) -> Tensor:
-        assert self.counts is not None and self.prompted is not None
+        assert self.counts is not None and self.in_prompt is not None
         rows, nodes, size = scores.shape
         counts = self.counts[:, None].expand(rows, nodes, size + 1)
         into = torch.where(drafted >= 0, drafted, size)
@@ -218,11 +218,11 @@ class ProcessingState:
         repetition, frequency, presence = (
             part.to(scores.dtype)[:, None, None] for part in (self.repetition, self.frequency, self.presence)
         )
-        seen = self.prompted[:, None, :size] | (counts > 0)
+        seen = self.in_prompt[:, None, :size] | (counts > 0)
         scores = torch.where(seen, torch.where(scores < 0, scores * repetition, scores / repetition), scores)
         return scores - frequency * counts - presence * (counts > 0)
 
-    def _repeats(self, text: Text) -> Tensor:
+    def _ngram_repeats(self, text: Text) -> Tensor:
         """Tokens [R, n, V] that would complete a run of tokens that stands in the text already."""
         rows, nodes, depth = text.drafted.shape
         column = torch.arange(text.tokens.shape[1] + depth, device=self.device).expand(rows, nodes, -1)
@@ -230,7 +230,7 @@ class ProcessingState:
         end = text.position[..., None]  # [R, n, 1]
         length = self.ngram[:, None, None]
         met = (column < end) & (column >= length - 1) & (length > 0) & (end + 1 >= length)
-        for back in range(1, self.most_ngram):
+        for back in range(1, self.max_ngram_size):
             before = torch.nn.functional.pad(whole, (back, 0), value=-1)[..., : whole.shape[-1]]
             met = met & ((before == text.at(end - back)) | (back >= length))
         return self._marked(torch.where(met, whole, -1))

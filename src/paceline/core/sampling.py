@@ -1,4 +1,4 @@
-"""How a row turns processed logits into the law it samples from: temperature, then filters.
+"""How a row turns processed logits into the distribution it samples from: temperature, then filters.
 
 Knows nothing of trees or verifiers. R rows, B rows of a call, n nodes, V vocabulary.
 """
@@ -113,9 +113,9 @@ class SamplingState:
         return (*common, self.any_min_p_first, self.any_typical_p, self.any_cutoff)
 
     def warp(self, logits: Tensor) -> Tensor:
-        """``logits`` [R, n, V] to scores whose exponentials are the law up to a factor: -inf where excluded.
+        """``logits`` [R, n, V] to scores whose exponentials are the distribution up to a factor: -inf where excluded.
 
-        A greedy row's law is one-hot at its argmax, so whatever draws from the scores draws the argmax.
+        A greedy row's distribution is one-hot at its argmax, so whatever draws from the scores draws the argmax.
         """
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         dtype = scores.dtype
@@ -146,26 +146,26 @@ class SamplingState:
         return scores.masked_fill((scores < floor) & rows[:, None, None], -torch.inf)
 
     def _typical(self, scores: Tensor) -> Tensor:
-        law = scores.log_softmax(-1)
-        weight = law.exp()
-        entropy = -torch.where(weight > 0, law * weight, 0.0).sum(-1, keepdim=True)
+        probs = scores.log_softmax(-1)
+        weight = probs.exp()
+        entropy = -torch.where(weight > 0, probs * weight, 0.0).sum(-1, keepdim=True)
         goal = torch.where(self.typical_p < 1, self.typical_p, torch.inf)[:, None, None].to(scores.dtype)
-        nearest = keep_until(-(law + entropy).abs(), weight, goal)
+        nearest = keep_until(-(probs + entropy).abs(), weight, goal)
         return torch.where(nearest > -torch.inf, scores, -torch.inf)
 
     @staticmethod
     def _cut_off(scores: Tensor, least: Tensor, *, bounded_by_entropy: bool) -> Tensor:
         """Without tokens of a probability below ``least`` [R], but for the likeliest."""
-        law = scores.softmax(-1)
+        probs = scores.softmax(-1)
         bound = least[:, None, None].to(scores.dtype)
         if bounded_by_entropy:
-            bound = torch.minimum(bound, bound.sqrt() * torch.exp(torch.xlogy(law, law).sum(-1, keepdim=True)))
-        dropped = (law < bound) & (scores < scores.amax(-1, keepdim=True))
+            bound = torch.minimum(bound, bound.sqrt() * torch.exp(torch.xlogy(probs, probs).sum(-1, keepdim=True)))
+        dropped = (probs < bound) & (scores < scores.amax(-1, keepdim=True))
         return scores.masked_fill(dropped, -torch.inf)
 
     @staticmethod
     def _one_hot(scores: Tensor) -> Tensor:
-        """Scores of the law that is certain of the argmax."""
+        """Scores of the distribution that is certain of the argmax."""
         return torch.full_like(scores, -torch.inf).scatter_(-1, scores.argmax(-1, keepdim=True), 0.0)
 
 

@@ -1,6 +1,6 @@
-"""The draft: one static-shape tree of tokens per row. Knows nothing of models, caches or laws' meaning.
+"""The draft: one static-shape tree of tokens per row. Knows nothing of models, caches or distributions' meaning.
 
-B rows, N nodes, M distinct laws, V vocabulary, H hidden size.
+B rows, N nodes, M distinct distributions, V vocabulary, H hidden size.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from torch import Tensor
 class Draw(IntEnum):
     """How a node's token came to be; what a verifier may assume about it."""
 
-    FIXED = 0  # chosen by a rule (argmax, copy, retrieval): its law is one-hot
+    FIXED = 0  # chosen by a rule (argmax, copy, retrieval): its distribution is one-hot
     SHARED = 1  # drawn with the target's own noise at that position
-    IID = 2  # drawn from a recorded law with noise of its own
+    IID = 2  # drawn from a recorded distribution with noise of its own
     NO_REPLACEMENT = 3  # as IID, but among the tokens its earlier siblings left
 
 
@@ -59,12 +59,12 @@ class Tree:
     ancestors: Tensor  # [B, N, N] bool; [b, n, m]: m lies on the path from the root to n, n included
     valid: Tensor  # [B, N] bool
     draw: Tensor  # [B, N] int64, values of Draw
-    law: Tensor  # [B, N] int64 index into laws; -1 = a fixed choice
-    laws: Tensor | None  # [B, M, V] probabilities, only when the verifier wants them
+    source: Tensor  # [B, N] int64 index into distributions; -1 = a fixed choice
+    probs: Tensor | None  # [B, M, V] probabilities, only when the verifier wants them
     origin: Tensor  # [B, N] int64, which drafter
     max_depth: int  # static bound on depth
     chain: bool  # static: node n is the child of node n - 1
-    blame: NoDraft = NoDraft.DECLINED  # static: why a row has the root alone, if its limits do not say so
+    no_draft_reason: NoDraft = NoDraft.DECLINED  # static: why a row has the root alone, if its limits do not say so
     resume: Resume | None = None  # for the target, of all nodes
 
     @property
@@ -77,11 +77,13 @@ class Tree:
         valid: Tensor,
         *,
         draw: Draw = Draw.FIXED,
-        laws: Tensor | None = None,
+        probs: Tensor | None = None,
         origin: int = 0,
-        blame: NoDraft = NoDraft.DECLINED,
+        no_draft_reason: NoDraft = NoDraft.DECLINED,
     ) -> "Tree":
-        """A chain: ``tokens`` and ``valid`` [B, N], root first; ``laws`` [B, N - 1, V] of the drafted nodes, if any."""
+        """A chain: ``tokens`` and ``valid`` [B, N], root first; ``distributions`` [B, N - 1, V] of the drafted
+        nodes, if any.
+        """
         rows, nodes = tokens.shape
         index = torch.arange(nodes, device=tokens.device)
         order = index.expand(rows, nodes)
@@ -92,12 +94,12 @@ class Tree:
             ancestors=(index[None, :] <= index[:, None]).expand(rows, nodes, nodes),
             valid=valid,
             draw=torch.full_like(tokens, int(draw)),
-            law=order - 1 if laws is not None else torch.full_like(tokens, -1),
-            laws=laws,
+            source=order - 1 if probs is not None else torch.full_like(tokens, -1),
+            probs=probs,
             origin=torch.full_like(tokens, origin),
             max_depth=nodes - 1,
             chain=True,
-            blame=blame,
+            no_draft_reason=no_draft_reason,
         )
 
     @staticmethod
@@ -108,10 +110,10 @@ class Tree:
         *,
         max_depth: int,
         draw: Draw = Draw.FIXED,
-        law: Tensor | None = None,
-        laws: Tensor | None = None,
+        source: Tensor | None = None,
+        probs: Tensor | None = None,
         origin: int = 0,
-        blame: NoDraft = NoDraft.DECLINED,
+        no_draft_reason: NoDraft = NoDraft.DECLINED,
     ) -> "Tree":
         """Any topology: ``tokens``, ``parents`` and ``valid`` [B, N]; ``max_depth`` bounds the depth of every node."""
         nodes = tokens.shape[1]
@@ -126,12 +128,12 @@ class Tree:
             ancestors=reach,
             valid=valid,
             draw=torch.full_like(tokens, int(draw)),
-            law=torch.full_like(tokens, -1) if law is None else law,
-            laws=laws,
+            source=torch.full_like(tokens, -1) if source is None else source,
+            probs=probs,
             origin=torch.full_like(tokens, origin),
             max_depth=max_depth,
             chain=False,
-            blame=blame,
+            no_draft_reason=no_draft_reason,
         )
 
 

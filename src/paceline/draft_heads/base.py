@@ -25,9 +25,8 @@ class HeadConfig(BaseModel):
 class Unrolled:
     """What a head would draft over known text, whatever it was that had been drafted before being right.
 
-    Entry [b, a, d] is of the draft that starts at anchor a, d tokens after the root. It is the law of the token behind
-    ``position``, to be held against the target's own there.
-    """
+    Entry [b, a, d] is of the draft that starts at anchor a, d tokens after the root. It is the distribution of the
+    token behind ``position``, to be held against the target's own there."""
 
     logits: Tensor  # [B, A, D, V]
     position: Tensor  # [B, A, D] int64 in 0..T - 1

@@ -20,7 +20,7 @@ from paceline.models.base import LM, Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class DrafterContext:
     """What the decoder tells a drafter before the first row."""
 
     rows: int
@@ -41,15 +41,17 @@ class Drafter(ABC):
     origins: tuple[str, ...] = ("draft",)  # what the numbers of Tree.origin mean
     draws: frozenset[Draw]  # how it can draw
     branches: bool = False  # whether its trees may branch
-    takes_others: bool = False  # whether ``observe`` may be given a chain whose tokens are not those that it proposed
+    accepts_other_tokens: bool = (
+        False  # whether ``observe`` may be given a chain whose tokens are not those that it proposed
+    )
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         """Nodes of the largest tree it proposes at this depth, root included; a chain unless overridden."""
         return num_draft_tokens + 1
 
     @abstractmethod
-    def start(self, setting: Setting) -> None:
-        """Allocate for ``setting``, dropping former state. Raises ValueError for a target it cannot serve."""
+    def start(self, context: DrafterContext) -> None:
+        """Allocate for ``context``, dropping former state. Raises ValueError for a target it cannot serve."""
 
     @property
     def slot_bytes(self) -> int:
@@ -90,14 +92,14 @@ class Drafter(ABC):
 class StatelessDrafter(Drafter):
     """A drafter that reads everything it needs from the batch, and nothing from the host."""
 
-    takes_others = True
+    accepts_other_tokens = True
 
     @property
     def host_state(self) -> Hashable:
         return ()
 
     @final
-    def start(self, setting: Setting) -> None:
+    def start(self, context: DrafterContext) -> None:
         """Nothing to allocate."""
 
     @final

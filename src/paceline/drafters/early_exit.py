@@ -16,9 +16,9 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.draft_heads.early_exit import EarlyExitHead
-from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.hidden_states import Unread, path_hidden, read_hidden, under_root
-from paceline.drafters.tree import ahead_of, make_grower, possible_draws
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.hidden_states import PendingStates, path_hidden, read_hidden, with_root
+from paceline.drafters.tree import fused_chain, make_grower, possible_draws
 from paceline.drafters.tree.base import Grown
 from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Head, Missing, Output, Stem
@@ -40,7 +40,7 @@ class EarlyExitDrafter(Drafter):
     """
 
     origins = ("early_exit",)
-    takes_others = True
+    accepts_other_tokens = True
 
     def __init__(
         self,
@@ -76,43 +76,43 @@ class EarlyExitDrafter(Drafter):
         shape = self._shape(num_draft_tokens)
         return 1 + max(shape.num_drafted, shape.num_read)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: DrafterContext) -> None:
         """Allocate, and try the stem. Raises ValueError for a target other than the head's, or that runs only whole."""
-        self.setting = setting
-        self._check(setting)
-        self.stem = setting.cache.storage.view(layers=range(self.head.options.exit_layer))  # its length is the target's
+        self.context = context
+        self._check(context)
+        self.stem = context.cache.storage.view(layers=range(self.head.options.exit_layer))  # its length is the target's
         self._try()
-        depths = range(1, setting.max_draft_tokens + 1)
+        depths = range(1, context.max_draft_tokens + 1)
         shapes = [self._shape(depth) for depth in depths]
-        ahead = isinstance(self.lm, Ahead) and isinstance(setting.target, Ahead)
-        self.growers = [make_grower(shape, setting) for shape in shapes]
-        self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
+        ahead = isinstance(self.lm, Ahead) and isinstance(context.target, Ahead)
+        self.growers = [make_grower(shape, context) for shape in shapes]
+        self.chains = [fused_chain(grower, context) if ahead else None for grower in self.growers]
         self.leading = [_num_leading(shape) for shape in shapes]
         self.depths = [shape.depth for shape in shapes]
         self.depth = max(self.depths, default=0)
         num_read = max((shape.num_read for shape in shapes), default=0)
         decoder = self.head.decoder
-        size, dtype, device = decoder.config.hidden_size, decoder.dtype, setting.device
-        self.cache = self.lm.new_cache(setting.rows, setting.max_length + num_read).view()
-        self.unread = Unread(setting.rows, self.depth + PAUSES, size, dtype=dtype, device=device)
+        size, dtype, device = decoder.config.hidden_size, decoder.dtype, context.device
+        self.cache = self.lm.new_cache(context.rows, context.max_length + num_read).view()
+        self.unread = PendingStates(context.rows, self.depth + PAUSES, size, dtype=dtype, device=device)
         self.lag = self.depth  # host's bound on what any row has yet to read, the root less; -1: nor the root
         # Chains that are drafted in one call: what the stem gives, in one piece for whatever depth.
-        self.stream = torch.zeros(setting.rows * (1 + self.depth) * size if ahead else 0, dtype=dtype, device=device)
+        self.stream = torch.zeros(context.rows * (1 + self.depth) * size if ahead else 0, dtype=dtype, device=device)
         self.order = torch.arange(1 + self.depth, device=device)
         # Recycled: the target's last stream at every token of the text; the last column takes what must change nothing.
-        columns = 0 if self.head.recycle is None else setting.max_length + 1
-        self.past = torch.zeros(setting.rows, columns, size, dtype=dtype, device=device)
+        columns = 0 if self.head.recycle is None else context.max_length + 1
+        self.past = torch.zeros(context.rows, columns, size, dtype=dtype, device=device)
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots: what sources hold is copied, and what they have yet to read is read."""
         storage = self.cache.storage
-        length = torch.minimum(admission.forked, storage.length[admission.source])
+        length = torch.minimum(admission.prefix_length, storage.length[admission.source])
         view = storage.begin(admission, length)
-        if admission.longest_forked:
-            read_hidden(self.lm, view, self.unread.states[admission.source, :-1], admission.forked - length)
+        if admission.max_prefix_length:
+            read_hidden(self.lm, view, self.unread.states[admission.source, :-1], admission.prefix_length - length)
         self.unread.count.index_fill_(0, admission.rows, 0)
         if admission.moves:
-            longest = min(admission.longest_forked, self.past.shape[1])
+            longest = min(admission.max_prefix_length, self.past.shape[1])
             self.past[admission.rows, :longest] = self.past[admission.source, :longest]
         if not hidden:
             return
@@ -156,10 +156,10 @@ class EarlyExitDrafter(Drafter):
     def _shape(self, depth: int) -> Shape:
         return Topology.chain(depth) if self.shape is None else self.shape.cut(depth)
 
-    def _check(self, setting: Setting) -> None:
+    def _check(self, context: DrafterContext) -> None:
         """Raise ValueError for a target that the head cannot be of."""
         ours = (self.head.num_layers, self.head.decoder.vocab_size)
-        theirs = (setting.target.num_layers, setting.vocab_size)
+        theirs = (context.target.num_layers, context.vocab_size)
         if ours != theirs:
             raise ValueError(
                 f"this head is of a target of {ours[0]} layers and {ours[1]} tokens, and the target has {theirs[0]} "
@@ -168,14 +168,14 @@ class EarlyExitDrafter(Drafter):
 
     def _try(self) -> None:
         """Let the stem read nothing at all. Raises ValueError where the target runs all of its layers or none."""
-        nobody = torch.zeros(self.setting.rows, 1, dtype=torch.int64, device=self.setting.device)
+        nobody = torch.zeros(self.context.rows, 1, dtype=torch.int64, device=self.context.device)
         with torch.no_grad():
             self._stem(Tree.make_chain(nobody, nobody.bool()), 0)
 
     def _stem(self, tree: Tree, start: int) -> Tensor:
         """The residual stream [B, n, H] after the stem's layers, of nodes ``start`` on of a tree with its root."""
         exit_layer = self.head.options.exit_layer
-        output = self.setting.target(tree, self.stem, start=start, taps=(exit_layer,), head=Head.NONE)
+        output = self.context.target(tree, self.stem, start=start, taps=(exit_layer,), head=Head.NONE)
         return output.hidden[exit_layer]
 
     def _read_root(self, batch: Batch, hidden: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class EarlyExitDrafter(Drafter):
 
     def _read(self, forest: Tree, start: int) -> Tensor:
         """Logits [B, n, V] after nodes ``start`` on of what is drafted so far."""
-        hidden = self._stem(under_root(self.batch.root, self.batch.active, forest), 1 + start)
+        hidden = self._stem(with_root(self.batch.root, self.batch.active, forest), 1 + start)
         self.hidden.append(hidden)
         if self.added is not None:
             depth = forest.depth[:, start:, None] + 1
@@ -215,7 +215,7 @@ class EarlyExitDrafter(Drafter):
         assert isinstance(self.lm, Ahead)
         rows, nodes = tokens.shape
         hidden = self.stream[: rows * nodes * self.unread.states.shape[-1]].view(rows, nodes, -1)
-        stem = Stem(lm=self.setting.target, cache=self.stem, hidden=hidden, added=self.added)
+        stem = Stem(lm=self.context.target, cache=self.stem, hidden=hidden, added=self.added)
         missing = Missing(count=self.unread.count, most=self._most, states=self.unread.states)
         if not self.lm.run_ahead(batch, self.cache, missing, tokens, valid, greedy=greedy, stem=stem):
             return False
@@ -260,8 +260,8 @@ class EarlyExitDrafter(Drafter):
         states = hidden[self.taps[0]]
         if self.head.recycle is None:
             return states
-        num = admission.known - admission.forked
-        return states + self._keep(admission.rows, admission.forked, num, hidden[self.taps[1]])
+        num = admission.known - admission.prefix_length
+        return states + self._keep(admission.rows, admission.prefix_length, num, hidden[self.taps[1]])
 
     def _keep(self, rows: Tensor, start: Tensor, num: Tensor, last: Tensor) -> Tensor:
         """Keep the first ``num`` of ``last`` [B, n, H] for ``rows`` from ``start`` on; what theirs say to the next."""
@@ -275,7 +275,7 @@ class EarlyExitDrafter(Drafter):
 
 
 def _only_root(batch: Batch) -> Tree:
-    return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
+    return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=NoDraft.OFF)
 
 
 def _num_leading(shape: Shape) -> int:

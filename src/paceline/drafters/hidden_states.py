@@ -41,7 +41,7 @@ def read_hidden(lm: LM, cache: View, hidden: Tensor, count: Tensor, *, head: Hea
     return output
 
 
-def under_root(root: Tensor, valid: Tensor, forest: Tree) -> Tree:
+def with_root(root: Tensor, valid: Tensor, forest: Tree) -> Tree:
     """``forest`` as what grows from ``root`` and ``valid`` [B], which become node 0; the others are numbered behind."""
     return replace(
         forest,
@@ -51,14 +51,14 @@ def under_root(root: Tensor, valid: Tensor, forest: Tree) -> Tree:
         ancestors=F.pad(F.pad(forest.ancestors, (0, 0, 1, 0)), (1, 0), value=True),
         valid=torch.cat((valid[:, None], forest.valid), dim=1),
         draw=F.pad(forest.draw, (1, 0)),
-        law=F.pad(forest.law, (1, 0), value=-1),
+        source=F.pad(forest.source, (1, 0), value=-1),
         origin=F.pad(forest.origin, (1, 0)),
         max_depth=forest.max_depth + 1,
     )
 
 
 @final
-class Unread:
+class PendingStates:
     """What a model has yet to read of each of R rows, in order: at most C states of size H."""
 
     def __init__(self, rows: int, capacity: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:

@@ -12,14 +12,14 @@ from torch import Tensor
 from paceline.core.admission import Admission
 from paceline.core.tree import Outcome, Tree
 from paceline.draft_heads.base import DraftHead
-from paceline.drafters.base import Setting
+from paceline.drafters.base import DrafterContext
 from paceline.drafters.hidden_states import path_hidden
 from paceline.models.base import Output
 from paceline.models.native.decoder import DecoderLM
 
 
 @final
-class LastStates:
+class LastHiddenStates:
     """The last ``count`` states of every row at one ``tap``; zeros where the text has no so many tokens.
 
     Of a text that begins with others' tokens the last ``count`` must have been read for it (Drafter.num_reread).
@@ -38,7 +38,7 @@ class LastStates:
         fresh = self.held.new_zeros(rows, count, size)
         if self.tap in hidden:  # else nobody had anything to read
             read = hidden[self.tap]
-            at = (admission.known - admission.forked)[:, None] - count + self.index  # [B, s]
+            at = (admission.known - admission.prefix_length)[:, None] - count + self.index  # [B, s]
             found = read.gather(1, at.clamp(min=0)[..., None].expand(-1, -1, size))
             fresh = torch.where((at >= 0)[..., None], found, fresh)
         self.held.index_copy_(0, admission.rows, fresh)
@@ -50,9 +50,9 @@ class LastStates:
         self.held.copy_(known.gather(1, last[..., None].expand(-1, -1, known.shape[-1])))
 
 
-def check_target(head: DraftHead, decoder: DecoderLM, setting: Setting) -> None:
+def check_target(head: DraftHead, decoder: DecoderLM, context: DrafterContext) -> None:
     """Raise ValueError for a target that cannot be that of ``head``, which ``decoder`` is a part of."""
-    target = setting.target
+    target = context.target
     if (target.num_layers, target.vocab_size) != (head.taps[-1], decoder.vocab_size):
         raise ValueError(
             f"a head of a target of {head.taps[-1]} layers and {decoder.vocab_size} tokens, and the target has "

@@ -14,8 +14,8 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.draft_heads.linear_prophet import LinearProphetHead
-from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.last_states import LastStates, check_target
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.last_states import LastHiddenStates, check_target
 from paceline.drafters.tree import make_grower, possible_draws
 from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Output
@@ -30,7 +30,7 @@ class LinearProphetDrafter(Drafter):
     """
 
     origins = ("linear_prophet",)
-    takes_others = True
+    accepts_other_tokens = True
     num_reread = 1
 
     def __init__(
@@ -54,22 +54,22 @@ class LinearProphetDrafter(Drafter):
     def max_nodes(self, num_draft_tokens: int) -> int:
         return 1 + self._shape(num_draft_tokens).num_drafted
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: DrafterContext) -> None:
         """Take room for a state per row. Raises ValueError for a target that is not the head's."""
-        check_target(self.head, self.head.decoder, setting)
+        check_target(self.head, self.head.decoder, context)
         depth = self.head.sizes.depth
-        self.growers = [make_grower(self._shape(asked + 1), setting) for asked in range(setting.max_draft_tokens)]
-        self.states = LastStates(
+        self.growers = [make_grower(self._shape(asked + 1), context) for asked in range(context.max_draft_tokens)]
+        self.states = LastHiddenStates(
             tap=self.head.taps[0],
             count=1,
-            rows=setting.rows,
+            rows=context.rows,
             hidden_size=self.head.hidden_size,
-            dtype=setting.cache.dtype,
-            device=setting.device,
+            dtype=context.cache.dtype,
+            device=context.device,
         )
-        self.ready = torch.ones(setting.rows, depth, dtype=torch.bool, device=setting.device)
-        self.tokens = torch.zeros(setting.rows, depth, dtype=torch.int64, device=setting.device)
-        self.cache = self.lm.new_cache(setting.rows, depth).view()  # of no layers
+        self.ready = torch.ones(context.rows, depth, dtype=torch.bool, device=context.device)
+        self.tokens = torch.zeros(context.rows, depth, dtype=torch.int64, device=context.device)
+        self.cache = self.lm.new_cache(context.rows, depth).view()  # of no layers
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Keep the states before the roots."""
@@ -78,7 +78,7 @@ class LinearProphetDrafter(Drafter):
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
         if plan.num_draft_tokens == 0:
-            return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
+            return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=NoDraft.OFF)
         streams = self.head.streams(self.states.held[:, 0])
         tree = Tree.make_chain(self.tokens, batch.active[:, None].expand_as(self.tokens))
         resume = Resume(layer=0, hidden=streams, ready=self.ready, first=self.head.sizes.depth)

@@ -13,8 +13,8 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
-from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.tree import ahead_of, make_grower, possible_draws
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.tree import fused_chain, make_grower, possible_draws
 from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Head, Missing, Output, longest_text
 from paceline.models.prefill import feed, prefill
@@ -37,7 +37,7 @@ class ModelDrafter(Drafter):
     """
 
     origins = ("model",)
-    takes_others = True
+    accepts_other_tokens = True
 
     def __init__(self, *, lm: LM, draws: frozenset[Draw] | None = None, shape: Shape | None = None) -> None:
         self.lm, self.shape = lm, shape
@@ -60,36 +60,36 @@ class ModelDrafter(Drafter):
     def max_nodes(self, num_draft_tokens: int) -> int:
         return 1 + self._shape(num_draft_tokens).num_drafted
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: DrafterContext) -> None:
         """A cache for the longest text that both the target's rows and the draft's context allow."""
-        self.setting = setting
-        depths = range(1, setting.max_draft_tokens + 1)
-        self.growers = [make_grower(self._shape(depth), setting) for depth in depths]
+        self.context = context
+        depths = range(1, context.max_draft_tokens + 1)
+        self.growers = [make_grower(self._shape(depth), context) for depth in depths]
         ahead = isinstance(self.lm, Ahead)
-        self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
+        self.chains = [fused_chain(grower, context) if ahead else None for grower in self.growers]
         ahead = max(ORDINARY_LAG, 1 + max((grower.num_read for grower in self.growers), default=0))
         self.reach = longest_text(self.lm, num_nodes=ahead)
         if self.reach < 1:
             raise ValueError(
-                f"{self.max_nodes(setting.max_draft_tokens) - 1} draft tokens leave no room in the "
+                f"{self.max_nodes(context.max_draft_tokens) - 1} draft tokens leave no room in the "
                 f"{self.lm.max_slots} slots of the draft model's window: lower num_draft_tokens"
             )
-        self.cache = self.lm.new_cache(setting.rows, min(setting.max_length, self.reach) + ahead).view()
+        self.cache = self.lm.new_cache(context.rows, min(context.max_length, self.reach) + ahead).view()
         self.lag = ORDINARY_LAG  # host's bound on the tokens that any row has yet to read, the root included
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots, each from where its own cache ends."""
         storage, known = self.cache.storage, admission.known.clamp(max=self.reach)
-        view = storage.begin(admission, torch.minimum(admission.forked, storage.length[admission.source]))
+        view = storage.begin(admission, torch.minimum(admission.prefix_length, storage.length[admission.source]))
         # Its cache may hold less of a prefix than the target's; how much less is not known on the host.
-        unread = int((known - view.length).max()) if admission.longest_forked else admission.unread
+        unread = int((known - view.length).max()) if admission.max_prefix_length else admission.unread
         text = self._readable(batch)[admission.rows]
         prefill(self.lm, view, text, known, min(unread, self.reach), taps=())
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
         if plan.num_draft_tokens == 0:
-            return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
+            return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=NoDraft.OFF)
         grower, chain = self.growers[plan.num_draft_tokens - 1], self.chains[plan.num_draft_tokens - 1]
         self._catch_up(batch)
         grown = None
@@ -136,7 +136,7 @@ class ModelDrafter(Drafter):
         """Read the root, draft and read a chain in one call."""
         assert isinstance(self.lm, Ahead)
         reads = batch.active
-        if self.reach < self.setting.max_length:
+        if self.reach < self.context.max_length:
             reads = reads & (batch.length <= self.reach)
         count = torch.where(reads, batch.length - self.cache.length - 1, -1)
         missing = Missing(count=count, most=ORDINARY_LAG - 1)
@@ -171,5 +171,5 @@ class ModelDrafter(Drafter):
 
     def _fit(self, logits: Tensor) -> Tensor:
         """Logits over the draft's vocabulary to the target's: cut, or filled with -inf."""
-        short = self.setting.vocab_size - logits.shape[-1]
+        short = self.context.vocab_size - logits.shape[-1]
         return torch.nn.functional.pad(logits, (0, short), value=-torch.inf) if short else logits

@@ -50,5 +50,5 @@ class NgramDrafter(StatelessDrafter):
         drafts = text.gather(1, (at + 1 + index % period).clamp(max=batch.max_length - 1))
         room = (best >= 0) & batch.active[:, None] & (index < batch.draft_room[:, None])
         tokens = torch.cat((batch.root[:, None], drafts), dim=1)
-        blame = NoDraft.NO_MATCH if plan.num_draft_tokens else NoDraft.OFF
-        return Tree.make_chain(tokens, torch.cat((batch.active[:, None], room), dim=1), blame=blame)
+        no_draft_reason = NoDraft.NO_MATCH if plan.num_draft_tokens else NoDraft.OFF
+        return Tree.make_chain(tokens, torch.cat((batch.active[:, None], room), dim=1), no_draft_reason=no_draft_reason)

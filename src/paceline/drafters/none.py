@@ -20,4 +20,4 @@ class NoDrafter(StatelessDrafter):
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The root [B, 1]."""
-        return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
+        return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=NoDraft.OFF)

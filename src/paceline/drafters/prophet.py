@@ -15,9 +15,9 @@ from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
 from paceline.draft_heads.prophet import ProphetHead
-from paceline.drafters.base import Drafter, Setting
-from paceline.drafters.last_states import LastStates, check_target
-from paceline.drafters.tree import ahead_of, make_grower, possible_draws
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.last_states import LastHiddenStates, check_target
+from paceline.drafters.tree import fused_chain, make_grower, possible_draws
 from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, Ahead, Entrance, Head, Missing, Output
 
@@ -35,7 +35,7 @@ class ProphetDrafter(Drafter):
     """
 
     origins = ("prophet",)
-    takes_others = True
+    accepts_other_tokens = True
 
     def __init__(
         self,
@@ -59,27 +59,27 @@ class ProphetDrafter(Drafter):
     def max_nodes(self, num_draft_tokens: int) -> int:
         return 1 + self._shape(num_draft_tokens).num_drafted
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: DrafterContext) -> None:
         """A cache of a few slots per row. Raises ValueError for a target that is not the head's."""
-        check_target(self.head, self.head.decoder, setting)
-        depths = range(1, setting.max_draft_tokens + 1)
-        self.growers = [make_grower(self._shape(depth), setting) for depth in depths]
+        check_target(self.head, self.head.decoder, context)
+        depths = range(1, context.max_draft_tokens + 1)
+        self.growers = [make_grower(self._shape(depth), context) for depth in depths]
         ahead = isinstance(self.lm, Ahead)
-        self.chains = [ahead_of(grower, setting) if ahead else None for grower in self.growers]
-        count, device = self.head.sizes.num_states, setting.device
-        self.states = LastStates(
+        self.chains = [fused_chain(grower, context) if ahead else None for grower in self.growers]
+        count, device = self.head.sizes.num_states, context.device
+        self.states = LastHiddenStates(
             tap=self.head.taps[0],
             count=count,
-            rows=setting.rows,
+            rows=context.rows,
             hidden_size=self.head.hidden_size,
-            dtype=setting.cache.dtype,
+            dtype=context.cache.dtype,
             device=device,
         )
-        self.ready = (torch.arange(count + 1, device=device) < count).expand(setting.rows, -1)
+        self.ready = (torch.arange(count + 1, device=device) < count).expand(context.rows, -1)
         self.entrance = Entrance(norm=self.head.norm, product=self.head.project)
-        self.count = torch.full((setting.rows,), count, device=device)
+        self.count = torch.full((context.rows,), count, device=device)
         ahead = max((grower.num_read for grower in self.growers), default=0)
-        storage = self.lm.new_cache(setting.rows, count + 1 + ahead)
+        storage = self.lm.new_cache(context.rows, count + 1 + ahead)
         # What is committed never changes: nothing, then the states and the root.
         self.empty, self.begun = storage.view().apart(), storage.view().apart()
         self.begun.truncate(count + 1)
@@ -91,7 +91,7 @@ class ProphetDrafter(Drafter):
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
         if plan.num_draft_tokens == 0:
-            return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.OFF)
+            return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=NoDraft.OFF)
         grower, chain = self.growers[plan.num_draft_tokens - 1], self.chains[plan.num_draft_tokens - 1]
         grown = None if chain is None else chain.grow(batch, self._run_ahead, NoDraft.DECLINED)
         if grown is None:

@@ -13,7 +13,7 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
-from paceline.drafters.base import Drafter, Setting
+from paceline.drafters.base import Drafter, DrafterContext
 from paceline.models.base import Output
 
 logger = logging.getLogger("paceline")
@@ -43,7 +43,11 @@ class Guarded(Drafter):
     def __init__(self, *, drafter: Drafter) -> None:
         self.drafter = drafter
         self.taps, self.num_reread, self.draws = drafter.taps, drafter.num_reread, drafter.draws
-        self.origins, self.branches, self.takes_others = drafter.origins, drafter.branches, drafter.takes_others
+        self.origins, self.branches, self.accepts_other_tokens = (
+            drafter.origins,
+            drafter.branches,
+            drafter.accepts_other_tokens,
+        )
         self.error: Exception | None = None  # what it raised, once it has
 
     @property
@@ -64,9 +68,9 @@ class Guarded(Drafter):
     def max_nodes(self, num_draft_tokens: int) -> int:
         return self.drafter.max_nodes(num_draft_tokens)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: DrafterContext) -> None:
         """As the other one does."""
-        self.drafter.start(setting)
+        self.drafter.start(context)
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """As the other one does, while it works."""
@@ -83,7 +87,7 @@ class Guarded(Drafter):
                 return self.drafter.propose(batch, plan)
             except Exception as error:
                 self._give_up(error)
-        return Tree.make_chain(batch.root[:, None], batch.active[:, None], blame=NoDraft.FAILED)
+        return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=NoDraft.FAILED)
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
         """As the other one does, while it works."""

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from paceline.core.batch import Finish
-from paceline.core.logprobs import Chosen
+from paceline.core.logprobs import TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.stats import Summary
 from paceline.core.tree import NoDraft
@@ -48,7 +48,7 @@ class Gain:
     num_drafted: int = 0
     bonus: bool = False  # the own token followed a whole draft
     origins: list[int] = field(default_factory=list[int])
-    logprobs: list[Chosen] = field(default_factory=list[Chosen])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     finish: Finish = Finish.RUNNING
     error: Exception | None = None
 

@@ -8,7 +8,7 @@ from paceline.drafters.base import Drafter
 from paceline.models.base import LM
 from paceline.models.memory import free_memory
 
-WORKING_COPIES = 3  # of the logits: as they come, as scores, as a law
+WORKING_COPIES = 3  # of the logits: as they come, as scores, as a distribution
 GIB = 1 << 30
 
 

@@ -16,8 +16,8 @@ from paceline.core.tree import Draw, Outcome, Tree
 class Verifier(Protocol):
     """Pure: the outcome is a function of the tree, the target's logits and the rows' noise."""
 
-    lossless: ClassVar[bool]  # the emitted law is the target's
-    same_tokens: ClassVar[bool]  # beyond the law: the tokens are those of plain decoding with the same seed
+    lossless: ClassVar[bool]  # the emitted distribution is the target's
+    same_tokens: ClassVar[bool]  # beyond the distribution: the tokens are those of plain decoding with the same seed
     wants: ClassVar[tuple[Draw, ...]]  # draws it can take, best first
     branches: ClassVar[bool]  # whether it can follow trees that branch
 

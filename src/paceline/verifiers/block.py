@@ -11,16 +11,16 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import child_laws, follow_picks, outcome_at
+from paceline.verifiers.draft_probs import child_draft_probs, follow_picks, outcome_at
 
 
 @final
 class Block:
-    """The target's law; keeps at least as many tokens as ``rejection`` on average, and often more.
+    """The target's distribution; keeps at least as many tokens as ``rejection`` on average, and often more.
 
     Every prefix of the draft is tested, and the longest that passes is kept, whatever happened to shorter ones: an
     unlikely token may be made up for by those after it. The token after the prefix comes from what the prefix's
-    weight P leaves of the target's law, relu(P p - q); after a whole draft from p.
+    weight P leaves of the target's distribution, relu(P p - q); after a whole draft from p.
     """
 
     lossless: ClassVar[bool] = True
@@ -30,12 +30,12 @@ class Block:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The longest prefix that passes and one token after it."""
-        if not batch.sampling.any_sampled:  # the law is certain everywhere
+        if not batch.sampling.any_sampled:  # the distribution is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         scores = batch.scores(logits)  # [B, N, V]
-        rest = scores.softmax(-1)  # the law after each node, and below what the rule leaves of it
-        q = child_laws(tree, rest)  # [B, N, V]: 0 after the end, so that the end needs no case of its own
+        rest = scores.softmax(-1)  # the distribution after each node, and below what the rule leaves of it
+        q = child_draft_probs(tree, rest)  # [B, N, V]: 0 after the end, so that the end needs no case of its own
         token = tree.tokens[:, 1:, None]
         ratio = (rest[:, :-1].gather(-1, token) / q[:, :-1].gather(-1, token))[..., 0]  # no sense beyond the end
         weights = [torch.ones_like(rest[:, 0, 0])]
@@ -54,7 +54,7 @@ class Block:
         leaf = torch.nn.functional.pad(leaf, (1, 0)).amax(-1)  # the last that passes: no break at a failure
         at = leaf[:, None]
         row = at[..., None].expand(-1, 1, rest.shape[-1])
-        law = rest.gather(1, row)
-        law = torch.where(law.sum(-1, keepdim=True) > 0, law, scores.gather(1, row).softmax(-1))
+        probs = rest.gather(1, row)
+        probs = torch.where(probs.sum(-1, keepdim=True) > 0, probs, scores.gather(1, row).softmax(-1))
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        return outcome_at(tree, leaf, batch.noise.draw(law, key)[:, 0])
+        return outcome_at(tree, leaf, batch.noise.draw(probs, key)[:, 0])

@@ -1,4 +1,4 @@
-"""What verifiers read off a tree: the law that each node was drawn from, and paths. Decides nothing.
+"""What verifiers read off a tree: the distribution that each node was drawn from, and paths. Decides nothing.
 
 B rows, N nodes, V vocabulary.
 """
@@ -9,43 +9,44 @@ from torch import Tensor
 from paceline.core.tree import Draw, Outcome, Tree, follow
 
 
-def child_laws(tree: Tree, like: Tensor) -> Tensor:
-    """Of a chain, the law that each node's child was drawn from [B, N, V]; 0 where it has no valid child.
+def child_draft_probs(tree: Tree, like: Tensor) -> Tensor:
+    """Of a chain, the distribution that each node's child was drawn from [B, N, V]; 0 where it has no valid child.
 
-    In the precision of ``like``; the law of a fixed choice is one-hot.
+    In the precision of ``like``; the distribution of a fixed choice is one-hot.
     """
     pad = torch.nn.functional.pad
-    index, token, valid = (pad(field[:, 1:], (0, 1)) for field in (tree.law, tree.tokens, tree.valid))
-    if tree.laws is None or tree.num_nodes == 1:
-        laws = torch.zeros(*token.shape, like.shape[-1], dtype=like.dtype, device=like.device)
+    index, token, valid = (pad(field[:, 1:], (0, 1)) for field in (tree.source, tree.tokens, tree.valid))
+    if tree.probs is None or tree.num_nodes == 1:
+        probs = torch.zeros(*token.shape, like.shape[-1], dtype=like.dtype, device=like.device)
     else:
         rows = torch.arange(len(token), device=token.device)[:, None]
-        laws = tree.laws[rows, index.clamp(min=0)].to(like.dtype)
-        laws.mul_((valid & (index >= 0))[..., None])
-    return laws.scatter_add_(-1, token[..., None], (valid & (index < 0)).to(like.dtype)[..., None])
+        probs = tree.probs[rows, index.clamp(min=0)].to(like.dtype)
+        probs.mul_((valid & (index >= 0))[..., None])
+    return probs.scatter_add_(-1, token[..., None], (valid & (index < 0)).to(like.dtype)[..., None])
 
 
-def law_of(tree: Tree, node: int, like: Tensor) -> Tensor:
-    """The law [B, V] that ``node`` was drawn from, in the precision of ``like``; one-hot for a fixed choice.
+def draft_probs_of(tree: Tree, node: int, like: Tensor) -> Tensor:
+    """The distribution [B, V] that ``node`` was drawn from, in the precision of ``like``; one-hot for a fixed choice.
 
-    A draw without replacement has its recorded law without the tokens of the valid siblings before it; all zeros where
-    these leave nothing. What it says of invalid nodes means nothing.
-    """
-    index, token = tree.law[:, node], tree.tokens[:, node, None]
+    A draw without replacement has its recorded distribution without the tokens of the valid siblings before it; all
+    zeros where these leave nothing. What it says of invalid nodes means nothing."""
+    index, token = tree.source[:, node], tree.tokens[:, node, None]
     rows = torch.arange(len(token), device=token.device)
     fixed = (index < 0).to(like.dtype)[:, None]
-    if tree.laws is None:
-        law = torch.zeros(len(token), like.shape[-1], dtype=like.dtype, device=like.device)
-        return law.scatter_add_(1, token, fixed)
-    law = tree.laws[rows, index.clamp(min=0)].to(like.dtype)
+    if tree.probs is None:
+        probs = torch.zeros(len(token), like.shape[-1], dtype=like.dtype, device=like.device)
+        return probs.scatter_add_(1, token, fixed)
+    probs = tree.probs[rows, index.clamp(min=0)].to(like.dtype)
     if not tree.chain and node > 1:
         alone = (tree.draw[:, node] == int(Draw.NO_REPLACEMENT))[:, None]
         gone = alone & tree.valid[:, 1:node] & (tree.parents[:, 1:node] == tree.parents[:, node, None])
         # The other entries write the token's own probability back; the least of several writes stands.
-        value = torch.where(gone, 0.0, law.gather(1, token))
-        law.scatter_reduce_(1, torch.where(gone, tree.tokens[:, 1:node], token), value, "amin")
-        law = law / torch.where(alone & gone.any(-1, keepdim=True), law.sum(-1, keepdim=True), 1.0).clamp(min=1e-37)
-    return (law * (1 - fixed)).scatter_add_(1, token, fixed)
+        value = torch.where(gone, 0.0, probs.gather(1, token))
+        probs.scatter_reduce_(1, torch.where(gone, tree.tokens[:, 1:node], token), value, "amin")
+        probs = probs / torch.where(alone & gone.any(-1, keepdim=True), probs.sum(-1, keepdim=True), 1.0).clamp(
+            min=1e-37
+        )
+    return (probs * (1 - fixed)).scatter_add_(1, token, fixed)
 
 
 def earlier_siblings(tree: Tree) -> Tensor:

@@ -1,4 +1,4 @@
-"""Speculative sampling with a lenient test (2211.17192, appendix). Does not keep the target's law.
+"""Speculative sampling with a lenient test (2211.17192, appendix). Does not keep the target's distribution.
 
 B rows, N = k + 1 nodes, V vocabulary.
 """
@@ -11,12 +11,13 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.draft_probs import child_laws, follow_picks
+from paceline.verifiers.draft_probs import child_draft_probs, follow_picks
 
 
 @final
 class LossyLenient:
-    """Not the target's law: as ``rejection``, but x is accepted with probability min(1, p(x) / (lenience q(x))).
+    """Not the target's distribution: as ``rejection``, but x is accepted with probability min(1, p(x) / (lenience
+    q(x))).
 
     No token is emitted with more than 1 / lenience times the target's probability. At temperature 0 the tokens are
     those of plain decoding. Raises ValueError unless ``lenience`` is above 0 and at most 1 (1 is ``rejection``).
@@ -34,11 +35,11 @@ class LossyLenient:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token after it."""
-        if not batch.sampling.any_sampled:  # the law is certain everywhere
+        if not batch.sampling.any_sampled:  # the distribution is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         p = batch.scores(logits).softmax(-1)  # [B, N, V]
-        q = child_laws(tree, p)  # [B, N, V], 0 after the end
+        q = child_draft_probs(tree, p)  # [B, N, V], 0 after the end
         token = tree.tokens[:, 1:, None]
         keep = batch.noise.coin(
             p[:, :-1].gather(-1, token)[..., 0],
@@ -48,8 +49,8 @@ class LossyLenient:
         leaf, path, length = follow(tree, torch.nn.functional.pad(keep, (1, 0)))
         at = leaf[:, None]
         row = at[..., None].expand(-1, 1, p.shape[-1])
-        law = p.gather(1, row)
-        rest = (law - q.gather(1, row)).clamp(min=0)
-        law = torch.where(rest.sum(-1, keepdim=True) > 0, rest, law)
+        probs = p.gather(1, row)
+        rest = (probs - q.gather(1, row)).clamp(min=0)
+        probs = torch.where(rest.sum(-1, keepdim=True) > 0, rest, probs)
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        return Outcome(path=path, num_committed=length + 1, next=batch.noise.draw(law, key)[:, 0])
+        return Outcome(path=path, num_committed=length + 1, next=batch.noise.draw(probs, key)[:, 0])

@@ -1,4 +1,4 @@
-"""Typical acceptance (2401.10774): keeps what the target finds likely enough. Does not keep the target's law.
+"""Typical acceptance (2401.10774): keeps what the target finds likely enough. Does not keep the target's distribution.
 
 B rows, N nodes, V vocabulary.
 """
@@ -15,12 +15,12 @@ from paceline.verifiers.draft_probs import follow_picks, outcome_at
 
 @final
 class LossyTypical:
-    """Not the target's law: a drafted token is kept if p(x) > min(epsilon, delta exp(-H(p))), H being p's entropy.
+    """Not the target's distribution: a drafted token is kept if p(x) > min(epsilon, delta exp(-H(p))), H being p's
+    entropy.
 
-    The longest kept path is followed, the likeliest among equally long ones, and a token of the target's law ends the
-    step. At temperature 0 the tokens are those of plain decoding. Raises ValueError unless both bounds are above 0 and
-    at most 1.
-    """
+    The longest kept path is followed, the likeliest among equally long ones, and a token of the target's distribution
+    ends the step. At temperature 0 the tokens are those of plain decoding. Raises ValueError unless both bounds are
+    above 0 and at most 1."""
 
     lossless: ClassVar[bool] = False
     same_tokens: ClassVar[bool] = False
@@ -34,14 +34,14 @@ class LossyTypical:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The longest path of tokens that are likely enough, and one token of the target's after it."""
-        if not batch.sampling.any_sampled:  # the law is certain everywhere
+        if not batch.sampling.any_sampled:  # the distribution is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        law = batch.scores(logits).softmax(-1)  # [B, N, V]
-        bound = (self.delta * torch.exp(torch.xlogy(law, law).sum(-1))).clamp(max=self.epsilon)  # [B, N]
-        rows = torch.arange(batch.rows, device=law.device)[:, None]
+        probs = batch.scores(logits).softmax(-1)  # [B, N, V]
+        bound = (self.delta * torch.exp(torch.xlogy(probs, probs).sum(-1))).clamp(max=self.epsilon)  # [B, N]
+        rows = torch.arange(batch.rows, device=probs.device)[:, None]
         parent = tree.parents.clamp(min=0)
-        chance = law[rows, parent, tree.tokens]
+        chance = probs[rows, parent, tree.tokens]
         root = tree.parents < 0
         kept = (tree.valid & (chance > bound.gather(1, parent))) | root
         reached = (kept[:, None, :] | ~tree.ancestors).all(-1)  # [B, N]

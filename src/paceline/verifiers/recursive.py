@@ -11,17 +11,17 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.draft_probs import earlier_siblings, follow_picks, law_of
+from paceline.verifiers.draft_probs import draft_probs_of, earlier_siblings, follow_picks
 
 
 @final
 class Recursive:
-    """The target's law, over trees whose siblings were drawn with or without replacement or chosen by a rule.
+    """The target's distribution, over trees whose siblings were drawn with or without replacement or chosen by a rule.
 
     At a node, its children are tried in turn: x is accepted with probability min(1, p(x) / q(x)), with p the target's
-    law and q the law that x was drawn from; a refusal puts relu(p - q), normalised, in the place of p. If none is
-    accepted the next token comes from what is left of p. On chains this is ``rejection``, token for token.
-    """
+    distribution and q the distribution that x was drawn from; a refusal puts relu(p - q), normalised, in the place of
+    p. If none is accepted the next token comes from what is left of p. On chains this is ``rejection``, token for
+    token."""
 
     lossless: ClassVar[bool] = True
     same_tokens: ClassVar[bool] = False
@@ -30,17 +30,17 @@ class Recursive:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """Down from the root through the first accepted child of each node."""
-        if not batch.sampling.any_sampled:  # the law is certain everywhere
+        if not batch.sampling.any_sampled:  # the distribution is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        left = batch.scores(logits).softmax(-1)  # [B, N, V]: of the law after each node
+        left = batch.scores(logits).softmax(-1)  # [B, N, V]: of the distribution after each node
         rows = torch.arange(batch.rows, device=left.device)
         one = torch.ones_like(left[:, 0, 0])
         chances, odds = [one], [one]  # what the coin of each node compares
         for node in range(1, tree.num_nodes):  # parents stand before children, siblings in draw order
             parent = tree.parents[:, node].clamp(min=0)
             token = tree.tokens[:, node, None]
-            p, q = left[rows, parent], law_of(tree, node, left)
+            p, q = left[rows, parent], draft_probs_of(tree, node, left)
             drawn = q.gather(1, token)
             # Without a probability to be drawn, as when no token was left to draw, a node is as if absent.
             real = tree.valid[:, node, None] & (drawn > 0)

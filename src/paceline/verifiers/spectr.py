@@ -13,19 +13,18 @@ from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.verifiers.draft_probs import follow_picks, outcome_at
 
-BISECTIONS = 16  # of the interval [1, k]; whatever they leave costs acceptance, never the law
+BISECTIONS = 16  # of the interval [1, k]; whatever they leave costs acceptance, never the distribution
 
 
 @final
 class SpecTr:
-    """The target's law, over paths drawn independently of each other from one draft model.
+    """The target's distribution, over paths drawn independently of each other from one draft model.
 
-    Takes any tree in which all nodes after the same text were drawn independently from the same law: k chains from the
-    root, or branches further down. At every depth the candidates are the children of all nodes whose text is what was
-    emitted; each is accepted with probability min(1, p(x) / (rho q(x))), the first accepted token is emitted, and every
-    path that has it stays alive. Fixed choices are passed over. With one path this is ``rejection``. Raises ValueError
-    for drafts without recorded laws.
-    """
+    Takes any tree in which all nodes after the same text were drawn independently from the same distribution: k chains
+    from the root, or branches further down. At every depth the candidates are the children of all nodes whose text is
+    what was emitted; each is accepted with probability min(1, p(x) / (rho q(x))), the first accepted token is emitted,
+    and every path that has it stays alive. Fixed choices are passed over. With one path this is ``rejection``. Raises
+    ValueError for drafts without recorded distributions."""
 
     lossless: ClassVar[bool] = True
     same_tokens: ClassVar[bool] = False
@@ -34,42 +33,42 @@ class SpecTr:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """Down from the root as long as some candidate is accepted."""
-        if tree.laws is None and tree.num_nodes > 1:
+        if tree.probs is None and tree.num_nodes > 1:
             raise ValueError(
-                "the verifier 'spectr' needs drafts drawn from a law, and these have none; choose 'recursive'"
+                "the verifier 'spectr' needs drafts drawn from a distribution, and these have none; choose 'recursive'"
             )
-        if not batch.sampling.any_sampled:  # the law is certain everywhere
+        if not batch.sampling.any_sampled:  # the distribution is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        laws = batch.scores(logits).softmax(-1)  # [B, N, V]
-        rows = torch.arange(batch.rows, device=laws.device)
-        node = torch.arange(tree.num_nodes, device=laws.device)
-        drawn = tree.valid & (tree.law >= 0) & (tree.parents >= 0)
+        target_probs = batch.scores(logits).softmax(-1)  # [B, N, V]
+        rows = torch.arange(batch.rows, device=target_probs.device)
+        node = torch.arange(tree.num_nodes, device=target_probs.device)
+        drawn = tree.valid & (tree.source >= 0) & (tree.parents >= 0)
         alive = (node == 0).expand_as(drawn)
-        leaf, law = torch.zeros_like(rows), laws[:, 0]  # where each row stands, and the law of its next token
+        leaf, probs = torch.zeros_like(rows), target_probs[:, 0]  # each row's node, and the distribution after it
         for depth in range(1, tree.max_depth + 1):
-            assert tree.laws is not None
+            assert tree.probs is not None
             candidate = drawn & alive.gather(1, tree.parents.clamp(min=0))
             number = candidate.sum(-1)
-            first = tree.law[rows, candidate.int().argmax(-1)].clamp(min=0)
-            q = tree.laws[rows, first].to(laws.dtype)
-            divisor, taken, share = self._plan(law, q, number.clamp(min=1).to(laws.dtype))
+            first = tree.source[rows, candidate.int().argmax(-1)].clamp(min=0)
+            q = tree.probs[rows, first].to(target_probs.dtype)
+            divisor, taken, share = self._plan(probs, q, number.clamp(min=1).to(target_probs.dtype))
             keep = candidate & batch.noise.coin(
-                torch.where(candidate, law.gather(1, tree.tokens), 0.0),
+                torch.where(candidate, probs.gather(1, tree.tokens), 0.0),
                 divisor[:, None] * q.gather(1, tree.tokens),
                 # Each depth asks for a coin of every node; those that are no candidates get lanes of their own.
                 batch.key(position - 1, Stream.ACCEPT, lane=torch.where(candidate, node, node + depth * len(node))),
             )
             hit, chosen = keep.any(-1), keep.int().argmax(-1)
-            rest = (law - share[:, None] * taken).clamp_(min=0)
+            rest = (probs - share[:, None] * taken).clamp_(min=0)
             refused = (number > 0) & (rest.sum(-1) > 0)
-            law = torch.where(refused[:, None], rest, law)
-            law = torch.where(hit[:, None], laws[rows, chosen], law)
+            probs = torch.where(refused[:, None], rest, probs)
+            probs = torch.where(hit[:, None], target_probs[rows, chosen], probs)
             leaf = torch.where(hit, chosen, leaf)
             alive = candidate & hit[:, None] & (tree.tokens == tree.tokens[rows, chosen][:, None])
         at = leaf[:, None]
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        return outcome_at(tree, leaf, batch.noise.draw(law[:, None], key)[:, 0])
+        return outcome_at(tree, leaf, batch.noise.draw(probs[:, None], key)[:, 0])
 
     @staticmethod
     def _plan(p: Tensor, q: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:

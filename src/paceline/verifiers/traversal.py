@@ -11,12 +11,12 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import earlier_siblings, follow_picks, law_of, outcome_at
+from paceline.verifiers.draft_probs import draft_probs_of, earlier_siblings, follow_picks, outcome_at
 
 
 @final
 class Traversal:
-    """The target's law, over trees; keeps more than ``recursive`` as ``block`` keeps more than ``rejection``.
+    """The target's distribution, over trees; keeps more than ``recursive`` as ``block`` keeps more than ``rejection``.
 
     A node is tested after all its descendants and before its later siblings, and the first that passes is kept with
     its path. Every node carries the weight with which it may still be kept, and a measure of that mass over the next
@@ -30,7 +30,7 @@ class Traversal:
 
     def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
         """The first node to pass in the order of the test, the root last, and one token after it."""
-        if not batch.sampling.any_sampled:  # the law is certain everywhere
+        if not batch.sampling.any_sampled:  # the distribution is certain everywhere
             return follow_picks(tree, batch.picks(tree, logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         left = batch.scores(logits).softmax(-1)  # [B, N, V]: the measure of each node, below
@@ -40,7 +40,7 @@ class Traversal:
         for node in range(1, tree.num_nodes):
             parent = tree.parents[:, node].clamp(min=0)
             token = tree.tokens[:, node, None]
-            whole, p, q = weight[rows, parent], left[rows, parent], law_of(tree, node, left)
+            whole, p, q = weight[rows, parent], left[rows, parent], draft_probs_of(tree, node, left)
             drawn = q.gather(1, token)[:, 0]
             # Without a probability to be drawn, as when no token was left to draw, a node is as if absent.
             real = tree.valid[:, node] & (drawn > 0)
@@ -63,10 +63,10 @@ class Traversal:
         leaf = torch.where(passes, self._turn(tree), 2 * tree.num_nodes).argmin(-1)  # the root, node 0, if none passes
         at = leaf[:, None]
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
-        law = left[rows, leaf]
+        probs = left[rows, leaf]
         # Only rounding leaves nothing at the node that is kept, and only at the root.
-        law = torch.where(law.sum(-1, keepdim=True) > 0, law, first)
-        token = batch.noise.draw(law[:, None], key)[:, 0]
+        probs = torch.where(probs.sum(-1, keepdim=True) > 0, probs, first)
+        token = batch.noise.draw(probs[:, None], key)[:, 0]
         return outcome_at(tree, leaf, token)
 
     @staticmethod

@@ -63,7 +63,7 @@ def decision(shape, batch, generator):
     valid[:, 0] = batch.active
     for node in range(1, nodes):
         valid[:, node] &= valid[:, SHAPES[shape][node]]
-    tree = Tree.make(tokens, parents, valid, max_depth=max(depths(shape)), origin=1, blame=NoDraft.NO_MATCH)
+    tree = Tree.make(tokens, parents, valid, max_depth=max(depths(shape)), origin=1, no_draft_reason=NoDraft.NO_MATCH)
     leaf = [int(torch.randint(0, nodes, (), generator=generator)) for _ in range(ROWS)]
     paths = [path_to(shape, at) for at in leaf]
     width = tree.max_depth
@@ -127,7 +127,7 @@ def test_a_machine_without_a_compiler_has_plain_parts(monkeypatch):
 
     made = parts_for(CPU)
     assert (type(made.noise), made.batch, made.stats) == (CpuNoise, CpuBatch, CpuStats)
-    monkeypatch.setattr("paceline.engine.backend.CpuNoise", fail)
+    monkeypatch.setattr("paceline.engine.runner.CpuNoise", fail)
     made = parts_for(CPU)
     assert (type(made.noise), made.batch, made.stats) == (Philox, Batch, Stats)
 

@@ -74,7 +74,7 @@ def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
     count = torch.where(valid[:, 0], missing.count + 1, 0)
     logits = feed(model, cache, batch.tokens, count, missing.most + 1, head=Head.LAST).logits[..., :vocab]
     for depth in range(1, tokens.shape[1]):
-        pick = batch.likeliest if greedy else batch.pick
+        pick = batch.argmax if greedy else batch.pick
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
         where = () if greedy else (batch.length[:, None] + depth - 1,)
         picked = pick(processed, *where)[:, 0]
@@ -159,8 +159,8 @@ def slow(model):
     drafter = ModelDrafter(lm=CpuDecoder(model))
     start = drafter.start
 
-    def plainly(setting):
-        start(setting)
+    def plainly(context):
+        start(context)
         drafter.chains = [None] * len(drafter.growers)
 
     drafter.start = plainly

@@ -12,7 +12,7 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree, follow
-from paceline.drafters.base import Drafter, Setting
+from paceline.drafters.base import Drafter, DrafterContext
 from paceline.models.base import Output
 from paceline.verifiers.base import Verifier
 
@@ -27,10 +27,10 @@ class BigramDrafter(Drafter):
     origins = ("bigram",)
     draws = frozenset({Draw.FIXED})
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: DrafterContext) -> None:
         """A table that knows nothing."""
-        shape = (setting.rows, setting.vocab_size)
-        self.last = torch.full(shape, -1, dtype=torch.int64, device=setting.device)
+        shape = (context.rows, context.vocab_size)
+        self.last = torch.full(shape, -1, dtype=torch.int64, device=context.device)
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Look through the prompts. They lie in the batch whole, so a prefix is read again rather than forked."""
@@ -48,7 +48,7 @@ class BigramDrafter(Drafter):
             successor = batch.tokens.gather(1, at + 1)[:, 0]  # the first token where at is -1
             tokens.append(successor)
             valid.append(valid[-1] & (at[:, 0] >= 0) & (index < batch.draft_room))
-        return Tree.make_chain(torch.stack(tokens, dim=1), torch.stack(valid, dim=1), blame=NoDraft.NO_MATCH)
+        return Tree.make_chain(torch.stack(tokens, dim=1), torch.stack(valid, dim=1), no_draft_reason=NoDraft.NO_MATCH)
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
         """Enter every token that has got a successor: the former root, and all that was appended but the new root."""

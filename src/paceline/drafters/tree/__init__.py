@@ -1,29 +1,29 @@
 """Growing trees, for any drafter that can score a node from its path."""
 
 from paceline.core.tree import Draw
-from paceline.drafters.base import Setting
+from paceline.drafters.base import DrafterContext
 from paceline.drafters.tree.base import Grower
-from paceline.drafters.tree.chain import ChainGrower, ahead_of
+from paceline.drafters.tree.chain import ChainGrower, fused_chain
 from paceline.drafters.tree.confident import ConfidentGrower
 from paceline.drafters.tree.shapes import Confident, Shape, Topology
 from paceline.drafters.tree.topology import TopologyGrower
 
-__all__ = ["ChainGrower", "ahead_of", "make_grower", "possible_draws"]
+__all__ = ["ChainGrower", "fused_chain", "make_grower", "possible_draws"]
 
 
-def make_grower(shape: Shape, setting: Setting) -> Grower:
-    """What grows ``shape`` as ``setting`` says.
+def make_grower(shape: Shape, context: DrafterContext) -> Grower:
+    """What grows ``shape`` as ``context`` says.
 
     Raises ValueError for nodes of more children than there are tokens.
     """
-    if shape.max_width > setting.vocab_size:
+    if shape.max_width > context.vocab_size:
         raise ValueError(
-            f"a tree of {shape.max_width} children per node and a vocabulary of {setting.vocab_size}: lower the width"
+            f"a tree of {shape.max_width} children per node and a vocabulary of {context.vocab_size}: lower the width"
         )
     if isinstance(shape, Confident):
         return ConfidentGrower(shape)
     assert isinstance(shape, Topology)
-    return TopologyGrower(shape, setting.draw, setting.device)
+    return TopologyGrower(shape, context.draw, context.device)
 
 
 def possible_draws(shape: Shape | None, draws: frozenset[Draw] | None) -> frozenset[Draw]:

@@ -41,12 +41,11 @@ class Grower(ABC):
     num_read: int  # nodes that are read per row
 
     @abstractmethod
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, blame: NoDraft) -> Grown:
+    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> Grown:
         """A tree for every row, from the ``logits`` [B, 1, V] after its root.
 
-        No node of row b is valid below depth ``room[b]`` [B], nor in rows that are not active. ``blame`` says why a row
-        with ``room`` 0 proposes nothing.
-        """
+        No node of row b is valid below depth ``room[b]`` [B], nor in rows that are not active. ``no_draft_reason`` says
+        why a row with ``room`` 0 proposes nothing."""
 
 
 @final
@@ -54,7 +53,12 @@ class Frame:
     """A static topology as tensors, made once; parents stand before their children."""
 
     def __init__(
-        self, parents: Sequence[int], device: torch.device, *, draw: Draw = Draw.FIXED, law: Sequence[int] | None = None
+        self,
+        parents: Sequence[int],
+        device: torch.device,
+        *,
+        draw: Draw = Draw.FIXED,
+        source: Sequence[int] | None = None,
     ) -> None:
         def constant(values: Sequence[int]) -> Tensor:
             return torch.tensor(list(values), dtype=torch.int64, device=device)
@@ -67,7 +71,7 @@ class Frame:
         reach = [[node in path for node in range(len(paths))] for path in paths]
         self.ancestors = torch.tensor(reach, dtype=torch.bool, device=device)
         self.draw = torch.full_like(self.parents, int(draw))
-        self.law = torch.full_like(self.parents, -1) if law is None else constant(law)
+        self.source = torch.full_like(self.parents, -1) if source is None else constant(source)
         self.origin = torch.zeros_like(self.parents)
         self.max_depth = max(len(path) for path in paths) - 1
         self.chain = all(parent == node - 1 for node, parent in enumerate(parents))
@@ -77,16 +81,16 @@ class Frame:
         tokens: Tensor,
         valid: Tensor,
         *,
-        laws: Tensor | None = None,
+        probs: Tensor | None = None,
         chosen: Tensor | None = None,
-        blame: NoDraft = NoDraft.DECLINED,
+        no_draft_reason: NoDraft = NoDraft.DECLINED,
     ) -> Tree:
         """With ``tokens`` and ``valid`` [B, N]; in rows that are ``chosen`` [B] all are fixed choices."""
         rows, nodes = tokens.shape
-        draw, law = self.draw.expand(rows, nodes), self.law.expand(rows, nodes)
+        draw, source = self.draw.expand(rows, nodes), self.source.expand(rows, nodes)
         if chosen is not None:
             draw = torch.where(chosen[:, None], int(Draw.FIXED), draw)
-            law = torch.where(chosen[:, None], -1, law)
+            source = torch.where(chosen[:, None], -1, source)
         return Tree(
             tokens=tokens,
             parents=self.parents.expand(rows, nodes),
@@ -94,10 +98,10 @@ class Frame:
             ancestors=self.ancestors.expand(rows, nodes, nodes),
             valid=valid,
             draw=draw,
-            law=law,
-            laws=laws,
+            source=source,
+            probs=probs,
             origin=self.origin.expand(rows, nodes),
             max_depth=self.max_depth,
             chain=self.chain,
-            blame=blame,
+            no_draft_reason=no_draft_reason,
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.tree import Draw, NoDraft
-from paceline.drafters.base import Setting
+from paceline.drafters.base import DrafterContext
 from paceline.drafters.tree.base import Grower, Grown
 from paceline.drafters.tree.topology import TopologyGrower
 
@@ -33,16 +33,19 @@ class ChainGrower:
         self.plain, self.greedy = plain, greedy
         self.depth = len(plain.depths)
 
-    def grow(self, batch: Batch, run: Run, blame: NoDraft, *, longest: int | None = None) -> Grown | None:
+    def grow(self, batch: Batch, run: Run, no_draft_reason: NoDraft, *, longest: int | None = None) -> Grown | None:
         """A chain for every row whose text has at most ``longest`` tokens; None where ``run`` cannot."""
         tokens, valid = batch.begin_chain(self.depth, longest=longest)
         if not run(batch, tokens, valid, greedy=self.greedy):
             return None
-        return Grown(tree=self.plain.frame.tree(tokens, valid, blame=blame), slots=self.plain.slots.expand_as(tokens))
+        return Grown(
+            tree=self.plain.frame.tree(tokens, valid, no_draft_reason=no_draft_reason),
+            slots=self.plain.slots.expand_as(tokens),
+        )
 
 
-def ahead_of(grower: Grower, setting: Setting) -> ChainGrower | None:
+def fused_chain(grower: Grower, context: DrafterContext) -> ChainGrower | None:
     """What grows the trees of ``grower`` without its help; None where they are no chains of a model's own picks."""
     if not isinstance(grower, TopologyGrower) or not grower.frame.chain or grower.frame.max_depth == 0:
         return None
-    return ChainGrower(grower, greedy=setting.draw is Draw.FIXED) if setting.draw in PICKED else None
+    return ChainGrower(grower, greedy=context.draw is Draw.FIXED) if context.draw in PICKED else None

@@ -26,7 +26,7 @@ class ConfidentGrower(Grower):
         self.shape = shape
         self.num_read = shape.num_read
 
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, blame: NoDraft) -> Grown:
+    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> Grown:
         width = self.shape.width
         root = torch.full((batch.rows, 1), -1, device=batch.device)
         # Of the nodes scored, and of those expanded: the first of each piece is the root's stand-in.
@@ -57,7 +57,7 @@ class ConfidentGrower(Grower):
                 more = (tokens[-1].gather(1, keep), above, (value.gather(1, keep) > -torch.inf).long())
                 forest = [torch.cat(pair, dim=1) for pair in zip(forest, more, strict=True)]
         scored = (torch.cat(pieces, dim=1) for pieces in (tokens, worth, parents, slots))
-        return self._rerank(batch, *scored, blame=blame)
+        return self._rerank(batch, *scored, no_draft_reason=no_draft_reason)
 
     def _start(self, depth: int) -> int:
         """Index of the first of the nodes scored at ``depth``."""
@@ -70,7 +70,7 @@ class ConfidentGrower(Grower):
         return tokens, share.clamp(max=0)
 
     def _rerank(
-        self, batch: Batch, tokens: Tensor, worth: Tensor, parents: Tensor, slots: Tensor, *, blame: NoDraft
+        self, batch: Batch, tokens: Tensor, worth: Tensor, parents: Tensor, slots: Tensor, *, no_draft_reason: NoDraft
     ) -> Grown:
         """The root and the m nodes worth most, all [B, 1 + C], in the order in which they were scored."""
         # A stable sort: of equal nodes the shallower comes first, so no node comes without its parent.
@@ -85,6 +85,6 @@ class ConfidentGrower(Grower):
             torch.where(above < 0, -1, renumbered.gather(1, above.clamp(min=0))),
             valid,
             max_depth=self.shape.depth,
-            blame=blame,
+            no_draft_reason=no_draft_reason,
         )
         return Grown(tree=tree, slots=slots.gather(1, best))

@@ -14,7 +14,7 @@ from paceline.core.batch import Batch
 from paceline.core.host import integers
 from paceline.core.plan import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.drafters.base import Drafter, Setting
+from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.base import Output
 
@@ -56,10 +56,10 @@ class Measured(Drafter):
     def max_nodes(self, num_draft_tokens: int) -> int:
         return self.drafter.max_nodes(num_draft_tokens)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: DrafterContext) -> None:
         """As the other one does; counts begin anew."""
-        self.drafter.start(setting)
-        self.tried = torch.zeros(self.width, dtype=torch.int64, device=setting.device)
+        self.drafter.start(context)
+        self.tried = torch.zeros(self.width, dtype=torch.int64, device=context.device)
         self.kept = torch.zeros_like(self.tried)
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:

@@ -36,7 +36,7 @@ class Drawn:
 
     tokens: Tensor  # [B, n]
     possible: Tensor | None = None  # [B, n] bool; false where no token was left to draw; None: there always was
-    laws: Tensor | None = None  # [B, F, V] each parent's, where the draw has one
+    probs: Tensor | None = None  # [B, F, V] each parent's, where the draw has one
     chosen: Tensor | None = None  # [B] bool: rows whose tokens are fixed choices all the same
 
 
@@ -46,9 +46,9 @@ Rule: TypeAlias = Callable[[Batch, Tensor, Tensor, Level], Drawn]
 
 def fixed(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
     """The likeliest tokens."""
-    if level.width == 1:  # every law has a first token
-        return Drawn(tokens=level.spread(batch.likeliest(logits)[..., None]))
-    return _drawn(logits, likeliest(logits, level.width), level)
+    if level.width == 1:  # every distribution has a first token
+        return Drawn(tokens=level.spread(batch.argmax(logits)[..., None]))
+    return _drawn(logits, top_tokens(logits, level.width), level)
 
 
 def shared(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
@@ -65,24 +65,24 @@ def shared(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Draw
 def no_replacement(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
     """The first finishers of a race of each parent's own; where the target is greedy, the likeliest tokens.
 
-    A greedy law leaves nothing for a second child to be drawn from, so there tokens are fixed choices.
+    A greedy distribution leaves nothing for a second child to be drawn from, so there tokens are fixed choices.
     """
     scores = batch.scores(logits)
     order = batch.noise.order(scores, batch.key(position, Stream.DRAFT, lane=level.first), level.width)
     drawn, greedy = _or_likeliest(batch, logits, scores, order, level)
-    return Drawn(tokens=drawn.tokens, possible=drawn.possible, laws=scores.softmax(-1), chosen=greedy)
+    return Drawn(tokens=drawn.tokens, possible=drawn.possible, probs=scores.softmax(-1), chosen=greedy)
 
 
 def iid(batch: Batch, logits: Tensor, position: Tensor, level: Level) -> Drawn:
-    """Each from its parent's law, with noise of its own: siblings may be the same."""
+    """Each from its parent's distribution, with noise of its own: siblings may be the same."""
     scores = batch.scores(logits)
     key = batch.key(position, Stream.DRAFT, lane=level.node)
     tokens = batch.noise.choose(take(scores, level.parent), key)
-    return Drawn(tokens=tokens, laws=scores.softmax(-1))
+    return Drawn(tokens=tokens, probs=scores.softmax(-1))
 
 
 RULES: dict[Draw, Rule] = {Draw.FIXED: fixed, Draw.SHARED: shared, Draw.IID: iid, Draw.NO_REPLACEMENT: no_replacement}
-LAWFUL = frozenset({Draw.IID, Draw.NO_REPLACEMENT})  # draws whose laws are kept
+WITH_PROBS = frozenset({Draw.IID, Draw.NO_REPLACEMENT})  # draws whose distributions are kept
 
 
 def take(values: Tensor, index: Tensor | None) -> Tensor:
@@ -90,13 +90,13 @@ def take(values: Tensor, index: Tensor | None) -> Tensor:
     return values if index is None else values.index_select(1, index)
 
 
-def likeliest(logits: Tensor, count: int) -> Tensor:
+def top_tokens(logits: Tensor, count: int) -> Tensor:
     """Tokens [..., count] of the largest ``logits`` [..., V], in order."""
     return logits.argmax(-1, keepdim=True) if count == 1 else logits.topk(count, dim=-1).indices
 
 
 def _drawn(scores: Tensor, order: Tensor, level: Level) -> Drawn:
-    if level.width == 1:  # every law has a first token
+    if level.width == 1:  # every distribution has a first token
         return Drawn(tokens=level.spread(order))
     possible = level.spread(scores.gather(-1, order) > -torch.inf)
     # Ids beyond the draft's vocabulary may stand where no token is left.
@@ -111,5 +111,5 @@ def _or_likeliest(
         return _drawn(scores, order, level), None
     greedy = batch.sampling.temperature == 0
     rows = greedy[:, None, None]
-    order = torch.where(rows, likeliest(logits, level.width), order)
+    order = torch.where(rows, top_tokens(logits, level.width), order)
     return _drawn(torch.where(rows, logits, scores), order, level), greedy

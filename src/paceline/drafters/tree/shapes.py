@@ -134,9 +134,8 @@ class Confident:
 
     At every depth the ``width`` nodes that are likeliest by the product of draft probabilities along their paths get
     ``width`` children each; of all nodes scored, the likeliest ``num_drafted`` are proposed. Which nodes stand in such
-    a tree depends on their tokens, so no law that they were drawn from could be verified: tokens are ``FIXED``. Raises
-    ValueError for counts below 1.
-    """
+    a tree depends on their tokens, so no distribution that they were drawn from could be verified: tokens are
+    ``FIXED``. Raises ValueError for counts below 1."""
 
     num_drafted: int
     depth: int

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.tree import Draw, NoDraft
 from paceline.drafters.tree.base import Frame, Grower, Grown, Read
-from paceline.drafters.tree.samplers import LAWFUL, RULES, Level, take
+from paceline.drafters.tree.samplers import RULES, WITH_PROBS, Level, take
 from paceline.drafters.tree.shapes import Topology
 
 
@@ -46,9 +46,9 @@ class TopologyGrower(Grower):
         inner = [node for node in range(len(parents)) if node in parents[1:]]  # the root first
         place = {node: i for i, node in enumerate(inner)}
         read = {node: i for i, node in enumerate(inner[1:])}
-        law = [-1, *(place[parent] for parent in parents[1:])] if draw in LAWFUL else None
+        source = [-1, *(place[parent] for parent in parents[1:])] if draw in WITH_PROBS else None
         self.rule = RULES[draw]
-        self.frame = Frame(parents, device, draw=draw, law=law)
+        self.frame = Frame(parents, device, draw=draw, source=source)
         self.num_read = topology.num_read
         self.slots = index([read.get(node, -1) for node in range(len(parents))])
         self.depths = index(range(1, topology.depth + 1))
@@ -81,12 +81,12 @@ class TopologyGrower(Grower):
             )
             last = nodes
 
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, blame: NoDraft) -> Grown:
+    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> Grown:
         within = self.depths <= room[:, None]  # [B, D]
         tokens, valid = [batch.root[:, None]], [batch.active[:, None]]
         seen: list[Tensor] = []  # tokens of the forest, and whether they can be proposed
         known: list[Tensor] = []
-        laws: list[Tensor] = []
+        probs: list[Tensor] = []
         above, chosen = valid[0], None
         for depth, step in enumerate(self.steps):
             if step.forest is not None:
@@ -99,13 +99,13 @@ class TopologyGrower(Grower):
             grows = take(above, step.level.parent) & within[:, depth : depth + 1]
             tokens.append(batch.guiding.copy(drawn.tokens))
             valid.append(grows if drawn.possible is None else grows & batch.guiding.copy(drawn.possible))
-            laws += [] if drawn.laws is None else [drawn.laws]
+            probs += [] if drawn.probs is None else [drawn.probs]
             chosen = drawn.chosen
         tree = self.frame.tree(
             torch.cat(tokens, dim=1),
             torch.cat(valid, dim=1),
-            laws=torch.cat(laws, dim=1) if laws else None,
+            probs=torch.cat(probs, dim=1) if probs else None,
             chosen=chosen,
-            blame=blame,
+            no_draft_reason=no_draft_reason,
         )
         return Grown(tree=tree, slots=self.slots.expand_as(tree.tokens))

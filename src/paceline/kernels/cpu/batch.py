@@ -88,11 +88,11 @@ class CpuBatch(Batch):
             return super().picks(tree, logits)
         return self.pick(logits, self.length[:, None] + tree.depth)
 
-    def likeliest(self, logits: Tensor) -> Tensor:
+    def argmax(self, logits: Tensor) -> Tensor:
         """As the plain one."""
         if torch.compiler.is_compiling():
-            return super().likeliest(logits)
-        return self._chooser.likeliest(logits)
+            return super().argmax(logits)
+        return self._chooser.argmax(logits)
 
     def scores(self, logits: Tensor) -> Tensor:
         """As the plain one."""
@@ -166,7 +166,7 @@ def _decide(tree: Tree, outcome: Outcome, num: Tensor) -> tuple[Decision, list[T
         Decision(
             tree.num_nodes,
             tree.max_depth,
-            int(tree.blame),
+            int(tree.no_draft_reason),
             *rows,
             committed.data_ptr(),
             following.data_ptr(),

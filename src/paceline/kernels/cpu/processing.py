@@ -25,7 +25,7 @@ def processors_of(state: ProcessingState, tokens: Tensor, length: Tensor) -> Pro
         length=length.data_ptr(),
         bias=_place(state.bias, state.any_bias),
         counts=_place(state.counts, state.any_counts),
-        prompted=_place(state.prompted, state.any_counts),
+        in_prompt=_place(state.in_prompt, state.any_counts),
         repetition=state.repetition.data_ptr(),
         frequency=state.frequency.data_ptr(),
         presence=state.presence.data_ptr(),
@@ -36,8 +36,8 @@ def processors_of(state: ProcessingState, tokens: Tensor, length: Tensor) -> Pro
         value=_place(state.value, sequences),
         num_late=state.late.shape[1] if late else 0,
         late=_place(state.late, late),
-        late_until=_place(state.late_until, late),
-        ngram=_place(state.ngram, state.most_ngram > 0),
+        allowed_from=_place(state.allowed_from, late),
+        ngram=_place(state.ngram, state.max_ngram_size > 0),
     )
 
 

@@ -66,7 +66,7 @@ class Chooser:
         self._run(self._pick, logits, position, out)
         return out
 
-    def likeliest(self, logits: Tensor) -> Tensor:
+    def argmax(self, logits: Tensor) -> Tensor:
         """The likeliest tokens [R, n], however rows sample."""
         out = torch.empty(logits.shape[:2], dtype=torch.int64)
         self._run(self._likeliest, logits, _ANYWHERE, out)

@@ -188,11 +188,11 @@ class Processors(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in "vocab width".split()),
-        *((name, c_void_p) for name in "tokens length bias counts prompted repetition frequency presence".split()),
+        *((name, c_void_p) for name in "tokens length bias counts in_prompt repetition frequency presence".split()),
         *((name, c_int64) for name in "num_sequences num_before".split()),
         *((name, c_void_p) for name in "before last value".split()),
         ("num_late", c_int64),
-        *((name, c_void_p) for name in "late late_until ngram".split()),
+        *((name, c_void_p) for name in "late allowed_from ngram".split()),
     ]
 
 
