@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
@@ -102,6 +103,9 @@ class VerifierCost(Study):
     kind: ClassVar[str] = "verifier"
     title: ClassVar[str] = "Verifiers"
 
+    output: Annotated[Path, option("File of raw figures; what it holds already is not measured again.")] = Path(
+        "verifier-cost.jsonl"
+    )
     rows: Annotated[tuple[int, ...], counts("Of a call; 1 and 8 by default, and some of many rows.")] = ()
     vocab: Annotated[tuple[int, ...], counts("4096, 32768 and 131072 by default.")] = ()
     k: Annotated[tuple[int, ...], counts("Lengths of chains.")] = (1, 4, 8)
