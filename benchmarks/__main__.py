@@ -13,10 +13,10 @@ STUDIES = {
     "inflate": "benchmarks.inflate.command:Inflate",
     "products": "benchmarks.products:Products",
     "resume": "benchmarks.resume:Resume",
-    "sampling-cost": "benchmarks.sampling_cost:SamplingCost",
+    "sampling-cost": "benchmarks.sampling_cost.study:SamplingCost",
     "scaling": "benchmarks.scaling.study:Scaling",
     "verifier-cost": "benchmarks.verifier_cost.study:VerifierCost",
-    "verifier-ranking": "benchmarks.verifier_ranking:VerifierRanking",
+    "verifier-ranking": "benchmarks.verifier_ranking.study:VerifierRanking",
 }
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 

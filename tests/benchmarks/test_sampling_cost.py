@@ -6,19 +6,8 @@ from itertools import count
 import pytest
 import torch
 
-from benchmarks import sampling_cost
-from benchmarks.sampling_cost import (
-    AGAIN,
-    ALL,
-    CONTEXT,
-    GREEDY,
-    SAMPLED,
-    Cell,
-    Steps,
-    added,
-    measure_cells,
-    options_for,
-)
+from benchmarks.sampling_cost.options import ALL, CONTEXT, GREEDY, SAMPLED, Cell, Steps, options_for
+from benchmarks.sampling_cost.study import AGAIN, added, measure_cells
 from benchmarks.study import Timing
 from paceline.api import load
 from paceline.api.loading import runnable
@@ -30,7 +19,7 @@ from tests.benchmarks.command import run
 @pytest.fixture(autouse=True)
 def rate(monkeypatch):
     """Memory that is read at 1 GB/s, found without reading any."""
-    monkeypatch.setattr(sampling_cost, "read_rate", lambda: 1e9)
+    monkeypatch.setattr(study, "read_rate", lambda: 1e9)
 
 
 def prepared(rows=2, k=3):

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from benchmarks.study import Timing
-from benchmarks.verifier_ranking import CONTROL, PLAIN, Condition, Way, all_ways, measure_conditions, rankings_of
+from benchmarks.verifier_ranking.measure import CONTROL, PLAIN, Condition, Way, all_ways, measure_conditions
+from benchmarks.verifier_ranking.study import rankings_of
 from paceline.api import build_drafter, load
 from paceline.bench.raw import RawFile, read_records
 from paceline.verifiers import VERIFIERS

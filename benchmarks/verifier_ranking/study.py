@@ -1,10 +1,6 @@
-"""Which verifier gains most, by measurement: every verifier with every draft that suits it, in turn.
+"""The study ``verifier-ranking``: has all ways to draft and verify timed, and ranks the verifiers."""
 
-A condition is one way to sample: a temperature and a top-p. In it plain decoding, twice, and all ways to draft decode
-the same prompts with the same seeds, prompt by prompt in turn (bench/runner).
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -14,132 +10,24 @@ from benchmarks.study import (
     Progress,
     Study,
     Timing,
-    check_counts,
     conditions_of,
     date,
     last_of,
-    missing,
     named,
     option,
     pair_of,
 )
-from paceline.api import Loaded, build_drafter, load
+from benchmarks.verifier_ranking.measure import CONTROL, KIND, PLAIN, Condition, Way, all_ways, measure_conditions
+from paceline.api import build_drafter, load
 from paceline.api.prompts import encode
 from paceline.bench.columns import Column, Section, interval, number
-from paceline.bench.generation import decoding
 from paceline.bench.raw import RawFile, Record, fingerprint
-from paceline.bench.runner import Configuration, Measured, compare
-from paceline.bench.statistics import Estimate, is_void, pooled_ratio
+from paceline.bench.statistics import Estimate, pooled_ratio
 from paceline.bench.suites import prompts_of
 from paceline.drafters.model import ModelDrafter
-from paceline.drafters.tree.shapes import Topology
-from paceline.models.base import LM
 
-PLAIN, CONTROL = "plain", "control"
-CHAINS = ((1, 1), (1, 1, 1, 1), (1, 1, 1, 1, 1, 1))
-TREES = ((2, 1), (2, 1, 1), (2, 2, 1))
-OF_CHAINS = ("coupled", "rejection", "block")
-OF_TREES = ("coupled", "recursive", "traversal", "spectr")
 ALL = "all together"
 SIZE = (7.2, 5.6)  # inches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A verifier, and the draft that it verifies: how many children every node of a level has."""
-
-    verifier: str
-    shape: tuple[int, ...]
-
-    @property
-    def draft(self) -> str:
-        """What the shape is called."""
-        return f"chain of {len(self.shape)}" if max(self.shape) == 1 else "tree " + "x".join(map(str, self.shape))
-
-    def __str__(self) -> str:
-        return f"{self.verifier} {self.draft}"
-
-
-def all_ways(chains: Sequence[tuple[int, ...]] = CHAINS, trees: Sequence[tuple[int, ...]] = TREES) -> list[Way]:
-    """Every verifier with every shape that it is meant for."""
-    return [
-        Way(verifier=verifier, shape=shape)
-        for shapes, verifiers in ((chains, OF_CHAINS), (trees, OF_TREES))
-        for shape in shapes
-        for verifier in verifiers
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """How the target is sampled."""
-
-    temperature: float
-    top_p: float
-
-    @property
-    def name(self) -> str:
-        return f"T={self.temperature:g}" + (f", top-p {self.top_p:g}" if self.top_p < 1 else "")
-
-
-def measure_conditions(
-    conditions: Sequence[Condition],
-    ways: Sequence[Way],
-    *,
-    target: Loaded,
-    draft: LM,
-    prompts: Sequence[Sequence[int]],
-    num_seeds: int,
-    num_tokens: int,
-    seed: int,
-    raw: RawFile,
-    run: str,
-    clock: Callable[[], float],
-    say: Progress = lambda _: None,
-) -> None:
-    """Put into ``raw`` what it lacks of ``conditions``.
-
-    Every prompt is continued by ``num_tokens`` tokens with ``num_seeds`` seeds of its own.
-    """
-    check_counts(num_seeds=num_seeds, num_tokens=num_tokens, num_prompts=len(prompts))
-
-    def identify(condition: Condition) -> Record:
-        return {"kind": VerifierRanking.kind, "run": run, "contest": asdict(condition)}
-
-    for condition, identity in missing(raw, conditions, identify, say):
-
-        def configure(name: str, way: Way | None = None, condition: Condition = condition) -> Configuration:
-            return decoding(
-                name,
-                target=target,
-                prompts=[prompt for _ in range(num_seeds) for prompt in prompts],
-                num_tokens=num_tokens,
-                drafter=None if way is None else ModelDrafter(lm=draft, shape=Topology.branching(way.shape)),
-                num_draft_tokens=0 if way is None else len(way.shape),
-                batch_size=1,
-                temperature=condition.temperature,
-                top_p=condition.top_p,
-                seed=seed,
-                verifier="coupled" if way is None else way.verifier,
-            )
-
-        sides = [configure(PLAIN), *(configure(str(way), way) for way in ways), configure(CONTROL)]
-        for side in sides:  # one prompt each, so that nothing is built or compiled while others are timed
-            side.parts[0]()
-        compared = compare(sides, baseline=PLAIN, repeats=1, warm_up=0, clock=clock, progress=say)
-        taken = {measured.name: _record(measured) for measured in compared.measured}
-        raw.append({**identity, "void": is_void([compared[CONTROL].speedup.median]), "sides": taken})
-
-
-def _record(measured: Measured) -> dict[str, list[float] | list[int]]:
-    """Of every prompt: seconds, tokens and steps."""
-    sample = measured.sample
-    assert sample.texts is not None
-    return {
-        "seconds": list(measured.part_seconds[0]),
-        "tokens": [len(tokens) for tokens in sample.tokens],
-        "steps": [summary.steps for summary in sample.texts],
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +60,7 @@ class Ranking:
 def rankings_of(run: Record, records: Sequence[Record]) -> list[Ranking]:
     """Of one run, every condition by its last measurement that is not void, then all of several together."""
     ways = [Way(verifier=way["verifier"], shape=tuple(way["shape"])) for way in run["conditions"]["ways"]]
-    chosen = last_of(records, run["run"], VerifierRanking.kind, lambda record: tuple(record["contest"].values()))
+    chosen = last_of(records, run["run"], KIND, lambda record: tuple(record["contest"].values()))
     rankings = [_rank(Condition(**record["contest"]).name, [record], ways) for record in chosen]
     return [*rankings, _rank(ALL, chosen, ways)] if len(rankings) > 1 else rankings
 
@@ -245,7 +133,7 @@ class VerifierRanking(Study):
     Every verifier decodes with every draft that suits it, beside plain decoding, at several temperatures.
     """
 
-    kind: ClassVar[str] = "contest"
+    kind: ClassVar[str] = KIND
     title: ClassVar[str] = "Verifiers"
     needs_drawing: ClassVar[bool] = True
 

@@ -1,0 +1,1 @@
+"""Which verifier gains most, by measurement: every verifier with every draft that suits it, in turn."""
