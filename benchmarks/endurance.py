@@ -28,16 +28,16 @@ from paceline.bench.suites import prompts_of
 from paceline.core.clock import NoClock
 from paceline.core.plan import Fixed
 
-STEPS, LOOKS, ROWS, DRAFT_TOKENS = 10_000, 25, 4, 5
+STEPS, SNAPSHOTS, ROWS, DRAFT_TOKENS = 10_000, 25, 4, 5
 LENGTHS = (17, 40, 64, 23, 96, 5)  # tokens of the outputs, in turn
 PROMPT = 100  # tokens at most
-WARM_UP = 0.2  # of the looks, which prove nothing
+WARM_UP = 0.2  # of the snapshots, which prove nothing
 MIB = 1 << 20
 LIMIT = 4.0  # MiB that the process may grow by after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Snapshot:
     """What was alive after so many steps."""
 
     steps: int
@@ -51,7 +51,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """From the first to the last third of the looks after the warm-up, medians."""
+    """From the first to the last third of the snapshots after the warm-up, medians."""
 
     mib: float
     tensors: int
@@ -67,17 +67,17 @@ class Growth:
         return [*found, f"{self.graphs} graphs were compiled after the warm-up"] if self.graphs > 0 else found
 
 
-def growth_of(looks: Sequence[Look]) -> Growth:
-    """Raises ValueError for fewer looks than five, of which one is the warm-up."""
-    if len(looks) < 5:
-        raise ValueError(f"{len(looks)} looks: give at least 5")
-    kept = looks[max(1, round(WARM_UP * len(looks))) :]
+def growth_of(snapshots: Sequence[Snapshot]) -> Growth:
+    """Raises ValueError for fewer snapshots than five, of which one is the warm-up."""
+    if len(snapshots) < 5:
+        raise ValueError(f"{len(snapshots)} snapshots: give at least 5")
+    kept = snapshots[max(1, round(WARM_UP * len(snapshots))) :]
     third = max(1, len(kept) // 3)
     first, last = kept[:third], kept[-third:]
     return Growth(
-        mib=(median(look.resident for look in last) - median(look.resident for look in first)) / MIB,
-        tensors=round(median(look.tensors for look in last) - median(look.tensors for look in first)),
-        objects=round(median(look.objects for look in last) - median(look.objects for look in first)),
+        mib=(median(one.resident for one in last) - median(one.resident for one in first)) / MIB,
+        tensors=round(median(one.tensors for one in last) - median(one.tensors for one in first)),
+        objects=round(median(one.objects for one in last) - median(one.objects for one in first)),
         graphs=kept[-1].graphs - kept[0].graphs,
     )
 
@@ -88,19 +88,19 @@ def endure(
     prompts: Sequence[Sequence[int]],
     *,
     steps: int = STEPS,
-    looks: int = LOOKS,
+    snapshots: int = SNAPSHOTS,
     rows: int = ROWS,
     temperature: float = 0.0,
     compiled: bool = False,
-    progress: Callable[[Look], None] | None = None,
-) -> list[Look]:
-    """Take ``steps`` steps of ``rows`` rows, and look ``looks`` times at what is alive.
+    progress: Callable[[Snapshot], None] | None = None,
+) -> list[Snapshot]:
+    """Take ``steps`` steps of ``rows`` rows, and record ``snapshots`` times what is alive.
 
     ``compiled`` runs each step as one graph of torch's compiler, by its eager backend, instead of the kernel. Raises
-    ValueError for fewer steps than looks.
+    ValueError for fewer steps than snapshots.
     """
-    if not 1 <= looks <= steps:
-        raise ValueError(f"{looks} looks at {steps} steps: give at least 1, and no more than steps")
+    if not 1 <= snapshots <= steps:
+        raise ValueError(f"{snapshots} snapshots at {steps} steps: give at least 1, and no more than steps")
     engine = Engine(
         target,
         drafter=draft,
@@ -113,7 +113,7 @@ def endure(
         engine.decoder.step = torch.compile(engine.decoder.step, fullgraph=True, backend="aot_eager")
     requests = zip(cycle(prompts), cycle(LENGTHS), strict=False)
     running: list[Stream] = []
-    found: list[Look] = []
+    found: list[Snapshot] = []
     begun, tokens = time.perf_counter(), 0
     for step in range(1, steps + 1):
         running = [stream for stream in running if not stream.done]
@@ -123,17 +123,17 @@ def endure(
             running.append(engine.submit([list(prompt)], params))
         engine.advance()
         tokens += sum(engine.decoder.read().num)
-        if step * looks // steps > len(found):
-            found.append(_look(step, time.perf_counter() - begun, tokens))
+        if step * snapshots // steps > len(found):
+            found.append(_snapshot(step, time.perf_counter() - begun, tokens))
             if progress is not None:
                 progress(found[-1])
     return found
 
 
-def _look(steps: int, seconds: float, tokens: int) -> Look:
+def _snapshot(steps: int, seconds: float, tokens: int) -> Snapshot:
     gc.collect()
     alive = gc.get_objects()
-    return Look(
+    return Snapshot(
         steps=steps,
         seconds=seconds,
         tokens=tokens,
@@ -144,13 +144,13 @@ def _look(steps: int, seconds: float, tokens: int) -> Look:
     )
 
 
-COLUMNS: list[Column[Look]] = [
-    Column(heading="steps", get=lambda look: look.steps, form=number(",")),
-    Column(heading="tokens/s", get=lambda look: look.tokens / look.seconds, form=number(".0f")),
-    Column(heading="resident MiB", get=lambda look: look.resident / MIB, form=number(".1f")),
-    Column(heading="tensors", get=lambda look: look.tensors, form=number(",")),
-    Column(heading="objects", get=lambda look: look.objects, form=number(",")),
-    Column(heading="graphs", get=lambda look: look.graphs),
+COLUMNS: list[Column[Snapshot]] = [
+    Column(heading="steps", get=lambda snapshot: snapshot.steps, form=number(",")),
+    Column(heading="tokens/s", get=lambda snapshot: snapshot.tokens / snapshot.seconds, form=number(".0f")),
+    Column(heading="resident MiB", get=lambda snapshot: snapshot.resident / MIB, form=number(".1f")),
+    Column(heading="tensors", get=lambda snapshot: snapshot.tensors, form=number(",")),
+    Column(heading="objects", get=lambda snapshot: snapshot.objects, form=number(",")),
+    Column(heading="graphs", get=lambda snapshot: snapshot.graphs),
 ]
 
 
@@ -161,7 +161,7 @@ class Endurance:
     target: Annotated[Path | None, option("Directory of the target; the embedded pair by default.")] = None
     draft: Annotated[Path | None, option("Directory of its draft.")] = None
     steps: Annotated[int, option("How many.")] = STEPS
-    looks: Annotated[int, option("How often memory is sampled.")] = LOOKS
+    snapshots: Annotated[int, option("How often memory is sampled.")] = SNAPSHOTS
     batch: Annotated[int, option("Rows.")] = ROWS
     temperature: Annotated[float, option("Of sampling.")] = 0.0
     threads: Annotated[int, option("Of torch.")] = 1
@@ -173,20 +173,20 @@ class Endurance:
         target, draft = (load(path, dtype="bfloat16", device="cpu", threads=self.threads) for path in paths)
         prompts = [encode(target, text)[:PROMPT] for text in prompts_of("mixed", 8, seed=0)]
         with Console(stderr=True, highlight=False).status("") as status:
-            looks = endure(
+            snapshots = endure(
                 target,
                 draft,
                 prompts,
                 steps=self.steps,
-                looks=self.looks,
+                snapshots=self.snapshots,
                 rows=self.batch,
                 temperature=self.temperature,
                 compiled=self.compiled,
-                progress=lambda look: status.update(f"{look.steps:,} of {self.steps:,} steps"),
+                progress=lambda snapshot: status.update(f"{snapshot.steps:,} of {self.steps:,} steps"),
             )
-        grown = growth_of(looks)
+        grown = growth_of(snapshots)
         console = Console(highlight=False)
-        console.print(Section(title="what is alive", columns=COLUMNS, lines=looks).table())
+        console.print(Section(title="what is alive", columns=COLUMNS, lines=snapshots).table())
         console.print(
             f"after the warm-up: {grown.mib:+.1f} MiB, {grown.tensors:+d} tensors, {grown.objects:+d} objects, "
             f"{grown.graphs} graphs compiled",

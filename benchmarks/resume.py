@@ -75,7 +75,7 @@ class Cell:
 class Steps:
     """One decoder that drafts and one that does not, with the same sequences and room for ``num_steps`` turns.
 
-    All ways that draft are steps of one decoder: two that are alike can differ by more than what is looked for, by how
+    All ways that draft are steps of one decoder: two that are alike can differ by more than what is measured, by how
     the system has placed their memory. The head is a new one: what a step costs does not depend on what is accepted,
     and both ways accept the same. Raises ValueError for an exit that the target does not have, and for more tokens than
     its context holds.

@@ -1,23 +1,23 @@
 """A target of any size from a trained one, its function kept: costs of a large model, acceptance of a real pair.
 
 Trained pairs that are small enough to carry about are too small to be bound by memory. Inflating the target makes it
-as wide as asked for and leaves what it computes as it was, so that texts and acceptance stay those of the trained pair
+as wide as wanted and leaves what it computes as it was, so that outputs and acceptance stay those of the trained pair
 while the times become those of a model of the new size. Knows nothing of how it is timed.
 
 H hidden size, W the new one, all products below in float64:
 
 - *Residual stream.* A random matrix P [W, H] with orthonormal columns carries every vector x of it to P x. What writes
-  to the stream is multiplied by P, what reads from it by P's transpose, and no lane is zero. Norms commute with that
+  to the stream is multiplied by P, what reads from it by P's transpose, and no channel is zero. Norms commute with that
   only where their weights are one, so these are folded into the matrices that follow. The mean of W squares is H / W of
   the old one, hence ``eps * H / W`` for eps, and ``sqrt(H / W)`` in the matrices that follow.
-- *Feed-forward lanes and heads* are repeated. The copies of a lane (of a query head, of a key-value head with its query
-  heads) share its weights; their columns in the matrix behind are c-th parts of the old ones, plus random parts that
-  sum to zero over the c copies. Every column is dense and different.
+- *Feed-forward channels and heads* are repeated. The copies of a channel (of a query head, of a key-value head with
+  its query heads) share its weights; their columns in the matrix behind are c-th parts of the old ones, plus random
+  parts that sum to zero over the c copies. Every column is dense and different.
 - *The head* can no longer be the embedding once the last norm's weights are folded into it: the result is never tied.
 
 In exact arithmetic nothing changes. The logits differ by rounding alone: by less than 1e-5 of the largest in float32
-and 1e-9 in float64. Rounding the new weights to bfloat16 rounds other numbers than rounding the old ones did, so texts
-in bfloat16 differ after some tokens and acceptance moves a little.
+and 1e-9 in float64. Rounding the new weights to bfloat16 rounds other numbers than rounding the old ones did, so
+outputs in bfloat16 differ after some tokens and acceptance moves a little.
 
 There are widths only. Layers that add nothing would keep the function too, but such layers could be skipped, or left
 early, at no loss: drafters that do so would be measured as free. The vocabulary is widened first, where that is wanted,
@@ -61,7 +61,7 @@ def inflate(
     carry = random.orthonormal(config.hidden_size, lm.config.hidden_size)
     read = carry.t() * math.sqrt(lm.config.hidden_size / config.hidden_size)
     heads = _Heads(lm.config, config, lm.device)
-    lanes = torch.arange(config.ffn_size, device=lm.device) % lm.config.ffn_size
+    channels = torch.arange(config.ffn_size, device=lm.device) % lm.config.ffn_size
     new = {"embed.weight": old["embed.weight"] @ carry.t()}
     for layer in range(config.num_layers):
         prefix = f"blocks.{layer}."
@@ -73,9 +73,9 @@ def inflate(
             "attention.key.weight": heads.rows(part["attention.key.weight"], heads.key_value) * attention @ read,
             "attention.value.weight": heads.rows(part["attention.value.weight"], heads.key_value) * attention @ read,
             "attention.output.weight": carry @ columns.flatten(1),
-            "ffn.gate.weight": (part["ffn.gate.weight"] * ffn @ read)[lanes],
-            "ffn.up.weight": (part["ffn.up.weight"] * ffn @ read)[lanes],
-            "ffn.down.weight": carry @ random.split(part["ffn.down.weight"], lanes),
+            "ffn.gate.weight": (part["ffn.gate.weight"] * ffn @ read)[channels],
+            "ffn.up.weight": (part["ffn.up.weight"] * ffn @ read)[channels],
+            "ffn.down.weight": carry @ random.split(part["ffn.down.weight"], channels),
             "attention_norm.weight": torch.ones(config.hidden_size, device=lm.device),
             "ffn_norm.weight": torch.ones(config.hidden_size, device=lm.device),
         }

@@ -9,15 +9,15 @@ and a mean is at most the largest of what it is taken of. So for every h, howeve
 logit than the best old one; all the rows in a mean would have to share the largest logit for it to be as large. Greedy
 decoding never chooses a new id. A bias, a positive factor and a soft cap of the logits change nothing in that.
 
-No other rows will do. Where r is no such mean, some plane parts it from all w_j, and across it lies an h with which r
-wins: a shrunken copy of an old row wins where all logits are negative. A constant lane of the residual stream would be
+No other rows will do. Where r is no such mean, some plane separates it from all w_j, and across it is an h with which r
+wins: a shrunken copy of an old row wins where all logits are negative. A constant channel of the residual stream is
 another way, as it could lower the new logits at will; eps of the norms leaves room for one of the size sqrt(H eps),
 which bfloat16 rounds away. In rounded arithmetic a margin is needed: the distance from the best logit to the mean of
-NUM_MIXED random ones, which the tests find many times larger than rounding in a trained model's texts.
+NUM_MIXED random ones, which the tests find many times larger than rounding in a trained model's outputs.
 
 At a temperature above 0 new ids do have a share: exp is convex, so that r_i's is at most the mean share of its rows,
 and that is all. Every old row is mixed into as many new ones, so that all new shares together are at most about
-(new ids) / V of the old ones. Sampled texts are not those of the trained model: use such a model at temperature 0.
+(new ids) / V of the old ones. Sampled outputs are not those of the trained model: use such a model at temperature 0.
 
 Embeddings of new ids are the same means of old embeddings; tied heads stay tied. Every row is dense and another one.
 """

@@ -8,7 +8,7 @@ import torch
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
 
 MULTIPLE = 64  # widths that are chosen
-TOLERANCE = 0.05  # of the number of parameters asked for
+TOLERANCE = 0.05  # of the number of parameters wanted
 
 
 def choose_widths(config: DecoderConfig, num_parameters: int) -> DecoderConfig:
@@ -29,10 +29,10 @@ def choose_widths(config: DecoderConfig, num_parameters: int) -> DecoderConfig:
         thin = widened(config, hidden, _up(config.ffn_size), chosen * group, chosen)
         left = num_parameters - count_parameters(thin)
         least = least or count_parameters(thin)
-        lanes = round(left / (3 * hidden * config.num_layers) / MULTIPLE) * MULTIPLE
-        if lanes < 0 and found:
+        channels = round(left / (3 * hidden * config.num_layers) / MULTIPLE) * MULTIPLE
+        if channels < 0 and found:
             break
-        found.append(replace(thin, ffn_size=thin.ffn_size + max(0, lanes)))
+        found.append(replace(thin, ffn_size=thin.ffn_size + max(0, channels)))
     near = [one for one in found if abs(count_parameters(one) / num_parameters - 1) <= TOLERANCE]
     if not near:
         raise ValueError(

@@ -154,7 +154,7 @@ class SamplingCost(Study):
         columns = [Column(heading="option", get=name, left=True)]
         columns += [_column(record, run["notes"]["bytes_per_second"]) for record in cells]
         lines = [GREEDY, SAMPLED, "floor", *AGAIN.values(), *references]
-        return [Section(title=f"vocabulary {cells[0]['vocab']:,}", columns=columns, lines=lines, rules=[2])]
+        return [Section(title=f"vocabulary {cells[0]['vocab']:,}", columns=columns, lines=lines, ends=[2])]
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are."""

@@ -48,9 +48,9 @@ def measure_prefill(
                 KERNEL: lambda x=x, ours=ours: ours(x),
                 TORCH: lambda x=x, weight=weight: torch.nn.functional.linear(x, weight),
             }
-            spent = time_in_turn(both, repeats=timing.repeats, seconds=0.0, clock=timing.clock)
+            elapsed = time_in_turn(both, repeats=timing.repeats, seconds=0.0, clock=timing.clock)
             flops = 2 * length * weight.numel()
-            rates = {side: [flops / one for one in values] for side, values in spent.items()}
+            rates = {side: [flops / one for one in values] for side, values in elapsed.items()}
             products.append({"matrix": name, "shape": list(weight.shape), "rows": length, "flops": rates})
     raw.append({**identity, "seconds": [list(values) for values in taken.values()], "products": products})
 
@@ -82,7 +82,7 @@ def measure_first(
 ) -> None:
     """Put into ``raw``, unless it is there, seconds from a prompt of ``num_tokens`` to its first token, by each side.
 
-    One token is asked for, greedily; caches are made and the prompt is read within the time. transformers, which runs
+    One token is generated, greedily; caches are made and the prompt is read within the time. transformers, which runs
     twice as the control, loads the model of ``path``. Raises ValueError for a prompt that the target cannot hold.
     """
     if not 1 <= num_tokens < target.lm.max_positions:

@@ -207,7 +207,7 @@ def test_a_peer_that_fails_leaves_and_the_others_go_on(path, trouble):
     assert len(cells_of(records)) == 7 and all(len(record["seconds"]["plain"]) == 3 for record in cells_of(records))
     (failure,) = failures_of(records)
     assert failure.task == "peer-draft k=1, batch 1, temperature 0, 8 tokens"
-    words = {"dying": "it died", "absent": "it did not start", "short": "4 tokens where 8 were asked for"}
+    words = {"dying": "it died", "absent": "it did not start", "short": "4 tokens where 8 were wanted"}
     assert words[trouble] in failure.message
     assert pairs(records)[1] == (1, "model k=2", "peer-draft k=2") and lacking == []
 

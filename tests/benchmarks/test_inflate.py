@@ -84,7 +84,7 @@ def forgotten_eps(config, *arguments):
 
 
 def unequal_shares(self, columns, source):
-    """Shares of heads and lanes that add up to all but the last one's noise."""
+    """Shares of heads and channels that add up to all but the last one's noise."""
     shares = SPLIT(self, columns, source)
     shares[:, -1] += columns.std() / 100
     return shares
@@ -157,7 +157,7 @@ def test_seed_decides_the_weights_and_not_the_function():
 
 
 @pytest.mark.parametrize("widths", WIDTHS)
-def test_no_lane_is_zero_and_no_two_are_one(widths):
+def test_no_channel_is_zero_and_no_two_are_one(widths):
     large = inflate(small().float(), **widths)
     for name, matrix in unpack(large.config, large.state_dict()).items():
         if "norm" in name:

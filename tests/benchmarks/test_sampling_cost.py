@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 import torch
 
+from benchmarks.sampling_cost import study
 from benchmarks.sampling_cost.options import ALL, CONTEXT, GREEDY, SAMPLED, Cell, Steps, options_for
 from benchmarks.sampling_cost.study import AGAIN, added, measure_cells
 from benchmarks.study import Timing

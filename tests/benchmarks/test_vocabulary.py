@@ -178,7 +178,7 @@ def test_peers_need_as_many_ids_in_both(widened_pair):
         prompts=[target.tokenizer.encode("def add(")],
         seed=0,
     )
-    bench = replace(bench, peers=[Transformers(context=bench.context())])
+    bench = replace(bench, peers=[Transformers(setting=bench.setting())])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="transformers")
         sample = bench.candidate("own", cell).run()

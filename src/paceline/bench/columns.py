@@ -97,7 +97,7 @@ class Section(Generic[T]):
     columns: Sequence[Column[T]]
     lines: Sequence[T]
     note: str = ""  # in HTML
-    rules: Sequence[int] = ()  # indices of lines that end a part of the table
+    ends: Sequence[int] = ()  # indices of lines that end a part of the table
 
     def headings(self, *, wide: bool = True) -> list[str]:
         """Of its columns."""
@@ -118,7 +118,7 @@ class Section(Generic[T]):
                 column.heading or "", justify=justify, overflow="fold", no_wrap=not column.left, min_width=least
             )
         for at, row in enumerate(rows):
-            table.add_row(*row, end_section=at in self.rules)
+            table.add_row(*row, end_section=at in self.ends)
         return table
 
     def is_void(self, at: int) -> bool:

@@ -28,7 +28,7 @@ Group: TypeAlias = tuple[str, str, float, float, int]  # label of the run, promp
 class Figures:
     """What one cell came to. None where nothing counts steps, as in peers, or nothing was left to count.
 
-    Acceptance leaves out texts that mostly repeat themselves; everything else counts all texts.
+    Acceptance leaves out outputs that mostly repeat themselves; everything else counts all outputs.
     """
 
     run: str
@@ -59,7 +59,7 @@ class Figures:
 
     @property
     def group(self) -> Group:
-        """What must be equal for lines to stand in one plot, batch sizes aside."""
+        """What must be equal for lines to belong to one plot, batch sizes aside."""
         return group_of(self.label, self.suite, self.cell)
 
     @property

@@ -45,7 +45,7 @@ def decoding(
             params[group],
             drafter=built,
             verifier=verifier,
-            num_draft_tokens=Fixed(num_draft_tokens),  # a plan, so that no step is spent on measuring
+            num_draft_tokens=Fixed(num_draft_tokens),  # a plan, so that no step goes to measuring
             batch_size=batch_size,
         )
         return _sample(results)
@@ -61,10 +61,10 @@ def _sample(results: Sequence[Result]) -> Sample:
         summary=total(results),
         texts=tuple(result.stats.summary for result in results),
         phases=(
-            sum(spent.draft for spent in times),
-            sum(spent.target for spent in times),
-            sum(spent.verify for spent in times),
-            sum(spent.rest for spent in times),
+            sum(one.draft for one in times),
+            sum(one.target for one in times),
+            sum(one.verify for one in times),
+            sum(one.rest for one in times),
         ),
-        decode_seconds=max(spent.total for spent in times) - max(spent.queue + spent.prefill for spent in times),
+        decode_seconds=max(one.total for one in times) - max(one.queue + one.prefill for one in times),
     )

@@ -165,7 +165,7 @@ def undecided(records: Sequence[Record]) -> list[str]:
 
 
 def _pairs(lines: Sequence[Figures], *, axes: Axes, base: Cell) -> Iterator[HeadToHead]:
-    ours = _fastest(line for line in lines if line.cell.drafter in axes.own)
+    ours = _fastest(line for line in lines if line.cell.drafter in axes.our_drafters)
     for peer in axes.peers:
         plain_peer = replace(base, drafter=peer.plain)
         yield HeadToHead(ours=base, other=plain_peer)

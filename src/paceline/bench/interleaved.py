@@ -207,7 +207,7 @@ def _lacking(group: Group, records: Sequence[Record], run: str, protocol: Protoc
 
 
 def _repeats_of(records: Sequence[Record], run: str, cell: Cell) -> int:
-    """The most repeats that the cell has had together."""
+    """The most repeats that the cell has had in one interleaved run."""
     wanted = {"run": run, **cell.identity()}
     found = (record for record in records if wanted.items() <= record.items() and "seconds" in record)
     return max((len(record["seconds"][CONTROL]) for record in found), default=0)

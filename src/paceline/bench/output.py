@@ -59,7 +59,7 @@ def write_reports(path: Path, *, html: bool) -> list[Path]:
 
 
 def make_page(records: Sequence[Record], *, title: str) -> str:
-    """The HTML page of a file of raw records, which loads nothing; whatever stands in them is escaped.
+    """The HTML page of a file of raw records, which loads nothing; everything in them is escaped.
 
     Raises ValueError for records without a single cell.
     """

@@ -61,7 +61,7 @@ def join(samples: Sequence[Sample]) -> Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A name and the work that it stands for, in parts that are timed in turn with those of the others.
+    """A name and its work, in parts that are timed in turn with those of the others.
 
     Where others have another number of parts, all of it is one part.
     """
@@ -104,7 +104,7 @@ class Measured:
     part_seconds: tuple[tuple[float, ...], ...]  # of every part, repeat by repeat; their sums are ``seconds``
     samples: tuple[Sample, ...]  # of the repeats
     identical: bool  # every repeat emitted the baseline's tokens
-    num_looping: int  # texts of the last sample that mostly repeat themselves
+    num_looping: int  # outputs of the last sample that mostly repeat themselves
 
     @property
     def sample(self) -> Sample:
@@ -216,7 +216,7 @@ def _uneven(turn: Mapping[str, _Timed], baseline: str) -> dict[str, DecodingFail
     wanted = turn[baseline][1].num_tokens
     return {
         name: DecodingFailed(
-            f"{name}: {sample.num_tokens} tokens where {wanted} were asked for, so that times cannot be compared"
+            f"{name}: {sample.num_tokens} tokens where {wanted} were wanted, so that times cannot be compared"
         )
         for name, (_, sample) in turn.items()
         if sample.num_tokens != wanted

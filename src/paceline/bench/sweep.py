@@ -89,7 +89,7 @@ class Axes:
     peer_counts: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
 
     @property
-    def own(self) -> tuple[str, ...]:
+    def our_drafters(self) -> tuple[str, ...]:
         """All drafters of ours."""
         return (*self.drafters, *(name for name, _ in self.trees))
 
@@ -198,7 +198,7 @@ def run_sweep(
     """Measure what ``raw`` lacks of ``tasks``; the fingerprint of the run.
 
     ``conditions`` must be equal for figures to belong together; ``notes`` (the date, say) need not. ``progress`` is
-    told the task, how many are done, and what happens. ``beside`` measures the machine, once in every repeat. A task
+    given the task, how many are done, and what happens. ``beside`` measures the machine, once in every repeat. A task
     with a side that fails is written down as such, and the others go on. Raises ValueError for unequal token counts.
     """
     run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)

@@ -43,14 +43,14 @@ class ModelBench:
 
     def plain(self, name: str, cell: Cell) -> Configuration:
         """Plain decoding of the same prompts."""
-        return self._own(name, cell, drafter=None, num_draft_tokens=0)
+        return self._decoding(name, cell, drafter=None, num_draft_tokens=0)
 
     def candidate(self, name: str, cell: Cell) -> Configuration:
         """The cell's own decoding."""
         for peer in self.peers:
             if cell.drafter in (peer.ways.plain, *peer.ways.drafting):
                 return peer.decoding(name, cell, prompts=self.prompts, seed=self.seed)
-        return self._own(name, cell, drafter=self._drafter(cell), num_draft_tokens=cell.num_draft_tokens)
+        return self._decoding(name, cell, drafter=self._drafter(cell), num_draft_tokens=cell.num_draft_tokens)
 
     def setting(self) -> PeerSettings:
         """What peers are given, to meet this target on equal terms."""
@@ -90,7 +90,7 @@ class ModelBench:
         shape = shape_of(num_nodes, cell.num_draft_tokens)
         return DRAFTERS.find("model")(lm=runnable(self.draft), shape=shape)
 
-    def _own(self, name: str, cell: Cell, *, drafter: DrafterLike, num_draft_tokens: int) -> Configuration:
+    def _decoding(self, name: str, cell: Cell, *, drafter: DrafterLike, num_draft_tokens: int) -> Configuration:
         return decoding(
             name,
             target=self.target,

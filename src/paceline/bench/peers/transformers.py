@@ -1,7 +1,7 @@
 """transformers as a peer, in our own process. Times nothing.
 
 Its ``generate`` has four ways: plain, assisted by a draft model with a fixed draft length, the same with
-its own rule that ends a draft early, and prompt lookup. All have their cache; input tensors and configurations are
+its own criterion that ends a draft early, and prompt lookup. All have their cache; input tensors and configurations are
 made once. End-of-text is off and the length fixed, so that every call does the same work as ours.
 """
 
@@ -143,7 +143,7 @@ def transformers_decoding(
     @torch.inference_mode()
     def part(at: int, tokens: torch.Tensor, mask: torch.Tensor) -> Sample:
         if drafting is not None:
-            draft.generation_config = drafting  # where transformers looks for it
+            draft.generation_config = drafting  # where transformers reads it
         if temperature > 0:
             torch.manual_seed(seed + at)
         forwards = count()
