@@ -44,7 +44,7 @@ PAIR := demo/src/paceline_demo
 MODELS := build/bench
 REPORTS := docs/benchmarks
 ATTEMPTS := 4
-TOGETHER := $(BIN)/paceline bench --together --drafter model --suite mixed --dtype bfloat16 --max-tokens 128 --attempts $(ATTEMPTS)
+INTERLEAVED := $(BIN)/paceline bench --together --drafter model --suite mixed --dtype bfloat16 --max-tokens 128 --attempts $(ATTEMPTS)
 LARGE := --target $(MODELS)/target-200M --draft $(PAIR)/draft
 WIDE := --target $(MODELS)/target-200M-32k --draft $(MODELS)/draft-32k
 WITHOUT_LOOKUP := --peer-k transformers-lookup=none --peer-k vllm-lookup=none --peer-k llama.cpp-lookup=none
@@ -53,39 +53,39 @@ SAMPLED := --num-prompts 2 --k 3,5 --temperature 0,0.7 --top-p 0.95
 
 $(MODELS)/%: | $(STAMP)
 	rm -rf $@.part && mkdir -p $(MODELS)
-	$(BIN)/python -m benchmarks.inflate --model $(PAIR)/$(firstword $(subst -, ,$*)) --dtype bfloat16 \
+	$(BIN)/python -m benchmarks inflate --model $(PAIR)/$(firstword $(subst -, ,$*)) --dtype bfloat16 \
 	  --name paceline-demo-$(firstword $(subst -, ,$*)) $(if $(findstring 200M,$*),--parameters 200M) \
 	  $(if $(findstring 32k,$*),--vocab 32000) --output $@.part
 	mv $@.part $@
 
 bench: export VLLM_CPU_KVCACHE_SPACE ?= 1
 bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## The committed CPU report, peers included (20 to 30 minutes, and peers' start-up; goes on after an interruption)
-	$(TOGETHER) $(LARGE) --num-prompts 2 --k 1,3,5,6,7,8 --tree 8x5 --peers --peer-k vllm=3,5 --peer-k transformers=8 \
+	$(INTERLEAVED) $(LARGE) --num-prompts 2 --k 1,3,5,6,7,8 --tree 8x5 --peers --peer-k vllm=3,5 --peer-k transformers=8 \
 	  --peer-k transformers-assisted-confident=none --peer-k llama.cpp=8 --peer-k llama.cpp-draft-confident=none \
 	  $(WITHOUT_LOOKUP) --output $(REPORTS)/cpu-batch1.jsonl
-	$(TOGETHER) $(LARGE) --num-prompts 4 --batch 4 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch4.jsonl
-	$(TOGETHER) $(LARGE) --num-prompts 8 --batch 8 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch8.jsonl
-	$(TOGETHER) $(LARGE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-4k.jsonl
-	$(TOGETHER) $(WIDE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-32k.jsonl
+	$(INTERLEAVED) $(LARGE) --num-prompts 4 --batch 4 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch4.jsonl
+	$(INTERLEAVED) $(LARGE) --num-prompts 8 --batch 8 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch8.jsonl
+	$(INTERLEAVED) $(LARGE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-4k.jsonl
+	$(INTERLEAVED) $(WIDE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-32k.jsonl
 
-bench-verifiers: $(STAMP)  ## What a step pays for each verification rule, by rows, vocabulary and draft
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.verifier_cost --output docs/benchmarks/verifiers-cost.jsonl
+bench-verifiers: $(STAMP)  ## What a step pays for each verifier, by rows, vocabulary and draft
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks verifier-cost --output docs/benchmarks/verifiers-cost.jsonl
 
 bench-scaling: $(STAMP)  ## A step's time and memory by rows, nodes and context, and the time to the first token (about 10 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --output docs/benchmarks/scaling.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks scaling --output docs/benchmarks/scaling.jsonl
 
 bench-options: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## What a step pays for each sampling option, by rows, draft and vocabulary (about 8 minutes; goes on after an interruption)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sampling_cost $(LARGE) $(WIDE) --output $(REPORTS)/sampling-cost.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks sampling-cost $(LARGE) $(WIDE) --output $(REPORTS)/sampling-cost.jsonl
 
 experiments: $(STAMP) $(MODELS)/target-200M  ## The studies of docs/experiments (about 10 minutes; goes on after an interruption)
 	$(BIN)/python -m benchmarks resume --target $(MODELS)/target-200M --output docs/experiments/resume.jsonl
 	$(BIN)/python -m benchmarks batched --threads 1 --processor-time --repeats 8 --output docs/experiments/batched.jsonl
 
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
-	$(BIN)/python -m benchmarks.gpu --output docs/benchmarks/gpu.jsonl
+	$(BIN)/python -m benchmarks gpu --output docs/benchmarks/gpu.jsonl
 
 endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
-	$(BIN)/python -m benchmarks.endurance
+	$(BIN)/python -m benchmarks endurance
 
 distributions: $(STAMP)  ## Output distributions of every verifier by enumeration, with a table of what was enumerated
 	$(BIN)/python -m tests.distributions
@@ -93,11 +93,11 @@ distributions: $(STAMP)  ## Output distributions of every verifier by enumeratio
 distributions-long: $(STAMP)  ## A quarter of an hour of sampled outputs of a tiny transformer against their exact joint distribution, fresh seeds
 	$(BIN)/python -m tests.distributions.long
 
-divergence: $(STAMP)  ## How often drafting changes a text at near ties, per backend and precision
-	$(BIN)/python -m benchmarks.divergence_rate
+divergence: $(STAMP)  ## How often drafting changes an output at near ties, per backend and precision
+	$(BIN)/python -m benchmarks divergence
 
-rank-verifiers: $(STAMP)  ## Which verification rule gains most, on the embedded pair (about 10 minutes; goes on after an interruption)
-	$(BIN)/python -m benchmarks.verifier_ranking --output docs/benchmarks/verifiers-embedded.jsonl
+rank-verifiers: $(STAMP)  ## Which verifier gains most, on the embedded pair (about 10 minutes; goes on after an interruption)
+	$(BIN)/python -m benchmarks verifier-ranking --output docs/benchmarks/verifiers-embedded.jsonl
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants

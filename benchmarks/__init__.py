@@ -1,1 +1,1 @@
-"""Studies: questions that are measured once and answered under docs/experiments. No other part imports them."""
+"""Studies: what is measured once and answered in the documentation. No part of the package imports them."""

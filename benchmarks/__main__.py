@@ -1,9 +1,42 @@
-"""``python -m benchmarks``: the studies whose tables and pictures the documentation shows."""
+"""``python -m benchmarks STUDY``: every study is a dataclass, whose fields are its options."""
 
 import sys
+from collections.abc import Sequence
 
-from benchmarks.study_options import study
-from paceline.cli import run
+from cyclopts import App, CycloptsError
+
+STUDIES = {
+    "batched": "benchmarks.batched.study:Batched",
+    "divergence": "benchmarks.divergence_rate:DivergenceRate",
+    "endurance": "benchmarks.endurance:Endurance",
+    "gpu": "benchmarks.gpu.study:Gpu",
+    "inflate": "benchmarks.inflate.command:Inflate",
+    "products": "benchmarks.products:Products",
+    "resume": "benchmarks.resume:Resume",
+    "sampling-cost": "benchmarks.sampling_cost.study:SamplingCost",
+    "scaling": "benchmarks.scaling.study:Scaling",
+    "verifier-cost": "benchmarks.verifier_cost.study:VerifierCost",
+    "verifier-ranking": "benchmarks.verifier_ranking.study:VerifierRanking",
+}
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+app = App(name="python -m benchmarks", help=__doc__, result_action="return_value", version_flags=())
+for name, study in STUDIES.items():
+    app.command(study, name=name)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a study; the exit code. Errors that users can mend are one line on stderr."""
+    try:
+        chosen = app(list(arguments), exit_on_error=False, print_error=False)
+        return OK if chosen is None else chosen.run()
+    except (CycloptsError, ValueError, OSError) as error:
+        print(f"python -m benchmarks: {' '.join(str(error).split())}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted; the file of raw figures keeps what is done: run the same command to go on", file=sys.stderr)
+        return INTERRUPTED
+
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:], app=study, name="python -m benchmarks"))
+    sys.exit(main(sys.argv[1:]))

@@ -1,72 +1,85 @@
-"""``python -m benchmarks.divergence_rate``: how often drafting changes a text, by backend and precision."""
+"""How often drafting changes an output at near ties, by backend and precision."""
 
-import argparse
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from paceline.api import Loaded, embedded_pair, load
+from benchmarks.study import counts, option, pair_of
+from paceline.api import Loaded, load
 from paceline.api.prompts import encode
-from paceline.audit.divergence import Divergence, measure_divergence
+from paceline.audit.divergence import Divergence, measure
 from paceline.audit.prompts import DEFAULT_PROMPTS
+from paceline.bench.columns import Column, Section, number
 
 BACKENDS = ("kernel", "eager", "hf")
 DTYPES = ("bfloat16", "float32")
+Line = tuple[str, str, int, Divergence]  # backend, precision, batch, what was found
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure every combination and print the table; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.divergence_rate", description=__doc__)
-    parser.add_argument("--target", help="directory; the embedded pair by default")
-    parser.add_argument("--draft", help="directory of its draft")
-    parser.add_argument("--backend", choices=BACKENDS, action="append", help="kernel, eager or hf; all by default")
-    parser.add_argument("--dtype", choices=DTYPES, action="append", help="both by default")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--num-draft-tokens", type=int, default=5)
-    parser.add_argument("--batch", type=int, action="append", help="rows that run together; 1 and 8 by default")
-    parser.add_argument("--threads", type=int)
-    given = parser.parse_args(arguments)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
-    table = Table("backend", "precision", box=None, padding=(0, 1, 0, 1))
-    for title in (
-        "batch",
-        "texts",
-        "parted",
-        "per 1,000\ntokens",
-        "margin there\nmedian, most",
-        "least\nmargin",
-        "tokens\n/step",
-    ):
-        table.add_column(title, justify="right")
-    try:
-        if (given.target is None) != (given.draft is None):
-            raise ValueError("--target and --draft: give both, or neither for the embedded pair")
-        paths = list(embedded_pair()) if given.target is None else [Path(given.target), Path(given.draft)]
-        for backend in given.backend or BACKENDS:
-            for dtype in given.dtype or DTYPES:
-                target, draft = (_load(path, backend, dtype, given.threads) for path in paths)
+def _of(heading: str, get: Callable[[Divergence], Any], form: Callable[[Any], str] = str) -> Column[Line]:
+    return Column(heading=heading, get=lambda line: get(line[3]), form=form)
+
+
+def _margins(found: Divergence) -> str | None:
+    margins = [one.margin for one in found.divergence_points]
+    return f"{median(margins):.2g}, {max(margins):.2g}" if margins else None
+
+
+COLUMNS: list[Column[Line]] = [
+    Column(heading="backend", get=lambda line: line[0], left=True),
+    Column(heading="precision", get=lambda line: line[1], left=True),
+    Column(heading="batch", get=lambda line: line[2]),
+    _of("outputs", lambda found: found.num_texts),
+    _of("diverged", lambda found: len(found.divergence_points)),
+    _of("per 1,000\ntokens", lambda found: 1000 * found.per_token, number(".2f")),
+    _of("margin there\nmedian, most", _margins),
+    _of("least\nmargin", lambda found: found.smallest_margin, number(".2g")),
+    _of("tokens\n/step", lambda found: found.mean_acceptance_length, number(".2f")),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceRate:
+    """How often drafting changes an output at near ties, by backend and precision."""
+
+    target: Annotated[Path | None, option("Directory of the target; the embedded pair by default.")] = None
+    draft: Annotated[Path | None, option("Directory of its draft.")] = None
+    backend: Annotated[tuple[str, ...], option("kernel, eager or hf; may be repeated.")] = BACKENDS
+    dtype: Annotated[tuple[str, ...], option("Precision; may be repeated.")] = DTYPES
+    max_tokens: Annotated[int, option("Of every output.")] = 128
+    num_draft_tokens: Annotated[int, option("Per step.")] = 5
+    batch: Annotated[tuple[int, ...], counts("Rows of a batch.")] = (1, 8)
+    threads: Annotated[int | None, option("Of torch; its own choice by default.")] = None
+
+    def run(self) -> int:
+        """Measure every combination and print the table."""
+        for name, given, known in (("backend", self.backend, BACKENDS), ("dtype", self.dtype, DTYPES)):
+            if not set(given) <= set(known):
+                raise ValueError(f"--{name} {', '.join(given)}: known are {', '.join(known)}")
+        console, lines = Console(highlight=False), list[Line]()
+        for backend in self.backend:
+            for dtype in self.dtype:
+                paths = pair_of(self.target, self.draft)
+                target, draft = (_load(path, backend, dtype, self.threads) for path in paths)
                 prompts = [encode(target, text) for text in DEFAULT_PROMPTS]
-                for batch in given.batch or (1, 8):
+                for batch in self.batch:
                     with console.status(f"{backend}, {dtype}, batch {batch}"):
-                        found = measure_divergence(
+                        found = measure(
                             target,
                             prompts,
                             drafter=draft,
-                            num_tokens=given.max_tokens,
-                            num_draft_tokens=given.num_draft_tokens,
+                            num_tokens=self.max_tokens,
+                            num_draft_tokens=self.num_draft_tokens,
                             batch_size=batch,
                         )
-                    table.add_row(backend, dtype, str(batch), *_cells(found))
-    except ValueError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    console.print(table)
-    return 0
+                    lines.append((backend, dtype, batch, found))
+        console.print(Section(title="drafted beside plain decoding", columns=COLUMNS, lines=lines).table())
+        return 0
 
 
 def _load(path: Path, backend: str, dtype: str, threads: int | None) -> Loaded:
@@ -78,19 +91,3 @@ def _load(path: Path, backend: str, dtype: str, threads: int | None) -> Loaded:
         enforce_eager=backend == "eager",
         threads=threads,
     )
-
-
-def _cells(found: Divergence) -> list[str]:
-    margins = [one.margin for one in found.divergence_points]
-    return [
-        str(found.num_sequences),
-        str(len(margins)),
-        f"{1000 * found.per_token:.2f}",
-        f"{median(margins):.2g}, {max(margins):.2g}" if margins else "-",
-        f"{found.smallest_margin:.2g}",
-        f"{found.mean_acceptance_length:.2f}",
-    ]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,43 +1,43 @@
-"""``python -m benchmarks.endurance``: thousands of steps, and whether memory, objects or compilations grow.
+"""Thousands of steps, and whether memory, objects or compilations grow.
 
 An engine with a draft continues prompt after prompt, so that rows end, are given away and are admitted anew all the
-time. What is looked at now and then: the process's memory, the tensors and objects that are alive, and the graphs that
-torch's compiler has made. All of them must stand still after a warm-up.
+time. What is sampled now and then: the process's memory, the tensors and objects that are alive, and the graphs that
+torch's compiler has made. All of them must stop growing after a warm-up.
 """
 
-import argparse
 import gc
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import torch
+from paceline.core.clock import NoClock
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from benchmarks.scaling.points import resident
-from paceline.api import Engine, Loaded, SamplingParams, Stream, embedded_pair, load
+from benchmarks.scaling.steps import resident
+from benchmarks.study import option, pair_of
+from paceline.api import Engine, Loaded, SamplingParams, Stream, load
 from paceline.api.prompts import encode
+from paceline.bench.columns import Column, Section, number
 from paceline.bench.suites import prompts_of
-from paceline.core.clock import NoClock
 from paceline.core.plan import Fixed
 
-STEPS, LOOKS, ROWS, DRAFT_TOKENS = 10_000, 25, 4, 5
-LENGTHS = (17, 40, 64, 23, 96, 5)  # tokens of the texts, in turn
+STEPS, SNAPSHOTS, ROWS, DRAFT_TOKENS = 10_000, 25, 4, 5
+LENGTHS = (17, 40, 64, 23, 96, 5)  # tokens of the outputs, in turn
 PROMPT = 100  # tokens at most
-WARM_UP = 0.2  # of the looks, which prove nothing
+WARM_UP = 0.2  # of the snapshots, which prove nothing
 MIB = 1 << 20
 LIMIT = 4.0  # MiB that the process may grow by after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Snapshot:
     """What was alive after so many steps."""
 
     steps: int
@@ -51,7 +51,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """From the first to the last third of the looks after the warm-up, medians."""
+    """From the first to the last third of the snapshots after the warm-up, medians."""
 
     mib: float
     tensors: int
@@ -67,17 +67,17 @@ class Growth:
         return [*found, f"{self.graphs} graphs were compiled after the warm-up"] if self.graphs > 0 else found
 
 
-def growth_of(looks: Sequence[Look]) -> Growth:
-    """Raises ValueError for fewer looks than five, of which one is the warm-up."""
-    if len(looks) < 5:
-        raise ValueError(f"{len(looks)} looks: give at least 5")
-    kept = looks[max(1, round(WARM_UP * len(looks))) :]
+def growth_of(snapshots: Sequence[Snapshot]) -> Growth:
+    """Raises ValueError for fewer snapshots than five, of which one is the warm-up."""
+    if len(snapshots) < 5:
+        raise ValueError(f"{len(snapshots)} snapshots: give at least 5")
+    kept = snapshots[max(1, round(WARM_UP * len(snapshots))) :]
     third = max(1, len(kept) // 3)
     first, last = kept[:third], kept[-third:]
     return Growth(
-        mib=(median(look.resident for look in last) - median(look.resident for look in first)) / MIB,
-        tensors=round(median(look.tensors for look in last) - median(look.tensors for look in first)),
-        objects=round(median(look.objects for look in last) - median(look.objects for look in first)),
+        mib=(median(one.resident for one in last) - median(one.resident for one in first)) / MIB,
+        tensors=round(median(one.tensors for one in last) - median(one.tensors for one in first)),
+        objects=round(median(one.objects for one in last) - median(one.objects for one in first)),
         graphs=kept[-1].graphs - kept[0].graphs,
     )
 
@@ -88,19 +88,19 @@ def endure(
     prompts: Sequence[Sequence[int]],
     *,
     steps: int = STEPS,
-    looks: int = LOOKS,
+    snapshots: int = SNAPSHOTS,
     rows: int = ROWS,
     temperature: float = 0.0,
     compiled: bool = False,
-    progress: Callable[[Look], None] | None = None,
-) -> list[Look]:
-    """Take ``steps`` steps of ``rows`` rows, and look ``looks`` times at what is alive.
+    progress: Callable[[Snapshot], None] | None = None,
+) -> list[Snapshot]:
+    """Take ``steps`` steps of ``rows`` rows, and record ``snapshots`` times what is alive.
 
     ``compiled`` runs each step as one graph of torch's compiler, by its eager backend, instead of the kernel. Raises
-    ValueError for fewer steps than looks.
+    ValueError for fewer steps than snapshots.
     """
-    if not 1 <= looks <= steps:
-        raise ValueError(f"{looks} looks at {steps} steps: give at least 1, and no more than steps")
+    if not 1 <= snapshots <= steps:
+        raise ValueError(f"{snapshots} snapshots at {steps} steps: give at least 1, and no more than steps")
     engine = Engine(
         target,
         drafter=draft,
@@ -111,29 +111,29 @@ def endure(
     if compiled:
         engine.decoder.clock = NoClock()  # a compiled step sees none
         engine.decoder.step = torch.compile(engine.decoder.step, fullgraph=True, backend="aot_eager")
-    texts = zip(cycle(prompts), cycle(LENGTHS), strict=False)
+    requests = zip(cycle(prompts), cycle(LENGTHS), strict=False)
     running: list[Stream] = []
-    found: list[Look] = []
+    found: list[Snapshot] = []
     begun, tokens = time.perf_counter(), 0
     for step in range(1, steps + 1):
         running = [stream for stream in running if not stream.done]
         while len(running) < rows + 2:  # two that wait
-            prompt, length = next(texts)
+            prompt, length = next(requests)
             params = SamplingParams(max_tokens=length, temperature=temperature, seed=step, ignore_eos=True)
             running.append(engine.submit([list(prompt)], params))
         engine.advance()
         tokens += sum(engine.decoder.read().num)
-        if step * looks // steps > len(found):
-            found.append(_look(step, time.perf_counter() - begun, tokens))
+        if step * snapshots // steps > len(found):
+            found.append(_snapshot(step, time.perf_counter() - begun, tokens))
             if progress is not None:
                 progress(found[-1])
     return found
 
 
-def _look(steps: int, seconds: float, tokens: int) -> Look:
+def _snapshot(steps: int, seconds: float, tokens: int) -> Snapshot:
     gc.collect()
     alive = gc.get_objects()
-    return Look(
+    return Snapshot(
         steps=steps,
         seconds=seconds,
         tokens=tokens,
@@ -144,70 +144,54 @@ def _look(steps: int, seconds: float, tokens: int) -> Look:
     )
 
 
-def table_of(looks: Sequence[Look]) -> Table:
-    """Every look."""
-    table = Table()
-    for title in ("steps", "tokens/s", "resident MiB", "tensors", "objects", "graphs"):
-        table.add_column(title, justify="right")
-    for look in looks:
-        table.add_row(
-            f"{look.steps:,}",
-            f"{look.tokens / look.seconds:.0f}",
-            f"{look.resident / MIB:.1f}",
-            f"{look.tensors:,}",
-            f"{look.objects:,}",
-            str(look.graphs),
-        )
-    return table
+COLUMNS: list[Column[Snapshot]] = [
+    Column(heading="steps", get=lambda snapshot: snapshot.steps, form=number(",")),
+    Column(heading="tokens/s", get=lambda snapshot: snapshot.tokens / snapshot.seconds, form=number(".0f")),
+    Column(heading="resident MiB", get=lambda snapshot: snapshot.resident / MIB, form=number(".1f")),
+    Column(heading="tensors", get=lambda snapshot: snapshot.tensors, form=number(",")),
+    Column(heading="objects", get=lambda snapshot: snapshot.objects, form=number(",")),
+    Column(heading="graphs", get=lambda snapshot: snapshot.graphs),
+]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run and print; the exit code, 1 where something grew."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--target", type=Path, help="directory; the embedded pair by default")
-    parser.add_argument("--draft", type=Path, help="directory of its draft")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--looks", type=int, default=LOOKS, help="so often is memory looked at")
-    parser.add_argument("--batch", type=int, default=ROWS, help="rows")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--compiled", action="store_true", help="each step as one graph of torch's compiler")
-    given = parser.parse_args(arguments)
-    try:
-        if (given.target is None) != (given.draft is None):
-            raise ValueError("--target and --draft: give both, or neither for the embedded pair")
-        paths = embedded_pair() if given.target is None else (given.target, given.draft)
-        target, draft = (load(path, dtype="bfloat16", device="cpu", threads=given.threads) for path in paths)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endurance:
+    """Ten thousand steps, and whether memory, objects or compilations grow."""
+
+    target: Annotated[Path | None, option("Directory of the target; the embedded pair by default.")] = None
+    draft: Annotated[Path | None, option("Directory of its draft.")] = None
+    steps: Annotated[int, option("How many.")] = STEPS
+    snapshots: Annotated[int, option("How often memory is sampled.")] = SNAPSHOTS
+    batch: Annotated[int, option("Rows.")] = ROWS
+    temperature: Annotated[float, option("Of sampling.")] = 0.0
+    threads: Annotated[int, option("Of torch.")] = 1
+    compiled: Annotated[bool, option("Each step as one graph of torch's compiler.")] = False
+
+    def run(self) -> int:
+        """Run and print; the exit code, 1 where something grew."""
+        paths = pair_of(self.target, self.draft)
+        target, draft = (load(path, dtype="bfloat16", device="cpu", threads=self.threads) for path in paths)
         prompts = [encode(target, text)[:PROMPT] for text in prompts_of("mixed", 8, seed=0)]
         with Console(stderr=True, highlight=False).status("") as status:
-            looks = endure(
+            snapshots = endure(
                 target,
                 draft,
                 prompts,
-                steps=given.steps,
-                looks=given.looks,
-                rows=given.batch,
-                temperature=given.temperature,
-                compiled=given.compiled,
-                progress=lambda look: status.update(f"{look.steps:,} of {given.steps:,} steps"),
+                steps=self.steps,
+                snapshots=self.snapshots,
+                rows=self.batch,
+                temperature=self.temperature,
+                compiled=self.compiled,
+                progress=lambda snapshot: status.update(f"{snapshot.steps:,} of {self.steps:,} steps"),
             )
-        grown = growth_of(looks)
-    except ValueError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    console = Console(highlight=False)
-    console.print(table_of(looks))
-    console.print(
-        f"after the warm-up: {grown.mib:+.1f} MiB, {grown.tensors:+d} tensors, {grown.objects:+d} objects, "
-        f"{grown.graphs} graphs compiled",
-        soft_wrap=True,
-    )
-    for fault in grown.faults():
-        console.print(fault)
-    return 1 if grown.faults() else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        grown = growth_of(snapshots)
+        console = Console(highlight=False)
+        console.print(Section(title="what is alive", columns=COLUMNS, lines=snapshots).table())
+        console.print(
+            f"after the warm-up: {grown.mib:+.1f} MiB, {grown.tensors:+d} tensors, {grown.objects:+d} objects, "
+            f"{grown.graphs} graphs compiled",
+            soft_wrap=True,
+        )
+        for fault in grown.faults():
+            console.print(fault)
+        return 1 if grown.faults() else 0

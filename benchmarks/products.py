@@ -1,27 +1,27 @@
-"""``python -m benchmarks.products``: the same matrices multiplied by every way there is, in turn.
+"""The same matrices multiplied by every way there is, in turn.
 
-The kernel's two layouts beside torch's own product, oneDNN's with weights packed beforehand, and layers that torch
+The kernel's two packings beside torch's own product, oneDNN's with weights packed beforehand, and layers that torch
 compiles with frozen weights, by its wrapper in Python or in C++, at first use or ahead of it into a package. Every way
 multiplies the same layers one after another, as many as exceed the caches, so that a way's time is that of a step's
 products.
 """
 
-import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch._inductor import aoti_compile_and_package, aoti_load_package
 from torch._inductor import config as inductor
 
+from benchmarks.study import check_counts, counts, option
+from paceline.bench.columns import Column, Section
 from paceline.bench.machine import describe
 from paceline.bench.statistics import estimate, paired_ratios
 from paceline.bench.timing import time_in_turn
@@ -121,8 +121,7 @@ def measure(
 
     Raises ValueError for rows or repeats below 1.
     """
-    if min(*rows, repeats, layers) < 1:
-        raise ValueError(f"rows={list(rows)}, repeats={repeats}, layers={layers}: give at least 1 of each")
+    check_counts(rows=rows, repeats=repeats, layers=layers)
     weights = [torch.randn(shape).mul_(shape[1] ** -0.5).to(dtype) for _ in range(layers) for shape in shapes]
     found: list[Timed] = []
     for count in rows:
@@ -148,53 +147,54 @@ def _reason(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def table(found: Sequence[Timed], size: int) -> Table:
+def section_of(found: Sequence[Timed], size: int) -> Section[str]:
     """GB/s of ``size`` bytes of weights by way and rows, medians, and what the first way's time is of each, paired."""
-    rows = sorted({timed.rows for timed in found})
-    cells = {(timed.way, timed.rows): timed for timed in found}
-    made = Table("way", *(f"{count} rows" for count in rows), title="weights read, GB/s (time over that of the first)")
-    for way in dict.fromkeys(timed.way for timed in sorted(found, key=lambda timed: timed.way != PANELS)):
-        line = [way]
-        for count in rows:
-            timed, first = cells[way, count], cells.get((PANELS, count))
-            if not timed.seconds:
-                line.append(f"- {timed.missing[:30]}")
-                continue
-            speed = size / estimate(timed.seconds).value / 1e9
-            ratios = paired_ratios(timed.seconds, first.seconds) if first else []
-            line.append(f"{speed:.1f}" + (f" ({estimate(ratios).value:.2f})" if ratios and way != PANELS else ""))
-        made.add_row(*line)
-    return made
+    timed = {(one.way, one.rows): one for one in found}
+
+    def column(rows: int) -> Column[str]:
+        def text(way: str) -> str:
+            one, first = timed[way, rows], timed.get((PANELS, rows))
+            if not one.seconds:
+                return f"- {one.missing[:30]}"
+            speed = f"{size / estimate(one.seconds).value / 1e9:.1f}"
+            if first is None or way == PANELS:
+                return speed
+            return f"{speed} ({estimate(paired_ratios(one.seconds, first.seconds)).value:.2f})"
+
+        return Column(heading=f"{rows} rows", get=text)
+
+    return Section(
+        title="weights read, GB/s (time over that of the first)",
+        columns=[Column(heading="way", get=str, left=True), *map(column, sorted({one.rows for one in found}))],
+        lines=list(dict.fromkeys(one.way for one in sorted(found, key=lambda one: one.way != PANELS))),
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.products", description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="rows of the inputs")
-    parser.add_argument("--layers", type=int, default=LAYERS, help="of four matrices each")
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    names = [name for name, _ in ways([])]
-    parser.add_argument("--way", choices=names, action="append", default=[], help="beside the first; all by default")
-    parser.add_argument("--threads", type=int, default=None, help="torch's own choice by default")
-    options = parser.parse_args(argv)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    console, begin = Console(), time.perf_counter()
-    with console.status("") as status:
-        found = measure(
-            layers=options.layers,
-            rows=options.rows,
-            repeats=options.repeats,
-            only=options.way,
-            progress=lambda what: status.update(what),
-        )
-    machine = describe()
-    console.print(f"{machine.processor}, {machine.num_threads} threads; torch {machine.versions['torch']}")
-    size = 2 * options.layers * sum(outer * inner for outer, inner in SHAPES)
-    console.print(table(found, size))
-    console.print(f"{size / 1e6:.0f} MB of weights, {options.repeats} repeats, {time.perf_counter() - begin:.0f} s")
-    return 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """The same matrices multiplied by every way there is, in turn."""
 
+    rows: Annotated[tuple[int, ...], counts("Rows of the inputs.", consume_multiple=True)] = ROWS
+    layers: Annotated[int, option("Of four matrices each.")] = LAYERS
+    repeats: Annotated[int, option("Of every pass.")] = REPEATS
+    way: Annotated[tuple[str, ...], option("Beside the first; all by default; may be repeated.")] = ()
+    threads: Annotated[int | None, option("Of torch; its own choice by default.")] = None
 
-if __name__ == "__main__":
-    sys.exit(main())
+    def run(self) -> int:
+        """Measure and print."""
+        names = [name for name, _ in ways([])]
+        if not set(self.way) <= set(names):
+            raise ValueError(f"--way {', '.join(self.way)}: known are {'; '.join(names)}")
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        console, begin = Console(highlight=False), time.perf_counter()
+        with console.status("") as status:
+            found = measure(
+                layers=self.layers, rows=self.rows, repeats=self.repeats, only=self.way, progress=status.update
+            )
+        machine = describe()
+        console.print(f"{machine.processor}, {machine.num_threads} threads; torch {machine.versions['torch']}")
+        size = 2 * self.layers * sum(outer * inner for outer, inner in SHAPES)
+        console.print(section_of(found, size).table())
+        console.print(f"{size / 1e6:.0f} MB of weights, {self.repeats} repeats, {time.perf_counter() - begin:.0f} s")
+        return 0

@@ -1,1 +1,1 @@
-"""What do rows lose that do not advance alone, but in lock-step, or padded and realigned after every step?"""
+"""What do rows of a batch lose that do not advance independently: in lock-step, or padded and realigned?"""

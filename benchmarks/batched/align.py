@@ -1,7 +1,7 @@
 """Rows padded on the left so that all end at one slot, and moved there again after every step (2510.22876).
 
-Elsewhere slots are positions, and rows end where they end. This is the other way: all caches of a decoder share an
-offset per row, which mask and slots respect. Texts stay where they are, which is in favour of this way.
+Elsewhere slots are positions, and rows end independently. Here all caches of a decoder share an
+offset per row, which mask and slots respect. Token buffers are not moved, which is in favour of this way.
 
 L layers, R rows, S slots, H key-value heads, E head size; B rows of a view, n nodes or slots of a call.
 """
@@ -20,8 +20,8 @@ from paceline.models.native.decoder import DecoderLM
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A cache and as much memory again, which take turns."""
+class _Buffers:
+    """A cache and a spare one of the same size; a move swaps them."""
 
     cache: SlotCache
     spare: list[Tensor]
@@ -29,15 +29,15 @@ class _Kept:
 
 @final
 class Alignment:
-    """Where the first token of each row lies in its caches: at the slot ``offset`` [R]."""
+    """Where the first token of each row is in its caches: at the slot ``offset`` [R]."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.offset = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._kept: list[_Kept] = []
+        self._caches: list[_Buffers] = []
 
     def keep(self, cache: SlotCache) -> SlotCache:
         """``cache``, moved with the others from now on."""
-        self._kept.append(_Kept(cache, [torch.zeros_like(cache.keys), torch.zeros_like(cache.values)]))
+        self._caches.append(_Buffers(cache, [torch.zeros_like(cache.keys), torch.zeros_like(cache.values)]))
         return cache
 
     def begin(self, length: Sequence[int]) -> None:
@@ -53,15 +53,15 @@ class Alignment:
             return
         shift = (offset - self.offset)[:, None]
         slot = torch.arange(int(end), device=shift.device)
-        for kept in self._kept:
-            cache = kept.cache
-            # What comes from beside a row's slots lies in its padding, where nobody looks.
+        for buffers in self._caches:
+            cache = buffers.cache
+            # What comes from beside a row's slots lies in its padding, which nothing reads.
             source = (slot - shift).clamp(0, cache.capacity - 1)
             former = [cache.keys, cache.values]
-            for store, into in zip(former, kept.spare, strict=True):
+            for store, into in zip(former, buffers.spare, strict=True):
                 _gather(store, source, into)
-            cache.keys, cache.values = kept.spare
-            kept.spare[:] = former
+            cache.keys, cache.values = buffers.spare
+            buffers.spare[:] = former
         self.offset.copy_(offset)
 
     def attention(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:

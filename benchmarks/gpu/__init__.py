@@ -1,1 +1,1 @@
-"""What a GPU makes of a target of eight billion weights: plain beside its bandwidth, drafted beside transformers."""
+"""What a GPU does: plain decoding beside its bandwidth, drafted decoding beside transformers."""

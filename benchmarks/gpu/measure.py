@@ -1,56 +1,46 @@
-"""Times all sides of every batch size in turn, within a given time, and keeps what was found. Draws no figure."""
+"""Times all sides of every batch size in turn, within a given time, and keeps what was found."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.models import Models
-from paceline.bench.own import continuing
+from benchmarks.inflate.on_device import Models
+from benchmarks.study import (
+    Progress,
+    check_counts,
+)
+from paceline.bench.generation import decoding
 from paceline.bench.peers.transformers import ASSISTED, transformers_decoding
 from paceline.bench.peers.transformers import PLAIN as PEER
-from paceline.bench.raw import DEVICE, RawFile
+from paceline.bench.raw import RawFile
 from paceline.bench.runner import Configuration, Measured, compare
 from paceline.bench.statistics import is_void
 
-PLAIN, CONTROL = "plain", "control"
+KIND = "device"
+PLAIN, CONTROL, DRAFTED = "plain", "control", "drafted"
 BATCHES = (1, 8, 32, 4, 16)  # those that matter most first, in case the time runs out
-DRAFT_TOKENS = (3, 5)
-NUM_PROMPTS = 4  # at least; a batch has as many as it has rows
+FEWEST_PROMPTS = 4  # a batch has as many as it has rows, and these at least
 MOST_REPEATS, FEWEST_REPEATS = 7, 3
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class Plan:
     """What is timed. Raises ValueError for counts below 1 and no time."""
 
     batches: Sequence[int] = BATCHES
-    draft_tokens: Sequence[int] = DRAFT_TOKENS
-    num_tokens: int = 48  # of every text
+    draft_tokens: Sequence[int] = (3, 5)
+    num_tokens: int = 48  # of every output
     minutes: float = 6.0  # for all batch sizes; what does not fit is left out, and said
 
     def __post_init__(self) -> None:
-        for name, values in (("batch", self.batches), ("k", self.draft_tokens), ("tokens", [self.num_tokens])):
-            if not values or min(values) < 1:
-                raise ValueError(f"{name}={list(values)}: give numbers of at least 1")
+        check_counts(batch=self.batches, k=self.draft_tokens, tokens=self.num_tokens)
         if not self.minutes > 0:
             raise ValueError(f"minutes={self.minutes}: give more than 0")
 
 
-def drafted(num_draft_tokens: int) -> str:
-    """What our drafted side is called."""
-    return f"drafted k={num_draft_tokens}"
-
-
-def assisted(num_draft_tokens: int) -> str:
-    """What transformers' assisted side is called."""
-    return f"{ASSISTED} k={num_draft_tokens}"
-
-
-def run_course(
-    course: Course,
+def run_plan(
+    plan: Plan,
     *,
     models: Models,
     prompts: Sequence[Sequence[int]],
@@ -59,17 +49,18 @@ def run_course(
     say: Progress,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[int]:
-    """Put into ``raw`` what it lacks of ``course``; the batch sizes that there was no time for.
+    """Put into ``raw`` what it lacks of ``plan``; the batch sizes that there was no time for.
 
     Every side runs once to warm up. What that took says how many repeats fit into an even share of the time that is
     left: 3 at least, or the batch size is left out, and 7 at most.
     """
-    until = clock() + 60 * course.minutes
-    waiting = [batch for batch in dict.fromkeys(course.batches) if not _has(raw, run, batch)]
+    until = clock() + 60 * plan.minutes
+    identity = {"kind": KIND, "run": run}
+    waiting = [batch for batch in dict.fromkeys(plan.batches) if not raw.has({**identity, "batch": batch})]
     left_out: list[int] = []
     while waiting:
         batch = waiting.pop(0)
-        sides = _sides(batch, course, models, prompts)
+        sides = _sides(batch, plan, models, prompts)
         say(f"batch {batch}: warming up")
         begun = clock()
         for side in sides:
@@ -89,11 +80,10 @@ def run_course(
         )
         raw.append(
             {
-                "kind": DEVICE,
-                "run": run,
+                **identity,
                 "batch": batch,
                 "prompts": [len(prompt) for prompt in _chosen(prompts, batch)],
-                "num_tokens": course.num_tokens,
+                "num_tokens": plan.num_tokens,
                 "void": is_void(compared[CONTROL].speedup.values),
                 "sides": {measured.name: _record(measured) for measured in compared.measured},
             }
@@ -101,52 +91,28 @@ def run_course(
     return left_out
 
 
-def _has(raw: RawFile, run: str, batch: int) -> bool:
-    return any(
-        record["kind"] == DEVICE and record["run"] == run and record["batch"] == batch and not record["void"]
-        for record in raw.records
-    )
-
-
 def _chosen(prompts: Sequence[Sequence[int]], batch: int) -> list[Sequence[int]]:
-    count = max(NUM_PROMPTS, batch) // batch * batch
+    count = max(FEWEST_PROMPTS, batch) // batch * batch
     return [prompts[at % len(prompts)] for at in range(count)]
 
 
-def _sides(batch: int, course: Course, models: Models, prompts: Sequence[Sequence[int]]) -> list[Configuration]:
+def _sides(batch: int, plan: Plan, models: Models, prompts: Sequence[Sequence[int]]) -> list[Configuration]:
     chosen = _chosen(prompts, batch)
 
-    def own(name: str, num_draft_tokens: int = 0) -> Configuration:
-        return continuing(
-            name,
-            target=models.target,
-            prompts=chosen,
-            num_tokens=course.num_tokens,
-            drafter=models.draft if num_draft_tokens else None,
-            num_draft_tokens=num_draft_tokens,
-            batch_size=batch,
-            temperature=0.0,
-            seed=0,
-        )
+    given = {"prompts": chosen, "num_tokens": plan.num_tokens, "batch_size": batch, "temperature": 0.0, "seed": 0}
 
-    def other(name: str, kind: str, num_draft_tokens: int = 0) -> Configuration:
-        return transformers_decoding(
-            name,
-            model=models.peer,
-            draft=models.peer_draft,
-            kind=kind,
-            prompts=chosen,
-            num_tokens=course.num_tokens,
-            num_draft_tokens=num_draft_tokens,
-            batch_size=batch,
-            temperature=0.0,
-            seed=0,
-        )
+    def ours(name: str, count: int = 0) -> Configuration:
+        draft = models.draft if count else None
+        return decoding(name, target=models.target, drafter=draft, num_draft_tokens=count, **given)
 
-    sides = [own(PLAIN), *(own(drafted(count), count) for count in course.draft_tokens), other(PEER, PEER)]
-    if batch == 1:  # it assists one text at a time
-        sides += [other(assisted(count), ASSISTED, count) for count in course.draft_tokens]
-    return [*sides, own(CONTROL)]
+    def theirs(name: str, kind: str, count: int = 0) -> Configuration:
+        peer = {"model": models.peer, "draft": models.peer_draft}
+        return transformers_decoding(name, **peer, kind=kind, num_draft_tokens=count, **given)
+
+    sides = [ours(PLAIN), *(ours(f"{DRAFTED} k={count}", count) for count in plan.draft_tokens), theirs(PEER, PEER)]
+    if batch == 1:  # it assists one prompt at a time
+        sides += [theirs(f"{ASSISTED} k={count}", ASSISTED, count) for count in plan.draft_tokens]
+    return [*sides, ours(CONTROL)]
 
 
 def _record(measured: Measured) -> dict[str, Any]:

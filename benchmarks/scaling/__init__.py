@@ -1,1 +1,1 @@
-"""How a step's time and memory grow with rows, nodes and context, beside the floor; and the time to the first token."""
+"""How a step grows with rows, nodes and context, and the time to the first token of a long prompt."""

@@ -1,19 +1,22 @@
 """What ragged lengths cost in memory: slots reserved, slots that were ever written, slots in use. Runs no model.
 
 Requests of log-normal prompts and answers pass through rows as the scheduler lets them, each row one token a step. A
-row reserves the longest text of all. The cache itself is then filled as the rows were, to see what the process takes.
+row reserves the longest sequence of all. The cache itself is then filled as the rows were, to see what the process
+takes.
 """
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.scaling.points import resident
+from benchmarks.scaling.steps import resident
+from benchmarks.study import Progress, check_counts, missing
+from paceline.bench.raw import RawFile
 from paceline.models.base import LM
 
 
@@ -33,14 +36,12 @@ class Mix:
     longest: int  # prompt and answer together are cut here
 
     def __post_init__(self) -> None:
-        for name in ("rows", "num_requests", "prompt", "answer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give at least 1")
+        check_counts(rows=self.rows, num_requests=self.num_requests, prompt=self.prompt, answer=self.answer)
         if self.longest < 2 or self.spread < 0:
             raise ValueError(f"longest={self.longest}, spread={self.spread}: give at least 2, and 0 or more")
 
-    def texts(self, *, seed: int = 0) -> list[tuple[int, int]]:
-        """Prompt and whole text of every request, in tokens."""
+    def sequences(self, *, seed: int = 0) -> list[tuple[int, int]]:
+        """Prompt and whole sequence of every request, in tokens."""
         random = np.random.default_rng(seed)
         drawn = np.exp(random.normal(0.0, self.spread, size=(self.num_requests, 2))) * (self.prompt, self.answer)
         prompts = drawn[:, 0].round().astype(int).clip(1, self.longest - 1)
@@ -54,12 +55,12 @@ ONE_LONG = Mix(name="one long", rows=8, num_requests=8, prompt=100, answer=100, 
 MIXES = (EVEN, CHAT, ONE_LONG)
 
 
-def occupy(texts: Sequence[tuple[int, int]], rows: int) -> Iterator[list[int]]:
-    """Tokens of the text in every row, step by step; 0 in a row that has nothing to do.
+def occupy(sequences: Sequence[tuple[int, int]], rows: int) -> Iterator[list[int]]:
+    """Tokens in every row, step by step; 0 in a row that has nothing to do.
 
     A row takes the next waiting request as soon as its own has ended.
     """
-    waiting = list(reversed(texts))
+    waiting = list(reversed(sequences))
     length, end = [0] * rows, [0] * rows
     while True:
         for row in range(rows):
@@ -75,12 +76,12 @@ def occupy(texts: Sequence[tuple[int, int]], rows: int) -> Iterator[list[int]]:
 def measure_ragged(mix: Mix, target: LM) -> dict[str, Any]:
     """Slots of the mix, averaged over its steps, and the bytes that its cache takes when it is as full as it ever was.
 
-    ``touched_slots`` counts, for every row, the longest text it has held.
+    ``touched_slots`` counts, for every row, the longest sequence it has held.
     """
-    texts = mix.texts()
-    steps = list(occupy(texts, mix.rows))
+    sequences = mix.sequences()
+    steps = list(occupy(sequences, mix.rows))
     touched = [max(lengths) for lengths in zip(*steps, strict=True)]
-    capacity = max(end for _, end in texts) + 1
+    capacity = max(end for _, end in sequences) + 1
     gc.collect()
     before = resident()
     storage = target.new_cache(mix.rows, capacity)
@@ -97,3 +98,9 @@ def measure_ragged(mix: Mix, target: LM) -> dict[str, Any]:
         "cache_bytes": storage.keys.nbytes + storage.values.nbytes,
         "resident_bytes": grown,
     }
+
+
+def measure_mixes(mixes: Sequence[Mix], *, target: LM, raw: RawFile, run: str, say: Progress) -> None:
+    """Put into ``raw`` what it lacks of ``mixes``: slots reserved and used, and bytes in memory."""
+    for mix, identity in missing(raw, mixes, lambda mix: {"kind": "ragged", "run": run, "mix": asdict(mix)}, say):
+        raw.append({**identity, **measure_ragged(mix, target)})

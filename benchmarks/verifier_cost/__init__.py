@@ -1,1 +1,1 @@
-"""What a step pays for its verification rule: every rule timed on trees and logits made for the purpose, no model."""
+"""Cost of a step for each verifier, by rows, vocabulary and draft, without a model."""

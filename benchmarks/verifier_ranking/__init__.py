@@ -1,1 +1,1 @@
-"""Which verification rule gains most: every rule with every draft that suits it, on the same texts."""
+"""Which verifier gains most, by measurement: every verifier with every draft that suits it, in turn."""

@@ -1,16 +1,9 @@
-import csv
-import io
-
 import pytest
-from rich.console import Console
 
-from paceline.bench import output
 from paceline.bench.categories import at_best, category_figures_of
 from paceline.bench.figures import figures_of
-from paceline.bench.page import make_page
 from paceline.bench.raw import RawFile
 from paceline.bench.runner import Configuration, Sample
-from paceline.bench.spreadsheets import CATEGORY_COLUMNS
 from paceline.bench.sweep import Axes, Protocols, run_sweep
 from tests.bench.scripted import counts
 
@@ -97,21 +90,10 @@ def test_looping_texts_count_for_speed_only(tmp_path):
 @pytest.mark.parametrize("categories", [None, []])
 def test_prompts_without_categories_have_no_figures(tmp_path, categories):
     records = measure(tmp_path / "raw.jsonl", categories=categories)
-    assert category_figures_of(records) == [] and "By category" not in make_page(records, title="none")
+    assert category_figures_of(records) == []
 
 
-def test_reports_show_the_best_length_and_the_file_all(tmp_path):
-    path = tmp_path / "raw.jsonl"
-    records = measure(path)
+def test_reports_show_the_best_length_of_each_drafter(tmp_path):
+    records = measure(tmp_path / "raw.jsonl")
     lines = at_best(category_figures_of(records), figures_of(records))
     assert [(line.cell.num_draft_tokens, line.category) for line in lines] == [(2, "writing"), (2, "maths")] * 2
-    page = make_page(records, title="categories")
-    assert "By category" in page and "<td>maths</td><td>2.00</td><td>2.00-2.00</td><td>1.00</td>" in page
-    console = Console(width=160, record=True, file=io.StringIO())
-    output.print_tables(records, console)
-    text = console.export_text()
-    assert "by category" in text and "maths" in text
-    written = {file.name: file for file in output.write_reports(path, html=False)}
-    rows = list(csv.DictReader(io.StringIO(written["raw.categories.csv"].read_text())))
-    assert tuple(rows[0]) == CATEGORY_COLUMNS and len(rows) == 8
-    assert (rows[0]["speedup"], rows[-1]["speedup"]) == ("4", "")

@@ -1,18 +1,12 @@
-import csv
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from paceline.bench import output
 from paceline.bench.figures import figures_of
-from paceline.bench.head_to_head import Duel, choose_duels, duel_figures_of, keep_choices, undecided
-from paceline.bench.page import make_page
+from paceline.bench.head_to_head import choose_pairs, head_to_head_figures, keep_choices, undecided
 from paceline.bench.raw import RawFile
-from paceline.bench.spreadsheets import DUEL_COLUMNS, duels_to_csv
-from paceline.bench.sweep import PLAIN, Axes, Cell, Protocols, Ways, run_sweep
+from paceline.bench.sweep import Axes, Protocols, Ways, run_sweep
 from tests.bench.scripted import TOKENS, Bench
 
 PEER = Ways(plain="peer", drafting=("assisted", "lookup"), batches=False)
@@ -31,7 +25,7 @@ PROTOCOL = Protocols(repeats=3, attempts=1)
 
 
 def measure(path, bench=None, axes=AXES, protocol=PROTOCOL, conditions=CONDITIONS):
-    """A sweep and its duels; all records."""
+    """A sweep and its pairs; all records."""
     bench, raw = bench or Bench(seconds=SECONDS), RawFile(path)
 
     def sweep(tasks):
@@ -46,12 +40,14 @@ def measure(path, bench=None, axes=AXES, protocol=PROTOCOL, conditions=CONDITION
         )
 
     run = sweep(axes.cells())
-    sweep(keep_choices(choose_duels(figures_of(raw.records), run=run, axes=axes), raw=raw, run=run))
+    sweep(keep_choices(choose_pairs(figures_of(raw.records), run=run, axes=axes), raw=raw, run=run))
     return raw.records
 
 
 def pairs(records):
-    return [(line.duel.own.batch_size, line.duel.own.way, line.duel.other.way) for line in duel_figures_of(records)]
+    return [
+        (line.pair.ours.batch_size, line.pair.ours.way, line.pair.other.way) for line in head_to_head_figures(records)
+    ]
 
 
 def kinds(records, kind):
@@ -71,7 +67,7 @@ def test_the_fastest_of_each_side_meet(path):
         (4, "plain", "peer"),
         (4, "model k=2", "peer"),
     ]
-    assert [line.ratio.value for line in duel_figures_of(records)] == [2, 1.5, 2, 8]
+    assert [line.ratio.value for line in head_to_head_figures(records)] == [2, 1.5, 2, 8]
 
 
 def test_a_plain_peer_that_overtakes_its_drafting_is_met_too(path):
@@ -80,7 +76,7 @@ def test_a_plain_peer_that_overtakes_its_drafting_is_met_too(path):
 
 
 def test_both_sides_alternate_and_the_other_runs_twice(path):
-    """The ratio is of the seconds of the duel itself, not of those of the cells."""
+    """The ratio is of the seconds of the pair itself, not of those of the cells."""
     bench = Bench(seconds=SECONDS)
     record = kinds(measure(path, bench), "duel")[1]
     assert record["seconds"] == {"other": [0.75] * 3, "own": [0.5] * 3, "control": [0.75] * 3}
@@ -104,7 +100,7 @@ def test_what_is_measured_is_not_measured_again(path):
     assert path.read_bytes() == before and again.made == []
 
 
-def test_an_interrupted_sweep_goes_on_with_the_duel_that_lacks(path):
+def test_an_interrupted_sweep_goes_on_with_the_pair_that_is_missing(path):
     measure(path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
@@ -163,18 +159,18 @@ def test_cells_of_another_run_decide_nothing(path):
     measure(path, Bench(seconds={**SECONDS, "ngram k=1": 0.1}), conditions={**CONDITIONS, "dtype": "bfloat16"})
     found = pairs(measure(path))
     assert [own for batch, own, _ in found if batch == 1] == ["plain", "ngram k=1", "plain", "model k=2"]
-    assert [line.label for line in duel_figures_of(measure(path))] == ["bfloat16, 1 thread"] * 4 + [
+    assert [line.label for line in head_to_head_figures(measure(path))] == ["bfloat16, 1 thread"] * 4 + [
         "float32, 1 thread"
     ] * 4
 
 
-def test_void_duels_are_timed_again_and_say_so(path):
+def test_void_pairs_are_timed_again(path):
     num_cells = len(AXES.cells())
     records = measure(path, Bench(seconds=SECONDS, controls=[1] * num_cells + [2]))
-    line = duel_figures_of(records)[0]
+    line = head_to_head_figures(records)[0]
     assert line.void and line.control == 0.5
     again = measure(path, protocol=Protocols(repeats=3, attempts=2))
-    line = duel_figures_of(again)[0]
+    line = head_to_head_figures(again)[0]
     assert not line.void and line.attempts == 2 and len(kinds(again, "duel")) == 5
 
 
@@ -183,42 +179,8 @@ def test_without_peers_nobody_meets(path):
     assert kinds(measure(path, axes=axes), "choice") == []
 
 
-def test_differing_texts_are_counted_between_the_sides(path):
+def test_differing_outputs_are_counted_between_the_sides(path):
     records = measure(path, Bench(seconds=SECONDS, tokens=((1, 2, 9, 4), TOKENS[1])))
-    plain, drafted = duel_figures_of(records)[:2]
+    plain, drafted = head_to_head_figures(records)[:2]
     assert (plain.num_different, plain.first_difference) == (1, 2)  # the scripted peer's text is another
     assert (drafted.num_different, drafted.first_difference) == (0, None)
-
-
-def test_every_report_shows_the_duels(path):
-    records = measure(path)
-    rows = list(csv.DictReader(io.StringIO(duels_to_csv(duel_figures_of(records)))))
-    assert tuple(rows[0]) == DUEL_COLUMNS
-    assert [(row["own"], row["other"], row["ratio"]) for row in rows[:2]] == [
-        ("plain", "peer", "2"),
-        ("model", "assisted", "1.5"),
-    ]
-    assert (rows[1]["tokens_per_second"], rows[1]["other_tokens_per_second"]) == ("16", "10.6667")
-    page = make_page(records, title="duels")
-    assert "Best against best" in page and "<td>assisted k=1</td><td>1.50</td><td>1.50-1.50</td>" in page
-    console = Console(width=160, record=True, file=io.StringIO())
-    output.print_tables(records, console)
-    text = console.export_text()
-    assert "best against best" in text and "1.50 1.50-1.50" in text and "16 : 11" in text
-    assert {file.name for file in output.write_reports(path, html=False)} == {"raw.csv", "raw.duels.csv"}
-
-
-def test_void_duels_have_no_ratio_in_tables(path):
-    records = measure(path, Bench(seconds=SECONDS, controls=[1] * len(AXES.cells()) + [2] * 4))
-    console = Console(width=160, record=True, file=io.StringIO())
-    output.print_tables(records, console)
-    assert console.export_text().count("void, A/A 0.50") == 4
-    assert make_page(records, title="duels").count('<tr class="void">') == 4
-
-
-def test_duels_are_named_by_both_sides():
-    own, other = (
-        Cell(drafter=name, num_draft_tokens=count, batch_size=4, temperature=0.5, max_tokens=8)
-        for name, count in ((PLAIN, 0), ("peer", 3))
-    )
-    assert str(Duel(own=own, other=other)) == "plain against peer k=3, batch 4, temperature 0.5"

@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.bench.figures import figures_of
-from paceline.bench.head_to_head import choose_duels, duel_figures_of, keep_choices, unpaired
-from paceline.bench.interleaved import MOST_OPEN, check_programs, groups_of, run_together
+from paceline.bench.figures import durations_of, figures_of
+from paceline.bench.head_to_head import choose_pairs, head_to_head_figures, keep_choices, unpaired
+from paceline.bench.interleaved import MOST_OPEN, check_programs, groups_of, run_interleaved
 from paceline.bench.missing_peers import failures_of
-from paceline.bench.page import make_page
 from paceline.bench.raw import RawFile
 from paceline.bench.runner import Configuration, DecodingFailed, Sample
 from paceline.bench.sampled import sampled_figures_of
-from paceline.bench.spent import spent_on
 from paceline.bench.sweep import Axes, Protocols, Ways
 from tests.bench.scripted import TOKENS, Bench, counts
 
@@ -76,7 +74,7 @@ class Turns(Bench):
 
 def measure(path, bench=None, axes=AXES, protocol=PROTOCOL, beside=None):
     bench, raw = bench or Turns(seconds=SECONDS), RawFile(path)
-    run = run_together(
+    run = run_interleaved(
         axes.cells(),
         workbench=bench,
         raw=raw,
@@ -87,9 +85,9 @@ def measure(path, bench=None, axes=AXES, protocol=PROTOCOL, beside=None):
         clock=bench.clock,
         beside=beside,
     )
-    duels = keep_choices(choose_duels(figures_of(raw.records), run=run, axes=axes), raw=raw, run=run)
+    chosen = keep_choices(choose_pairs(figures_of(raw.records), run=run, axes=axes), raw=raw, run=run)
     assert bench.closed == len(groups_of(axes.cells()))  # what is open serves all attempts
-    return raw.records, unpaired(duels, raw.records, run=run)
+    return raw.records, unpaired(chosen, raw.records, run=run)
 
 
 def cells_of(records):
@@ -97,7 +95,9 @@ def cells_of(records):
 
 
 def pairs(records):
-    return [(line.duel.own.batch_size, line.duel.own.way, line.duel.other.way) for line in duel_figures_of(records)]
+    return [
+        (line.pair.ours.batch_size, line.pair.ours.way, line.pair.other.way) for line in head_to_head_figures(records)
+    ]
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def test_the_best_meet_in_the_repeats_they_shared(path):
     records, lacking = measure(path)
     assert lacking == [] and not any(record["kind"] == "duel" for record in records)
     assert pairs(records)[:2] == [(1, "plain", "peer"), (1, "model k=2", "peer-draft k=1")]
-    assert [line.ratio.value for line in duel_figures_of(records)][:2] == [2, 1.5]
-    assert [line.control for line in duel_figures_of(records)][:2] == [1, 1]
+    assert [line.ratio.value for line in head_to_head_figures(records)][:2] == [2, 1.5]
+    assert [line.control for line in head_to_head_figures(records)][:2] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_best_meet_in_the_repeats_they_shared(path):
 )
 def test_texts_are_compared_between_the_sides(path, own, other, expected):
     records, _ = measure(path, Turns(seconds=SECONDS, texts={"model k=2": own, "peer-draft k=1": other}))
-    line = duel_figures_of(records)[1]
+    line = head_to_head_figures(records)[1]
     assert (line.num_different, line.first_difference) == expected
 
 
@@ -167,7 +167,7 @@ def test_a_group_whose_control_fails_has_more_repeats_which_all_count(path, drif
     assert len(cells) == 8 and not any(record["void"] for record in cells)
     controls = [2.0 * scale for scale in [*drift[1:], *[1.0] * 9][:repeats]]
     assert all(record["seconds"]["control"] == pytest.approx(controls) for record in cells)
-    assert not any(line.void for line in (*figures_of(records), *duel_figures_of(records)))
+    assert not any(line.void for line in (*figures_of(records), *head_to_head_figures(records)))
 
 
 def test_a_machine_that_never_rests_is_given_up(path):
@@ -175,7 +175,7 @@ def test_a_machine_that_never_rests_is_given_up(path):
     records, lacking = measure(path, Turns(seconds=SECONDS, drift=[2.0] * 99), axes)
     assert len(cells_of(records)) == 8 and lacking == []
     assert all(len(record["seconds"]["control"]) == 3 * 3 for record in cells_of(records))
-    assert all(line.void for line in (*figures_of(records), *duel_figures_of(records)))
+    assert all(line.void for line in (*figures_of(records), *head_to_head_figures(records)))
     again = Turns(seconds=SECONDS)
     assert measure(path, again, axes)[0] and again.made == []
     more = Turns(seconds=SECONDS)
@@ -207,7 +207,7 @@ def test_a_peer_that_fails_leaves_and_the_others_go_on(path, trouble):
     assert len(cells_of(records)) == 7 and all(len(record["seconds"]["plain"]) == 3 for record in cells_of(records))
     (failure,) = failures_of(records)
     assert failure.task == "peer-draft k=1, batch 1, temperature 0, 8 tokens"
-    words = {"dying": "it died", "absent": "it did not start", "short": "4 tokens where 8 were asked for"}
+    words = {"dying": "it died", "absent": "it did not start", "short": "4 tokens where 8 were wanted"}
     assert words[trouble] in failure.message
     assert pairs(records)[1] == (1, "model k=2", "peer-draft k=2") and lacking == []
 
@@ -219,7 +219,7 @@ def test_what_was_timed_later_alone_meets_directly(path):
     again = Turns(seconds=SECONDS)
     records, lacking = measure(path, again, axes)
     assert [cell.way for cell in again.made] == ["peer-draft k=1"] and failures_of(records) == []
-    assert [str(duel) for duel in lacking] == ["model k=2 against peer-draft k=1, batch 1, temperature 0"]
+    assert [str(pair) for pair in lacking] == ["model k=2 against peer-draft k=1, batch 1, temperature 0"]
     assert (1, "model k=2", "peer-draft k=1") not in pairs(records)
 
 
@@ -249,9 +249,9 @@ def test_timing_and_starting_are_told_apart(path):
             return super().candidate(name, cell)
 
     records, _ = measure(path, Slow(seconds=SECONDS), replace(AXES, batch_sizes=[1]))
-    spent = spent_on(records)
-    assert spent.starting == 3 * 90
-    assert spent.timing == 4 * (2 * 2.0 + 3 * 1.0 + 0.5 + 4.0 + 0.75 + 1.5)
+    durations = durations_of(records)
+    assert durations.starting == 3 * 90
+    assert durations.timing == 4 * (2 * 2.0 + 3 * 1.0 + 0.5 + 4.0 + 0.75 + 1.5)
     assert {line.cell.way: line.start_seconds for line in figures_of(records)}["peer"] == 90
 
 
@@ -267,13 +267,6 @@ def test_too_many_programs_at_once_are_refused():
         check_programs(many)
     check_programs(replace(many, peer_counts={"peer-draft": [3, 5]}))
     check_programs(replace(many, peers=[replace(PEER, programs=False)]))
-
-
-def test_the_page_has_one_bar_for_plain_decoding(path):
-    bench = Turns(seconds=SECONDS, phases=(0.1, 0.6, 0.05, 0.05))
-    page = make_page(measure(path, bench, replace(AXES, batch_sizes=[1]))[0], title="together")
-    split = page[page.index("ms per step") - 20000 : page.index("ms per step")]
-    assert ">model 1<" in split and split.count(">plain<") == 1 and ">plain 0<" not in page
 
 
 def test_records_are_lines_of_json(path):

@@ -16,9 +16,9 @@ from paceline.bench.missing_peers import keep_peers, missing_of, peers_of
 from paceline.bench.peers import PEERS, find_peers
 from paceline.bench.peers import llama_cpp as llama_module
 from paceline.bench.peers import vllm as vllm_module
-from paceline.bench.peers.base import Missing, Setting
-from paceline.bench.peers.held import Held
+from paceline.bench.peers.base import Missing, PeerSettings
 from paceline.bench.peers.process import Answering, first_cores
+from paceline.bench.peers.programs import ProgramPool
 from paceline.bench.raw import RawFile
 from paceline.bench.runner import DecodingFailed, compare
 from paceline.bench.sweep import Cell
@@ -31,7 +31,7 @@ PROMPTS = [[1, 5], [2, 7, 9], [3], [4, 4]]
 @pytest.fixture
 def setting(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return Setting(
+    return PeerSettings(
         target=pair().target,
         draft=pair().draft,
         dtype=torch.float32,
@@ -72,7 +72,7 @@ def lines(path):
 
 
 def program(peer):
-    running = peer.held.last
+    running = peer.programs.last
     return running if isinstance(running, Answering) else running.process
 
 
@@ -138,7 +138,7 @@ def test_one_program_serves_all_that_is_timed_alike(peer, tmp_path):
 
 def test_several_programs_are_held_open_where_they_may_be(peer, tmp_path):
     """With room for two, a third ends the oldest, and what is open serves again."""
-    peer.held = Held(2)
+    peer.programs = ProgramPool(2)
     made = [peer.decoding("peer", cell(peer.ways.plain, batch_size=size), prompts=PROMPTS, seed=0) for size in (1, 2)]
     texts = [one.run().tokens for one in made]
     assert texts[0] == texts[1] == made[0].run().tokens

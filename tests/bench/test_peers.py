@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from paceline.api import load
+from paceline.bench.generation import decoding
 from paceline.bench.machine import describe, hash_source
-from paceline.bench.own import decoding
-from paceline.bench.peers.transformers import transformers_plain
+from paceline.bench.peers.transformers import load_peer, transformers_decoding
 from paceline.bench.report import make_table
 from paceline.bench.runner import compare
 from tests.api.checkpoints import config_of, make_tokenizer, pair, without_tokenizer
@@ -19,15 +19,15 @@ def target():
     return load(pair().target)
 
 
-@pytest.mark.parametrize("one_by_one", [True, False])
-def test_every_configuration_emits_the_same_tokens(target, one_by_one):
-    common = dict(target=target, prompts=PROMPTS, num_tokens=20, one_by_one=one_by_one)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_every_configuration_emits_the_same_tokens(target, batch_size):
+    common = dict(target=target, prompts=PROMPTS, num_tokens=20, batch_size=batch_size)
     prompts = [target.tokenizer.encode(prompt) for prompt in PROMPTS]
     comparison = compare(
         [
-            transformers_plain("peer", path=pair().target, prompts=prompts, num_tokens=20),
+            transformers_decoding("peer", model=load_peer(pair().target, dtype=None), prompts=prompts, num_tokens=20),
             decoding("plain", **common),
-            decoding("ngram", **common, drafter="ngram"),
+            decoding("ngram", **common, drafter="ngram", num_draft_tokens=5),
             decoding("model", **common, drafter=pair().draft, num_draft_tokens=3),
         ],
         baseline="plain",
@@ -49,7 +49,8 @@ def test_end_of_text_shortens_nobody(target, tmp_path):
     ending = load(folder)
     assert ending.eos == (whole[0][3],)
     prompts = [target.tokenizer.encode(prompt) for prompt in PROMPTS]
-    assert transformers_plain("peer", path=folder, prompts=prompts, num_tokens=20).run().tokens == whole
+    peer = load_peer(folder, dtype=None)
+    assert transformers_decoding("peer", model=peer, prompts=prompts, num_tokens=20).run().tokens == whole
     assert decoding("plain", target=ending, prompts=PROMPTS, num_tokens=20).run().tokens == whole
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks import endurance
-from benchmarks.endurance import Growth, Look, endure, growth_of, main
+from benchmarks.__main__ import main
+from benchmarks.endurance import Growth, Snapshot, endure, growth_of
 from paceline.api import embedded_pair, load
 from paceline.api.prompts import encode
 from paceline.bench.suites import prompts_of
@@ -17,11 +18,11 @@ def tiny_pair():
     return [load(path, device="cpu") for path in (pair().target, pair().draft)]
 
 
-def looks(count=10, **changes):
-    """Looks at a process that stands still after the second, but for ``changes``: by how much more at each."""
+def snapshots(count=10, **changes):
+    """Snapshots of a process that stops growing after the second, but for ``changes``: by how much more at each."""
     still = dict(resident=100 * MIB, tensors=20, objects=9000, graphs=1)
     return [
-        Look(
+        Snapshot(
             steps=100 * at,
             seconds=float(at),
             tokens=200 * at,
@@ -31,9 +32,9 @@ def looks(count=10, **changes):
     ]
 
 
-def test_a_process_that_stands_still_after_its_warm_up_has_no_fault():
-    assert growth_of(looks()) == Growth(mib=0, tensors=0, objects=0, graphs=0)
-    assert growth_of(looks()).faults() == []
+def test_a_process_that_stops_growing_after_its_warm_up_has_no_fault():
+    assert growth_of(snapshots()) == Growth(mib=0, tensors=0, objects=0, graphs=0)
+    assert growth_of(snapshots()).faults() == []
 
 
 @pytest.mark.parametrize(
@@ -46,24 +47,24 @@ def test_a_process_that_stands_still_after_its_warm_up_has_no_fault():
     ],
 )
 def test_whatever_grows_is_named(name, more, words):
-    (fault,) = growth_of(looks(**{name: more})).faults()
+    (fault,) = growth_of(snapshots(**{name: more})).faults()
     assert words in fault
 
 
-def test_too_few_looks_say_nothing():
-    with pytest.raises(ValueError, match="4 looks: give at least 5"):
-        growth_of(looks(4))
-    with pytest.raises(ValueError, match="9 looks at 3 steps"):
-        endure(*tiny_pair(), PROMPTS, steps=3, looks=9)
+def test_too_few_snapshots_are_refused():
+    with pytest.raises(ValueError, match="4 snapshots: give at least 5"):
+        growth_of(snapshots(4))
+    with pytest.raises(ValueError, match="9 snapshots at 3 steps"):
+        endure(*tiny_pair(), PROMPTS, steps=3, snapshots=9)
 
 
-def test_rows_end_and_are_given_away_while_it_looks():
+def test_rows_end_and_are_given_away_while_it_snapshots():
     seen = []
-    found = endure(*tiny_pair(), PROMPTS, steps=60, looks=6, progress=seen.append)
-    assert [look.steps for look in found] == [10, 20, 30, 40, 50, 60] and found == seen
+    found = endure(*tiny_pair(), PROMPTS, steps=60, snapshots=6, progress=seen.append)
+    assert [one.steps for one in found] == [10, 20, 30, 40, 50, 60] and found == seen
     tokens = found[-1].tokens
     assert tokens > 60 * 4, "four rows gain a token a step each, and drafts bring more"
-    assert all(look.resident > 0 and look.tensors > 0 and look.graphs >= 0 for look in found)
+    assert all(one.resident > 0 and one.tensors > 0 and one.graphs >= 0 for one in found)
 
 
 def test_a_leak_is_seen(monkeypatch):
@@ -78,14 +79,24 @@ def test_a_leak_is_seen(monkeypatch):
     assert any("more tensors" in fault for fault in growth_of(endure(*tiny_pair(), PROMPTS, steps=60)).faults())
 
 
-def test_the_command_prints_every_look_and_fails_where_something_grew(monkeypatch, capsys):
-    words = ["--target", str(pair().target), "--draft", str(pair().draft), "--steps", "40", "--looks", "5"]
+def test_the_command_prints_every_snapshot_and_fails_where_something_grew(monkeypatch, capsys):
+    words = [
+        "endurance",
+        "--target",
+        str(pair().target),
+        "--draft",
+        str(pair().draft),
+        "--steps",
+        "40",
+        "--snapshots",
+        "5",
+    ]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "after the warm-up" in out and "│    40 │" in out
+    assert "after the warm-up" in out
     monkeypatch.setattr(endurance, "growth_of", lambda found: Growth(mib=9.0, tensors=0, objects=0, graphs=0))
     assert main(words) == 1 and "grew by 9.0 MiB" in capsys.readouterr().out
-    assert main(["--target", str(pair().target)]) == 2 and "give both" in capsys.readouterr().err
+    assert main(["endurance", "--target", str(pair().target)]) == 2 and "give both" in capsys.readouterr().err
 
 
 @pytest.mark.slow

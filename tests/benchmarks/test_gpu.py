@@ -6,13 +6,13 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from benchmarks import __main__ as command
 from benchmarks.gpu import measure
-from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.figures import batches_in, least_seconds, verdicts_of
-from benchmarks.gpu.measure import CONTROL, PLAIN, Course, run_course
-from benchmarks.gpu.models import make_models
+from benchmarks.gpu.measure import CONTROL, PLAIN, Plan, run_plan
+from benchmarks.gpu.study import batches_of, goals_of, least_seconds
+from benchmarks.inflate.on_device import make_models
 from paceline.bench.peers.transformers import PLAIN as PEER
-from paceline.bench.raw import DEVICE, RUN, RawFile
+from paceline.bench.raw import RUN, RawFile
 from paceline.hardware.rates import Products, Rates
 from paceline.hardware.roofline import Work, bound
 from paceline.models.native.attention import TreeAttention
@@ -31,6 +31,10 @@ SMALL = ["--device", "cpu", "--parameters", "0.5M", "--dtype", "float64", "--tar
 SMALL += ["--draft", str(pair().draft), "--max-tokens", "6", "--batch", "1", "--batch", "2", "--k", "2"]
 
 
+def main(words):
+    return command.main(["gpu", *words])
+
+
 def models():
     return make_models(
         pair().target, pair().draft, num_parameters=500_000, dtype=torch.float64, device=torch.device("cpu")
@@ -39,7 +43,7 @@ def models():
 
 def quick(monkeypatch):
     """Machines whose rates are known without measuring."""
-    monkeypatch.setattr("benchmarks.gpu.__main__.measure_rates", lambda **_: rates_for("float64"))
+    monkeypatch.setattr("benchmarks.rates.measure_rates", lambda **_: rates_for("float64"))
 
 
 def rates_for(dtype):
@@ -68,8 +72,8 @@ def test_both_targets_are_one_model_in_one_memory():
 
 
 def test_a_device_without_room_is_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr("benchmarks.gpu.models.free_memory", lambda device: 4 << 20)
-    monkeypatch.setattr("benchmarks.gpu.models.inflate_to", None)
+    monkeypatch.setattr("benchmarks.inflate.on_device.free_memory", lambda device: 4 << 20)
+    monkeypatch.setattr("benchmarks.inflate.on_device.inflate_to", None)
     with pytest.raises(ValueError, match=r"500,000 parameters take .* give --parameters 0M or fewer"):
         models()
 
@@ -82,7 +86,7 @@ def test_the_command_measures_draws_and_goes_on(monkeypatch, tmp_path, capsys):
     assert "plain decoding reaches" in out and "times as fast as transformers-assisted k=2 (goal 2)" in out
     assert path.with_suffix(".svg").read_text().startswith("<svg")
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [record["kind"] for record in records] == [RUN, DEVICE, DEVICE]
+    assert [record["kind"] for record in records] == [RUN, "device", "device"]
     one, two = records[1:]
     assert set(one["sides"]) == {PLAIN, CONTROL, PEER, "drafted k=2", "transformers-assisted k=2"}
     assert set(two["sides"]) == {PLAIN, CONTROL, PEER, "drafted k=2"}
@@ -97,32 +101,19 @@ def test_dense_attention_is_for_comparing_with_flex(monkeypatch, tmp_path, capsy
     arguments = [*SMALL, "--dense", "--output", str(tmp_path / "gpu.jsonl")]
     assert main(arguments) == 2
     assert "--dense compares with FlexAttention, which is not used on cpu" in capsys.readouterr().err
-    monkeypatch.setattr("benchmarks.gpu.__main__.DEVICES", {"cpu"})
+    monkeypatch.setattr("benchmarks.gpu.study.DEVICES", {"cpu"})
     made = []
-    monkeypatch.setattr("benchmarks.gpu.__main__.run_course", lambda *_, models, **__: made.append(models) or [])
+    monkeypatch.setattr("benchmarks.gpu.study.run_plan", lambda *_, models, **__: made.append(models) or [])
     main(arguments)
     assert [loaded.lm.attention for loaded in (made[0].target, made[0].draft)] == [TreeAttention] * 2
-
-
-def test_steps_may_be_called_eagerly_which_is_a_run_of_its_own(monkeypatch, tmp_path, capsys):
-    quick(monkeypatch)
-    made, path = [], tmp_path / "gpu.jsonl"
-    course = "benchmarks.gpu.__main__.run_course"
-    monkeypatch.setattr(course, lambda *_, models, **others: made.append(models) or [1])
-    for words in ([], ["--enforce-eager"]):
-        assert main([*SMALL, *words, "--output", str(path)]) == 0
-    assert [(both.target.enforce_eager, both.draft.enforce_eager) for both in made] == [(False,) * 2, (True,) * 2]
-    first, second = capsys.readouterr().out.split("target of ")[1:]
-    assert "called eagerly" in second and "called eagerly" not in first
-    assert len({json.loads(line)["run"] for line in path.read_text().splitlines()}) == 2
 
 
 def test_batches_that_there_is_no_time_for_are_left_out_and_said(monkeypatch, tmp_path, capsys):
     quick(monkeypatch)
     path = tmp_path / "gpu.jsonl"
-    assert main([*SMALL, "--minutes", "0.00001", "--output", str(path)]) == 0
+    assert main([*SMALL, "--minutes", "0.00001", "--output", str(path)]) == 2, "there is nothing to show"
     out = capsys.readouterr().out
-    assert "no time was left for batch 1, 2" in out and "neither goal is decided" in out
+    assert "no time was left for batch 1:" in out and "no time was left for batch 2:" in out
 
 
 def test_repeats_fill_an_even_share_of_the_time(monkeypatch, tmp_path):
@@ -144,8 +135,8 @@ def test_repeats_fill_an_even_share_of_the_time(monkeypatch, tmp_path):
     for minutes, repeats in ((2.0, 5), (1.4, 3), (20.0, 7)):
         now[0] = 0.0
         with pytest.raises(KeyboardInterrupt):
-            run_course(
-                Course(batches=(1, 8), minutes=minutes),
+            run_plan(
+                Plan(batches=(1, 8), minutes=minutes),
                 models=None,
                 prompts=[[1, 2]],
                 raw=RawFile(tmp_path / "none.jsonl"),
@@ -174,41 +165,28 @@ def records_of(**seconds):
     sides["drafted k=3"] = sides.pop("drafted")
     notes = {"device": "a GPU", "work": asdict(WORK), "rates": asdict(RATES)}
     run = {"kind": RUN, "run": "r", "conditions": {}, "notes": json.loads(json.dumps(notes))}
-    cell = dict(kind=DEVICE, run="r", batch=1, prompts=[20] * 4, num_tokens=10, void=False, sides=sides)
+    cell = dict(kind="device", run="r", batch=1, prompts=[20] * 4, num_tokens=10, void=False, sides=sides)
     return [run, cell]
 
 
 def test_figures_are_shares_of_the_limit_and_ratios_of_times():
     found = records_of(plain=8.0, control=8.0, transformers=12.0, drafted=4.0, assisted=10.0)
-    (line,) = batches_in(found)
+    (line,) = batches_of(found[0], found)
     assert line.share.value == pytest.approx(4 * (10 * (1e8 + 25_000) + 1e8 + 10_000) / 1e9 / 8)
     assert (line.plain, line.drafted, line.tokens_per_step) == (5.0, 10.0, 2.0)
     assert (line.over_plain.value, line.over_assisted.value, line.over_peer.value) == (2.0, 2.5, 3.0)
     assert line.plain_over_peer.value == 1.5 and line.best == "drafted k=3" and line.forward_share is None
-    assert verdicts_of([line])[1] == ("drafted decoding is 2.50 times as fast as transformers-assisted k=3 (goal 2)")
-
-
-def test_the_last_sound_measurement_counts_and_else_the_last():
-    sides = dict(control=8.0, transformers=12.0, drafted=4.0, assisted=10.0)
-    run, one = records_of(plain=1.0, **sides)
-    two, three = records_of(plain=2.0, **sides)[1], records_of(plain=3.0, **sides)[1]
-
-    def plain(*voids):
-        cells = [{**cell, "void": void} for cell, void in zip((one, two, three), voids, strict=True)]
-        return 40 / batches_in([run, *cells])[0].plain
-
-    assert plain(True, True, True) == plain(False, False, False) == plain(True, False, False) == 3.0
-    assert plain(False, False, True) == plain(True, False, True) == 2.0 and plain(False, True, True) == 1.0
+    assert goals_of([line])[1] == ("drafted decoding is 2.50 times as fast as transformers-assisted k=3 (goal 2)")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--device", "cpu", "--parameters", "20M", "--batch", "0"], "batch=[0]: give numbers of at least 1"),
+        (["--device", "cpu", "--parameters", "20M", "--batch", "0"], "batch=(0,): give at least 1"),
         (["--device", "cpu", "--parameters", "some"], "--parameters some"),
         (["--device", "cpu", "--minutes", "0"], "minutes=0.0"),
         (["--device", "cpu", "--target", "nowhere"], "give both"),
-        (["--report"], "no figures of a device"),
+        (["--report"], "holds no figures of this study"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

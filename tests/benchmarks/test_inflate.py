@@ -6,9 +6,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import paceline
-from benchmarks.inflate import _Random as Random
-from benchmarks.inflate import inflate, inflate_to, main, read_count, write
-from benchmarks.widths import choose_widths, count_parameters, widened
+from benchmarks.__main__ import main
+from benchmarks.inflate.command import read_count, write
+from benchmarks.inflate.model import _Random as Random
+from benchmarks.inflate.model import inflate, inflate_to
+from benchmarks.inflate.widths import choose_widths, count_parameters, widened
 from paceline.api import load
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
@@ -82,7 +84,7 @@ def forgotten_eps(config, *arguments):
 
 
 def unequal_shares(self, columns, source):
-    """Shares of heads and lanes that add up to all but the last one's noise."""
+    """Shares of heads and channels that add up to all but the last one's noise."""
     shares = SPLIT(self, columns, source)
     shares[:, -1] += columns.std() / 100
     return shares
@@ -95,9 +97,9 @@ def whole_shares(self, columns, source):
 
 SPLIT = Random.split
 MISTAKES = [
-    ("benchmarks.inflate.widened", forgotten_eps),
-    ("benchmarks.inflate._Random.split", unequal_shares),
-    ("benchmarks.inflate._Random.split", whole_shares),
+    ("benchmarks.inflate.model.widened", forgotten_eps),
+    ("benchmarks.inflate.model._Random.split", unequal_shares),
+    ("benchmarks.inflate.model._Random.split", whole_shares),
 ]
 
 
@@ -155,7 +157,7 @@ def test_seed_decides_the_weights_and_not_the_function():
 
 
 @pytest.mark.parametrize("widths", WIDTHS)
-def test_no_lane_is_zero_and_no_two_are_one(widths):
+def test_no_channel_is_zero_and_no_two_are_one(widths):
     large = inflate(small().float(), **widths)
     for name, matrix in split_parts(large.config, large.state_dict()).items():
         if "norm" in name:
@@ -231,7 +233,7 @@ def test_transformers_reads_what_was_written(tmp_path):
 
 
 def test_command_writes_a_model_of_the_size_asked_for(tmp_path, capsys):
-    words = ["--model", str(pair().target), "--output", str(tmp_path / "large"), "--parameters"]
+    words = ["inflate", "--model", str(pair().target), "--output", str(tmp_path / "large"), "--parameters"]
     assert main([*words, "0.5M"]) == 0
     shown = capsys.readouterr()
     assert "parameters in float32" in shown.out and "layer 3 of 3\n" in shown.err

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import products
-from benchmarks.products import EAGER, PACKAGED, PANELS, TUNED, Timed, measure, table, ways
+from benchmarks.products import EAGER, PACKAGED, PANELS, TUNED, Timed, measure, section_of, ways
 
 SHAPES = ((40, 24), (32, 40))
 IN_SECONDS = [name for name, _ in ways([]) if not name.startswith(("torch.compile", "AOTInductor"))]
@@ -15,7 +15,7 @@ IN_SECONDS = [name for name, _ in ways([]) if not name.startswith(("torch.compil
 
 def text_of(shown):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(shown)
+    console.print(shown.table())
     return console.export_text()
 
 
@@ -64,7 +64,7 @@ def test_ways_take_turns_and_one_that_is_not_there_is_told(monkeypatch):
     assert found[0].missing == "no such thing here" and "no such thing here" in found[2].missing
     alone = measure(SHAPES, layers=1, rows=(1,), repeats=3, only=["none of these"])
     assert [timed.way for timed in alone] == [PANELS]
-    assert "no such thing here" in text_of(table(found, 1000))
+    assert "no such thing here" in text_of(section_of(found, 1000))
 
 
 def test_the_table_has_medians_and_paired_ratios():
@@ -72,7 +72,7 @@ def test_the_table_has_medians_and_paired_ratios():
         Timed(way=PANELS, rows=2, seconds=(1.0, 2.0, 4.0)),
         Timed(way=EAGER, rows=2, seconds=(3.0, 6.0, 20.0)),
     ]
-    text = text_of(table(taken, 6_000_000_000))
+    text = text_of(section_of(taken, 6_000_000_000))
     assert "3.0" in text and "1.0 (3.00)" in text
 
 

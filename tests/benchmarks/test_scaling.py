@@ -6,15 +6,16 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from benchmarks.scaling import measure
-from benchmarks.scaling.__main__ import main
-from benchmarks.scaling.figures import axes_in, tables_of
-from benchmarks.scaling.measure import Timing, begin, measure_axes, rates_of
-from benchmarks.scaling.points import CHAIN, CONTEXTS, NODES, ROWS, TREE, Axis, Point, Prepared, axes_of
+from benchmarks import __main__ as command
+from benchmarks.rates import rates_of
+from benchmarks.scaling import steps
 from benchmarks.scaling.ragged import CHAT, EVEN, MIXES, ONE_LONG, Mix, measure_ragged, occupy
+from benchmarks.scaling.steps import CHAIN, TREE, Axis, Point, Step, axes_of, measure_axes
+from benchmarks.scaling.study import Scaling, points_of
+from benchmarks.study import Timing
 from paceline.api import load
 from paceline.api.loading import runnable
-from paceline.bench.raw import AXIS, FIRST, PREFILL, RAGGED, RUN, RawFile
+from paceline.bench.raw import RUN, RawFile
 from paceline.hardware.rates import Products, Rates
 from paceline.hardware.roofline import bound
 from paceline.models.work import forward_work
@@ -34,14 +35,18 @@ SMALL += ["--nodes", "4", "--context", "8", "--context", "600", "--length", "5",
 SMALL += ["--repeats", "2", "--seconds", "0"]
 
 
+def main(words):
+    return command.main(["scaling", *words])
+
+
 @pytest.fixture
 def rates(monkeypatch):
     """A machine whose rates are known without measuring."""
-    monkeypatch.setattr("benchmarks.scaling.__main__.measure_rates", lambda **_: RATES)
+    monkeypatch.setattr("benchmarks.rates.measure_rates", lambda **_: RATES)
 
 
 def test_axes_move_one_count_and_hold_the_others():
-    rows, nodes, context = axes_of(ROWS, NODES, CONTEXTS)
+    rows, nodes, context = axes_of(*[[2**at for at in range(7)]] * 2, [128 * 2**at for at in range(7)])
     assert [(point.nodes, point.context) for point in rows.points] == [(1, 128)] * 7
     assert [point.rows for point in rows.points] == [1, 2, 4, 8, 16, 32, 64]
     assert {(point.rows, point.context) for point in nodes.points} == {(1, 128)}
@@ -62,7 +67,7 @@ def test_axes_move_one_count_and_hold_the_others():
 )
 def test_a_point_is_the_step_that_it_says(point, depths):
     target = tiny.target()[1]
-    prepared = Prepared(point, target)
+    prepared = Step(point, target)
     tree = prepared._tree
     assert tree.tokens.shape == (point.rows, point.nodes) and tree.valid.all()
     assert tree.depth.tolist() == [depths] * point.rows and max(depths) == point.depth == tree.max_depth
@@ -83,8 +88,8 @@ def test_a_point_is_the_step_that_it_says(point, depths):
 def test_points_take_turns_and_what_the_file_holds_is_not_timed_again(tmp_path, monkeypatch):
     target = runnable(load(pair().target, device="cpu"))
     raw = RawFile(tmp_path / "raw.jsonl")
-    run = begin(raw, conditions={"a": 1}, notes=dict)
-    assert begin(raw, conditions={"a": 1}, notes=None) == run and len(raw.records) == 1
+    run = raw.begin({"a": 1}, dict)
+    assert raw.begin({"a": 1}, None) == run and len(raw.records) == 1
     axis = Axis(name="rows", points=tuple(Point(rows=count, nodes=2, context=6) for count in (1, 2)))
     said, scripted = [], []
 
@@ -95,16 +100,16 @@ def test_points_take_turns_and_what_the_file_holds_is_not_timed_again(tmp_path, 
             call()
         return {name: (float(at + 1),) * repeats for at, name in enumerate(calls)}
 
-    monkeypatch.setattr(measure, "time_in_turn", in_turn)
+    monkeypatch.setattr(steps, "time_in_turn", in_turn)
     for _ in range(2):
         measure_axes([axis], target=target, raw=raw, run=run, timing=Timing(repeats=3), say=said.append)
-    assert scripted[0] == ["forward 0", "step 0", "forward 1", "step 1", "control"]
+    assert scripted[0] == ["control", "forward 0", "step 0", "forward 1", "step 1"]
     assert len(scripted) == 2, "the step differed from itself, so it is timed again"
     one = raw.records[1]
-    assert (one["control"], one["void"]) == (2 / 5, True)
+    assert (one["control"], one["void"]) == (3 / 1, True)
     assert [(found["forward"], found["step"]) for found in one["found"]] == [
-        ([1.0] * 3, [2.0] * 3),
-        ([3.0] * 3, [4.0] * 3),
+        ([2.0] * 3, [3.0] * 3),
+        ([4.0] * 3, [5.0] * 3),
     ]
     raw.append({**one, "void": False})
     measure_axes([axis], target=target, raw=raw, run=run, timing=Timing(repeats=3), say=said.append)
@@ -118,7 +123,7 @@ def test_the_command_measures_everything_and_shows_its_file_again(rates, tmp_pat
     assert all(title in out for title in ("ragged lengths", "a prompt in one forward", "time to the first token"))
     assert "4 tree" in out and "with the draft" in out and path.with_suffix(".svg").read_text().startswith("<svg")
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [record["kind"] for record in records] == [RUN, FIRST, PREFILL, *[AXIS] * 3, *[RAGGED] * len(MIXES)]
+    assert [record["kind"] for record in records] == [RUN, "first", "prefill", *["axis"] * 3, *["ragged"] * len(MIXES)]
     first = records[1]
     assert first["num_tokens"] == 9 and all(len(seconds) == 2 for seconds in first["seconds"].values())
     context = records[5]["points"]
@@ -126,7 +131,7 @@ def test_the_command_measures_everything_and_shows_its_file_again(rates, tmp_pat
     count = len(records)
     assert main([*SMALL, "--output", str(path)]) == 0
     again = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(record["kind"] in (AXIS, FIRST) and record["run"] == records[0]["run"] for record in again[count:])
+    assert all(record["kind"] in ("axis", "first") and record["run"] == records[0]["run"] for record in again[count:])
     capsys.readouterr()
     assert main(["--report", "--output", str(path)]) == 0
     assert "time to the first token" in capsys.readouterr().out
@@ -138,18 +143,18 @@ def test_figures_stand_beside_the_floor(tmp_path):
     run = {"kind": RUN, "run": "r", "conditions": {}, "notes": {"work": asdict(work), "rates": asdict(RATES)}}
     point = Point(rows=2, nodes=3, context=50)
     found = dict(forward=[2e-3, 4e-3, 3e-3], step=[4e-3, 8e-3, 6e-3], cache_bytes=9, used_bytes=8, resident_bytes=7)
-    axis = dict(kind=AXIS, run="r", axis="rows", points=[asdict(point)], control=1.0, void=False, found=[found])
+    axis = dict(kind="axis", run="r", axis="rows", points=[asdict(point)], control=1.0, void=False, found=[found])
     records = json.loads(json.dumps([run, axis]))
     assert rates_of(records[0]) == RATES
-    (figures,) = axes_in(records)
-    (line,) = figures.lines
+    (line,) = points_of(records[1], work, RATES)
     assert line.point == point and (line.forward.value, line.step.value, line.rest) == (3e-3, 6e-3, 0.5)
     assert line.floor == bound(work, RATES, rows=2, nodes=3, slots=50)
     assert line.share == pytest.approx(line.floor.seconds / 3e-3)
-    assert len(tables_of(records)) == 1
+    study = Scaling(output=tmp_path / "scaling.jsonl", report=True)
+    assert len(study.sections(records[0], records)) == 1
 
 
-def test_rows_are_given_away_as_their_texts_end():
+def test_rows_are_reused_as_their_requests_end():
     assert list(occupy([(2, 4), (3, 4), (1, 3)], rows=2)) == [[2, 3], [3, 1], [0, 2]]
     assert list(occupy([(5, 6)], rows=2)) == [[5, 0]]
 
@@ -166,24 +171,25 @@ def test_even_lengths_waste_little_and_ragged_ones_are_ragged():
     assert written / 2 < long["resident_bytes"] < size / 2, "what was never written takes no memory"
 
 
-def test_texts_are_cut_and_never_empty():
-    texts = Mix(name="wild", rows=2, num_requests=500, prompt=50, answer=50, spread=3.0, longest=200).texts()
-    assert all(1 <= prompt < end <= 200 for prompt, end in texts) and max(end for _, end in texts) == 200
-    assert texts == Mix(name="wild", rows=2, num_requests=500, prompt=50, answer=50, spread=3.0, longest=200).texts()
+def test_sequences_are_cut_and_never_empty():
+    mix = Mix(name="wild", rows=2, num_requests=500, prompt=50, answer=50, spread=3.0, longest=200)
+    sequences = mix.sequences()
+    assert all(1 <= prompt < end <= 200 for prompt, end in sequences) and max(end for _, end in sequences) == 200
+    assert sequences == mix.sequences()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--rows", "0"], "rows=0: give at least 1"),
-        (["--nodes", "0"], "nodes=0: give at least 1"),
-        (["--context", "0"], "context=0: give at least 1"),
+        (["--rows", "0"], "rows=(0,): give at least 1"),
+        (["--nodes", "0"], "nodes=(0,): give at least 1"),
+        (["--context", "0"], "context=(0,): give at least 1"),
         (["--repeats", "0"], "repeats=0: give at least 1"),
         (["--seconds", "-1"], "seconds=-1.0: give 0 or more"),
         (["--threads", "0"], "threads=0: give at least 1"),
         (["--threads", "2", "--processor-time"], "processor time of 2 threads"),
         (["--prompt", "600"], "a prompt of 600 tokens and a first one leave the target's context of 512"),
-        (["--report"], "no figures of scaling in this file"),
+        (["--report"], "holds no figures of this study"),
         (["--draft", "somewhere"], "give --target too"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

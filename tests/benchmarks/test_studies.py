@@ -2,26 +2,22 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from itertools import count
 
 import pytest
 
-from benchmarks.batched.lockstep import LockStep
-from benchmarks.study_options import study as app
-from paceline import cli
+from benchmarks.batched.lock_step import LockStep
 from paceline.drafters.early_exit import EarlyExitDrafter
 from tests.api.checkpoints import pair, without_tokenizer
-
-run = partial(cli.run, app=app)
+from tests.benchmarks.command import run
 
 
 @pytest.fixture(autouse=True)
 def ticking(monkeypatch):
     """Nothing depends on the machine: everything takes a second."""
-    for name in ("resume", "batched"):
-        module = import_module(f"benchmarks.{name}.measure")
+    for name in ("resume", "batched.study"):
+        module = import_module(f"benchmarks.{name}")
         monkeypatch.setattr(module, "time_in_turn", by_ticks(module.time_in_turn))
     monkeypatch.setattr(import_module("benchmarks.study"), "hash_source", lambda: "unchanged")
 
@@ -32,14 +28,13 @@ def by_ticks(timer):
 
 def study(output, *options, exits="1,2"):
     small = ("--exit", exits, "--batch", "1,3", "--context", "9", "--k", 2, "--num-steps", 3, "--dtype", "float64")
-    words = ("resume", "--target", pair().target, *small, "--output", output, *options)
-    return run([str(word) for word in words])
+    return run("resume", "--target", pair().target, *small, "--output", output, *options)
 
 
 def rows_study(output, *options):
     small = ("--batch", "1,2", "--k", 2, "--suite", "prose", "--num-prompts", 2, "--max-tokens", 9, "--repeats", 3)
     pairs = ("--target", pair().target, "--draft", pair().draft, "--dtype", "float64")
-    return run([str(word) for word in ("batched", *pairs, *small, "--output", output, *options)])
+    return run("batched", *pairs, *small, "--output", output, *options)
 
 
 def lines_of(path):
@@ -70,7 +65,7 @@ def test_two_ways_that_differ_are_a_fault_and_no_figure(tmp_path, monkeypatch):
         return tree
 
     monkeypatch.setattr(EarlyExitDrafter, "_to_resume", wrong)
-    with pytest.raises(RuntimeError, match="wrote different texts"):
+    with pytest.raises(RuntimeError, match="wrote different tokens"):
         study(tmp_path / "resume.jsonl")
     assert not [line for line in lines_of(tmp_path / "resume.jsonl") if line["kind"] == "resume"]
 
@@ -78,7 +73,7 @@ def test_two_ways_that_differ_are_a_fault_and_no_figure(tmp_path, monkeypatch):
 def test_bad_input_is_one_line(tmp_path, capsys):
     output = tmp_path / "resume.jsonl"
     for options, said in (
-        (("--k", "0"), "--k 0: give at least 1"),
+        (("--k", "0"), "num_draft_tokens=0: give at least 1"),
         (("--num-steps", "0"), "num_steps=0: give at least 1"),
         (("--report",), "holds no figures of this study"),
     ):
@@ -91,7 +86,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     assert "context of 12" in capsys.readouterr().err
 
 
-def test_every_batch_is_decoded_in_all_ways_and_shown(tmp_path, capsys):
+def test_every_batch_is_decoded_in_all_modes_and_shown(tmp_path, capsys):
     output = tmp_path / "batched.jsonl"
     assert rows_study(output) == 0
     cells = [line for line in lines_of(output) if line["kind"] == "batched"]
@@ -116,7 +111,7 @@ def test_every_batch_is_decoded_in_all_ways_and_shown(tmp_path, capsys):
     assert output.read_bytes() == before
     out = capsys.readouterr().out
     assert "eager, k = 2" in out and "kernel, k = 2" in out and "1.000 [1.000, 1.000]" in out
-    assert "100% 100%" in out, "texts of both other ways"
+    assert "100% 100%" in out, "outputs of both other modes"
 
 
 def test_a_cell_that_is_measured_again_stands_once(tmp_path, capsys):
@@ -133,7 +128,7 @@ def test_a_cell_that_is_measured_again_stands_once(tmp_path, capsys):
     assert len(lines_of(output)) == len(kept) + 1 and "1.000 (void)" not in out
 
 
-def test_texts_that_differ_by_the_kernel_are_a_fault_and_no_figure(tmp_path, monkeypatch):
+def test_outputs_that_differ_by_the_kernel_are_a_fault_and_no_figure(tmp_path, monkeypatch):
     """As when a row that is cut goes on with what it would have said at the end of its draft."""
     right = LockStep.__call__
 
@@ -142,7 +137,7 @@ def test_texts_that_differ_by_the_kernel_are_a_fault_and_no_figure(tmp_path, mon
         return replace(outcome, next=outcome.picks[:, -1])
 
     monkeypatch.setattr(LockStep, "__call__", wrong)
-    with pytest.raises(RuntimeError, match="wrote different texts"):
+    with pytest.raises(RuntimeError, match="wrote different tokens"):
         rows_study(tmp_path / "batched.jsonl", "--runtime", "kernel")
     assert not [line for line in lines_of(tmp_path / "batched.jsonl") if line["kind"] == "batched"]
 
@@ -150,9 +145,9 @@ def test_texts_that_differ_by_the_kernel_are_a_fault_and_no_figure(tmp_path, mon
 def test_bad_input_of_the_rows_study_is_one_line(tmp_path, capsys):
     output = tmp_path / "batched.jsonl"
     for options, said in (
-        (("--k", "0"), "--k 0: give at least 1"),
-        (("--repeats", "0"), "--repeats 0: give at least 1"),
-        (("--max-tokens", "0"), "--max-tokens 0: give at least 1"),
+        (("--k", "0"), "k=0: give at least 1"),
+        (("--repeats", "0"), "repeats=0: give at least 1"),
+        (("--max-tokens", "0"), "max_tokens=0: give at least 1"),
         (("--batch", "3"), "2 prompts and batch size 3"),
         (("--runtime", "gpu"), "known are eager, kernel"),
         (("--max-tokens", "600"), "context of 512"),
@@ -160,5 +155,5 @@ def test_bad_input_of_the_rows_study_is_one_line(tmp_path, capsys):
     ):
         assert rows_study(output, *options) == 2
         assert said in capsys.readouterr().err
-    assert run(["batched", "--target", str(pair().target), "--output", str(output)]) == 2
-    assert "--target and --draft go together" in capsys.readouterr().err
+    assert run("batched", "--target", pair().target, "--output", output) == 2
+    assert "give both" in capsys.readouterr().err

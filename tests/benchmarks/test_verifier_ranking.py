@@ -1,17 +1,17 @@
 import json
 
 import pytest
-import torch
 
-from benchmarks.verifier_ranking import __main__ as command
-from benchmarks.verifier_ranking.contests import CONTROL, PLAIN, Contest, Way, all_ways, run_contests
-from benchmarks.verifier_ranking.figures import rankings_of
+from benchmarks.study import Timing
+from benchmarks.verifier_ranking.measure import CONTROL, PLAIN, Condition, Way, all_ways, measure_conditions
+from benchmarks.verifier_ranking.study import rankings_of
 from paceline.api import build_drafter, load
 from paceline.bench.raw import RawFile, read_records
 from paceline.verifiers import VERIFIERS
 from tests.api.checkpoints import pair
+from tests.benchmarks.command import run
 
-CONTEST = Contest(temperature=0.8, top_p=0.95)
+CONDITION = Condition(temperature=0.8, top_p=0.95)
 WAYS = all_ways(chains=[(1, 1)], trees=[(2, 1)])
 
 
@@ -24,13 +24,14 @@ def measure(path, **changes):
         num_seeds=2,
         num_tokens=8,
         seed=3,
-        conditions={},
-        notes={},
+        clock=Timing().clock,
     )
-    return run_contests([CONTEST], WAYS, raw=RawFile(path), **{**options, **changes})
+    raw = RawFile(path)
+    run = raw.begin({}, dict)
+    return measure_conditions([CONDITION], WAYS, raw=raw, run=run, **{**options, **changes})
 
 
-def test_every_lossless_rule_competes_on_what_it_is_meant_for():
+def test_every_lossless_verifier_competes_on_what_it_is_meant_for():
     ways = all_ways()
     lossless = {name for name in VERIFIERS.builtin if VERIFIERS.find(name).lossless}
     assert {way.verifier for way in ways} == lossless - {"match"}  # coupled with other draws
@@ -53,18 +54,8 @@ def test_every_way_decodes_every_text_once_and_is_not_measured_twice(tmp_path):
     assert len(read_records(path)) == len(records)
 
 
-def test_processor_time_is_of_one_thread(tmp_path):
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ValueError, match="take one thread"):
-            measure(tmp_path / "raw.jsonl", processor_time=True)
-    finally:
-        torch.set_num_threads(1)
-    measure(tmp_path / "raw.jsonl", processor_time=True)
-
-
 def scripted(void, factor=1.0):
-    """One contest in which plain decoding takes 2 s a text of 10 tokens and everything else less."""
+    """One condition in which plain decoding takes 2 s for 10 tokens and everything else less."""
     sides = {PLAIN: (2.0, 10), "coupled chain of 2": (1.0, 5), "block chain of 2": (0.8, 4), CONTROL: (2.0, 10)}
     texts = {
         name: {"seconds": [factor * seconds] * 3, "tokens": [10] * 3, "steps": [steps] * 3}
@@ -82,7 +73,7 @@ RUN = {
 
 
 def test_figures_are_ratios_of_whole_times_and_counts():
-    (ranking,) = rankings_of([RUN, scripted(void=False)])
+    (ranking,) = rankings_of(RUN, [scripted(void=False)])
     block = ranking.best("block")
     assert block is not None and block.way == Way(verifier="block", shape=(1, 1))
     assert block.tokens_per_step.value == 2.5 and block.speedup.value == pytest.approx(2.5)
@@ -93,34 +84,28 @@ def test_figures_are_ratios_of_whole_times_and_counts():
 
 def test_a_sound_measurement_stands_before_a_void_one():
     for records in ([scripted(True), scripted(False, 2.0)], [scripted(False, 2.0), scripted(True)]):
-        (ranking,) = rankings_of([RUN, *records])
+        (ranking,) = rankings_of(RUN, records)
         assert not ranking.void and ranking.plain.value == 2.5
-    (ranking,) = rankings_of([RUN, scripted(True)])
+    (ranking,) = rankings_of(RUN, [scripted(True)])
     assert ranking.void
 
 
-def test_several_contests_are_added_up():
+def test_several_conditions_are_added_up():
     other = {**scripted(False, 2.0), "contest": {"temperature": 0.5, "top_p": 1.0}}
-    one, two, both = rankings_of([RUN, scripted(False), other])
+    one, two, both = rankings_of(RUN, [scripted(False), other])
     assert [one.name, two.name, both.name] == ["T=1", "T=0.5", "all together"]
     assert both.plain.value == pytest.approx(20 / 6) and both.best("block").tokens_per_step.value == 2.5
 
 
-def test_figures_of_something_else_are_refused():
-    with pytest.raises(ValueError, match="rank-verifiers"):
-        rankings_of([{"kind": "run", "run": "a", "conditions": {}}])
-
-
 def test_the_command_writes_figures_a_picture_and_tables(tmp_path, capsys):
     path = tmp_path / "ranking.jsonl"
-    options = (
-        f"--target {pair().target} --draft {pair().draft} --dtype float32 --num-prompts 1 --seeds 1 --max-tokens 4"
-    )
-    assert command.main([*options.split(), "--temperature", "1", "--top-p", "1", "--output", str(path)]) == 0
+    models = ("--target", pair().target, "--draft", pair().draft, "--dtype", "float32")
+    counts = ("--num-prompts", 1, "--seeds", 1, "--max-tokens", 4, "--temperature", 1, "--top-p", 1)
+    assert run("verifier-ranking", *models, *counts, "--output", path) == 0
     shown = capsys.readouterr().out
     assert all(str(way.verifier) in shown for way in all_ways()) and "T=1" in shown
     assert path.with_suffix(".svg").read_text(encoding="utf-8").startswith("<svg")
     size = path.stat().st_size
-    assert command.main(["--output", str(path), "--report"]) == 0 and path.stat().st_size == size
-    assert command.main(["--target", str(pair().target), "--output", str(path)]) == 2
+    assert run("verifier-ranking", "--output", path, "--report") == 0 and path.stat().st_size == size
+    assert run("verifier-ranking", "--target", pair().target, "--output", path) == 2
     assert "give both" in capsys.readouterr().err

@@ -6,10 +6,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import paceline
-from benchmarks import vocabulary
-from benchmarks.inflate import inflate, inflate_to, main
-from benchmarks.vocabulary import NUM_MIXED, widen_vocabulary
-from benchmarks.widths import count_parameters
+from benchmarks.__main__ import main
+from benchmarks.inflate import vocabulary
+from benchmarks.inflate.model import inflate, inflate_to
+from benchmarks.inflate.vocabulary import NUM_MIXED, widen_vocabulary
+from benchmarks.inflate.widths import count_parameters
 from paceline.api import embedded_pair, load
 from paceline.api.prompts import encode
 from paceline.bench.peers.transformers import ASSISTED, Transformers
@@ -128,8 +129,8 @@ def widened_pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     words = ("--vocab", "2000", "--dtype", "float64")
     target = ("--model", str(pair().target), "--output", str(folder / "target"), "--parameters", "0.8M")
-    assert main([*target, *words]) == 0
-    assert main(["--model", str(pair().draft), "--output", str(folder / "draft"), *words]) == 0
+    assert main(["inflate", *target, *words]) == 0
+    assert main(["inflate", "--model", str(pair().draft), "--output", str(folder / "draft"), *words]) == 0
     return folder / "target", folder / "draft"
 
 
@@ -177,7 +178,7 @@ def test_peers_need_as_many_ids_in_both(widened_pair):
         prompts=[target.tokenizer.encode("def add(")],
         seed=0,
     )
-    bench = replace(bench, peers=[Transformers(context=bench.context())])
+    bench = replace(bench, peers=[Transformers(setting=bench.setting())])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="transformers")
         sample = bench.candidate("own", cell).run()
@@ -185,7 +186,7 @@ def test_peers_need_as_many_ids_in_both(widened_pair):
 
 
 def test_the_command_wants_something_to_do(tmp_path, capsys):
-    words = ["--model", str(pair().target), "--output", str(tmp_path / "large")]
+    words = ["inflate", "--model", str(pair().target), "--output", str(tmp_path / "large")]
     assert main(words) == 2 and "neither --parameters nor --vocab" in capsys.readouterr().err
     assert main([*words, "--vocab", "3"]) == 2 and "is not above" in capsys.readouterr().err
     assert not (tmp_path / "large").exists()

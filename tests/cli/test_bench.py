@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from benchmarks import inflate
+from benchmarks.__main__ import main as run_study
 from paceline.api import load
 from paceline.bench.limits import limit_of
 from paceline.bench.raw import fingerprint
@@ -129,7 +129,7 @@ def test_best_configurations_are_compared_with_each_peer(raw, capsys):
     assert found[1][:2] == (1, "model") and found[1][2].startswith("transformers-")
     assert all(text["first_difference"] is None for line in lines if line["kind"] == "duel" for text in line["texts"])
     out, before = capsys.readouterr().out, raw.read_bytes()
-    assert "best against best" in out and raw.with_suffix(".duels.csv").exists()
+    assert "best against best" in out and raw.with_suffix(".head-to-head.csv").exists()
     assert bench(raw, *options) == 0 and raw.read_bytes() == before
 
 
@@ -275,7 +275,7 @@ def test_what_cannot_be_measured_is_refused_before_any_work(raw, capsys, options
 
 def test_peers_cannot_assist_with_another_vocabulary(raw, tmp_path, capsys):
     words = ["--model", str(pair().target), "--output", str(tmp_path / "wide"), "--vocab", "2000"]
-    assert inflate.main(words) == 0
+    assert run_study(["inflate", *words]) == 0
     assert bench(raw, "--target", tmp_path / "wide", "--peers") == 2
     assert "--peers with 2000 token ids of the target" in capsys.readouterr().err
     assert not raw.exists()

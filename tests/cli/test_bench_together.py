@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from paceline.bench.interleaved import run_together
+from paceline.bench.interleaved import run_interleaved
 from paceline.bench.sweep import run_sweep
 from paceline.cli import run
 from paceline.cli.bench_inputs import check_peer_counts, read_peer_counts
@@ -35,7 +35,7 @@ def ways_of(path):
 @pytest.fixture(autouse=True)
 def ticking(monkeypatch):
     """Everything takes a second, so no cell is void; nothing depends on the machine or on who edits the source."""
-    for function in (run_sweep, run_together):
+    for function in (run_sweep, run_interleaved):
         monkeypatch.setitem(function.__kwdefaults__, "clock", count().__next__)
     monkeypatch.setattr(import_module("paceline.cli.bench"), "hash_source", lambda: "unchanged")
 
@@ -60,7 +60,7 @@ def test_one_run_pairs_ours_and_the_peers(raw, programs, tmp_path, capsys):
     assert ways_of(raw) == each * 2
     assert [record["together"] for record in records_of(raw)] == [1] * 6 + [2] * 6
     assert all(len(record["rates"]) == 2 for record in records_of(raw))
-    assert records_of(raw, "duel") == [] and len(raw.with_suffix(".duels.csv").read_text().splitlines()) == 5
+    assert records_of(raw, "duel") == [] and len(raw.with_suffix(".head-to-head.csv").read_text().splitlines()) == 5
     out, before = capsys.readouterr().out, raw.read_bytes()
     assert "best against best" in out and "llama.cpp is missing" in out and "minutes of timing" in out
     assert "transformers" not in out

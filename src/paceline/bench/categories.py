@@ -11,7 +11,7 @@ from paceline.bench.sweep import CANDIDATE, PLAIN, Cell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryFigures:
-    """One category of one cell. Texts that mostly repeat themselves are left out of all but the speed-up."""
+    """One category of one cell. Outputs that mostly repeat themselves are left out of all but the speed-up."""
 
     run: str
     label: str  # the run in words: precision and threads
@@ -27,7 +27,7 @@ class CategoryFigures:
 
     @property
     def group(self) -> Group:
-        """What must be equal for lines to stand in one table, batch sizes aside."""
+        """What must be equal for lines to belong to one table, batch sizes aside."""
         return group_of(self.label, self.suite, self.cell)
 
 
@@ -53,7 +53,7 @@ def at_best(lines: Iterable[CategoryFigures], figures: Iterable[Figures]) -> lis
 def _figures(
     run: str, cell: Cell, conditions: Record, record: Record, categories: Sequence[str], category: str
 ) -> CategoryFigures:
-    texts = [text for text, own in zip(record["texts"], categories, strict=True) if own == category]
+    texts = [text for text, one in zip(record["texts"], categories, strict=True) if one == category]
     counted = [text["counts"] for text in texts if text["counts"] is not None and not text["looping"]]
     steps = sum(counts["steps"] for counts in counted)
     drafted = sum(sum(counts["drafted"]) for counts in counted)
@@ -76,9 +76,11 @@ def _speedup(cell: Cell, record: Record, categories: Sequence[str], category: st
     """From the parts that hold this category alone; None where another part holds it too."""
     size = cell.batch_size
     parts = [set(categories[at : at + size]) for at in range(0, len(categories), size)]
-    own = [at for at, found in enumerate(parts) if category in found]
+    members = [at for at, found in enumerate(parts) if category in found]
     sides = [record["part_seconds"][name] for name in (PLAIN, CANDIDATE)]
-    if any(len(parts[at]) > 1 for at in own) or any(len(spent) != len(parts) for side in sides for spent in side):
+    if any(len(parts[at]) > 1 for at in members) or any(
+        len(seconds) != len(parts) for side in sides for seconds in side
+    ):
         return None
-    plain, candidate = ([sum(spent[at] for at in own) for spent in side] for side in sides)
+    plain, candidate = ([sum(seconds[at] for at in members) for seconds in side] for side in sides)
     return estimate(paired_ratios(plain, candidate))

@@ -1,10 +1,10 @@
-"""Raw records to the figures of a report, one line per cell. Pure: reads no file, measures and draws nothing."""
+"""Raw records to the figures of a report, one line per cell. Reads no file, measures and draws nothing."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from paceline.bench.limits import limit_of
 from paceline.bench.raw import CELL, RUN, Record
@@ -28,7 +28,7 @@ Group: TypeAlias = tuple[str, str, float, float, int]  # label of the run, promp
 class Figures:
     """What one cell came to. None where nothing counts steps, as in peers, or nothing was left to count.
 
-    Acceptance leaves out texts that mostly repeat themselves; everything else counts all texts.
+    Acceptance leaves out outputs that mostly repeat themselves; everything else counts all outputs.
     """
 
     run: str
@@ -38,7 +38,7 @@ class Figures:
     void: bool  # its control failed at every attempt: the times say nothing
     attempts: int
     control: float  # an engine against itself; 1 but for noise
-    speedup: Estimate  # plain seconds over own, paired
+    speedup: Estimate  # seconds of plain decoding over its own, paired
     tokens_per_second: float
     plain_tokens_per_second: float
     decoding_tokens_per_second: float | None  # without the reading of prompts
@@ -59,7 +59,7 @@ class Figures:
 
     @property
     def group(self) -> Group:
-        """What must be equal for lines to stand in one plot, batch sizes aside."""
+        """What must be equal for lines to belong to one plot, batch sizes aside."""
         return group_of(self.label, self.suite, self.cell)
 
     @property
@@ -110,9 +110,40 @@ def label_of(conditions: Record, record: Record) -> str:
     return f"{conditions['dtype']}, {num_threads} thread{'s' if num_threads > 1 else ''}"
 
 
+def differences_in(texts: Sequence[Record]) -> dict[str, Any]:
+    """How many outputs there are, how many mostly repeat themselves, how many differ from the base, and from where."""
+    differences = [text["first_difference"] for text in texts if text["first_difference"] is not None]
+    return {
+        "num_texts": len(texts),
+        "num_looping": sum(text["looping"] for text in texts),
+        "num_different": len(differences),
+        "first_difference": min(differences, default=None),
+    }
+
+
 def runs_of(records: Iterable[Record]) -> list[Record]:
     """The descriptions of the runs."""
     return [record for record in records if record["kind"] == RUN]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Seconds, of all attempts that were finished; records that do not have them count nothing."""
+
+    timing: float  # from the first warm-up to the last repeat of every run
+    starting: float  # loading models for, and starting, what was timed
+
+
+def durations_of(records: Iterable[Record]) -> Durations:
+    """How long a file of raw figures took."""
+    timing: dict[object, float] = {}
+    starting = 0.0
+    for at, record in enumerate(records):
+        if "timing_seconds" in record:
+            group = record.get("together")
+            timing[at if group is None else (record["run"], group)] = record["timing_seconds"]
+            starting += record["start_seconds"]
+    return Durations(timing=sum(timing.values()), starting=starting)
 
 
 def break_evens(figures: Sequence[Figures]) -> list[tuple[Group, str, int, BreakEven]]:
@@ -191,7 +222,6 @@ def _figures(conditions: Record, cell: Cell, taken: Sequence[Record]) -> Figures
     drafted = sum(sum(counts["drafted"]) for counts in counted)
     accepted = sum(sum(counts["accepted"]) for counts in counted)
     counted_steps = sum(counts["steps"] for counts in counted)
-    differences = [text["first_difference"] for text in texts if text["first_difference"] is not None]
     costs = (
         {"tokens_per_step": per_step, "draft_seconds": own[0], "target_seconds": plain[1]}
         if per_step is not None and own and plain
@@ -219,10 +249,7 @@ def _figures(conditions: Record, cell: Cell, taken: Sequence[Record]) -> Figures
         plain_step_seconds=plain,
         ideal=None if costs is None else ideal_speedup(**costs),
         efficiency=None if costs is None else efficiency(speedup.value, **costs),
-        num_texts=len(texts),
-        num_looping=sum(text["looping"] for text in texts),
-        num_different=len(differences),
-        first_difference=min(differences, default=None),
+        **differences_in(texts),
     )
 
 

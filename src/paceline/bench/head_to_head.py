@@ -1,8 +1,7 @@
-"""Best against best: pairs of cells that are timed against each other directly, and what that came to.
+"""Best against best: which cells are timed against each other directly, and what that came to. Times nothing.
 
 Two speed-ups over the same plain decoding compare the two only by way of it. What a project claims over another one is
-timed in one alternating run. The other side is the base of the ratio, and its control. Knows nothing of who the peers
-are, times nothing.
+timed in one interleaved run. The other side is the base of the ratio, and its control.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,25 +10,25 @@ from itertools import product
 from statistics import median
 from typing import TypeAlias
 
-from paceline.bench.figures import Figures, Group, attempts_by, group_of, label_of
+from paceline.bench.figures import Figures, Group, attempts_by, differences_in, group_of, label_of
 from paceline.bench.interleaved import plain_cell
 from paceline.bench.raw import CELL, CHOICE, DUEL, RawFile, Record
 from paceline.bench.runner import Configuration
 from paceline.bench.statistics import Estimate, estimate, first_difference, paired_ratios
 from paceline.bench.sweep import CANDIDATE, CONTROL, PLAIN, Axes, Cell, Sides, Workbench
 
-OWN, OTHER = "own", "other"
+OURS, OTHER = "own", "other"  # as records have them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duel:
+class HeadToHead:
     """Two cells of the same prompts, batch size, temperature and length; our plain decoding is called PLAIN."""
 
-    own: Cell
+    ours: Cell
     other: Cell
 
     def __str__(self) -> str:
-        cell = self.own
+        cell = self.ours
         return f"{cell.way} against {self.other.way}, batch {cell.batch_size}, temperature {cell.temperature:g}"
 
     def identity(self) -> Record:
@@ -38,40 +37,33 @@ class Duel:
 
     def as_record(self) -> Record:
         """Both cells."""
-        return {OWN: asdict(self.own), OTHER: asdict(self.other)}
+        return {OURS: asdict(self.ours), OTHER: asdict(self.other)}
 
     def sides(self, workbench: Workbench) -> Sides:
         """Our side against the other, which runs twice."""
         return (
             _side(OTHER, self.other, workbench),
-            _side(OWN, self.own, workbench),
+            _side(OURS, self.ours, workbench),
             _side(CONTROL, self.other, workbench),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The duels of one batch size, temperature and length, and the cells that they were chosen from."""
+    """The pairs of one batch size, temperature and length, and the cells that they were chosen from."""
 
-    batch_size: int
-    temperature: float
-    max_tokens: int
-    top_p: float
-    duels: tuple[Duel, ...]
+    base: Cell  # our plain decoding
+    pairs: tuple[HeadToHead, ...]
     considered: tuple[Figures, ...]
 
     def as_record(self, run: str) -> Record:
         """What was chosen, and the speed-ups over our plain decoding that decided it; void cells decide nothing."""
+        fields = ("batch_size", "temperature", "top_p", "max_tokens")
         return {
             "kind": CHOICE,
             "run": run,
-            "group": {
-                "batch_size": self.batch_size,
-                "temperature": self.temperature,
-                "top_p": self.top_p,
-                "max_tokens": self.max_tokens,
-            },
-            "duels": [duel.as_record() for duel in self.duels],
+            "group": {name: getattr(self.base, name) for name in fields},
+            "duels": [pair.as_record() for pair in self.pairs],
             "considered": [
                 {"cell": asdict(line.cell), "speedup": line.speedup.value, "void": line.void}
                 for line in self.considered
@@ -80,13 +72,13 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DuelFigures:
-    """What one duel came to."""
+class HeadToHeadFigures:
+    """What one pair came to."""
 
     run: str
     label: str  # the run in words: precision and threads
     suite: str
-    duel: Duel
+    pair: HeadToHead
     void: bool  # its control failed at every attempt: the times say nothing
     attempts: int
     control: float  # the other side against itself; 1 but for noise
@@ -100,18 +92,18 @@ class DuelFigures:
 
     @property
     def group(self) -> Group:
-        """What must be equal for lines to stand in one table, batch sizes aside."""
-        return group_of(self.label, self.suite, self.duel.own)
+        """What must be equal for lines to belong to one table, batch sizes aside."""
+        return group_of(self.label, self.suite, self.pair.ours)
 
 
-def choose_duels(figures: Iterable[Figures], *, run: str, axes: Axes) -> list[Choice]:
+def choose_pairs(figures: Iterable[Figures], *, run: str, axes: Axes) -> list[Choice]:
     """Who meets whom, for every batch size, temperature and length of ``axes``; nothing where it has no peers.
 
     Chosen from all cells of ``run`` that are not void. Our plain decoding meets each peer's. Our fastest drafter at its
     fastest length meets the fastest way that each peer drafts in, at its own length, and the peer's plain decoding
     where it cannot draft or where that one was the faster.
     """
-    own_run = [line for line in figures if line.run == run]
+    lines = [line for line in figures if line.run == run]
     choices: list[Choice] = []
     for (temperature, top_p), max_tokens, batch in product(axes.samplings, axes.max_tokens, axes.batch_sizes):
         base = Cell(
@@ -122,54 +114,44 @@ def choose_duels(figures: Iterable[Figures], *, run: str, axes: Axes) -> list[Ch
             max_tokens=max_tokens,
             top_p=top_p,
         )
-        lines = [line for line in own_run if plain_cell(line.cell) == base]
-        duels = tuple(_duels(lines, axes=axes, base=base))
-        if duels:
-            choice = Choice(
-                batch_size=batch,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                top_p=top_p,
-                duels=duels,
-                considered=tuple(lines),
-            )
-            choices.append(choice)
+        considered = tuple(line for line in lines if plain_cell(line.cell) == base)
+        if pairs := tuple(_pairs(considered, axes=axes, base=base)):
+            choices.append(Choice(base=base, pairs=pairs, considered=considered))
     return choices
 
 
-def keep_choices(choices: Iterable[Choice], *, raw: RawFile, run: str) -> list[Duel]:
-    """Write to ``raw`` the choices that are not the last ones there; all their duels."""
-    duels: list[Duel] = []
+def keep_choices(choices: Iterable[Choice], *, raw: RawFile, run: str) -> list[HeadToHead]:
+    """Write to ``raw`` the choices that are not the last ones there; all their pairs."""
+    pairs: list[HeadToHead] = []
     for choice in choices:
         record = choice.as_record(run)
         if _last_choices(raw.records).get(_choice_key(record)) != record:
             raw.append(record)
-        duels.extend(choice.duels)
-    return duels
+        pairs.extend(choice.pairs)
+    return pairs
 
 
-def duel_figures_of(records: Sequence[Record]) -> list[DuelFigures]:
-    """A line for every duel of every group's last choice that was timed, of its last attempt.
+def head_to_head_figures(records: Sequence[Record]) -> list[HeadToHeadFigures]:
+    """A line for every pair of every group's last choice that was timed, of its last attempt.
 
-    Sides that took turns in one run with all others need no run of their own: their ratio is of the same repeats.
-
-    Raises ValueError for a duel whose run is described nowhere in the file.
+    Sides that were interleaved in one run need no run of their own: their ratio is of the same repeats. Raises
+    ValueError for a pair whose run is described nowhere in the file.
     """
-    taken = attempts_by(records, DUEL, lambda record: _duel(record["duel"]))
-    conditions = {(run, duel): (found, attempts) for run, duel, found, attempts in taken}
+    taken = attempts_by(records, DUEL, lambda record: _pair(record["duel"]))
+    timed = {(run, pair): (conditions, attempts) for run, pair, conditions, attempts in taken}
     cells = _cells_of(records)
-    chosen = [(record["run"], _duel(duel)) for record in _last_choices(records).values() for duel in record["duels"]]
-    shared = {key: found for key in chosen if (found := _shared(cells, *key)) is not None}
-    return [_figures(*key, *found) for key in chosen if (found := shared.get(key, conditions.get(key))) is not None]
+    chosen = [(record["run"], _pair(pair)) for record in _last_choices(records).values() for pair in record["duels"]]
+    found = ((key, _shared(cells, *key) or timed.get(key)) for key in chosen)
+    return [_figures(*key, *attempts) for key, attempts in found if attempts is not None]
 
 
-def unpaired(duels: Iterable[Duel], records: Sequence[Record], *, run: str) -> list[Duel]:
+def unpaired(pairs: Iterable[HeadToHead], records: Sequence[Record], *, run: str) -> list[HeadToHead]:
     """Those whose sides were both timed, but in different runs: these must be timed again, directly."""
     cells = _cells_of(records)
     return [
-        duel
-        for duel in duels
-        if {(run, duel.own), (run, duel.other)} <= set(cells) and _shared(cells, run, duel) is None
+        pair
+        for pair in pairs
+        if {(run, pair.ours), (run, pair.other)} <= set(cells) and _shared(cells, run, pair) is None
     ]
 
 
@@ -178,25 +160,25 @@ def undecided(records: Sequence[Record]) -> list[str]:
     return [
         "batch {batch_size}, temperature {temperature:g}, {max_tokens} tokens".format(**record["group"])
         for record in _last_choices(records).values()
-        if all(duel[OWN]["drafter"] == PLAIN for duel in record["duels"])
+        if all(pair[OURS]["drafter"] == PLAIN for pair in record["duels"])
     ]
 
 
-def _duels(lines: Sequence[Figures], *, axes: Axes, base: Cell) -> Iterator[Duel]:
-    own = _fastest(line for line in lines if line.cell.drafter in axes.own)
+def _pairs(lines: Sequence[Figures], *, axes: Axes, base: Cell) -> Iterator[HeadToHead]:
+    ours = _fastest(line for line in lines if line.cell.drafter in axes.our_drafters)
     for peer in axes.peers:
         plain_peer = replace(base, drafter=peer.plain)
-        yield Duel(own=base, other=plain_peer)
-        if own is None:
+        yield HeadToHead(ours=base, other=plain_peer)
+        if ours is None:
             continue
         drafting = axes.drafting(peer, base.batch_size)
         drafted = _fastest(line for line in lines if line.cell.drafter in drafting)
         undrafted = _fastest(line for line in lines if line.cell == plain_peer)
         if drafted is not None:
-            yield Duel(own=own.cell, other=drafted.cell)
+            yield HeadToHead(ours=ours.cell, other=drafted.cell)
         overtaken = drafted is not None and undrafted is not None and undrafted.speedup.value > drafted.speedup.value
         if overtaken or not drafting:
-            yield Duel(own=own.cell, other=plain_peer)
+            yield HeadToHead(ours=ours.cell, other=plain_peer)
 
 
 def _fastest(lines: Iterable[Figures]) -> Figures | None:
@@ -207,7 +189,7 @@ def _side(name: str, cell: Cell, workbench: Workbench) -> Configuration:
     return workbench.plain(name, cell) if cell.drafter == PLAIN else workbench.candidate(name, cell)
 
 
-_Attempts: TypeAlias = tuple[Record, list[Record]]  # the run's conditions, and what was taken
+_Attempts: TypeAlias = tuple[Record, list[Record]]  # the run's conditions, and what was measured
 
 
 def _cells_of(records: Iterable[Record]) -> dict[tuple[str, Cell], _Attempts]:
@@ -215,65 +197,60 @@ def _cells_of(records: Iterable[Record]) -> dict[tuple[str, Cell], _Attempts]:
     return {(run, cell): (conditions, attempts) for run, cell, conditions, attempts in taken}
 
 
-def _shared(cells: Mapping[tuple[str, Cell], _Attempts], run: str, duel: Duel) -> _Attempts | None:
-    """What a duel's own record would say, from the cells of its sides, if they took turns in one run."""
-    sides = [cells.get((run, cell)) for cell in (duel.own, duel.other)]
-    if None in sides:
+def _shared(cells: Mapping[tuple[str, Cell], _Attempts], run: str, pair: HeadToHead) -> _Attempts | None:
+    """What a pair's own record would say, from the cells of its sides, if they were interleaved in one run."""
+    sides = [cells[run, cell] for cell in (pair.ours, pair.other) if (run, cell) in cells]
+    if len(sides) < 2:
         return None
-    (conditions, own_attempts), (_, other_attempts) = (side for side in sides if side is not None)
-    own, other = own_attempts[-1], other_attempts[-1]
-    if own.get("together") is None or own["together"] != other.get("together"):
+    (conditions, attempts), (_, other_attempts) = sides
+    ours, other = attempts[-1], other_attempts[-1]
+    if ours.get("together") is None or ours["together"] != other.get("together"):
         return None
     seconds = {
         OTHER: other["seconds"][CANDIDATE],
-        OWN: own["seconds"][CANDIDATE],
-        PLAIN: own["seconds"][PLAIN],
-        CONTROL: own["seconds"][CONTROL],
+        OURS: ours["seconds"][CANDIDATE],
+        PLAIN: ours["seconds"][PLAIN],
+        CONTROL: ours["seconds"][CONTROL],
     }
-    rests = zip(own["texts"], own["rests"], other["texts"], other["rests"], strict=True)
-    texts = [{**text, "first_difference": _difference(text, rest, *others)} for text, rest, *others in rests]
-    return conditions, [{**own, "seconds": seconds, "texts": texts}] * len(own_attempts)
+    both = zip(ours["texts"], ours["rests"], other["texts"], other["rests"], strict=True)
+    texts = [{**text, "first_difference": _difference(text, rest, *others)} for text, rest, *others in both]
+    return conditions, [{**ours, "seconds": seconds, "texts": texts}] * len(attempts)
 
 
-def _difference(own: Record, own_rest: Sequence[int], other: Record, other_rest: Sequence[int]) -> int | None:
-    """Where two texts first differ, from where each leaves that of plain decoding and how it goes on there."""
-    places = [text["first_difference"] for text in (own, other) if text["first_difference"] is not None]
-    if not places or len(places) == 1 or places[0] != places[1]:
+def _difference(ours: Record, our_rest: Sequence[int], other: Record, other_rest: Sequence[int]) -> int | None:
+    """Where two outputs first differ, from where each leaves that of plain decoding and how it goes on there."""
+    places = [text["first_difference"] for text in (ours, other) if text["first_difference"] is not None]
+    if len(places) < 2 or places[0] != places[1]:
         return min(places, default=None)
-    within = first_difference(own_rest, other_rest)
+    within = first_difference(our_rest, other_rest)
     return None if within is None else places[0] + within
 
 
-def _duel(record: Record) -> Duel:
-    return Duel(own=Cell(**record[OWN]), other=Cell(**record[OTHER]))
+def _pair(record: Record) -> HeadToHead:
+    return HeadToHead(ours=Cell(**record[OURS]), other=Cell(**record[OTHER]))
 
 
 def _choice_key(record: Record) -> tuple[object, ...]:
-    group = record["group"]
-    return record["run"], *group.values()
+    return record["run"], *record["group"].values()
 
 
 def _last_choices(records: Iterable[Record]) -> dict[tuple[object, ...], Record]:
     return {_choice_key(record): record for record in records if record["kind"] == CHOICE}
 
 
-def _figures(run: str, duel: Duel, conditions: Record, taken: Sequence[Record]) -> DuelFigures:
-    record = taken[-1]
-    seconds, texts = record["seconds"], record["texts"]
-    differences = [text["first_difference"] for text in texts if text["first_difference"] is not None]
-    return DuelFigures(
+def _figures(run: str, pair: HeadToHead, conditions: Record, attempts: Sequence[Record]) -> HeadToHeadFigures:
+    record = attempts[-1]
+    seconds = record["seconds"]
+    return HeadToHeadFigures(
         run=run,
         label=label_of(conditions, record),
         suite=conditions["suite"],
-        duel=duel,
+        pair=pair,
         void=record["void"],
-        attempts=len(taken),
+        attempts=len(attempts),
         control=median(paired_ratios(seconds.get(PLAIN, seconds[OTHER]), seconds[CONTROL])),
-        ratio=estimate(paired_ratios(seconds[OTHER], seconds[OWN])),
-        tokens_per_second=median(record["num_tokens"] / spent for spent in seconds[OWN]),
-        other_tokens_per_second=median(record["num_tokens"] / spent for spent in seconds[OTHER]),
-        num_texts=len(texts),
-        num_looping=sum(text["looping"] for text in texts),
-        num_different=len(differences),
-        first_difference=min(differences, default=None),
+        ratio=estimate(paired_ratios(seconds[OTHER], seconds[OURS])),
+        tokens_per_second=median(record["num_tokens"] / each for each in seconds[OURS]),
+        other_tokens_per_second=median(record["num_tokens"] / each for each in seconds[OTHER]),
+        **differences_in(record["texts"]),
     )

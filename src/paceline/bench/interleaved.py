@@ -8,6 +8,7 @@ compare without another run. Knows nothing of what the sides are; decides no bes
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from paceline.bench.raw import FAILURE, RawFile, Record
 from paceline.bench.record import record_of, rests_of
@@ -65,7 +66,7 @@ def check_programs(axes: Axes) -> None:
             )
 
 
-def run_together(
+def run_interleaved(
     cells: Sequence[Cell],
     *,
     workbench: Workbench,
@@ -75,7 +76,7 @@ def run_together(
     protocol: Protocols,
     close: Callable[[], None],
     clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[Group, int, str], None] | None = None,
+    progress: Callable[[Group, int, str], None] = lambda *_: None,
     beside: Callable[[], Mapping[str, float]] | None = None,
 ) -> str:
     """Measure what ``raw`` lacks of ``cells``, group by group; the fingerprint of the run.
@@ -89,8 +90,8 @@ def run_together(
         try:
             lacking = _lacking(group, raw.records, run, protocol)
             if any(cell.drafter != PLAIN for cell in lacking):
-                told = _telling(progress, group, done)
-                timing = _Timing(workbench=workbench, cells=lacking, clock=clock, progress=told, beside=beside)
+                say = partial(progress, group, done)
+                timing = _Timing(workbench=workbench, cells=lacking, clock=clock, progress=say, beside=beside)
                 _keep(*timing.run(protocol), raw=raw, run=run)
         finally:
             close()
@@ -124,11 +125,10 @@ class _Timing:
         workbench: Workbench,
         cells: Sequence[Cell],
         clock: Callable[[], float],
-        progress: Callable[[str], None] | None,
+        progress: Callable[[str], None],
         beside: Callable[[], Mapping[str, float]] | None,
     ) -> None:
-        self._workbench, self._clock, self._beside = workbench, clock, beside
-        self._say: Callable[[str], None] = progress or (lambda _: None)
+        self._workbench, self._clock, self._say, self._beside = workbench, clock, progress, beside
         self._cells = {_name(cell): cell for cell in cells if cell.drafter != PLAIN}
         self._plain = list(dict.fromkeys(map(plain_cell, cells)))
         self._wanted = set(cells)
@@ -143,10 +143,8 @@ class _Timing:
             *candidates,
             *(self._workbench.plain(_name(cell, again=True), cell) for cell in self._plain),
         ]
-        most, controls = (
-            protocol.repeats * protocol.attempts,
-            [(_name(cell), _name(cell, again=True)) for cell in self._plain],
-        )
+        most = protocol.repeats * protocol.attempts
+        controls = [(_name(cell), _name(cell, again=True)) for cell in self._plain]
         begin = self._clock()
         comparison = compare(
             sides,
@@ -209,7 +207,7 @@ def _lacking(group: Group, records: Sequence[Record], run: str, protocol: Protoc
 
 
 def _repeats_of(records: Sequence[Record], run: str, cell: Cell) -> int:
-    """The most repeats that the cell has had together."""
+    """The most repeats that the cell has had in one interleaved run."""
     wanted = {"run": run, **cell.identity()}
     found = (record for record in records if wanted.items() <= record.items() and "seconds" in record)
     return max((len(record["seconds"][CONTROL]) for record in found), default=0)
@@ -217,9 +215,3 @@ def _repeats_of(records: Sequence[Record], run: str, cell: Cell) -> int:
 
 def _name(cell: Cell, *, again: bool = False) -> str:
     return f"{cell.way}, {describe_sampling(cell.temperature, cell.top_p)}" + (", again" if again else "")
-
-
-def _telling(
-    progress: Callable[[Group, int, str], None] | None, group: Group, done: int
-) -> Callable[[str], None] | None:
-    return None if progress is None else lambda what: progress(group, done, what)

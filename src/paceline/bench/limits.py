@@ -25,7 +25,7 @@ LARGEST, SMALLEST = 512 << 20, 4 << 20  # bytes of what is read
 
 
 def rates_beside(lm: DecoderLM) -> dict[str, float]:
-    """READ of the weights of ``lm`` where they lie, and FLOPS in its precision, of this machine now.
+    """READ of the weights of ``lm`` in place, and FLOPS in its precision, of this machine now.
 
     What the system gave a process may be memory of another part of the machine, half as fast as the rest, so that only
     these weights tell what reading them takes. Takes about a second for large models.
@@ -69,7 +69,7 @@ def limit_of(record: Record, conditions: Record, cell: Cell) -> float | None:
 
 
 def _rates(names: Sequence[str], taken: Sequence[Record]) -> Rates:
-    """Integers are multiplied as the floats that they stand for, which bounds their arithmetic."""
+    """Integers are multiplied as the floats that they encode, which bounds their arithmetic."""
     read, flops = (median(rates[name] for rates in taken) for name in (READ, FLOPS))
     products = Products(itemsize=1, rows=(1,), bytes_per_second=(read,), peak=flops)
     return Rates(device="", num_threads=0, working_set=0, read=read, copy=0.0, products=dict.fromkeys(names, products))

@@ -22,7 +22,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A cell or duel that could not be timed, and the last that was heard of it."""
+    """A cell or pair that could not be timed, and the last message about it."""
 
     run: str
     task: str

@@ -1,28 +1,24 @@
-"""Reports beside a file of raw figures, made from it alone. Measures nothing."""
+"""Reports beside a file of raw figures, made from it alone: CSV, tables, and an HTML page. Measures nothing."""
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import jinja2
+from markupsafe import Markup
 from rich.console import Console
 
-from paceline.bench.categories import at_best, category_figures_of
-from paceline.bench.figures import figures_of
-from paceline.bench.head_to_head import duel_figures_of
+from paceline.bench.categories import category_figures_of
+from paceline.bench.columns import Section, to_csv
+from paceline.bench.figures import Figures, figures_of, runs_of
+from paceline.bench.head_to_head import head_to_head_figures
+from paceline.bench.missing_peers import failures_of, peers_of
 from paceline.bench.raw import Record, read_records
+from paceline.bench.report import CATEGORIES, CELLS, HEAD_TO_HEAD, SAMPLED, cell_sections, sections_of
 from paceline.bench.sampled import sampled_figures_of
-from paceline.bench.spreadsheets import categories_to_csv, duels_to_csv, sampled_to_csv, to_csv
-from paceline.bench.tables import (
-    best_table,
-    break_even_table,
-    category_tables,
-    duel_tables,
-    grid_table,
-    sampled_table,
-    sweep_tables,
-)
+from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW
 
 
 def check_drawing() -> None:
@@ -31,52 +27,79 @@ def check_drawing() -> None:
         raise ValueError("the HTML report needs matplotlib: run pip install 'paceline[bench]', or give --no-html")
 
 
-def run_command(run: Callable[[argparse.Namespace], None], given: argparse.Namespace, name: str) -> int:
-    """``run`` with the options ``given``; the exit code, 2 where they cannot be had, which is said under ``name``."""
-    try:
-        run(given)
-    except ValueError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 def print_tables(records: Sequence[Record], console: Console) -> None:
     """Every table that the figures give."""
-    figures = figures_of(records)
-    for table in (
-        *sweep_tables(figures),
-        *category_tables(at_best(category_figures_of(records), figures)),
-        best_table(figures),
-        break_even_table(figures),
-        grid_table(figures),
-        *duel_tables(duel_figures_of(records)),
-        sampled_table(sampled_figures_of(records)),
-    ):
-        if table is not None:
-            console.print(table)
+    for section in (*cell_sections(figures_of(records)), *sections_of(records)):
+        console.print(section.table())
 
 
 def write_reports(path: Path, *, html: bool) -> list[Path]:
     """CSV, and HTML if wanted, beside the raw figures at ``path``; the files written.
 
-    Duels, categories and what sampling costs have files of their own where there are any. Raises ValueError for a file
-    that holds no figures, or no matplotlib with ``html``, before anything is written.
+    Head-to-head comparisons, categories and the cost of sampling have files of their own where there are any. Raises
+    ValueError for a file that holds no figures, or no matplotlib with ``html``, before anything is written.
     """
     if html:
         check_drawing()
     records = read_records(path)
-    texts = {path.with_suffix(".csv"): to_csv(figures_of(records))}
-    if duels := duel_figures_of(records):
-        texts[path.with_suffix(".duels.csv")] = duels_to_csv(duels)
-    if sampled := sampled_figures_of(records):
-        texts[path.with_suffix(".sampled.csv")] = sampled_to_csv(sampled)
-    if categories := category_figures_of(records):
-        texts[path.with_suffix(".categories.csv")] = categories_to_csv(categories)
+    texts = {path.with_suffix(".csv"): to_csv(CELLS, figures_of(records))}
+    others: list[tuple[str, Any, Sequence[Any]]] = [
+        (".head-to-head.csv", HEAD_TO_HEAD, head_to_head_figures(records)),
+        (".sampled.csv", SAMPLED, sampled_figures_of(records)),
+        (".categories.csv", CATEGORIES, category_figures_of(records)),
+    ]
+    for suffix, columns, lines in others:
+        if lines:
+            texts[path.with_suffix(suffix)] = to_csv(columns, lines)
     if html:
-        from paceline.bench.page import make_page  # needs the optional matplotlib
-
         texts[path.with_suffix(".html")] = make_page(records, title=f"Paceline benchmark: {path.stem}")
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
     return list(texts)
+
+
+def make_page(records: Sequence[Record], *, title: str) -> str:
+    """The HTML page of a file of raw records, which loads nothing; everything in them is escaped.
+
+    Raises ValueError for records without a single cell.
+    """
+    figures = figures_of(records)
+    if not figures:
+        raise ValueError("no cells in the raw figures: there is nothing to report yet; run paceline bench first")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string(files("paceline.bench").joinpath("report.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        title=title,
+        control_low=CONTROL_LOW,
+        control_high=CONTROL_HIGH,
+        runs=[_describe(run) for run in runs_of(records)],
+        peers=list(dict.fromkeys(map(str, peers_of(records)))),
+        failures=list(map(str, failures_of(records))),
+        sections=[
+            *((section, _drawings(section)) for section in cell_sections(figures)),
+            *((section, []) for section in sections_of(records)),
+        ],
+    )
+
+
+def _drawings(section: Section[Figures]) -> list[tuple[str, Markup]]:
+    from paceline.bench import plots  # needs the optional matplotlib
+
+    sound = [line for line in section.lines if not line.void]
+    # Markup: drawings of our own; names in them were escaped by the library that drew them.
+    return [(caption, Markup(drawing)) for caption, drawing in plots.drawings_of(sound)]
+
+
+def _describe(run: Record) -> list[tuple[str, str]]:
+    """Conditions and notes of a run, flat, in words."""
+    return [("run", str(run["run"])), *_flat(run["notes"], ""), *_flat(run["conditions"], "")]
+
+
+def _flat(values: Mapping[str, object], prefix: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found.extend(_flat({str(key): entry for key, entry in value.items()}, f"{prefix}{name}."))
+        else:
+            found.append((f"{prefix}{name}", str(value)))
+    return found

@@ -1,28 +1,19 @@
-"""Files of raw figures: one JSON object per line, each whole and written at once. Knows nothing of what they mean.
+"""Files of raw figures: one JSON object per line, each whole and written at once.
 
-A line of kind "run" says under what conditions the lines of kind "cell" and "duel" with the same ``run`` were taken;
-one of kind "choice" says why its duels have the sides they have; one of kind "peer" which version of a peer took part,
-or why none did; one of kind "failure" what could not be timed; one of kind "contest" compares verifiers; those of kind
-"axis", "ragged", "prefill" and "first" say how steps and prompts scale, one of kind "device" what a GPU does,
-one of kind "options" what sampling options add to a step, one of kind "resume" what early exits gain by resuming, one
-of kind "batched" what rows lose that do not advance alone.
+Every line has a kind and the fingerprint of its run. A line of kind "run" describes the conditions of that run; the
+other kinds belong to whoever measures (paceline bench: bench/sweep; a study: its own file).
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 Record: TypeAlias = Mapping[str, Any]
-RUN, CELL, CHOICE, DUEL, CONTEST = "run", "cell", "choice", "duel", "contest"
+RUN, CELL, CHOICE, DUEL = "run", "cell", "choice", "duel"
 PEER, FAILURE = "peer", "failure"
-AXIS, RAGGED, PREFILL, FIRST, DEVICE = "axis", "ragged", "prefill", "first", "device"
-OPTIONS = "options"
-RESUME, BATCHED = "resume", "batched"
-STUDIES = (RESUME, BATCHED)
-KINDS = (RUN, CELL, CHOICE, DUEL, CONTEST, PEER, FAILURE, AXIS, RAGGED, PREFILL, FIRST, DEVICE, OPTIONS, *STUDIES)
 
 
 def fingerprint(conditions: Record) -> str:
@@ -58,7 +49,7 @@ def read_records(path: Path) -> list[Record]:
             record = json.loads(line)
         except ValueError:  # torn; the next line begins anew
             continue
-        if not isinstance(record, dict) or record.get("kind") not in KINDS or "run" not in record:
+        if not isinstance(record, dict) or not {"kind", "run"} <= record.keys():
             raise ValueError(f"{path}, line {number}: no line of a benchmark; give a file that paceline bench wrote")
         records.append(record)
     return records
@@ -88,3 +79,14 @@ class RawFile:
             os.close(file)
         self._lead = b""
         self.records.extend(records)
+
+    def has(self, identity: Record) -> bool:
+        """Whether there is a record with these fields whose control held."""
+        return any(identity.items() <= record.items() and not record.get("void") for record in self.records)
+
+    def begin(self, conditions: Record, notes: Callable[[], Record]) -> str:
+        """The fingerprint of the run of these conditions, which is written with its notes if it is not there."""
+        run = fingerprint(conditions)
+        if not any(record["kind"] == RUN and record["run"] == run for record in self.records):
+            self.append({"kind": RUN, "run": run, "conditions": conditions, "notes": notes()})
+        return run

@@ -11,16 +11,16 @@ from paceline.text.loops import distinct_share, is_looping
 def record_of(sides: Mapping[str, Measured], comparison: Comparison) -> dict[str, object]:
     """Of a base, a candidate and the base again, in this order, under the names that they have in records."""
     (base_name, base), (name, candidate), (_, control) = sides.items()
-    told = {base_name: base, name: candidate}
+    timed = {base_name: base, name: candidate}
     return {
         "void": is_void([own / again for own, again in zip(base.seconds.values, control.seconds.values, strict=True)]),
         "num_threads": comparison.num_threads,
         "num_tokens": candidate.sample.num_tokens,
         "seconds": {side: list(measured.seconds.values) for side, measured in sides.items()},
-        "part_seconds": {side: [list(parts) for parts in measured.part_seconds] for side, measured in told.items()},
-        "decode_seconds": {side: _decoding(measured) for side, measured in told.items()},
-        "phases": {side: _phases(measured) for side, measured in told.items()},
-        "steps": {side: _steps(measured) for side, measured in told.items()},
+        "part_seconds": {side: [list(parts) for parts in measured.part_seconds] for side, measured in timed.items()},
+        "decode_seconds": {side: _decoding(measured) for side, measured in timed.items()},
+        "phases": {side: _phases(measured) for side, measured in timed.items()},
+        "steps": {side: _steps(measured) for side, measured in timed.items()},
         "rates": [dict(rates) for rates in comparison.beside],
         "repeatable": all(sample.tokens == candidate.sample.tokens for sample in candidate.samples),
         "texts": _texts(candidate, base),
@@ -28,7 +28,7 @@ def record_of(sides: Mapping[str, Measured], comparison: Comparison) -> dict[str
 
 
 def rests_of(candidate: Measured, base: Measured) -> list[list[int]]:
-    """Of each text what follows from the first token on that differs from the base's; nothing where none does."""
+    """Of each output what follows from the first token on that differs from the base's; nothing where none does."""
     pairs = zip(candidate.sample.tokens, base.sample.tokens, strict=True)
     return [list(tokens[_or_end(first_difference(tokens, reference), tokens) :]) for tokens, reference in pairs]
 

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import torch
 
+from paceline.bench.statistics import paired_ratios
 from paceline.core.stats import Summary
 from paceline.text.loops import is_looping
 
@@ -39,7 +40,7 @@ class Sample:
         return sum(map(len, self.tokens))
 
 
-_Taken: TypeAlias = tuple[tuple[float, ...], Sample]  # seconds of the parts, and what they emitted
+_Timed: TypeAlias = tuple[tuple[float, ...], Sample]  # seconds of the parts, and what they emitted
 
 
 def join(samples: Sequence[Sample]) -> Sample:
@@ -60,7 +61,7 @@ def join(samples: Sequence[Sample]) -> Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A name and the work that it stands for, in parts that are timed in turn with those of the others.
+    """A name and its work, in parts that are timed in turn with those of the others.
 
     Where others have another number of parts, all of it is one part.
     """
@@ -103,7 +104,7 @@ class Measured:
     part_seconds: tuple[tuple[float, ...], ...]  # of every part, repeat by repeat; their sums are ``seconds``
     samples: tuple[Sample, ...]  # of the repeats
     identical: bool  # every repeat emitted the baseline's tokens
-    num_looping: int  # texts of the last sample that mostly repeat themselves
+    num_looping: int  # outputs of the last sample that mostly repeat themselves
 
     @property
     def sample(self) -> Sample:
@@ -131,16 +132,16 @@ def compare(
     repeats: int = 5,
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
     beside: Callable[[], Mapping[str, float]] | None = None,
     failed: Callable[[str, DecodingFailed], None] | None = None,
-    lacks: Callable[[Sequence[Mapping[str, float]]], bool] | None = None,
+    lacks: Callable[[Sequence[Mapping[str, float]]], bool] = lambda _: False,
 ) -> Comparison:
     """Time ``configurations`` against the one called ``baseline``.
 
     ``beside`` is called once in every repeat, before the configurations and untimed. With ``failed``, one that cannot
-    run, or emits another number of tokens than the baseline, is told of there by name and leaves; the others go on.
-    ``lacks`` is shown the seconds of all repeats so far, by name, and as long as it says so one more follows.
+    run, or emits another number of tokens than the baseline, is reported there by name and leaves; the others go on.
+    ``lacks`` is given the seconds of all repeats so far, by name, and as long as it is true one more follows.
 
     Raises ValueError for names that repeat or lack the baseline, for unequal token counts, and when a configuration
     changes the number of threads; DecodingFailed where one could not run.
@@ -153,13 +154,12 @@ def compare(
     if len({len(configuration.parts) for configuration in configurations}) > 1:
         configurations = [Configuration(name=whole.name, parts=[whole.run]) for whole in configurations]
     threads = torch.get_num_threads()
-    taken: list[dict[str, _Taken]] = []
+    turns: list[dict[str, _Timed]] = []
     found: list[Mapping[str, float]] = []
     for repeat in count(-warm_up):
-        if repeat >= repeats and not (lacks is not None and lacks([_seconds(turn) for turn in taken])):
+        if repeat >= repeats and not lacks([{name: sum(parts) for name, (parts, _) in turn.items()} for turn in turns]):
             break
-        if progress is not None:
-            progress("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {max(repeats, repeat + 1)}")
+        progress("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {max(repeats, repeat + 1)}")
         if beside is not None and repeat >= 0:
             found.append(beside())
         errors: dict[str, DecodingFailed] = {}
@@ -167,22 +167,18 @@ def compare(
         if failed is None or baseline in errors:
             for error in errors.values():
                 raise error
-            _check_counts(turn)
+            _check_counts({name: [sample] for name, (_, sample) in turn.items()})
         else:
             errors |= _uneven(turn, baseline)
             for name, error in errors.items():
                 failed(name, error)
         configurations = [whole for whole in configurations if whole.name not in errors]
         if repeat >= 0:
-            taken.append(turn)
-    base = [turn[baseline] for turn in taken]
-    measured = [_measure(whole.name, [turn[whole.name] for turn in taken], base) for whole in configurations]
-    _check_steadiness(measured)
+            turns.append(turn)
+    base = [turn[baseline] for turn in turns]
+    measured = [_measure(whole.name, [turn[whole.name] for turn in turns], base) for whole in configurations]
+    _check_counts({side.name: side.samples for side in measured})
     return Comparison(baseline=baseline, num_threads=threads, measured=tuple(measured), beside=tuple(found))
-
-
-def _seconds(turn: Mapping[str, _Taken]) -> dict[str, float]:
-    return {name: sum(parts) for name, (parts, _) in turn.items()}
 
 
 def _take(
@@ -192,10 +188,9 @@ def _take(
     threads: int,
     clock: Callable[[], float],
     errors: dict[str, DecodingFailed],
-) -> dict[str, _Taken]:
-    """One repeat: seconds of the parts and what was emitted, by name; who could not run is in ``errors`` instead."""
-    seconds: dict[str, list[float]] = {configuration.name: [] for configuration in configurations}
-    parts: dict[str, list[Sample]] = {configuration.name: [] for configuration in configurations}
+) -> dict[str, _Timed]:
+    """One repeat: seconds of the parts and what was emitted, by name; those that could not run are in ``errors``."""
+    timed: dict[str, list[tuple[float, Sample]]] = {configuration.name: [] for configuration in configurations}
     for at in range(len(configurations[0].parts)):
         for configuration in configurations if (repeat + at) % 2 == 0 else reversed(configurations):
             if configuration.name in errors:
@@ -206,50 +201,47 @@ def _take(
             except DecodingFailed as error:
                 errors[configuration.name] = error
                 continue
-            seconds[configuration.name].append(clock() - start)
-            parts[configuration.name].append(sample)
+            timed[configuration.name].append((clock() - start, sample))
             if torch.get_num_threads() != threads:
                 raise ValueError(f"{configuration.name} changed the threads from {threads}; all must use the same")
-    return {name: (tuple(seconds[name]), join(parts[name])) for name in seconds if name not in errors}
-
-
-def _uneven(turn: Mapping[str, _Taken], baseline: str) -> dict[str, DecodingFailed]:
-    """Those that emitted another number of tokens than the baseline."""
-    wanted = turn[baseline][1].num_tokens
-    counts = {name: sample.num_tokens for name, (_, sample) in turn.items()}
     return {
-        name: DecodingFailed(f"{name}: {count} tokens where {wanted} were asked for, so that times cannot be compared")
-        for name, count in counts.items()
-        if count != wanted
+        name: (tuple(seconds for seconds, _ in parts), join([sample for _, sample in parts]))
+        for name, parts in timed.items()
+        if name not in errors
     }
 
 
-def _check_counts(turn: Mapping[str, _Taken]) -> None:
-    counts = {name: sample.num_tokens for name, (_, sample) in turn.items()}
-    _raise_unless_equal({name: [count] for name, count in counts.items()})
+def _uneven(turn: Mapping[str, _Timed], baseline: str) -> dict[str, DecodingFailed]:
+    """Those that emitted another number of tokens than the baseline."""
+    wanted = turn[baseline][1].num_tokens
+    return {
+        name: DecodingFailed(
+            f"{name}: {sample.num_tokens} tokens where {wanted} were wanted, so that times cannot be compared"
+        )
+        for name, (_, sample) in turn.items()
+        if sample.num_tokens != wanted
+    }
 
 
-def _check_steadiness(measured: Sequence[Measured]) -> None:
-    _raise_unless_equal({side.name: sorted({sample.num_tokens for sample in side.samples}) for side in measured})
-
-
-def _raise_unless_equal(counts: Mapping[str, Sequence[int]]) -> None:
-    if len({tuple(count) for count in counts.values()}) > 1 or any(len(count) > 1 for count in counts.values()):
-        listed = ", ".join(f"{name} {'/'.join(map(str, count))}" for name, count in counts.items())
+def _check_counts(samples: Mapping[str, Sequence[Sample]]) -> None:
+    counts = {name: sorted({sample.num_tokens for sample in taken}) for name, taken in samples.items()}
+    if len({number for numbers in counts.values() for number in numbers}) > 1:
+        listed = ", ".join(f"{name} {'/'.join(map(str, numbers))}" for name, numbers in counts.items())
         raise ValueError(f"token counts differ, so times cannot be compared: {listed}; decode to a fixed length")
 
 
-def _measure(name: str, taken: Sequence[_Taken], base_taken: Sequence[_Taken]) -> Measured:
-    (parts, samples), (base_parts, base_samples) = (tuple(zip(*turns, strict=True)) for turns in (taken, base_taken))
-    seconds, base = ([sum(spent) for spent in turns] for turns in (parts, base_parts))
-    pairs = list(zip(seconds, base, samples, base_samples, strict=True))
+def _measure(name: str, turns: Sequence[_Timed], base: Sequence[_Timed]) -> Measured:
+    seconds, base_seconds = ([sum(parts) for parts, _ in taken] for taken in (turns, base))
+    samples = tuple(sample for _, sample in turns)
     return Measured(
         name=name,
         seconds=Spread(values=tuple(seconds)),
-        tokens_per_second=Spread(values=tuple(sample.num_tokens / own for own, _, sample, _ in pairs)),
-        speedup=Spread(values=tuple(reference / own for own, reference, _, _ in pairs)),
-        part_seconds=tuple(parts),
-        samples=tuple(samples),
-        identical=all(sample.tokens == reference.tokens for _, _, sample, reference in pairs),
+        tokens_per_second=Spread(
+            values=tuple(sample.num_tokens / own for sample, own in zip(samples, seconds, strict=True))
+        ),
+        speedup=Spread(values=tuple(paired_ratios(base_seconds, seconds))),
+        part_seconds=tuple(parts for parts, _ in turns),
+        samples=samples,
+        identical=all(sample.tokens == other.tokens for sample, (_, other) in zip(samples, base, strict=True)),
         num_looping=sum(map(is_looping, samples[-1].tokens)),
     )

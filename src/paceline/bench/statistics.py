@@ -1,4 +1,4 @@
-"""What repeated timings say: intervals, controls, break-even, efficiency, differing texts. Numbers in, numbers out."""
+"""What repeated timings say: intervals, controls, break-even, efficiency, differences. Numbers in, numbers out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Estimate:
 
 
 class Relation(StrEnum):
-    """Where a sweep's break-even lies."""
+    """Where a sweep's break-even is."""
 
     AT = "at"
     BELOW = "below"  # drafting pays at no batch size that was tried
@@ -33,7 +33,7 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """The batch size at which drafting stops paying, or the end of the sweep that it lies beyond."""
+    """The batch size at which drafting stops paying, or the end of the sweep that it is beyond."""
 
     relation: Relation
     batch: float
@@ -87,7 +87,7 @@ def pooled_ratio(
 
 
 def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Position of the first token that differs, 0 for the first; None for equal texts."""
+    """Position of the first token that differs, 0 for the first; None for equal outputs."""
     if tuple(tokens) == tuple(reference):
         return None
     pairs = enumerate(zip(tokens, reference, strict=False))

@@ -2,16 +2,17 @@
 
 A task is what is timed at once: a base, which runs twice as a control, and a candidate. Its raw figures are appended to
 a file as soon as they are there; what the file holds is not measured again. A cell is one combination, and its base is
-plain decoding. Other tasks (bench/duels) are run alike.
+plain decoding. Other tasks (bench/head_to_head) are run alike.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from typing import Protocol, TypeAlias, TypeVar
 
-from paceline.bench.raw import CELL, FAILURE, RUN, RawFile, Record, fingerprint
+from paceline.bench.raw import CELL, FAILURE, RawFile, Record
 from paceline.bench.record import record_of
 from paceline.bench.runner import Configuration, DecodingFailed, compare
 
@@ -88,7 +89,7 @@ class Axes:
     peer_counts: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
 
     @property
-    def own(self) -> tuple[str, ...]:
+    def our_drafters(self) -> tuple[str, ...]:
         """All drafters of ours."""
         return (*self.drafters, *(name for name, _ in self.trees))
 
@@ -179,10 +180,7 @@ class Protocols:
 def begin_run(raw: RawFile, *, conditions: Record, notes: Record, protocol: Protocols) -> str:
     """Write to ``raw`` under what conditions figures are taken, unless it says so already; the run's fingerprint."""
     whole = {**conditions, "protocol": {"repeats": protocol.repeats, "warm_up": protocol.warm_up}}
-    run = fingerprint(whole)
-    if not any(record["kind"] == RUN and record["run"] == run for record in raw.records):
-        raw.append({"kind": RUN, "run": run, "conditions": whole, "notes": notes})
-    return run
+    return raw.begin(whole, lambda: notes)
 
 
 def run_sweep(
@@ -194,13 +192,13 @@ def run_sweep(
     notes: Record,
     protocol: Protocols,
     clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[T, int, str], None] | None = None,
+    progress: Callable[[T, int, str], None] = lambda *_: None,
     beside: Callable[[], Mapping[str, float]] | None = None,
 ) -> str:
     """Measure what ``raw`` lacks of ``tasks``; the fingerprint of the run.
 
     ``conditions`` must be equal for figures to belong together; ``notes`` (the date, say) need not. ``progress`` is
-    told the task, how many are done, and what happens. ``beside`` measures the machine, once in every repeat. A task
+    given the task, how many are done, and what happens. ``beside`` measures the machine, once in every repeat. A task
     with a side that fails is written down as such, and the others go on. Raises ValueError for unequal token counts.
     """
     run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)
@@ -208,55 +206,40 @@ def run_sweep(
         for attempt in range(attempts_of(raw.records, run, task), protocol.attempts):
             if is_settled(raw.records, run, task):
                 break
+            say = partial(progress, task, done)
+            say("loading")
+            begin = clock()
             try:
-                found = _compare(task, workbench, protocol, clock, _telling(progress, task, done), beside)
+                sides = task.sides(workbench)
+                started = clock()
+                comparison = compare(
+                    sides,
+                    baseline=sides[0].name,
+                    repeats=protocol.repeats,
+                    warm_up=protocol.warm_up,
+                    clock=clock,
+                    progress=say,
+                    beside=beside,
+                )
             except DecodingFailed as error:
                 raw.append({"kind": FAILURE, "run": run, "task": task.identity(), "message": str(error)})
                 break
-            raw.append({"run": run, **task.identity(), "attempt": attempt, **found})
+            found = record_of({side.name: comparison[side.name] for side in sides}, comparison)
+            seconds = {"start_seconds": started - begin, "timing_seconds": clock() - started}
+            raw.append({"run": run, **task.identity(), "attempt": attempt, **found, **seconds})
     return run
-
-
-def _compare(
-    task: Task,
-    workbench: Workbench,
-    protocol: Protocols,
-    clock: Callable[[], float],
-    progress: Callable[[str], None] | None,
-    beside: Callable[[], Mapping[str, float]] | None,
-) -> dict[str, object]:
-    if progress is not None:
-        progress("loading")
-    begin = clock()
-    sides = task.sides(workbench)
-    started = clock()
-    comparison = compare(
-        sides,
-        baseline=sides[0].name,
-        repeats=protocol.repeats,
-        warm_up=protocol.warm_up,
-        clock=clock,
-        progress=progress,
-        beside=beside,
-    )
-    found = record_of({side.name: comparison[side.name] for side in sides}, comparison)
-    return {**found, "start_seconds": started - begin, "timing_seconds": clock() - started}
 
 
 def attempts_of(records: Sequence[Record], run: str, task: Task) -> int:
     """How often a task was measured."""
-    return len(_taken(records, run, task))
+    return len(_measured(records, run, task))
 
 
 def is_settled(records: Sequence[Record], run: str, task: Task) -> bool:
     """Whether a task was measured and its control held."""
-    return any(not record["void"] for record in _taken(records, run, task))
+    return any(not record["void"] for record in _measured(records, run, task))
 
 
-def _taken(records: Sequence[Record], run: str, task: Task) -> list[Record]:
+def _measured(records: Sequence[Record], run: str, task: Task) -> list[Record]:
     wanted = {"run": run, **task.identity()}.items()
-    return [record for record in records if all(record.get(name) == value for name, value in wanted)]
-
-
-def _telling(progress: Callable[[T, int, str], None] | None, task: T, done: int) -> Callable[[str], None] | None:
-    return None if progress is None else lambda what: progress(task, done, what)
+    return [record for record in records if wanted <= record.items()]

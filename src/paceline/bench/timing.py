@@ -36,10 +36,10 @@ def time_in_turn(
                 prepare[name]()
             start = clock()
             calls[name]()
-            spent = clock() - start
+            elapsed = clock() - start
             if repeat >= 0:
-                taken[name].append(spent)
-                total += spent
+                taken[name].append(elapsed)
+                total += elapsed
         repeat += 1
     return {name: tuple(values) for name, values in taken.items()}
 

@@ -1,4 +1,4 @@
-"""Draft trees as drafters of a sweep: their names, and the shapes that these stand for. Loads no model.
+"""Draft trees as drafters of a sweep: their names, and the shapes that these name. Loads no model.
 
 A tree is named by its nodes in the target's forward, the root included: as many rows as the forward has.
 """

@@ -11,9 +11,9 @@ import torch
 from paceline.api import Loaded
 from paceline.api.build import DrafterLike
 from paceline.api.loading import runnable
+from paceline.bench.generation import decoding
 from paceline.bench.limits import rates_beside
-from paceline.bench.own import continuing
-from paceline.bench.peers.base import Peer, Setting
+from paceline.bench.peers.base import Peer, PeerSettings
 from paceline.bench.runner import Configuration
 from paceline.bench.sweep import Cell
 from paceline.bench.trees import MODEL, nodes_of, shape_of
@@ -43,19 +43,19 @@ class ModelBench:
 
     def plain(self, name: str, cell: Cell) -> Configuration:
         """Plain decoding of the same prompts."""
-        return self._own(name, cell, drafter=None, num_draft_tokens=0)
+        return self._decoding(name, cell, drafter=None, num_draft_tokens=0)
 
     def candidate(self, name: str, cell: Cell) -> Configuration:
         """The cell's own decoding."""
         for peer in self.peers:
             if cell.drafter in (peer.ways.plain, *peer.ways.drafting):
                 return peer.decoding(name, cell, prompts=self.prompts, seed=self.seed)
-        return self._own(name, cell, drafter=self._drafter(cell), num_draft_tokens=cell.num_draft_tokens)
+        return self._decoding(name, cell, drafter=self._drafter(cell), num_draft_tokens=cell.num_draft_tokens)
 
-    def setting(self) -> Setting:
+    def setting(self) -> PeerSettings:
         """What peers are given, to meet this target on equal terms."""
         cores = os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)
-        return Setting(
+        return PeerSettings(
             target=self.target_path,
             draft=self.draft_path,
             dtype=self.target.dtype,
@@ -90,8 +90,8 @@ class ModelBench:
         shape = shape_of(num_nodes, cell.num_draft_tokens)
         return DRAFTERS.find("model")(lm=runnable(self.draft), shape=shape)
 
-    def _own(self, name: str, cell: Cell, *, drafter: DrafterLike, num_draft_tokens: int) -> Configuration:
-        return continuing(
+    def _decoding(self, name: str, cell: Cell, *, drafter: DrafterLike, num_draft_tokens: int) -> Configuration:
+        return decoding(
             name,
             target=self.target,
             prompts=self.prompts,

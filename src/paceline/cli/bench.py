@@ -13,8 +13,8 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from paceline.api import Loaded, embedded_pair, load
 from paceline.bench.figures import figures_of
-from paceline.bench.head_to_head import choose_duels, keep_choices, unpaired
-from paceline.bench.interleaved import MOST_OPEN, check_programs, groups_of, run_together
+from paceline.bench.head_to_head import choose_pairs, keep_choices, unpaired
+from paceline.bench.interleaved import MOST_OPEN, check_programs, groups_of, run_interleaved
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.missing_peers import keep_peers
 from paceline.bench.output import check_drawing
@@ -93,12 +93,12 @@ def run_bench(options: Bench) -> int:
             cells = axes.cells()
             if options.together:
                 report = reporting("groups", len(groups_of(cells)))
-                run = run_together(
+                run = run_interleaved(
                     cells, **common, protocol=protocol, progress=report, beside=bench.rates, close=bench.close
                 )
             else:
                 run = measure(cells, "cells")
-            choices = choose_duels(figures_of(raw.records), run=run, axes=axes)
+            choices = choose_pairs(figures_of(raw.records), run=run, axes=axes)
             duels = keep_choices(choices, raw=raw, run=run)
             if options.together:
                 duels = unpaired(duels, raw.records, run=run)

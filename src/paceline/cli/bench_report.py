@@ -4,12 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.bench.figures import figures_of
-from paceline.bench.head_to_head import duel_figures_of, undecided
+from paceline.bench.figures import durations_of, figures_of
+from paceline.bench.head_to_head import head_to_head_figures, undecided
 from paceline.bench.missing_peers import failures_of, missing_of
 from paceline.bench.output import print_tables, write_reports
 from paceline.bench.raw import Record, read_records
-from paceline.bench.spent import spent_on
 from paceline.cli.commands.bench import BenchReport
 from paceline.cli.exit_codes import EXIT_OK
 
@@ -29,7 +28,7 @@ def write_and_print(path: Path, records: list[Record], *, html: bool, console: C
         raise ValueError(f"{path}: no cells in it: there is nothing to report yet")
     written = write_reports(path, html=html)
     print_tables(records, console)
-    duels = duel_figures_of(records)
+    duels = head_to_head_figures(records)
     for lines, what in ((figures, "cells are void: plain decoding"), (duels, "duels are void: the other side")):
         void = sum(line.void for line in lines)
         if not void:
@@ -41,7 +40,7 @@ def write_and_print(path: Path, records: list[Record], *, html: bool, console: C
     for group in undecided(records):
         note = f"No drafted pair meets best against best at {group}: no sound cell of one of the sides to choose from."
         console.print(note, soft_wrap=True)
-    spent = spent_on(records)
+    spent = durations_of(records)
     started = f"and {spent.starting / 60:.1f} of loading and starting what was timed"
     console.print(f"{spent.timing / 60:.1f} minutes of timing, all attempts, {started}", soft_wrap=True)
     console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)

@@ -19,8 +19,8 @@ from paceline.api import (
     stream,
 )
 from paceline.api.build import DrafterLike
+from paceline.bench.generation import decoding
 from paceline.bench.machine import describe
-from paceline.bench.own import decoding
 from paceline.bench.report import make_table
 from paceline.bench.runner import Comparison, compare
 from paceline.bench.suites import PYTHON_PROMPTS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.bench.peers import llama_cpp, vllm
-from paceline.bench.peers.base import Missing, Peer, Setting
+from paceline.bench.peers.base import Missing, Peer, PeerSettings
 from paceline.bench.peers.transformers import TRANSFORMERS, Transformers
 
 PEERS = (TRANSFORMERS, vllm.VLLM, llama_cpp.LLAMA_CPP)
@@ -15,7 +15,7 @@ PEERS = (TRANSFORMERS, vllm.VLLM, llama_cpp.LLAMA_CPP)
 
 def find_peers(
     names: Sequence[str],
-    setting: Setting,
+    setting: PeerSettings,
     *,
     vllm_python: Path | None,
     llama_cpp_folder: Path | None,

@@ -13,7 +13,7 @@ from paceline.bench.sweep import Cell, Ways
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class PeerSettings:
     """What all peers are given alike: directories of models, precision, device, threads and the cores they may use."""
 
     target: Path

@@ -20,9 +20,9 @@ from operator import add
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
-from paceline.bench.peers.base import Missing, Setting, cache_folder, room
-from paceline.bench.peers.held import Held
+from paceline.bench.peers.base import Missing, PeerSettings, cache_folder, room
 from paceline.bench.peers.process import PATIENCE, Process
+from paceline.bench.peers.programs import ProgramPool
 from paceline.bench.raw import hash_model
 from paceline.bench.runner import Configuration, DecodingFailed, Sample
 from paceline.bench.sweep import Cell, Ways
@@ -32,7 +32,7 @@ LLAMA_CPP: Final = "llama.cpp"
 PLAIN, DRAFT, CONFIDENT, LOOKUP = LLAMA_CPP, "llama.cpp-draft", "llama.cpp-draft-confident", "llama.cpp-lookup"
 VARIABLE: Final = "PACELINE_LLAMA_CPP"
 HOW_TO: Final = f"build it as docs/benchmarks.md says and give --llama-cpp DIR, or set {VARIABLE}"
-CONFIDENCE: Final = "0.75"  # what a draft token's probability must reach, where that is asked for
+CONFIDENCE: Final = "0.75"  # what a draft token's probability must reach, in the confident way
 NGRAM: Final = "3"  # tokens that must have occurred before
 BLOCK: Final = 256  # the server rounds the length of a text up to a multiple
 TYPES: Final = {"torch.bfloat16": "bf16", "torch.float16": "f16", "torch.float32": "f32"}
@@ -48,10 +48,10 @@ class LlamaCpp:
     """The server and the converter in ``folder``, llama.cpp's sources with a build in them. Made by ``find``."""
 
     folder: Path
-    setting: Setting
+    setting: PeerSettings
     version: str
     cache: Path
-    held: "Held[Server]"
+    programs: "ProgramPool[Server]"
     name: str = LLAMA_CPP
 
     @property
@@ -63,7 +63,7 @@ class LlamaCpp:
     def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
         """One of its ways over all ``prompts``; a group is one request."""
         key = (cell.drafter, cell.num_draft_tokens, cell.batch_size, room(cell, prompts))
-        server = self.held.get(key, lambda: self._start(key))
+        server = self.programs.get(key, lambda: self._start(key))
 
         def part(at: int) -> Sample:
             order = {
@@ -88,7 +88,7 @@ class LlamaCpp:
 
     def close(self) -> None:
         """End the servers."""
-        self.held.close()
+        self.programs.close()
 
     def _start(self, key: _Key) -> "Server":
         way, num_draft_tokens, batch_size, longest = key
@@ -203,7 +203,7 @@ def server_of(folder: Path) -> Path:
     return folder / "build" / "bin" / "llama-server"
 
 
-def find(folder: Path | None, setting: Setting, *, num_open: int = 1) -> LlamaCpp | Missing:
+def find(folder: Path | None, setting: PeerSettings, *, num_open: int = 1) -> LlamaCpp | Missing:
     """llama.cpp in ``folder``, or why it is not there."""
     if setting.device.type != "cpu":
         return Missing(name=LLAMA_CPP, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
@@ -226,5 +226,5 @@ def find(folder: Path | None, setting: Setting, *, num_open: int = 1) -> LlamaCp
         setting=setting,
         version=version.removeprefix("version: "),
         cache=cache_folder() / "gguf",
-        held=Held(num_open),
+        programs=ProgramPool(num_open),
     )

@@ -1,7 +1,7 @@
 """transformers as a peer, in our own process. Times nothing.
 
 Its ``generate`` has four ways: plain, assisted by a draft model with a fixed draft length, the same with
-its own rule that ends a draft early, and prompt lookup. All have their cache; input tensors and configurations are
+its own criterion that ends a draft early, and prompt lookup. All have their cache; input tensors and configurations are
 made once. End-of-text is off and the length fixed, so that every call does the same work as ours.
 """
 
@@ -18,7 +18,7 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
-from paceline.bench.peers.base import Setting
+from paceline.bench.peers.base import PeerSettings
 from paceline.bench.runner import Configuration, Sample
 from paceline.bench.sweep import Cell, Ways
 from paceline.core.stats import Summary
@@ -39,7 +39,7 @@ CONFIDENCE = 0.4  # transformers' default: a draft ends where its model is less 
 class Transformers:
     """``generate`` of the installed transformers; models are loaded when the first cell asks for one."""
 
-    setting: Setting
+    setting: PeerSettings
     name: str = TRANSFORMERS
     version: str = transformers.__version__
     _loaded: dict[Path, Any] = field(default_factory=dict[Path, Any])
@@ -90,36 +90,18 @@ def load_peer(path: Path, *, dtype: torch.dtype | None, device: torch.device | N
     return model
 
 
-def transformers_plain(
-    name: str, *, path: Path, prompts: Sequence[Sequence[int]], num_tokens: int, dtype: torch.dtype | None = None
-) -> Configuration:
-    """Greedy, one prompt at a time, exactly ``num_tokens`` tokens each."""
-    return transformers_decoding(
-        name,
-        model=load_peer(path, dtype=dtype),
-        draft=None,
-        kind=PLAIN,
-        prompts=prompts,
-        num_tokens=num_tokens,
-        num_draft_tokens=0,
-        batch_size=1,
-        temperature=0.0,
-        seed=0,
-    )
-
-
 def transformers_decoding(
     name: str,
     *,
     model: Any,
-    draft: Any,
-    kind: str,
+    draft: Any = None,
+    kind: str = PLAIN,
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
-    num_draft_tokens: int,
-    batch_size: int,
-    temperature: float,
-    seed: int,
+    num_draft_tokens: int = 0,
+    batch_size: int = 1,
+    temperature: float = 0.0,
+    seed: int = 0,
     top_p: float = 1.0,
     counts_steps: bool = False,
 ) -> Configuration:
@@ -161,7 +143,7 @@ def transformers_decoding(
     @torch.inference_mode()
     def part(at: int, tokens: torch.Tensor, mask: torch.Tensor) -> Sample:
         if drafting is not None:
-            draft.generation_config = drafting  # where transformers looks for it
+            draft.generation_config = drafting  # where transformers reads it
         if temperature > 0:
             torch.manual_seed(seed + at)
         forwards = count()

@@ -15,10 +15,10 @@ from operator import add
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
-from paceline.bench.peers.base import Missing, Setting, cache_folder, room
+from paceline.bench.peers.base import Missing, PeerSettings, cache_folder, room
 from paceline.bench.peers.heads import widen_heads, width_for
-from paceline.bench.peers.held import Held
 from paceline.bench.peers.process import Answering, first_cores
+from paceline.bench.peers.programs import ProgramPool
 from paceline.bench.raw import hash_model
 from paceline.bench.runner import Configuration, Sample
 from paceline.bench.sweep import Cell, Ways
@@ -57,10 +57,10 @@ class Vllm:
     """vLLM under ``python``. Made by ``find``."""
 
     python: Path
-    setting: Setting
+    setting: PeerSettings
     version: str
     preload: Sequence[str]
-    held: Held[Answering]
+    programs: ProgramPool[Answering]
     name: str = VLLM
 
     @property
@@ -72,7 +72,7 @@ class Vllm:
     def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
         """One of its ways over all ``prompts``; a group is one call."""
         key = (cell.drafter, cell.num_draft_tokens, cell.batch_size, room(cell, prompts))
-        process = self.held.get(key, lambda: self._start(key))
+        process = self.programs.get(key, lambda: self._start(key))
 
         def part(at: int) -> Sample:
             group = [list(prompt) for prompt in prompts[at : at + cell.batch_size]]
@@ -92,7 +92,7 @@ class Vllm:
 
     def close(self) -> None:
         """End its processes."""
-        self.held.close()
+        self.programs.close()
 
     def _start(self, key: _Key) -> Answering:
         way, num_draft_tokens, batch_size, longest = key
@@ -141,7 +141,7 @@ class Vllm:
         }
 
 
-def find(python: Path | None, setting: Setting, *, num_open: int = 1) -> Vllm | Missing:
+def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vllm | Missing:
     """vLLM under ``python``, or why it is not there; ``num_open`` of its processes are held open at most.
 
     Raises ValueError for more threads than cores.
@@ -165,7 +165,7 @@ def find(python: Path | None, setting: Setting, *, num_open: int = 1) -> Vllm | 
         setting=setting,
         version=answer["version"],
         preload=answer["preload"],
-        held=Held(num_open),
+        programs=ProgramPool(num_open),
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs under vLLM's own Python and decodes what is asked for. Imports nothing of paceline; times nothing.
+"""Runs under vLLM's own Python and decodes what it is sent. Imports nothing of paceline; times nothing.
 
 One JSON object per line: the first argument holds vLLM's settings, each line of standard input one order, each line of
 standard output one answer. Whatever vLLM prints goes to standard error.

@@ -27,7 +27,7 @@ def main() -> None:
             return "gpt-2"
 
     def pieces_if_there(self: Any) -> Any:
-        # It asks for the package sentencepiece before it looks whether there is a file for it.
+        # It imports the package sentencepiece before it checks that there is a file for it.
         if not (self.dir_model / "tokenizer.model").is_file():
             raise FileNotFoundError("no tokenizer.model")
         return pieces(self)

@@ -1,0 +1,61 @@
+"""Decoders as the studies need them: the one place where they touch the engine's parts."""
+
+from collections.abc import Sequence
+
+import torch
+from paceline.core.parts import Parts
+
+from paceline.core.batch import Finish
+from paceline.core.noise import Noise
+from paceline.core.plan import Fixed
+from paceline.decode import Decoder
+from paceline.drafters.base import Drafter
+from paceline.drafters.none import NoDrafter
+from paceline.engine.runner import parts_for
+from paceline.models.base import LM
+from paceline.verifiers import VERIFIERS
+from paceline.verifiers.base import Verifier
+
+
+def make_decoder(
+    target: LM,
+    *,
+    drafter: Drafter | None = None,
+    verifier: Verifier | None = None,
+    num_draft_tokens: int = 0,
+    rows: int,
+    max_length: int,
+    eager: bool = False,
+) -> Decoder:
+    """A decoder of ``rows`` rows that drafts ``num_draft_tokens`` in every step; ``eager`` without the kernels."""
+    return Decoder(
+        target=target,
+        drafter=drafter or NoDrafter(),
+        verifier=verifier or VERIFIERS.find("coupled")(),
+        plan=Fixed(num_draft_tokens),
+        rows=rows,
+        max_length=max_length,
+        parts=Parts() if eager else parts_for(target.device),
+    )
+
+
+def noise_on(device: torch.device) -> Noise:
+    """The noise of batches on a device."""
+    return parts_for(device).noise
+
+
+def step(decoder: Decoder) -> bool:
+    """One whole step, and what the host reads of it: whether any row goes on."""
+    decoder.step()
+    return Finish.RUNNING in decoder.read().finish
+
+
+def sequences_of(decoder: Decoder) -> list[list[int]]:
+    """What every row holds, prompts included."""
+    batch = decoder.batch
+    return [tokens[:length] for tokens, length in zip(batch.tokens.tolist(), batch.length.tolist(), strict=True)]
+
+
+def longest(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens of the longest prompt."""
+    return max(map(len, prompts))

@@ -1,1 +1,0 @@
-"""Does it pay to verify from the hidden states that an early exit has left, over exit depth, batch and context?"""

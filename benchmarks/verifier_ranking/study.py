@@ -1,0 +1,225 @@
+"""The study ``verifier-ranking``: has all ways to draft and verify timed, and ranks the verifiers."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from benchmarks.study import (
+    Progress,
+    Study,
+    Timing,
+    conditions_of,
+    date,
+    last_of,
+    named,
+    option,
+    pair_of,
+)
+from benchmarks.verifier_ranking.measure import CONTROL, KIND, PLAIN, Condition, Way, all_ways, measure_conditions
+from paceline.api import build_drafter, load
+from paceline.api.prompts import encode
+from paceline.bench.columns import Column, Section, interval, number
+from paceline.bench.raw import RawFile, Record, fingerprint
+from paceline.bench.statistics import Estimate, pooled_ratio
+from paceline.bench.suites import prompts_of
+from paceline.drafters.model import ModelDrafter
+
+ALL = "all together"
+SIZE = (7.2, 5.6)  # inches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One way in one condition."""
+
+    way: Way
+    tokens_per_step: Estimate
+    tokens_per_second: Estimate
+    speedup: Estimate  # over plain decoding of the same prompts
+    over_coupled: Estimate | None  # speed-up over ``coupled`` with a draft of the same shape, where that was measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """All ways in one condition or in several together, in the order given."""
+
+    name: str  # the condition's, or ALL
+    plain: Estimate  # tokens per second
+    control: Estimate  # plain decoding's speed-up over itself
+    void: bool  # the machine was not quiet, so times say nothing; tokens per step do not depend on it
+    placed: tuple[Placed, ...]
+
+    def best(self, verifier: str, by: str = "speedup") -> Placed | None:
+        """The shape of a verifier with the largest ``speedup`` or ``tokens_per_step``."""
+        found = [placed for placed in self.placed if placed.way.verifier == verifier]
+        return max(found, key=lambda placed: getattr(placed, by).value, default=None)
+
+
+def rankings_of(run: Record, records: Sequence[Record]) -> list[Ranking]:
+    """Of one run, every condition by its last measurement that is not void, then all of several together."""
+    ways = [Way(verifier=way["verifier"], shape=tuple(way["shape"])) for way in run["conditions"]["ways"]]
+    chosen = last_of(records, run["run"], KIND, lambda record: tuple(record["contest"].values()))
+    rankings = [_rank(Condition(**record["contest"]).name, [record], ways) for record in chosen]
+    return [*rankings, _rank(ALL, chosen, ways)] if len(rankings) > 1 else rankings
+
+
+def _rank(name: str, records: Sequence[Record], ways: Sequence[Way]) -> Ranking:
+    sides = {
+        side: {field: [value for record in records for value in record["sides"][side][field]] for field in fields}
+        for side, fields in records[0]["sides"].items()
+    }
+    plain = sides[PLAIN]
+
+    def place(way: Way) -> Placed:
+        side = sides[str(way)]
+        rival = sides.get(str(Way(verifier="coupled", shape=way.shape)))
+        return Placed(
+            way=way,
+            tokens_per_step=pooled_ratio(side["tokens"], side["steps"]),
+            tokens_per_second=pooled_ratio(side["tokens"], side["seconds"]),
+            speedup=pooled_ratio(plain["seconds"], side["seconds"]),
+            over_coupled=None if rival is None else pooled_ratio(rival["seconds"], side["seconds"]),
+        )
+
+    return Ranking(
+        name=name,
+        plain=pooled_ratio(plain["tokens"], plain["seconds"]),
+        control=pooled_ratio(plain["seconds"], sides[CONTROL]["seconds"]),
+        void=any(record["void"] for record in records),
+        placed=tuple(map(place, ways)),
+    )
+
+
+RATIO = interval(".2f", "{} ({}-{})")
+COLUMNS: list[Column[Placed]] = [
+    Column(heading="draft", get=lambda placed: placed.way.draft, left=True),
+    Column(heading="verifier", get=lambda placed: placed.way.verifier, left=True),
+    Column(heading="tokens/step", get=lambda placed: placed.tokens_per_step, form=RATIO),
+    Column(heading="tokens/s", get=lambda placed: placed.tokens_per_second.value, form=number(".0f")),
+    Column(heading="over plain", get=lambda placed: placed.speedup, form=RATIO),
+    Column(
+        heading="over coupled",
+        get=lambda placed: None if placed.way.verifier == "coupled" else placed.over_coupled,
+        form=RATIO,
+    ),
+]
+PLAIN_RATE, PLAIN_RATIO = "plain, tokens/s", "plain over itself"
+
+
+def _best_column(ranking: Ranking) -> Column[str]:
+    """Every verifier at its fastest shape: speed-up over plain, tokens per step, shape."""
+
+    def text(line: str) -> str | None:
+        if line == PLAIN_RATE:
+            return f"{ranking.plain.value:.0f}"
+        if line == PLAIN_RATIO:
+            return f"{ranking.control.value:.2f}{' void' if ranking.void else ''}"
+        placed = ranking.best(line)
+        if placed is None:
+            return None
+        speed = placed.speedup
+        faster = f"{speed.value:.2f}x ({speed.low:.2f}-{speed.high:.2f})"
+        return f"{faster}\n{placed.tokens_per_step.value:.2f}, {placed.way.draft}"
+
+    return Column(heading=ranking.name, get=text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierRanking(Study):
+    """Which verifier gains most, by measurement.
+
+    Every verifier decodes with every draft that suits it, beside plain decoding, at several temperatures.
+    """
+
+    kind: ClassVar[str] = KIND
+    title: ClassVar[str] = "Verifiers"
+    needs_drawing: ClassVar[bool] = True
+
+    target: Annotated[Path | None, option("Directory of the target; the embedded pair by default.")] = None
+    draft: Annotated[Path | None, option("Directory of its draft model.")] = None
+    dtype: Annotated[Literal["bfloat16", "float32"], option("Precision.")] = "bfloat16"
+    suite: Annotated[str, option("Prompts, as those of paceline bench.")] = "mixed"
+    num_prompts: Annotated[int, option("How many.")] = 6
+    seeds: Annotated[int, option("Outputs of every prompt.")] = 3
+    seed: Annotated[int, option("Of the prompts' choice, and the first of the outputs'.")] = 0
+    max_tokens: Annotated[int, option("New tokens of every prompt.")] = 48
+    temperature: Annotated[tuple[float, ...], option("May be repeated.")] = (0.5, 0.7, 1.0)
+    top_p: Annotated[tuple[float, ...], option("May be repeated.")] = (1.0, 0.95)
+    processor_time: Annotated[bool, option("Count what the thread computed, where other programs run.")] = False
+
+    def check(self) -> None:
+        """Raise ValueError for one model of a pair."""
+        pair_of(self.target, self.draft)
+
+    def measure(self, raw: RawFile, say: Progress) -> None:
+        """Put into ``raw`` what it lacks."""
+        paths = pair_of(self.target, self.draft)
+        target, draft = (load(path, dtype=self.dtype, device="cpu", threads=self.threads) for path in paths)
+        drafter = build_drafter(draft, target=target)
+        assert isinstance(drafter, ModelDrafter)
+        prompts = [encode(target, text) for text in prompts_of(self.suite, self.num_prompts, seed=self.seed)]
+        choices = {
+            "suite": self.suite,
+            "prompts": fingerprint({"prompts": prompts}),
+            "num_prompts": len(prompts),
+            "num_seeds": self.seeds,
+            "num_tokens": self.max_tokens,
+            "seed": self.seed,
+            "processor_time": self.processor_time,
+            "ways": [asdict(way) for way in all_ways()],
+        }
+        measure_conditions(
+            [Condition(temperature=at, top_p=top_p) for top_p, at in product(self.top_p, self.temperature)],
+            all_ways(),
+            target=target,
+            draft=drafter.lm,
+            prompts=prompts,
+            num_seeds=self.seeds,
+            num_tokens=self.max_tokens,
+            seed=self.seed,
+            raw=raw,
+            run=raw.begin(conditions_of(named(paths), self.dtype, **choices), date),
+            clock=Timing(processor_time=self.processor_time).clock,
+            say=say,
+        )
+
+    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Any]]:
+        """Every way in every condition, then every verifier at its fastest draft."""
+        rankings = rankings_of(run, records)
+        columns = [Column(heading="verifier", get=str, left=True), *map(_best_column, rankings)]
+        best = Section(
+            title="the fastest draft of each verifier",
+            columns=columns,
+            lines=[*_verifiers(rankings), PLAIN_RATE, PLAIN_RATIO],
+        )
+        return [*(Section(title=one.name, columns=COLUMNS, lines=one.placed) for one in rankings), best]
+
+    def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:
+        """Above, the speed-up of every verifier at its fastest shape; below, its most tokens per step."""
+        from paceline.bench import drawing  # needs the optional matplotlib
+
+        rankings = rankings_of(run, records)
+        names = _verifiers(rankings)
+
+        def panels(axes: Sequence[Any]) -> None:
+            for place, field in zip(axes, ("speedup", "tokens_per_step"), strict=True):
+                for at, name in enumerate(names):
+                    shift = 0.11 * (at - (len(names) - 1) / 2)
+                    found = [(column, ranking.best(name, field)) for column, ranking in enumerate(rankings)]
+                    points = [(column + shift, getattr(best, field)) for column, best in found if best is not None]
+                    x, values = [x for x, _ in points], [value for _, value in points]
+                    drawing.error_bars(place, x, values, name, fmt="o", marker=None, markersize=4, capsize=2)
+            drawing.baseline(axes[0])
+            axes[0].set_ylabel("speed-up over plain")
+            axes[1].set_ylabel("tokens per step, at most")
+            axes[1].set_xticks(range(len(rankings)), labels=[one.name.replace(", ", "\n") for one in rankings])
+            axes[0].legend(fontsize=8, ncols=3)
+
+        return drawing.draw_panels(panels, size=SIZE, title=title, rows=2, sharex=True)
+
+
+def _verifiers(rankings: Sequence[Ranking]) -> list[str]:
+    """The verifiers that take part, in the order given."""
+    return list(dict.fromkeys(placed.way.verifier for ranking in rankings for placed in ranking.placed))

@@ -1,0 +1,144 @@
+"""Lists of columns, from which CSV, terminal tables and HTML are made: a name, a value and a format for each."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from paceline.bench.statistics import Estimate
+
+NARROWEST = 13  # characters of a column of names, which folds where the terminal is narrow
+T = TypeVar("T")
+Format = Callable[[Any], str]
+
+
+def number(spec: str) -> Format:
+    """A format specification as a format."""
+    return lambda value: format(value, spec)
+
+
+def interval(spec: str = ".2f", template: str = "{} {}-{}") -> Format:
+    """An estimate with its interval, its three numbers in one format specification."""
+    return lambda value: template.format(*(format(part, spec) for part in (value.value, value.low, value.high)))
+
+
+def spread(spec: str = ".1f", scale: float = 1.0) -> Format:
+    """A scaled estimate with the distance of the farther end of its interval, in percent."""
+
+    def form(value: Estimate) -> str:
+        far = max(value.high - value.value, value.value - value.low) / value.value
+        return f"{scale * value.value:{spec}} ±{far:.0%}"
+
+    return form
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column(Generic[T]):
+    """One column of a list of lines.
+
+    ``name`` is its name in CSV, where an Estimate takes three columns; None leaves it out. ``heading`` is its heading
+    in tables; None leaves it out. ``wide`` columns are shown in HTML alone. A ``timed`` value says nothing where the
+    line is void.
+    """
+
+    get: Callable[[T], Any]
+    name: str | None = None
+    heading: str | None = None
+    form: Format = str
+    left: bool = False
+    wide: bool = False
+    timed: bool = False
+    estimate: bool = False  # the value is an Estimate, even where it is None
+
+    def text(self, line: T) -> str:
+        """The value as tables show it."""
+        if self.timed and getattr(line, "void", False):
+            control = getattr(line, "control", None)
+            return "-" if not self.estimate else "void" if control is None else f"void, A/A {control:.2f}"
+        value = self.get(line)
+        return "-" if value is None else self.form(value)
+
+    def names(self) -> list[str]:
+        """Of its CSV columns."""
+        if self.name is None:
+            return []
+        return [self.name, f"{self.name}_low", f"{self.name}_high"] if self.estimate else [self.name]
+
+    def values(self, line: T) -> list[object]:
+        """In CSV. Times are there for void lines too, which a column of their own marks."""
+        if self.name is None:
+            return []
+        value = self.get(line)
+        if self.estimate:
+            return [None] * 3 if value is None else [value.value, value.low, value.high]
+        return [value]
+
+
+def to_csv(columns: Sequence[Column[T]], lines: Iterable[T]) -> str:
+    """The columns that have names, a row for each line; empty where there is no value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([name for column in columns for name in column.names()])
+    for line in lines:
+        row = [value for column in columns for value in column.values(line)]
+        writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row)
+    return text.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section(Generic[T]):
+    """One table of a report."""
+
+    title: str
+    columns: Sequence[Column[T]]
+    lines: Sequence[T]
+    note: str = ""  # in HTML
+    ends: Sequence[int] = ()  # indices of lines that end a part of the table
+
+    def headings(self, *, wide: bool = True) -> list[str]:
+        """Of its columns."""
+        return [column.heading for column in self._shown(wide) if column.heading is not None]
+
+    def rows(self, *, wide: bool = True) -> list[list[str]]:
+        """The values as tables show them."""
+        return [[column.text(line) for column in self._shown(wide)] for line in self.lines]
+
+    def table(self) -> Table:
+        """For a terminal."""
+        table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+        rows = self.rows(wide=False)
+        for at, column in enumerate(self._shown(wide=False)):
+            least = min(NARROWEST, max((len(row[at]) for row in rows), default=0)) if column.left else None
+            justify = "left" if column.left else "right"
+            table.add_column(
+                column.heading or "", justify=justify, overflow="fold", no_wrap=not column.left, min_width=least
+            )
+        for at, row in enumerate(rows):
+            table.add_row(*row, end_section=at in self.ends)
+        return table
+
+    def is_void(self, at: int) -> bool:
+        """Whether the times of a line say nothing."""
+        return getattr(self.lines[at], "void", False)
+
+    def _shown(self, wide: bool) -> list[Column[T]]:
+        return [column for column in self.columns if column.heading is not None and (wide or not column.wide)]
+
+
+def grouped(
+    title: Callable[[Any], str],
+    columns: Sequence[Column[T]],
+    lines: Iterable[T],
+    key: Callable[[T], Any],
+    *,
+    note: str = "",
+) -> list[Section[T]]:
+    """A section for every value of ``key``, which ``title`` puts in words."""
+    groups: dict[Any, list[T]] = {}
+    for line in lines:
+        groups.setdefault(key(line), []).append(line)
+    return [Section(title=title(group), columns=columns, lines=found, note=note) for group, found in groups.items()]
