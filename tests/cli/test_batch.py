@@ -7,7 +7,7 @@ import pytest
 from paceline.api import SamplingParams, generate, load
 from paceline.cli import run
 from paceline.core.noise import split_seed
-from paceline.decode import Decoder
+from paceline.engine.runner import Runner
 from tests.api.checkpoints import CONTEXT, pair, without_tokenizer
 from tests.cli.files import MAX_TOKENS, PROMPTS, generate_file, journal_of, lines_of, write
 
@@ -23,13 +23,13 @@ def interrupt_after(monkeypatch, steps, error=KeyboardInterrupt):
     """The next run is interrupted in its step number ``steps``."""
     count = [0]
 
-    def step(self, real=Decoder.step):
+    def launch(self, real=Runner.launch):
         count[0] += 1
         if count[0] == steps:
             raise error
-        real(self)
+        return real(self)
 
-    monkeypatch.setattr(Decoder, "step", step)
+    monkeypatch.setattr(Runner, "launch", launch)
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -149,7 +149,9 @@ class Engine:
         asked = prepare(self.target, self.decoder, prompts, params, criterion, rules)
         completions = [one.completion for one in asked]
         pieces: deque[Piece] = deque()
-        tickets = [self._scheduler.submit(one.request, sequence=one.completion.sequence) for one in asked]
+        tickets = [
+            self._scheduler.submit(one.request, sequence=one.completion.sequence) for one in asked
+        ]  # consecutive
         first = self._num_prompts
         for ticket, completion in zip(tickets, completions, strict=True):
             number = first + completion.index
@@ -192,7 +194,7 @@ class Engine:
 
     def result(self, ticket: int, completion: Completion) -> Result:
         """What a request has got so far, with its statistics."""
-        scores = self._scheduler.prompt_scores(ticket)
+        scores = self._scheduler.prompt_scores(ticket - completion.sample)  # of sample 0, whose prompt alone is scored
         known = None
         if scores is not None:
             tokens = tuple(completion.prompt)
