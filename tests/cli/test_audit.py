@@ -33,7 +33,7 @@ def test_json_has_the_figures(capsys):
     assert run([*WORDS, "--drafter", "ngram", "--verifier", "rejection", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["failures"] == [] and found["goodness_of_fit"]["num_tokens"] == 300
-    assert found["coupled"] is None and found["acceptance"] is None and found["bitwise"] is False
+    assert found["sampled"] is None and found["acceptance"] is None and found["bitwise"] is False
 
 
 def test_wrong_distribution_is_reported_with_exit_code_1(capsys, monkeypatch):

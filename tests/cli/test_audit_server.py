@@ -51,8 +51,8 @@ def test_wrong_distribution_is_reported_with_exit_code_1(target, capsys):
     assert audit(stub, "--num-tokens", "700") == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "FAILED: sampled tokens do not follow the reference's distribution" in out
-    assert "note: 8 of 8 sampled texts do not come again with the same seed" in out
-    assert "note: the server names no tokens" in out
+    assert "note: 8 of 8 sampled completions differ when requested again with the same seed" in out
+    assert "note: the server reports no token ids" in out
 
 
 def test_json_has_the_figures_the_failures_and_the_notes(target, capsys):

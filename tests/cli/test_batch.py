@@ -192,9 +192,9 @@ def test_nothing_that_was_finished_is_generated_again(prompts, tmp_path, monkeyp
     done = len(lines_of(output))
     admitted = []
     monkeypatch.setattr(
-        Decoder,
-        "admit",
-        lambda self, requests, *rest, real=Decoder.admit: (admitted.extend(requests), real(self, requests, *rest)),
+        Runner,
+        "begin",
+        lambda self, requests, *rest, real=Runner.begin: admitted.extend(requests) or real(self, requests, *rest),
     )
     assert generate_file(prompts, output, *options) == 0
     left = [line["index"] for line in waiting if line["index"] >= done]

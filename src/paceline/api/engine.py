@@ -149,9 +149,7 @@ class Engine:
         asked = prepare(self.target, self.decoder, prompts, params, criterion, rules)
         completions = [one.completion for one in asked]
         pieces: deque[Piece] = deque()
-        tickets = [
-            self._scheduler.submit(one.request, sequence=one.completion.sequence) for one in asked
-        ]  # consecutive
+        tickets = [self._scheduler.submit(one.request, sequence=one.completion.sequence) for one in asked]
         first = self._num_prompts
         for ticket, completion in zip(tickets, completions, strict=True):
             number = first + completion.index
