@@ -5,15 +5,19 @@ import logging
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.api import Engine, Loaded, SamplingParams, Source, generate, load, stream, total
+from paceline.api import Engine, Loaded, SamplingParams, Source, generate, load, prompt_logprobs, stream, total
 from paceline.core.noise import split_seed
-from tests import harness, reference
+from paceline.core.plan import Fixed
+from paceline.engine.readers import AsyncReader, SyncReader
+from paceline.engine.scheduler import PREFILL_TOKENS
+from tests import harness, reference, tiny
 from tests.api.checkpoints import CONTEXT, pair, without_tokenizer
-from tests.api.engines import bare, engine, greedy, naive
+from tests.api.engines import bare, engine, greedy, naive, read_by
 from tests.tables import TableLM, deviation, random_table
 
 PROMPTS = ["def add(first,", "x", "for item in items:\n    print(item)\nfor item in"]
@@ -292,6 +296,32 @@ def test_streams_of_one_engine_move_together_and_keep_their_own_pieces():
     for one, own, prompt in zip(streams, taken, prompts, strict=True):
         own += [piece.token for piece in one]
         assert own == list(one.results()[0].tokens) == naive(prompt, greedy(max_tokens=9), 0)
+
+
+@pytest.mark.parametrize("reader", [SyncReader, AsyncReader])
+@pytest.mark.parametrize("scored", [None, 0])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "prophet"])
+def test_a_long_prompt_does_not_hold_up_the_rows_that_run(drafter, scored, reader, monkeypatch):
+    """Its chunks are read between their steps, and neither output changes."""
+    read_by(monkeypatch, reader)
+    model = tiny.llama(1, max_position_embeddings=2048)
+    target = bare(tiny.native(model))
+    running = engine(drafter, target=target, batch_size=2, max_length=1700, num_draft_tokens=Fixed(3))
+    prompt, gained = [(7 * at * at + at // 3) % 61 for at in range(1600)], []
+    short = running.submit([[5, 9, 2]], greedy(max_tokens=60))
+    running.advance()
+    long = running.submit([prompt], greedy(max_tokens=3, prompt_logprobs=scored))
+    while not long.results()[0].token_ids:
+        before = len(short.results()[0].token_ids)
+        running.advance()
+        gained.append(len(short.results()[0].token_ids) - before)
+    assert len(gained) >= len(prompt) // PREFILL_TOKENS and min(gained) > 0
+    [result] = long.drain()
+    assert list(result.token_ids) == naive(prompt, greedy(max_tokens=3), 0, model)
+    assert list(short.drain()[0].token_ids) == naive([5, 9, 2], greedy(max_tokens=60), 0, model)
+    if scored is not None:
+        [alone] = prompt_logprobs(target, [prompt])
+        np.testing.assert_allclose(result.prompt_logprobs.logprobs[1:], alone.logprobs[1:], rtol=0, atol=1e-9)
 
 
 def test_results_of_a_stream_in_progress_are_what_there_is_so_far():

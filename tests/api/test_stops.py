@@ -7,11 +7,10 @@ import pytest
 from paceline.api import Engine, SamplingParams, Source, generate, load
 from paceline.drafters import DRAFTERS
 from paceline.engine.readers import AsyncReader, SyncReader
-from paceline.engine.runner import Runner
 from paceline.verifiers import VERIFIERS
 from tests import harness
 from tests.api.checkpoints import pair
-from tests.api.engines import bare, engine, greedy, naive
+from tests.api.engines import bare, engine, greedy, naive, read_by
 from tests.api.scripted import DRAFTS, TEXT, draft, script, target, tokenizer
 
 K = 4
@@ -23,11 +22,7 @@ PLAIN = SCRIPT[1:]  # what every continuation would be if nothing ended it
 @pytest.fixture(params=[SyncReader, AsyncReader], autouse=True)
 def order(request, monkeypatch):
     """Every text here ends in steps that are read at once, and in steps behind which another is already queued."""
-
-    def runner_for(decoder, *, eager=False):
-        return Runner(decoder, reader=request.param(decoder))
-
-    monkeypatch.setattr("paceline.api.engine.runner_for", runner_for)
+    read_by(monkeypatch, request.param)
 
 
 every_draft = pytest.mark.parametrize("kind", DRAFTS)
