@@ -69,7 +69,7 @@ def found_law(*, target, drafter, verifier, k, steps, grammar=LANGUAGE, tilt=Fal
                 decoder.step()
                 assert not decoder.constraints.failures
                 if step == 0:
-                    accepted = float((weights * torch.tensor(decoder.results().accepted)).sum())
+                    accepted = float((weights * torch.tensor(decoder.results().num_accepted)).sum())
                 if step == done and step + 1 < steps:
                     rows, weights = merge(decoder, weights)
                     scripts, done = [outcomes[rows] for outcomes in scripts], done + 1

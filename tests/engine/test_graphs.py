@@ -278,7 +278,7 @@ class Reading(Drafter):
             assert batch.length[0] + batch.length.sum().item() > 0
         return self.inner.propose(batch, plan)
 
-    def observe(self, batch, tree, outcome, output):
+    def observe(self, batch, tree, outcome, hidden):
         pass
 
 

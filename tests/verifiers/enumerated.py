@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from paceline.core.noise import Key, Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Tree
 from tests.tables import random_table
 
@@ -236,7 +237,7 @@ def enumerate_step(verifier, shape, tables, *, valid=None, one_distribution=Fals
     before = tree.tokens.gather(1, tree.parents.clamp(min=0))
     before = torch.where(tree.parents < 0, BEFORE, before)
     logits = tables.target[before, tree.tokens].to(dtype)
-    outcome = verifier(tree, logits, Rows(noise, len(weight)))
+    outcome = verifier(tree, Scores.of(logits), Rows(noise, len(weight)))
     idle = (noise.coins & ~noise.thrown)[:, 1:].any(-1)  # coins that were not thrown have one result
     weight = torch.where(idle, 0.0, weight * noise.weight)
     distribution = torch.where(weight[:, None] > 0, noise.probs.double(), 0.0)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
+from paceline.core.scores import Scores
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree, follow
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.models.base import Output
 from paceline.verifiers.base import Verifier
 
 
@@ -71,9 +71,9 @@ class FirstToken(Verifier):
     wants: ClassVar[tuple[Draw, ...]] = (Draw.SHARED, Draw.FIXED, Draw.IID, Draw.NO_REPLACEMENT)
     branches: ClassVar[bool] = True
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """Follow the pick at the root if it was drafted, and emit the pick after it."""
-        picks = batch.pick(logits, batch.length[:, None] + tree.depth)  # [R, N]
+        picks = batch.pick(scores.logits, batch.length[:, None] + tree.depth)  # [R, N]
         wanted = picks.gather(1, tree.parents.clamp(min=0))  # the pick at each node's parent
         leaf, path, length = follow(tree, (tree.tokens == wanted) & (tree.depth <= 1))
         return Outcome(path=path, num_committed=length + 1, next=picks.gather(1, leaf[:, None])[:, 0], picks=picks)
