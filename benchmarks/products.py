@@ -25,7 +25,7 @@ from paceline.bench.columns import Column, Section
 from paceline.bench.machine import describe
 from paceline.bench.statistics import estimate, paired_ratios
 from paceline.bench.timing import time_in_turn
-from paceline.models.cpu.gemm import product_with
+from paceline.models.cpu.gemm import gemm_with_weight
 
 SHAPES = ((1536, 1024), (1024, 768), (6272, 1024), (1024, 3136))  # of a layer of 12 million weights
 LAYERS, ROWS, REPEATS = 16, (1, 2, 4, 6, 8, 12, 16, 32), 9
@@ -54,8 +54,8 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
     Making one raises an exception, of whatever class a compiler raises, where this machine or torch has no such way.
     """
 
-    def by_kernel(panels: bool) -> Pass:
-        products = [(weight.shape[1], product_with(weight, panels=panels)) for weight in weights]
+    def by_kernel(packed: bool) -> Pass:
+        products = [(weight.shape[1], gemm_with_weight(weight, packed=packed)) for weight in weights]
         return lambda inputs: [multiply(inputs[width]) for width, multiply in products]
 
     def packed(rows: int) -> Pass:
@@ -86,8 +86,8 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
             run = aoti_load_package(path)
         return lambda inputs: run(dict(inputs))
 
-    yield PANELS, lambda rows: by_kernel(panels=True)
-    yield BY_ROW, lambda rows: by_kernel(panels=False)
+    yield PANELS, lambda rows: by_kernel(packed=True)
+    yield BY_ROW, lambda rows: by_kernel(packed=False)
     yield EAGER, lambda rows: lambda inputs: [F.linear(inputs[weight.shape[1]], weight) for weight in weights]
     yield PACKED, packed
     yield COMPILED, lambda rows: compiled(wrapper=False)

@@ -6,18 +6,18 @@ from typing import Any
 from benchmarks.study import Progress, date
 from paceline.bench.raw import Record
 from paceline.hardware.rates import WORKING_SET, Products, Rates, measure_rates
-from paceline.models.backend import product_for
+from paceline.models.backend import gemm_for
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
 
 
 def floor_notes(lm: DecoderLM, say: Progress, **given: Any) -> dict[str, Any]:
     """The notes of a run: when it was, the work of a forward, and the machine's rates."""
-    work = work_of(lm)
+    work = forward_work(lm)
     rates = measure_rates(
-        product_for=product_for,
+        gemm_for=gemm_for,
         dtypes=[lm.dtype],
         device=lm.device,
         working_set=max(LEAST, min(WORKING_SET, work.weight_bytes)),

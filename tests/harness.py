@@ -21,12 +21,14 @@ def tiny_drafter(name, target):
 
 
 def guessable_target(name):
-    """A target whose text the drafter's tiny instance can guess: (transformers model, ours)."""
+    """A target whose sequence the drafter's tiny instance can guess: (transformers model, ours)."""
     return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "guessable_target", tiny.target)()
 
 
 def follows(name):
-    """Whether a drafter's tiny instance is often right wherever a text goes, and not where it repeats itself alone."""
+    """Whether a drafter's tiny instance is often right wherever a sequence goes, and not where it repeats itself
+    alone.
+    """
     return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "FOLLOWS", False)
 
 
@@ -50,7 +52,7 @@ def pairs():
 
 
 def cases(some=None):
-    """The pairs, or ``some`` of them, as parameters. Of drafters that draw alike each rule soon takes one in turn.
+    """The pairs, or ``some`` of them, as parameters. Of drafters that draw alike each verifier soon takes one in turn.
 
     Under coupled all run soon; the pairs that are left are slow.
     """
@@ -71,7 +73,7 @@ def cases(some=None):
 
 @dataclass(frozen=True)
 class Run:
-    """Texts without prompts, and what happened on the way."""
+    """Sequences without prompts, and what happened on the way."""
 
     texts: list
     steps: int
@@ -88,26 +90,26 @@ def decoder_for(drafter, verifier, *, target=None, k=3, rows=1, max_length=96, p
         plan=plan or Fixed(k),
         rows=rows,
         max_length=max_length,
-        parts=parts,
         guidance=guidance,
+        **(parts or {}),
     )
 
 
 def finish(decoder, *, rows, prompts, max_steps=500):
     """Step until ``rows`` have ended, checking the cache's invariant after every step."""
-    reports, texts = [], {row: [] for row in rows}
+    reports, sequences = [], {row: [] for row in rows}
     while bool(decoder.batch.active[rows].any()):
         assert len(reports) < max_steps, "rows do not finish"
         decoder.step()
         assert (decoder.cache.length == decoder.batch.length - 1)[rows].all()
-        report = decoder.read()
+        report = decoder.results()
         reports.append(report)
         for row in rows:
-            texts[row].extend(report.tokens[row])
+            sequences[row].extend(report.tokens[row])
     for row, prompt in zip(rows, prompts, strict=True):
         whole = decoder.batch.tokens[row, : decoder.batch.length[row]].tolist()
-        assert whole == [*prompt, *texts[row]], "the report and the text differ"
-    return Run([texts[row] for row in rows], len(reports), reports, decoder.stats.summary(list(rows)))
+        assert whole == [*prompt, *sequences[row]], "the report and the text differ"
+    return Run([sequences[row] for row in rows], len(reports), reports, decoder.stats.summary(list(rows)))
 
 
 def run(drafter, verifier, requests, **options):
@@ -164,6 +166,6 @@ def expected(request, model=None):
     key = (id(model), tuple(request.tokens), *options)
     if key not in _KNOWN:
         naive = naive_options(request)
-        text = reference.decode(model, list(request.tokens), max_tokens=request.max_tokens, **naive)
-        _KNOWN[key] = (text, model)  # kept alive: another model must not get its id
+        sequence = reference.decode(model, list(request.tokens), max_tokens=request.max_tokens, **naive)
+        _KNOWN[key] = (sequence, model)  # kept alive: another model must not get its id
     return _KNOWN[key][0]

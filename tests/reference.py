@@ -26,13 +26,13 @@ def choose(scores, position, *, temperature=0.0, seed=0, **filters):
     """The target's own token at ``position`` from processed ``scores``."""
     if temperature == 0:
         return int(scores.argmax())
-    law = warp(scores / temperature, **filters)
+    distribution = warp(scores / temperature, **filters)
     with np.errstate(divide="ignore"):
-        return int((exponentials(seed, position, len(law)) / law).argmin())
+        return int((exponentials(seed, position, len(distribution)) / distribution).argmin())
 
 
-def law_after(scores, *, temperature=0.0, **filters):
-    """The law of the next token from processed ``scores``; a greedy one is certain."""
+def distribution_after(scores, *, temperature=0.0, **filters):
+    """The distribution of the next token from processed ``scores``; a greedy one is certain."""
     if temperature == 0:
         return (np.arange(len(scores)) == scores.argmax()).astype(np.float64)
     return warp(scores / temperature, **filters)
@@ -58,23 +58,23 @@ def process(
     late=(),
 ):
     """``logits`` [V] of the token after ``prompt`` and ``new``, after the options, in their order."""
-    text, new = [*prompt, *new], list(new)
+    sequence, new = [*prompt, *new], list(new)
     scores = np.array(logits, dtype=np.float64)
     tokens = range(len(scores))
     if allowed is not None:
         scores[[token for token in tokens if token not in allowed]] = NEVER
     for (*before, last), value in bias:
-        if last in tokens and len(text) >= len(before) and text[len(text) - len(before) :] == before:
+        if last in tokens and len(sequence) >= len(before) and sequence[len(sequence) - len(before) :] == before:
             scores[last] += value
     for token in tokens:
-        if token in text:
+        if token in sequence:
             below = scores[token] < 0
             scores[token] = scores[token] * repetition_penalty if below else scores[token] / repetition_penalty
         scores[token] -= frequency_penalty * new.count(token)
         scores[token] -= presence_penalty * (token in new)
-    for end in range(no_repeat_ngram, len(text) + 1) if no_repeat_ngram else ():
-        *run, last = text[end - no_repeat_ngram : end]
-        if text[len(text) - len(run) :] == run:
+    for end in range(no_repeat_ngram, len(sequence) + 1) if no_repeat_ngram else ():
+        *run, last = sequence[end - no_repeat_ngram : end]
+        if sequence[len(sequence) - len(run) :] == run:
             scores[last] = NEVER
     for token, count in late:
         if token in tokens and len(new) < count:
@@ -87,24 +87,28 @@ def process(
 def warp(
     logits, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0, order="transformers"
 ):
-    """The law after all filters, each by sorting or by its definition; ``order`` is transformers' or vLLM's."""
-    law = _normal(np.exp(logits - logits.max()))
+    """The distribution after all filters, each by sorting or by its definition; ``order`` is transformers' or
+    vLLM's.
+    """
+    distribution = _normal(np.exp(logits - logits.max()))
     if order == "vllm":
-        law = _normal(law * (law >= min_p * law.max()))
+        distribution = _normal(distribution * (distribution >= min_p * distribution.max()))
     if top_k:
-        law = _normal(law * _until(law, np.ones_like(law), top_k))
+        distribution = _normal(distribution * _until(distribution, np.ones_like(distribution), top_k))
     if top_p < 1:
-        law = _normal(law * _until(law, law, top_p))
+        distribution = _normal(distribution * _until(distribution, distribution, top_p))
     if order == "transformers":
-        law = _normal(law * (law >= min_p * law.max()))
+        distribution = _normal(distribution * (distribution >= min_p * distribution.max()))
     if typical_p < 1:
-        law = _normal(law * _until(-np.abs(_surprise(law) - _entropy(law)), law, typical_p))
+        distribution = _normal(
+            distribution * _until(-np.abs(_surprise(distribution) - _entropy(distribution)), distribution, typical_p)
+        )
     if epsilon_cutoff:
-        law = _normal(law * ((law >= epsilon_cutoff) | (law == law.max())))
+        distribution = _normal(distribution * ((distribution >= epsilon_cutoff) | (distribution == distribution.max())))
     if eta_cutoff:
-        bound = min(eta_cutoff, np.sqrt(eta_cutoff) * np.exp(-_entropy(law)))
-        law = _normal(law * ((law >= bound) | (law == law.max())))
-    return law
+        bound = min(eta_cutoff, np.sqrt(eta_cutoff) * np.exp(-_entropy(distribution)))
+        distribution = _normal(distribution * ((distribution >= bound) | (distribution == distribution.max())))
+    return distribution
 
 
 def _until(rank, weight, goal):
@@ -118,13 +122,13 @@ def _normal(weights):
     return weights / weights.sum()
 
 
-def _surprise(law):
+def _surprise(distribution):
     with np.errstate(divide="ignore"):
-        return -np.log(law)
+        return -np.log(distribution)
 
 
-def _entropy(law):
-    return (law[law > 0] * _surprise(law[law > 0])).sum()
+def _entropy(distribution):
+    return (distribution[distribution > 0] * _surprise(distribution[distribution > 0])).sum()
 
 
 def exponentials(seed, position, count):

@@ -76,7 +76,7 @@ def test_a_refused_request_leaves_the_rows_as_they_were():
     good = request([5, 9, 2], max_tokens=20)
     decoder.admit([good], [0])
     decoder.step()
-    kept = decoder.read().tokens[0]
+    kept = decoder.results().tokens[0]
     with pytest.raises(ValueError):
         decoder.admit([good, request([1] * 40, max_tokens=1)], [1, 0])
     result = finish_rest(decoder, good, kept)
@@ -87,7 +87,7 @@ def finish_rest(decoder, r, kept):
     text = list(kept)
     while bool(decoder.batch.active[0]):
         decoder.step()
-        text.extend(decoder.read().tokens[0])
+        text.extend(decoder.results().tokens[0])
     return text
 
 
@@ -127,7 +127,7 @@ def test_an_exception_while_drafting_or_scoring_leaves_the_committed_state_intac
             failures += 1
             assert torch.equal(decoder.cache.length, before[0]) and torch.equal(decoder.batch.tokens, before[1])
             continue
-        text.extend(decoder.read().tokens[0])
+        text.extend(decoder.results().tokens[0])
     assert failures == 1
     assert text == expected(wanted)
 
@@ -139,5 +139,5 @@ def test_released_rows_stand_still():
     decoder.step()
     decoder.batch.release([1])
     length = int(decoder.batch.length[1])
-    finish(decoder, rows=[0], prompts=[[5, 9, *decoder.read().tokens[0]]])
+    finish(decoder, rows=[0], prompts=[[5, 9, *decoder.results().tokens[0]]])
     assert int(decoder.batch.length[1]) == length

@@ -65,7 +65,7 @@ class Alignment:
         self.offset.copy_(offset)
 
     def attention(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:
-        """A MakeAttention (models/flex) over caches that it keeps."""
+        """A AttentionFactory (models/flex) over caches that it keeps."""
         offset = self.offset if cache.rows is None else self.offset[cache.rows]
         return _AlignedAttention(tree, cache, start, offset, max_positions=max_positions, group=group)
 

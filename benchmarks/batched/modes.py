@@ -19,7 +19,7 @@ from paceline.core.request import Request
 from paceline.core.stats import Summary
 from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
-from paceline.models.base import longest_text
+from paceline.models.base import max_sequence_length
 from paceline.models.native.decoder import DecoderLM
 
 PER_ROW, LOCK_STEP, REALIGNED = "per row", "lock-step", "realigned"
@@ -109,7 +109,7 @@ def prepare(
     requests = [Request(tokens=prompt, max_tokens=num_tokens) for prompt in prompts]
     groups = [requests[at : at + cell.num_rows] for at in range(0, len(requests), cell.num_rows)]
     max_length = longest(prompts) + num_tokens
-    reach = longest_text(draft.lm, num_nodes=cell.num_draft_tokens + 1)
+    reach = max_sequence_length(draft.lm, num_nodes=cell.num_draft_tokens + 1)
     if max_length > reach:
         raise ValueError(f"{max_length} tokens leave the draft's context of {reach}; give fewer tokens")
     modes: dict[str, Mode] = {}

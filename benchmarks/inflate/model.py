@@ -34,7 +34,7 @@ from torch import Tensor
 from benchmarks.inflate.widths import choose_widths, widened
 from paceline.models.loading import build
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
-from paceline.models.native.fused_weights import unpack
+from paceline.models.native.fused_weights import split_parts
 
 Progress = Callable[[int, int], None]  # layers done, of how many
 
@@ -56,7 +56,7 @@ def inflate(
     model that is not of the Llama layout.
     """
     config = widened(lm.config, hidden_size, ffn_size, num_heads, num_kv_heads)
-    old = {name: part.double() for name, part in unpack(lm.config, lm.state_dict()).items()}
+    old = {name: part.double() for name, part in split_parts(lm.config, lm.state_dict()).items()}
     random = _Random(torch.Generator(device="cpu").manual_seed(seed), lm.device)
     carry = random.orthonormal(config.hidden_size, lm.config.hidden_size)
     read = carry.t() * math.sqrt(lm.config.hidden_size / config.hidden_size)

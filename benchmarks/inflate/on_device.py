@@ -19,7 +19,7 @@ from paceline.models.loading import find_family
 from paceline.models.memory import free_memory
 from paceline.models.native.attention import TreeAttention
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.native.fused_weights import unpack
+from paceline.models.native.fused_weights import split_parts
 
 GIB = 1 << 30
 ROOM = 1.25  # memory wanted beside the weights: a layer in float64 while it is made, then caches and logits
@@ -89,7 +89,7 @@ def share(lm: DecoderLM, config: dict[str, object]) -> Any:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(parsed, dtype=lm.dtype)
     family = find_family(config, "the inflated target")
-    model.load_state_dict(family.write(unpack(lm.config, lm.state_dict())), assign=True)
+    model.load_state_dict(family.write(split_parts(lm.config, lm.state_dict())), assign=True)
     # Buffers that no checkpoint holds have no storage yet: the angles of the positions.
     model.model.rotary_emb = type(model.model.rotary_emb)(parsed).to(lm.device)
     left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]

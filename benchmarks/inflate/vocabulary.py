@@ -29,7 +29,7 @@ from torch import Tensor
 
 from paceline.models.loading import build
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.native.fused_weights import unpack
+from paceline.models.native.fused_weights import split_parts
 
 NUM_MIXED = 16
 LIGHTEST, HEAVIEST = 0.5, 1.5  # weights in a mean, before they are made to sum to 1
@@ -51,7 +51,7 @@ def widen_vocabulary(lm: DecoderLM, vocab_size: int, *, seed: int = 0) -> Decode
         )
     generator = torch.Generator(device="cpu").manual_seed(seed)
     chosen, weights = _means(old, vocab_size - old, generator)
-    state = unpack(lm.config, lm.state_dict())
+    state = split_parts(lm.config, lm.state_dict())
     for name in ROWS:
         if name in state:
             state[name] = torch.cat([state[name], _mix(state[name], chosen, weights)])

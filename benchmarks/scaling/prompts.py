@@ -16,8 +16,8 @@ from paceline.bench.runner import compare
 from paceline.bench.statistics import is_void
 from paceline.bench.timing import time_in_turn
 from paceline.core.tree import Tree
-from paceline.models.backend import product_for
-from paceline.models.base import LM, Head
+from paceline.models.backend import gemm_for
+from paceline.models.base import LM, LogitsFor
 from paceline.models.native.decoder import DecoderLM
 
 PLAIN, DRAFTED, CONTROL = "plain", "with the draft", "control"
@@ -40,7 +40,7 @@ def measure_prefill(
     taken = time_in_turn(forwards, repeats=min(3, timing.repeats), seconds=0.0, clock=timing.clock)
     products: list[dict[str, Any]] = []
     for name, weight in _matrices(eager):
-        ours = product_for(weight)
+        ours = gemm_for(weight)
         for length in lengths:
             say(f"products of {length} rows: {name}")
             x = torch.randn(length, weight.shape[1]).to(weight.dtype)
@@ -59,7 +59,7 @@ def _reading(target: LM, length: int) -> Callable[[], object]:
     cache = target.new_cache(1, length).view()
     tokens = torch.randint(target.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     tree = Tree.make_chain(tokens, torch.ones_like(tokens, dtype=torch.bool))
-    return lambda: target(tree, cache, head=Head.NONE)
+    return lambda: target(tree, cache, logits_for=LogitsFor.NONE)
 
 
 def _matrices(lm: DecoderLM) -> list[tuple[str, torch.Tensor]]:

@@ -1,34 +1,63 @@
-"""The decode loop: the only one. Plain decoding, chains, trees and batches all run through ``step``.
-
-Knows nothing of text, files or clocks.
-"""
+"""The decode loop: the only one. Plain decoding, chains, trees and batches all run through ``step``."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import final
 
 import torch
 
 from paceline.constraints.host import HostConstraints
 from paceline.core.admission import Admission, Prefix
-from paceline.core.batch import Report
-from paceline.core.clock import Clock, NoClock, Phase
-from paceline.core.host import integers, table
-from paceline.core.parts import Parts
-from paceline.core.plan import Plan, StepPlan
+from paceline.core.batch import Batch
+from paceline.core.cache import View
+from paceline.core.guidance import GuidanceState
+from paceline.core.host import integers
+from paceline.core.noise import Noise, Philox
+from paceline.core.plan import Plan
 from paceline.core.request import Request
-from paceline.core.tree import Draw
+from paceline.core.scores import Scores
+from paceline.core.stats import Stats
+from paceline.core.step import StepPlan, StepResult, read_results
+from paceline.core.tree import Draw, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.models.base import LM, Head
-from paceline.models.prefill import prefill
+from paceline.models.base import LM
+from paceline.models.prefill import CHUNK, Prefill
+from paceline.models.scoring import PassageScore, PromptScorer, chunk_size
+from paceline.models.target import Target
 from paceline.verifiers.base import Verifier
 
 
-class Decoder:
-    """Fixed rows of text that a target extends, several tokens a step.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Requests whose prompts are being read."""
 
-    ``rows`` texts of at most ``max_length`` tokens, prompt included. Memory is taken once, here; ``guidance`` takes as
-    many rows again, for the second prompts of requests that are guided. Raises ValueError for a length beyond the
-    target's context and for a drafter and verifier that have no draw in common.
+    requests: list[Request]
+    admission: Admission
+    prompts: Prefill
+    scorer: PromptScorer | None  # where a request asks for prompt_logprobs
+
+    @property
+    def done(self) -> bool:
+        """Whether the prompts are read."""
+        return self.prompts.done
+
+    def prompt_scores(self, index: int) -> PassageScore | None:
+        """Log-probabilities of the prompt of request ``index``, where it asks for them; a transfer to the host."""
+        request = self.requests[index]
+        if self.scorer is None or request.prompt_logprobs is None:
+            return None
+        return self.scorer.scores(index, len(request.tokens), request.prompt_logprobs)
+
+
+class Decoder:
+    """Fixed rows of tokens that a target extends, several tokens a step.
+
+    ``rows`` sequences of at most ``max_length`` tokens, prompt included. Memory is taken once, here; ``guidance`` takes
+    as many rows again, for the negative prompts of guided requests. ``noise``, ``batch`` and ``stats`` are the plain
+    tensor operations, or faster ones of equal results. Raises ValueError for a length beyond the target's context and
+    for a drafter and verifier that have no draw in common.
     """
 
     def __init__(
@@ -41,8 +70,9 @@ class Decoder:
         rows: int,
         max_length: int,
         guidance: bool = False,
-        parts: Parts | None = None,
-        clock: Clock | None = None,
+        noise: Noise | None = None,
+        batch: type[Batch] = Batch,
+        stats: type[Stats] = Stats,
     ) -> None:
         if rows < 1:
             raise ValueError(f"rows={rows}: give at least 1")
@@ -51,22 +81,28 @@ class Decoder:
                 f"max_length={max_length} is beyond the target's context of {target.max_positions} tokens; "
                 "shorten the prompts or lower max_tokens"
             )
-        depth, parts = plan.max_draft_tokens, parts or Parts()
-        self.rows, self.guidance = rows, guidance
-        rows = 2 * rows if guidance else rows
-        self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
-        self.batch = parts.batch(
+        depth = plan.max_draft_tokens
+        self.rows = rows
+        self.guidance = GuidanceState(rows, target.device) if guidance else None
+        self.drafter, self.verifier, self.plan = drafter, verifier, plan
+        self.batch = batch(
             rows=rows,
             max_length=max_length,
             max_depth=depth,
             vocab_size=target.vocab_size,
-            noise=parts.noise,
+            noise=noise or Philox(),
             device=target.device,
         )
-        self.lane = HostConstraints(batch=self.batch, replaces=drafter.accepts_other_tokens)
-        self.clock = clock or NoClock()
-        self.cache = target.new_cache(rows, max_length + drafter.max_nodes(depth)).view()
-        self.stats = parts.stats(rows, depth, target.device)
+        self.constraints = HostConstraints(batch=self.batch, replaces=drafter.accepts_other_tokens)
+        self.target = Target(
+            lm=target,
+            rows=rows,
+            capacity=max_length + drafter.max_nodes(depth),
+            taps=drafter.taps,
+            constraints=self.constraints,
+            guidance=self.guidance,
+        )
+        self.stats = stats(rows, depth, target.device)
         drafter.start(
             DrafterContext(
                 rows=rows,
@@ -76,117 +112,148 @@ class Decoder:
                 draw=agree(drafter, verifier),
                 device=target.device,
                 target=target,
-                cache=self.cache,
+                cache=self.target.cache.storage.view(),
+                guidance=self.guidance,
             )
         )
 
-    @torch.inference_mode()
-    def admit(
-        self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
-    ) -> None:
-        """Put ``requests`` into free ``rows`` and read their prompts but for the last token, the root.
-
-        What a request's entry of ``prefixes`` names is copied from the caches instead of being read again; its row may
-        be running, ended, or the request's own. Raises ValueError, before any row is touched, for rows that do not fit
-        the requests, a prompt and max_tokens that exceed ``max_length``, tokens outside the target's vocabulary, and a
-        prefix that is not the request's; and what a rule of a request raises when it begins.
-        """
-        self._check(requests, rows)
-        given = prefixes or [None] * len(rows)
-        known = [prefix or Prefix(row=row, length=0) for prefix, row in zip(given, rows, strict=True)]
-        for request, prefix in zip(requests, known, strict=True):
-            self._check_prefix(request, prefix)
-        known = [self._less(prefix, request) for request, prefix in zip(requests, known, strict=True)]
-        self.lane.admit(rows, requests)
-        if any(request.guidance for request in requests):
-            rows, requests, known = self._with_seconds(rows, requests, known)
-        self.batch.admit(rows, requests)
-        admission = Admission(
-            rows=list(rows), prefixes=known, lengths=[len(r.tokens) for r in requests], device=self.batch.device
-        )
-        view = self.cache.storage.begin(admission, admission.prefix_length)
-        text = self.batch.tokens[admission.rows]
-        hidden = prefill(self.target, view, text, admission.known, admission.unread, self.drafter.taps)
-        self.drafter.prefill(self.batch, admission, hidden)
-        self.stats.reset(admission.rows)
-
-    def release(self, rows: Sequence[int]) -> None:
-        """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
-        self.batch.release([*rows, *(row + self.rows for row in rows)] if self.guidance else rows)
-        self.lane.release(rows)
+    @property
+    def cache(self) -> View:
+        """The target's, of all rows and layers."""
+        return self.target.cache
 
     def step(self) -> None:
-        """Draft, score, verify, commit: every active row gains at least one token. Only rules wait for the host."""
+        """Draft, score, decide: every active row gains at least one token. Only constraints wait for the host."""
         with without_gradients():
-            self.run(self.plan(self.stats))
+            tree = self.draft(self.plan())
+            scores = self.score(tree)
+            outcome = self.decide(tree, scores)
+            self.drafter.observe(self.batch, tree, outcome, scores.hidden)
 
-    def run(self, plan: StepPlan) -> None:
-        """A step of the shape that ``plan`` chose: one sequence of operations for each plan, flags and host state."""
-        with without_gradients():
-            guiding = self.batch.guiding
-            tree = self.lane.look(self.drafter.propose(self.batch, plan))
-            tree = guiding.copy_draft(tree, self.batch.root)
-            self.clock.mark(Phase.DRAFT)
-            output = self.target(tree, self.cache, taps=self.drafter.taps, head=Head.ALL, resume=tree.resume)
-            assert output.logits is not None
-            self.clock.mark(Phase.TARGET)
-            logits = self.batch.process_tree(output.logits, tree)
-            tree, logits = self.lane.process(tree, logits)
-            outcome = guiding.copy_outcome(self.verifier(tree, logits, self.batch))
-            self.clock.mark(Phase.VERIFY)
-            outcome = self.batch.extend(tree, outcome)
-            self.lane.settle(outcome)
-            self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
-            self.drafter.observe(self.batch, tree, outcome, output)
-            self.stats.record(tree, outcome)
-            self.batch.record_logprobs(outcome, output.logits, logits)
-            self.clock.mark(Phase.REST)
+    def draft(self, plan: StepPlan) -> Tree:
+        """A tree for every row, of the shape that ``plan`` chose, without the nodes that constraints forbid."""
+        return self.constraints.prune(self.drafter.propose(self.batch, plan))
 
-    def _check(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
-        if not requests or len(set(rows)) != len(requests) or len(rows) != len(requests):
-            raise ValueError(f"{len(requests)} requests for rows {list(rows)}: give each request a row of its own")
-        if min(rows) < 0 or max(rows) >= self.rows:
-            raise ValueError(f"rows {list(rows)}: this decoder has rows 0 to {self.rows - 1}")
-        for request in requests:
-            self.check(request)
+    def score(self, tree: Tree) -> Scores:
+        """The target's logits at every node of ``tree``, in one forward."""
+        return self.target.score(tree, self.batch)
 
-    def _with_seconds(
-        self, rows: Sequence[int], requests: Sequence[Request], prefixes: Sequence[Prefix]
-    ) -> tuple[list[int], list[Request], list[Prefix]]:
-        """And the rows, requests and prefixes of what guides them."""
-        seconds = [(row + self.rows, r.second) for row, r in zip(rows, requests, strict=True) if r.second is not None]
-        return (
-            [*rows, *(row for row, _ in seconds)],
-            [*requests, *(request for _, request in seconds)],
-            [*prefixes, *(Prefix(row=row, length=0) for row, _ in seconds)],
-        )
+    def decide(self, tree: Tree, scores: Scores) -> Outcome:
+        """Accept what the verifier keeps of ``tree``, append it and commit it."""
+        outcome = self.batch.extend(tree, self.verifier(tree, scores, self.batch), scores)
+        self.target.commit(tree, outcome)
+        self.stats.record(tree, outcome)
+        return outcome
 
     def check(self, request: Request) -> None:
         """Raise ValueError if no row of this decoder could ever serve ``request``."""
-        if request.guidance is not None and not self.guidance:
+        if request.guidance is not None and self.guidance is None:
             raise ValueError(
                 f"guidance_scale={request.guidance.scale} needs a second row, and this decoder has none: make it with "
                 "guidance=True"
             )
-        if request.second is not None:
-            self.check(request.second)
-        if len(request.tokens) + request.max_tokens > self.batch.max_length:
-            raise ValueError(
-                f"prompt of {len(request.tokens)} tokens and max_tokens={request.max_tokens} exceed the limit of "
-                f"{self.batch.max_length} tokens; shorten the prompt or lower max_tokens"
-            )
-        if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
-            raise ValueError(
-                f"token ids {min(request.tokens)}..{max(request.tokens)} leave the target's vocabulary of "
-                f"{self.target.vocab_size}; encode the prompt with the target's own tokenizer"
-            )
+        for tokens in (request.tokens,) if request.guidance is None else (request.tokens, request.guidance.prompt):
+            if len(tokens) + request.max_tokens > self.batch.max_length:
+                raise ValueError(
+                    f"prompt of {len(tokens)} tokens and max_tokens={request.max_tokens} exceed the limit of "
+                    f"{self.batch.max_length} tokens; shorten the prompt or lower max_tokens"
+                )
+            if min(tokens) < 0 or max(tokens) >= self.target.lm.vocab_size:
+                raise ValueError(
+                    f"token ids {min(tokens)}..{max(tokens)} leave the target's vocabulary of "
+                    f"{self.target.lm.vocab_size}; encode the prompt with the target's own tokenizer"
+                )
 
-    def _check_prefix(self, request: Request, prefix: Prefix) -> None:
-        if prefix.length == 0:
+    def admit(
+        self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
+    ) -> None:
+        """Put ``requests`` into free ``rows`` and read their prompts whole, but for the last token, the root.
+
+        Raises ValueError, before any row is touched, for rows that do not fit the requests, what ``check`` refuses and
+        a prefix that is not the request's; otherwise see ``begin``.
+        """
+        self._check_rows(requests, rows)
+        for request, prefix in zip(requests, prefixes or [None] * len(rows), strict=True):
+            self.check(request)
+            self._check_prefix(request, prefix)
+        reading = self.begin(requests, rows, prefixes)
+        while not reading.done:
+            self.read(reading)
+        with torch.inference_mode():
+            self.drafter.prefill(self.batch, reading.admission, reading.prompts.hidden)
+        self.activate(reading)
+
+    @torch.inference_mode()
+    def begin(
+        self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
+    ) -> Reading:
+        """Put ``requests`` into ``rows``, which take no part in steps until their prompts are read and they are active.
+
+        What a request's entry of ``prefixes`` names is copied from the caches instead of being read; its row may be
+        running, ended, or the request's own. Raises what a constraint of a request raises when it begins, before any
+        row is touched.
+        """
+        pairs = zip(prefixes or [None] * len(rows), rows, strict=True)
+        given = [prefix or Prefix(row=row, length=0) for prefix, row in pairs]
+        self.constraints.admit(rows, requests)
+        if self.guidance is not None:
+            self.guidance.assign(rows, [request.guidance for request in requests])
+        self.batch.admit(rows, requests)
+        admission = Admission(
+            rows=list(rows),
+            prefixes=[self._shortened(prefix, request) for prefix, request in zip(given, requests, strict=True)],
+            lengths=[len(request.tokens) for request in requests],
+            device=self.batch.device,
+        )
+        text = self.batch.tokens[admission.rows]
+        wanted = [request.prompt_logprobs for request in requests if request.prompt_logprobs is not None]
+        scorer = PromptScorer(text, top=max(wanted)) if wanted else None
+        chunk = chunk_size(len(rows), self.target.lm.vocab_size) if wanted else CHUNK
+        prompts = self.target.begin(admission, text, scorer, chunk)
+        self.stats.reset(admission.rows)
+        return Reading(requests=list(requests), admission=admission, prompts=prompts, scorer=scorer)
+
+    @torch.inference_mode()
+    def read(self, reading: Reading) -> int:
+        """Read the next chunk of prompts; the tokens that a row read at most."""
+        return reading.prompts.read()
+
+    @torch.inference_mode()
+    def activate(self, reading: Reading) -> None:
+        """Let rows whose prompts are read take part in steps."""
+        self.batch.activate(reading.admission.rows)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
+        self.batch.release(rows)
+        self.constraints.release(rows)
+        if self.guidance is not None:
+            self.guidance.assign(rows, [None] * len(rows))
+
+    def results(self) -> StepResult:
+        """What the last step did, in one transfer to the host."""
+        batch = self.batch
+        return read_results(
+            integers(batch.results),
+            rows=batch.rows,
+            plan=StepPlan(self.plan.max_draft_tokens),
+            num_logprobs=batch.num_logprobs,
+            logprobs=batch.step_logprobs,
+            failures=self.constraints.take_failures(),
+        )
+
+    def _check_rows(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
+        if not requests or len(set(rows)) != len(requests) or len(rows) != len(requests):
+            raise ValueError(f"{len(requests)} requests for rows {list(rows)}: give each request a row of its own")
+        if min(rows) < 0 or max(rows) >= self.rows:
+            raise ValueError(f"rows {list(rows)}: this decoder has rows 0 to {self.rows - 1}")
+
+    def _check_prefix(self, request: Request, prefix: Prefix | None) -> None:
+        if prefix is None or prefix.length == 0:
             return
         if not 0 <= prefix.row < self.rows:
             raise ValueError(f"prefix of row {prefix.row}: this decoder has rows 0 to {self.rows - 1}")
-        held = int(self.cache.length[prefix.row])
+        held = int(self.target.cache.length[prefix.row])
         if not 0 <= prefix.length <= min(held, len(request.tokens) - 1):
             raise ValueError(
                 f"prefix of {prefix.length} tokens: row {prefix.row} holds {held} and the prompt has "
@@ -195,14 +262,10 @@ class Decoder:
         if integers(self.batch.tokens[prefix.row, : prefix.length]) != list(request.tokens[: prefix.length]):
             raise ValueError(f"the first {prefix.length} tokens of row {prefix.row} are not those of the prompt")
 
-    def _less(self, prefix: Prefix, request: Request) -> Prefix:
-        """``prefix`` without the tokens that the drafter must see read."""
-        most = max(0, len(request.tokens) - 1 - self.drafter.num_reread)
+    def _shortened(self, prefix: Prefix, request: Request) -> Prefix:
+        """``prefix`` without the tokens that must be read: the last ones for some drafters, all to score a prompt."""
+        most = max(0, len(request.tokens) - 1 - self.drafter.num_reread) if request.prompt_logprobs is None else 0
         return prefix if prefix.length <= most else Prefix(row=prefix.row, length=most)
-
-    def read(self) -> Report:
-        """What the last step did, in one transfer to the host."""
-        return Report(table(self.batch.report), self.batch.asked, self.batch.step_logprobs)
 
 
 def without_gradients() -> AbstractContextManager[None]:
@@ -212,10 +275,10 @@ def without_gradients() -> AbstractContextManager[None]:
 
 def agree(drafter: Drafter, verifier: Verifier) -> Draw:
     """The draw that both can do, the verifier's favourite. Raises ValueError when there is none."""
-    kind, rule = type(drafter).__name__, type(verifier).__name__
+    kind, name = type(drafter).__name__, type(verifier).__name__
     if drafter.branches and not verifier.branches:
         raise ValueError(
-            f"{rule} verifies chains and {kind} proposes trees; choose a verifier that follows trees, such as "
+            f"{name} verifies chains and {kind} proposes trees; choose a verifier that follows trees, such as "
             "'coupled' or 'recursive'"
         )
     for draw in verifier.wants:
@@ -223,6 +286,6 @@ def agree(drafter: Drafter, verifier: Verifier) -> Draw:
             return draw
     have, want = (", ".join(d.name.lower() for d in sorted(ds)) for ds in (drafter.draws, verifier.wants))
     raise ValueError(
-        f"{kind} draws {have} and {rule} takes {want}: nothing in common; choose the verifier 'coupled', which takes "
+        f"{kind} draws {have} and {name} takes {want}: nothing in common; choose the verifier 'coupled', which takes "
         "every draw"
     )

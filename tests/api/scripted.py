@@ -10,7 +10,7 @@ import torch
 from paceline.api import Loaded
 from paceline.core.cache import SlotCache
 from paceline.drafters.model import ModelDrafter
-from paceline.models.base import Head, Output
+from paceline.models.base import LogitsFor, Output
 from paceline.text.tokenizer import load_tokenizer
 from tests.api.checkpoints import VOCAB, pair
 
@@ -35,12 +35,12 @@ class Script:
             num_layers=1, rows=rows, capacity=capacity, num_kv_heads=1, head_dim=1, dtype=torch.float64, device="cpu"
         )
 
-    def __call__(self, tree, cache, *, start=0, taps=(), head=Head.ALL, resume=None):
-        if head is Head.NONE:
+    def __call__(self, tree, cache, *, start=0, taps=(), logits_for=LogitsFor.ALL, resume=None):
+        if logits_for is LogitsFor.NONE:
             return Output(None, {})
         following = self.tokens[cache.length[:, None] + tree.depth[:, start:] + 1]
         logits = 60.0 * torch.nn.functional.one_hot(following, self.vocab_size).double()
-        if head is Head.LAST:
+        if logits_for is LogitsFor.LAST:
             last = (tree.valid[:, start:].sum(-1) - 1).clamp(min=0)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, self.vocab_size))
         return Output(logits, {})

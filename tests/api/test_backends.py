@@ -124,7 +124,7 @@ def test_a_window_is_refused_before_any_work_with_both_numbers():
     loaded = load(make("Starcoder2", SIZES, sliding_window=48))
     params = paceline.SamplingParams(max_tokens=20, temperature=0)
     assert len(paceline.generate(loaded, [[1, 2, 3]], params)[0].tokens) == 20
-    with pytest.raises(ValueError, match=r"texts of up to \d+ slots, drafts included, are longer than 48"):
+    with pytest.raises(ValueError, match=r"sequences of up to \d+ slots, drafts included, are longer than 48"):
         paceline.generate(loaded, [[1] * 40], params)
 
 

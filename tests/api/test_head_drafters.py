@@ -16,7 +16,7 @@ from paceline.drafters.linear_prophet import LinearProphetDrafter
 from paceline.drafters.prophet import ProphetDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import PanelLinear
+from paceline.models.cpu.packed_weights import PackedLinear
 from paceline.models.fingerprint import fingerprint
 from paceline.models.native.decoder import DecoderLM
 from tests.api.checkpoints import pair
@@ -64,8 +64,8 @@ def test_its_own_matrices_are_laid_out_and_the_targets_left_alone(dtype, folder)
     embed = target.lm.embed
     head = build_drafter(folder / "prophet", target=target).head
     assert head.decoder.embed is embed and target.lm.embed is embed
-    laid = isinstance(head.decoder.blocks[0].ffn.down, PanelLinear)
-    assert laid == isinstance(target.lm.blocks[0].ffn.down, PanelLinear)
+    laid = isinstance(head.decoder.blocks[0].ffn.down, PackedLinear)
+    assert laid == isinstance(target.lm.blocks[0].ffn.down, PackedLinear)
     assert all(torch.equal(tensor, before[name]) for name, tensor in target.lm.state_dict().items())
 
 

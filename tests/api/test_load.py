@@ -362,7 +362,7 @@ def test_a_loaded_model_is_never_converted(case, transformers_model, monkeypatch
     options, message = CONTRADICTIONS[case]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr("paceline.models.adopt.adopt", None)
+    monkeypatch.setattr("paceline.models.from_transformers.from_transformers", None)
     with pytest.raises(ModelError, match=message):
         load(transformers_model, **options)
 

@@ -5,10 +5,10 @@ from paceline.engine.quantized_rates import measure_integers
 from paceline.hardware.rates import Products, Rates, measure_rates
 from paceline.hardware.roofline import Work, bound
 from paceline.hardware.speed_limit import limit
-from paceline.models.backend import product_for
-from paceline.models.loading import outline
+from paceline.models.backend import gemm_for
+from paceline.models.loading import build_on_meta
 from paceline.models.native.quantization import SCHEMES
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 from tests import tiny
 
 # A made-up machine: 100 GB/s, 1 TFLOP/s, products as fast as memory at one row.
@@ -16,7 +16,7 @@ PRODUCTS = Products(itemsize=2, rows=(1, 2, 8), bytes_per_second=(100e9, 50e9, 2
 RATES = Rates(device="cpu", num_threads=1, working_set=1 << 29, read=100e9, copy=90e9, products={"bfloat16": PRODUCTS})
 TARGET = Work(dtype="bfloat16", weight_bytes=2 * 10**9, num_weights=10**9, slot_bytes=10**5, slot_flops=10**5)
 DRAFT = Work(dtype="bfloat16", weight_bytes=2 * 10**8, num_weights=10**8, slot_bytes=10**4, slot_flops=10**4)
-GIVEN = {"product_for": product_for}
+GIVEN = {"gemm_for": gemm_for}
 TINY = dict(rows=(1, 2, 4), repeats=1, seconds=0.0, working_set=1 << 20)
 
 
@@ -24,7 +24,7 @@ TINY = dict(rows=(1, 2, 4), repeats=1, seconds=0.0, working_set=1 << 20)
 @pytest.mark.parametrize("make", [tiny.llama, tiny.gpt2])
 def test_work_counts_what_a_forward_multiplies_with(make, tied):
     lm = tiny.native(make(tie_word_embeddings=tied))
-    work = work_of(lm)
+    work = forward_work(lm)
     parameters = sum(parameter.numel() for parameter in lm.parameters())
     table = tiny.VOCAB * 32
     positions = 0 if make is tiny.llama else 128 * 32
@@ -38,10 +38,10 @@ def test_work_counts_what_a_forward_multiplies_with(make, tied):
 @pytest.mark.parametrize("quantization", SCHEMES)
 def test_products_of_integers_are_measured_on_layers_of_the_model(quantization):
     config = tiny.native(tiny.llama(hidden_size=128, intermediate_size=256)).config
-    whole = outline(config, dtype=torch.bfloat16, quantization=quantization)
+    whole = build_on_meta(config, dtype=torch.bfloat16, quantization=quantization)
     options = dict(dtype=torch.bfloat16, device=torch.device("cpu"), rows=(1, 4), repeats=1, seconds=0.0)
     found = measure_integers(config, quantization, working_set=1 << 20, **options)
-    work = work_of(whole)
+    work = forward_work(whole)
     assert found.itemsize == pytest.approx(work.weight_bytes / work.num_weights)
     assert found.rows == (1, 4) and found.peak >= max(found.flops) > 0
     one = measure_integers(config, quantization, working_set=1, **options)

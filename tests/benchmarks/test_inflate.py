@@ -18,7 +18,7 @@ from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.models import loading
 from paceline.models.loading import ModelError
-from paceline.models.native.fused_weights import unpack
+from paceline.models.native.fused_weights import split_parts
 from paceline.verifiers.coupled import Coupled
 from tests import tiny
 from tests.api.checkpoints import pair
@@ -125,7 +125,7 @@ def test_shares_of_every_column_sum_to_it():
 def test_eps_is_scaled_with_the_width(scale):
     """Embeddings as small as eps: a norm there is all but decided by it."""
     lm = small()
-    state = unpack(lm.config, lm.state_dict())
+    state = split_parts(lm.config, lm.state_dict())
     state["embed.weight"] *= scale
     lm = loading.build(lm.config, state)
     large = inflate(lm, hidden_size=96, ffn_size=100)
@@ -159,7 +159,7 @@ def test_seed_decides_the_weights_and_not_the_function():
 @pytest.mark.parametrize("widths", WIDTHS)
 def test_no_channel_is_zero_and_no_two_are_one(widths):
     large = inflate(small().float(), **widths)
-    for name, matrix in unpack(large.config, large.state_dict()).items():
+    for name, matrix in split_parts(large.config, large.state_dict()).items():
         if "norm" in name:
             assert torch.equal(matrix, torch.ones_like(matrix)), name
             continue

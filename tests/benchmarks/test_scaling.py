@@ -18,7 +18,7 @@ from paceline.api.loading import runnable
 from paceline.bench.raw import RUN, RawFile
 from paceline.hardware.rates import Products, Rates
 from paceline.hardware.roofline import bound
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 from tests import tiny
 from tests.api.checkpoints import pair
 
@@ -139,7 +139,7 @@ def test_the_command_measures_everything_and_shows_its_file_again(rates, tmp_pat
 
 def test_figures_stand_beside_the_floor(tmp_path):
     lm = tiny.native(tiny.llama(dtype=torch.bfloat16))
-    work = work_of(lm)
+    work = forward_work(lm)
     run = {"kind": RUN, "run": "r", "conditions": {}, "notes": {"work": asdict(work), "rates": asdict(RATES)}}
     point = Point(rows=2, nodes=3, context=50)
     found = dict(forward=[2e-3, 4e-3, 3e-3], step=[4e-3, 8e-3, 6e-3], cache_bytes=9, used_bytes=8, resident_bytes=7)

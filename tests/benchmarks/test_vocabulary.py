@@ -17,7 +17,7 @@ from paceline.bench.peers.transformers import ASSISTED, Transformers
 from paceline.bench.suites import prompts_of
 from paceline.bench.sweep import Cell
 from paceline.bench.workbench import ModelBench, check_peers
-from paceline.models.native.fused_weights import unpack
+from paceline.models.native.fused_weights import split_parts
 from tests import tiny
 from tests.api.checkpoints import pair
 
@@ -26,7 +26,7 @@ WIDE = 300
 
 
 def parts(lm):
-    return unpack(lm.config, lm.state_dict())
+    return split_parts(lm.config, lm.state_dict())
 
 
 def head(lm):

@@ -142,7 +142,7 @@ def test_a_model_without_a_native_decoder_is_described_as_the_adapter_loads_it(n
     found = inspect(capsys, others / name, *words)
     loaded = load(others / name, dtype="float32")
     assert isinstance(loaded.lm, TransformersLM) and found["model"]["backend"] == "hf"
-    model, shape = found["model"], loaded.lm.measured.shape
+    model, shape = found["model"], loaded.lm.info.shape
     assert model["parameters"] == sum(p.numel() for p in loaded.lm.model.parameters())
     assert (model["architecture"], model["vocabulary"]) == (loaded.config["model_type"], loaded.lm.vocab_size)
     assert (model["context"], model["layers"]) == (loaded.lm.max_positions, loaded.lm.num_layers)

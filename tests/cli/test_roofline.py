@@ -21,7 +21,7 @@ def asked(monkeypatch):
     """A made-up machine in place of this one; what its measurement was asked for."""
     calls = []
 
-    def measure(*, dtypes, device, product_for, working_set, progress, clock):
+    def measure(*, dtypes, device, gemm_for, working_set, progress, clock):
         calls.append((dtypes, device, working_set))
         progress("reading memory")
         return Rates(device=str(device), num_threads=1, working_set=working_set, read=16e9, copy=9e9, products=PRODUCTS)

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from paceline.core.sampling import Sampling
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.files import load_head
 from paceline.drafters import DRAFTERS
 from paceline.models.loading import load
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def last_head(monkeypatch):
-    monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
+    monkeypatch.setitem(DRAFT_HEADS.entries, "last", "tests.train.heads:LastHead")
     monkeypatch.setitem(DRAFTERS.entries, "last", "tests.train.heads:LastDrafter")
 
 

@@ -1,4 +1,4 @@
-"""Laws that every drafter under every verifier obeys, over the registries as they stand.
+"""Distributions that every drafter under every verifier obeys, over the registries as they stand.
 
 Equality is exact because everything runs in float64; the oracle is a naive decoder over the transformers model.
 """
@@ -71,8 +71,8 @@ def test_every_drafter_runs_under_the_default_verifier():
 
 
 @every_pair
-def test_greedy_text_equals_the_reference_and_every_event_occurs(drafter, verifier):
-    """On the plain target, and on one whose text the drafter can guess."""
+def test_greedy_output_equals_the_reference_and_every_event_occurs(drafter, verifier):
+    """On the plain target, and on one whose sequence the drafter can guess."""
     requests, lengths, bonuses = greedy(), set(), set()
     for model, target in {tiny.target(), guessable_target(drafter)}:
         result = run(new(drafter, target), verifier, requests, target=target, k=K)
@@ -87,7 +87,7 @@ def test_greedy_text_equals_the_reference_and_every_event_occurs(drafter, verifi
 
 @every_drafter
 @pytest.mark.parametrize("seed", [0, 2**40 + 5])
-def test_coupled_sampled_text_equals_the_reference(drafter, seed):
+def test_coupled_sampled_output_equals_the_reference(drafter, seed):
     requests = sampled(seed=seed)
     result = run(new(drafter), "coupled", requests, k=K)
     assert result.texts == [expected(r) for r in requests]
@@ -131,8 +131,8 @@ def test_one_target_forward_per_step_serves_all_rows(drafter, verifier):
 
 
 @every_pair
-def test_end_of_text_at_every_draft_position_as_correction_and_as_bonus(drafter, verifier):
-    """Each row stops at a token that occurs first at some index of its text; every place in a step is hit.
+def test_end_of_output_at_every_draft_position_as_correction_and_as_bonus(drafter, verifier):
+    """Each row stops at a token that occurs first at some index of its sequence; every place in a step is hit.
 
     Half of the prompts already hold what follows them, so that copying can draft the stop token too.
     """
@@ -140,7 +140,7 @@ def test_end_of_text_at_every_draft_position_as_correction_and_as_bonus(drafter,
     model, target = guessable_target(drafter)
     prompts = [*PROMPTS, *([*r.tokens, *expected(r, model)] for r in greedy(max_tokens=24))]
     whole = [expected(request(prompt, max_tokens=30), model) for prompt in prompts]
-    firsts = [[token for i, token in enumerate(text) if token not in text[:i]] for text in whole]
+    firsts = [[token for i, token in enumerate(sequence) if token not in sequence[:i]] for sequence in whole]
     for last in range(16):
         requests = [
             request(prompt, max_tokens=30, stop_tokens=[first[min(last, len(first) - 1)], 60])
@@ -167,7 +167,7 @@ def test_short_limits_are_met_exactly(drafter, verifier, max_tokens):
     requests = [request(r.tokens, max_tokens=max_tokens) for r in requests]
     result = run(new(drafter), verifier, requests, k=K)
     assert result.texts == [expected(r) for r in requests]
-    assert all(len(text) == max_tokens for text in result.texts)
+    assert all(len(sequence) == max_tokens for sequence in result.texts)
 
 
 @every_pair
@@ -187,25 +187,25 @@ def test_full_capacity_while_another_row_is_in_mid_generation(drafter, verifier,
 
 @every_pair
 def test_reused_slots_carry_nothing_over(drafter, verifier):
-    """Rows finish at different times and are given to other texts while their neighbours go on."""
+    """Rows finish at different times and are given to other sequences while their neighbours go on."""
     queue = greedy(max_tokens=16) + sampled(max_tokens=14) + greedy(max_tokens=9)
     alone = [run(new(drafter), verifier, [r], k=K).texts[0] for r in queue]
     decoder = decoder_for(new(drafter), verifier, k=K, rows=3)
-    texts, waiting, holds = {}, list(enumerate(queue)), {}
+    sequences, waiting, holds = {}, list(enumerate(queue)), {}
     while waiting or holds:
         for row in set(range(3)) - holds.keys():
             if waiting:
                 index, r = waiting.pop(0)
                 holds[row] = index
-                texts[index] = []
+                sequences[index] = []
                 decoder.admit([r], [row])
         decoder.step()
         report = decoder.read()
         for row in list(holds):
-            texts[holds[row]].extend(report.tokens[row])
+            sequences[holds[row]].extend(report.tokens[row])
             if report.finish[row] is not Finish.RUNNING:
                 del holds[row]
-    assert [texts[i] for i in range(len(queue))] == alone
+    assert [sequences[i] for i in range(len(queue))] == alone
 
 
 @every_pair
@@ -228,14 +228,14 @@ def test_scratch_is_never_read(drafter, verifier):
     requests = sampled(max_tokens=24)
     clean = run(new(drafter), verifier, requests, k=K).texts
     decoder.admit(requests, range(len(requests)))
-    texts = [[] for _ in requests]
+    sequences = [[] for _ in requests]
     while bool(decoder.batch.active.any()):
         poison()
         decoder.step()
         report = decoder.read()
-        for text, new_tokens in zip(texts, report.tokens, strict=True):
-            text.extend(new_tokens)
-    assert texts == clean
+        for sequence, new_tokens in zip(sequences, report.tokens, strict=True):
+            sequence.extend(new_tokens)
+    assert sequences == clean
 
 
 @every_pair

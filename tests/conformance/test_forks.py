@@ -48,8 +48,8 @@ class Bench:
         for _ in range(count):
             self.decoder.step()
             report = self.decoder.read()
-            for row, text in self.texts.items():
-                text.extend(report.tokens[row])
+            for row, sequence in self.texts.items():
+                sequence.extend(report.tokens[row])
         self.target.take()
         if self.draft is not None:
             self.draft.take()
@@ -72,7 +72,7 @@ every_setting = pytest.mark.parametrize(("drafter", "verifier", "sampled"), SETT
 
 @every_setting
 def test_fork_of_a_running_row_into_others(drafter, verifier, sampled):
-    """Several requests begin with the prompt and the fresh text of a row that runs on."""
+    """Several requests begin with the prompt and the fresh sequence of a row that runs on."""
     bench = Bench(drafter, verifier)
     first = request(LONG, max_tokens=30, **options(sampled))
     bench.admit([first], [1], None)
@@ -114,13 +114,13 @@ def test_rows_that_exchange_their_beginnings(drafter, verifier):
     """Each takes what the other holds: sources are read before anything is written."""
     bench = Bench(drafter, verifier, rows=3)
     others = [[*LONG[::-1], 12], [*LONG, 21], [1, 2, 3, 4, 5, 6]]
-    bench.admit([request(text, max_tokens=4) for text in others], [0, 1, 2], None)
+    bench.admit([request(sequence, max_tokens=4) for sequence in others], [0, 1, 2], None)
     bench.finish()
     moved = [others[1], others[2], others[0]]
-    wanted = [request([*text, 55, 1], max_tokens=11) for text in moved]
-    prefixes = [Prefix(row=row, length=len(text)) for row, text in zip([1, 2, 0], moved, strict=True)]
+    wanted = [request([*sequence, 55, 1], max_tokens=11) for sequence in moved]
+    prefixes = [Prefix(row=row, length=len(sequence)) for row, sequence in zip([1, 2, 0], moved, strict=True)]
     fed = bench.admit(wanted, [0, 1, 2], prefixes)
-    assert fed[0] == sum(bench.unread(len(text) + 2, len(text)) for text in moved)
+    assert fed[0] == sum(bench.unread(len(sequence) + 2, len(sequence)) for sequence in moved)
     bench.finish()
     assert [bench.texts[row] for row in range(3)] == [expected(one) for one in wanted]
 
@@ -270,13 +270,13 @@ def test_what_prompts_share_is_read_once(drafter):
 def test_a_conversation_goes_on_from_what_its_row_holds(drafter):
     """Each turn's prompt is all that was said and new words; read are these and the newest token before them."""
     counted = CountedEngine(drafter, 2)
-    text = list(LONG)
+    sequence = list(LONG)
     for turn, new in enumerate(([], [4, 9, 1], [33], [2, 60])):
-        text += new
-        [result] = counted.generate([text], greedy(max_tokens=7))
-        assert list(result.tokens) == naive(text, greedy(max_tokens=7), 0)
+        sequence += new
+        [result] = counted.generate([sequence], greedy(max_tokens=7))
+        assert list(result.tokens) == naive(sequence, greedy(max_tokens=7), 0)
         assert counted.fed == (len(LONG) - 1 if turn == 0 else max(len(new), counted.num_reread))
-        text += result.tokens
+        sequence += result.tokens
 
 
 def test_finish_is_reported_by_rows_that_forked():

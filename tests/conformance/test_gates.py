@@ -24,7 +24,7 @@ def make(drafter, target):
 
 
 def growing():
-    """Drafters that grow trees of any shape, under one rule; the draft model under every rule for trees."""
+    """Drafters that grow trees of any shape, under one verifier; the draft model under every verifier for trees."""
     for drafter in DRAFTERS.builtin:
         if "shape" in vars(tiny_drafter(drafter, tiny.target()[1])):
             for name in VERIFIERS.builtin:
@@ -52,15 +52,17 @@ def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):
         for _ in range(3):
             decoder.step()
         with pytest.raises(DataDependentOutputException):
-            decoder.read()  # the host lane is where reading belongs, and the gate would notice one elsewhere
+            decoder.results()  # the host lane is where reading belongs, and the gate would notice one elsewhere
 
 
 def compiled_cases():
-    """Compiling takes up to half a minute: here every drafter with one rule, and a rule of chains and one of trees."""
+    """Compiling takes up to half a minute: here every drafter with one verifier, and a verifier of chains and one of
+    trees.
+    """
     for sampled in (False, True):
         for drafter, verifier in PAIRS:
-            rule = verifier == "coupled" or (drafter == "model" and verifier in ("rejection", "traversal"))
-            soon = rule and sampled and not drafter.endswith(TREE)
+            chosen = verifier == "coupled" or (drafter == "model" and verifier in ("rejection", "traversal"))
+            soon = chosen and sampled and not drafter.endswith(TREE)
             yield pytest.param(drafter, verifier, sampled, marks=[] if soon else [pytest.mark.slow])
 
 

@@ -19,28 +19,28 @@ from tests.harness import decoder_for, expected, finish, tiny_drafter
 PROMPTS = ([3, 9, 4], [7, 7, 1, 2, 5, 8])
 
 
-def law(model, text, other, scale):
+def distribution(model, sequence, other, scale):
     """Logits of the next token, by one plain forward for each stream."""
     with torch.no_grad():
-        one, two = (model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1) for ids in (text, other))
+        one, two = (model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1) for ids in (sequence, other))
     return (scale * (one - two) + two).numpy()
 
 
 def naive(model, request):
     """Token after token; the noise is the reference's."""
-    text, other = list(request.tokens), list(request.guidance.prompt)
+    sequence, other = list(request.tokens), list(request.guidance.prompt)
     for _ in range(request.max_tokens):
-        logits = law(model, text, other, request.guidance.scale)
+        logits = distribution(model, sequence, other, request.guidance.scale)
         options = request.sampling
         if options.temperature == 0:
             token = int(logits.argmax())
         else:
             chances = reference.warp(logits / options.temperature, options.top_k)
             with np.errstate(divide="ignore"):
-                token = int((reference.exponentials(options.seed, len(text), len(chances)) / chances).argmin())
-        text.append(token)
+                token = int((reference.exponentials(options.seed, len(sequence), len(chances)) / chances).argmin())
+        sequence.append(token)
         other.append(token)
-    return text[len(request.tokens) :]
+    return sequence[len(request.tokens) :]
 
 
 def guided(prompt, scale, negative, **sampling):

@@ -1,4 +1,6 @@
-"""Every sampling option, each in a row of its own beside the others: under every drafter, rule and shape of tree."""
+"""Every sampling option, each in a row of its own beside the others: under every drafter, verifier and shape of
+tree.
+"""
 
 import math
 from dataclasses import replace
@@ -7,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.batch import Finish
 from paceline.core.sampling import FilterOrder
+from paceline.core.step import Finish
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
@@ -31,7 +33,7 @@ SHAPES = {
 }
 PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [60, 0], [17, 4, 33, 17, 4])
 BANNED = tuple(((token,), NEVER) for token in range(0, 30, 3))
-# Of each row: what is done to its logits, how its text ends, and filters that matter where it samples.
+# Of each row: what is done to its logits, how its sequence ends, and filters that matter where it samples.
 ROWS = {
     "nothing": {},
     "repetition": dict(processing=dict(repetition_penalty=1.8)),
@@ -85,7 +87,7 @@ def wanted(requests, model=None):
     return [expected(one, model) for one in requests]
 
 
-def test_options_change_the_texts():
+def test_options_change_the_outputs():
     """Else the rest of the file would hold without them."""
     plain = [replace(one, processing=type(one.processing)(), min_tokens=0) for one in rows()]
     same = [name for name, one, two in zip(ROWS, wanted(rows()), wanted(plain), strict=True) if one == two]
@@ -93,7 +95,7 @@ def test_options_change_the_texts():
 
 
 @every_pair
-def test_greedy_texts_equal_the_reference(drafter, verifier):
+def test_greedy_outputs_equal_the_reference(drafter, verifier):
     model, target = guessable_target(drafter)
     result = run(new(drafter, target), verifier, rows(), target=target, k=K)
     assert result.texts == wanted(rows(), model)
@@ -101,7 +103,7 @@ def test_greedy_texts_equal_the_reference(drafter, verifier):
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), cases([one for one in PAIRS if VERIFIERS.find(one[1]).same_tokens]))
-def test_sampled_texts_equal_the_reference(drafter, verifier):
+def test_sampled_outputs_equal_the_reference(drafter, verifier):
     requests = rows(temperature=0.9)
     result = run(new(drafter, tiny.target()[1]), verifier, requests, k=K)
     assert result.texts == wanted(requests)
@@ -118,7 +120,7 @@ def test_a_row_of_a_batch_equals_that_row_alone(drafter, verifier):
 
 @every_pair
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_kernels_texts_equal_the_plain_ones(drafter, verifier, temperature):
+def test_the_kernels_outputs_equal_the_plain_ones(drafter, verifier, temperature):
     target, requests = tiny.target()[1], rows(temperature=temperature)
     plain = run(new(drafter, target), verifier, requests, k=K).texts
     quick, parts = fastest(target), parts_for(torch.device("cpu"))
@@ -144,7 +146,7 @@ def growing(shape, draws=None):
 
 
 @pytest.mark.parametrize(("verifier", "shape"), list(branching()))
-def test_texts_of_trees_equal_the_reference(verifier, shape):
+def test_outputs_of_trees_equal_the_reference(verifier, shape):
     temperatures = (0.0, 0.9) if VERIFIERS.find(verifier).same_tokens else (0.0,)
     for temperature in temperatures:
         requests = rows(temperature=temperature)
@@ -204,20 +206,20 @@ def test_reused_slots_carry_nothing_over(drafter, verifier):
     """Rows of other options follow each other while their neighbours go on."""
     target, queue = tiny.target()[1], rows(max_tokens=11) + rows(max_tokens=9)[::-1]
     decoder = decoder_for(new(drafter, target), verifier, k=K, rows=3)
-    texts, waiting, holds = [[] for _ in queue], list(range(len(queue))), {}
+    sequences, waiting, holds = [[] for _ in queue], list(range(len(queue))), {}
     while waiting or holds:
         for row in set(range(3)) - holds.keys():
             if waiting:
                 holds[row] = waiting.pop(0)
                 decoder.admit([queue[holds[row]]], [row])
         decoder.step()
-        report = decoder.read()
+        report = decoder.results()
         for row in list(holds):
-            texts[holds[row]] += report.tokens[row]
+            sequences[holds[row]] += report.tokens[row]
             if report.finish[row] is not Finish.RUNNING:
                 decoder.release([row])
                 del holds[row]
-    assert texts == wanted(queue)
+    assert sequences == wanted(queue)
 
 
 @pytest.mark.parametrize("verifier", ["coupled", "rejection"])
@@ -239,10 +241,12 @@ def test_log_probabilities_are_the_references(verifier, temperature):
             with torch.no_grad():
                 logits = model(torch.tensor([[*one.tokens, *before]])).logits[0, -1].numpy()
             scores = reference.process(logits, one.tokens, before, **processing)
-            law = reference.law_after(scores, **options)
-            assert law[token] > 0
+            distribution = reference.distribution_after(scores, **options)
+            assert distribution[token] > 0
             assert chosen.raw == pytest.approx(float(np.log(reference.warp(logits))[token]), abs=1e-9)
-            assert chosen.processed == pytest.approx(float(np.log(law[token])), abs=1e-9)
-            best = [int(other) for other in np.argsort(-law, kind="stable")[:3] if law[other] > 0]
+            assert chosen.processed == pytest.approx(float(np.log(distribution[token])), abs=1e-9)
+            best = [int(other) for other in np.argsort(-distribution, kind="stable")[:3] if distribution[other] > 0]
             assert [other for other, _ in chosen.top_processed] == best
-            assert [value for _, value in chosen.top_processed] == pytest.approx(list(np.log(law[best])), abs=1e-9)
+            assert [value for _, value in chosen.top_processed] == pytest.approx(
+                list(np.log(distribution[best])), abs=1e-9
+            )

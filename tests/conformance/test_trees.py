@@ -54,12 +54,12 @@ def decode(requests):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tree_text_equals_the_reference_with_every_accepted_length(temperature):
+def test_tree_output_equals_the_reference_with_every_accepted_length(temperature):
     requests = [request(p, max_tokens=40, temperature=temperature, seed=i) for i, p in enumerate(PROMPTS)]
     decoder = decode(requests)
     result = finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
     assert result.texts == [expected(r) for r in requests]
-    assert {accepted for report in result.reports for accepted in report.accepted} == set(range(DEPTH + 1))
+    assert {accepted for report in result.reports for accepted in report.num_accepted} == set(range(DEPTH + 1))
     assert {bonus for report in result.reports for bonus in report.bonus} == {True, False}
     assert result.summary.mean_acceptance_length > 2
 

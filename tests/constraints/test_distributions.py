@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.core.parts import Parts
 from paceline.core.plan import Fixed
 from paceline.core.tree import Draw
 from paceline.decode import Decoder
@@ -17,7 +16,7 @@ from tests.constraints.regular import Language, calling, follows
 from tests.distributions.cases import TABLES
 from tests.distributions.enumerator import Enumerator, Frontier, expand
 from tests.distributions.exact import PROMPT, merge
-from tests.distributions.test_chains import BOUND, rules
+from tests.distributions.test_chains import BOUND, verifiers
 from tests.distributions.trees import SHAPES, TableTrees
 from tests.harness import request
 from tests.tables import TableLM, random_table
@@ -61,16 +60,16 @@ def found_law(*, target, drafter, verifier, k, steps, grammar=LANGUAGE, tilt=Fal
             plan=Fixed(k),
             rows=len(weights),
             max_length=len(PROMPT) + room,
-            parts=Parts(noise=Enumerator(scripts)),
+            noise=Enumerator(scripts),
         )
         one = replace(request(list(PROMPT), max_tokens=room, temperature=1.0), rules=asked)
         decoder.admit([one] * len(weights), range(len(weights)))
         try:
             for step in range(steps):
                 decoder.step()
-                assert not decoder.lane.failures
+                assert not decoder.constraints.failures
                 if step == 0:
-                    accepted = float((weights * torch.tensor(decoder.read().accepted)).sum())
+                    accepted = float((weights * torch.tensor(decoder.results().accepted)).sum())
                 if step == done and step + 1 < steps:
                     rows, weights = merge(decoder, weights)
                     scripts, done = [outcomes[rows] for outcomes in scripts], done + 1
@@ -107,7 +106,7 @@ def distance(found, target, length, **options):
 
 
 def cases():
-    for name, kind in rules():
+    for name, kind in verifiers():
         for draw in (Draw.IID, Draw.NO_REPLACEMENT, Draw.FIXED):
             if draw not in kind.wants:
                 continue

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.constraints.token_masks import Draft, Refused, commit, masks, prune
-from paceline.core.batch import Finish
 from paceline.core.constraint import Grammar
+from paceline.core.step import Finish
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.graphs import GraphedStep
@@ -69,7 +69,7 @@ def test_rows_come_and_go_with_rules_and_without(order, drafter):
     texts, _ = drain(made)
     for ticket, one in zip(tickets, asked, strict=True):
         assert texts[ticket] == (wanted(one) if one.rules else expected(one))
-    assert not made.decoder.lane.busy
+    assert not made.decoder.constraints.busy
 
 
 class Broken(Automaton):
@@ -133,7 +133,7 @@ def test_a_cancelled_row_asks_for_nothing_and_the_next_text_begins_anew(order):
     first = made.submit(ruled([5, 5], CIRCLE, max_tokens=30))
     made.advance(), made.advance()
     made.cancel(first)
-    assert not made.decoder.lane.busy
+    assert not made.decoder.constraints.busy
     one = ruled([6], CIRCLE, max_tokens=12)
     second = made.submit(one)
     assert drain(made)[0][second] == wanted(one)
@@ -189,7 +189,7 @@ def test_laws_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
         law=torch.tensor([[-1, 0, 0]] * 2),
         probs=probs,
     )
-    seen, logits = decoder.lane.process(decoder.lane.look(tree), torch.zeros(2, 3, tiny.VOCAB))
+    seen, logits = decoder.constraints.process(decoder.constraints.look(tree), torch.zeros(2, 3, tiny.VOCAB))
     assert seen.valid.tolist() == [[True, False, True], [True, True, True]]
     assert seen.probs[0, 0, 1::2].sum() == 0 and seen.probs[1].equal(probs[1])
     torch.testing.assert_close(seen.probs[0, 0, ::2], probs[0, 0, ::2] / probs[0, 0, ::2].sum())
@@ -271,7 +271,7 @@ def test_a_row_that_ends_beside_its_rules_is_not_asked_again():
     decoder.admit(asked, [0, 1])
     while bool(decoder.batch.active.any()):
         decoder.step()
-    assert decoder.read().finish[1] is Finish.LENGTH and not decoder.lane.failures
+    assert decoder.results().finish[1] is Finish.LENGTH and not decoder.constraints.failures
     for row, one in enumerate(asked):
         assert decoder.batch.tokens[row, 1 : decoder.batch.length[row]].tolist() == wanted(one)
 
@@ -312,7 +312,7 @@ def test_what_must_come_is_drafted_within_the_limits_of_the_row():
         decoder.admit([one], [0])
         while bool(decoder.batch.active.any()):
             decoder.step()
-            report = decoder.read()
-            assert report.drafted[0] <= (4 if cap is None else cap)
+            report = decoder.results()
+            assert report.num_drafted[0] <= (4 if cap is None else cap)
         assert decoder.batch.tokens[0, 2 : decoder.batch.length[0]].tolist() == wanted(one)
-        assert not decoder.lane.failures
+        assert not decoder.constraints.failures

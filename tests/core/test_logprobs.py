@@ -28,8 +28,8 @@ def test_values_are_log_softmax_of_raw_and_of_processed_scores():
     torch.testing.assert_close(found.processed, scores.log_softmax(-1).gather(-1, tokens[..., None])[..., 0])
     rows = found.read([4, 2], [3, 1])
     assert [len(row) for row in rows] == [3, 1]
-    law = logits[0, 1].log_softmax(-1).tolist()
-    assert rows[0][1].top_raw == tuple(sorted(enumerate(law), key=lambda pair: -pair[1])[:4])
+    distribution = logits[0, 1].log_softmax(-1).tolist()
+    assert rows[0][1].top_raw == tuple(sorted(enumerate(distribution), key=lambda pair: -pair[1])[:4])
     assert {token for token, _ in rows[0][0].top_processed} == {0, 1}, "what cannot be chosen is not listed"
     assert len(rows[1][0].top_raw) == len(rows[1][0].top_processed) == 2
 
@@ -69,7 +69,7 @@ def extended(made, tree, path, count, following):
     return made.extend(tree, outcome)
 
 
-def test_each_tokens_law_is_that_after_the_node_before_it():
+def test_each_tokens_distribution_is_that_after_the_node_before_it():
     """On a tree that branches: root 0 with children 1 and 2, and 3 below 1; the path is 0, 1, 3."""
     made = batch()
     tree = Tree.make(
@@ -89,7 +89,7 @@ def test_each_tokens_law_is_that_after_the_node_before_it():
     assert rows[1] == []
 
 
-def test_a_text_that_is_cut_by_its_limit_has_the_laws_of_what_is_left():
+def test_a_output_that_is_cut_by_its_limit_has_the_distributions_of_what_is_left():
     made = batch(max_tokens=2)
     tree = Tree.make_chain(torch.tensor([[2, 5, 3, 6]] * 2), torch.ones(2, 4, dtype=torch.bool))
     logits = random(2, 4)

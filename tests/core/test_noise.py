@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from paceline.core.noise import Key, Philox, Stream, philox, split_seed
-from paceline.core.parts import Parts
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
 from tests.harness import decoder_for, finish, pairs, request, tiny_drafter
@@ -44,11 +43,11 @@ def test_race_noise_equals_the_reference_for_seeds_beyond_32_bits():
     np.testing.assert_allclose(own.numpy(), reference.exponentials(seed, position, 13), rtol=1e-12)
 
 
-def chi_square(counts, law):
+def chi_square(counts, distribution):
     """Pearson's statistic in standard deviations from its mean."""
     total = counts.sum()
-    keep = law * total >= 5
-    statistic = (((counts - law * total) ** 2) / (law * total).clamp(min=1e-30))[keep].sum()
+    keep = distribution * total >= 5
+    statistic = (((counts - distribution * total) ** 2) / (distribution * total).clamp(min=1e-30))[keep].sum()
     freedom = int(keep.sum()) - 1
     return float((statistic - freedom) / (2 * freedom) ** 0.5)
 
@@ -98,21 +97,21 @@ def test_the_targets_key_ignores_step_and_draft_node():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_race_frequencies_equal_a_law_of_five(dtype):
-    law = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0], dtype=torch.float64)
-    scores = law.log().to(dtype).expand(200_000, 5)
+def test_race_frequencies_equal_a_distribution_of_five(dtype):
+    distribution = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0], dtype=torch.float64)
+    scores = distribution.log().to(dtype).expand(200_000, 5)
     picks = NOISE.choose(scores, key(torch.arange(200_000), 9, shape=(200_000,)))
     counts = torch.bincount(picks, minlength=5).double()
     assert counts[4] == 0
-    assert abs(chi_square(counts, law)) < 4
+    assert abs(chi_square(counts, distribution)) < 4
 
 
-def test_race_frequencies_equal_a_law_over_a_large_vocabulary():
+def test_race_frequencies_equal_a_distribution_over_a_large_vocabulary():
     """V = 131,072: the heavy tokens come at their rates, and the tail shares its mass evenly."""
     size, draws = 131_072, 600
-    law = torch.full((size,), 0.4 / (size - 3), dtype=torch.float64)
-    law[[17, 70_000, size - 1]] = 0.2
-    scores = law.log().float()
+    distribution = torch.full((size,), 0.4 / (size - 3), dtype=torch.float64)
+    distribution[[17, 70_000, size - 1]] = 0.2
+    scores = distribution.log().float()
     picks = torch.cat(
         [NOISE.choose(scores.expand(20, -1), key(torch.arange(i, i + 20), 1, shape=(20,))) for i in range(0, draws, 20)]
     )
@@ -127,11 +126,13 @@ def test_race_frequencies_equal_a_law_over_a_large_vocabulary():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_finishers_in_order_are_draws_without_replacement(dtype):
-    law = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0], dtype=torch.float64)
+    distribution = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0], dtype=torch.float64)
     rows = 200_000
-    order = NOISE.order(law.log().to(dtype).expand(rows, 5), key(torch.arange(rows), 9, shape=(rows,)), 3)
+    order = NOISE.order(distribution.log().to(dtype).expand(rows, 5), key(torch.arange(rows), 9, shape=(rows,)), 3)
     pairs = torch.bincount(order[:, 0] * 5 + order[:, 1], minlength=25).double()
-    wanted = law[:, None] * law / (1 - law[:, None]) * (1 - torch.eye(5, dtype=torch.float64))
+    wanted = (
+        distribution[:, None] * distribution / (1 - distribution[:, None]) * (1 - torch.eye(5, dtype=torch.float64))
+    )
     assert pairs[wanted.flatten() == 0].sum() == 0
     assert abs(chi_square(pairs, wanted.flatten())) < 4
     assert all(len({*row}) == 3 for row in order[:500].tolist())
@@ -194,7 +195,7 @@ def test_a_draw_never_meets_a_token_without_weight(word, drawn, dtype):
     assert Scripted(word).draw(weights, key(torch.arange(1), 0, shape=(1,))).tolist() == [drawn]
 
 
-def test_a_draw_has_the_law_of_its_weights():
+def test_a_draw_has_the_distribution_of_its_weights():
     weights = torch.tensor([0.5, 0.0, 3.0, 1.5])
     drawn = NOISE.draw(weights.expand(200_000, 4), key(torch.arange(200_000), 3, Stream.RESIDUAL, shape=(200_000,)))
     shares = torch.bincount(drawn, minlength=4) / 200_000
@@ -233,15 +234,15 @@ class Ledger(Philox):
 def test_no_own_noise_is_consumed_twice(drafter, verifier):
     """Positions that are drafted again, siblings and neighbours included."""
     noise = Ledger()
-    decoder = decoder_for(tiny_drafter(drafter, tiny.target()[1]), verifier, k=3, rows=3, parts=Parts(noise=noise))
+    decoder = decoder_for(tiny_drafter(drafter, tiny.target()[1]), verifier, k=3, rows=3, parts=dict(noise=noise))
     prompts = [[5, 9, 2], [1], [17, 4, 33, 17, 4]]
     requests = [request(p, max_tokens=30, temperature=1.0, seed=split_seed(7, i)) for i, p in enumerate(prompts)]
     decoder.admit(requests, range(3))
     finish(decoder, rows=[0, 1, 2], prompts=prompts)
     own = [entry for entry in noise.used if entry[0] != Stream.TARGET]
     assert len(own) == len(set(own))
-    rule = VERIFIERS.find(verifier)
-    if rule.lossless and not rule.same_tokens:
+    found = VERIFIERS.find(verifier)
+    if found.lossless and not found.same_tokens:
         assert {entry[0] for entry in own} >= {Stream.RESIDUAL} | ({Stream.ACCEPT} if drafter != "none" else set())
     for entry in noise.used:
         if entry[0] == Stream.TARGET:

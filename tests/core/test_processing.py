@@ -40,11 +40,11 @@ def padded(lists, width=None, fill=-1):
     return torch.tensor([[*one, *[fill] * (width - len(one))] for one in lists], dtype=torch.int64).view(-1, width)
 
 
-def text_of(texts, drafted):
-    """Texts of the rows and what is drafted after them, lists [R][n] of tokens."""
+def sequence_of(sequences, drafted):
+    """Sequences of the rows and what is drafted after them, lists [R][n] of tokens."""
     return Text(
-        padded(texts, max(map(len, texts)) + 2, 0),
-        torch.tensor([len(text) for text in texts]),
+        padded(sequences, max(map(len, sequences)) + 2, 0),
+        torch.tensor([len(sequence) for sequence in sequences]),
         torch.stack([padded(nodes, 3) for nodes in drafted]),
     )
 
@@ -69,11 +69,11 @@ def test_every_node_has_the_references_scores(rows, drafted):
     state = ProcessingState(rows=len(rows), vocab_size=VOCAB, device=CPU)
     new = grown(state, rows)
     nodes = [drafted[row::3][: len(drafted) // 3] for row in range(len(rows))]
-    texts = [[*prompt, *own] for (_, prompt, _), own in zip(rows, new, strict=True)]
+    sequences = [[*prompt, *own] for (_, prompt, _), own in zip(rows, new, strict=True)]
     logits = random_logits(len(rows), len(drafted) // 3)
     if not state.any:
         return
-    found = state.apply(logits, text_of(texts, nodes))
+    found = state.apply(logits, sequence_of(sequences, nodes))
     for row, (asked, prompt, _) in enumerate(rows):
         for node, path in enumerate(nodes[row]):
             wanted = reference.process(logits[row, node].numpy(), prompt, [*new[row], *path], **asked)
@@ -112,15 +112,15 @@ def test_nodes_of_a_tree_see_their_own_path_and_no_sibling(given, tokens, prompt
             close(found[row, node], reference.process(logits[row, node].numpy(), prompts[row], path, **given[row]))
 
 
-def ours(scores, text, num_prompt, **given):
+def ours(scores, sequence, num_prompt, **given):
     """``scores`` [1, V] after one row's processors."""
     state = ProcessingState(rows=1, vocab_size=VOCAB, device=CPU)
-    state.assign([0], [Processing(**given)], [text[:num_prompt]])
-    state.count(torch.tensor([text[num_prompt:]]), torch.ones(1, len(text) - num_prompt, dtype=torch.bool))
-    return state.apply(scores[:, None], text_of([text], [[[]]]))[:, 0]
+    state.assign([0], [Processing(**given)], [sequence[:num_prompt]])
+    state.count(torch.tensor([sequence[num_prompt:]]), torch.ones(1, len(sequence) - num_prompt, dtype=torch.bool))
+    return state.apply(scores[:, None], sequence_of([sequence], [[[]]]))[:, 0]
 
 
-TEXTS = ([1, 2, 5, 1], [2, 1, 4, 2, 1], [3, 3, 3, 3])
+SEQUENCES = ([1, 2, 5, 1], [2, 1, 4, 2, 1], [3, 3, 3, 3])
 HEAVY = dict(
     bias=(((3,), -2.0), ((1, 2), 3.0), ((2, 1, 4), NEVER), ((5, 1, 0), 1.0)),
     allowed=(0, 1, 2, 3, 4),
@@ -144,11 +144,11 @@ LIGHT = {
 
 
 def row_of(state, row, given):
-    """What processing makes of one row with text, prompt and path."""
+    """What processing makes of one row with sequence, prompt and path."""
     logits = random_logits(3, 2)
-    found = state.apply(logits, text_of(TEXTS, [[[], [1, 2]]] * 3))[row]
+    found = state.apply(logits, sequence_of(SEQUENCES, [[[], [1, 2]]] * 3))[row]
     for node, path in enumerate(([], [1, 2])):
-        close(found[node], reference.process(logits[row, node].numpy(), TEXTS[row], path, **given))
+        close(found[node], reference.process(logits[row, node].numpy(), SEQUENCES[row], path, **given))
     return found
 
 
@@ -156,29 +156,29 @@ def row_of(state, row, given):
 def test_what_a_row_asks_for_later_leaves_running_rows_as_they_are(name):
     """Tensors are made, widened and lengthened under them."""
     state = ProcessingState(rows=3, vocab_size=VOCAB, device=CPU)
-    state.assign([1], [Processing(**LIGHT[name])], [TEXTS[1]])
+    state.assign([1], [Processing(**LIGHT[name])], [SEQUENCES[1]])
     before = row_of(state, 1, LIGHT[name])
     for row, bias in ((0, HEAVY["bias"]), (2, (*HEAVY["bias"], *(((1,) * n + (2,), 0.5) for n in range(1, 9))))):
-        state.assign([row], [Processing(**{**HEAVY, "bias": bias, "late": ((1, 1),) * len(bias)})], [TEXTS[row]])
+        state.assign([row], [Processing(**{**HEAVY, "bias": bias, "late": ((1, 1),) * len(bias)})], [SEQUENCES[row]])
         assert torch.equal(row_of(state, 1, LIGHT[name]), before)
 
 
 @pytest.mark.parametrize("name", LIGHT)
 @pytest.mark.parametrize("released", [True, False])
-def test_a_slot_keeps_nothing_of_its_former_text(name, released):
+def test_a_slot_keeps_nothing_of_its_former_output(name, released):
     state = ProcessingState(rows=3, vocab_size=VOCAB, device=CPU)
-    state.assign(range(3), [Processing(**HEAVY)] * 3, TEXTS)
+    state.assign(range(3), [Processing(**HEAVY)] * 3, SEQUENCES)
     state.count(torch.full((3, 2), 5), torch.ones(3, 2, dtype=torch.bool))
     if released:
         state.release([1])
-    state.assign([1], [Processing(**LIGHT[name])], [TEXTS[1]])
+    state.assign([1], [Processing(**LIGHT[name])], [SEQUENCES[1]])
     row_of(state, 1, LIGHT[name])
 
 
 def test_released_rows_ask_for_nothing():
     state = ProcessingState(rows=2, vocab_size=VOCAB, device=CPU)
     assert not state.any
-    state.assign([1], [Processing(**HEAVY)], [TEXTS[1]])
+    state.assign([1], [Processing(**HEAVY)], [SEQUENCES[1]])
     assert state.any
     flags = state.flags
     state.release([1])
@@ -232,7 +232,7 @@ def test_stop_tokens_wait_for_their_minimum_beside_what_waits_anyway():
 
 
 def test_history_holds_what_was_committed_and_nothing_else():
-    """Through steps that accept, refuse and clip drafts, in rows that end and are given to other texts."""
+    """Through steps that accept, refuse and clip drafts, in rows that end and are given to other sequences."""
     _, target = guessable_target()
     counted = dict(frequency_penalty=0.05)
     asked = [
@@ -246,8 +246,8 @@ def test_history_holds_what_was_committed_and_nothing_else():
     held = dict(enumerate(asked))
     while held:
         decoder.step()
-        report = decoder.read()
-        lengths |= set(report.accepted)
+        report = decoder.results()
+        lengths |= set(report.num_accepted)
         for row, now in list(held.items()):
             new = batch.tokens[row, len(now.tokens) : batch.length[row]]
             counts = batch.processing.counts[row, :-1].tolist()

@@ -1,4 +1,6 @@
-"""transformers' own processors as an oracle: the same scores and the same laws, option by option and together."""
+"""transformers' own processors as an oracle: the same scores and the same distributions, option by option and
+together.
+"""
 
 import pytest
 import torch
@@ -43,14 +45,14 @@ AT_BEGIN = {  # of the length of the prompt
 def test_scores_are_those_of_transformers(name):
     generator, changed = torch.Generator().manual_seed(1), 0
     for seed in range(60):
-        text = torch.randint(VOCAB, (4 + seed % 9,), generator=generator).tolist()
-        num_prompt = max(1, len(text) - seed % 7)
+        sequence = torch.randint(VOCAB, (4 + seed % 9,), generator=generator).tolist()
+        num_prompt = max(1, len(sequence) - seed % 7)
         scores = random_logits(1, seed=seed)
         processor, given = SAME.get(name) or (AT_BEGIN[name][0](num_prompt), AT_BEGIN[name][1])
-        wanted = processor(torch.tensor([text]), scores.clone())
+        wanted = processor(torch.tensor([sequence]), scores.clone())
         if bool((wanted == NEVER).all()):
             continue
-        torch.testing.assert_close(ours(scores, text, num_prompt, **given), wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours(scores, sequence, num_prompt, **given), wanted, rtol=0, atol=1e-12)
         changed += not torch.equal(wanted, scores)
     assert changed >= 5, "texts on which it does nothing"
 
@@ -67,14 +69,14 @@ WARPERS = {
 EVERY = ("top-k", "top-p", "min-p", "typical", "epsilon", "eta")  # in transformers' order
 
 
-def draft_probs_of(scores, **given):
+def distribution_of(scores, **given):
     state = SamplingState(1, CPU)
     state.assign([0], [Sampling(temperature=1.3, **given)])
     return state.warp(scores[:, None])[:, 0].softmax(-1)
 
 
 @pytest.mark.parametrize("names", [(name,) for name in WARPERS] + [EVERY, EVERY[1:4], EVERY[3:]], ids="+".join)
-def test_laws_are_those_of_transformers(names):
+def test_distributions_are_those_of_transformers(names):
     given = {name: value for one in names for name, value in WARPERS[one][1].items()}
     fewer = 0
     for seed in range(60):
@@ -82,6 +84,6 @@ def test_laws_are_those_of_transformers(names):
         theirs_now = scores / 1.3
         for name in names:
             theirs_now = WARPERS[name][0](torch.tensor([[1]]), theirs_now)
-        torch.testing.assert_close(draft_probs_of(scores, **given), theirs_now.softmax(-1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(distribution_of(scores, **given), theirs_now.softmax(-1), rtol=0, atol=1e-12)
         fewer += int((theirs_now > NEVER).sum()) < VOCAB
     assert fewer >= 5

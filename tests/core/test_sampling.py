@@ -1,4 +1,4 @@
-"""The warped law against a sort-based one, at boundaries and for every row's own options."""
+"""The warped distribution against a sort-based one, at boundaries and for every row's own options."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from paceline.core.sampling import FilterOrder, Sampling, SamplingState, keep_un
 from tests import reference
 
 
-def draft_probs_of(logits, *options):
+def distribution_of(logits, *options):
     state = SamplingState(len(options), logits.device)
     state.assign(range(len(options)), list(options))
     return state.warp(logits).softmax(-1)
@@ -37,11 +37,11 @@ FILTERS = st.fixed_dictionaries(
     wide=st.booleans(),
     banned=st.integers(0, 30),
 )
-def test_the_law_equals_the_sorted_reference(seed, temperature, filters, order, wide, banned):
+def test_the_distribution_equals_the_sorted_reference(seed, temperature, filters, order, wide, banned):
     dtype = torch.float64 if wide else torch.float32
     logits = 3 * torch.randn(1, 2, 31, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     logits[..., :banned] = -torch.inf
-    own = draft_probs_of(logits.to(dtype), Sampling(temperature=temperature, order=order, **filters))
+    own = distribution_of(logits.to(dtype), Sampling(temperature=temperature, order=order, **filters))
     for node in range(2):
         wanted = reference.warp(logits[0, node].numpy() / temperature, **filters, order=order.name.lower())
         got = own[0, node].double().numpy()
@@ -55,8 +55,8 @@ def test_the_law_equals_the_sorted_reference(seed, temperature, filters, order, 
 def test_top_p_reaches_with_what_the_filters_before_it_left(order):
     """Of 0.5, 0.3, 0.1 and 0.1, min-p 0.3 leaves two, of which the first has 0.625 of the mass."""
     logits = torch.tensor([[[0.5, 0.3, 0.1, 0.1]]], dtype=torch.float64).log()
-    law = draft_probs_of(logits, Sampling(temperature=1.0, top_p=0.6, min_p=0.3, order=order))
-    assert int((law > 0).sum()) == {FilterOrder.TRANSFORMERS: 2, FilterOrder.VLLM: 1}[order]
+    distribution = distribution_of(logits, Sampling(temperature=1.0, top_p=0.6, min_p=0.3, order=order))
+    assert int((distribution > 0).sum()) == {FilterOrder.TRANSFORMERS: 2, FilterOrder.VLLM: 1}[order]
 
 
 def test_rows_follow_their_own_options():
@@ -72,17 +72,17 @@ def test_rows_follow_their_own_options():
         Sampling(temperature=1, min_p=0.2, top_p=0.6),
         Sampling(temperature=1, min_p=0.2, top_p=0.6, order=FilterOrder.VLLM),
     ]
-    together = draft_probs_of(logits, *options)
+    together = distribution_of(logits, *options)
     for row, option in enumerate(options):
-        torch.testing.assert_close(together[row], draft_probs_of(logits[row : row + 1], option)[0])
+        torch.testing.assert_close(together[row], distribution_of(logits[row : row + 1], option)[0])
     assert together[0].max() == 1 and int((together[2] > 0).sum()) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_temperature_zero_is_one_hot_at_the_argmax_even_beside_sampled_rows(dtype):
     logits = torch.tensor([[[1.0, 5.0, 5.0 - 1e-3]], [[0.0, 1.0, 2.0]]], dtype=dtype)
-    assert draft_probs_of(logits, Sampling(), Sampling(temperature=1.0))[0, 0].tolist() == [0, 1, 0]
-    assert draft_probs_of(logits, Sampling(), Sampling())[1, 0].tolist() == [0, 0, 1]
+    assert distribution_of(logits, Sampling(), Sampling(temperature=1.0))[0, 0].tolist() == [0, 1, 0]
+    assert distribution_of(logits, Sampling(), Sampling())[1, 0].tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -102,9 +102,9 @@ def test_a_goal_beyond_the_whole_weight_keeps_everything(dtype):
 
 def test_half_precision_logits_are_warped_in_single():
     logits = torch.randn(1, 1, 50).bfloat16()
-    law = draft_probs_of(logits, Sampling(temperature=0.9))
-    assert law.dtype == torch.float32
-    torch.testing.assert_close(law[0, 0], (logits[0, 0].float() / 0.9).softmax(-1))
+    distribution = distribution_of(logits, Sampling(temperature=0.9))
+    assert distribution.dtype == torch.float32
+    torch.testing.assert_close(distribution[0, 0], (logits[0, 0].float() / 0.9).softmax(-1))
 
 
 @pytest.mark.parametrize(

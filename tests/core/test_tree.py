@@ -22,7 +22,7 @@ def test_a_chain_built_either_way_is_the_same_tree():
     tokens, valid = torch.arange(5)[None], torch.tensor([[True, True, True, False, False]])
     chain = Tree.make_chain(tokens, valid)
     other = Tree.make(tokens, torch.arange(5)[None] - 1, valid, max_depth=4)
-    for name in ("tokens", "parents", "depth", "ancestors", "valid", "law"):
+    for name in ("tokens", "parents", "depth", "ancestors", "valid", "source"):
         assert torch.equal(getattr(chain, name), getattr(other, name)), name
     assert chain.chain and not other.chain
 

@@ -1,1 +1,1 @@
-"""Laws of the output, proved by walking every outcome of every random choice through the real step."""
+"""Distributions of the output, proved by walking every outcome of every random choice through the real step."""

@@ -15,9 +15,9 @@ from rich.table import Table
 def main() -> int:
     """Exit code of the tests."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "laws.jsonl"
-        command = [sys.executable, "-m", "pytest", "tests/laws", "-q", "-n", "auto", "--dist", "worksteal"]
-        code = subprocess.run(command, env={**os.environ, "PACELINE_LAWS": str(path)}).returncode
+        path = Path(folder) / "distributions.jsonl"
+        command = [sys.executable, "-m", "pytest", "tests/distributions", "-q", "-n", "auto", "--dist", "worksteal"]
+        code = subprocess.run(command, env={**os.environ, "PACELINE_DISTRIBUTIONS": str(path)}).returncode
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     groups = defaultdict(list)
     for one in found:
@@ -30,7 +30,7 @@ def main() -> int:
         table.add_row(*key, f"{len(probs):,}", f"{rows:,}", f"{worst:.1e}")
     Console(width=100).print(table)
     rows, worst = sum(one["rows"] for one in found), max((one["error"] for one in found), default=0.0)
-    print(f"{len(found):,} laws, {rows:,} scripts, worst total variation {worst:.1e}")
+    print(f"{len(found):,} distributions, {rows:,} scripts, worst total variation {worst:.1e}")
     return code
 
 

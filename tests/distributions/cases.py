@@ -1,8 +1,7 @@
-"""Targets and drafts that rules have failed on, and the warpings they are tried under. V = 3.
+"""Targets and drafts that verifiers have failed on, and the warpings they are tried under. V = 3.
 
-Degenerate laws alone would let many wrong rules pass, so tables of full support that differ after every context come
-first.
-"""
+Degenerate distributions alone would let many wrong verifiers pass, so tables of full support that differ after every
+context come first."""
 
 import torch
 
@@ -13,7 +12,7 @@ VOCAB = 3
 
 
 def _same(*row):
-    """One law after every context."""
+    """One distribution after every context."""
     return torch.tensor(row, dtype=torch.float64).expand(VOCAB, VOCAB, VOCAB).clone()
 
 

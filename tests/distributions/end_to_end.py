@@ -1,9 +1,10 @@
-"""Texts of a tiny transformer under every rule, drafted by another one or by heads, and their exact joint law.
+"""Sequences of a tiny transformer under every verifier, drafted by another one or by heads, and their exact joint
+distribution.
 
-The target is our decoder with the weights of a random Llama; the draft has the same weights with noise on them. Laws
-come from transformers' own forward over all continuations, and warping from a naive formula (tests/reference): neither
-shares code with what is tested. V vocabulary, L tokens of a group's texts that are compared, C = V ** L cells.
-"""
+The target is our decoder with the weights of a random Llama; the draft has the same weights with noise on them.
+Distributions come from transformers' own forward over all continuations, and warping from a naive formula
+(tests/reference): neither shares code with what is tested. V vocabulary, L tokens of a group's sequences that are
+compared, C = V ** L cells."""
 
 import random
 from collections.abc import Callable
@@ -14,10 +15,10 @@ from itertools import cycle, product
 import torch
 from torch import Tensor
 
-from paceline.core.plan import StepPlan
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.decode import Decoder
 from paceline.drafters.base import Drafter
@@ -34,7 +35,7 @@ CAPS = (None, 2, None, 1, None, 3, None, 0)  # draft lengths that rows allow, on
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows of one prompt and one way to warp: their texts have one law."""
+    """Rows of one prompt and one way to warp: their sequences have one distribution."""
 
     name: str
     prompt: tuple[int, ...]
@@ -70,35 +71,41 @@ GROUPS = (
 
 @cache
 def exact(group: Group) -> Tensor:
-    """The law [C] of the group's texts; one that ends early goes on with its stop token."""
-    return draft_probs_of(group, target_logits)
+    """The distribution [C] of the group's sequences; one that ends early goes on with its stop token."""
+    return joint_distribution(group, target_logits)
 
 
 @cache
 def favoured(group: Group, drafter: str = "model") -> Tensor:
-    """The texts [C] that the draft would give more often than the target does, bool."""
-    return draft_probs_of(group, draft_logits(drafter)) > exact(group)
+    """The sequences [C] that the draft would give more often than the target does, bool."""
+    return joint_distribution(group, draft_logits(drafter)) > exact(group)
 
 
-def draft_probs_of(group: Group, logits_after: Callable[[Tensor], Tensor]) -> Tensor:
-    """The law [C] of the group's texts whose tokens come by what ``logits_after`` makes [n, V] of texts [n, T]."""
+def joint_distribution(group: Group, logits_after: Callable[[Tensor], Tensor]) -> Tensor:
+    """The distribution [C] of the group's sequences whose tokens come by what ``logits_after`` makes [n, V] of
+    sequences [n, T].
+    """
     mass = torch.ones(1, dtype=torch.float64)
     for count in range(group.length):
-        texts = torch.tensor(list(product(range(VOCAB), repeat=count)), dtype=torch.int64).reshape(VOCAB**count, count)
-        prompts = torch.tensor(group.prompt).expand(len(texts), -1)
+        sequences = torch.tensor(list(product(range(VOCAB), repeat=count)), dtype=torch.int64).reshape(
+            VOCAB**count, count
+        )
+        prompts = torch.tensor(group.prompt).expand(len(sequences), -1)
         with torch.no_grad():
-            logits = logits_after(torch.cat((prompts, texts), dim=1))
-        probs = torch.stack([law_after(group, row, text) for row, text in zip(logits, texts.tolist(), strict=True)])
+            logits = logits_after(torch.cat((prompts, sequences), dim=1))
+        probs = torch.stack(
+            [distribution_after(group, row, sequence) for row, sequence in zip(logits, sequences.tolist(), strict=True)]
+        )
         mass = (mass[:, None] * probs).flatten()
     return mass
 
 
-def law_after(group: Group, logits: Tensor, text: list[int]) -> Tensor:
-    """The law [V] of the token after ``text``, from its ``logits`` [V]."""
+def distribution_after(group: Group, logits: Tensor, sequence: list[int]) -> Tensor:
+    """The distribution [V] of the token after ``sequence``, from its ``logits`` [V]."""
     if group.stop is not None:
-        if group.stop in text:
+        if group.stop in sequence:
             return torch.nn.functional.one_hot(torch.tensor(group.stop), VOCAB).double()
-        if len(text) < group.min_tokens:
+        if len(sequence) < group.min_tokens:
             logits = logits.clone()
             logits[group.stop] = -torch.inf
     options = dict(group.warp)
@@ -139,7 +146,7 @@ class InTurn:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One rule over drafts of one draw and one shape, made by the draft model or by a head."""
+    """One verifier over drafts of one draw and one shape, made by the draft model or by a head."""
 
     verifier: str
     draw: Draw
@@ -147,7 +154,7 @@ class Case:
     source: str = "model"
 
     def __str__(self) -> str:
-        name = f"{self.verifier}-{self.draw.name.lower()}-{self.shape}" + f"-{self.probs}" * (self.probs != "model")
+        name = f"{self.verifier}-{self.draw.name.lower()}-{self.shape}" + f"-{self.source}" * (self.source != "model")
         return name.replace(" ", "_")
 
     @property
@@ -155,16 +162,18 @@ class Case:
         return VERIFIERS.find(self.verifier).lossless
 
     @property
-    def knows_laws(self) -> bool:
-        """Whether the rule weighs the law that a token was drawn from, beyond comparing it with the target's pick."""
+    def knows_distributions(self) -> bool:
+        """Whether the verifier weighs the distribution that a token was drawn from, beyond comparing it with the
+        target's pick.
+        """
         return not VERIFIERS.find(self.verifier).same_tokens
 
     def drafter(self) -> Drafter:
-        return drafter_of(self.probs, draw=self.draw, shape=ALL_SHAPES[self.shape][0])
+        return drafter_of(self.source, draw=self.draw, shape=ALL_SHAPES[self.shape][0])
 
 
 def cases(*, lossless: bool, source: str = "model") -> list[Case]:
-    """All that the registry's rules take and a draft model, or the head ``source``, can make."""
+    """All that the registry's verifiers take and a draft model, or the head ``source``, can make."""
     found, shapes = [], SHAPES if source == "model" else HEAD_SHAPES
     for name in VERIFIERS.builtin:
         kind = VERIFIERS.find(name)
@@ -176,13 +185,13 @@ def cases(*, lossless: bool, source: str = "model") -> list[Case]:
 
 
 def cases_of_heads() -> list[Case]:
-    """Every lossless rule over every draw, in chains, trees and confident trees of each head."""
+    """Every lossless verifier over every draw, in chains, trees and confident trees of each head."""
     return [case for head in heads() for case in cases(lossless=True, source=head)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What came of a case: the counts [C] of each group's texts, and how much was accepted."""
+    """What came of a case: the counts [C] of each group's sequences, and how much was accepted."""
 
     counts: list[Tensor]
     drafted: list[int]  # by depth
@@ -200,7 +209,7 @@ class Sampled:
         return self.emitted / self.steps
 
     @property
-    def num_texts(self) -> int:
+    def num_sequences(self) -> int:
         return sum(int(counts.sum()) for counts in self.counts)
 
     def __add__(self, other: "Sampled") -> "Sampled":
@@ -217,13 +226,12 @@ class Sampled:
 
 
 def sample(
-    case: Case, *, num_texts: int, rows: int, seed: int, verifier: Callable[[], Verifier] | None = None
+    case: Case, *, num_sequences: int, rows: int, seed: int, verifier: Callable[[], Verifier] | None = None
 ) -> Sampled:
-    """Decode ``num_texts`` texts of all groups, in any order, in a batch of ``rows`` rows.
+    """Decode ``num_texts`` sequences of all groups, in any order, in a batch of ``rows`` rows.
 
-    Rows that have ended take the next texts while the others go on. ``seed`` fixes everything; two of different seeds
-    share no noise below 10 ** 6 texts. ``verifier`` takes the place of the registered one.
-    """
+    Rows that have ended take the next sequences while the others go on. ``seed`` fixes everything; two of different
+    seeds share no noise below 10 ** 6 sequences. ``verifier`` takes the place of the registered one."""
     plan = InTurn(ALL_SHAPES[case.shape][1])
     decoder = Decoder(
         target=pair().target,
@@ -237,7 +245,7 @@ def sample(
     mixed = random.Random(seed)
     waiting = [
         (index, GROUPS[index].request(seed * 10**6 + at, CAPS[mixed.randrange(len(CAPS))]))
-        for at, index in enumerate(mixed.choices(shares, k=num_texts))
+        for at, index in enumerate(mixed.choices(shares, k=num_sequences))
     ]
     counts = [torch.zeros(VOCAB**group.length, dtype=torch.float64) for group in GROUPS]
     drafted, accepted = torch.zeros(2, plan.max_draft_tokens, dtype=torch.int64)
@@ -259,14 +267,14 @@ def sample(
         steps += int(decoder.stats.steps[ended].sum())
         emitted += int(decoder.stats.emitted[ended].sum())
         for index, group in enumerate(GROUPS):
-            texts = texts_of(decoder, (ended & (group_of == index)).nonzero()[:, 0], group)
-            counts[index] += torch.bincount(index_of(texts, VOCAB), minlength=len(counts[index]))
+            sequences = sequences_of(decoder, (ended & (group_of == index)).nonzero()[:, 0], group)
+            counts[index] += torch.bincount(index_of(sequences, VOCAB), minlength=len(counts[index]))
         group_of[ended] = -1
     return Sampled(counts=counts, drafted=drafted.tolist(), accepted=accepted.tolist(), steps=steps, emitted=emitted)
 
 
-def texts_of(decoder: Decoder, rows: Tensor, group: Group) -> Tensor:
-    """The texts [n, L] that ``rows`` of one group have come to; after a stop token there is nothing but it."""
+def sequences_of(decoder: Decoder, rows: Tensor, group: Group) -> Tensor:
+    """The sequences [n, L] that ``rows`` of one group have come to; after a stop token there is nothing but it."""
     start = len(group.prompt)
     tokens = decoder.batch.tokens[rows, start : start + group.length]
     missing = start + torch.arange(group.length) >= decoder.batch.length[rows, None]
@@ -275,21 +283,22 @@ def texts_of(decoder: Decoder, rows: Tensor, group: Group) -> Tensor:
 
 
 def chances(sampled: Sampled, drafter: str = "model") -> dict[str, float]:
-    """The p-value of each group's joint law, of all groups together, and of how many texts ``drafter`` favours.
+    """The p-value of each group's joint distribution, of all groups together, and of how many sequences ``drafter``
+    favours.
 
-    Groups are independent, so the sum of their statistics has the chi-square law of the summed degrees of freedom. How
-    many favoured texts there are varies over groups of different laws less than over one of their mean, so that test
-    errs to the safe side; it sees what the others need more texts for, since rules go wrong toward the draft's law.
-    """
+    Groups are independent, so the sum of their statistics has the chi-square distribution of the summed degrees of
+    freedom. How many favoured sequences there are varies over groups of different distributions less than over one of
+    their mean, so that test errs to the safe side; it sees what the others need more sequences for, since verifiers go
+    wrong toward the draft's distribution."""
     found, total, freedom = {}, 0.0, 0
     seen = wanted = number = 0.0
     for group, counts in zip(GROUPS, sampled.counts, strict=True):
-        law, leaning = exact(group), favoured(group, drafter)
-        statistic, own = g_test(counts, law)
+        distribution, leaning = exact(group), favoured(group, drafter)
+        statistic, own = g_test(counts, distribution)
         found[group.name] = tail(statistic, own)
         total, freedom = total + statistic, freedom + own
         seen, number = seen + float(counts[leaning].sum()), number + float(counts.sum())
-        wanted += float(law[leaning].sum() * counts.sum())
+        wanted += float(distribution[leaning].sum() * counts.sum())
     found["together"] = tail(total, freedom)
     shares = torch.tensor([wanted, number - wanted], dtype=torch.float64) / number
     found["toward the draft"] = tail(*g_test(torch.tensor([seen, number - seen], dtype=torch.float64), shares))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Frontier(Exception):
-    """The scripts end before the call whose laws these are."""
+    """The scripts end before the call whose distributions these are."""
 
     def __init__(self, probs: Tensor, again: Tensor) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Frontier(Exception):
 
 
 class SharedNoise(AssertionError):
-    """One key was used for two choices with different laws."""
+    """One key was used for two choices with different distributions."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Enumerator:
         return self._take(scores.double().softmax(-1), key)
 
     def choose_at(self, scores: Tensor, key, at: Tensor) -> Tensor:
-        """One key for several laws: what couples them is a race, which has no outcomes to walk."""
+        """One key for several distributions: what couples them is a race, which has no outcomes to walk."""
         raise SharedNoise("choices that share their noise are proved pathwise, not by enumeration")
 
     def draw(self, weights: Tensor, key) -> Tensor:
@@ -87,7 +87,7 @@ class Enumerator:
             for at in range(call.keys.shape[1]):
                 same = keys == call.keys[:, at : at + 1]
                 if bool(same.any()):
-                    self._check_laws(probs, call.probs[:, at : at + 1], same)
+                    self._check_distributions(probs, call.probs[:, at : at + 1], same)
                     again = torch.where(same, call.outcomes[:, at : at + 1], again)
         for one, two in itertools.combinations(range(keys.shape[1]), 2):
             if bool((keys[:, one] == keys[:, two]).any()):
@@ -100,13 +100,13 @@ class Enumerator:
         return outcomes.reshape(shape)
 
     @staticmethod
-    def _check_laws(probs: Tensor, before: Tensor, same: Tensor) -> None:
+    def _check_distributions(probs: Tensor, before: Tensor, same: Tensor) -> None:
         if probs.shape[-1] != before.shape[-1] or float(((probs - before).abs().amax(-1) * same).max()) > 1e-12:
-            raise SharedNoise("one key serves two choices of different laws")
+            raise SharedNoise("one key serves two choices of different distributions")
 
 
 def _hash(key, shape) -> Tensor:
-    """A number for each key [R, ...] but for its seed: rows are scripts of one and the same text."""
+    """A number for each key [R, ...] but for its seed: rows are scripts of one and the same sequence."""
     total = torch.zeros(shape, dtype=torch.int64)
     for field, size in ((int(key.stream), 8), (key.stage, 256), (key.lane, 1 << 12), (key.step, 1 << 12)):
         total = total * size + field
@@ -118,10 +118,12 @@ def expand(weights: Tensor, frontier: Frontier) -> tuple[Tensor, Tensor, Tensor]
     rows = torch.arange(len(weights))
     outcomes = torch.empty(len(weights), 0, dtype=torch.int64)
     for at in range(frontier.probs.shape[1]):
-        law = frontier.probs[rows, at]  # [S, A]
+        distribution = frontier.probs[rows, at]  # [S, A]
         again = frontier.again[rows, at]
-        law = torch.where(again[:, None] >= 0, torch.nn.functional.one_hot(again.clamp(min=0), law.shape[-1]), law)
-        grown = weights[:, None] * law
+        distribution = torch.where(
+            again[:, None] >= 0, torch.nn.functional.one_hot(again.clamp(min=0), distribution.shape[-1]), distribution
+        )
+        grown = weights[:, None] * distribution
         parent, outcome = (grown > 0).nonzero(as_tuple=True)
         rows, weights = rows[parent], grown[parent, outcome]
         outcomes = torch.cat((outcomes[parent], outcome[:, None]), dim=1)

@@ -1,6 +1,6 @@
-"""The exact law of what one or two steps emit, through ``Decoder.step``.
+"""The exact distribution of what one or two steps emit, through ``Decoder.step``.
 
-V vocabulary, L tokens of the block that laws are compared over.
+V vocabulary, L tokens of the block that distributions are compared over.
 """
 
 from dataclasses import dataclass
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core.parts import Parts
 from paceline.core.plan import Fixed
 from paceline.decode import Decoder
 from tests.distributions.enumerator import Enumerator, Frontier, expand
-from tests.distributions.processed import processed_laws
+from tests.distributions.processed import processed_distributions
 from tests.harness import request
 from tests.tables import TableLM, index_of
 
@@ -21,21 +20,20 @@ PROMPT = (2, 1)
 
 @dataclass(frozen=True)
 class Found:
-    """What was enumerated: the law of the next L tokens [V ** L], and what the steps gave."""
+    """What was enumerated: the distribution of the next L tokens [V ** L], and what the steps gave."""
 
-    law: Tensor
+    distribution: Tensor
     num_rows: int  # scripts
     accepted: float  # expected tokens accepted in the first step
     weight: float  # of all scripts together
 
 
-def draft_probs_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **options) -> Found:
-    """The law of the L = steps * (k + 1) tokens after PROMPT.
+def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **options) -> Found:
+    """The distribution of the L = steps * (k + 1) tokens after PROMPT.
 
     ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter, ``options`` are a request's.
-    Where steps emit fewer than L tokens, the rest is drawn from the target's own law: an error in what was emitted
-    stays, and nothing is added to it.
-    """
+    Where steps emit fewer than L tokens, the rest is drawn from the target's own distribution: an error in what was
+    emitted stays, and nothing is added to it."""
     length = steps * (k + 1)
     scripts: list[Tensor] = []
     weights = torch.ones(1, dtype=torch.float64)
@@ -48,7 +46,7 @@ def draft_probs_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1,
             plan=Fixed(k),
             rows=len(weights),
             max_length=len(PROMPT) + length + k + 2,
-            parts=Parts(noise=Enumerator(scripts)),
+            noise=Enumerator(scripts),
         )
         asked = request(list(PROMPT), max_tokens=length + k + 2, **options)
         decoder.admit([asked] * len(weights), range(len(weights)))
@@ -56,15 +54,17 @@ def draft_probs_of(*, target: Tensor, drafter, verifier, k: int, steps: int = 1,
             for step in range(steps):
                 decoder.step()
                 if step == 0:
-                    accepted = float((weights * torch.tensor(decoder.read().accepted)).sum())
+                    accepted = float((weights * torch.tensor(decoder.results().accepted)).sum())
                 if step == done and step + 1 < steps:
                     rows, weights = merge(decoder, weights)
                     scripts = [outcomes[rows] for outcomes in scripts]
                     done += 1
                     break
             else:
-                law = _complete(decoder, weights, target, length, options)
-                return Found(source=law, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
+                distribution = _complete(decoder, weights, target, length, options)
+                return Found(
+                    distribution=distribution, num_rows=len(weights), accepted=accepted, weight=float(weights.sum())
+                )
         except Frontier as frontier:
             rows, weights, outcomes = expand(weights, frontier)
             scripts = [*(before[rows] for before in scripts), outcomes]
@@ -86,55 +86,57 @@ def merge(decoder: Decoder, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _complete(decoder: Decoder, weights: Tensor, target: Tensor, length: int, options) -> Tensor:
-    """Law [V ** L]: what was emitted, and the target's own law for what is missing."""
+    """Distribution [V ** L]: what was emitted, and the target's own distribution for what is missing."""
     vocab, batch = target.shape[-1], decoder.batch
     num = batch.length - len(PROMPT)
-    mass = torch.zeros(1, dtype=torch.float64)  # of the rows that have ended, over texts of the tokens so far
+    mass = torch.zeros(1, dtype=torch.float64)  # of the rows that have ended, over sequences of the tokens so far
     for count in range(1, length + 1):
         rows = (num == count).nonzero()[:, 0]
         cells = index_of(batch.tokens[rows, len(PROMPT) : len(PROMPT) + count], vocab)
-        mass = extend(mass, laws_after(target, count - 1, options)).index_add_(0, cells, weights[rows])
+        mass = extend(mass, distributions_after(target, count - 1, options)).index_add_(0, cells, weights[rows])
     return mass
 
 
 def extend(mass: Tensor, probs: Tensor) -> Tensor:
-    """Mass over texts of some tokens [C] to one token more, each by the law after it [C, V]."""
+    """Mass over sequences of some tokens [C] to one token more, each by the distribution after it [C, V]."""
     return (mass[:, None] * probs).flatten()
 
 
-def laws_after(target: Tensor, count: int, options) -> Tensor:
-    """The target's law after every text of ``count`` tokens [V ** count, V]."""
+def distributions_after(target: Tensor, count: int, options) -> Tensor:
+    """The target's distribution after every sequence of ``count`` tokens [V ** count, V]."""
     vocab = target.shape[-1]
     if not options.keys().isdisjoint(("processing", "stop_tokens")):
-        return processed_laws(target, PROMPT, count, options)
+        return processed_distributions(target, PROMPT, count, options)
     cell = torch.arange(vocab**count)
     current = cell % vocab if count >= 1 else torch.full_like(cell, PROMPT[1])
     before = cell // vocab % vocab if count >= 2 else torch.full_like(cell, PROMPT[1] if count == 1 else PROMPT[0])
     return warped(target, options)[before, current]
 
 
-def target_law(target: Tensor, length: int, options) -> Tensor:
-    """The law of the next ``length`` tokens by the target alone; a text that ends goes on with its stop token."""
+def target_distribution(target: Tensor, length: int, options) -> Tensor:
+    """The distribution of the next ``length`` tokens by the target alone; a sequence that ends goes on with its stop
+    token.
+    """
     mass = torch.ones(1, dtype=torch.float64)
     for count in range(length):
-        mass = extend(mass, laws_after(target, count, options))
+        mass = extend(mass, distributions_after(target, count, options))
     return mass
 
 
 def warped(target: Tensor, sampling) -> Tensor:
-    """The target's law after every context, by plain formulas that share nothing with the decoder."""
+    """The target's distribution after every context, by plain formulas that share nothing with the decoder."""
     top_k, top_p = sampling.get("top_k", 0), sampling.get("top_p", 1.0)
     scores = target / sampling.get("temperature", 1.0)
     if top_k:
         least = scores.sort(-1, descending=True).values[..., top_k - 1 : top_k]
         scores = scores.masked_fill(scores < least, -torch.inf)
-    law = scores.softmax(-1)
+    distribution = scores.softmax(-1)
     if top_p < 1:
-        order = law.sort(-1, descending=True)
+        order = distribution.sort(-1, descending=True)
         before = order.values.cumsum(-1) - order.values
         least = order.values.masked_fill(before >= top_p, torch.inf).amin(-1, keepdim=True)
-        law = law.masked_fill(law < least, 0.0)
-    return law / law.sum(-1, keepdim=True)
+        distribution = distribution.masked_fill(distribution < least, 0.0)
+    return distribution / distribution.sum(-1, keepdim=True)
 
 
 def distance(one: Tensor, other: Tensor) -> float:

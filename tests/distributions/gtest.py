@@ -1,20 +1,20 @@
-"""The G-test of counts against a law, and corrections for many tests. Knows nothing of models."""
+"""The G-test of counts against a distribution, and corrections for many tests. Knows nothing of models."""
 
 import torch
 from torch import Tensor
 
-LEAST = 8.0  # expected counts of a cell; below it the statistic's tail is not that of a chi-square law
+LEAST = 8.0  # expected counts of a cell; below it the statistic's tail is not that of a chi-square distribution
 
 
-def g_test(counts: Tensor, law: Tensor) -> tuple[float, int]:
-    """The G statistic of ``counts`` [C] against ``law`` [C], and its degrees of freedom.
+def g_test(counts: Tensor, distribution: Tensor) -> tuple[float, int]:
+    """The G statistic of ``counts`` [C] against ``distribution`` [C], and its degrees of freedom.
 
     The cells of least expectation are one cell, of as many as it takes to expect ``LEAST`` counts in it and in each of
-    the others. A count that the law forbids makes the statistic infinite.
+    the others. A count that the distribution forbids makes the statistic infinite.
     """
-    if bool((counts[law == 0] > 0).any()):
+    if bool((counts[distribution == 0] > 0).any()):
         return float("inf"), 1
-    wanted, order = (law * counts.sum()).sort()
+    wanted, order = (distribution * counts.sum()).sort()
     observed = counts[order].double()
     pooled = int((wanted < LEAST).sum())
     while 0 < pooled < len(wanted) and wanted[:pooled].sum() < LEAST:
@@ -27,7 +27,7 @@ def g_test(counts: Tensor, law: Tensor) -> tuple[float, int]:
 
 
 def tail(statistic: float, freedom: int) -> float:
-    """The probability of at least ``statistic`` under the chi-square law; 1 without a degree of freedom."""
+    """The probability of at least ``statistic`` under the chi-square distribution; 1 without a degree of freedom."""
     if statistic == float("inf"):
         return 0.0
     if freedom == 0:

@@ -1,4 +1,6 @@
-"""What was enumerated, for the table of ``make probs``: a line per law, in the file that PACELINE_LAWS names."""
+"""What was enumerated, for the table of ``make distributions``: a line per distribution,
+in the file that PACELINE_DISTRIBUTIONS names.
+"""
 
 import json
 import os
@@ -6,7 +8,7 @@ import os
 
 def note(**facts):
     """Add a line; nothing where no file is named."""
-    path = os.environ.get("PACELINE_LAWS")
+    path = os.environ.get("PACELINE_DISTRIBUTIONS")
     if path:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")

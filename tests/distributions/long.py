@@ -1,7 +1,7 @@
 """``python -m tests.distributions.long``: test_end_to_end with fresh seeds and more samples, and a table.
 
 All rounds of a case are added up before anything is tested, so that looking more often finds nothing more often. The
-exit code is 1 if a rule that promises the law fails, or one that does not promise it passes.
+exit code is 1 if a verifier that promises the distribution fails, or one that does not promise it passes.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from rich.table import Table
 from tests.distributions.end_to_end import Case, Sampled, cases, cases_of_heads, chances, sample
 from tests.distributions.gtest import holm
 
-LEVEL = 1e-3  # of a false alarm anywhere in a run in which all rules are right
-TEXTS, ROWS = 4000, 1600  # of a case in a round
+LEVEL = 1e-3  # of a false alarm anywhere in a run in which all verifiers are right
+SEQUENCES, ROWS = 4000, 1600  # of a case in a round
 
 
 def main() -> int:
     """Exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.distributions.long", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=4, help=f"of {TEXTS:,} texts per case (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, help=f"of {SEQUENCES:,} texts per case (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="of a former run, to repeat it (default: a fresh one)")
     parser.add_argument("--only", default="", help="cases whose names contain this, like traversal-iid-tree or prophet")
     asked = parser.parse_args()
@@ -40,10 +40,10 @@ def main() -> int:
     for number in range(asked.rounds):
         for case in chosen:
             if number and not case.lossless:
-                continue  # what changes the law shows at once
+                continue  # what changes the distribution shows at once
             # Seeds of cases and rounds lie apart, and so do those of runs.
             apart = (seed * 1000 + known.index(case)) * 1000 + number
-            fresh = sample(case, num_texts=TEXTS, rows=ROWS, seed=apart)
+            fresh = sample(case, num_sequences=SEQUENCES, rows=ROWS, seed=apart)
             found[case] = found[case] + fresh if number else fresh
         print(f"round {number + 1} of {asked.rounds}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     return judge(found, time.monotonic() - start)
@@ -59,9 +59,13 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
     num_tests = sum(len(values[case]) for case in found)
 
     table = Table(
-        "verifier", "draw", "shape", "drafter", title="Texts of a tiny transformer, against their exact joint law"
+        "verifier",
+        "draw",
+        "shape",
+        "drafter",
+        title="Sequences of a tiny transformer, against their exact joint distribution",
     )
-    for title in ("tests", "smallest p", "where", "texts", "kept", "tokens/step", ""):
+    for title in ("tests", "smallest p", "where", "sequences", "kept", "tokens/step", ""):
         table.add_column(title, justify="left" if title == "where" else "right")
     wrong = 0
     for case, sampled in found.items():
@@ -78,7 +82,7 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
             str(len(values[case])),
             f"{least:.1e}",
             where,
-            f"{sampled.num_texts:,}",
+            f"{sampled.num_sequences:,}",
             f"{sum(sampled.accepted) / sum(sampled.drafted):.2f}",
             f"{sampled.tokens_per_step:.2f}",
             verdict,
@@ -86,12 +90,12 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
     Console(width=140).print(table)
     for case, name, chance in failed:
         print(f"{case}, {name}: p = {chance:.1e}")
-    texts = sum(sampled.num_texts for sampled in found.values())
+    sequences = sum(sampled.num_sequences for sampled in found.values())
     least = min((chance for *_, chance in flat), default=1.0)
     print(
         f"{len(flat):,} tests of {len(honest)} lossless cases, smallest p {least:.1e}, {len(failed)} fail at the "
         f"family-wise level {LEVEL:g} (Holm); {len(found) - len(honest)} lossy cases; "
-        f"{texts:,} texts in {seconds:.0f} s"
+        f"{sequences:,} texts in {seconds:.0f} s"
     )
     return min(wrong, 1)
 

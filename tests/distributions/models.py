@@ -1,6 +1,6 @@
-"""What the texts of tests/distributions/end_to_end come from: a tiny transformer, and what drafts for it.
+"""What the sequences of tests/distributions/end_to_end come from: a tiny transformer, and what drafts for it.
 
-V vocabulary, n texts, T tokens of each.
+V vocabulary, n sequences, T tokens of each.
 """
 
 from collections.abc import Callable
@@ -78,12 +78,12 @@ def drafter_of(name: str, *, draw: Draw, shape: Shape | None) -> Drafter:
 
 
 def target_logits(tokens: Tensor) -> Tensor:
-    """The target's logits [n, V] after texts [n, T]."""
+    """The target's logits [n, V] after sequences [n, T]."""
     return pair().target_known(tokens).logits[:, -1]
 
 
 def draft_logits(name: str) -> Callable[[Tensor], Tensor]:
-    """What gives the logits [n, V] of a draft's first token after texts [n, T]."""
+    """What gives the logits [n, V] of a draft's first token after sequences [n, T]."""
     if name == "model":
         return lambda tokens: pair().draft_known(tokens).logits[:, -1]
 

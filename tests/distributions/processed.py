@@ -1,4 +1,6 @@
-"""Laws that depend on the whole text: penalties, biases, bans and ends, walked by the reference text by text."""
+"""Distributions that depend on the whole sequence: penalties, biases, bans and ends, walked by the reference
+sequence by sequence.
+"""
 
 from itertools import product
 
@@ -33,18 +35,20 @@ OPTIONS = {
 }
 
 
-def processed_laws(target: Tensor, prompt, count: int, options) -> Tensor:
-    """The law [V ** count, V] after every text of ``count`` tokens; a text that has ended goes on with its end."""
+def processed_distributions(target: Tensor, prompt, count: int, options) -> Tensor:
+    """The distribution [V ** count, V] after every sequence of ``count`` tokens; a sequence that has ended goes on
+    with its end.
+    """
     filters = dict(options)
     stop, min_tokens = filters.pop("stop_tokens", ()), filters.pop("min_tokens", 0)
     processing = reference.late_stops(filters.pop("processing", {}), stop, min_tokens)
     vocab, probs = target.shape[-1], []
-    for text in product(range(vocab), repeat=count):
-        ends = [token for token in text if token in stop]
+    for sequence in product(range(vocab), repeat=count):
+        ends = [token for token in sequence if token in stop]
         if ends:
             probs.append(np.arange(vocab) == ends[0])
             continue
-        before, current = [*prompt, *text][-2:]
-        scores = reference.process(target[before, current].numpy(), prompt, text, **processing)
-        probs.append(reference.law_after(scores, **{"temperature": 1.0, **filters}))
+        before, current = [*prompt, *sequence][-2:]
+        scores = reference.process(target[before, current].numpy(), prompt, sequence, **processing)
+        probs.append(reference.distribution_after(scores, **{"temperature": 1.0, **filters}))
     return torch.from_numpy(np.stack(probs).astype(np.float64))

@@ -1,4 +1,4 @@
-"""Expected accepted tokens against closed forms: a rule may be right and still accept too little."""
+"""Expected accepted tokens against closed forms: a verifier may be right and still accept too little."""
 
 import itertools
 import math
@@ -10,8 +10,8 @@ from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import TABLES, VOCAB, WARPS
-from tests.distributions.exact import PROMPT, draft_probs_of, warped
-from tests.distributions.test_chains import rules
+from tests.distributions.exact import PROMPT, output_distribution, warped
+from tests.distributions.test_chains import verifiers
 from tests.distributions.trees import PATHS, SHAPES, TableTrees
 from tests.tables import TableLM
 
@@ -19,7 +19,7 @@ every_table = pytest.mark.parametrize("table", TABLES)
 
 
 def paths(p, q, k):
-    """Every draft of 1 to k tokens after PROMPT: its probability, and the ratios p / q and laws along it."""
+    """Every draft of 1 to k tokens after PROMPT: its probability, and the ratios p / q and distributions along it."""
     for count in range(1, k + 1):
         for draft in itertools.product(range(VOCAB), repeat=count):
             context, own, theirs = list(PROMPT), [], []
@@ -49,7 +49,7 @@ def by_block(p, q, k):
 
 def chain(table, verifier, k, warp):
     target, draft = TABLES[table]
-    found = draft_probs_of(
+    found = output_distribution(
         target=target,
         drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({Draw.IID})),
         verifier=VERIFIERS.find(verifier),
@@ -62,8 +62,10 @@ def chain(table, verifier, k, warp):
 @every_table
 @pytest.mark.parametrize("warp", ["plain", "top-k"])
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("verifier", [name for name, kind in rules() if Draw.IID in kind.wants and name != "spectr"])
-def test_a_chain_is_accepted_as_far_as_the_rule_allows(verifier, k, warp, table):
+@pytest.mark.parametrize(
+    "verifier", [name for name, kind in verifiers() if Draw.IID in kind.wants and name != "spectr"]
+)
+def test_a_chain_is_accepted_as_far_as_the_verifier_allows(verifier, k, warp, table):
     accepted, p, q = chain(table, verifier, k, warp)
     single, block = token_by_token(p, q, k), by_block(p, q, k)
     wanted = block if verifier in ("block", "traversal") else single
@@ -72,8 +74,8 @@ def test_a_chain_is_accepted_as_far_as_the_rule_allows(verifier, k, warp, table)
 
 
 def same(*row):
-    law = torch.tensor(row, dtype=torch.float64).log()
-    return law.expand(len(row), len(row), len(row)).clone()
+    distribution = torch.tensor(row, dtype=torch.float64).log()
+    return distribution.expand(len(row), len(row), len(row)).clone()
 
 
 TOY = {"rejection": 10 / 9, "block": 11 / 9}  # expected tokens accepted of two
@@ -81,7 +83,7 @@ TOY = {"rejection": 10 / 9, "block": 11 / 9}  # expected tokens accepted of two
 
 @pytest.mark.parametrize("verifier", [name for name in TOY if name in VERIFIERS.builtin])
 def test_the_toy_of_block_verification(verifier):
-    found = draft_probs_of(
+    found = output_distribution(
         target=same(1 / 3, 2 / 3, 0.0),
         drafter=lambda: ModelDrafter(lm=TableLM(same(2 / 3, 1 / 3, 0.0)), draws=frozenset({Draw.IID})),
         verifier=VERIFIERS.find(verifier),
@@ -92,7 +94,9 @@ def test_the_toy_of_block_verification(verifier):
 
 
 def optimum(p, q, count):
-    """The most that any rule accepts of ``count`` i.i.d. draws: the least of 1 + p(S) - q(S) ** count over sets S."""
+    """The most that any verifier accepts of ``count`` i.i.d. draws: the least of 1 + p(S) - q(S) ** count over sets
+    S.
+    """
     sets = [torch.tensor(one, dtype=torch.bool) for one in itertools.product([False, True], repeat=VOCAB)]
     return min(float(1 + p[one].sum() - q[one].sum() ** count) for one in sets)
 
@@ -113,12 +117,12 @@ def k_seq(p, q, count):
 
 @every_table
 @pytest.mark.parametrize("shape", ["two", "three"])
-@pytest.mark.parametrize("verifier", [name for name, kind in rules() if kind.branches and Draw.IID in kind.wants])
+@pytest.mark.parametrize("verifier", [name for name, kind in verifiers() if kind.branches and Draw.IID in kind.wants])
 def test_siblings_are_accepted_within_the_bounds(verifier, shape, table):
     assert shape in PATHS
     target, draft = TABLES[table]
     p, q = warped(target, {})[PROMPT], warped(draft, {})[PROMPT]
-    found = draft_probs_of(
+    found = output_distribution(
         target=target,
         drafter=lambda: TableTrees(draft, SHAPES[shape], Draw.IID),
         verifier=VERIFIERS.find(verifier),

@@ -1,4 +1,6 @@
-"""Every rule that promises the target's law, over chains: the law of one block and of two, to 1e-12."""
+"""Every verifier that promises the target's distribution, over chains: the distribution of one block and of two, to
+1e-12.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from paceline.drafters.base import StatelessDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import FEW, TABLES, WARPS
-from tests.distributions.exact import distance, draft_probs_of, target_law
+from tests.distributions.exact import distance, output_distribution, target_distribution
 from tests.distributions.ledger import note
 from tests.tables import TableLM
 
@@ -41,14 +43,14 @@ def drafters(draft):
 DRAWS = {"iid": Draw.IID, "argmax": Draw.FIXED, "guess": Draw.FIXED}
 
 
-def rules():
-    """Verifiers that promise the law and not the tokens; those that promise tokens are proved by equality."""
+def verifiers():
+    """Verifiers that promise the distribution and not the tokens; those that promise tokens are proved by equality."""
     found = [(name, VERIFIERS.find(name)) for name in VERIFIERS.builtin]
     return [(name, kind) for name, kind in found if kind.lossless and not kind.same_tokens]
 
 
 def cases():
-    for name, kind in rules():
+    for name, kind in verifiers():
         for drafter, draw in DRAWS.items():
             if draw not in kind.wants:
                 continue
@@ -62,9 +64,9 @@ def cases():
 
 
 @pytest.mark.parametrize(("verifier", "drafter", "table", "warp", "k", "steps"), list(cases()))
-def test_the_law_is_the_targets(verifier, drafter, table, warp, k, steps):
+def test_the_distribution_is_the_targets(verifier, drafter, table, warp, k, steps):
     target, draft = TABLES[table]
-    found = draft_probs_of(
+    found = output_distribution(
         target=target,
         drafter=drafters(draft)[drafter],
         verifier=VERIFIERS.find(verifier),
@@ -72,7 +74,7 @@ def test_the_law_is_the_targets(verifier, drafter, table, warp, k, steps):
         steps=steps,
         **WARPS[warp],
     )
-    error = distance(found.probs, target_law(target, steps * (k + 1), WARPS[warp]))
+    error = distance(found.distribution, target_distribution(target, steps * (k + 1), WARPS[warp]))
     note(verifier=verifier, tree="chain", draw=DRAWS[drafter].name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND

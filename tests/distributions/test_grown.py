@@ -1,4 +1,4 @@
-"""Trees that a draft model grows, under every rule: warped like the target, over two steps."""
+"""Trees that a draft model grows, under every verifier: warped like the target, over two steps."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import TABLES, WARPS
-from tests.distributions.exact import distance, draft_probs_of, target_law
+from tests.distributions.exact import distance, output_distribution, target_distribution
 from tests.distributions.ledger import note
-from tests.distributions.test_chains import BOUND, rules
+from tests.distributions.test_chains import BOUND, verifiers
 from tests.tables import TableLM
 
 SHAPES = {
@@ -23,7 +23,7 @@ PATHS = ("two", "two paths")
 
 
 def cases():
-    for name, kind in rules():
+    for name, kind in verifiers():
         for draw in (Draw.IID, Draw.NO_REPLACEMENT, Draw.FIXED):
             if not kind.branches or draw not in kind.wants:
                 continue
@@ -37,10 +37,10 @@ def cases():
 
 
 @pytest.mark.parametrize(("verifier", "draw", "shape", "table", "warp"), list(cases()))
-def test_the_law_is_the_targets(verifier, draw, shape, table, warp):
+def test_the_distribution_is_the_targets(verifier, draw, shape, table, warp):
     target, draft = TABLES[table]
     topology = Topology(SHAPES[shape])
-    found = draft_probs_of(
+    found = output_distribution(
         target=target,
         drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({draw}), shape=topology),
         verifier=VERIFIERS.find(verifier),
@@ -48,7 +48,7 @@ def test_the_law_is_the_targets(verifier, draw, shape, table, warp):
         steps=2,
         **WARPS[warp],
     )
-    error = distance(found.probs, target_law(target, 2 * (topology.depth + 1), WARPS[warp]))
+    error = distance(found.distribution, target_distribution(target, 2 * (topology.depth + 1), WARPS[warp]))
     note(verifier=verifier, tree=f"grown, {shape}", draw=draw.name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND

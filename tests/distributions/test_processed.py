@@ -1,4 +1,6 @@
-"""Every rule that promises the target's law, under options that make it depend on the whole text: chains and trees."""
+"""Every verifier that promises the target's distribution, under options that make it depend on the whole sequence:
+chains and trees.
+"""
 
 import pytest
 
@@ -7,10 +9,10 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import TABLES
-from tests.distributions.exact import distance, draft_probs_of, target_law
+from tests.distributions.exact import distance, output_distribution, target_distribution
 from tests.distributions.ledger import note
 from tests.distributions.processed import OPTIONS
-from tests.distributions.test_chains import BOUND, DRAWS, drafters, rules
+from tests.distributions.test_chains import BOUND, DRAWS, drafters, verifiers
 from tests.distributions.test_grown import SHAPES as GROWN
 from tests.distributions.trees import PATHS, SHAPES, TableTrees
 from tests.tables import TableLM
@@ -20,19 +22,19 @@ HARD = (FULL, "zeros after some contexts")
 
 
 def given(options):
-    """With the temperature that a law needs."""
+    """With the temperature that a distribution needs."""
     return {"temperature": 1.0, **options}
 
 
 def check(found, target, length, options, **facts):
-    error = distance(found.probs, target_law(target, length, options))
+    error = distance(found.distribution, target_distribution(target, length, options))
     note(rows=found.num_rows, error=error, **facts)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND
 
 
 def chains():
-    for name, kind in rules():
+    for name, kind in verifiers():
         for drafter, draw in DRAWS.items():
             for table in HARD if draw in kind.wants else ():
                 for option in OPTIONS:
@@ -46,16 +48,16 @@ def chains():
 
 
 @pytest.mark.parametrize(("verifier", "drafter", "table", "option", "k", "steps"), list(chains()))
-def test_the_law_over_chains_is_the_targets(verifier, drafter, table, option, k, steps):
+def test_the_distribution_over_chains_is_the_targets(verifier, drafter, table, option, k, steps):
     (target, draft), options = TABLES[table], given(OPTIONS[option])
-    found = draft_probs_of(
+    found = output_distribution(
         target=target, drafter=drafters(draft)[drafter], verifier=VERIFIERS.find(verifier), k=k, steps=steps, **options
     )
     check(found, target, steps * (k + 1), options, verifier=verifier, tree="chain", draw=DRAWS[drafter].name.lower())
 
 
 def trees(shapes, few_shape):
-    for name, kind in rules():
+    for name, kind in verifiers():
         for draw in (Draw.IID, Draw.NO_REPLACEMENT, Draw.FIXED):
             if not kind.branches or draw not in kind.wants:
                 continue
@@ -71,9 +73,9 @@ def trees(shapes, few_shape):
 
 
 @pytest.mark.parametrize(("verifier", "draw", "shape", "table", "option"), list(trees(GROWN, "last deep")))
-def test_the_law_over_grown_trees_is_the_targets(verifier, draw, shape, table, option):
+def test_the_distribution_over_grown_trees_is_the_targets(verifier, draw, shape, table, option):
     (target, draft), options, topology = TABLES[table], given(OPTIONS[option]), Topology(GROWN[shape])
-    found = draft_probs_of(
+    found = output_distribution(
         target=target,
         drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({draw}), shape=topology),
         verifier=VERIFIERS.find(verifier),
@@ -86,11 +88,13 @@ def test_the_law_over_grown_trees_is_the_targets(verifier, draw, shape, table, o
 
 
 @pytest.mark.parametrize(("verifier", "draw", "shape", "table", "option"), list(trees(SHAPES, "two")))
-def test_the_law_over_trees_that_know_no_options_is_the_targets(verifier, draw, shape, table, option):
-    """Their tokens come from the draft's law as it is, so rules meet tokens that the target may not give."""
+def test_the_distribution_over_trees_that_know_no_options_is_the_targets(verifier, draw, shape, table, option):
+    """Their tokens come from the draft's distribution as it is, so verifiers meet tokens that the target may not
+    give.
+    """
     (target, draft), options = TABLES[table], given(OPTIONS[option])
     depth = TableTrees(draft, SHAPES[shape], draw).depth
-    found = draft_probs_of(
+    found = output_distribution(
         target=target,
         drafter=lambda: TableTrees(draft, SHAPES[shape], draw),
         verifier=VERIFIERS.find(verifier),

@@ -1,20 +1,22 @@
-"""Every rule that promises the target's law, over trees: siblings with and without replacement, and fixed ones."""
+"""Every verifier that promises the target's distribution, over trees: siblings with and without replacement, and
+fixed ones.
+"""
 
 import pytest
 
 from paceline.core.tree import Draw
 from paceline.verifiers import VERIFIERS
 from tests.distributions.cases import FEW, TABLES, WARPS
-from tests.distributions.exact import distance, draft_probs_of, target_law
+from tests.distributions.exact import distance, output_distribution, target_distribution
 from tests.distributions.ledger import note
-from tests.distributions.test_chains import BOUND, rules
+from tests.distributions.test_chains import BOUND, verifiers
 from tests.distributions.trees import PATHS, SHAPES, TableTrees
 
 BIG = ("two by two", "two paths")
 
 
 def cases():
-    for name, kind in rules():
+    for name, kind in verifiers():
         if not kind.branches:
             continue
         for draw in (Draw.IID, Draw.NO_REPLACEMENT, Draw.FIXED):
@@ -31,10 +33,10 @@ def cases():
 
 
 @pytest.mark.parametrize(("verifier", "draw", "shape", "table", "warp", "steps"), list(cases()))
-def test_the_law_is_the_targets(verifier, draw, shape, table, warp, steps):
+def test_the_distribution_is_the_targets(verifier, draw, shape, table, warp, steps):
     target, draft = TABLES[table]
     depth = TableTrees(draft, SHAPES[shape], draw).depth
-    found = draft_probs_of(
+    found = output_distribution(
         target=target,
         drafter=lambda: TableTrees(draft, SHAPES[shape], draw),
         verifier=VERIFIERS.find(verifier),
@@ -42,7 +44,7 @@ def test_the_law_is_the_targets(verifier, draw, shape, table, warp, steps):
         steps=steps,
         **WARPS[warp],
     )
-    error = distance(found.probs, target_law(target, steps * (depth + 1), WARPS[warp]))
+    error = distance(found.distribution, target_distribution(target, steps * (depth + 1), WARPS[warp]))
     note(verifier=verifier, tree=shape, draw=draw.name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND

@@ -1,4 +1,7 @@
-"""Trees of any shape and draw over a table: a drafter that knows the law after every context. R rows, V = 3."""
+"""Trees of any shape and draw over a table: a drafter that knows the distribution after every context.
+
+R rows, V = 3.
+"""
 
 import torch
 
@@ -20,7 +23,9 @@ PATHS = ("two", "three", "two paths")  # chains from the root that share nothing
 
 
 class TableTrees(StatelessDrafter):
-    """Draws from ``table`` [V, V, V] as it is, whatever the row's own options: the recorded law is what counts."""
+    """Draws from ``table`` [V, V, V] as it is, whatever the row's own options: the recorded distribution is what
+    counts.
+    """
 
     branches = True
 
@@ -41,22 +46,23 @@ class TableTrees(StatelessDrafter):
     def propose(self, batch, plan):
         known = batch.tokens.gather(1, (batch.length - 2)[:, None])[:, 0]
         tokens, before = {0: batch.root}, {0: known}
-        valid, probs, draft_probs_of = {0: batch.active}, [], [-1] * len(self.depths)
+        valid, probs, source = {0: batch.active}, [], [-1] * len(self.depths)
         for parent in range(len(self.depths)):
             children = [node + 1 for node, own in enumerate(self.parents) if own == parent]
             if not children:
                 continue
             scores = self.table[before[parent], tokens[parent]]  # [R, V]
-            law = scores.softmax(-1)
+            distribution = scores.softmax(-1)
             position = (batch.length + self.depths[parent])[:, None]
             drawn = self._draw(batch, scores, position, parent, children)
             for node, token in zip(children, drawn, strict=True):
                 tokens[node], before[node] = token, tokens[parent]
                 room = self.depths[node] <= batch.draft_room
-                given = law.gather(1, token[:, None])[:, 0] > 0  # nothing is left to draw once the law is used up
+                # nothing is left to draw once the distribution is used up
+                given = distribution.gather(1, token[:, None])[:, 0] > 0
                 valid[node] = valid[parent] & room & given
-                draft_probs_of[node] = -1 if self.draw is Draw.FIXED else len(probs)
-            probs.append(law)
+                source[node] = -1 if self.draw is Draw.FIXED else len(probs)
+            probs.append(distribution)
         order = range(len(self.depths))
         parents = torch.tensor([-1, *self.parents]).expand(batch.rows, -1)
         return Tree.make(
@@ -65,7 +71,7 @@ class TableTrees(StatelessDrafter):
             torch.stack([valid[node] for node in order], dim=1),
             max_depth=self.depth,
             draw=self.draw,
-            law=torch.tensor(draft_probs_of).expand(batch.rows, -1),
+            source=torch.tensor(source).expand(batch.rows, -1),
             probs=None if self.draw is Draw.FIXED else torch.stack(probs, dim=1),
         )
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.core.registry import Registry
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from tests import tiny as models
 from tests.models.layouts import pair, texts
@@ -37,7 +37,7 @@ def states(head, tokens):
 
 
 def test_it_is_found_by_its_name():
-    assert isinstance(HEADS, Registry) and HEADS.find("early_exit") is EarlyExitHead
+    assert isinstance(DRAFT_HEADS, Registry) and DRAFT_HEADS.find("early_exit") is EarlyExitHead
 
 
 def test_what_is_not_its_own_is_the_targets_very_module_and_not_kept():
@@ -58,7 +58,7 @@ def test_a_tied_head_multiplies_with_the_targets_table_or_a_copy(own_head):
     head = made(target, own_head=own_head, num_blocks=0)
     hidden = torch.randn(1, 4, 32, generator=drawn(1), dtype=torch.float64)
     wanted = nn.functional.linear(target.norm(hidden.flatten(0, 1)), target.embed.weight)[None]
-    torch.testing.assert_close(head.decoder.causal_over(hidden).logits, wanted)
+    torch.testing.assert_close(head.decoder.causal_from_embeds(hidden).logits, wanted)
     assert (head.decoder.head is None) is not own_head
 
 

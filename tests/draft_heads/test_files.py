@@ -17,7 +17,7 @@ from paceline.draft_heads.files import (
     read_head_config,
     save_head,
 )
-from paceline.models.backend import lay_out
+from paceline.models.backend import pack_weights
 from paceline.models.fingerprint import fingerprint
 from paceline.models.loading import load, save
 from tests import tiny
@@ -170,7 +170,7 @@ def test_a_fingerprint_is_the_same_in_every_precision_and_however_weights_lie(la
     for dtype in (torch.float32, torch.bfloat16):
         assert fingerprint(copy.deepcopy(lm).to(dtype)) == own
     laid = copy.deepcopy(lm).to(torch.bfloat16)
-    lay_out(laid)
+    pack_weights(laid)
     assert fingerprint(laid) == own
     half = fingerprint(copy.deepcopy(lm).to(torch.float16))
     assert half.kept is half.matrices is None and half.matches(own) and own.matches(half)

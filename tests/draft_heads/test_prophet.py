@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.prophet import ProphetConfig, ProphetHead
 from tests import tiny
 from tests.models.layouts import pair, texts
@@ -15,7 +15,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def make(kind, target, *, seed=0, spread=0.3, **sizes):
     """A head whose weights, norms and zeros too, are random."""
     generator = torch.Generator().manual_seed(seed)
-    head = HEADS.find(kind).make(HEADS.find(kind).Config(**sizes), target, generator=generator)
+    head = DRAFT_HEADS.find(kind).make(DRAFT_HEADS.find(kind).Config(**sizes), target, generator=generator)
     for tensor in head.own_state().values():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         tensor.data.add_(spread * noise.to(tensor.dtype))
@@ -123,8 +123,8 @@ def test_a_prophet_sees_its_states_and_the_drafted_tokens_and_nothing_else():
 
 def test_a_fresh_linear_head_says_what_the_target_said_last():
     _, target = pair("granite", torch.float64)
-    head = HEADS.find("linear_prophet").make(
-        HEADS.find("linear_prophet").Config(depth=2), target, generator=torch.Generator()
+    head = DRAFT_HEADS.find("linear_prophet").make(
+        DRAFT_HEADS.find("linear_prophet").Config(depth=2), target, generator=torch.Generator()
     )
     tokens = texts(1, 6)
     with torch.no_grad():

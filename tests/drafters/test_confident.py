@@ -16,8 +16,10 @@ def naive_tree(decoder, row, shape):
     """Paths of the proposed nodes, by plain forwards and sorts."""
 
     def children(path):
-        law = naive_scores(decoder, [[path] if other == row else [[]] for other in range(len(PROMPTS))])[row][0]
-        best = law.log_softmax(-1).sort(descending=True)
+        distribution = naive_scores(decoder, [[path] if other == row else [[]] for other in range(len(PROMPTS))])[row][
+            0
+        ]
+        best = distribution.log_softmax(-1).sort(descending=True)
         return list(zip(best.values[: shape.width].tolist(), best.indices[: shape.width].tolist(), strict=True))
 
     scored, frontier = [], [(0.0, [])]

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
-from paceline.drafters.early_exit import PAUSES, EarlyExitDrafter
+from paceline.drafters.early_exit import MAX_SKIPPED_STEPS, EarlyExitDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.adapter.lm import adapt
 from tests import tiny as models
@@ -120,7 +120,7 @@ class Alternating:
         return StepPlan(self.lengths[self.step % len(self.lengths)])
 
 
-PLANS = [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,), (3, *(0,) * (PAUSES + 9), 4)]
+PLANS = [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,), (3, *(0,) * (MAX_SKIPPED_STEPS + 9), 4)]
 
 
 @pytest.mark.parametrize("lengths", PLANS, ids=str)
@@ -146,7 +146,7 @@ def test_a_step_without_drafts_asks_neither_stem_nor_head():
 
 
 @every_head_and_some_shapes
-def test_the_texts_are_the_references_whatever_the_head_says(kind, name):
+def test_the_outputs_are_the_references_whatever_the_head_says(kind, name):
     asked = requests(max_tokens=16)
     result = run(EarlyExitDrafter(head=HEADS[kind](), shape=SHAPES[name]), "coupled", asked, k=3)
     assert result.texts == [expected(one) for one in asked]

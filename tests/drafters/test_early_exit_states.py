@@ -98,12 +98,12 @@ def cropped_at(crop, length):
     raise AssertionError("no such seed")
 
 
-def naive_logits(head, text, drafted):
-    """What training says after ``text`` and the tokens ``drafted`` behind it, the text being verified: [V]."""
-    tokens = torch.tensor([[*text, *drafted]])
+def naive_logits(head, sequence, drafted):
+    """What training says after ``sequence`` and the tokens ``drafted`` behind it, the sequence being verified: [V]."""
+    tokens = torch.tensor([[*sequence, *drafted]])
     target = models.target()[1]
     hidden = target.causal(tokens, taps=head.taps).hidden
-    generator = cropped_at(len(text) - 1, tokens.shape[1])
+    generator = cropped_at(len(sequence) - 1, tokens.shape[1])
     unrolled = head.unroll(tokens, hidden, generator=generator)
     at = unrolled.position[0, :, 0].tolist().index(tokens.shape[1] - 1)
     if unrolled.weight is not None and len(drafted) <= head.options.max_age:
@@ -114,7 +114,7 @@ def naive_logits(head, text, drafted):
 @every_head_and_some_shapes
 @torch.no_grad()
 def test_what_is_drafted_with_is_what_is_trained(kind, name):
-    """At every depth, after any accepted path, pauses and a fork, against whole texts without a cache."""
+    """At every depth, after any accepted path, pauses and a fork, against whole sequences without a cache."""
     head = HEADS[kind]()
     drafter = EarlyExitDrafter(head=head, lm=Heard(head.decoder), shape=SHAPES[name])
     decoder = decoder_for(drafter, "coupled", plan=Alternating(3, 3, 0, 0, 5, 2), rows=len(PROMPTS) + 1)
@@ -122,19 +122,19 @@ def test_what_is_drafted_with_is_what_is_trained(kind, name):
     rows = range(len(PROMPTS))
     for step in range(9):
         plan = decoder.plan(decoder.stats)
-        if step in (4, 7):  # a prompt that begins as a text that was drafted, behind which the head is
+        if step in (4, 7):  # a prompt that begins as a sequence that was drafted, behind which the head is
             length = int(decoder.batch.length[3]) - 1
             prompt = [*decoder.batch.tokens[3, :length].tolist(), *[7] * (step - 3)]
             decoder.admit([request(prompt, max_tokens=20)], [4], [Prefix(row=3, length=length)])
             rows = range(len(PROMPTS) + 1)
-        texts = [decoder.batch.tokens[row, : decoder.batch.length[row]].tolist() for row in rows]
+        sequences = [decoder.batch.tokens[row, : decoder.batch.length[row]].tolist() for row in rows]
         decoder.run(plan)
         if plan.num_draft_tokens == 0:
             continue
         heard = drafter.lm
         said = torch.cat(heard.said, dim=1) if heard.said else None
-        for row, text in zip(rows, texts, strict=True):
-            torch.testing.assert_close(heard.root[row, 0], naive_logits(head, text, []), rtol=0, atol=1e-9)
+        for row, sequence in zip(rows, sequences, strict=True):
+            torch.testing.assert_close(heard.root[row, 0], naive_logits(head, sequence, []), rtol=0, atol=1e-9)
             for node in range(0 if heard.forest is None else heard.forest.num_nodes):
                 if not heard.forest.valid[row, node]:
                     continue
@@ -142,7 +142,7 @@ def test_what_is_drafted_with_is_what_is_trained(kind, name):
                 while at >= 0:
                     path.insert(0, int(heard.forest.tokens[row, at]))
                     at = int(heard.forest.parents[row, at])
-                naive = naive_logits(head, text, path)
+                naive = naive_logits(head, sequence, path)
                 torch.testing.assert_close(said[row, node], naive, rtol=0, atol=1e-9)
 
 
@@ -204,8 +204,8 @@ URGED = Language(({5: 1, 9: 1, 3: 1}, {2: 0, 8: 0, 44: 0}), size=models.VOCAB, u
 def test_tokens_that_a_grammar_demands_take_the_place_of_the_drafts(kind):
     asked = [ruled(p, URGED, max_tokens=14) for p in PROMPTS[:2]] + [request(PROMPTS[3], max_tokens=14)]
     result = run(EarlyExitDrafter(head=HEADS[kind]()), "coupled", asked, k=4)
-    for one, text in zip(asked[:2], result.texts[:2], strict=True):
-        assert all(token in URGED.moves[at % 2] for at, token in enumerate(text)) and one.rules
+    for one, sequence in zip(asked[:2], result.texts[:2], strict=True):
+        assert all(token in URGED.moves[at % 2] for at, token in enumerate(sequence)) and one.rules
     assert result.texts[2] == expected(asked[2])
 
 
@@ -215,14 +215,14 @@ def test_what_is_kept_from_step_to_step_is_changed_in_place():
     decoder.admit(requests(), range(len(PROMPTS)))
 
     def places():
-        kept = (drafter.unread.states, drafter.unread.count, drafter.past, drafter.stream, drafter.cache.length)
-        return [tensor.data_ptr() for tensor in (*kept, drafter.stem.length)]
+        kept = (drafter.unread.states, drafter.unread.count, drafter.recycled.states, drafter.cache.length)
+        return [tensor.data_ptr() for tensor in (*kept, drafter.chain_hidden, drafter.shared_layers.length)]
 
     before = places()
     for _ in range(5):
         decoder.step()
     assert places() == before
-    assert drafter.stem.length.data_ptr() == decoder.cache.length.data_ptr()
+    assert drafter.shared_layers.length.data_ptr() == decoder.cache.length.data_ptr()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -231,13 +231,13 @@ def test_the_kernels_chains_are_the_plain_ones(kind, temperature, monkeypatch):
     """Drafted in one call; of a head that recycles too."""
     head, asked = HEADS[kind](), requests(temperature, max_tokens=20)
     drafter = EarlyExitDrafter(head=head, lm=fastest(head.decoder))
-    calls, run_ahead = [], type(drafter.lm).run_ahead
+    calls, draft_fused = [], type(drafter.lm).draft_fused
 
     def counted(*given, **options):
-        calls.append(run_ahead(*given, **options))
+        calls.append(draft_fused(*given, **options))
         return calls[-1]
 
-    monkeypatch.setattr(type(drafter.lm), "run_ahead", counted)
+    monkeypatch.setattr(type(drafter.lm), "draft_fused", counted)
     plain = run(EarlyExitDrafter(head=head), "coupled", asked, k=4)
     assert not calls
     quick = run(

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.linear_prophet import LinearProphetConfig, LinearProphetHead
 from paceline.drafters.linear_prophet import LinearProphetDrafter
@@ -28,20 +28,20 @@ def new_head(target, *, seed=0, **sizes):
 def fitted(target):
     """Matrices that lead from each token's state to those of the tokens after it, where that one decides them.
 
-    By least squares over what follows every token alone, so that tokens which texts end in count the most.
+    By least squares over what follows every token alone, so that tokens which sequences end in count the most.
     """
     head = new_head(target)
     tokens = torch.arange(target.vocab_size)
     output = target.causal(tokens[:, None], taps=head.taps)
     state, following = output.hidden[head.taps[0]][:, 0], output.logits[:, 0].argmax(-1)
-    texts = [tokens]
+    sequences = [tokens]
     for _ in range(STEPS + head.sizes.depth):
-        texts.append(following[texts[-1]])
-    begun = state[torch.cat(texts[:STEPS])]
+        sequences.append(following[sequences[-1]])
+    begun = state[torch.cat(sequences[:STEPS])]
     read = target.norm(begun)
     maps = []
     for depth in range(1, head.sizes.depth + 1):
-        missing = state[torch.cat(texts[depth : depth + STEPS])] - begun
+        missing = state[torch.cat(sequences[depth : depth + STEPS])] - begun
         square = read.T @ read + RIDGE * depth**2 * torch.eye(read.shape[1], dtype=read.dtype)
         maps.append(torch.linalg.solve(square, read.T @ missing).T)
     head.load_own_state({"maps.weight": torch.cat(maps)})
@@ -57,7 +57,7 @@ def guessable_target():
 
 
 @pytest.mark.parametrize("shape", [None, Topology.branching((2, 1, 2))], ids=["chain", "tree"])
-def test_states_and_laws_of_drafts_are_those_of_the_training_layout(shape):
+def test_states_and_distributions_of_drafts_are_those_of_the_training_layout(shape):
     _, target = models.target()
     drafter = LinearProphetDrafter(head=fitted(target), draws=frozenset({Draw.IID}), shape=shape)
     accepted = check_steps(target, drafter, verifier="recursive", temperature=1.0)
@@ -74,7 +74,7 @@ def test_it_drafts_no_deeper_than_it_has_matrices():
     assert [drafter.max_nodes(asked) for asked in (0, 1, 2, 5)] == [1, 2, 3, 3]
 
 
-def test_a_text_that_it_has_learned_takes_fewer_steps():
+def test_a_output_that_it_has_learned_takes_fewer_steps():
     _, target = models.target()
     head = new_head(target, depth=3)
     prompt, length, _ = overfitted(head, target, steps=150, rate=0.01)
@@ -101,5 +101,5 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype):
 
 def test_another_target_is_refused_before_any_row():
     drafter = LinearProphetDrafter(head=new_head(models.target()[1]))
-    with pytest.raises(ValueError, match="a head of a target of 3 layers and 61 tokens, and the target has 1 and 61"):
+    with pytest.raises(ValueError, match="for a target of 3 layers and 61 tokens, and the target has 1 layers and 61"):
         decoder_for(drafter, "coupled", target=models.draft())

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from tests import tiny as models
@@ -56,7 +56,8 @@ def test_catches_up_after_pauses(lengths, temperature):
     assert result.summary.acceptance_rate == 1.0, "a stale draft cache costs acceptance"
 
 
-# The target's weights; the longest text that is drafted after is 24 tokens for both, as three slots are for the draft.
+# The target's weights; the longest sequence that is drafted after is 24 tokens for both, as three slots are for the
+# draft.
 SHORT = {
     "context": lambda: models.native(models.llama(1, max_position_embeddings=24)),
     "window": lambda: models.native(models.causal("mistral", 1, sliding_window=27)),
@@ -72,11 +73,11 @@ def test_a_draft_with_a_shorter_reach_stops_drafting_for_that_row(kind):
     lengths = [len(r.tokens) for r in requests]
     for report in result.reports:
         for row in range(3):
-            if report.num[row]:
+            if len(report.tokens[row]):
                 room = max(0, min(3, 24 - lengths[row] + 1))
                 left = requests[row].max_tokens - (lengths[row] - len(requests[row].tokens)) - 1
-                assert report.drafted[row] == min(room, left)
-                lengths[row] += report.num[row]
+                assert report.num_drafted[row] == min(room, left)
+                lengths[row] += len(report.tokens[row])
 
 
 @pytest.mark.parametrize("kind", SHORT)
@@ -108,11 +109,11 @@ def test_a_padded_vocabulary_is_cut_or_filled(vocab, verifier):
 
 
 @pytest.mark.parametrize("draw", Draw)
-def test_only_draws_from_a_law_carry_it(draw):
+def test_only_draws_from_a_distribution_carry_it(draw):
     drafter = ModelDrafter(lm=models.target()[1], draws=frozenset({draw}))
     decoder = decoder_for(drafter, "coupled", k=3)
     decoder.admit([request([7, 3], max_tokens=20, temperature=1.0)], [0])
-    tree = drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    tree = drafter.propose(decoder.batch, decoder.plan())
     assert tree.draw.tolist() == [[draw] * 4]
     assert (tree.probs is not None) == (draw in (Draw.IID, Draw.NO_REPLACEMENT))
     if tree.probs is not None:

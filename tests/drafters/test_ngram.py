@@ -17,16 +17,16 @@ def guessable_target():
     return looping_target()
 
 
-def drafted(text, k=4, **options):
-    """What is proposed after ``text``."""
+def drafted(sequence, k=4, **options):
+    """What is proposed after ``sequence``."""
     decoder = decoder_for(NgramDrafter(**options), "coupled", k=k, max_length=64)
-    decoder.admit([request(text, max_tokens=20)], [0])
+    decoder.admit([request(sequence, max_tokens=20)], [0])
     tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
     return tree.tokens[0, 1:][tree.valid[0, 1:]].tolist()
 
 
 @pytest.mark.parametrize(
-    ("text", "proposal"),
+    ("sequence", "proposal"),
     [
         ([1, 2, 3, 4, 9, 1, 2], [3, 4, 9, 1]),  # goes on after the match
         ([1, 2, 7, 5, 1, 2, 8, 6, 1, 2], [8, 6, 1, 2]),  # the latest of equal matches
@@ -37,8 +37,8 @@ def drafted(text, k=4, **options):
         ([7], []),
     ],
 )
-def test_copies_what_followed_the_longest_latest_match(text, proposal):
-    assert drafted(text) == proposal
+def test_copies_what_followed_the_longest_latest_match(sequence, proposal):
+    assert drafted(sequence) == proposal
 
 
 def test_shorter_matches_than_the_minimum_are_left_alone():
@@ -53,7 +53,7 @@ def test_a_row_drafts_no_further_than_its_limit_lets_it():
     assert int(tree.valid.sum()) == 1 + 2
 
 
-def test_never_matches_text_of_a_former_occupant():
+def test_never_matches_output_of_a_former_occupant():
     decoder = decoder_for(NgramDrafter(), "coupled", k=4, max_length=64)
     decoder.admit([request([9, 8, 7, 6, 5, 4, 3, 2, 1] * 3, max_tokens=20)], [0])
     decoder.batch.release([0])
@@ -62,7 +62,7 @@ def test_never_matches_text_of_a_former_occupant():
     assert int(tree.valid.sum()) == 1
 
 
-def test_a_repeating_text_is_drafted_whole():
+def test_a_repeating_output_is_drafted_whole():
     model, target = looping_target()
     prompt = [2, *expected(request([2], max_tokens=60), model)]
     result = run(NgramDrafter(), "coupled", [request(prompt, max_tokens=20)], target=target, k=3)

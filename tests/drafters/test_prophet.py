@@ -14,7 +14,7 @@ from paceline.drafters.prophet import ProphetDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.engine.runner import parts_for
 from paceline.models.backend import fastest
-from paceline.models.base import Ahead
+from paceline.models.base import FusedDrafting
 from tests import tiny as models
 from tests.drafters.last_states import check_steps, overfitted, whole
 from tests.harness import decoder_for, expected, request, run
@@ -56,8 +56,8 @@ SHAPES = {"chain": None, "tree": Topology.branching((2, 1, 2))}
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sizes", [{}, {"num_states": 3, "num_blocks": 2}, {"width": 24, "num_states": 1}], ids=str)
-def test_states_and_laws_of_drafts_are_those_of_the_training_layout(shape, sizes):
-    """After accepted lengths of every kind, from texts shorter than the states on, in float64."""
+def test_states_and_distributions_of_drafts_are_those_of_the_training_layout(shape, sizes):
+    """After accepted lengths of every kind, from sequences shorter than the states on, in float64."""
     _, target = models.target()
     drafter = ProphetDrafter(head=new_head(target, **sizes), draws=frozenset({Draw.IID}), shape=SHAPES[shape])
     accepted = check_steps(target, drafter, verifier="recursive", temperature=1.0)
@@ -89,8 +89,8 @@ def test_deeper_drafts_than_it_learned_go_on_in_the_same_way():
     assert results[0].summary.drafted[4] > 0
 
 
-def test_a_text_that_it_has_learned_takes_the_fewest_steps():
-    """The states are what tells one place of the text from another, and every draft begins with them."""
+def test_a_output_that_it_has_learned_takes_the_fewest_steps():
+    """The states are what tells one place of the sequence from another, and every draft begins with them."""
     _, target = models.target()
     head = new_head(target, num_blocks=1, depth=4)
     prompt, length, loss = overfitted(head, target, steps=60, rate=0.01)
@@ -101,7 +101,7 @@ def test_a_text_that_it_has_learned_takes_the_fewest_steps():
 
 
 @pytest.mark.parametrize("shape", [Topology.branching((3, 2)), Confident(num_drafted=10, depth=3, width=4)], ids=str)
-def test_trees_keep_more_than_chains_and_change_no_text(shape):
+def test_trees_keep_more_than_chains_and_change_no_output(shape):
     model, target = guessable_target()
     requests = [request([7, 3, 5][: 1 + i], max_tokens=30) for i in range(3)]
     kept = []
@@ -136,12 +136,12 @@ def test_states_are_kept_through_steps_without_drafts():
     for _ in range(9):
         decoder.step()
         for row in range(2):
-            text = decoder.batch.tokens[row, : decoder.batch.length[row]].tolist()
-            states, _ = whole(target, drafter.head, text)
-            torch.testing.assert_close(drafter.states.held[row], states[-3:-1])
+            sequence = decoder.batch.tokens[row, : decoder.batch.length[row]].tolist()
+            states, _ = whole(target, drafter.head, sequence)
+            torch.testing.assert_close(drafter.states.states[row], states[-3:-1])
 
 
-def test_a_row_that_forks_begins_with_the_states_of_its_own_text():
+def test_a_row_that_forks_begins_with_the_states_of_its_own_output():
     """Prefixes of every length, beside rows that read more or nothing; the last states are read again."""
     _, target = models.target()
     drafter = ProphetDrafter(head=new_head(target, num_states=3))
@@ -151,35 +151,35 @@ def test_a_row_that_forks_begins_with_the_states_of_its_own_text():
     while bool(decoder.batch.active.any()):
         decoder.step()
     known = [*first.tokens, *expected(first)]
-    texts = [[*known, 4], [*known[:4], 8, 8, 8, 8, 8, 8], known[:2]]
+    sequences = [[*known, 4], [*known[:4], 8, 8, 8, 8, 8, 8], known[:2]]
     prefixes = [Prefix(row=0, length=len(known) - 1), Prefix(row=0, length=4), Prefix(row=0, length=1)]
-    decoder.admit([request(text, max_tokens=4) for text in texts], [1, 2, 3], prefixes)
-    for row, text in zip([1, 2, 3], texts, strict=True):
-        states, _ = whole(target, drafter.head, text)
+    decoder.admit([request(sequence, max_tokens=4) for sequence in sequences], [1, 2, 3], prefixes)
+    for row, sequence in zip([1, 2, 3], sequences, strict=True):
+        states, _ = whole(target, drafter.head, sequence)
         padded = torch.cat((states.new_zeros(3, states.shape[-1]), states[:-1]))
-        torch.testing.assert_close(drafter.states.held[row], padded[-3:])
+        torch.testing.assert_close(drafter.states.states[row], padded[-3:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [None, 24])
 def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, width):
-    """Chains run ahead in the kernel, the same for the same text."""
+    """Chains run ahead in the kernel, the same for the same sequence."""
     target = copy.deepcopy(guessable_target()[1]).to(dtype)
     head = echo(target, 0.1) if width is None else new_head(target, width=width)
     quick, parts = fastest(target), parts_for(torch.device("cpu"))
-    drafts, texts = [], []
+    drafts, sequences = [], []
     for lm in (fastest(head.decoder), head.decoder):
         drafter = ProphetDrafter(head=head, lm=lm)
         decoder = decoder_for(drafter, "coupled", target=quick, parts=parts, k=4, rows=3)
         decoder.admit([request([7, 3, 5][: 1 + i], max_tokens=30) for i in range(3)], range(3))
         drafts.append(drafter.propose(decoder.batch, StepPlan(4)).tokens.tolist())
-        texts.append(decode_all(decoder))
-    assert isinstance(fastest(head.decoder), Ahead)
-    assert drafts[0] == drafts[1] and texts[0] == texts[1]
+        sequences.append(decode_all(decoder))
+    assert isinstance(fastest(head.decoder), FusedDrafting)
+    assert drafts[0] == drafts[1] and sequences[0] == sequences[1]
 
 
 def test_another_target_is_refused_before_any_row():
     head = new_head(models.target()[1])
     other = models.native(models.llama(1, num_hidden_layers=2))
-    with pytest.raises(ValueError, match="a head of a target of 3 layers and 61 tokens, and the target has 2 and 61"):
+    with pytest.raises(ValueError, match="for a target of 3 layers and 61 tokens, and the target has 2 layers and 61"):
         decoder_for(ProphetDrafter(head=head), "coupled", target=other)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from paceline.core.batch import Finish
-from paceline.core.parts import Parts
+from paceline.core.step import Finish
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
@@ -28,7 +27,7 @@ def test_no_node_stands_deeper_than_the_limit_leaves(name, draw, max_tokens):
     decoder = decoder_for(noisy(name, draw), "coupled", k=3, rows=len(PROMPTS))
     decoder.admit(wanted, range(len(PROMPTS)))
     with torch.inference_mode():
-        tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+        tree = decoder.drafter.propose(decoder.batch, decoder.plan())
     deepest = torch.where(tree.valid, tree.depth, 0).amax(-1)
     deepest_of = min(max_tokens - 1, SHAPES[name].depth)
     if name == "confident":  # which need not propose a node of every depth
@@ -48,7 +47,7 @@ def test_rows_keep_to_their_own_depth_and_empty_rows_draft_nothing(name, draw):
     rows = [4, 0, 5, 2]
     decoder.admit(wanted, rows)
     with torch.inference_mode():
-        tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+        tree = decoder.drafter.propose(decoder.batch, decoder.plan())
     deepest = torch.where(tree.valid, tree.depth, -1).amax(-1).tolist()
     if name != "confident":
         assert [deepest[row] for row in rows] == [min(cap, SHAPES[name].depth) for cap in range(4)]
@@ -56,7 +55,7 @@ def test_rows_keep_to_their_own_depth_and_empty_rows_draft_nothing(name, draw):
     assert finish(decoder, rows=rows, prompts=PROMPTS).texts == [expected(r) for r in wanted]
 
 
-# The longest text that a draft can be read after is 24 tokens for both; the binary tree's read nodes are 6, and its
+# The longest sequence that a draft can be read after is 24 tokens for both; the binary tree's read nodes are 6, and its
 # cache needs a slot more for the node that an accepted path may lack.
 SHORT = {
     "context": lambda: models.native(models.llama(1, max_position_embeddings=24)),
@@ -74,12 +73,12 @@ def test_a_row_that_outgrows_the_drafts_reach_drafts_no_more(kind, name):
     lengths = [len(r.tokens) for r in wanted]
     for report in result.reports:
         for row in range(3):
-            if report.num[row]:
+            if len(report.tokens[row]):
                 room = min(24 - lengths[row] + 1, wanted[row].max_tokens - lengths[row] + len(wanted[row].tokens) - 1)
-                assert (report.drafted[row] > 0) == (room > 0)
+                assert (report.num_drafted[row] > 0) == (room > 0)
                 if name == "binary":
-                    assert report.drafted[row] == 2 ** (max(0, min(3, room)) + 1) - 2
-                lengths[row] += report.num[row]
+                    assert report.num_drafted[row] == 2 ** (max(0, min(3, room)) + 1) - 2
+                lengths[row] += len(report.tokens[row])
 
 
 def test_a_tree_that_no_window_or_vocabulary_holds_is_refused():
@@ -133,7 +132,7 @@ def test_scratch_is_never_read(name, draw):
                 garbage = 1e3 * torch.randn(store.shape, generator=generator, dtype=store.dtype)
                 store.copy_(torch.where(free[None, :, :, None, None], garbage, store))
         decoder.step()
-        assert decoder.read().accepted == clean.reports[steps].accepted
+        assert decoder.results().accepted == clean.reports[steps].accepted
         steps += 1
     assert steps == clean.steps
 
@@ -148,7 +147,7 @@ def test_a_padded_vocabulary_is_cut_or_filled_though_it_be_narrower_than_the_tre
     decoder = decoder_for(ModelDrafter(lm=models.native(model), shape=shape), "coupled", k=2, rows=len(PROMPTS))
     decoder.admit(wanted, range(len(PROMPTS)))
     with torch.inference_mode():
-        tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+        tree = decoder.drafter.propose(decoder.batch, decoder.plan())
     assert (tree.tokens[tree.valid] < vocab).all()
     assert not (tree.valid & ~tree.valid.gather(1, tree.parents.clamp(min=0))).any(), "no node without its parent"
     assert finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS).texts == [expected(r) for r in wanted]
@@ -157,7 +156,7 @@ def test_a_padded_vocabulary_is_cut_or_filled_though_it_be_narrower_than_the_tre
 @every_case
 def test_no_own_noise_is_consumed_twice(name, draw):
     noise = Ledger()
-    decoder = decoder_for(noisy(name, draw), "coupled", k=3, rows=len(PROMPTS), parts=Parts(noise=noise))
+    decoder = decoder_for(noisy(name, draw), "coupled", k=3, rows=len(PROMPTS), parts=dict(noise=noise))
     decoder.admit(requests(1.0, max_tokens=16), range(len(PROMPTS)))
     finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
     own = [entry for entry in noise.used if entry[0] != 0]

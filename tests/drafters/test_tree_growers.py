@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.core.noise import Philox, Stream
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
@@ -77,15 +77,19 @@ def paths_of(tree, row):
 
 
 def naive_scores(decoder, paths):
-    """The draft's scores [N, V] per row after its text and each of its ``paths``, by forwards that cache nothing."""
+    """The draft's scores [N, V] per row after its sequence and each of its ``paths``, by forwards that cache
+    nothing.
+    """
     batch, lm = decoder.batch, decoder.drafter.lm
     found = []
     for row, own in enumerate(paths):
-        texts = [[*batch.tokens[row, : batch.length[row]].tolist(), *path] for path in own]
-        longest = max(len(text) for text in texts)
+        sequences = [[*batch.tokens[row, : batch.length[row]].tolist(), *path] for path in own]
+        longest = max(len(sequence) for sequence in sequences)
         with torch.no_grad():
-            logits = lm.causal(torch.tensor([text + [0] * (longest - len(text)) for text in texts])).logits
-        last = torch.stack([logits[i, len(text) - 1] for i, text in enumerate(texts)])
+            logits = lm.causal(
+                torch.tensor([sequence + [0] * (longest - len(sequence)) for sequence in sequences])
+            ).logits
+        last = torch.stack([logits[i, len(sequence) - 1] for i, sequence in enumerate(sequences)])
         temperature = batch.sampling.temperature[row]
         found.append(last / temperature if temperature > 0 else last)
     return found
@@ -109,22 +113,24 @@ def check_tree(decoder, tree, draw):
             children.setdefault(parent, []).append(node)
         for parent, own in children.items():
             for rank, node in enumerate(own if parent >= 0 else ()):
-                law = scores[row][parent]
+                distribution = scores[row][parent]
                 position = int(batch.length[row]) + len(paths[row][parent])
                 assert parent < node and (tree.valid[row, parent] or not tree.valid[row, node])
                 if draw is Draw.FIXED or not sampled:
-                    best = law
+                    best = distribution
                 elif draw is Draw.SHARED:
-                    best = law - race(batch, row, position, Stream.TARGET, 0)
+                    best = distribution - race(batch, row, position, Stream.TARGET, 0)
                 else:
                     lane = node if draw is Draw.IID else own[0]
-                    best = law - race(batch, row, position, Stream.DRAFT, lane)
+                    best = distribution - race(batch, row, position, Stream.DRAFT, lane)
                 among = 0 if draw is Draw.IID else rank
                 assert int(tree.tokens[row, node]) == int(best.argsort(descending=True)[among])
                 if draw is Draw.IID or (draw is Draw.NO_REPLACEMENT and sampled):
                     assert tree.draw[row, node] == draw
                     wanted = (
-                        law.softmax(-1) if sampled else torch.nn.functional.one_hot(law.argmax(), len(law)).double()
+                        distribution.softmax(-1)
+                        if sampled
+                        else torch.nn.functional.one_hot(distribution.argmax(), len(distribution)).double()
                     )
                     torch.testing.assert_close(tree.probs[row, int(tree.source[row, node])], wanted)
                 else:
@@ -153,18 +159,18 @@ def test_every_node_is_what_a_naive_forward_of_its_path_gives(name, draw):
 
 @every_case
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_text_equals_the_reference(name, draw, temperature):
+def test_output_equals_the_reference(name, draw, temperature):
     wanted = requests(temperature, max_tokens=40)
     result = run(noisy(name, draw), "coupled", wanted, k=3)
     assert result.texts == [expected(r) for r in wanted]
-    reached = {accepted for report in result.reports for accepted in report.accepted}
+    reached = {accepted for report in result.reports for accepted in report.num_accepted}
     if temperature == 0 or draw is Draw.SHARED:
         assert reached == set(range(SHAPES[name].depth + 1)), "every accepted length occurs"
 
 
 @pytest.mark.parametrize("draw", Draw)
 @pytest.mark.parametrize("name", ["medusa"])
-def test_text_equals_the_reference_under_filters(name, draw):
+def test_output_equals_the_reference_under_filters(name, draw):
     """A filter may leave fewer tokens than siblings."""
     wanted = requests(1.2, top_k=2, top_p=0.8)
     result = run(noisy(name, draw), "coupled", wanted, k=3)
@@ -181,7 +187,7 @@ def itself(name, draw):
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_draft_equal_to_the_target_takes_the_fewest_steps(name, draw, temperature):
-    """A stale cache would leave the text right and only cost acceptance."""
+    """A stale cache would leave the sequence right and only cost acceptance."""
     depth = SHAPES[name].depth
     wanted = [request(p, max_tokens=24, temperature=temperature, seed=i) for i, p in enumerate(PROMPTS)]
     result = run(itself(name, draw), "coupled", wanted, k=3)
@@ -211,8 +217,8 @@ def test_a_tree_is_cut_to_the_depth_of_the_plan_and_catches_up_after_pauses(name
     assert result.texts == [expected(r) for r in wanted]
     for step, report in enumerate(result.reports[:5]):
         depth = min(depths[step % len(depths)], SHAPES[name].depth)
-        assert report.accepted == [depth] * len(PROMPTS), "a stale draft cache costs acceptance"
-        assert report.drafted == [drafter.max_nodes(depth) - 1] * len(PROMPTS)
+        assert report.num_accepted == [depth] * len(PROMPTS), "a stale draft cache costs acceptance"
+        assert report.num_drafted == [drafter.max_nodes(depth) - 1] * len(PROMPTS)
 
 
 @pytest.mark.parametrize("name", SHAPES)

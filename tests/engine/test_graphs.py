@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from paceline.core.clock import Phase
-from paceline.core.plan import Fixed, StepPlan
+from paceline.engine.clock import HostClock
+from paceline.engine.guard import Guarded
+
+from paceline.core.plan import Fixed
 from paceline.core.request import Request
+from paceline.core.step import StepPlan
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -19,9 +22,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.engine import graphs as module
 from paceline.engine import watch
-from paceline.engine.clock import HostClock
 from paceline.engine.graphs import WARM_UP, CudaGraphs, GraphedStep
-from paceline.engine.guard import Guarded
 from paceline.engine.runner import step_for
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Watch
@@ -55,7 +56,7 @@ class Side:
             if cancel is not None and steps == 5:
                 self.scheduler.cancel(tickets[cancel])
             assert steps < 600
-        closings = [self.scheduler.describe(ticket) for ticket in tickets]
+        closings = [self.scheduler.stats(ticket) for ticket in tickets]
         return gains, [(one.summary, one.no_draft, one.num_measured) for one in closings]
 
 
@@ -438,7 +439,7 @@ def test_a_gpu_replays_its_steps():
     found = [[], []]
     while bool(decoder.batch.active.any()):
         step()
-        for row, tokens in enumerate(decoder.read().tokens):
+        for row, tokens in enumerate(decoder.results().tokens):
             found[row] += tokens
     assert found == [expected(one) for one in wanted]
     assert step.num_called == WARM_UP and step.num_replayed > 2

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from paceline.engine.reports import AtOnce, Overlapped
 
-from paceline.core.batch import Finish
 from paceline.core.host import Outbox
 from paceline.core.request import Request
 from paceline.core.stats import Summary
+from paceline.core.step import Finish
 from paceline.core.tree import NoDraft
 from paceline.engine import watch
 from paceline.engine.graphs import GraphedStep
-from paceline.engine.reports import AtOnce, Overlapped
 from paceline.engine.runner import reports_for
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs
@@ -34,7 +34,7 @@ def serve(made, requests, *, stop=None):
             told = [token for one in gains[gain.ticket] for token in one.tokens]
             if stop in told:
                 made.cancel(gain.ticket)
-    closings = [made.describe(ticket) for ticket in tickets]
+    closings = [made.stats(ticket) for ticket in tickets]
     return list(gains.values()), [(one.summary, one.no_draft, one.num_measured) for one in closings]
 
 
@@ -133,7 +133,7 @@ def test_a_row_is_given_to_another_while_its_last_step_is_still_under_way():
         while not made.idle:
             rest += made.advance()
         assert {gain.ticket for gain in rest} == {second} and texts(rest) == [expected(wanted[1])]
-        closings.append([made.describe(ticket).summary for ticket in (first, second)])
+        closings.append([made.stats(ticket).summary for ticket in (first, second)])
         assert closings[-1][0].steps == 1 and closings[-1][0].emitted == len(gain.tokens)
     assert closings[0] == closings[1]
 

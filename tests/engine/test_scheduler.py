@@ -5,14 +5,14 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-
-from paceline.core.batch import Finish
 from paceline.core.clock import Phase
-from paceline.core.request import Request
-from paceline.core.tree import NoDraft
-from paceline.drafters.model import ModelDrafter
 from paceline.engine.clock import HostClock
 from paceline.engine.reports import AtOnce, Overlapped
+
+from paceline.core.request import Request
+from paceline.core.step import Finish
+from paceline.core.tree import NoDraft
+from paceline.drafters.model import ModelDrafter
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Watch
 from paceline.models import prefill
@@ -111,12 +111,12 @@ def test_a_cancelled_request_leaves_its_row_at_once():
     made.advance(), made.advance()
     made.cancel(first)
     assert not bool(made.decoder.batch.active.any())
-    assert made.describe(first).summary.emitted == made.describe(first).summary.steps == 2
+    assert made.stats(first).summary.emitted == made.stats(first).summary.steps == 2
     assert [gain.ticket for gain in made.advance()] == [second]
     assert made.decoder.batch.requests[0] is wanted[1]
     made.cancel(first)  # again: nothing happens
     assert bool(made.decoder.batch.active.all())
-    assert made.describe(first).summary.steps == 2
+    assert made.stats(first).summary.steps == 2
 
 
 def test_a_cancelled_row_stands_still_while_others_go_on():
@@ -137,7 +137,7 @@ def test_a_request_may_be_cancelled_before_it_is_admitted():
     made.cancel(tickets[1])
     texts, _ = drain(made)
     assert set(texts) == {tickets[0], tickets[2]}
-    closing = made.describe(tickets[1])
+    closing = made.stats(tickets[1])
     assert closing.summary.steps == 0 and closing.times.first_token is None and closing.times.prefill == 0
     assert 0 < closing.times.queue <= closing.times.total
 
@@ -146,7 +146,7 @@ def test_what_is_forgotten_takes_no_memory():
     made = scheduler()
     ticket = made.submit(request([1], max_tokens=2))
     drain(made)
-    made.describe(ticket)
+    made.stats(ticket)
     made.forget(ticket)
     made.forget(ticket)
     assert not made._closed and not made._running and not made._waiting
@@ -176,7 +176,7 @@ def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
     failures = [gain for gain in gains if gain.error is not None]
     assert [(gain.ticket, gain.error, gain.tokens) for gain in failures] == [(bad, error, [])]
     assert [texts[ticket] for ticket in tickets] == [expected(one) for one in others]
-    assert made.describe(bad).summary.steps == 0
+    assert made.stats(bad).summary.steps == 0
     again = [request([*LONG, index], max_tokens=6) for index in range(6)]
     tickets = [made.submit(one) for one in again]
     texts, _ = drain(made)
@@ -198,7 +198,7 @@ def test_nobody_copies_from_a_row_whose_admission_failed(monkeypatch):
     alone = scheduler("model", rows=1)
     ticket_alone = alone.submit(wanted)
     drain(alone)
-    assert made.describe(ticket).summary == alone.describe(ticket_alone).summary, "the draft has read what it should"
+    assert made.stats(ticket).summary == alone.stats(ticket_alone).summary, "the draft has read what it should"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -211,7 +211,7 @@ def test_an_interrupted_admission_loses_no_request(error, at):
     tickets = [made.submit(one) for one in wanted]
     with pytest.raises(error):
         made.advance()
-    assert [made.describe(ticket).summary.steps for ticket in tickets] == [0, 0, 0]
+    assert [made.stats(ticket).summary.steps for ticket in tickets] == [0, 0, 0]
     texts, _ = drain(made)
     assert [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
 
@@ -307,7 +307,7 @@ def test_gains_say_what_the_step_did():
     assert {gain.bonus for gain in gains} == {True, False}
     assert all(gain.bonus == (gain.num_accepted == gain.num_drafted) for gain in gains)
     assert [gain.finish for gain in gains] == [Finish.RUNNING] * (len(gains) - 1) + [Finish.LENGTH]
-    closing = made.describe(ticket)
+    closing = made.stats(ticket)
     assert closing.summary.steps == len(gains)
     assert sum(closing.summary.accepted) == sum(gain.num_accepted for gain in gains)
     assert sum(closing.summary.drafted) == sum(gain.num_drafted for gain in gains)
@@ -318,7 +318,7 @@ def test_times_are_of_the_request_and_within_its_total():
     made = scheduler("model", rows=1)
     tickets = [made.submit(request(LONG, max_tokens=12)) for _ in range(2)]
     drain(made)
-    first, second = (made.describe(ticket).times for ticket in tickets)
+    first, second = (made.stats(ticket).times for ticket in tickets)
     for times in (first, second):
         parts = times.draft + times.target + times.verify + times.rest
         assert 0 < min(times.draft, times.target, times.verify, times.rest) and 0 < times.prefill
@@ -347,9 +347,7 @@ def test_a_draft_of_a_reused_row_is_as_good_as_in_a_fresh_one():
     for turn in range(4):
         ticket = made.submit(request(text, max_tokens=8))
         texts, _ = drain(made)
-        assert made.describe(ticket).summary.acceptance_rate == 1, (
-            "the draft is the target: it errs only if it is stale"
-        )
+        assert made.stats(ticket).summary.acceptance_rate == 1, "the draft is the target: it errs only if it is stale"
         text += [*texts[ticket], turn]
 
 

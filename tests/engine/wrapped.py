@@ -1,6 +1,6 @@
 """Language models around another one: those that count what they are fed, and those that fail."""
 
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 
 
 class Wrapped:
@@ -40,7 +40,7 @@ class Breaking(Wrapped):
     def __call__(self, tree, cache, *, head, **options):
         self.calls += 1
         poisoned = (
-            head is Head.NONE and self.poison is not None and bool((tree.tokens[tree.valid] == self.poison).any())
+            head is LogitsFor.NONE and self.poison is not None and bool((tree.tokens[tree.valid] == self.poison).any())
         )
         if poisoned or self.calls == self.at:
             raise self.error

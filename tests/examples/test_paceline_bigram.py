@@ -108,7 +108,7 @@ def test_the_table_holds_the_latest_place_of_every_token_after_every_step():
 def test_drafts_follow_what_followed_last(text, proposal):
     decoder = decoder_for(bigram(), "coupled", k=4, max_length=64)
     decoder.admit([request(text, max_tokens=20)], [0])
-    tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    tree = decoder.drafter.propose(decoder.batch, decoder.plan())
     assert tree.tokens[0, 1:][tree.valid[0, 1:]].tolist() == proposal
 
 
@@ -143,7 +143,7 @@ def test_the_step_runs_on_fake_tensors(verifier, sampling):
         for _ in range(3):
             decoder.step()
         with pytest.raises(DataDependentOutputException):
-            decoder.read()
+            decoder.results()
 
 
 @same_tokens

@@ -29,7 +29,7 @@ def judge(result, prompt, options, *, same_tokens, lossless):
         scores = reference.process(given, prompt, text[:at], **processing)
         if same_tokens:
             assert token == reference.choose(scores, len(prompt) + at, seed=result.seed, **sampling), f"token {at}"
-        law = reference.law_after(scores, **sampling)
+        law = reference.distribution_after(scores, **sampling)
         assert not (lossless or sampling["temperature"] == 0) or law[token] > 0, (
             f"token {at}: {token} has no probability"
         )

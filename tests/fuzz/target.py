@@ -9,7 +9,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from paceline.api import Loaded
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.drafters import DRAFTERS
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
@@ -68,7 +68,7 @@ def heads():
     """Heads of the target: those that the registered drafters' tests draft with, and early exits of other kinds."""
     target = model()[1]
     return {
-        **{name: harness.tiny_drafter(name, target).head for name in HEADS.builtin},
+        **{name: harness.tiny_drafter(name, target).head for name in DRAFT_HEADS.builtin},
         "recycling exit": early_exit.recycling(target),
         "exit of its own": early_exit.head_of(target, scale=0.12, exit_layer=2, own_head=True),
     }
@@ -77,7 +77,7 @@ def heads():
 def designs():
     """Every (drafter, verifier, shape of tree) that goes together; the shape is None for chains."""
     found = [(drafter, verifier, None) for drafter, verifier in harness.pairs()]
-    found += [(name, verifier, None) for name in heads() for verifier in VERIFIERS.builtin if name not in HEADS]
+    found += [(name, verifier, None) for name in heads() for verifier in VERIFIERS.builtin if name not in DRAFT_HEADS]
     for verifier in VERIFIERS.builtin:
         kind = VERIFIERS.find(verifier)
         for name, shape in SHAPES.items() if kind.branches else ():

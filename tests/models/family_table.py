@@ -8,7 +8,7 @@ import torch
 
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 from paceline.models.prefill import feed, prefill
 from tests import tiny
 from tests.harness import request, run
@@ -25,7 +25,9 @@ def prefill_error(layout):
     """Largest difference of a logit, over two texts of 40 tokens."""
     model, ours = pair(layout)
     text, view = texts(2, sum(CHUNKS)), ours.new_cache(2, 48).view()
-    found = torch.cat([feed(ours, view, text, torch.full((2,), n), n, head=Head.ALL).logits for n in CHUNKS], dim=1)
+    found = torch.cat(
+        [feed(ours, view, text, torch.full((2,), n), n, logits_for=LogitsFor.ALL).logits for n in CHUNKS], dim=1
+    )
     return max(float((found[row] - plain(model, text[row].tolist())).abs().max()) for row in range(2))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from paceline.api import SamplingParams, generate, load
 from paceline.cli import run
-from paceline.models.batch_invariance import find_dependence
+from paceline.models.batch_invariance import find_batch_dependence
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.loading import ModelError
 from tests.api.checkpoints import pair
@@ -41,13 +41,13 @@ CHANGES = {
 @pytest.mark.parametrize("found", CHANGES)
 def test_each_dependence_is_found_and_named(found):
     model = Broken(CpuDecoder(native("grouped", torch.float64)), CHANGES[found])
-    assert find_dependence(model, rows=3, num_nodes=6) == found
+    assert find_batch_dependence(model, rows=3, num_nodes=6) == found
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "mistral-window", "gemma"])
 def test_the_kernel_depends_on_nothing(layout, dtype):
-    assert find_dependence(CpuDecoder(native(layout, dtype)), rows=3, num_nodes=6) is None
+    assert find_batch_dependence(CpuDecoder(native(layout, dtype)), rows=3, num_nodes=6) is None
 
 
 def test_eager_models_are_refused_with_the_way_out():

@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
 from paceline.drafters.model import ModelDrafter
-from paceline.models.adopt import adopt, is_current
-from paceline.models.base import Head, longest_text
+from paceline.models.base import LogitsFor, max_sequence_length
 from paceline.models.families import FAMILIES
+from paceline.models.from_transformers import from_transformers, is_current
 from paceline.models.loading import ModelError, load
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import OffsetRMSNorm
@@ -68,7 +68,7 @@ def test_a_model_in_memory_is_shared_and_not_copied(name):
     model = shaken(LAYOUTS[name](torch.float64))
     text = texts(1, 24)
     before = plain(model, text[0].tolist())
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert torch.equal(plain(model, text[0].tolist()), before)
     torch.testing.assert_close(ours.causal(text).logits[0], before, rtol=0, atol=2e-5)
     theirs = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -138,7 +138,7 @@ def test_in_bfloat16_logits_are_as_near_to_the_exact_ones_as_those_of_transforme
     model.save_pretrained(tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     ours, text = load(tmp_path, dtype=torch.bfloat16), texts(4, 40)
-    found = feed(ours, ours.new_cache(4, 48).view(), text, torch.full((4,), 40), 40, head=Head.ALL).logits
+    found = feed(ours, ours.new_cache(4, 48).view(), text, torch.full((4,), 40), 40, logits_for=LogitsFor.ALL).logits
     assert found.dtype == torch.bfloat16
     exact = torch.stack([plain(model, row.tolist()) for row in text])
     wrong, allowed = ((logits - exact).abs().mean() for logits in (found, theirs(text, use_cache=False).logits))
@@ -181,8 +181,10 @@ def test_a_text_beyond_the_sliding_window_is_refused_before_any_work(case):
     text = texts(1, 40)
     torch.testing.assert_close(ours.causal(text).logits[0], plain(model, text[0].tolist()), rtol=0, atol=1e-4)
     assert ours.max_positions == 128 and ours.new_cache(1, 40).capacity == 40
-    message = "a text of 41 tokens, drafts included, exceeds the sliding window of 40 tokens .*: lower max_tokens, max"
-    assert ours.max_slots == 40 and longest_text(ours) == 40 and longest_text(ours, num_nodes=6) == 34
+    message = (
+        "a sequence of 41 tokens, drafts included, exceeds the sliding window of 40 tokens .*: lower max_tokens, max"
+    )
+    assert ours.max_slots == 40 and max_sequence_length(ours) == 40 and max_sequence_length(ours, num_nodes=6) == 34
     with pytest.raises(ValueError, match=message):
         ours.new_cache(1, 41)
     with pytest.raises(ValueError, match=message):
@@ -234,7 +236,7 @@ REFUSED = {
         ),
         "rope scaling 'longrope' is not supported",
     ),
-    "odd part of a head": ("gpt_neox", dict(rotary_pct=0.4), "partial_rotary_factor: 3 of 8 numbers of a head"),
+    "odd part of a head": ("gpt_neox", dict(rotary_pct=0.4), "partial_rotary_factor: 3 of 8 elements of a head"),
     "bidirectional": ("gemma", dict(use_bidirectional_attention=True), "use_bidirectional_attention=True is not supp"),
     "no sizes": ("qwen3", dict(hidden_size=None), "config.json lacks 'hidden_size'"),
     "no layers": ("olmo2", dict(num_hidden_layers=0), "num_hidden_layers=0: a positive count is needed"),

@@ -13,7 +13,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.native import flex_attention as flex
 from paceline.models.native.attention import TreeAttention
-from paceline.models.native.flex_attention import BLOCK, FlexAttention, attention_for
+from paceline.models.native.flex_attention import BLOCK, FlexAttention, select_attention
 from tests import tiny
 from tests.harness import request, run
 from tests.models.layouts import pair, random_tree, texts
@@ -36,12 +36,12 @@ def chosen(monkeypatch):
     """A CPU that counts as a device with kernels; the attentions that its calls take."""
     taken = []
 
-    def over(self, query, keys, values):
+    def attend_slots(self, query, keys, values):
         taken.append(type(self))
         return plain(self, query, keys, values)
 
-    plain = FlexAttention.over
-    monkeypatch.setattr(FlexAttention, "over", over)
+    plain = FlexAttention.attend_slots
+    monkeypatch.setattr(FlexAttention, "attend_slots", attend_slots)
     monkeypatch.setattr(flex, "DEVICES", {"cpu"})
     monkeypatch.setattr(flex, "_compiled", lambda: flex._attend)
     return taken
@@ -72,7 +72,7 @@ def both(tree, view, start, group, *, head_dim=16):
         FlexAttention(tree, view, start, max_positions=MOST, compiled=False),
         TreeAttention(tree, view, start, max_positions=MOST, group=group),
     )
-    return [way.over(query, *view.read(1)) for way in ways]
+    return [way.attend_slots(query, *view.read(1)) for way in ways]
 
 
 def chain(rows, nodes):
@@ -158,7 +158,7 @@ def test_greedy_texts_are_those_of_the_dense_one(layout, chosen, monkeypatch):
 
 def made(view=None, tree=None):
     view = view or filled(300, (4, 130, 250)).view()
-    return attention_for(tree or chain(view.length.shape[0], 4), view, 0, max_positions=MOST, group=2)
+    return select_attention(tree or chain(view.length.shape[0], 4), view, 0, max_positions=MOST, group=2)
 
 
 def test_a_shape_is_tried_once_and_prompts_stay_dense(chosen):
@@ -214,7 +214,7 @@ def test_one_compiled_function_serves_all_lengths_and_trees():
         view.commit(torch.tensor([step, 1, 2]))
         tree, query = make(ROWS, 6), torch.randn(ROWS, 6, 2 * HEADS, 16)
         ours, theirs = (
-            way.over(query, *view.read(1))
+            way.attend_slots(query, *view.read(1))
             for way in (
                 FlexAttention(tree, view, 0, max_positions=MOST, compiled=True),
                 TreeAttention(tree, view, 0, max_positions=MOST, group=2),

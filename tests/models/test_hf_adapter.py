@@ -11,7 +11,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.models.adapter.lm import TransformersLM, adapt
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 from paceline.models.prefill import feed, prefill
 from tests.harness import decoder_for, expected, finish, request, run
 from tests.models.adapter_models import MODELS, SIZES, make
@@ -132,16 +132,16 @@ def test_the_last_tap_stands_before_the_final_norm():
 
 
 @pytest.mark.parametrize("name", ["stablelm", "opt", "cohere", "gemma2"])
-@pytest.mark.parametrize("head", list(Head))
+@pytest.mark.parametrize("logits_for", list(LogitsFor))
 @torch.no_grad()
-def test_no_transformation_of_logits_is_skipped_wherever_the_head_runs(name, head):
+def test_logits_match_transformers_for_every_logits_for(name, logits_for):
     model, ours = pair(name)
     text, count = texts(2, 9), torch.tensor([9, 4])
-    found = feed(ours, ours.new_cache(2, 32).view(), text, count, 9, head=head).logits
+    found = feed(ours, ours.new_cache(2, 32).view(), text, count, 9, logits_for=logits_for).logits
     whole = [plain(model, text[row, :length].tolist()) for row, length in enumerate((9, 4))]
-    if head is Head.NONE:
+    if logits_for is LogitsFor.NONE:
         assert found is None
-    elif head is Head.LAST:
+    elif logits_for is LogitsFor.LAST:
         close(found[:, 0], torch.stack([logits[-1] for logits in whole]))
     else:
         close(found[0], whole[0])
@@ -153,8 +153,8 @@ def test_the_output_head_of_a_plain_model_runs_on_what_is_asked_alone(monkeypatc
     model, ours = pair("stablelm")
     seen = []
     handle = model.lm_head.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
-    for head in Head:
-        feed(ours, ours.new_cache(2, 32).view(), texts(2, 9), torch.tensor([9, 4]), 9, head=head)
+    for logits_for in LogitsFor:
+        feed(ours, ours.new_cache(2, 32).view(), texts(2, 9), torch.tensor([9, 4]), 9, logits_for=logits_for)
     handle.remove()
     assert seen == [1, 9]
 

@@ -188,14 +188,14 @@ def test_a_cache_beyond_the_window_is_refused_with_both_numbers(name):
     ours = adapt(WINDOWS[name]())
     assert ours.new_cache(1, 64).capacity == 64 == ours.max_slots
     with pytest.raises(
-        ValueError, match=r"texts of up to 65 slots, drafts included, are longer than 64: .*; lower max"
+        ValueError, match=r"sequences of up to 65 slots, drafts included, are longer than 64: .*; lower max"
     ):
         ours.new_cache(1, 65)
 
 
 def test_a_window_that_the_context_never_reaches_is_no_limit():
     ours = adapt(make("Starcoder2", SIZES, sliding_window=512))
-    assert ours.measured.limit is None and ours.max_slots is None and ours.new_cache(1, 4000).capacity == 4000
+    assert ours.info.limit is None and ours.max_slots is None and ours.new_cache(1, 4000).capacity == 4000
 
 
 BEFORE_5_18 = tuple(map(int, hf.__version__.split(".")[:2])) < (5, 18)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from paceline.models import memory
 from paceline.models.families import FAMILIES
 from paceline.models.loading import ModelError, build, load, read_config, save
-from paceline.models.native.fused_weights import unpack
+from paceline.models.native.fused_weights import split_parts
 from tests import tiny
 from tests.models.layouts import LAYOUTS, LINEAR_ROPE, LLAMA3_ROPE, pair, plain, shaken, texts
 
@@ -330,7 +330,7 @@ def test_a_file_in_place_of_a_directory_is_no_model(tmp_path):
 
 def test_building_from_tensors_leaves_the_callers_table_alone():
     _, ours = pair("tied")
-    state = unpack(ours.config, ours.state_dict()) | {"head.weight": ours.embed.weight}
+    state = split_parts(ours.config, ours.state_dict()) | {"head.weight": ours.embed.weight}
     names = set(state)
     build(ours.config, state)
     assert set(state) == names
@@ -350,7 +350,7 @@ def test_a_file_may_mix_precisions_if_one_is_asked_for(layout, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["grouped", "gpt2"])
-def test_weights_from_files_lie_in_order(layout, tmp_path):
+def test_loaded_weights_are_contiguous(layout, tmp_path):
     # Products with transposed views cost more on some machines, so what is read anew is laid out for them.
     pair(layout)[0].save_pretrained(tmp_path)
     assert all(parameter.is_contiguous() for parameter in load(tmp_path).parameters())

@@ -14,7 +14,7 @@ from tests import tiny
 from tests.api.checkpoints import pair
 
 
-def test_settled_tensors_keep_values_shapes_and_precisions_in_one_aligned_piece():
+def test_copies_keep_values_and_share_one_aligned_block():
     given = {
         "a": torch.arange(7.0),
         "b": torch.randn(3, 5).bfloat16(),
@@ -22,7 +22,7 @@ def test_settled_tensors_keep_values_shapes_and_precisions_in_one_aligned_piece(
         "d": torch.randn(2, 2, 2),
     }
     copies = {name: tensor.clone() for name, tensor in given.items()}
-    settled = memory.settle(given)
+    settled = memory.copy_to_huge_pages(given)
     assert not given and list(settled) == list(copies)
     for name, tensor in settled.items():
         assert tensor.dtype == copies[name].dtype and torch.equal(tensor, copies[name]) and tensor.is_contiguous()
@@ -32,19 +32,19 @@ def test_settled_tensors_keep_values_shapes_and_precisions_in_one_aligned_piece(
     assert all(torch.equal(settled[name], copies[name]) for name in "bcd"), "pieces overlap"
 
 
-def test_loaded_weights_are_settled():
+def test_loaded_weights_share_one_block():
     parameters = list(load(pair().target).parameters())
     assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
-    assert min(parameter.data_ptr() for parameter in parameters) % memory.LARGE_PAGE == 0
+    assert min(parameter.data_ptr() for parameter in parameters) % memory.HUGE_PAGE == 0
 
 
-def test_unwritten_zeros_are_zeros_of_the_shape_asked_for():
+def test_lazy_zeros_are_zeros():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        found = memory.unwritten((3, 5, 7), dtype)
+        found = memory.lazy_zeros((3, 5, 7), dtype)
         assert found.shape == (3, 5, 7) and found.dtype == dtype and found.is_contiguous() and not found.any()
         found[1, 2] = 4
         assert found.sum() == 28
-    assert memory.unwritten((2, 0), torch.float32).shape == (2, 0)
+    assert memory.lazy_zeros((2, 0), torch.float32).shape == (2, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere zeros may be written at once")

@@ -5,7 +5,7 @@ import torch
 
 from paceline.core.tree import Tree
 from paceline.models import prefill as prefilling
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 from paceline.models.prefill import feed, prefill
 from tests.models.layouts import (
     LAYOUTS,
@@ -49,7 +49,7 @@ def test_prefill_in_chunks_equals_one_plain_forward(layout, sizes):
     model, ours = pair(layout)
     text = texts(2, sum(sizes))
     view = ours.new_cache(2, 48).view()
-    pieces = [feed(ours, view, text, torch.full((2,), n), n, head=Head.ALL).logits for n in sizes]
+    pieces = [feed(ours, view, text, torch.full((2,), n), n, logits_for=LogitsFor.ALL).logits for n in sizes]
     found = torch.cat(pieces, dim=1)
     for row in range(2):
         close(found[row], plain(model, text[row].tolist()))
@@ -76,7 +76,7 @@ def test_ragged_prefill_leaves_every_row_with_its_own_length_and_logits(layout, 
     view = ours.new_cache(4, 24).view()
     prefill(ours, view, text, lengths - 1, 18, taps=())
     assert view.length.tolist() == (lengths - 1).tolist()
-    last = feed(ours, view, text, torch.ones(4, dtype=torch.int64), 1, head=Head.LAST).logits
+    last = feed(ours, view, text, torch.ones(4, dtype=torch.int64), 1, logits_for=LogitsFor.LAST).logits
     for row, length in enumerate(lengths.tolist()):
         close(last[row, 0], plain(model, text[row, :length].tolist())[-1])
 
@@ -115,7 +115,7 @@ def test_a_tree_in_two_calls_equals_the_tree_in_one(layout, cut):
 
 @pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
 @torch.no_grad()
-def test_a_committed_path_is_text_like_any_other(layout):
+def test_committed_path_matches_plain_prefill(layout):
     model, ours = pair(layout)
     text, tree = texts(3, 20), random_tree(3, 12, 6, all_valid=True)
     view = committed(ours, text, LENGTHS)
@@ -215,24 +215,24 @@ def test_positions_beyond_the_context_are_clamped_and_disturb_nobody(layout):
         close(logits[row, :nodes], plain(model, known)[-nodes:])
 
 
-@pytest.mark.parametrize("head", list(Head))
+@pytest.mark.parametrize("logits_for", list(LogitsFor))
 @torch.no_grad()
-def test_the_head_runs_only_where_asked(head):
+def test_lm_head_runs_only_on_requested_nodes(logits_for):
     _, ours = pair("tied")
     text = texts(2, 9)
     count = torch.tensor([9, 4])
-    whole = feed(ours, ours.new_cache(2, 12).view(), text, count, 9, head=Head.ALL).logits
-    found = feed(ours, ours.new_cache(2, 12).view(), text, count, 9, head=head).logits
-    if head is Head.NONE:
+    whole = feed(ours, ours.new_cache(2, 12).view(), text, count, 9, logits_for=LogitsFor.ALL).logits
+    found = feed(ours, ours.new_cache(2, 12).view(), text, count, 9, logits_for=logits_for).logits
+    if logits_for is LogitsFor.NONE:
         assert found is None
-    elif head is Head.LAST:
+    elif logits_for is LogitsFor.LAST:
         close(found[:, 0], torch.stack((whole[0, 8], whole[1, 3])))
     else:
         close(found, whole)
 
 
 @torch.no_grad()
-def test_segments_of_a_row_are_as_if_each_stood_alone():
+def test_packed_segments_match_single_sequences():
     _, lm = pair("grouped", torch.float64)
     tokens = texts(2, 12)
     segment = torch.tensor([[0] * 5 + [1] * 3 + [0] * 4, [7] * 12])

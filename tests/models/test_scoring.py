@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.models import scoring
-from paceline.models.scoring import Passage, chunk_size, score_passages, score_text
+from paceline.models.scoring import Passage, chunk_size, score_passages, score_sequences
 from tests import tiny
 from tests.models.layouts import plain, shaken, texts
 
@@ -90,7 +90,7 @@ def test_logits_are_reduced_in_single_precision_at_least():
     _, ours = models("llama", torch.float32)
     text = texts(2, 30)
     half = ours.to(torch.bfloat16)
-    scored = score_text(half, text, torch.tensor([30, 12]), 1, top=2)
+    scored = score_sequences(half, text, torch.tensor([30, 12]), 1, top=2)
     assert scored.logprobs.dtype == scored.top_logprobs.dtype == torch.float32
     law = torch.tensor([[value for _, value in row] for row in _whole_law(half, text)]).exp().sum(-1)
     torch.testing.assert_close(law, torch.ones(29), rtol=0, atol=1e-5)
@@ -122,7 +122,7 @@ class Watched:
         return self.lm.new_cache(rows, capacity)
 
     def __call__(self, tree, cache, **options):
-        self.calls.append((tree.tokens.shape[0], tree.num_nodes, options["head"].name))
+        self.calls.append((tree.tokens.shape[0], tree.num_nodes, options["logits_for"].name))
         return self.lm(tree, cache, **options)
 
 

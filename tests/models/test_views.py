@@ -68,7 +68,7 @@ def test_leaving_early_reads_what_the_whole_model_committed(layout):
 
 
 @torch.no_grad()
-def test_a_view_apart_runs_ahead_without_moving_or_spoiling_the_committed_text():
+def test_view_apart_drafts_without_changing_the_committed_slots():
     model, ours = pair("llama-3")
     text = texts(2, 16)
     view = ours.new_cache(2, 24).view()

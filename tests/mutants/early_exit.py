@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant(
         "the head writes into the target's cache",
         DRAFTER,
-        "self.cache = self.lm.new_cache(setting.rows, setting.max_length + num_read).view()",
+        "self.cache = self.lm.new_cache(setting.rows, setting.max_length + num_expanded).view()",
         "self.cache = setting.cache.apart(layers=range(self.lm.num_layers))",
         (f"{TESTS}::test_the_texts_are_the_references_whatever_the_head_says",),
     ),

@@ -85,8 +85,8 @@ MUTANTS = (
     Mutant(
         "an exit is read without the target's norm",
         "train/layer_skip.py",
-        "model.scored(hidden)",
-        "model.scored(hidden) if model.head is None else model.head(hidden)",
+        "model.compute_logits(hidden)",
+        "model.compute_logits(hidden) if model.head is None else model.head(hidden)",
         (SKIP,),
     ),
     Mutant(

@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "panels: a model that was converted is read as before",
         "models/cpu/program.py",
-        "if isinstance(layer, PanelLinear) and self.dtype != torch.bfloat16:",
+        "if isinstance(layer, PackedLinear) and self.dtype != torch.bfloat16:",
         "if False:",
         (PANELS,),
     ),

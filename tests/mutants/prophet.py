@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         "prophet: the cache goes on where the last draft ended",
         "drafters/prophet.py",
-        "logits = self.lm(tree, self.empty, head=Head.LAST, resume=resume).logits",
-        "logits = self.lm(tree, self.begun, head=Head.LAST, resume=resume).logits",
+        "logits = self.lm(tree, self.empty, logits_for=LogitsFor.LAST, resume=resume).logits",
+        "logits = self.lm(tree, self.begun, logits_for=LogitsFor.LAST, resume=resume).logits",
         (PROPHET,),
     ),
     Mutant(
@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "fingerprint: panels as if they were rows",
         "models/fingerprint.py",
-        "return from_panels(panels.detach()[first : first + width], width)[row - first]",
+        "return unpack_matrix(panels.detach()[first : first + width], width)[row - first]",
         "return panels.detach()[row]",
         (FILES,),
     ),

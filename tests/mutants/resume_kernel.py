@@ -82,10 +82,10 @@ MUTANTS = (
         (ENTRANCE,),
     ),
     Mutant(
-        "ahead: an entrance is not looked for anew",
+        "ahead: an input_projection is not looked for anew",
         "models/cpu/runtime.py",
-        "if self._entrance is None or self._entrance[0] != place:",
-        "if self._entrance is None:",
+        "if self._input_projection is None or self._input_projection[0] != place:",
+        "if self._input_projection is None:",
         (ENTRANCE,),
     ),
     Mutant(

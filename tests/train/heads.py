@@ -4,13 +4,13 @@ import torch
 from torch import nn
 
 from paceline.core.tree import Draw, Tree
-from paceline.draft_heads.base import DraftHead, HeadConfig, Unrolled
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.drafters.base import StatelessDrafter
 from paceline.models.native.attention import CausalAttention
 from paceline.models.native.blocks import make_block
 
 
-class TapConfig(HeadConfig):
+class TapConfig(DraftHeadConfig):
     layer: int = 2
     depth: int = 3
     anchors: int | None = None
@@ -73,7 +73,7 @@ class TapHead(SmallHead):
         return Unrolled(logits=logits, position=reached.clamp(max=length - 1), weight=weight)
 
 
-class LastConfig(HeadConfig):
+class LastConfig(DraftHeadConfig):
     depth: int = 3
 
 

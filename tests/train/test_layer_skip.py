@@ -138,7 +138,7 @@ def test_gradients_are_those_of_all_exits_through_the_shared_norm_and_head():
     output = plain.causal(whole.tokens[:, :-1], taps=range(LAYERS + 1), skipped=skipped_rows(skip))
     loss = 0.0
     for tap, weight in skip.weights(DRAWS.step).items():
-        logits = plain.scored(output.hidden[tap]).flatten(0, 1)
+        logits = plain.compute_logits(output.hidden[tap]).flatten(0, 1)
         loss = loss + weight * F.cross_entropy(logits, whole.tokens[:, 1:].flatten(), reduction="sum")
     loss.backward()
     for name, parameter in plain.named_parameters():
@@ -149,7 +149,7 @@ def test_an_exit_is_what_a_head_without_weights_drafts():
     lm, whole = model(), batch()
     head = joint(lm).parts[0].head
     hidden = lm.causal(whole.tokens, taps=(2,)).hidden
-    assert torch.equal(head.unroll(whole.tokens, hidden).logits[:, :, 0], lm.scored(hidden[2]))
+    assert torch.equal(head.unroll(whole.tokens, hidden).logits[:, :, 0], lm.compute_logits(hidden[2]))
     assert head.own_state() == {}
 
 

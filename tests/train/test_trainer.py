@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.train.config import HeadSection, ScheduleSection
 from paceline.train.data import Crops
 from paceline.train.losses import Comparison
@@ -111,7 +111,7 @@ def test_the_mean_of_weights_is_what_is_validated_and_kept(tmp_path):
 def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeypatch):
     target = tiny.native(tiny.llama(1, dtype=torch.bfloat16))
     section = HeadSection(kind="last")
-    monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
+    monkeypatch.setitem(DRAFT_HEADS.entries, "last", "tests.train.heads:LastHead")
     head = build_head(section, target, seed=0, place=0)
     assert head.table.weight.dtype == torch.float32
     task = Heads(target=target, heads=[Trained(name="last", head=head)], comparison=Comparison(terms={"kl": 1.0}))

@@ -1,6 +1,6 @@
-"""Exact laws of verifiers, by trying every draft and every pattern of coins at once, each in a row of its own.
+"""Exact distributions of verifiers, by trying every draft and every pattern of coins at once, each in a row of its own.
 
-The target is a table: the law of a token depends on the two before it. So is the draft, another one.
+The target is a table: the distribution of a token depends on the two before it. So is the draft, another one.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from paceline.core.tree import Draw, Tree
 from tests.tables import random_table
 
 VOCAB = 3
-BEFORE, ROOT = 2, 1  # the text before the draft
+BEFORE, ROOT = 2, 1  # the sequence before the draft
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ SHAPES = {
     "chain of both": Shape((0, 1, 2, 3), (IID, FIXED, IID, FIXED), (0, 2, 0, 1)),
     "two siblings": Shape((0, 0), (IID, IID)),
     "three siblings": Shape((0, 0, 0), (IID,) * 3),
-    "three siblings of different laws": Shape((0, 0, 0), (IID,) * 3, own=(0, 1, 2)),
+    "three siblings of different distributions": Shape((0, 0, 0), (IID,) * 3, own=(0, 1, 2)),
     "two without replacement": Shape((0, 0), (WITHOUT,) * 2),
     "three without replacement": Shape((0, 0, 0), (WITHOUT,) * 3),
     "siblings of fixed choices": Shape((0, 0, 1, 1), (FIXED,) * 4, (2, 0, 1, 2)),
@@ -61,26 +61,26 @@ SHAPES = {
 
 
 class Scripted:
-    """Noise whose coins land as told; the probability of that, and the law of the last choice, are kept."""
+    """Noise with given results of all coins; keeps their probability and the distribution of the last choice."""
 
     def __init__(self, coins):
         self.coins = coins  # [B, N] bool
         self.weight = torch.ones(len(coins), dtype=torch.float64)
-        self.asked = torch.zeros_like(coins)
+        self.thrown = torch.zeros_like(coins)
         self.probs = None
 
     def coin(self, numerator, denominator, key):
         assert key.stream is Stream.ACCEPT
         lane = torch.as_tensor(key.lane).expand(numerator.shape)
-        asked = lane < self.coins.shape[1]
-        assert not bool((numerator[~asked] > 0).any()), "a coin that can be accepted has a node's lane"
+        thrown = lane < self.coins.shape[1]
+        assert not bool((numerator[~thrown] > 0).any()), "a coin that can be accepted has a node's lane"
         u = (numerator / denominator).clamp(max=1)
         chance = torch.where(numerator > 0, u, 0.0)  # also 0 where both are 0
-        lands = self.coins.gather(1, lane.clamp(max=self.coins.shape[1] - 1)) & asked
-        self.weight *= torch.where(asked, torch.where(lands, chance, 1 - chance), 1.0).prod(-1)
-        at = torch.where(asked, lane, 0)
-        assert not bool((self.asked.gather(1, at) & asked).any()), "one coin for each node"
-        self.asked = self.asked.scatter(1, at, torch.ones_like(asked))
+        lands = self.coins.gather(1, lane.clamp(max=self.coins.shape[1] - 1)) & thrown
+        self.weight *= torch.where(thrown, torch.where(lands, chance, 1 - chance), 1.0).prod(-1)
+        at = torch.where(thrown, lane, 0)
+        assert not bool((self.thrown.gather(1, at) & thrown).any()), "one coin for each node"
+        self.thrown = self.thrown.scatter(1, at, torch.ones_like(thrown))
         return lands
 
     def draw(self, weights, key):
@@ -90,7 +90,7 @@ class Scripted:
 
 
 class Rows:
-    """What a verifier asks of a batch."""
+    """The part of a batch that verifiers use."""
 
     sampling = SimpleNamespace(any_sampled=True)
 
@@ -126,12 +126,11 @@ def walk(shape, tokens):
     return torch.stack(before, dim=1), torch.stack(current, dim=1)
 
 
-def drafts(shape, tables, *, repeat=1, one_law=False, valid=None):
+def drafts(shape, tables, *, repeat=1, one_distribution=False, valid=None):
     """Every draft: the tree, and the probability of drawing it [B]; each row ``repeat`` times.
 
-    Siblings share a recorded law if ``one_law``, else each node has one of its own. Nodes that are not ``valid`` (all
-    are, if left out) leave their token to later siblings.
-    """
+    Siblings share a recorded distribution if ``one_law``, else each node has one of its own. Nodes that are not
+    ``valid`` (all are, if left out) leave their token to later siblings."""
     options = [[shape.fixed[i]] if draw is FIXED else range(VOCAB) for i, draw in enumerate(shape.draws)]
     tokens = torch.tensor(list(itertools.product(*options))).repeat_interleave(repeat, 0)
     rows, nodes = len(tokens), shape.num_nodes
@@ -139,17 +138,17 @@ def drafts(shape, tables, *, repeat=1, one_law=False, valid=None):
     own = shape.own or (0,) * (nodes - 1)
     probs, index, weight = [], [], torch.ones(rows, dtype=torch.float64)
     for i, (parent, draw) in enumerate(zip(shape.parents, shape.draws, strict=True)):
-        law = tables.drafts[own[i]].softmax(-1)[before[:, parent], current[:, parent]]
+        distribution = tables.drafts[own[i]].softmax(-1)[before[:, parent], current[:, parent]]
         twin = next((j for j in range(i) if (shape.parents[j], own[j]) == (parent, own[i]) and index[j] >= 0), None)
         if draw is FIXED:
             index.append(-1)
             continue
-        if one_law and twin is not None:
+        if one_distribution and twin is not None:
             index.append(index[twin])
         else:
             index.append(len(probs))
-            probs.append(law)
-        left = law.clone()
+            probs.append(distribution)
+        left = distribution.clone()
         if draw is WITHOUT:
             for j in range(i):
                 if shape.parents[j] == parent and (valid is None or valid[j]):
@@ -166,7 +165,7 @@ def drafts(shape, tables, *, repeat=1, one_law=False, valid=None):
         parents,
         torch.ones(rows, nodes, dtype=torch.bool),
         max_depth=max(depth),
-        law=torch.tensor([-1, *index]).expand(rows, -1),
+        source=torch.tensor([-1, *index]).expand(rows, -1),
         probs=torch.stack(probs, dim=1) if probs else None,
     )
     draw = torch.tensor([0, *(int(d) for d in shape.draws)]).expand(rows, -1)
@@ -199,7 +198,7 @@ class Found:
     tree: Tree
     outcome: object
     weight: torch.Tensor  # [R]
-    law: torch.Tensor  # [R, V] of the token after the path
+    distribution: torch.Tensor  # [R, V] of the token after the path
     tables: Tables
 
     @property
@@ -208,47 +207,47 @@ class Found:
         return float((self.weight * (self.outcome.num_committed - 1)).sum())
 
     def joint(self):
-        """The law of the first D + 1 tokens [V ** (D + 1)], the target going on after the step."""
+        """The distribution of the first D + 1 tokens [V ** (D + 1)], the target going on after the step."""
         length = self.tree.max_depth + 1
         num = self.outcome.num_committed - 1
         padded = torch.nn.functional.pad(self.outcome.path, (0, 1)).clamp(min=0)
         drafted = self.tree.tokens.gather(1, padded)  # [R, D + 1]
         probs, total = self.tables.target.softmax(-1), torch.zeros(VOCAB**length, dtype=torch.float64)
-        for cell, text in enumerate(itertools.product(range(VOCAB), repeat=length)):
+        for cell, sequence in enumerate(itertools.product(range(VOCAB), repeat=length)):
             chance, context = self.weight.clone(), [BEFORE, ROOT]
-            for at, token in enumerate(text):
+            for at, token in enumerate(sequence):
                 there = torch.where(
                     at < num, (drafted[:, at] == token).double(), probs[context[-2], context[-1], token]
                 )
-                chance *= torch.where(at == num, self.probs[:, token], there)
+                chance *= torch.where(at == num, self.distribution[:, token], there)
                 context.append(token)
             total[cell] = chance.sum()
         return total
 
 
-def enumerate_step(rule, shape, tables, *, valid=None, one_law=False, dtype=torch.float64):
-    """Run ``rule`` on every draft of ``shape`` under every pattern of coins."""
+def enumerate_step(verifier, shape, tables, *, valid=None, one_distribution=False, dtype=torch.float64):
+    """Run ``verifier`` on every draft of ``shape`` under every pattern of coins."""
     patterns = torch.tensor(list(itertools.product((False, True), repeat=shape.num_nodes - 1)))
     patterns = torch.cat((torch.zeros(len(patterns), 1, dtype=torch.bool), patterns), dim=1)
-    tree, weight = drafts(shape, tables, repeat=len(patterns), one_law=one_law, valid=valid)
+    tree, weight = drafts(shape, tables, repeat=len(patterns), one_distribution=one_distribution, valid=valid)
     if valid is not None:
         tree = replace_tree(tree, valid=torch.tensor([True, *valid]).expand(len(weight), -1))
     noise = Scripted(patterns.repeat(len(weight) // len(patterns), 1))
     before = tree.tokens.gather(1, tree.parents.clamp(min=0))
     before = torch.where(tree.parents < 0, BEFORE, before)
     logits = tables.target[before, tree.tokens].to(dtype)
-    outcome = rule(tree, logits, Rows(noise, len(weight)))
-    idle = (noise.coins & ~noise.asked)[:, 1:].any(-1)  # coins that nobody asked for lie in one way only
+    outcome = verifier(tree, logits, Rows(noise, len(weight)))
+    idle = (noise.coins & ~noise.thrown)[:, 1:].any(-1)  # coins that were not thrown have one result
     weight = torch.where(idle, 0.0, weight * noise.weight)
-    law = torch.where(weight[:, None] > 0, noise.probs.double(), 0.0)
-    return Found(tree, outcome, weight, law, tables)
+    distribution = torch.where(weight[:, None] > 0, noise.probs.double(), 0.0)
+    return Found(tree, outcome, weight, distribution, tables)
 
 
 def target_joint(tables, length):
     probs, total = tables.target.softmax(-1), []
-    for text in itertools.product(range(VOCAB), repeat=length):
+    for sequence in itertools.product(range(VOCAB), repeat=length):
         chance, context = 1.0, [BEFORE, ROOT]
-        for token in text:
+        for token in sequence:
             chance *= float(probs[context[-2], context[-1], token])
             context.append(token)
         total.append(chance)
@@ -256,7 +255,7 @@ def target_joint(tables, length):
 
 
 def distance(found):
-    """Total variation between the emitted law and the target's."""
-    law = found.joint()
-    assert abs(float(law.sum()) - 1) < 1e-5  # single precision is tested too
-    return float((law - target_joint(found.tables, found.tree.max_depth + 1)).abs().sum() / 2)
+    """Total variation between the emitted distribution and the target's."""
+    distribution = found.joint()
+    assert abs(float(distribution.sum()) - 1) < 1e-5  # single precision is tested too
+    return float((distribution - target_joint(found.tables, found.tree.max_depth + 1)).abs().sum() / 2)

@@ -1,4 +1,6 @@
-"""The joint law of several tokens through the real step, by a G-test over many rows, and acceptance in closed form."""
+"""The joint distribution of several tokens through the real step, by a G-test over many rows, and acceptance in
+closed form.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ BOUND = 5.0  # standard deviations
 
 
 class Guess(StatelessDrafter):
-    """A fixed choice that depends on the root: tests the one-hot case of every rule."""
+    """A fixed choice that depends on the root: tests the one-hot case of every verifier."""
 
     draws = frozenset({Draw.FIXED})
 
@@ -31,7 +33,7 @@ class Guess(StatelessDrafter):
 
 
 def sample(target, drafter, verifier, *, k, seed=0, caps=False, **options):
-    """Texts [ROWS, LENGTH] of one prompt under independent seeds, and the decoder."""
+    """Sequences [ROWS, LENGTH] of one prompt under independent seeds, and the decoder."""
     decoder = decoder_for(drafter, verifier, target=target, k=k, rows=ROWS, max_length=len(PROMPT) + LENGTH)
     decoder.admit(
         [
@@ -70,31 +72,31 @@ OPTIONS = {"plain": {}, "warped": dict(temperature=0.6, top_k=2)}
 @pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
 @pytest.mark.parametrize(
     ("k", "options"),
-    # tests/laws enumerates the same laws; here two of the four ways in a run of the suite.
+    # tests/distributions enumerates the same distributions; here two of the four ways in a run of the suite.
     [
         pytest.param(k, name, marks=[] if (k == 1) == (name == "plain") else [pytest.mark.slow])
         for k in (1, 2)
         for name in sorted(OPTIONS)
     ],
 )
-def test_joint_law_over_several_steps_is_the_targets(drafter, verifier, k, options):
+def test_joint_distribution_over_several_steps_is_the_targets(drafter, verifier, k, options):
     table = random_table(1)
     instance = MAKERS[drafter]()
     choice = {"temperature": 1.0, **OPTIONS[options]}
-    texts, decoder = sample(TableLM(table), instance, verifier, k=k, seed=10**6 * k, caps=k == 2, **choice)
-    law = joint(warped(table, choice["temperature"], choice.get("top_k", 0)), *PROMPT, LENGTH)
-    counts = torch.bincount(index_of(texts, 3), minlength=len(law)).double()
-    assert abs(deviation(counts, law)) < BOUND
+    sequences, decoder = sample(TableLM(table), instance, verifier, k=k, seed=10**6 * k, caps=k == 2, **choice)
+    distribution = joint(warped(table, choice["temperature"], choice.get("top_k", 0)), *PROMPT, LENGTH)
+    counts = torch.bincount(index_of(sequences, 3), minlength=len(distribution)).double()
+    assert abs(deviation(counts, distribution)) < BOUND
     summary = decoder.stats.summary()
     assert all(accepted > 0.05 * drafted for accepted, drafted in zip(summary.accepted, summary.drafted, strict=True))
 
 
-def test_a_wrong_law_would_be_seen():
-    """The power of the test above: a total variation of 0.02 in one conditional law shows."""
+def test_a_wrong_distribution_would_be_seen():
+    """The power of the test above: a total variation of 0.02 in one conditional distribution shows."""
     table = random_table(1)
-    law = joint(warped(table), *PROMPT, LENGTH)
-    texts, _ = sample(TableLM(table), Guess(), "coupled", k=1, seed=3, temperature=1.0)
-    counts = torch.bincount(index_of(texts, 3), minlength=len(law)).double()
+    distribution = joint(warped(table), *PROMPT, LENGTH)
+    sequences, _ = sample(TableLM(table), Guess(), "coupled", k=1, seed=3, temperature=1.0)
+    counts = torch.bincount(index_of(sequences, 3), minlength=len(distribution)).double()
     probs = warped(table)
     probs[2, 1] += torch.tensor([0.02, -0.02, 0.0])
     assert abs(deviation(counts, joint(probs, *PROMPT, LENGTH))) > 2 * BOUND
@@ -110,7 +112,7 @@ def one_step(drafter, verifier, table, seed):
     return float(decoder.stats.accepted[:, 0].double().mean())
 
 
-def test_rejection_accepts_exactly_the_overlap_of_the_laws():
+def test_rejection_accepts_exactly_the_overlap_of_the_distributions():
     p, q = random_table(1), random_table(2)
     rate = one_step(ModelDrafter(lm=TableLM(q)), "rejection", p, seed=0)
     before, current = PROMPT
@@ -139,11 +141,12 @@ def test_shared_noise_accepts_as_often_as_the_race_allows():
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS.builtin)
-def test_zero_probability_tokens_never_appear_and_equal_laws_always_pass(verifier):
+def test_zero_probability_tokens_never_appear_and_equal_distributions_always_pass(verifier):
     table = random_table(4)
     table[..., 1] = -torch.inf
-    texts, _ = sample(TableLM(table), ModelDrafter(lm=TableLM(random_table(5))), verifier, k=2, temperature=1.0)
-    assert not bool((texts == 1).any())
-    if verifier not in ("match", "lossy_typical"):  # their drafts are accepted by what they are, not by their law
+    sequences, _ = sample(TableLM(table), ModelDrafter(lm=TableLM(random_table(5))), verifier, k=2, temperature=1.0)
+    assert not bool((sequences == 1).any())
+    # their drafts are accepted by what they are, not by their distribution
+    if verifier not in ("match", "lossy_typical"):
         _, decoder = sample(TableLM(table), ModelDrafter(lm=TableLM(table)), verifier, k=2, temperature=1.0)
         assert decoder.stats.summary().acceptance_rate == 1.0

@@ -1,4 +1,4 @@
-"""The lenient test: another law within its bound, rejection at lenience 1, and that it says so."""
+"""The lenient test: another distribution within its bound, rejection at lenience 1, and that it says so."""
 
 import pytest
 import torch
@@ -13,7 +13,9 @@ from tests.verifiers.enumerated import BEFORE, ROOT, SHAPES, chain, distance, en
 
 @pytest.mark.parametrize("shape", ["chain of 1", "chain of 3", "chain of fixed choices", "chain of both"])
 def test_lenience_one_is_rejection(shape):
-    ours, theirs = (enumerate_step(rule, SHAPES[shape], tables(1)) for rule in (LossyLenient(lenience=1), Rejection()))
+    ours, theirs = (
+        enumerate_step(verifier, SHAPES[shape], tables(1)) for verifier in (LossyLenient(lenience=1), Rejection())
+    )
     assert torch.equal(ours.joint(), theirs.joint()) and ours.accepted == theirs.accepted
 
 
@@ -37,11 +39,11 @@ def test_lenience_out_of_range_is_refused(lenience):
         LossyLenient(lenience=lenience)
 
 
-def test_lossy_rules_have_lossy_names_and_results_say_so():
+def test_lossy_verifiers_have_lossy_names_and_results_say_so():
     for name in VERIFIERS.builtin:
-        rule = VERIFIERS.find(name)
-        assert rule.lossless is not name.startswith("lossy_")
-        assert rule.lossless or not rule.same_tokens
+        verifier = VERIFIERS.find(name)
+        assert verifier.lossless is not name.startswith("lossy_")
+        assert verifier.lossless or not verifier.same_tokens
     for name in ("lossy_typical", "lossy_lenient", "block"):
         [result] = engine("model", name).generate([[5]], SamplingParams(max_tokens=3))
         assert result.stats.lossless is (name == "block")

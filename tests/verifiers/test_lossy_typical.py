@@ -1,4 +1,4 @@
-"""Typical acceptance: what it keeps, that it does not keep the law, and that it says so."""
+"""Typical acceptance: what it keeps, that it does not keep the distribution, and that it says so."""
 
 import math
 
@@ -20,8 +20,8 @@ class Picks(Rows):
         return logits.argmax(-1)
 
 
-LAW = torch.tensor([0.02, 0.08, 0.3, 0.6], dtype=torch.float64)
-ENTROPY = float(-(LAW * LAW.log()).sum())
+DISTRIBUTION = torch.tensor([0.02, 0.08, 0.3, 0.6], dtype=torch.float64)
+ENTROPY = float(-(DISTRIBUTION * DISTRIBUTION.log()).sum())
 
 
 def step(parents, tokens, probs=None, valid=None, **options):
@@ -32,7 +32,7 @@ def step(parents, tokens, probs=None, valid=None, **options):
     for parent in parents[1:]:
         depth.append(depth[parent] + 1)
     tree = Tree.make(torch.tensor([tokens]), torch.tensor([parents]), valid, max_depth=max(depth))
-    logits = torch.stack([(probs or {}).get(node, LAW) for node in range(nodes)])[None].log()
+    logits = torch.stack([(probs or {}).get(node, DISTRIBUTION) for node in range(nodes)])[None].log()
     outcome = LossyTypical(**options)(tree, logits, Picks(1))
     return outcome.path[0].tolist(), int(outcome.next)
 
@@ -42,9 +42,9 @@ def test_a_token_is_kept_above_the_smaller_of_both_bounds():
     assert spread > 0.09
     for token in range(4):
         path, _ = step([-1, 0], [0, token])
-        assert path == ([1] if LAW[token] > 0.09 else [-1])
+        assert path == ([1] if DISTRIBUTION[token] > 0.09 else [-1])
         path, _ = step([-1, 0], [0, token], epsilon=1.0, delta=0.9)
-        assert path == ([1] if LAW[token] > 3 * spread else [-1])
+        assert path == ([1] if DISTRIBUTION[token] > 3 * spread else [-1])
 
 
 def test_the_longest_path_is_followed_and_the_likeliest_of_equals():
@@ -59,7 +59,7 @@ def test_the_last_token_is_the_targets_after_the_path():
     assert step([-1, 0, 1], [0, 2, 1], {1: peaked}) == ([1, -1], 0)
 
 
-def test_a_law_without_spread_keeps_its_argmax_alone():
+def test_a_distribution_without_spread_keeps_its_argmax_alone():
     one = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     assert step([-1, 0], [0, 1], {0: one})[0] == [1]
     assert step([-1, 0], [0, 3], {0: one})[0] == [-1]

@@ -30,6 +30,6 @@ def test_tokens_are_those_of_plain_decoding():
 def test_where_nothing_is_shared_it_decides_as_coupled_does():
     requests = [request(p, max_tokens=30, temperature=0.3, seed=i) for i, p in enumerate(PROMPTS)]
     _, target = tiny.looping_target()
-    ours, theirs = (run(NgramDrafter(), rule, requests, target=target, k=3) for rule in ("match", "coupled"))
+    ours, theirs = (run(NgramDrafter(), verifier, requests, target=target, k=3) for verifier in ("match", "coupled"))
     assert ours.texts == theirs.texts and ours.summary == theirs.summary
     assert sum(ours.summary.accepted) > 0

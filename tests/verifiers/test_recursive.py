@@ -1,4 +1,4 @@
-"""Recursive rejection: its exact law on every kind of tree, and what it is on chains."""
+"""Recursive rejection: its exact distribution on every kind of tree, and what it is on chains."""
 
 import pytest
 import torch
@@ -25,10 +25,13 @@ from tests.verifiers.enumerated import (
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("one_law", [True, False])
-def test_the_law_is_the_targets(shape, one_law):
+@pytest.mark.parametrize("one_distribution", [True, False])
+def test_the_distribution_is_the_targets(shape, one_distribution):
     for seed in (1, 2):
-        assert distance(enumerate_step(Recursive(), SHAPES[shape], tables(seed), one_law=one_law)) < 1e-12
+        assert (
+            distance(enumerate_step(Recursive(), SHAPES[shape], tables(seed), one_distribution=one_distribution))
+            < 1e-12
+        )
 
 
 @pytest.mark.parametrize("shape", ["two by two", "two by two without replacement", "two chains", "chain of 3"])
@@ -61,12 +64,12 @@ def test_an_equal_fixed_sibling_is_never_accepted():
     assert not bool(second.any())
 
 
-def test_laws_that_run_out_end_the_siblings():
-    """A law with two tokens has no third sibling, whatever stands there; the node is as if absent."""
+def test_distributions_that_run_out_end_the_siblings():
+    """A distribution with two tokens has no third sibling, whatever stands there; the node is as if absent."""
     given = tables(1)
-    law = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64).log().expand(3, 3, 3)
+    distribution = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64).log().expand(3, 3, 3)
     shape, two = Shape((0, 0, 0), (WITHOUT,) * 3), Shape((0, 0), (WITHOUT,) * 2)
-    given = Tables(given.target, (law,))
+    given = Tables(given.target, (distribution,))
     tree, _ = drafts(shape, given)
     logits = given.target[torch.tensor(2), torch.tensor(1)].expand(len(tree.tokens), 4, 3)
     assert abs(enumerate_step(Recursive(), two, given).accepted - enumerate_step_of_three(given)) < 1e-12
@@ -111,7 +114,7 @@ def test_single_precision_is_enough():
         assert distance(enumerate_step(Recursive(), SHAPES[shape], tables(2), dtype=torch.float32)) < 1e-6
 
 
-def test_zeros_in_either_law():
+def test_zeros_in_either_distribution():
     probs = torch.tensor([[0.5, 0.5, 0], [0, 0.3, 0.7], [1, 0, 0], [0.6, 0.1, 0.3]], dtype=torch.float64)
     for p in probs:
         for q in probs:

@@ -1,4 +1,4 @@
-"""SpecTr: its exact law over independent paths, what it keeps, and where it is the token rule."""
+"""SpecTr: its exact distribution over independent paths, what it keeps, and where it is the token verifier."""
 
 import pytest
 import torch
@@ -26,9 +26,9 @@ TREES += ["two chains, one after the other", "deep first"]
 
 @pytest.mark.parametrize("shape", TREES)
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("one_law", [True, False])
-def test_the_law_is_the_targets(shape, seed, one_law):
-    assert distance(enumerate_step(SpecTr(), SHAPES[shape], tables(seed), one_law=one_law)) < 1e-12
+@pytest.mark.parametrize("one_distribution", [True, False])
+def test_the_distribution_is_the_targets(shape, seed, one_distribution):
+    assert distance(enumerate_step(SpecTr(), SHAPES[shape], tables(seed), one_distribution=one_distribution)) < 1e-12
 
 
 @pytest.mark.parametrize("valid", [(1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 0), (0, 0, 0, 0)])
@@ -71,7 +71,7 @@ def test_paths_that_agree_stay_alive_together():
     draft[2, 1] = torch.tensor([0.0, -torch.inf, -torch.inf])
     given = Tables(given.target, (draft,))
     p, q = given.target.softmax(-1), draft.softmax(-1)
-    first, second = (best(p[text], q[text], 2) for text in ((2, 1), (1, 0)))
+    first, second = (best(p[sequence], q[sequence], 2) for sequence in ((2, 1), (1, 0)))
     assert abs(enumerate_step(SpecTr(), SHAPES["two chains"], given).accepted - first * (1 + second)) < 1e-4
     assert second > best(p[1, 0], q[1, 0], 1) + 0.01
 
@@ -96,7 +96,7 @@ def test_one_path_is_rejection_token_for_token(length):
         assert torch.equal(a, b)
 
 
-def test_the_path_lies_on_one_branch_even_where_two_texts_are_equal():
+def test_the_path_lies_on_one_branch_even_where_two_outputs_are_equal():
     found = enumerate_step(SpecTr(), SHAPES["two chains"], tables(1))
     path = found.outcome.path
     both = path[:, 1] >= 0
@@ -104,15 +104,15 @@ def test_the_path_lies_on_one_branch_even_where_two_texts_are_equal():
     assert bool((found.tree.parents.gather(1, path[:, 1:].clamp(min=0))[both, 0] == path[both, 0]).all())
 
 
-def test_drafts_without_laws_are_refused():
+def test_drafts_without_distributions_are_refused():
     tree, _ = drafts(Shape((0, 0), (IID,) * 2), tables(1))
     tree = replace_tree(tree, probs=None)
     logits = torch.zeros(len(tree.tokens), 3, 3)
-    with pytest.raises(ValueError, match="'spectr' needs drafts drawn from a law"):
+    with pytest.raises(ValueError, match="'spectr' needs drafts drawn from a distribution"):
         SpecTr()(tree, logits, Rows(Philox(), len(tree.tokens)))
 
 
-def test_zeros_in_either_law():
+def test_zeros_in_either_distribution():
     probs = torch.tensor([[0.5, 0.5, 0], [0, 0.3, 0.7], [1, 0, 0], [0.6, 0.1, 0.3]], dtype=torch.float64)
     for p in probs:
         for q in probs:

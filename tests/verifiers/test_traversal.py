@@ -1,4 +1,4 @@
-"""Traversal verification: its exact law on every kind of tree, what it keeps, and what it is on chains."""
+"""Traversal verification: its exact distribution on every kind of tree, what it keeps, and what it is on chains."""
 
 import pytest
 import torch
@@ -23,10 +23,13 @@ from tests.verifiers.enumerated import (
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("one_law", [True, False])
-def test_the_law_is_the_targets(shape, one_law):
+@pytest.mark.parametrize("one_distribution", [True, False])
+def test_the_distribution_is_the_targets(shape, one_distribution):
     for seed in (1, 2):
-        assert distance(enumerate_step(Traversal(), SHAPES[shape], tables(seed), one_law=one_law)) < 1e-12
+        assert (
+            distance(enumerate_step(Traversal(), SHAPES[shape], tables(seed), one_distribution=one_distribution))
+            < 1e-12
+        )
 
 
 @pytest.mark.parametrize("shape", ["two by two", "two by two without replacement", "two chains", "chain of 3"])
@@ -66,7 +69,7 @@ def test_on_chains_it_is_block_verification_token_for_token(shape, length):
 
 def test_nodes_are_tested_after_their_descendants_and_their_earlier_siblings():
     tree, _ = drafts(Shape((0, 0, 1, 2, 1, 2, 4), (IID,) * 7), tables(1))
-    turn = Traversal._turn(tree)[0].tolist()
+    turn = Traversal._test_order(tree)[0].tolist()
     assert sorted(range(8), key=turn.__getitem__) == [3, 5, 1, 7, 4, 6, 2, 0]
 
 
@@ -75,7 +78,7 @@ def test_single_precision_is_enough():
         assert distance(enumerate_step(Traversal(), SHAPES[shape], tables(2), dtype=torch.float32)) < 1e-6
 
 
-def test_zeros_in_either_law():
+def test_zeros_in_either_distribution():
     probs = torch.tensor([[0.5, 0.5, 0], [0, 0.3, 0.7], [1, 0, 0], [0.6, 0.1, 0.3]], dtype=torch.float64)
     for p in probs:
         for q in probs:

@@ -1,4 +1,6 @@
-"""Trees drawn from a table, through the real step: joint laws by a G-test, greedy text, and the gates of the step."""
+"""Trees drawn from a table, through the real step: joint distributions by a G-test, greedy sequence, and the gates
+of the step.
+"""
 
 import pytest
 import torch
@@ -22,7 +24,9 @@ SHAPES = {
 
 
 class TableTree(StatelessDrafter):
-    """A tree of one shape, from a table that knows the two tokens before; siblings share their parent's law."""
+    """A tree of one shape, from a table that knows the two tokens before; siblings share their parent's
+    distribution.
+    """
 
     branches = True
 
@@ -58,14 +62,14 @@ class TableTree(StatelessDrafter):
         depth = torch.tensor(self.depths)
         tokens = torch.stack(current, dim=1)
         index = {parent: at for at, parent in enumerate(scores)}
-        law = torch.tensor([-1, *(-1 if self.draw is Draw.FIXED else index[parent] for parent in self.parents)])
+        source = torch.tensor([-1, *(-1 if self.draw is Draw.FIXED else index[parent] for parent in self.parents)])
         return Tree.make(
             tokens,
             torch.tensor([-1, *self.parents]).expand_as(tokens),
             (depth <= batch.draft_room[:, None]) & batch.active[:, None],
             max_depth=max(self.depths),
             draw=self.draw,
-            law=law.expand_as(tokens),
+            source=source.expand_as(tokens),
             probs=torch.cat(list(scores.values()), dim=1).softmax(-1),
         )
 
@@ -96,11 +100,11 @@ def decode(verifier, shape, draw, rows, table, **options):
     return decoder
 
 
-@pytest.mark.slow  # the same laws are enumerated, and sampled from real models, in tests/laws
+@pytest.mark.slow  # the same distributions are enumerated, and sampled from real models, in tests/distributions
 @every_case
-def test_joint_law_over_several_steps_is_the_targets(verifier, shape, draw):
+def test_joint_distribution_over_several_steps_is_the_targets(verifier, shape, draw):
     if not VERIFIERS.find(verifier).lossless:
-        pytest.skip("does not keep the law")
+        pytest.skip("lossy")
     table = random_table(1)
     decoder = decode(verifier, shape, draw, ROWS, table, temperature=0.8)
     for _ in range(LENGTH):
@@ -113,7 +117,7 @@ def test_joint_law_over_several_steps_is_the_targets(verifier, shape, draw):
 
 
 @every_case
-def test_greedy_text_is_the_targets(verifier, shape, draw):
+def test_greedy_output_is_the_targets(verifier, shape, draw):
     for seed in range(8):
         table = random_table(seed)
         decoder = decode(verifier, shape, draw, 3, table)
@@ -128,12 +132,12 @@ def test_greedy_text_is_the_targets(verifier, shape, draw):
 @every_case
 def test_the_verifier_compiles_whole_and_runs_on_fake_tensors(verifier, shape, draw):
     decoder = decode(verifier, shape, draw, 4, random_table(1), temperature=1.0)
-    rule, batch = decoder.verifier, decoder.batch
+    verify, batch = decoder.verifier, decoder.batch
     tree = decoder.drafter.propose(batch, decoder.plan(decoder.stats))
     logits = decoder.target(tree, decoder.cache).logits
 
     def decide(logits):
-        outcome = rule(tree, logits, batch)
+        outcome = verify(tree, logits, batch)
         return outcome.path, outcome.num_committed, outcome.next
 
     torch._dynamo.reset()

@@ -13,7 +13,7 @@ from paceline.core.tree import Draw
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.tree.shapes import Topology
-from paceline.models.adopt import TransformersModel, is_transformers_model
+from paceline.models.from_transformers import TransformersModel, is_transformers_model
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier

@@ -13,14 +13,14 @@ from paceline.api.loading import Loaded
 from paceline.api.named import name_of, read_named
 from paceline.core.registry import Registry
 from paceline.core.tree import Draw
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.draft_heads.files import is_head, load_head
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.tree.shapes import Shape
-from paceline.models.backend import fastest, lay_out
+from paceline.models.backend import fastest, pack_weights
 from paceline.models.native.decoder import DecoderLM
 
 __all__ = ["WeightlessExit", "build_head_drafter", "is_head", "read_weightless"]
@@ -64,7 +64,7 @@ def read_weightless(text: str) -> WeightlessExit | None:
     Raises ValueError for the bare name of a drafter that a head is needed for, and for options that are none.
     """
     name = name_of(text)
-    if name not in HEADS:
+    if name not in DRAFT_HEADS:
         return None
     if name in WITHOUT_FILES and name != text:
         return read_named(WITHOUT_FILES, text).make()
@@ -90,6 +90,6 @@ def _drafter(
     lm = head.decoder
     if not target.enforce_eager:
         assert isinstance(target.lm, DecoderLM)
-        lay_out(lm, beside=target.lm)
+        pack_weights(lm, beside=target.lm)
         lm = fastest(lm)
     return DRAFTERS.find(head.kind)(head=head, lm=lm, shape=shape, draws=draws)

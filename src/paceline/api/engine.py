@@ -9,25 +9,22 @@ from typing import final
 import torch
 
 from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier
-from paceline.api.continuation import Continuation, Criterion
+from paceline.api.completion import Completion, Criterion
 from paceline.api.loading import Loaded, parts_of, runnable
 from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
+from paceline.api.score import PromptScore
 from paceline.api.streams import Stream
 from paceline.core.constraint import Rule
 from paceline.core.plan import Fixed, Plan
 from paceline.decode import Decoder, agree
 from paceline.drafters.none import NoDrafter
-from paceline.engine.clock import clock_for
-from paceline.engine.guard import Guarded
-from paceline.engine.jobs import Closing
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
-from paceline.engine.reports import AtOnce
-from paceline.engine.runner import reports_for, step_for
+from paceline.engine.runner import runner_for
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Speed, Watch
-from paceline.models.base import longest_text
+from paceline.models.base import max_sequence_length
 
 logger = logging.getLogger("paceline")
 
@@ -37,9 +34,9 @@ LONGEST = 2048  # tokens of a row, prompt included, where nobody says otherwise
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """A continuation that waits or runs, and where its pieces go."""
+    """A completion that waits or runs, and where its pieces go."""
 
-    continuation: Continuation
+    completion: Completion
     pieces: deque[Piece]
     name: str  # in logs
 
@@ -91,7 +88,7 @@ class Engine:
                 f"verifier {name!r} under exact=True: its tokens depend on what is drafted; choose 'coupled', or "
                 "load the target without exact"
             )
-        agree(drafting.drafter, rule)  # refuses a pair by its own names, before it is guarded
+        agree(drafting.drafter, rule)  # before memory is looked at
         length = max_length
         if length is None:
             length = min(LONGEST, room(target, drafting.drafter.max_nodes(plan.max_draft_tokens)))
@@ -103,25 +100,18 @@ class Engine:
             num_draft_tokens=plan.max_draft_tokens,
             weights=weight_bytes([target.lm]) if isinstance(target.lm, torch.nn.Module) else 0,
         )
-        clock = clock_for(target.lm.device)
         self.decoder = Decoder(
             target=runnable(target),
-            drafter=Guarded(drafter=drafting.drafter),
+            drafter=drafting.drafter,
             verifier=rule,
             plan=self._watch or plan,
             rows=batch_size,
             max_length=length,
             guidance=guidance,
-            parts=parts_of(target),
-            clock=clock,
+            **parts_of(target),
         )
-        self._scheduler = Scheduler(
-            decoder=self.decoder,
-            clock=clock,
-            watch=self._watch,
-            step=self.decoder.step if target.enforce_eager else step_for(self.decoder),
-            reports=AtOnce(self.decoder) if target.enforce_eager else reports_for(self.decoder),
-        )
+        self.runner = runner_for(self.decoder, eager=target.enforce_eager)
+        self._scheduler = Scheduler(self.runner)
         self._open: dict[int, _Open] = {}
         self._num_prompts = 0  # submitted so far
         self._warned = False
@@ -150,22 +140,22 @@ class Engine:
         - ``prompts``: a text, token ids or chat messages; or a list of these.
         - ``params`` (None, which is ``SamplingParams()``): one for all prompts, whose seed is then split per prompt and
           sample; or one per prompt, whose seed is split per sample only. Sample 0 of prompt 0 keeps the seed.
-        - ``criterion`` (None): called with the tokens of each continuation as each arrives; true ends it there.
+        - ``criterion`` (None): called with the tokens of each completion as each arrives; true ends it there.
         - ``rules`` (none): what else only the host can say of their tokens; asked after those of ``params``.
         - ``name`` (None): what logs call these prompts; None numbers them in the order of all submissions, from 0.
 
         Raises ValueError naming the prompt, before anything is queued.
         """
         asked = prepare(self.target, self.decoder, prompts, params, criterion, rules)
-        continuations = [one.continuation for one in asked]
+        completions = [one.completion for one in asked]
         pieces: deque[Piece] = deque()
-        tickets = [self._scheduler.submit(one.request) for one in asked]
+        tickets = [self._scheduler.submit(one.request, sequence=one.completion.sequence) for one in asked]
         first = self._num_prompts
-        for ticket, continuation in zip(tickets, continuations, strict=True):
-            number = first + continuation.index
+        for ticket, completion in zip(tickets, completions, strict=True):
+            number = first + completion.index
             self._num_prompts = number + 1
-            self._open[ticket] = _Open(continuation=continuation, pieces=pieces, name=name or f"prompt {number}")
-        return Stream(engine=self, tickets=tickets, continuations=continuations, pieces=pieces)
+            self._open[ticket] = _Open(completion=completion, pieces=pieces, name=name or f"prompt {number}")
+        return Stream(engine=self, tickets=tickets, completions=completions, pieces=pieces)
 
     def generate(self, prompts: Prompts, params: ParamsLike = None) -> list[Result]:
         """Continue every prompt to its end; results in their order, the samples of a prompt together.
@@ -176,19 +166,19 @@ class Engine:
 
     def advance(self) -> None:
         """One step of all that runs; streams fill with its pieces."""
-        for gain in self._scheduler.advance():
-            entry = self._open[gain.ticket]
+        for output in self._scheduler.advance():
+            entry = self._open[output.ticket]
             try:
-                if gain.error is not None:
-                    raise gain.error
-                entry.pieces.extend(entry.continuation.take(gain))
+                if output.error is not None:
+                    raise output.error
+                entry.pieces.extend(entry.completion.take(output))
             except Exception as error:  # whatever is wrong with one request ends that one alone
-                entry.continuation.cancel(error)
-            if entry.continuation.error is not None:
-                logger.warning("%s failed: %s", entry.name, entry.continuation.error)
-            if entry.continuation.finish_reason is not None:
-                self._scheduler.cancel(gain.ticket)
-                del self._open[gain.ticket]
+                entry.completion.cancel(error)
+            if entry.completion.error is not None:
+                logger.warning("%s failed: %s", entry.name, entry.completion.error)
+            if entry.completion.finish_reason is not None:
+                self._scheduler.cancel(output.ticket)
+                del self._open[output.ticket]
         if not self._warned and self.speed is not None and not self.speed.pays:
             self._warned = True
             logger.warning(self.speed.warning)
@@ -197,12 +187,19 @@ class Engine:
         """End a request that waits or runs; its row is free at once."""
         entry = self._open.pop(ticket, None)
         if entry is not None:
-            entry.continuation.cancel()
+            entry.completion.cancel()
             self._scheduler.cancel(ticket)
 
-    def describe(self, ticket: int) -> Closing:
-        """What is known of a request, ended or not."""
-        return self._scheduler.describe(ticket)
+    def result(self, ticket: int, completion: Completion) -> Result:
+        """What a request has got so far, with its statistics."""
+        scores = self._scheduler.prompt_scores(ticket)
+        known = None
+        if scores is not None:
+            tokens = tuple(completion.prompt)
+            known = PromptScore(tokens=tokens, logprobs=(None, *scores.logprobs), top=(None, *scores.top))
+        return completion.result(
+            self._scheduler.stats(ticket), prompt_logprobs=known, speed=self.speed, lossless=self.lossless
+        )
 
     def forget(self, ticket: int) -> None:
         """Drop what is known of a request that has ended."""
@@ -211,7 +208,7 @@ class Engine:
 
 def room(target: Loaded, num_nodes: int) -> int:
     """Tokens of the longest text that ``target`` takes with ``num_nodes`` behind it. Raises ValueError below two."""
-    found = longest_text(target.lm, num_nodes=num_nodes)
+    found = max_sequence_length(target.lm, num_nodes=num_nodes)
     if found < 2:
         raise ValueError(
             f"drafts of {num_nodes} tokens, their root included, leave no room for a text in the {target.lm.max_slots} "

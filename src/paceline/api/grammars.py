@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from paceline.api.continuation import Criterion
+from paceline.api.completion import Criterion
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.structured import StructuredOutputs

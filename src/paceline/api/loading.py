@@ -8,17 +8,16 @@ from pathlib import Path
 
 import torch
 
-from paceline.core.parts import Parts
-from paceline.engine.runner import parts_for
-from paceline.models import adopt, hub, loading
+from paceline.engine.runner import DecoderParts, parts_for
+from paceline.models import from_transformers, hub, loading
 from paceline.models.adapter import files as hf_files
 from paceline.models.adapter import lm as hf
 from paceline.models.adapter.support import check_model
-from paceline.models.adopt import TransformersModel
-from paceline.models.backend import fastest, lay_out
+from paceline.models.backend import fastest, pack_weights
 from paceline.models.base import LM
-from paceline.models.batch_invariance import find_dependence
+from paceline.models.batch_invariance import find_batch_dependence
 from paceline.models.families import FAMILIES
+from paceline.models.from_transformers import TransformersModel
 from paceline.models.loading import ModelError
 from paceline.models.native.quantization import check_quantization, quantise_modules
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
@@ -92,7 +91,7 @@ def load(
     check_quantization(quantization)
     precision = find_dtype(dtype)
     place = None if device is None else find_device(device)
-    if adopt.is_transformers_model(model):
+    if from_transformers.is_transformers_model(model):
         if quantization is not None:
             raise ModelError(
                 f"quantization={quantization!r}: {type(model).__name__} is loaded already, and its weights are its "
@@ -112,15 +111,15 @@ def load(
         torch.set_num_threads(threads)
     loaded = replace(loaded, enforce_eager=enforce_eager, exact=exact)
     if isinstance(model, str | Path) and not enforce_eager:
-        lay_out(loaded.lm)
+        pack_weights(loaded.lm)
     if exact:
         _check_exact(loaded)
     return loaded
 
 
-def parts_of(loaded: Loaded) -> Parts:
+def parts_of(loaded: Loaded) -> DecoderParts:
     """What surrounds the model in a step: the fastest there is, unless ``enforce_eager`` keeps from it."""
-    return Parts() if loaded.enforce_eager else parts_for(loaded.lm.device)
+    return {} if loaded.enforce_eager else parts_for(loaded.lm.device)
 
 
 def runnable(loaded: Loaded) -> LM:
@@ -130,7 +129,7 @@ def runnable(loaded: Loaded) -> LM:
 
 def _check_exact(loaded: Loaded) -> None:
     """Raise ModelError unless a token's logits are the same bits in any company."""
-    found = find_dependence(runnable(loaded), rows=EXACT_ROWS, num_nodes=EXACT_NODES)
+    found = find_batch_dependence(runnable(loaded), rows=EXACT_ROWS, num_nodes=EXACT_NODES)
     if found is not None:
         raise ModelError(
             f"exact=True: with {loaded.name} a token's logits depend, in their last bits, on {found}; load it natively "
@@ -141,7 +140,7 @@ def _check_exact(loaded: Loaded) -> None:
 def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch.dtype, torch.device]:
     """Precision and device of a loaded model. Raises ModelError if it is plain that ``load`` would refuse it."""
     if is_native(backend, model.config.to_dict()):
-        return adopt.placement(model)
+        return from_transformers.placement(model)
     check_model(model)
     return hf.placement(model)
 
@@ -246,16 +245,16 @@ def _from_memory(
     if differs:
         wanted = ", ".join(str(option).removeprefix("torch.") for option in (dtype, device) if option is not None)
         raise ModelError(
-            f"{wanted}: {name} is already loaded as {loading.name_of(own_dtype)} on {own_device}; convert it yourself "
-            "with model.to(...), or load its directory"
+            f"{wanted}: {name} is already loaded as {loading.dtype_name(own_dtype)} on {own_device}; convert it "
+            "yourself with model.to(...), or load its directory"
         )
-    lm = adopt.adopt(model) if is_native(backend, config) else hf.adapt(model)
+    lm = from_transformers.from_transformers(model) if is_native(backend, config) else hf.adapt(model)
     source = model.config._name_or_path
     known = source != "" and Path(source).is_dir()
     return Loaded(
         lm=lm,
         tokenizer=load_tokenizer(source, trust_remote_code=trust_remote_code) if known else None,
-        eos=adopt.read_eos(model),
+        eos=from_transformers.read_eos(model),
         name=name,
         dtype=own_dtype,
         config=config,

@@ -1,17 +1,16 @@
-"""What is asked, sample by sample: prompts and parameters as requests for rows and as texts to be. Starts nothing."""
+"""Prompts and parameters to requests and completions, one per sample: encoded, validated and resolved once."""
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from paceline.api.continuation import Continuation, Criterion
+from paceline.api.completion import Completion, Criterion
 from paceline.api.grammars import closing, rules_of
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
 from paceline.api.prompts import Prompts, encode, split
-from paceline.api.score import PromptScore, prompt_logprobs
 from paceline.core.constraint import Rule
 from paceline.core.guidance import Guidance
 from paceline.core.noise import split_seed
@@ -22,11 +21,11 @@ ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Prepared:
     """One sample of one prompt, as the decoder and as the user sees it."""
 
     request: Request
-    continuation: Continuation
+    completion: Completion
 
 
 def prepare(
@@ -36,7 +35,7 @@ def prepare(
     params: ParamsLike,
     criterion: Criterion | None,
     rules: Sequence[Rule] = (),
-) -> list[Asked]:
+) -> list[Prepared]:
     """Every sample of every prompt, checked; ``Engine.submit`` says how seeds are split. Raises ValueError.
 
     ``rules`` come after those of the parameters.
@@ -60,20 +59,18 @@ def prepare(
             )
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
-    scored = [_score(target, tokens, option) for tokens, option in zip(encoded, options, strict=True)]
     return [
-        Asked(
+        Prepared(
             request=request,
-            continuation=Continuation(
+            completion=Completion(
                 index=index,
                 sample=sample,
-                prompt=encoded[index],
+                sequence=list(encoded[index]),
                 params=options[index],
                 seed=request.sampling.seed,
                 tokenizer=target.tokenizer,
                 origins=decoder.drafter.origins,
                 criterion=closing(target, options[index], criterion),
-                prompt_logprobs=scored[index],
             ),
         )
         for index, samples in enumerate(requests)
@@ -127,12 +124,7 @@ def _request(
         stop_tokens=stop_tokens(target, params),
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
     decoder.check(request)
     return request
-
-
-def _score(target: Loaded, tokens: list[int], params: SamplingParams) -> PromptScore | None:
-    if params.prompt_logprobs is None:
-        return None
-    return prompt_logprobs(target, tokens, top=params.prompt_logprobs)[0]

@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 
 from paceline.api.loading import Loaded, runnable
 from paceline.api.prompts import Prompt, Prompts, encode, kind_of, split
-from paceline.models.base import longest_text
+from paceline.models.base import max_sequence_length
 from paceline.models.scoring import Passage, TopTokens, score_passages
 
 Continuation: TypeAlias = str | Sequence[int]
@@ -164,7 +164,7 @@ def perplexity(
     Raises ValueError, naming the text, before any work: fewer than two tokens, strings without a tokenizer, tokens
     outside the vocabulary; and for a stride that is not from 1 to the context less 1.
     """
-    context = longest_text(target.lm)
+    context = max_sequence_length(target.lm)
     step = max(1, context // 2) if stride is None else stride
     if not 1 <= step < context:
         raise ValueError(f"stride={step}: give 1 to {context - 1}, less than the context of {context} tokens")
@@ -226,7 +226,7 @@ def _encode_pair(
 def _check(target: Loaded, passage: Passage, *, name: str) -> None:
     """Raise ValueError unless the target can read the passage."""
     _check_vocabulary(target, passage.tokens, name=name)
-    context = longest_text(target.lm)
+    context = max_sequence_length(target.lm)
     if len(passage.tokens) > context:
         raise ValueError(
             f"{name}: {len(passage.tokens)} tokens in all are more than the context of {context}; shorten the text, or "

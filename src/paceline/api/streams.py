@@ -4,26 +4,18 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol, final
 
-from paceline.api.continuation import Continuation
+from paceline.api.completion import Completion
 from paceline.api.results import Piece, Result
-from paceline.engine.jobs import Closing
-from paceline.engine.watch import Speed
 
 
 class Serving(Protocol):
     """What a stream's tickets are served by."""
 
-    @property
-    def speed(self) -> Speed | None: ...
-
-    @property
-    def lossless(self) -> bool: ...
-
     def advance(self) -> None: ...
 
     def cancel(self, ticket: int) -> None: ...
 
-    def describe(self, ticket: int) -> Closing: ...
+    def result(self, ticket: int, completion: Completion) -> Result: ...
 
     def forget(self, ticket: int) -> None: ...
 
@@ -37,10 +29,10 @@ class Stream:
     """
 
     def __init__(
-        self, *, engine: Serving, tickets: list[int], continuations: list[Continuation], pieces: deque[Piece]
+        self, *, engine: Serving, tickets: list[int], completions: list[Completion], pieces: deque[Piece]
     ) -> None:
-        self._engine, self._tickets, self._continuations, self._pieces = engine, tickets, continuations, pieces
-        self._ended = 0  # so many of the first continuations have ended
+        self._engine, self._tickets, self._completions, self._pieces = engine, tickets, completions, pieces
+        self._ended = 0  # so many of the first completions have ended
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -65,10 +57,10 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether every continuation has ended."""
-        while self._ended < len(self._continuations) and self._continuations[self._ended].finish_reason is not None:
+        """Whether every completion has ended."""
+        while self._ended < len(self._completions) and self._completions[self._ended].finish_reason is not None:
             self._ended += 1
-        return self._ended == len(self._continuations)
+        return self._ended == len(self._completions)
 
     def close(self) -> None:
         """Cancel what has not ended; results stay."""
@@ -86,14 +78,10 @@ class Stream:
         return self.results()
 
     def results(self) -> list[Result]:
-        """What each continuation has got so far, in their order; those that still run count as cancelled."""
+        """What each completion has got so far, in their order; those that still run count as cancelled."""
         return [
-            continuation.result(
-                self._engine.describe(ticket),
-                speed=self._engine.speed,
-                lossless=self._engine.lossless,
-            )
-            for ticket, continuation in zip(self._tickets, self._continuations, strict=True)
+            self._engine.result(ticket, completion)
+            for ticket, completion in zip(self._tickets, self._completions, strict=True)
         ]
 
 
@@ -101,5 +89,5 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C during generation; ``results`` holds what there was."""
 
     def __init__(self, results: list[Result]) -> None:
-        super().__init__(f"interrupted with {sum(len(result.tokens) for result in results)} tokens generated")
+        super().__init__(f"interrupted with {sum(len(result.token_ids) for result in results)} tokens generated")
         self.results = results

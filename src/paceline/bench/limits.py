@@ -15,8 +15,8 @@ from paceline.bench.sweep import CANDIDATE, Cell
 from paceline.bench.trees import nodes_of, runs_draft
 from paceline.hardware.rates import Products, Rates, measure_rates, reading
 from paceline.hardware.roofline import Work, bound
-from paceline.models.backend import product_for
-from paceline.models.loading import name_of
+from paceline.models.backend import gemm_for
+from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 
 READ, FLOPS = "read", "flops"  # bytes and operations per second
@@ -34,7 +34,7 @@ def rates_beside(lm: DecoderLM) -> dict[str, float]:
     weights = torch.empty(0, dtype=torch.uint8, device=lm.device).set_(storage)
     working_set = max(SMALLEST, min(LARGEST, weights.nbytes))
     rates = measure_rates(
-        product_for=product_for,
+        gemm_for=gemm_for,
         dtypes=[lm.dtype],
         device=lm.device,
         working_set=working_set,
@@ -43,7 +43,7 @@ def rates_beside(lm: DecoderLM) -> dict[str, float]:
         seconds=0.0,
     )
     read = reading(weights, repeats=4 * REPEATS, seconds=0.0)
-    return {READ: read, FLOPS: rates.products[name_of(lm.dtype)].peak}
+    return {READ: read, FLOPS: rates.products[dtype_name(lm.dtype)].peak}
 
 
 def limit_of(record: Record, conditions: Record, cell: Cell) -> float | None:

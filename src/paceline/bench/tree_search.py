@@ -10,8 +10,8 @@ from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.results import total
 from paceline.core.plan import Fixed
-from paceline.drafters.tree.measure import Measured, comb
 from paceline.drafters.tree.optimal import best_topology, expected_length
+from paceline.drafters.tree.rank_acceptance import RankAcceptanceDrafter, caterpillar
 from paceline.drafters.tree.shapes import Topology
 
 
@@ -46,7 +46,7 @@ def advise_tree(
 ) -> Advice:
     """Find the best tree of ``num_drafted`` nodes and ``depth`` levels that a model or a head drafts for ``prompts``.
 
-    What it drafts first, to be measured, is a comb of ``width``. Then the prompts are decoded with the best tree and
+    It first measures with a caterpillar of ``width``. Then the prompts are decoded with the best tree and
     with a chain of as many levels as it may have, at most as many nodes. Raises ValueError for counts below 1, a draft
     that cannot draft for the target, and what generating refuses.
     """
@@ -55,14 +55,14 @@ def advise_tree(
             raise ValueError(f"{name}={value}: give at least 1")
 
     def decode(shape: Topology) -> tuple[list[float], float]:
-        drafter = Measured(drafter=build_shaped(draft, target=target, shape=shape), width=width)
+        drafter = RankAcceptanceDrafter(drafter=build_shaped(draft, target=target, shape=shape), width=width)
         given = [list(prompt) for prompt in prompts]
         results = generate(
             target, given, params, drafter=drafter, verifier=verifier, num_draft_tokens=Fixed(shape.depth)
         )
-        return drafter.rates(), total(results).mean_acceptance_length
+        return drafter.acceptance_by_rank(), total(results).mean_acceptance_length
 
-    rates, _ = decode(comb(min(width, target.lm.vocab_size), depth))
+    rates, _ = decode(caterpillar(min(width, target.lm.vocab_size), depth))
 
     def candidate(shape: Topology) -> Candidate:
         return Candidate(topology=shape, expected=expected_length(shape, rates), measured=decode(shape)[1])

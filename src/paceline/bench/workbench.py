@@ -19,9 +19,9 @@ from paceline.bench.sweep import Cell
 from paceline.bench.trees import MODEL, nodes_of, shape_of
 from paceline.drafters import DRAFTERS
 from paceline.hardware.roofline import Work
-from paceline.models.base import longest_text
+from paceline.models.base import max_sequence_length
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class ModelBench:
     def works(self) -> tuple[Work, Work | None] | None:
         """What a forward of the target, and one of the draft, reads; None where that is not known."""
         models = [loaded.lm for loaded in (self.target, self.draft) if loaded is not None]
-        found = [work_of(lm) for lm in models if isinstance(lm, DecoderLM)]
+        found = [forward_work(lm) for lm in models if isinstance(lm, DecoderLM)]
         if len(found) < len(models) or len({work.dtype for work in found}) > 1:
             return None
         return found[0], found[1] if len(found) > 1 else None
@@ -118,7 +118,7 @@ def check_lengths(
     target: Loaded, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], *, num_nodes: int
 ) -> None:
     """Raise ValueError for a prompt whose longest continuation, and ``num_nodes`` drafted, the target cannot hold."""
-    longest, context = max(max_tokens), longest_text(target.lm, num_nodes=num_nodes)
+    longest, context = max(max_tokens), max_sequence_length(target.lm, num_nodes=num_nodes)
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {index}: no tokens in it; give at least one")

@@ -13,7 +13,7 @@ from paceline.cli.audit_tables import add_law, mark, new_table, say
 from paceline.cli.commands import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.models import check_drafting, choose_drafter, load_target, num_draft_tokens
 from paceline.cli.options import DraftOptions, ModelOptions
-from paceline.models.batch_invariance import find_dependence
+from paceline.models.batch_invariance import find_batch_dependence
 
 PROBED_NODES = 9  # of the drafts that equality bit for bit is tried with
 
@@ -48,7 +48,7 @@ class AuditModel:
                 text_length=self.text_length,
                 batch_size=self.batch_size,
                 seed=self.seed,
-                bitwise=find_dependence(runnable(target), rows=self.batch_size, num_nodes=PROBED_NODES) is None,
+                bitwise=find_batch_dependence(runnable(target), rows=self.batch_size, num_nodes=PROBED_NODES) is None,
                 tell=lambda what: status.update(f"{what} ..."),
             )
         if self.json:

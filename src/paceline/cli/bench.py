@@ -36,7 +36,7 @@ from paceline.cli.bench_inputs import (
 from paceline.cli.bench_report import write_and_print
 from paceline.cli.models import check_model, check_quantization
 from paceline.cli.options import ModelOptions
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.drafters import DRAFTERS
 from paceline.models import hub
 
@@ -162,7 +162,7 @@ class Bench:
             raise ValueError(f"--tree {self.trees}: trees are drafted by a model; give --draft DIR")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"--top-p {self.top_p:g}: give more than 0 and at most 1")
-        named = [name for name in DRAFTERS if name not in ("none", MODEL) and name not in HEADS]
+        named = [name for name in DRAFTERS if name not in ("none", MODEL) and name not in DRAFT_HEADS]
         known = [*named, *([MODEL] if drafts else []), *heads]
         for name in drafters:
             if name not in known:

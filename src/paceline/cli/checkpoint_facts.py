@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from paceline.api.loading import DTYPES, Loaded, check_native, is_native
 from paceline.models import hub
 from paceline.models.adapter import files as hf_files
-from paceline.models.adapter.outline import outline
+from paceline.models.adapter.meta import build_on_meta
 from paceline.models.base import LM
-from paceline.models.loading import FLOATS, ModelError, configure, name_of, read_config
-from paceline.models.loading import outline as outline_native
+from paceline.models.loading import FLOATS, ModelError, configure, dtype_name, read_config
+from paceline.models.loading import build_on_meta as outline_native
 from paceline.models.native.decoder import DecoderLM
 from paceline.text.tokenizer import load_tokenizer, read_eos
 
@@ -107,7 +107,7 @@ def _read_precisions(files: list[Path]) -> tuple[str, ...]:
                 stored.update(opened.get_slice(name).get_dtype() for name in opened.keys())
         except SafetensorError as error:
             raise ModelError(f"{file} is not a safetensors file ({error})") from error
-    return tuple(name_of(FLOATS[name]) if name in FLOATS else name for name, _ in stored.most_common())
+    return tuple(dtype_name(FLOATS[name]) if name in FLOATS else name for name, _ in stored.most_common())
 
 
 def _outline_native(
@@ -144,8 +144,8 @@ def _outline_adapted(
     folder: Path, dtype: torch.dtype | None, precisions: tuple[str, ...], trust_remote_code: bool
 ) -> _Model:
     stored = next((DTYPES[name] for name in precisions if name in DTYPES), torch.float32)
-    lm = outline(folder, dtype=dtype or stored, trust_remote_code=trust_remote_code)
-    config, kept = lm.model.config, lm.measured.shape
+    lm = build_on_meta(folder, dtype=dtype or stored, trust_remote_code=trust_remote_code)
+    config, kept = lm.model.config, lm.info.shape
     fields = config.to_dict()
     spelled = {name: config.attribute_map.get(name, name) for name in ("hidden_size", "num_attention_heads")}
     return _Model(

@@ -12,7 +12,7 @@ from paceline.cli.data_inputs import CorpusOptions, read_corpus, read_vocabulary
 from paceline.cli.fingerprint import model_hash
 from paceline.cli.models import check_model, load_target
 from paceline.cli.options import ModelOptions
-from paceline.models.base import longest_text
+from paceline.models.base import max_sequence_length
 from paceline.train.data.batches import make_encoder
 from paceline.train.data.extract import begin, check_taps, compute, cut
 from paceline.train.data.features import save_rows
@@ -62,7 +62,7 @@ class ComputeFeatures:
         if not pieces:
             raise ValueError(f"--split {self.split}: no document of two tokens in it; give more text")
         target = load_target(self.model)
-        limit = longest_text(target.lm)
+        limit = max_sequence_length(target.lm)
         if corpus.length > limit:
             raise ValueError(f"--length {corpus.length}: the target reads {limit} tokens; give a lower one")
         taps = check_taps(wanted, target.lm)

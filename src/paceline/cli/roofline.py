@@ -20,8 +20,8 @@ from paceline.engine.quantized_rates import measure_integers
 from paceline.hardware.rates import WORKING_SET, Progress, Rates, measure_rates
 from paceline.hardware.roofline import Work, bound
 from paceline.hardware.speed_limit import Limit, limit
-from paceline.models.backend import product_for
-from paceline.models.work import work_of
+from paceline.models.backend import gemm_for
+from paceline.models.work import forward_work
 
 LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
 GIGA = 1e9
@@ -68,7 +68,7 @@ class Roofline:
                 status.update(f"{what} ...")
 
             rates = measure_rates(
-                product_for=product_for,
+                gemm_for=gemm_for,
                 dtypes=[torch.float32, torch.bfloat16, *([] if target is None else [target.loaded.dtype])],
                 device=device,
                 working_set=self._working_set(target, draft),
@@ -134,7 +134,9 @@ class Roofline:
 
     def _limit(self, target: Found, draft: Found | None, rates: Rates, kept: list[float]) -> Limit:
         assert target.decoder is not None  # as the backend is native
-        return limit(work_of(target.decoder), _work(draft), rates, kept=kept, rows=self.batch_size, slots=self.context)
+        return limit(
+            forward_work(target.decoder), _work(draft), rates, kept=kept, rows=self.batch_size, slots=self.context
+        )
 
 
 def _with_integers(
@@ -161,7 +163,7 @@ def _with_integers(
 
 
 def _work(found: Found | None) -> Work | None:
-    return None if found is None or found.decoder is None else work_of(found.decoder)
+    return None if found is None or found.decoder is None else forward_work(found.decoder)
 
 
 def _rates(rates: Rates) -> dict[str, object]:

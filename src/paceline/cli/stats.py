@@ -7,7 +7,7 @@ from rich.table import Table
 
 from paceline.api import Result
 from paceline.core.stats import Summary
-from paceline.engine.jobs import Times
+from paceline.engine.outputs import Times
 from paceline.engine.watch import Speed
 
 

@@ -15,13 +15,14 @@ from torch import Tensor
 from paceline.constraints.token_masks import Draft, commit, masks, prune
 from paceline.core.batch import Batch
 from paceline.core.constraint import Grammar, Processor
-from paceline.core.host import integers, table
+from paceline.core.host import table
 from paceline.core.request import NEVER, Request
-from paceline.core.tree import Draw, Outcome, Tree, path_tokens
+from paceline.core.scores import TokenMask
+from paceline.core.tree import Draw, Tree, path_tokens
 
 
 @dataclass(slots=True, kw_only=True)
-class _Text:
+class _RowConstraints:
     """The rules of one row's text."""
 
     request: Request
@@ -31,7 +32,7 @@ class _Text:
 
 
 # What a grammar allows after a row's nodes: the nodes, and bool [n, V]; or what it raised.
-_Found: TypeAlias = "tuple[list[int], Tensor] | Exception"
+_Masks: TypeAlias = "tuple[list[int], Tensor] | Exception"
 
 
 @final
@@ -46,27 +47,26 @@ class HostConstraints:
         self.batch = batch
         self._replaces = replaces
         self.failures: dict[int, Exception] = {}
-        self._texts: dict[int, _Text] = {}  # by row
+        self._rows: dict[int, _RowConstraints] = {}  # by row
         self._drafts: dict[int, Draft] = {}  # of the step, rows that run
         self._worker: ThreadPoolExecutor | None = None
-        self._asked: Future[dict[int, _Found]] | None = None
-        self._starved: tuple[list[int], Tensor] | None = None  # rows, and nodes [r, N] where no token is left
+        self._pending: Future[dict[int, _Masks]] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether any row has rules: such steps read from the device, and cannot be recorded."""
-        return bool(self._texts)
+        return bool(self._rows)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """Begin the rules of ``requests``. What one raises is raised, and then nothing has changed."""
         begun = {row: _begin(request) for row, request in zip(rows, requests, strict=True) if request.rules}
         self.release(rows)
-        self._texts.update(begun)
+        self._rows.update(begun)
 
     def release(self, rows: Iterable[int]) -> None:
         """Rows that ask for nothing any more."""
         for row in rows:
-            self._texts.pop(row, None)
+            self._rows.pop(row, None)
             self.failures.pop(row, None)
 
     def take_failures(self) -> dict[int, Exception]:
@@ -74,23 +74,21 @@ class HostConstraints:
         failures, self.failures = self.failures, {}
         return failures
 
-    def look(self, tree: Tree) -> Tree:
+    def prune(self, tree: Tree) -> Tree:
         """``tree`` as rules allow it, before it is scored; what grammars allow after it is found out meanwhile.
 
         Nodes that a grammar forbids are not valid. The others stay as they were drawn, from distributions that
         ``process`` restricts to what was allowed: that is the distribution of a token given that it was not forbidden.
         """
-        if self._drafts:  # of a step that was cut off
-            self._drafts.clear()
-        self._starved = None
-        if not self._texts:
+        self._drafts.clear()
+        if not self._rows:
             return tree
         self._wait()
         kept: dict[int, list[bool]] = {}
         forced: dict[int, int] = {}  # tokens at the beginning of a draft that are not the drafter's
         replaced = False
         for row, (tokens, draft) in self._read(tree).items():
-            text = self._texts[row]
+            text = self._rows[row]
             try:
                 commit(text.grammars, tokens)
                 text.seen += len(tokens)
@@ -107,59 +105,41 @@ class HostConstraints:
                 self._fail(row, error)
         if not kept:
             return tree
-        asked = {row: (self._texts[row].grammars, self._drafts[row]) for row in kept}
+        asked = {row: (self._rows[row].grammars, self._drafts[row]) for row in kept}
         if self._worker is None:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-grammars")
         size = self.batch.processing.vocab_size
-        self._asked = self._worker.submit(_find, asked, size)
-        tree = self._fixed(tree, forced, replaced) if any(forced.values()) else tree
-        return self._restricted(tree, kept)
+        self._pending = self._worker.submit(_find_masks, asked, size)
+        tree = self._with_forced(tree, forced, replaced) if any(forced.values()) else tree
+        return self._with_valid(tree, kept)
 
-    def process(self, tree: Tree, logits: Tensor) -> tuple[Tree, Tensor]:
-        """``logits`` [R, N, V] after the rules of every row at each of its nodes, and ``tree`` with distributions to
-        match.
-        """
+    def mask(self, tree: Tree, logits: Tensor) -> tuple[Tensor, TokenMask | None]:
+        """``logits`` [R, N, V] after every row's constraints at each of its nodes, and what grammars allow there."""
         if not self._drafts:
-            return tree, logits
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        scores = scores.clone() if scores is logits else scores
-        self._call(tree, scores)
-        found = self._take_found()
+            return logits, None
+        masked = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        masked = masked.clone() if masked is logits else masked
+        self._call_processors(tree, masked)
+        found = self._take_masks()
         if not found:
-            return tree, scores
+            return masked, None
         rows = list(found)
-        index = torch.tensor(rows, device=scores.device)
-        allowed = torch.ones(len(rows), *scores.shape[1:], dtype=torch.bool)
-        bare = torch.zeros(allowed.shape[:2], dtype=torch.bool)  # nodes that may be left without a token
-        for place, (row, (nodes, mask)) in enumerate(found.items()):
-            allowed[place, nodes] = mask
-            bare[place, nodes] = self._may_be_bare(self._texts[row].request, mask)
-        allowed, bare = allowed.to(scores.device), bare.to(scores.device)
-        own = scores[index].masked_fill(~allowed, NEVER)
+        index = torch.tensor(rows, device=masked.device)
+        allowed = torch.ones(len(rows), *masked.shape[1:], dtype=torch.bool)
+        ends = torch.zeros(allowed.shape[:2], dtype=torch.bool)  # nodes that may be left without a token
+        for place, (row, (nodes, one)) in enumerate(found.items()):
+            allowed[place, nodes] = one
+            ends[place, nodes] = self._may_end(self._rows[row].request, one)
+        allowed, ends = allowed.to(masked.device), ends.to(masked.device)
+        own = masked[index].masked_fill(~allowed, NEVER)
         left = (own > NEVER).any(-1)
         own[..., 0] = torch.where(left, own[..., 0], 0.0)
-        scores[index] = own
-        self._starved = (rows, ~left & ~bare & tree.valid[index])
-        return _mask_draft_probs(tree, index, allowed), scores
-
-    def settle(self, outcome: Outcome) -> None:
-        """Fail rows that have taken a token, as ``outcome`` says, where their rules leave none."""
-        starved, self._starved = self._starved, None
-        if self._drafts:
-            self._drafts.clear()
-        if starved is None:
-            return
-        rows, nodes = starved
-        index = torch.tensor(rows, device=nodes.device)
-        before = torch.nn.functional.pad(outcome.path[index], (1, 0)).clamp(min=0)  # [r, D + 1]
-        taken = torch.arange(before.shape[1], device=nodes.device) < outcome.num_committed[index, None]
-        hits = integers((nodes.gather(1, before) & taken).any(-1).long())
-        for row in (row for row, hit in zip(rows, hits, strict=True) if hit):
-            self._fail(row, ValueError("other options forbid every token that the grammar allows: change one of them"))
+        masked[index] = own
+        return masked, TokenMask(rows=index, allowed=allowed, starved=~left & ~ends & tree.valid[index])
 
     def _read(self, tree: Tree) -> dict[int, tuple[list[int], Draft]]:
         """Of rows that run: their tokens since this was last asked, and their drafts. One transfer to the host."""
-        batch, rows = self.batch, list(self._texts)
+        batch, rows = self.batch, list(self._rows)
         index = torch.tensor(rows, device=batch.device)
         width, nodes = batch.max_depth + 1, tree.num_nodes  # a step gives at most so many tokens
         length = batch.length[index, None]
@@ -176,10 +156,10 @@ class HostConstraints:
                 parents=entry[nodes : 2 * nodes],
                 valid=[bool(flag) for flag in entry[2 * nodes :]],
             )
-            found[row] = (newest[width - (length - self._texts[row].seen) :], draft)
+            found[row] = (newest[width - (length - self._rows[row].seen) :], draft)
         return found
 
-    def _fixed(self, tree: Tree, forced: dict[int, int], replaced: bool) -> Tree:
+    def _with_forced(self, tree: Tree, forced: dict[int, int], replaced: bool) -> Tree:
         """With the first ``forced`` tokens of rows as fixed choices, which they are even where they had been drawn."""
         device = tree.tokens.device
         index, number = (torch.tensor(list(some), device=device)[:, None] for some in (forced, forced.values()))
@@ -194,20 +174,20 @@ class HostConstraints:
         # What a drafter knows of nodes is of the tokens that it had put there.
         return replace(tree, tokens=tokens, draw=draw, source=source, resume=None if replaced else tree.resume)
 
-    def _restricted(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
+    def _with_valid(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
         valid = tree.valid.clone()
         index = torch.tensor(list(kept), device=valid.device)
         valid[index] = torch.tensor(list(kept.values()), device=valid.device)
         return replace(tree, valid=valid)
 
-    def _call(self, tree: Tree, scores: Tensor) -> None:
+    def _call_processors(self, tree: Tree, scores: Tensor) -> None:
         """Put through its processors what ``scores`` [R, N, V] say after each valid node of a row."""
-        called = [row for row in self._drafts if self._texts[row].processors]
+        called = [row for row in self._drafts if self._rows[row].processors]
         if not called:
             return
         ways = path_tokens(tree)
         for row in called:
-            text, draft = self._texts[row], self._drafts[row]
+            text, draft = self._rows[row], self._drafts[row]
             known = self.batch.tokens[row, : text.seen]
             try:
                 for node, valid in enumerate(draft.valid):
@@ -218,12 +198,12 @@ class HostConstraints:
             except Exception as error:
                 self._fail(row, error)
 
-    def _take_found(self) -> dict[int, tuple[list[int], Tensor]]:
+    def _take_masks(self) -> dict[int, tuple[list[int], Tensor]]:
         """What the grammars of rows that have not failed allow."""
-        asked, self._asked = self._asked, None
+        asked, self._pending = self._pending, None
         found: dict[int, tuple[list[int], Tensor]] = {}
         for row, one in ({} if asked is None else asked.result()).items():
-            if row not in self._texts:
+            if row not in self._rows:
                 continue
             if isinstance(one, Exception):
                 self._fail(row, one)
@@ -233,17 +213,17 @@ class HostConstraints:
 
     def _wait(self) -> None:
         """Until nobody asks the grammars, as after a step that was cut off."""
-        if self._asked is not None:
-            self._asked.exception()
-            self._asked = None
+        if self._pending is not None:
+            self._pending.exception()
+            self._pending = None
 
     def _fail(self, row: int, error: Exception) -> None:
         self.failures[row] = error
-        del self._texts[row]
+        del self._rows[row]
         self._drafts.pop(row, None)
 
     @staticmethod
-    def _may_be_bare(request: Request, allowed: Tensor) -> Tensor:
+    def _may_end(request: Request, allowed: Tensor) -> Tensor:
         """Where no token may be left [n]: the text is over, though nothing says so or ``min_tokens`` forbids to."""
         if request.min_tokens:
             allowed = allowed.clone()
@@ -251,8 +231,8 @@ class HostConstraints:
         return ~allowed.any(-1)
 
 
-def _begin(request: Request) -> _Text:
-    text = _Text(request=request, seen=len(request.tokens))
+def _begin(request: Request) -> _RowConstraints:
+    text = _RowConstraints(request=request, seen=len(request.tokens))
     for rule in request.rules:
         state = rule.begin(request.tokens)
         if isinstance(state, Grammar):
@@ -262,9 +242,9 @@ def _begin(request: Request) -> _Text:
     return text
 
 
-def _find(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dict[int, _Found]:
+def _find_masks(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dict[int, _Masks]:
     """What grammars allow after every node, row by row."""
-    found: dict[int, _Found] = {}
+    found: dict[int, _Masks] = {}
     for row, (grammars, draft) in asked.items():
         try:
             found[row] = masks(grammars, draft, vocab_size)
@@ -273,7 +253,7 @@ def _find(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dic
     return found
 
 
-def _room(text: _Text) -> int:
+def _room(text: _RowConstraints) -> int:
     """Draft tokens that could still matter to a text."""
     request = text.request
     room = len(request.tokens) + request.max_tokens - text.seen - 1
@@ -292,20 +272,3 @@ def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) 
             raise ValueError("a logits processor gave NaN, infinity or no token at all: it must leave one to follow")
         logits = given.to(logits)
     return logits
-
-
-def _mask_draft_probs(tree: Tree, rows: Tensor, allowed: Tensor) -> Tree:
-    """In ``rows`` [r], distributions that tokens were drawn from, without what ``allowed`` [r, N, V] forbids after a
-    parent.
-    """
-    if tree.probs is None or tree.num_nodes == 1:
-        return tree
-    source, parents = tree.source[rows], tree.parents[rows].clamp(min=0)
-    number = tree.probs.shape[1]
-    parent = torch.zeros(len(rows), number + 1, dtype=torch.int64, device=source.device)
-    parent.scatter_(1, torch.where(source >= 0, source, number), parents)  # all nodes of a distribution have one parent
-    kept = allowed.gather(1, parent[:, :number, None].expand(-1, -1, allowed.shape[-1]))
-    probs = tree.probs.clone()
-    own = probs[rows] * kept
-    probs[rows] = own / own.sum(-1, keepdim=True).clamp(min=torch.finfo(own.dtype).tiny)
-    return replace(tree, probs=probs)

@@ -1,35 +1,25 @@
-"""The texts in progress: fixed rows on the device, each advancing at its own rate. Knows nothing of models.
+"""The sequences in progress: fixed rows on the device, each advancing at its own rate.
 
-R rows, T text capacity, N nodes, D draft depth, E stop tokens.
+R rows, T sequence capacity, N nodes, D draft depth, E stop tokens.
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from paceline.core.guidance import Guiding
-from paceline.core.logprobs import StepLogprobs, TokenLogprobs, gather_logprobs
+from paceline.core.logprobs import StepLogprobs, gather_logprobs
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.processing import ProcessingState, Text
 from paceline.core.request import MAX_STOP_TOKENS, Request
 from paceline.core.sampling import SamplingState
+from paceline.core.scores import Scores, TokenMask
+from paceline.core.step import HEADER, Finish
 from paceline.core.tree import NoDraft, Outcome, Tree, path_tokens
-
-REPORT_HEAD = 6  # columns of a report before its tokens
-
-
-class Finish(IntEnum):
-    """Why a row ended."""
-
-    RUNNING = 0
-    STOP = 1
-    LENGTH = 2
 
 
 class Batch:
-    """R rows of text, their limits, options and noise. All state is tensors that steps change in place."""
+    """R rows of tokens, their limits, options and noise. All state is tensors that steps change in place."""
 
     def __init__(
         self, *, rows: int, max_length: int, max_depth: int, vocab_size: int, noise: Noise, device: torch.device
@@ -42,7 +32,6 @@ class Batch:
         self.requests: list[Request | None] = [None] * rows
         self.sampling = SamplingState(rows, device)
         self.processing = ProcessingState(rows=rows, vocab_size=vocab_size, device=device)
-        self.guiding = Guiding(rows, device)
         self.tokens = integers(rows, max_length + 1)  # the last column takes the writes that must change nothing
         self.length = integers(rows, fill=1)
         self.limit = integers(rows, fill=1)
@@ -51,7 +40,10 @@ class Batch:
         self.stop = integers(rows, MAX_STOP_TOKENS, fill=-1)
         self.finish = integers(rows)
         self.active = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.report = integers(rows, REPORT_HEAD + 2 * (max_depth + 1))
+        width = HEADER + 2 * (max_depth + 1)
+        self.results = integers(rows * (width + 1))  # of the last step: what the host reads, in one piece
+        self.report = self.results[: rows * width].view(rows, width)
+        self.failed = self.results[rows * width :]  # [R] whether the row's constraints left it no token
         self.step_logprobs: StepLogprobs | None = None  # of the last step, where a row wants them
         self._flag()
 
@@ -90,28 +82,17 @@ class Batch:
             return Key(seed=seed, position=position, stream=stream)
         return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage)
 
-    @property
-    def processes(self) -> bool:
-        """Whether any row's logits are not taken as they come."""
-        return self.processing.any or self.guiding.any
-
     def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
-        """``logits`` [R, n, V] as guidance and every row's processors leave them; as they are without any.
+        """``logits`` [R, n, V] after every row's logits processors; as they are where no row has any.
 
-        ``drafted`` [R, n, d] are the tokens between each row's text and the token that the logits are for, -1 after
-        the last. What is changed comes in single precision at least.
+        ``drafted`` [R, n, d] are the tokens between each row's sequence and the token that the logits are for, -1
+        after the last. What is changed comes in single precision at least.
         """
-        logits = self.guiding.combine(logits)
-        if self.processing.any:
-            logits = self._apply(logits, drafted)
-        return self.guiding.copy(logits)
+        return self._apply(logits, drafted) if self.processing.any else logits
 
     def process_tree(self, logits: Tensor, tree: Tree) -> Tensor:
         """``process`` for the ``logits`` [R, N, V] after every node of ``tree``."""
-        logits = self.guiding.combine(logits)
-        if self.processing.any:
-            logits = self._apply_at(logits, tree)
-        return self.guiding.copy(logits)
+        return self._apply_at(logits, tree) if self.processing.any else logits
 
     def _apply(self, logits: Tensor, drafted: Tensor) -> Tensor:
         """Every row's processors, of which there are some."""
@@ -124,7 +105,7 @@ class Batch:
         """The target's own choice [R, n] from processed ``logits`` [R, n, V] for the token at ``position`` [R, n]."""
         if not self.sampling.any_sampled:
             return self.argmax(logits)
-        return self.noise.choose(self.scores(logits), self.key(position, Stream.TARGET))
+        return self.noise.choose(self.warp(logits), self.key(position, Stream.TARGET))
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
         """The target's own choice [R, N] after every node of ``tree``, from processed ``logits`` [R, N, V]."""
@@ -132,20 +113,20 @@ class Batch:
             return self.pick(logits, self.length[:, None] + tree.depth)
         levels = self.length[:, None] + torch.arange(tree.max_depth + 1, device=self.device)
         key = self.key(levels, Stream.TARGET)
-        return self.noise.choose_at(self.scores(logits), key, tree.depth)
+        return self.noise.choose_at(self.warp(logits), key, tree.depth)
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first of the largest processed ``logits`` [R, n, V], however rows sample."""
         return logits.argmax(-1)
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def warp(self, logits: Tensor) -> Tensor:
         """Scores [R, n, V] whose exponentials are the distributions of tokens up to a factor, from processed
         ``logits``.
         """
         return self.sampling.warp(logits)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
-        """Put ``requests`` into ``rows``, replacing what was there."""
+        """Put ``requests`` into ``rows``, replacing what was there; they take part in steps once they are active."""
         index = torch.tensor(list(rows), device=self.device)
         longest = max(len(request.tokens) for request in requests)
         lengths = [len(request.tokens) for request in requests]
@@ -159,21 +140,25 @@ class Batch:
 
         put(self.length, lengths)
         put(self.limit, [n + r.max_tokens for n, r in zip(lengths, requests, strict=True)])
-        put(self.steps, [0] * len(requests))
         put(self.num_draft, drafts)
         put(self.stop, stops)
         put(self.finish, [int(Finish.RUNNING)] * len(requests))
-        self.active[index] = True
+        put(self.failed, [0] * len(requests))
+        self.active[index] = False
         self.sampling.assign(rows, [request.sampling for request in requests])
-        self.guiding.assign(rows, [request.guidance for request in requests])
         self.processing.assign(rows, [request.processors for request in requests], [r.tokens for r in requests])
         for row, request in zip(rows, requests, strict=True):
             self.requests[row] = request
         self._flag()
 
+    def activate(self, rows: Tensor) -> None:
+        """Let ``rows`` [B] take part in steps: their prompts are read."""
+        self.steps.index_fill_(0, rows, 0)
+        self.active.index_fill_(0, rows, True)
+
     @property
-    def asked(self) -> list[int | None]:
-        """How many of the likeliest tokens' log-probabilities each row wants; None for none at all."""
+    def num_logprobs(self) -> list[int | None]:
+        """How many of the likeliest tokens' log-probabilities each row asks for; None for none at all."""
         return [None if request is None else request.logprobs for request in self.requests]
 
     def _flag(self) -> None:
@@ -187,7 +172,7 @@ class Batch:
     @property
     def flags(self) -> tuple[int, ...]:
         """What a step chooses by on the host: steps under equal flags are the same operations on the same tensors."""
-        return (self.guiding.any, *self.processing.flags, *self.sampling.flags)
+        return (*self.processing.flags, *self.sampling.flags)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -200,11 +185,22 @@ class Batch:
         for row in rows:
             self.requests[row] = None
         self.processing.release(rows)
-        self.guiding.assign(rows, [None] * len(rows))
         self._flag()
 
-    def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
-        """Append what was decided, clipped at the first stop token and at the limit; returns the clipped outcome."""
+    def extend(self, tree: Tree, outcome: Outcome, scores: Scores) -> Outcome:
+        """Append what was decided, clipped at the first stop token and at the limit; returns the clipped outcome.
+
+        ``results`` then say what the step did. Log-probabilities are looked up in ``scores`` for rows that ask for
+        them, and rows that took a token after which their constraints leave none are marked as failed.
+        """
+        outcome = self._append(tree, outcome)
+        if scores.mask is not None:
+            self._mark_failed(outcome, scores.mask)
+        if self._num_logprobs is not None:
+            self.step_logprobs = self._gather_logprobs(outcome, scores)
+        return outcome
+
+    def _append(self, tree: Tree, outcome: Outcome) -> Outcome:
         depth = torch.arange(tree.max_depth + 1, device=self.device)
         accepted = outcome.num_committed - 1
         drafted = tree.tokens.gather(1, torch.nn.functional.pad(outcome.path, (0, 1)).clamp(min=0))
@@ -230,16 +226,21 @@ class Batch:
         self._write_report(tree, clipped, accepted, emitted, no_draft_reason)
         return clipped
 
-    def record_logprobs(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> None:
-        """Note the log-probabilities of the tokens that ``outcome``, already appended, decided from [R, N, V] both."""
-        if self._num_logprobs is None:
-            return
+    def _mark_failed(self, outcome: Outcome, mask: TokenMask) -> None:
+        """Mark rows that took a token, as ``outcome`` says, after which their constraints leave none."""
+        nodes = torch.nn.functional.pad(outcome.path[mask.rows], (1, 0)).clamp(min=0)  # [r, D + 1]
+        taken = torch.arange(nodes.shape[1], device=self.device) < outcome.num_committed[mask.rows, None]
+        self.failed[mask.rows] = (mask.starved.gather(1, nodes) & taken).any(-1).long()
+
+    def _gather_logprobs(self, outcome: Outcome, scores: Scores) -> StepLogprobs:
+        """Log-probabilities of the tokens that ``outcome``, already appended, decided."""
+        assert self._num_logprobs is not None
         nodes = torch.nn.functional.pad(outcome.path, (1, 0)).clamp(min=0)  # [R, D + 1] the node before each token
         position = (self.length - outcome.num_committed)[:, None] + torch.arange(nodes.shape[1], device=self.device)
         tokens = self.tokens.gather(1, position.clamp(max=self.max_length))
-        at = nodes[..., None].expand(-1, -1, logits.shape[-1])
-        scores = self.scores(processed.gather(1, at))
-        self.step_logprobs = gather_logprobs(logits.gather(1, at), scores, tokens, self._num_logprobs)
+        at = nodes[..., None].expand(-1, -1, scores.logits.shape[-1])
+        warped = self.warp(scores.logits.gather(1, at))
+        return gather_logprobs(scores.raw_logits.gather(1, at), warped, tokens, self._num_logprobs)
 
     def _blame(self, tree: Tree) -> Tensor:
         """Why each row's tree has the root alone [R], values of NoDraft; asked before the text grows."""
@@ -264,30 +265,7 @@ class Batch:
             (~children).long(),
             no_draft_reason,
         )
-        width, ends = tree.max_depth + 1, REPORT_HEAD + self.max_depth + 1
-        self.report[:, :REPORT_HEAD].copy_(torch.stack(head, dim=1))
-        self.report[:, REPORT_HEAD : REPORT_HEAD + width].copy_(emitted)
+        width, ends = tree.max_depth + 1, HEADER + self.max_depth + 1
+        self.report[:, :HEADER].copy_(torch.stack(head, dim=1))
+        self.report[:, HEADER : HEADER + width].copy_(emitted)
         self.report[:, ends : ends + width].copy_(origin)
-
-
-class Report:
-    """One step as the host sees it, from the ``rows`` of ``Batch.report`` after its commit.
-
-    Log-probabilities are transferred beside it where ``asked`` says so, by row.
-    """
-
-    def __init__(
-        self, rows: list[list[int]], asked: Sequence[int | None], step_logprobs: StepLogprobs | None = None
-    ) -> None:
-        ends = (len(rows[0]) + REPORT_HEAD) // 2
-        self.num = [row[0] for row in rows]  # tokens emitted per row
-        self.accepted = [row[1] for row in rows]  # of them, drafted
-        self.drafted = [max(0, row[2]) for row in rows]  # proposed
-        self.finish = [Finish(row[3]) for row in rows]
-        self.bonus = [bool(row[4]) for row in rows]  # the last own token followed a whole draft
-        self.no_draft = [NoDraft(row[5]) for row in rows]
-        self.tokens = [row[REPORT_HEAD : REPORT_HEAD + row[0]] for row in rows]
-        self.origin = [row[ends : ends + row[0]] for row in rows]  # of drafted tokens, which drafter
-        self.logprobs: list[list[TokenLogprobs]] = (
-            [[] for _ in rows] if step_logprobs is None else step_logprobs.read(asked, self.num)
-        )

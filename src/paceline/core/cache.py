@@ -5,6 +5,7 @@ Slots below a row's length are committed; those above are scratch, free to be ov
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import TypeAlias
 
 import torch
@@ -41,6 +42,16 @@ class SlotCache:
         self.rows = rows
         self.capacity = capacity
         self.num_layers = num_layers
+
+    def part(self, start: int, rows: int) -> "SlotCache":
+        """``rows`` rows from ``start`` on as a storage of their own, on the same memory.
+
+        The row behind them takes the writes that must change nothing.
+        """
+        part = copy(self)
+        part.keys, part.values = (store[:, start : start + rows + 1] for store in (self.keys, self.values))
+        part.length, part.rows = self.length[start : start + rows], rows
+        return part
 
     def begin(self, admission: Admission, length: Tensor) -> "View":
         """The admitted rows as a view whose first ``length`` [B] slots, at most those forked, are the sources' own.

@@ -1,16 +1,8 @@
-"""How much to draft in a step. Decided from past statistics only, never from the tokens of the step it plans."""
+"""How much to draft in a step. Decided from results of former steps, never from the tokens of the step it plans."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.stats import Stats
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """Static shape of one step: at most ``num_draft_tokens`` tokens deep."""
-
-    num_draft_tokens: int
+from paceline.core.step import StepPlan, StepResult
 
 
 class Plan(Protocol):
@@ -21,7 +13,11 @@ class Plan(Protocol):
         """Largest ``num_draft_tokens`` it may ever choose; capacity is reserved for it."""
         ...
 
-    def __call__(self, stats: Stats) -> StepPlan: ...
+    def __call__(self) -> StepPlan: ...
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from a step that is done: in their order, at least one step late."""
+        ...
 
 
 class Fixed:
@@ -36,5 +32,8 @@ class Fixed:
     def max_draft_tokens(self) -> int:
         return self.step.num_draft_tokens
 
-    def __call__(self, stats: Stats) -> StepPlan:
+    def __call__(self) -> StepPlan:
         return self.step
+
+    def observe(self, result: StepResult) -> None:
+        """Nothing to learn."""

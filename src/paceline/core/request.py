@@ -92,6 +92,7 @@ class Request:
     stop_tokens: Sequence[int] = ()
     min_tokens: int = 0  # no stop token is chosen before this many
     logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for
+    prompt_logprobs: int | None = None  # of every prompt token and of this many of the likeliest; None: not asked for
     num_draft_tokens: int | None = None  # at most this many per step for this row; None: as the plan says
 
     def __post_init__(self) -> None:
@@ -103,6 +104,8 @@ class Request:
             raise ValueError(f"min_tokens={self.min_tokens}: give a count from 0 to max_tokens={self.max_tokens}")
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(f"logprobs={self.logprobs}: give 0 (the chosen token's alone), a positive count, or None")
+        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
+            raise ValueError(f"prompt_logprobs={self.prompt_logprobs}: give 0, a positive count, or None")
         if len(self.stop_tokens) > MAX_STOP_TOKENS:
             raise ValueError(
                 f"{len(self.stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS} are supported, the model's own among "
@@ -118,15 +121,3 @@ class Request:
             return self.processing
         waiting = tuple((token, self.min_tokens) for token in self.stop_tokens)
         return replace(self.processing, late=(*self.processing.late, *waiting))
-
-    @property
-    def second(self) -> "Request | None":
-        """What a row that guides this one continues: the other prompt, by the same tokens."""
-        if self.guidance is None:
-            return None
-        return Request(
-            tokens=self.guidance.prompt,
-            max_tokens=self.max_tokens,
-            stop_tokens=self.stop_tokens,
-            num_draft_tokens=self.num_draft_tokens,
-        )

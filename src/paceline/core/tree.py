@@ -30,6 +30,7 @@ class NoDraft(IntEnum):
     CONTEXT = 5  # the text has outgrown the draft model's context
     DECLINED = 6  # the drafter's own reason
     FAILED = 7  # the drafter raised an error and is no longer asked
+    MEASURED = 8  # the step was taken without a draft to measure what drafting gains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

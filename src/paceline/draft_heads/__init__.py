@@ -1,11 +1,11 @@
-"""Parts beside a target that draft from its hidden states, one file each. Modules only: they know no step and no files.
+"""Draft heads: modules that draft from the target's hidden states.
 
-``drafters`` calls a head while a draft grows, ``train`` unrolled over whole texts; both call the same modules.
+``drafters`` calls them while a draft grows, ``train`` unrolls them over whole sequences; both call the same modules.
 """
 
 from paceline.core.registry import Registry
 
-HEADS = Registry(
+DRAFT_HEADS = Registry(
     "head",
     {
         "early_exit": "paceline.draft_heads.early_exit:EarlyExitHead",

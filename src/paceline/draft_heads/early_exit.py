@@ -1,6 +1,6 @@
-"""Blocks of its own over the residual stream part of the way through the target. Knows no caches and no losses.
+"""The early-exit head: a few blocks that predict the next token from an intermediate layer of the target.
 
-B rows, T tokens, n states, V vocabulary, H hidden size, e the layers that it shares with the target.
+B rows, T tokens, n states, V vocabulary, H hidden size, e the exit layer.
 """
 
 from collections.abc import Mapping
@@ -11,35 +11,35 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.draft_heads.base import DraftHead, HeadConfig, Unrolled
-from paceline.draft_heads.layers import load_parts, own_parts
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.layers import load_own_tensors, own_tensors
 from paceline.draft_heads.recycle import Recycle
 from paceline.models.native.decoder import DecoderLM
 
 STD = 0.02  # of new weights
 
 
-class EarlyExitConfig(HeadConfig):
-    """Where the target is left, and what follows there in place of its other layers."""
+class EarlyExitConfig(DraftHeadConfig):
+    """The exit layer, and the blocks that replace the target's remaining layers."""
 
     exit_layer: int = Field(ge=1)  # layers of the target that every draft token goes through
     num_blocks: int = Field(default=1, ge=0)
     own_norm: bool = True  # before the output head; else the target's
     own_head: bool = False  # else the target's
-    recycle: bool = False  # reads too what the target said at the last verified token (see heads/recycle)
-    max_age: int = Field(default=8, ge=1)  # recycled: the oldest that is told from older ones
-    recycle_weight: float = Field(default=0.1, ge=0)  # recycled: share in the loss of verified tokens; others have 1
+    recycle: bool = False  # also reads the target's last-layer state at the last verified token (draft_heads/recycle)
+    max_age: int = Field(default=8, ge=1)  # recycled: older states count as of this age
+    recycle_weight: float = Field(default=0.1, ge=0)  # recycled: weight of verified tokens in the loss; others have 1
 
 
 @final
 class EarlyExitHead(DraftHead):
-    """The target's first layers are its own first layers (2404.16710, 2404.18911); ``decoder`` is what follows.
+    """Shares the target's first layers (2404.16710, 2404.18911); ``decoder`` holds the blocks after them.
 
-    Nothing that it reads or writes is read by the target's other layers, whose results do not depend on it.
+    The target's other layers do not read anything that it writes.
     """
 
     kind: ClassVar[str] = "early_exit"
-    Config: ClassVar[type[HeadConfig]] = EarlyExitConfig
+    Config: ClassVar[type[DraftHeadConfig]] = EarlyExitConfig
 
     def __init__(self, config: EarlyExitConfig, decoder: DecoderLM, recycle: Recycle | None, num_layers: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class EarlyExitHead(DraftHead):
         self.num_layers = num_layers  # of the target
 
     @classmethod
-    def make(cls, config: HeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         """See DraftHead. The norms are copies of the target's where it is left; its embedding, head and norm are shared
         unless the configuration says otherwise.
         """
@@ -77,7 +77,7 @@ class EarlyExitHead(DraftHead):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Where the target is left, and its last layer if that is recycled."""
+        """The exit layer, and the last layer if its states are recycled."""
         return (self.options.exit_layer, self.num_layers) if self.recycle is not None else (self.options.exit_layer,)
 
     @property
@@ -94,10 +94,10 @@ class EarlyExitHead(DraftHead):
         return own
 
     def own_state(self) -> dict[str, Tensor]:
-        return own_parts(self.own)
+        return own_tensors(self.own)
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_parts(self.own, state)
+        load_own_tensors(self.own, state)
 
     def unroll(
         self,
@@ -122,7 +122,7 @@ class EarlyExitHead(DraftHead):
                 crop = torch.randint(length, (rows, 1), generator=generator).to(tokens.device)
                 weight = self._weight(position, crop, segment)[..., None]
             stream = stream + self._recycled(hidden[self.num_layers].detach(), position, crop, segment)
-        logits = self.decoder.causal_over(stream, segment=segment).logits
+        logits = self.decoder.causal_from_embeds(stream, segment=segment).logits
         assert logits is not None
         return Unrolled(logits=logits[:, :, None], position=position[..., None], weight=weight)
 

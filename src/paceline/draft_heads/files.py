@@ -1,6 +1,6 @@
-"""Heads as directories and back: config.json, model.safetensors, and whose head it is. Knows no kind of head by name.
+"""Saves and loads draft heads as directories: config.json and model.safetensors.
 
-A head is written for one target: the fingerprint of that one (models/fingerprint) is kept, and no other takes it.
+A head belongs to one target, whose fingerprint (models/fingerprint) is saved; it is refused for any other.
 """
 
 import json
@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline import __version__
-from paceline.draft_heads import HEADS
-from paceline.draft_heads.base import DraftHead, HeadConfig
+from paceline.draft_heads import DRAFT_HEADS
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig
 from paceline.models.fingerprint import Fingerprint, fingerprint
 from paceline.models.native.decoder import DecoderLM
 
@@ -32,17 +32,17 @@ class HeadError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRecord:
-    """What a head's directory says of it."""
+    """The record in a head's config.json."""
 
     kind: str
-    config: HeadConfig
+    config: DraftHeadConfig
     target: str  # the name of the model that it was made for
     fingerprint: Fingerprint
     version: str  # of Paceline
 
 
 def is_head(path: str | Path) -> bool:
-    """Whether ``path`` is a head's directory, sound or not."""
+    """Whether ``path`` is the directory of a head, valid or not."""
     try:
         found = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -86,10 +86,10 @@ def read_head_config(path: str | Path) -> HeadRecord:
         record = Fingerprint(sizes=fields["sizes"], kept=fields["kept"], matrices=fields["matrices"])
     except (KeyError, TypeError) as error:
         raise HeadError(f"{path / CONFIG} lacks {error}: {AGAIN}") from error
-    if kind not in HEADS:
-        raise HeadError(f"{path}: a head of the kind {kind!r}, and known are {', '.join(HEADS)}; update Paceline")
+    if kind not in DRAFT_HEADS:
+        raise HeadError(f"{path}: a head of the kind {kind!r}, and known are {', '.join(DRAFT_HEADS)}; update Paceline")
     try:
-        config = HEADS.find(kind).Config.model_validate(values)
+        config = DRAFT_HEADS.find(kind).Config.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"])) or "config"
@@ -114,8 +114,10 @@ def load_head(path: str | Path, target: DecoderLM, *, target_name: str = "this m
             f"{target_name}"
         )
     state = _read_weights(path, record)
-    # What is drawn here is replaced by what was kept.
-    head: DraftHead = HEADS.find(record.kind).make(record.config, target, generator=torch.Generator().manual_seed(0))
+    # These random weights are replaced by the saved ones.
+    head: DraftHead = DRAFT_HEADS.find(record.kind).make(
+        record.config, target, generator=torch.Generator().manual_seed(0)
+    )
     try:
         head.load_own_state({name: part.to(target.device, target.dtype) for name, part in state.items()})
     except ValueError as error:
@@ -144,13 +146,13 @@ def _read_weights(path: Path, record: HeadRecord) -> dict[str, Tensor]:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Put what ``write`` makes in the place of ``path``, once it lies safely on the disk."""
+    """Write a file by ``write`` and move it to ``path`` once it is on the disk."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(aside)
         with aside.open("rb") as file:
             os.fsync(file.fileno())
-        aside.chmod(0o644)  # safetensors keeps its files to their owner; a published head is for everybody
+        aside.chmod(0o644)  # safetensors makes files private; a published head is readable by everyone
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

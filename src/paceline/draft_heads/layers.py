@@ -1,4 +1,4 @@
-"""What heads have in common: their own weights by name, and where in a text their drafts begin. Knows no kind of head.
+"""Helpers that draft heads share: loading and initialising weights, and choosing training anchors.
 
 B rows, T tokens, A anchors, D depths, s states, H hidden size.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from paceline.models.native.decoder import DecoderLM
 
 
-def own_parts(own: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def own_tensors(own: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Tensors of the modules ``own`` by their names under these; parameters are themselves."""
     return {
         f"{prefix}.{name}": tensor
@@ -20,26 +20,26 @@ def own_parts(own: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def load_parts(own: Mapping[str, nn.Module], state: Mapping[str, Tensor]) -> None:
-    """Copy what ``own_parts`` gave. Raises ValueError, before any is copied, for what does not fit."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in own_parts(own).items()}
+def load_own_tensors(own: Mapping[str, nn.Module], state: Mapping[str, Tensor]) -> None:
+    """Copy the result of ``own_tensors``. Raises ValueError, before any is copied, for tensors that do not fit."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in own_tensors(own).items()}
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     if missing or extra:
         raise ValueError(f"a head's weights: missing {missing[:3]}, unexpected {extra[:3]}")
     for name, shape in wanted.items():
         if tuple(state[name].shape) != shape:
             raise ValueError(f"a head's weights: {name} has shape {tuple(state[name].shape)}, its config says {shape}")
-    _each(own, state, assign=False)
+    _load_modules(own, state, assign=False)
 
 
-def fill(own: Mapping[str, nn.Module], state: Mapping[str, Tensor], target: DecoderLM) -> None:
-    """Put ``state`` in the place of modules without content, in the precision and on the device of ``target``."""
+def materialize(own: Mapping[str, nn.Module], state: Mapping[str, Tensor], target: DecoderLM) -> None:
+    """Assign ``state`` to modules on the meta device, in the precision and on the device of ``target``."""
     ready = {name: tensor.to(target.device, target.dtype) for name, tensor in state.items()}
-    _each(own, ready, assign=True)
+    _load_modules(own, ready, assign=True)
 
 
-def drawn(empty: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """New weights of these shapes: ones for norms, matrices that keep the size of what they multiply."""
+def random_weights(empty: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """New weights of these shapes: ones for norms, matrices of variance 1 / fan-in."""
     return {
         name: torch.ones(one.shape)
         if one.dim() == 1
@@ -48,8 +48,8 @@ def drawn(empty: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, 
     }
 
 
-def find_roots(tokens: Tensor, count: int | None, generator: torch.Generator | None) -> Tensor:
-    """Indices [B, A] of tokens that drafts begin at, in order: ``count`` drawn for each row; all without either."""
+def sample_anchors(tokens: Tensor, count: int | None, generator: torch.Generator | None) -> Tensor:
+    """Indices [B, A] of the roots of training drafts, ascending: ``count`` per row at random; all without either."""
     rows, length = tokens.shape
     if count is None or generator is None or count >= length:
         return torch.arange(length, device=tokens.device).expand(rows, length)
@@ -57,36 +57,38 @@ def find_roots(tokens: Tensor, count: int | None, generator: torch.Generator | N
     return chosen.sort(dim=-1).values.to(tokens.device)
 
 
-def steps_from(roots: Tensor, depth: int, segment: Tensor | None, *, length: int) -> tuple[Tensor, Tensor]:
-    """Positions [B, A, D] of each of ``roots`` [B, A] and of the tokens behind it, and 0 for those beyond its text."""
+def anchor_positions(roots: Tensor, depth: int, segment: Tensor | None, *, length: int) -> tuple[Tensor, Tensor]:
+    """Positions [B, A, D] of each of ``roots`` [B, A] and the tokens after it, and their weights: 0 beyond the
+    sequence.
+    """
     reached = roots[..., None] + torch.arange(depth, device=roots.device)
     position = reached.clamp(max=length - 1)
     inside = reached < length
     if segment is not None:
-        inside &= _at(segment, position) == segment.gather(1, roots)[..., None]
+        inside &= _gather_tokens(segment, position) == segment.gather(1, roots)[..., None]
     return position, inside.float()
 
 
-def gather_before(hidden: Tensor, roots: Tensor, count: int, segment: Tensor | None) -> Tensor:
+def gather_preceding(hidden: Tensor, roots: Tensor, count: int, segment: Tensor | None) -> Tensor:
     """The last ``count`` of ``hidden`` [B, T, H] before each of ``roots``: [B, A, s, H].
 
-    Before the beginning of a root's text they are zero.
+    They are zero before the beginning of the root's sequence.
     """
     reached = roots[..., None] + torch.arange(-count, 0, device=roots.device)  # [B, A, s]
     index = reached.clamp(min=0)
     inside = reached >= 0
     if segment is not None:
-        inside &= _at(segment, index) == segment.gather(1, roots)[..., None]
+        inside &= _gather_tokens(segment, index) == segment.gather(1, roots)[..., None]
     rows = torch.arange(hidden.shape[0], device=hidden.device)[:, None, None]
     return torch.where(inside[..., None], hidden[rows, index], 0)
 
 
-def _at(values: Tensor, index: Tensor) -> Tensor:
-    """Of ``values`` [B, T] those at ``index`` [B, A, n]."""
+def _gather_tokens(values: Tensor, index: Tensor) -> Tensor:
+    """``values`` [B, T] at ``index`` [B, A, n]."""
     return values.gather(1, index.flatten(1)).view_as(index)
 
 
-def _each(own: Mapping[str, nn.Module], state: Mapping[str, Tensor], *, assign: bool) -> None:
+def _load_modules(own: Mapping[str, nn.Module], state: Mapping[str, Tensor], *, assign: bool) -> None:
     for prefix, module in own.items():
         start = f"{prefix}."
         module.load_state_dict(

@@ -1,6 +1,6 @@
 """Several tokens from one hidden state of the target, by a matrix each (the linear heads of ProphetNet, 2001.04063).
 
-What it drafts does not depend on what it drafted before; it is here to be compared with. B rows, T tokens, A anchors,
+A depth does not depend on the tokens drafted before it; the head is a baseline for others. B rows, T tokens, A anchors,
 D depths, H the target's hidden size, V vocabulary.
 """
 
@@ -12,12 +12,19 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.draft_heads.base import DraftHead, HeadConfig, Unrolled
-from paceline.draft_heads.layers import fill, find_roots, gather_before, load_parts, own_parts, steps_from
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.layers import (
+    anchor_positions,
+    gather_preceding,
+    load_own_tensors,
+    materialize,
+    own_tensors,
+    sample_anchors,
+)
 from paceline.models.native.decoder import DecoderLM
 
 
-class LinearProphetConfig(HeadConfig):
+class LinearProphetConfig(DraftHeadConfig):
     """How many tokens after the root it drafts; ``anchors`` are drawn per row in training, None takes all."""
 
     depth: int = Field(default=3, ge=1)
@@ -28,12 +35,12 @@ class LinearProphetConfig(HeadConfig):
 class LinearProphetHead(DraftHead):
     """``state + matrix(norm(state))`` for every depth, through the target's own norm and head; zero at first.
 
-    ``decoder`` is the target less its layers. The state that gave the root is the one before it, so the first matrix is
-    of the token after the root: what the state itself says is known by then.
+    ``decoder`` is the target without its layers. The state before the root predicts the root, which is known, so the
+    first matrix predicts the token after the root.
     """
 
     kind: ClassVar[str] = "linear_prophet"
-    Config: ClassVar[type[HeadConfig]] = LinearProphetConfig
+    Config: ClassVar[type[DraftHeadConfig]] = LinearProphetConfig
 
     def __init__(self, config: LinearProphetConfig, num_layers: int, decoder: DecoderLM) -> None:
         super().__init__()
@@ -44,14 +51,14 @@ class LinearProphetHead(DraftHead):
         self.decoder = decoder
 
     @classmethod
-    def make(cls, config: HeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         assert isinstance(config, LinearProphetConfig)
         with torch.device("meta"):
             decoder = DecoderLM(replace(target.config, num_layers=0))
             head = cls(config, target.num_layers, decoder)
         decoder.embed, decoder.head, decoder.norm = target.embed, target.head, target.norm
         decoder.rotary, decoder.position = target.rotary, target.position
-        fill(head.own, {name: torch.zeros(part.shape) for name, part in own_parts(head.own).items()}, target)
+        materialize(head.own, {name: torch.zeros(part.shape) for name, part in own_tensors(head.own).items()}, target)
         return head
 
     @property
@@ -70,13 +77,13 @@ class LinearProphetHead(DraftHead):
         return {"maps": self.maps}
 
     def own_state(self) -> dict[str, Tensor]:
-        return own_parts(self.own)
+        return own_tensors(self.own)
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_parts(self.own, state)
+        load_own_tensors(self.own, state)
 
-    def streams(self, state: Tensor) -> Tensor:
-        """What the target's norm and head read [B, D, H] for each depth, from ``state`` [B, H]."""
+    def predict_hidden(self, state: Tensor) -> Tensor:
+        """The hidden state of each depth [B, D, H], as the target's norm and head read it, from ``state`` [B, H]."""
         added = self.maps(self.decoder.norm(state)).unflatten(-1, (self.sizes.depth, -1))
         return state[:, None] + added
 
@@ -89,8 +96,8 @@ class LinearProphetHead(DraftHead):
         generator: torch.Generator | None = None,
     ) -> Unrolled:
         """See DraftHead. Anchor a is the token that is the root: its draft sees the state before it."""
-        anchors = find_roots(tokens, self.sizes.anchors, generator)
-        position, weight = steps_from(anchors, self.sizes.depth, segment, length=tokens.shape[1])
-        before = gather_before(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
-        logits = self.decoder.scored(self.streams(before.flatten(0, 2)))
+        anchors = sample_anchors(tokens, self.sizes.anchors, generator)
+        position, weight = anchor_positions(anchors, self.sizes.depth, segment, length=tokens.shape[1])
+        before = gather_preceding(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
+        logits = self.decoder.compute_logits(self.predict_hidden(before.flatten(0, 2)))
         return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight)

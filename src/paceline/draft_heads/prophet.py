@@ -1,9 +1,8 @@
 """A small decoder over the target's last hidden states and the tokens after them (the prophet transformer).
 
-Its sequence is [state o - s + 1, ..., state o, token o + 1, token o + 2, ...]: it sees the text through s states alone,
-so a draft costs the same however long the text is. B rows, T tokens, A anchors, D depths, s states, H the target's
-hidden size, W the prophet's width, V vocabulary.
-"""
+Its sequence is [state o - s + 1, ..., state o, token o + 1, token o + 2, ...]: it sees the sequence through s states
+alone, so the cost of a draft does not depend on its length. B rows, T tokens, A anchors, D depths, s states, H the
+target's hidden size, W the prophet's width, V vocabulary."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,9 +12,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.draft_heads.base import DraftHead, HeadConfig, Unrolled
-from paceline.draft_heads.layers import drawn, fill, find_roots, gather_before, load_parts, own_parts, steps_from
-from paceline.models.base import Head
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.layers import (
+    anchor_positions,
+    gather_preceding,
+    load_own_tensors,
+    materialize,
+    own_tensors,
+    random_weights,
+    sample_anchors,
+)
+from paceline.models.base import LogitsFor
 from paceline.models.native.config import AttentionConfig, DecoderConfig, FFNConfig, Multipliers
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import RMSNorm, RotaryConfig
@@ -24,8 +31,8 @@ ROTARY_BASE = 10000.0
 NORM_EPS = 1e-6
 
 
-class ProphetConfig(HeadConfig):
-    """Sizes of a prophet; what is None follows the target, scaled to the width."""
+class ProphetConfig(DraftHeadConfig):
+    """Sizes of a prophet; None follows the target, scaled to the width."""
 
     num_states: int = Field(default=2, ge=1)
     num_blocks: int = Field(default=1, ge=1)
@@ -39,7 +46,7 @@ class ProphetConfig(HeadConfig):
     anchors: int | None = Field(default=None, ge=1)  # drawn per row in training; None: all
 
     def decoder(self, target: DecoderConfig) -> DecoderConfig:
-        """The decoder that they describe: plain blocks, whatever the target's are made of.
+        """The configuration of its decoder: plain blocks, for any kind of target.
 
         Raises ValueError for heads that no key-value heads can be shared among.
         """
@@ -73,10 +80,10 @@ class ProphetConfig(HeadConfig):
 
 @final
 class ProphetHead(DraftHead):
-    """``project(norm(state))`` and embedded tokens through ``decoder``, which may hold the target's table and head."""
+    """Runs ``project(norm(state))`` and embedded tokens through ``decoder``, which may share the target's embedding."""
 
     kind: ClassVar[str] = "prophet"
-    Config: ClassVar[type[HeadConfig]] = ProphetConfig
+    Config: ClassVar[type[DraftHeadConfig]] = ProphetConfig
 
     def __init__(self, config: ProphetConfig, target: DecoderConfig, decoder: DecoderLM) -> None:
         super().__init__()
@@ -87,20 +94,21 @@ class ProphetHead(DraftHead):
         self.decoder = decoder
 
     @classmethod
-    def make(cls, config: HeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         assert isinstance(config, ProphetConfig)
         with torch.device("meta"):
             decoder = DecoderLM(config.decoder(target.config))
             head = cls(config, target.config, decoder)
         if config.width is None:
             decoder.embed, decoder.head = target.embed, target.head
-        small = ("attention.output.weight", "ffn.down.weight")  # added to the stream, the less the more there is of it
+        # outputs to the residual stream, scaled down with its depth
+        small = ("attention.output.weight", "ffn.down.weight")
         factor = (2 * config.num_blocks) ** -0.5
-        fill(
+        materialize(
             head.own,
             {
                 name: part * factor if name.endswith(small) else part
-                for name, part in drawn(own_parts(head.own), generator).items()
+                for name, part in random_weights(own_tensors(head.own), generator).items()
             },
             target,
         )
@@ -126,13 +134,13 @@ class ProphetHead(DraftHead):
         return own if self.sizes.width is None else {**own, "decoder.embed": self.decoder.embed}
 
     def own_state(self) -> dict[str, Tensor]:
-        return own_parts(self.own)
+        return own_tensors(self.own)
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_parts(self.own, state)
+        load_own_tensors(self.own, state)
 
-    def slots(self, states: Tensor) -> Tensor:
-        """What stands for ``states`` [B, s, H] in the sequence [B, s, W]; zeros for zeros."""
+    def embed_states(self, states: Tensor) -> Tensor:
+        """The inputs [B, s, W] of ``states`` [B, s, H]; zeros for zeros."""
         return self.project(self.norm(states))
 
     def unroll(
@@ -148,12 +156,12 @@ class ProphetHead(DraftHead):
         A block mask over one long row would be the same; as all blocks have one length it is a matter of shape.
         """
         config, stream = self.sizes, self.sizes.num_blocks
-        anchors = find_roots(tokens, config.anchors, generator)  # [B, A]
-        position, weight = steps_from(anchors, config.depth, segment, length=tokens.shape[1])
-        before = gather_before(hidden[self._taps[0]], anchors, config.num_states, segment)  # [B, A, s, H]
+        anchors = sample_anchors(tokens, config.anchors, generator)  # [B, A]
+        position, weight = anchor_positions(anchors, config.depth, segment, length=tokens.shape[1])
+        before = gather_preceding(hidden[self._taps[0]], anchors, config.num_states, segment)  # [B, A, s, H]
         drafted = tokens.gather(1, position.flatten(1)).view(-1, config.depth)  # [B * A, D]
-        embedded = self.decoder.embedded(drafted, torch.zeros_like(drafted))
-        sequence = torch.cat((self.slots(before.flatten(0, 1)), embedded), dim=1)  # [B * A, s + D, W]
-        found = self.decoder.causal_over(sequence, taps=(stream,), head=Head.NONE).hidden[stream]
-        logits = self.decoder.scored(found[:, config.num_states :])
+        embedded = self.decoder.embed_inputs(drafted, torch.zeros_like(drafted))
+        sequence = torch.cat((self.embed_states(before.flatten(0, 1)), embedded), dim=1)  # [B * A, s + D, W]
+        found = self.decoder.causal_from_embeds(sequence, taps=(stream,), logits_for=LogitsFor.NONE).hidden[stream]
+        logits = self.decoder.compute_logits(found[:, config.num_states :])
         return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight)

@@ -1,4 +1,4 @@
-"""What a target said at the last token that it verified, as a part of what a head reads. Knows no head.
+"""Recycling: the target's last-layer state at the last verified token as an additional input of a draft head.
 
 B rows, n states, H hidden size.
 """
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 class Recycle(nn.Module):
     """W norm(R) + a[age], where R is the target's residual stream before its final norm at a token verified before.
 
-    Age is how many tokens lie between that token and the predecessor of the one that is read: 0 in verified text, d
-    for a token drafted d deep. Older than ``max_age`` counts as so old. New ones add nothing, for W and a are zero.
+    The age of a state is how many tokens lie between its token and the one before the token that reads it: 0 for
+    verified tokens, d for a token drafted at depth d; at most ``max_age`` counts. A new module adds nothing, for W and
+    a are zero.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class Recycle(nn.Module):
     def forward(self, last: Tensor, age: Tensor, known: Tensor) -> Tensor:
         """What is added [B, n, H] for R ``last`` [B, n, H] or [B, 1, H] of ``age`` [B, n]; 0 where none is ``known``.
 
-        ``known`` is bool [B, n]: no token stands before a text.
+        ``known`` is bool [B, n]: false for the first token of a sequence.
         """
         carried = nn.functional.linear(self.norm(last.flatten(0, 1)), self.weight).view(last.shape)
         added = carried + self.ages[age.clamp(max=self.max_age)]

@@ -1,4 +1,4 @@
-"""Everything that proposes tokens, one file each. A drafter never imports another.
+"""Registry of drafters, which propose tokens for the target to verify. A drafter never imports another.
 
 Packages of other people add theirs under the entry-point group ``paceline.drafters``.
 """

@@ -1,4 +1,4 @@
-"""What a drafter is to the step. Knows nothing of verifiers beyond the draw it was told to use.
+"""The interface between drafters and the decoder.
 
 B rows, N nodes.
 """
@@ -14,39 +14,41 @@ from torch import Tensor
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import View
-from paceline.core.plan import StepPlan
-from paceline.core.tree import Draw, Outcome, Tree
-from paceline.models.base import LM, Output
+from paceline.core.guidance import GuidanceState
+from paceline.core.step import StepPlan
+from paceline.core.tree import Draw, NoDraft, Outcome, Tree
+from paceline.models.base import LM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterContext:
-    """What the decoder tells a drafter before the first row."""
+    """What the decoder gives a drafter before the first request."""
 
     rows: int
-    max_length: int  # longest text
+    max_length: int  # tokens of the longest sequence
     max_draft_tokens: int
     vocab_size: int  # the target's
     draw: Draw  # how tokens must be drawn, agreed with the verifier
     device: torch.device
     target: LM
-    cache: View  # the target's, of all rows and layers; what lies above its committed slots is free while drafting
+    cache: View  # the target's, of all rows and layers; slots above the committed ones are free while drafting
+    guidance: GuidanceState | None = None  # of the rows, where requests may be guided
 
 
 class Drafter(ABC):
-    """Proposes a tree per row and step. Output never depends on it, only speed does."""
+    """Proposes a tree per row and step. With a lossless verifier it affects speed, never the output distribution."""
 
-    taps: tuple[int, ...] = ()  # target hidden states it wants
-    num_reread: int = 0  # the last tokens before a prompt's root whose taps it must see, also where others hold them
-    origins: tuple[str, ...] = ("draft",)  # what the numbers of Tree.origin mean
-    draws: frozenset[Draw]  # how it can draw
+    taps: tuple[int, ...] = ()  # the target's hidden states that it reads
+    num_reread: int = 0  # the last tokens before a prompt's root whose taps it needs, even in a shared prefix
+    origins: tuple[str, ...] = ("draft",)  # names of the numbers in Tree.origin
+    draws: frozenset[Draw]  # the ways in which it can draw tokens
     branches: bool = False  # whether its trees may branch
     accepts_other_tokens: bool = (
-        False  # whether ``observe`` may be given a chain whose tokens are not those that it proposed
+        False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
     )
 
     def max_nodes(self, num_draft_tokens: int) -> int:
-        """Nodes of the largest tree it proposes at this depth, root included; a chain unless overridden."""
+        """Nodes of the largest tree that it proposes at this depth, root included; a chain unless overridden."""
         return num_draft_tokens + 1
 
     @abstractmethod
@@ -55,28 +57,28 @@ class Drafter(ABC):
 
     @property
     def slot_bytes(self) -> int:
-        """Memory that it takes per row and token of capacity, in bytes; most drafters take none worth counting."""
+        """Memory per row and token of capacity, in bytes; most drafters take none worth counting."""
         return 0
 
     @property
     def host_state(self) -> Hashable:
-        """What of its state lies on the host: everything besides ``plan`` and ``batch.flags`` that a step branches on.
+        """The part of its state that is on the host and that a step branches on, besides ``plan`` and ``batch.flags``.
 
-        Equal states mean that ``propose`` and ``observe`` do the same operations on the same tensors, changing in place
-        what they keep from step to step; such steps may be recorded and replayed. () where there is none; None, unless
-        overridden, where it is not known, so that every step is called anew.
+        Equal states mean that ``propose`` and ``observe`` do the same operations on the same tensors, and update in
+        place what they keep from step to step; such steps may be recorded and replayed. () means that there is no such
+        state; None, the default, that it is not known, so that no step is replayed.
         """
         return None
 
-    def resume(self, host_state: Hashable) -> None:  # noqa: B027 - nothing to do for who has no such state
-        """Take on ``host_state``, one that it has had: a step was replayed, or recorded without being done."""
+    def resume(self, host_state: Hashable) -> None:  # noqa: B027 - nothing to do without such a state
+        """Set ``host_state`` to one that it had before: a step was replayed, or recorded without being executed."""
 
     @abstractmethod
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
-        """Take in the prompts of the admitted rows, which lie in ``batch``; the root is not read.
+        """Process the prompts of the admitted rows, which are in ``batch``; the root is not read.
 
-        A row that forks begins with what its source knows of the prefix (sources must be read before anything is
-        written); any other begins with nothing. ``hidden`` holds the target's taps over the tokens that it read itself:
+        A row that forks starts with the source's state of the prefix (sources must be read before anything is
+        written); any other row starts empty. ``hidden`` holds the target's taps over the tokens that it read itself:
         entry [b, i] belongs to token i after the prefix.
         """
 
@@ -85,8 +87,8 @@ class Drafter(ABC):
         """A tree rooted at each row's newest token, of a shape that depends on ``plan`` alone."""
 
     @abstractmethod
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
-        """Learn what became of ``tree``; ``batch`` is already extended."""
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
+        """Update the state with the outcome of ``tree``; ``batch`` is already extended."""
 
 
 class StatelessDrafter(Drafter):
@@ -100,12 +102,17 @@ class StatelessDrafter(Drafter):
 
     @final
     def start(self, context: DrafterContext) -> None:
-        """Nothing to allocate."""
+        """Allocates nothing."""
 
     @final
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
-        """Nothing to take in."""
+        """Reads nothing."""
 
     @final
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
-        """Nothing to learn."""
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
+        """Keeps nothing."""
+
+
+def root_only(batch: Batch, reason: NoDraft = NoDraft.OFF) -> Tree:
+    """The tree [B, 1] of a step without a draft."""
+    return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=reason)

@@ -1,6 +1,6 @@
-"""Hidden states of a target on their way into a draft: along what a step committed, and read by a model of their own.
+"""Hidden states of the target as inputs of a draft head: collected along the accepted path, queued, and read.
 
-Knows no drafter. B rows, n states, N nodes, D depth, H hidden size.
+B rows, n states, N nodes, D depth, H hidden size.
 """
 
 from dataclasses import replace
@@ -12,37 +12,39 @@ from torch.nn import functional as F
 
 from paceline.core.cache import View
 from paceline.core.tree import Outcome, Resume, Tree
-from paceline.models.base import LM, Head, Output
+from paceline.models.base import LM, LogitsFor, Output
 
 
-def path_hidden(output: Output, tap: int, tree: Tree, outcome: Outcome) -> Tensor:
-    """The states [B, 1 + D, H] at ``tap`` of the root and of the accepted path; what is behind its end means nothing.
+def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcome) -> Tensor:
+    """The states [B, 1 + D, H] at ``tap`` of the root and of the accepted path; undefined after the path's end.
 
-    The first ``outcome.num_committed`` of them are of the tokens that came into the target's cache.
+    The first ``outcome.num_committed`` of them belong to the tokens that the target's cache committed.
     """
-    hidden = output.hidden[tap]
+    states = hidden[tap]
     if tree.chain:
-        return hidden
+        return states
     nodes = F.pad(outcome.path, (1, 0)).clamp(min=0)  # the root is node 0
-    return hidden.gather(1, nodes[..., None].expand(-1, -1, hidden.shape[-1]))
+    return states.gather(1, nodes[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def read_hidden(lm: LM, cache: View, hidden: Tensor, count: Tensor, *, head: Head = Head.NONE) -> Output:
-    """Commit the first ``count`` [B] of ``hidden`` [B, n, H] to ``cache`` as what ``lm`` reads in place of embeddings.
+def read_hidden(
+    lm: LM, cache: View, hidden: Tensor, count: Tensor, *, logits_for: LogitsFor = LogitsFor.NONE
+) -> Output:
+    """Read the first ``count`` [B] of ``hidden`` [B, n, H] with ``lm`` in place of embeddings, and commit them.
 
     Returns the forward's Output; Head.LAST gives the logits after the last of them.
     """
     rows, size = hidden.shape[:2]
     valid = torch.arange(size, device=hidden.device) < count[:, None]
-    tokens = torch.zeros(rows, size, dtype=torch.int64, device=hidden.device)  # nobody looks them up
+    tokens = torch.zeros(rows, size, dtype=torch.int64, device=hidden.device)  # not embedded
     resume = Resume(layer=0, hidden=hidden, ready=valid, first=size)
-    output = lm(Tree.make_chain(tokens, valid), cache, head=head, resume=resume)
+    output = lm(Tree.make_chain(tokens, valid), cache, logits_for=logits_for, resume=resume)
     cache.commit(count)
     return output
 
 
 def with_root(root: Tensor, valid: Tensor, forest: Tree) -> Tree:
-    """``forest`` as what grows from ``root`` and ``valid`` [B], which become node 0; the others are numbered behind."""
+    """``forest`` with ``root`` and ``valid`` [B] as node 0 before it; the numbers of the other nodes shift by one."""
     return replace(
         forest,
         tokens=torch.cat((root[:, None], forest.tokens), dim=1),
@@ -59,25 +61,25 @@ def with_root(root: Tensor, valid: Tensor, forest: Tree) -> Tree:
 
 @final
 class PendingStates:
-    """What a model has yet to read of each of R rows, in order: at most C states of size H."""
+    """A queue of at most C states of size H that a draft head has yet to read, for each of R rows."""
 
     def __init__(self, rows: int, capacity: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self.capacity = capacity
-        # The last column takes the writes that must change nothing.
+        # The last column takes the writes that are discarded.
         self.states = torch.zeros(rows, capacity + 1, size, dtype=dtype, device=device)  # [R, C + 1, H]
         self.count = torch.zeros(rows, dtype=torch.int64, device=device)  # [R]
         self.rows = torch.arange(rows, device=device)[:, None]
 
-    def add(self, states: Tensor, first: Tensor, until: Tensor) -> None:
-        """Of ``states`` [R, n, H] those from ``first`` [R] to ``until`` [R], less the latter; there must be room."""
+    def append(self, states: Tensor, first: Tensor, until: Tensor) -> None:
+        """Append ``states`` [R, n, H] from ``first`` [R] up to and without ``until`` [R]; there must be room."""
         index = torch.arange(states.shape[1], device=states.device)
         at = self.count[:, None] + index - first[:, None]
-        kept = (index >= first[:, None]) & (index < until[:, None])
-        at = torch.where(kept, at, self.capacity)
+        added = (index >= first[:, None]) & (index < until[:, None])
+        at = torch.where(added, at, self.capacity)
         self.states.index_put_((self.rows, at), states)
         self.count.add_(until - first)
 
-    def then(self, newest: Tensor, size: int) -> Tensor:
-        """The unread ones, at most ``size`` (static), and behind them ``newest`` [R, 1, H]: [R, size + 1, H]."""
+    def followed_by(self, newest: Tensor, size: int) -> Tensor:
+        """The pending states, at most ``size`` (static), and after them ``newest`` [R, 1, H]: [R, size + 1, H]."""
         index = torch.arange(size + 1, device=newest.device)
         return torch.where((index == self.count[:, None])[..., None], newest, self.states[:, : size + 1])

@@ -1,9 +1,8 @@
-"""A small decoder drafts from the target's last hidden states and the tokens after them (the prophet transformer).
+"""Drafts with a small decoder over the target's last hidden states and the tokens after them (the prophet transformer).
 
 R rows, B = R, N nodes, s states, W the prophet's width, V vocabulary.
 """
 
-from collections.abc import Hashable
 from typing import final
 
 import torch
@@ -12,30 +11,28 @@ from torch.nn import functional as F
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
-from paceline.core.tree import Draw, NoDraft, Outcome, Resume, Tree
+from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.prophet import ProphetHead
-from paceline.drafters.base import Drafter, DrafterContext
-from paceline.drafters.last_states import LastHiddenStates, check_target
-from paceline.drafters.tree import fused_chain, make_grower, possible_draws
-from paceline.drafters.tree.shapes import Shape, Topology
-from paceline.models.base import LM, Ahead, Entrance, Head, Missing, Output
+from paceline.drafters.base import DrafterContext
+from paceline.drafters.growing import DraftInput, GrowingDrafter
+from paceline.drafters.last_states import LastHiddenStates, check_head_target
+from paceline.drafters.tree.shapes import Shape
+from paceline.models.base import LM, FusedDrafting, InputProjection, LogitsFor, PendingInputs
 
 
 @final
-class ProphetDrafter(Drafter):
-    """A small decoder over the target's last hidden states, which knows of the text what these say.
+class ProphetDrafter(GrowingDrafter):
+    """A small decoder whose context is the target's last hidden states, followed by the root and the draft.
 
-    Its cache holds the states, the root and what is drafted, and begins anew in every step: nothing is committed and
-    nothing taken back, so neither the text nor a draft has a length that it could not serve.
+    Its cache holds the states, the root and the drafted tokens, and starts empty in every step: nothing is committed
+    and nothing taken back, so it has no limit on the length of a sequence or of a draft.
 
-    ``lm`` runs the head's decoder (None: itself). ``shape`` (None: a chain as long as asked for) is what it drafts,
-    ``draws`` (None: all that the shape allows) limits how tokens are drawn. Raises ValueError where the shape allows
-    none of them.
+    ``lm`` runs the head's decoder (None: itself). ``shape`` (None: a chain) is what it drafts, ``draws`` (None: all
+    that the shape allows) limits how tokens are drawn. Raises ValueError if the shape allows none of them.
     """
 
+    inputs = frozenset({DraftInput.EMBEDDING, DraftInput.HIDDEN})
     origins = ("prophet",)
-    accepts_other_tokens = True
 
     def __init__(
         self,
@@ -45,27 +42,16 @@ class ProphetDrafter(Drafter):
         draws: frozenset[Draw] | None = None,
         shape: Shape | None = None,
     ) -> None:
-        self.head, self.shape = head, shape
-        self.lm: LM = head.decoder if lm is None else lm
-        self.draws = possible_draws(shape, draws)
-        self.branches = shape is not None and shape.max_width > 1
+        super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws)
+        self.head = head
         self.taps = head.taps
         self.num_reread = head.sizes.num_states
 
-    @property
-    def host_state(self) -> Hashable:
-        return ()
+    def check_target(self, context: DrafterContext) -> None:
+        check_head_target(self.head, self.head.decoder, context)
 
-    def max_nodes(self, num_draft_tokens: int) -> int:
-        return 1 + self._shape(num_draft_tokens).num_drafted
-
-    def start(self, context: DrafterContext) -> None:
-        """A cache of a few slots per row. Raises ValueError for a target that is not the head's."""
-        check_target(self.head, self.head.decoder, context)
-        depths = range(1, context.max_draft_tokens + 1)
-        self.growers = [make_grower(self._shape(depth), context) for depth in depths]
-        ahead = isinstance(self.lm, Ahead)
-        self.chains = [fused_chain(grower, context) if ahead else None for grower in self.growers]
+    def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
+        """The last states and a cache of a few slots per row."""
         count, device = self.head.sizes.num_states, context.device
         self.states = LastHiddenStates(
             tap=self.head.taps[0],
@@ -76,55 +62,42 @@ class ProphetDrafter(Drafter):
             device=device,
         )
         self.ready = (torch.arange(count + 1, device=device) < count).expand(context.rows, -1)
-        self.entrance = Entrance(norm=self.head.norm, product=self.head.project)
+        self.input_projection = InputProjection(norm=self.head.norm, product=self.head.project)
         self.count = torch.full((context.rows,), count, device=device)
-        ahead = max((grower.num_read for grower in self.growers), default=0)
-        storage = self.lm.new_cache(context.rows, count + 1 + ahead)
-        # What is committed never changes: nothing, then the states and the root.
-        self.empty, self.begun = storage.view().apart(), storage.view().apart()
-        self.begun.truncate(count + 1)
+        storage = self.lm.new_cache(context.rows, count + 1 + max_expanded)
+        # Two views whose committed length never changes: none, and the states with the root.
+        self.empty, self.rooted = storage.view().apart(), storage.view().apart()
+        self.rooted.truncate(count + 1)
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Keep the states before the roots."""
-        self.states.begin(admission, hidden)
+        self.states.admit(admission, hidden)
 
-    def propose(self, batch: Batch, plan: StepPlan) -> Tree:
-        """The shape grown to the depth of the plan, each token drawn as the verifier asked."""
-        if plan.num_draft_tokens == 0:
-            return Tree.make_chain(batch.root[:, None], batch.active[:, None], no_draft_reason=NoDraft.OFF)
-        grower, chain = self.growers[plan.num_draft_tokens - 1], self.chains[plan.num_draft_tokens - 1]
-        grown = None if chain is None else chain.grow(batch, self._run_ahead, NoDraft.DECLINED)
-        if grown is None:
-            grown = grower.grow(batch, self._begin(batch), batch.draft_room, self._read, NoDraft.DECLINED)
-        return grown.tree
-
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
-        """Keep the states of what was accepted, whatever was drafted behind it."""
-        self.states.advance(tree, outcome, output)
-
-    def _shape(self, depth: int) -> Shape:
-        return Topology.chain(depth) if self.shape is None else self.shape.cut(depth)
-
-    def _begin(self, batch: Batch) -> Tensor:
-        """Logits [B, 1, V] after the root, read behind the states."""
-        count = self.head.sizes.num_states
-        tokens = F.pad(batch.root[:, None], (count, 0))  # what stands for the states is never looked up
-        tree = Tree.make_chain(tokens, batch.active[:, None].expand_as(tokens))
-        slots = F.pad(self.head.slots(self.states.held), (0, 0, 0, 1))  # [B, s + 1, W]
-        resume = Resume(layer=0, hidden=slots, ready=self.ready, first=count)
-        logits = self.lm(tree, self.empty, head=Head.LAST, resume=resume).logits
-        assert logits is not None
-        return logits
-
-    def _read(self, forest: Tree, start: int) -> Tensor:
-        """Logits [B, n, V] after nodes ``start`` on of what is drafted so far."""
-        logits = self.lm(forest, self.begun, start=start).logits
-        assert logits is not None
-        return logits
-
-    def _run_ahead(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
+    def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         """Read the states and the root, draft and read a chain in one call."""
-        assert isinstance(self.lm, Ahead)
-        states = self.states.held
-        missing = Missing(count=self.count, most=states.shape[1], states=states, entrance=self.entrance)
-        return self.lm.run_ahead(batch, self.empty, missing, tokens, valid, greedy=greedy)
+        assert isinstance(self.lm, FusedDrafting)
+        states = self.states.states
+        pending = PendingInputs(
+            count=self.count, max_count=states.shape[1], states=states, input_projection=self.input_projection
+        )
+        return self.lm.draft_fused(batch, self.empty, pending, tokens, valid, greedy=greedy)
+
+    def read_root(self, batch: Batch) -> Tensor:
+        """Read the states, then the root."""
+        count = self.head.sizes.num_states
+        tokens = F.pad(batch.root[:, None], (count, 0))  # the tokens in the place of states are not embedded
+        tree = Tree.make_chain(tokens, batch.active[:, None].expand_as(tokens))
+        hidden = F.pad(self.head.embed_states(self.states.states), (0, 0, 0, 1))  # [B, s + 1, W]
+        resume = Resume(layer=0, hidden=hidden, ready=self.ready, first=count)
+        logits = self.lm(tree, self.empty, logits_for=LogitsFor.LAST, resume=resume).logits
+        assert logits is not None
+        return logits
+
+    def score_nodes(self, forest: Tree, start: int) -> Tensor:
+        logits = self.lm(forest, self.rooted, start=start).logits
+        assert logits is not None
+        return logits
+
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
+        """Keep the states of the accepted tokens, whatever was drafted after them."""
+        self.states.update(tree, outcome, hidden)

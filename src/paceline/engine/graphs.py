@@ -1,7 +1,7 @@
 """Steps recorded once and replayed: the device then runs through them without being called for each operation.
 
 A step is the same operations on the same tensors for each plan, flags of the batch and host state of the drafter, so
-one recording serves for each of these. Knows nothing of what a step does.
+one recording serves for each of these.
 """
 
 import logging
@@ -13,16 +13,15 @@ from typing import Protocol, final
 
 import torch
 
-from paceline.core.clock import Phase
-from paceline.core.plan import StepPlan
-from paceline.decode import Decoder, without_gradients
-from paceline.engine.guard import unguarded
+from paceline.core.step import StepPlan
+from paceline.decode import Decoder
+from paceline.engine.timing import StepTimer
 
 logger = logging.getLogger("paceline")
 
 WARM_UP = 2  # steps of a kind that are called before it is recorded: libraries prepare themselves at first use
-MOST_RECORDED = 32  # kinds of step; any further are called
-MOST_COUNTED = 256  # kinds that are remembered until they are recorded
+MAX_RECORDED = 32  # kinds of step; any further are called
+MAX_COUNTED = 256  # kinds that are remembered until they are recorded
 
 
 class Graph(Protocol):
@@ -34,22 +33,22 @@ class Graph(Protocol):
 
 
 class Graphs(Protocol):
-    """Records what is called, without doing it. Pieces share memory, so those of a step are replayed in order."""
+    """Records what is called, without doing it. Graphs of a step share memory: they are replayed in order."""
 
     def aside(self) -> AbstractContextManager[None]:
         """Where steps are called before they are recorded."""
         ...
 
     def recording(self) -> AbstractContextManager[None]:
-        """Nothing that is called within is done. Left by an error, it drops the piece that was begun."""
+        """Nothing that is called within is done. Left by an error, it drops the graph that was begun."""
         ...
 
     def begin(self) -> None:
-        """Begin a piece, within ``recording``. Raises RuntimeError where the device refuses."""
+        """Begin a graph, within ``recording``. Raises RuntimeError where the device refuses."""
         ...
 
     def end(self) -> Graph:
-        """The piece that was begun. Raises RuntimeError if something was called that cannot be recorded."""
+        """The graph that was begun. Raises RuntimeError if something was called that cannot be recorded."""
         ...
 
 
@@ -57,7 +56,7 @@ class Graphs(Protocol):
 class CudaGraphs:
     """CUDA graphs on a stream of their own; all of them share one pool of memory.
 
-    They may, although they are replayed in any order: nothing that lies in the pool is read by a later step.
+    They may, although they are replayed in any order: nothing in the pool is read by a later step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -99,7 +98,7 @@ class CudaGraphs:
         self._open = graph
 
     def end(self) -> Graph:
-        """The piece, ready to run."""
+        """The graph, ready to run."""
         graph, self._open = self._open, None
         assert graph is not None
         graph.capture_end()
@@ -113,102 +112,87 @@ class CudaGraphs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    graph: Graph
-    phase: Phase  # which it ends
+class RecordedStep:
+    """Draft, score and decide as graphs, and the drafter's host state after them."""
 
+    graphs: tuple[Graph, Graph, Graph]
+    after: Hashable
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recorded:
-    pieces: list[_Piece]
-    after: Hashable  # the drafter's host state
-
-
-@final
-class _Cutter:
-    """A clock that ends a piece with every phase, so that phases can be timed between them."""
-
-    def __init__(self, graphs: Graphs) -> None:
-        self._graphs = graphs
-        self.pieces: list[_Piece] = []
-
-    def mark(self, phase: Phase) -> None:
-        self.pieces.append(_Piece(graph=self._graphs.end(), phase=phase))
-        if phase is not Phase.REST:
-            self._graphs.begin()
+    def replay(self, decoder: Decoder, timer: StepTimer) -> None:
+        """Do the step."""
+        for graph in self.graphs:
+            graph.replay()
+            timer.mark()
+        decoder.drafter.resume(self.after)
 
 
 @final
-class GraphedStep:
-    """Does a decoder's steps, in place of its ``step``: the first few of a kind by calling them, the rest by replaying.
+class Recorder:
+    """The recorded steps of a decoder, by kind.
 
-    The kind is recorded behind the last of the called steps, once that is done and its phases are marked: whatever goes
-    wrong then has cost nothing, and the time belongs to no phase. Where recording fails, one warning says so, and
-    nothing more is recorded. Steps that look up log-probabilities leave tensors for the host and are always called;
-    so are those in which rules are asked on the host, and those of drafters whose host state is not known.
+    A kind is recorded behind the last of its first WARM_UP steps, once that is done and timed: whatever goes wrong
+    then has cost nothing. Where recording fails, one warning says so, and nothing more is recorded. Steps that look up
+    log-probabilities leave tensors for the host and have no kind; neither have those with constraints that the host
+    applies, and those of drafters whose host state is not known.
     """
 
     def __init__(self, *, decoder: Decoder, graphs: Graphs) -> None:
-        self._decoder, self._graphs = decoder, graphs
+        self._decoder, self.graphs = decoder, graphs
         self._counted: OrderedDict[Hashable, int] = OrderedDict()  # steps of a kind that were called
-        self._recorded: dict[Hashable, _Recorded] = {}
+        self._recorded: dict[Hashable, RecordedStep] = {}
         self._works = True  # as far as is known
-        self.num_called = self.num_replayed = 0
 
     @property
     def num_recorded(self) -> int:
         """Kinds of step that are replayed."""
         return len(self._recorded)
 
-    def __call__(self) -> None:
-        """One step."""
-        with without_gradients():
-            plan = self._decoder.plan(self._decoder.stats)
-            before = self._decoder.drafter.host_state
-            kind = None if before is None else (plan, self._decoder.batch.flags, before)
-            if self._decoder.batch.wants_logprobs or self._decoder.lane.busy:
-                kind = None
-            recorded = self._recorded.get(kind)
-            if recorded is not None:
-                self._replay(recorded)
-                return
-            self.num_called += 1
-            if kind is None or not self._works or len(self._recorded) >= MOST_RECORDED:
-                self._decoder.run(plan)
-                return
-            with self._graphs.aside():
-                self._decoder.run(plan)
-            if self._count(kind) >= WARM_UP:
-                self._record(kind, plan, before)
+    def kind(self, plan: StepPlan) -> Hashable:
+        """What the next step is under ``plan``; None where it cannot be recorded."""
+        state, batch = self._decoder.drafter.host_state, self._decoder.batch
+        if state is None or batch.wants_logprobs or self._decoder.constraints.busy:
+            return None
+        return plan, batch.flags, state
 
-    def _replay(self, recorded: _Recorded) -> None:
-        self.num_replayed += 1
-        for piece in recorded.pieces:
-            piece.graph.replay()
-            self._decoder.clock.mark(piece.phase)
-        self._decoder.drafter.resume(recorded.after)
+    def find(self, kind: Hashable) -> RecordedStep | None:
+        """The recording of a kind."""
+        return self._recorded.get(kind)
 
-    def _count(self, kind: Hashable) -> int:
+    def forget(self) -> None:
+        """Drop all recordings: the decoder has another drafter."""
+        self._recorded.clear()
+        self._counted.clear()
+
+    def wants(self, kind: Hashable) -> bool:
+        """Whether a step of this kind, which is about to be called, counts toward a recording."""
+        return kind is not None and self._works and len(self._recorded) < MAX_RECORDED
+
+    def called(self, kind: Hashable, plan: StepPlan, before: Hashable) -> None:
+        """A step of this kind has been called from the drafter's host state ``before``; record it in time."""
         count = self._counted.pop(kind, 0) + 1
         self._counted[kind] = count
-        if len(self._counted) > MOST_COUNTED:
+        if len(self._counted) > MAX_COUNTED:
             self._counted.popitem(last=False)
-        return count
+        if count >= WARM_UP:
+            self._record(kind, plan, before)
 
     def _record(self, kind: Hashable, plan: StepPlan, before: Hashable) -> None:
         """Record a step of this kind, without doing it."""
         decoder = self._decoder
-        clock, now = decoder.clock, decoder.drafter.host_state
-        cutter = _Cutter(self._graphs)
-        decoder.clock = cutter
+        now = decoder.drafter.host_state
         try:
             decoder.drafter.resume(before)
-            if decoder.drafter.host_state != before:
-                return  # it has failed in the step that was called last, and no such step comes again
-            with unguarded(), self._graphs.recording():
-                self._graphs.begin()
-                decoder.run(plan)
-            self._recorded[kind] = _Recorded(pieces=cutter.pieces, after=decoder.drafter.host_state)
+            with self.graphs.recording():
+                self.graphs.begin()
+                tree = decoder.draft(plan)
+                draft = self.graphs.end()
+                self.graphs.begin()
+                scores = decoder.score(tree)
+                score = self.graphs.end()
+                self.graphs.begin()
+                decoder.drafter.observe(decoder.batch, tree, decoder.decide(tree, scores), scores.hidden)
+                decide = self.graphs.end()
+            self._recorded[kind] = RecordedStep(graphs=(draft, score, decide), after=decoder.drafter.host_state)
             del self._counted[kind]
         except Exception as error:
             self._works = False
@@ -219,5 +203,4 @@ class GraphedStep:
             )
             logger.debug("where recording failed", exc_info=error)
         finally:
-            decoder.clock = clock
             decoder.drafter.resume(now)

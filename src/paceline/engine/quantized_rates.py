@@ -12,13 +12,13 @@ import torch
 
 from paceline.core.tree import Tree
 from paceline.hardware.rates import MANY_ROWS, REPEATS, ROWS, SECONDS, PassClock, Products
-from paceline.models.backend import fastest, lay_out
+from paceline.models.backend import fastest, pack_weights
 from paceline.models.base import LM
-from paceline.models.loading import assemble, outline
-from paceline.models.memory import settle
+from paceline.models.loading import assemble, build_on_meta
+from paceline.models.memory import copy_to_huge_pages
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 
 
 def measure_integers(
@@ -38,8 +38,8 @@ def measure_integers(
     Takes some seconds and memory of about ``working_set`` bytes, embedding and head not counted.
     """
     sample = _sample(config, quantization, dtype=dtype, device=device, working_set=working_set)
-    work = work_of(sample)
-    lay_out(sample)
+    work = forward_work(sample)
+    pack_weights(sample)
     lm = fastest(sample)
     counts = [*rows, max(rows[-1], min(MANY_ROWS, config.window or MANY_ROWS))]
     timer = PassClock(device, repeats, seconds, clock)
@@ -58,14 +58,14 @@ def _sample(
     config: DecoderConfig, quantization: str, *, dtype: torch.dtype, device: torch.device, working_set: int
 ) -> DecoderLM:
     """Weights of any content: how long a product takes does not depend on it."""
-    whole = outline(config, dtype=dtype, quantization=quantization)
+    whole = build_on_meta(config, dtype=dtype, quantization=quantization)
     each = sum(part.nbytes for part in whole.blocks[0].parameters())
     few = replace(config, num_layers=max(1, min(config.num_layers, working_set // each)))
     state = {
         name: torch.full(part.shape, 1 if part.dtype in (torch.int8, torch.uint8) else 1e-3, dtype=part.dtype)
-        for name, part in outline(few, dtype=dtype, quantization=quantization).state_dict().items()
+        for name, part in build_on_meta(few, dtype=dtype, quantization=quantization).state_dict().items()
     }
-    settled = settle(state) if device.type == "cpu" else state
+    settled = copy_to_huge_pages(state) if device.type == "cpu" else state
     return assemble(few, settled, device=device, quantization=quantization)
 
 

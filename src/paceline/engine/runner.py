@@ -1,38 +1,199 @@
-"""Which implementation of the parts of a step around the models runs: the fastest there is, the plain one at worst."""
+"""Drives a decoder: times draft, score and decide, replays recorded steps, guards the drafter and reads results.
 
-from collections.abc import Callable
+Keeps the one host copy of every row's sequence, and hands each step's result to the plan and to host drafters.
+"""
+
+import logging
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypedDict, final
 
 import torch
 
-from paceline.core.parts import Parts
-from paceline.decode import Decoder
-from paceline.engine.graphs import CudaGraphs, GraphedStep
-from paceline.engine.reports import AtOnce, Overlapped, Reports
+from paceline.core.admission import Prefix
+from paceline.core.batch import Batch
+from paceline.core.host import integers
+from paceline.core.noise import Noise
+from paceline.core.request import Request
+from paceline.core.stats import Stats
+from paceline.core.step import StepPlan, StepResult
+from paceline.core.tree import NoDraft
+from paceline.decode import Decoder, Reading, without_gradients
+from paceline.drafters.host import HostDrafting
+from paceline.drafters.none import NoDrafter
+from paceline.engine.graphs import CudaGraphs, Graphs, Recorder
+from paceline.engine.readers import AsyncReader, PendingStep, Reader, SyncReader
+from paceline.engine.timing import StepTimer
 from paceline.kernels.cpu.batch import CpuBatch, CpuStats
 from paceline.kernels.cpu.build import KernelError
 from paceline.kernels.cpu.noise import CpuNoise
 from paceline.models.backend import warn_eager
 from paceline.models.native.decoder import DecoderLM
 
+logger = logging.getLogger("paceline")
 
-def parts_for(device: torch.device) -> Parts:
-    """Everything of a step but its models, by the fastest way to the same texts."""
+
+@final
+class Runner:
+    """Takes the steps of ``decoder``.
+
+    ``reader`` (None: SyncReader) says how results are read; ``graphs`` (None: steps are called) records steps. A
+    drafter that raises costs its drafts, never the output: the error is logged and kept in ``drafter_error``, and
+    decoding goes on without drafts.
+    """
+
+    def __init__(self, decoder: Decoder, *, reader: Reader | None = None, graphs: Graphs | None = None) -> None:
+        self.decoder = decoder
+        # Of each row, as far as its results are read, the root last: the host's one copy, shared with the scheduler.
+        self.sequences: dict[int, list[int]] = {}
+        self.drafter_error: Exception | None = None
+        self.recorder = None if graphs is None else Recorder(decoder=decoder, graphs=graphs)
+        self.num_called = self.num_replayed = 0  # steps
+        self._reader = reader or SyncReader(decoder)
+
+    @property
+    def num_ahead(self) -> int:
+        """Steps that may be queued beyond the one whose result is read; a host drafter waits for every result."""
+        return 0 if isinstance(self.decoder.drafter, HostDrafting) else self._reader.num_ahead
+
+    def begin(self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None]) -> Reading:
+        """See Decoder.begin; whatever goes wrong, none of the rows runs and none serves as a prefix."""
+        for row in rows:
+            self.sequences.pop(row, None)
+        try:
+            return self.decoder.begin(requests, rows, prefixes)
+        except BaseException:
+            self.release(rows)
+            raise
+
+    def read(self, reading: Reading) -> int:
+        """Read the next chunk of prompts, and with the last one let their rows take part in steps."""
+        rows = integers(reading.admission.rows)
+        try:
+            size = 0 if reading.done else self.decoder.read(reading)
+            if reading.done:
+                self._prefill_drafter(reading)
+                self.decoder.activate(reading)
+        except BaseException:
+            self.release(rows)
+            raise
+        return size
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Stop ``rows`` where they are. Their sequences stay, as prefixes for others."""
+        self.decoder.release(rows)
+
+    def launch(self) -> PendingStep:
+        """Queue a step."""
+        decoder = self.decoder
+        with without_gradients():
+            plan = decoder.plan()
+            if isinstance(decoder.drafter, HostDrafting):
+                self._fill(decoder.drafter, plan)
+            timer = self._reader.start()
+            kind: Hashable = None if self.recorder is None else self.recorder.kind(plan)
+            recorded = None if self.recorder is None else self.recorder.find(kind)
+            if recorded is not None:
+                recorded.replay(decoder, timer)
+                self.num_replayed += 1
+            else:
+                self.num_called += 1
+                self._call(plan, timer, kind)
+            return self._reader.post(plan, timer, decoder.constraints.take_failures())
+
+    def take(self, pending: PendingStep, rows: Iterable[int]) -> StepResult:
+        """The result of a step: to be asked for once, in the order of the steps.
+
+        ``rows`` still serve the requests that they served when the step was launched.
+        """
+        result = pending.result()
+        for row in rows:
+            if row not in result.failures:
+                self.sequences[row].extend(result.tokens[row])
+        self.decoder.plan.observe(result)
+        return result
+
+    def _call(self, plan: StepPlan, timer: StepTimer, kind: Hashable) -> None:
+        """Do a step, operation by operation, and record one of its kind in time."""
+        recorder = self.recorder
+        if recorder is None or not recorder.wants(kind):
+            self._run(plan, timer)
+            return
+        drafter, before = self.decoder.drafter, self.decoder.drafter.host_state
+        with recorder.graphs.aside():
+            self._run(plan, timer)
+        if self.decoder.drafter is drafter:
+            recorder.called(kind, plan, before)
+
+    def _run(self, plan: StepPlan, timer: StepTimer) -> None:
+        decoder = self.decoder
+        try:
+            tree = decoder.draft(plan)
+        except Exception as error:
+            self._drop_drafter(error)
+            tree = decoder.draft(plan)
+        timer.mark()
+        scores = decoder.score(tree)
+        timer.mark()
+        outcome = decoder.decide(tree, scores)
+        try:
+            decoder.drafter.observe(decoder.batch, tree, outcome, scores.hidden)
+        except Exception as error:
+            self._drop_drafter(error)
+        timer.mark()
+
+    def _prefill_drafter(self, reading: Reading) -> None:
+        try:
+            with torch.inference_mode():
+                self.decoder.drafter.prefill(self.decoder.batch, reading.admission, reading.prompts.hidden)
+        except Exception as error:
+            self._drop_drafter(error)
+
+    def _fill(self, drafter: HostDrafting, plan: StepPlan) -> None:
+        active = integers(self.decoder.batch.active)
+        running = {row: tokens for row, tokens in self.sequences.items() if active[row]}
+        try:
+            drafter.fill(running, plan)
+        except Exception as error:
+            self._drop_drafter(error)
+
+    def _drop_drafter(self, error: Exception) -> None:
+        """Decode without drafts from now on."""
+        if self.drafter_error is not None:  # not the drafter's: there is none any more
+            raise error
+        self.drafter_error = error
+        kind = type(self.decoder.drafter).__name__
+        self.decoder.drafter = NoDrafter(NoDraft.FAILED)
+        if self.recorder is not None:
+            self.recorder.forget()
+        logger.error("%s failed, decoding goes on without drafts: %s: %s", kind, type(error).__name__, error)
+        logger.debug("where %s failed", kind, exc_info=error)
+
+
+class DecoderParts(TypedDict, total=False):
+    """Arguments of a decoder: what chooses tokens, appends them and counts, where the plain operations are not best."""
+
+    noise: Noise
+    batch: type[Batch]
+    stats: type[Stats]
+
+
+def parts_for(device: torch.device) -> DecoderParts:
+    """The fastest parts there are on ``device``."""
     if device.type != "cpu":
-        return Parts()
+        return {}
     try:
-        return Parts(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)
+        return {"noise": CpuNoise(), "batch": CpuBatch, "stats": CpuStats}
     except KernelError as error:
         warn_eager(str(error))
-        return Parts()
+        return {}
 
 
-def step_for(decoder: Decoder) -> Callable[[], None]:
-    """What does the steps of ``decoder``: itself, or recordings of what it calls on the device."""
-    if decoder.batch.device.type != "cuda" or not isinstance(decoder.target, DecoderLM):
-        return decoder.step
-    return GraphedStep(decoder=decoder, graphs=CudaGraphs(decoder.batch.device))
-
-
-def reports_for(decoder: Decoder) -> Reports:
-    """How the steps of ``decoder`` are read: while the next one runs, where the device runs behind the host."""
-    return Overlapped(decoder) if decoder.batch.device.type == "cuda" else AtOnce(decoder)
+def runner_for(decoder: Decoder, *, eager: bool = False) -> Runner:
+    """What takes the steps of ``decoder`` fastest: with recorded steps and results read late, where the device runs
+    behind the host. ``eager`` keeps from both.
+    """
+    if eager or decoder.batch.device.type != "cuda":
+        return Runner(decoder)
+    recorded = isinstance(decoder.target.unguided, DecoderLM)
+    graphs = CudaGraphs(decoder.batch.device) if recorded else None
+    return Runner(decoder, reader=AsyncReader(decoder), graphs=graphs)

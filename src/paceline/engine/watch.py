@@ -5,12 +5,12 @@ their tokens.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import final
 
-from paceline.core.plan import Plan, StepPlan
-from paceline.core.stats import Stats
+from paceline.core.plan import Plan
+from paceline.core.step import StepPlan, StepResult
 
 FIRST = 16  # drafted steps before the first plain ones, so that short texts pay nothing
 PERIOD = 128
@@ -52,47 +52,40 @@ class Speed:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Which of the steps one is."""
-
-    count: int  # from 1
-    phase: int  # steps since a period began
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is one of the few."""
-        return self.phase < PLAIN_STEPS
-
-
 @final
 class Watch:
-    """Another plan's steps, less a few that draft nothing."""
+    """Another plan's steps, except for a few that draft nothing and are timed."""
 
     def __init__(self, *, plan: Plan) -> None:
         self._plan = plan
         self._timed: defaultdict[int, _Timed] = defaultdict(_Timed)  # by rows
-        self.turn = Turn(0, PERIOD)  # of the step that was planned last
+        self._count = 0  # steps planned
 
     @property
     def max_draft_tokens(self) -> int:
         return self._plan.max_draft_tokens
 
-    def __call__(self, stats: Stats) -> StepPlan:
+    def __call__(self) -> StepPlan:
         """The other plan's choice, or no draft."""
-        done = self.turn.count
-        self.turn = Turn(done + 1, (done - FIRST) % PERIOD if done >= FIRST else PERIOD)
-        return StepPlan(0) if self.turn.is_plain else self._plan(stats)
+        done, self._count = self._count, self._count + 1
+        turn = (done - FIRST) % PERIOD if done >= FIRST else PERIOD + done
+        if turn < PLAIN_STEPS:
+            return StepPlan(0, measured=True, turn=turn)
+        return replace(self._plan(), turn=turn)
 
-    def took(self, turn: Turn, seconds: float, *, rows: int, tokens: int) -> None:
-        """The step of this ``turn`` took ``seconds`` and gave ``tokens`` over ``rows``."""
+    def observe(self, result: StepResult) -> None:
+        """Add the step's seconds and tokens to those of its number of rows."""
+        self._plan.observe(result)
+        rows, turn, seconds = result.num_running, result.plan.turn, result.seconds.total
+        if not rows or turn is None:
+            return
         timed = self._timed[rows]
-        if turn.is_plain:
-            if turn.phase == PLAIN_STEPS - 1:
+        if result.plan.measured:
+            if turn == PLAIN_STEPS - 1:  # those before it warm up
                 timed.plain.append(seconds)
-        elif turn.phase != PLAIN_STEPS and turn.count > PLAIN_STEPS:  # a drafter first reads what it missed
+        elif turn != PLAIN_STEPS and turn - PERIOD not in range(PLAIN_STEPS):  # a drafter first reads what it missed
             timed.seconds += seconds
-            timed.tokens += tokens
+            timed.tokens += result.num_tokens
             timed.steps += 1
 
     @property

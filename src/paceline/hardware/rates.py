@@ -66,7 +66,7 @@ def measure_rates(
     *,
     dtypes: Sequence[torch.dtype],
     device: torch.device,
-    product_for: MakeProduct,
+    gemm_for: MakeProduct,
     working_set: int = WORKING_SET,
     rows: Sequence[int] = ROWS,
     repeats: int = REPEATS,
@@ -76,7 +76,7 @@ def measure_rates(
 ) -> Rates:
     """Measure a device, on the threads that torch has now; takes some seconds and about twice the working set.
 
-    ``product_for`` makes the matrix products that are timed. ``working_set`` is in bytes: with a model's own size the
+    ``gemm_for`` makes the matrix products that are timed. ``working_set`` is in bytes: with a model's own size the
     figures hold for that model even where it fits into a cache.
     ``clock`` gives seconds; that of the process counts only what one thread computed where other programs run too.
 
@@ -95,7 +95,7 @@ def measure_rates(
     products: dict[str, Products] = {}
     for dtype in dict.fromkeys(dtypes):
         say(f"multiplying in {dtype_name(dtype)}")
-        layers = list(_layers(working_set, dtype, device, product_for))
+        layers = list(_layers(working_set, dtype, device, gemm_for))
         speeds = _multiply(layers, rows, timer)
         most = 2 * MANY_ROWS * _multiply(layers[:2], [MANY_ROWS], timer)[0] / dtype.itemsize
         at_rows = (2 * count * speed / dtype.itemsize for count, speed in zip(rows, speeds, strict=True))
@@ -131,10 +131,10 @@ def _move(working_set: int, device: torch.device, clock: "PassClock") -> tuple[f
 class _Layer:
     """One matrix as decoding multiplies with it."""
 
-    def __init__(self, weight: Tensor, product_for: MakeProduct) -> None:
+    def __init__(self, weight: Tensor, gemm_for: MakeProduct) -> None:
         self.inner, self.dtype, self.device = weight.shape[1], weight.dtype, weight.device
         self.size = weight.numel() * weight.itemsize  # bytes
-        self.multiply = product_for(weight)
+        self.multiply = gemm_for(weight)
 
 
 def reading(source: Tensor, *, repeats: int = REPEATS, seconds: float = SECONDS) -> float:
@@ -145,14 +145,14 @@ def reading(source: Tensor, *, repeats: int = REPEATS, seconds: float = SECONDS)
     return words.nbytes / min(clock.best([words.amax, words.amin]))
 
 
-def _layers(working_set: int, dtype: torch.dtype, device: torch.device, product_for: MakeProduct) -> Iterator[_Layer]:
+def _layers(working_set: int, dtype: torch.dtype, device: torch.device, gemm_for: MakeProduct) -> Iterator[_Layer]:
     """Up and down projections of feed-forward layers, about ``working_set`` bytes together, at least two pairs."""
     hidden, inner = HIDDEN, INNER
     while hidden > SMALLEST and 4 * hidden * inner * dtype.itemsize > working_set:
         hidden, inner = hidden // 2, inner // 2
     num_pairs = max(2, round(working_set / (2 * hidden * inner * dtype.itemsize)))
     for shape in [(inner, hidden), (hidden, inner)] * num_pairs:
-        yield _Layer(torch.full(shape, 1 / shape[1], dtype=dtype, device=device), product_for)
+        yield _Layer(torch.full(shape, 1 / shape[1], dtype=dtype, device=device), gemm_for)
 
 
 def _multiply(layers: list[_Layer], rows: Sequence[int], clock: "PassClock") -> tuple[float, ...]:

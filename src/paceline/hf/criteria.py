@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 from transformers.generation.stopping_criteria import ConfidenceCriteria, EosTokenCriteria, MaxLengthCriteria
 
-from paceline.api.continuation import Criterion
+from paceline.api.completion import Criterion
 
 StoppingCriterion: TypeAlias = Callable[[Any, Any], object]  # input_ids and scores: whether each row ends
 

@@ -28,7 +28,7 @@ from paceline.hf.criteria import StoppingCriterion, read_criteria
 from paceline.hf.inputs import merge, read_inputs, read_negatives
 from paceline.hf.job import Job, prepare
 from paceline.hf.processors import Processors
-from paceline.models.adopt import TransformersModel, is_current, is_transformers_model
+from paceline.models.from_transformers import TransformersModel, is_current, is_transformers_model
 from paceline.models.native.decoder import DecoderLM
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5

@@ -1,1 +1,1 @@
-"""Native code: what computes faster than torch calls, per kind of processor."""
+"""Native kernels, one folder per device type."""

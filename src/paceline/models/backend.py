@@ -1,6 +1,6 @@
-"""Which implementation of a forward and of what surrounds it a step runs: the fastest there is, the plain one at worst.
+"""Selects the fastest implementation of a forward for a model and machine, with the eager decoder as the fallback.
 
-The only place that knows there is more than one. Every fast path gives what the eager decoder gives.
+Every fast path is equivalent to the eager decoder.
 """
 
 import logging
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from paceline.kernels.cpu.build import KernelError
 from paceline.models.base import LM
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.gemm import product_with
-from paceline.models.cpu.packed_weights import lay_in_panels
+from paceline.models.cpu.gemm import gemm_with_weight
+from paceline.models.cpu.packed_weights import pack_linears
 from paceline.models.cpu.program import DTYPES, UnsupportedError
 from paceline.models.native.decoder import DecoderLM
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("paceline")
 
 
 def fastest(lm: LM) -> LM:
-    """``lm`` itself, or what computes the same on the same weights in less time."""
+    """A faster LM over the same weights, or ``lm`` itself."""
     if not isinstance(lm, DecoderLM) or lm.device.type != "cpu":
         return lm
     try:
@@ -30,24 +30,24 @@ def fastest(lm: LM) -> LM:
     except KernelError as error:
         warn_eager(str(error))
     except UnsupportedError as error:
-        logger.info("the CPU kernel does not know this model (%s): it runs eagerly", error)
+        logger.info("the CPU kernel does not support this model (%s): it runs eagerly", error)
     return lm
 
 
-def lay_out(lm: LM, *, beside: nn.Module | None = None) -> None:
-    """Lay the weights of ``lm`` as ``fastest`` reads them best; it stays what it was.
+def pack_weights(lm: LM, *, beside: nn.Module | None = None) -> None:
+    """Pack the weights of ``lm`` in place for the implementation that ``fastest`` selects; its results stay the same.
 
-    Nobody may hold them but ``beside``, whose parts are left as they are.
+    Nothing else may share them but ``beside``, whose parameters are not packed.
     """
     if isinstance(lm, DecoderLM) and isinstance(fastest(lm), CpuDecoder):
-        lay_in_panels(lm, beside=beside)
+        pack_linears(lm, beside=beside)
 
 
-def product_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """The product of rows [B, in] with ``weight`` [out, in] that native models of this precision run here."""
+def gemm_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """The GEMM of rows [B, in] with ``weight`` [out, in] that native models of this precision run here."""
     if weight.device.type == "cpu" and weight.dtype in DTYPES:
         try:
-            return product_with(weight)
+            return gemm_with_weight(weight)
         except KernelError as error:
             warn_eager(str(error))
     return lambda x: F.linear(x, weight)

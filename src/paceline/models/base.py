@@ -1,4 +1,4 @@
-"""What a language model is to the rest of Paceline. Knows nothing of drafting, verifying or text.
+"""The ``LM`` protocol: a forward over a token tree and a slot cache, and the inputs of fused drafting.
 
 B rows, n nodes of the call, V vocabulary, H hidden size.
 """
@@ -17,8 +17,8 @@ from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
 
 
-class Head(Enum):
-    """Where the output head runs: nowhere, on each row's last valid node, or on every node of the call."""
+class LogitsFor(Enum):
+    """Which nodes of the call get logits: none, each row's last valid node, or all."""
 
     NONE = 0
     LAST = 1
@@ -31,10 +31,11 @@ class Output:
 
     logits: Tensor | None  # [B, n, V]; [B, 1, V] with Head.LAST; None with Head.NONE
     hidden: dict[int, Tensor]  # tap -> [B, n, H]
+    conditional: Tensor | None = None  # under guidance, the logits [B, n, V] of the prompts themselves
 
 
 class LM(Protocol):
-    """An autoregressive model that scores trees against a cache it writes scratch slots of."""
+    """An autoregressive model that scores token trees against a cache; it writes scratch slots only."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -44,7 +45,7 @@ class LM(Protocol):
 
     @property
     def max_slots(self) -> int | None:
-        """The most slots per row that ``new_cache`` gives; None where the memory is the only limit."""
+        """The largest capacity that ``new_cache`` accepts; None if memory is the only limit."""
         ...
 
     @property
@@ -69,82 +70,82 @@ class LM(Protocol):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree``; earlier nodes are in the cache's scratch from former calls.
 
-        Node i of row b is written to slot length[b] + i and sits at position length[b] + depth[b, i]; it attends to
-        the committed slots and its own ancestors. Only ``cache.commit`` makes a slot lasting.
+        Node i of row b is written to slot length[b] + i and has position length[b] + depth[b, i]; it attends to the
+        committed slots and its own ancestors. Only ``cache.commit`` makes a slot permanent.
 
-        A view of some layers runs those alone. With ``resume``, of the nodes of this call, those that are ready begin
-        after its layers; ``taps`` are then not below these. Raises ValueError where the model cannot do either.
+        A view of some layers runs those alone. With ``resume``, nodes of this call that are ready start after its
+        layers; ``taps`` must not be below these. Raises ValueError where the model supports neither.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrance:
-    """What makes another model's hidden states stand for embeddings."""
+class InputProjection:
+    """A norm and a linear layer that map another model's hidden states to this model's input embeddings."""
 
     norm: nn.Module
     product: nn.Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
-    """What a cache lacks of each row up to its root: the newest tokens of its text, or ``states`` in their place."""
+class PendingInputs:
+    """Inputs of each row up to its root that are not in the cache yet: its newest tokens, or ``states`` instead."""
 
-    count: Tensor  # [B] int64, without the root; where below 0 the row reads nothing, not even that
-    most: int  # static bound on count
+    count: Tensor  # [B] int64, without the root; a row with a negative count reads nothing, not even the root
+    max_count: int  # static bound on count
     states: Tensor | None = (
-        None  # [B, most, H]; with a stem [B, most + 1, H], to whose column count the root's is written
+        None  # [B, max_count, H]; with shared layers [B, max_count + 1, H]: the root's state is written to column count
     )
-    entrance: Entrance | None = None  # of these, not beside a stem
+    input_projection: InputProjection | None = None  # applied to states; not with shared layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stem:
-    """The first layers of another model, which read a token before a head goes on from their hidden state.
+class SharedLayers:
+    """The first layers of the target, run on each token before a draft head continues from their hidden state.
 
-    D tokens are drafted; of ``hidden`` and ``added`` column d belongs to the one of depth d, column 0 to the root.
+    D tokens are drafted; column d of ``hidden`` and ``added`` belongs to depth d, column 0 to the root.
     """
 
     lm: LM
-    cache: View  # of these layers; the root is its first scratch node, the token of depth d number d
-    hidden: Tensor  # [B, 1 + D, H] contiguous: the residual stream after them, written where a valid token is read
-    added: Tensor | None = None  # [B, 1 + D, H] what the head reads beside it
+    cache: View  # of these layers; the root is its first scratch node, the token of depth d is node d
+    hidden: Tensor  # [B, 1 + D, H] contiguous: the residual stream after these layers, written for valid tokens
+    added: Tensor | None = None  # [B, 1 + D, H] added to it before the draft head reads it
 
 
-class Ahead(ABC):
-    """An LM that can also pick and read several tokens by itself, faster than call by call."""
+class FusedDrafting(ABC):
+    """An LM that can also draft several tokens in one call, which is faster than one call per token."""
 
     @abstractmethod
-    def run_ahead(
+    def draft_fused(
         self,
         batch: Batch,
         cache: View,
-        missing: Missing,
+        pending: PendingInputs,
         tokens: Tensor,
         valid: Tensor,
         *,
         greedy: bool,
-        stem: Stem | None = None,
+        shared_layers: SharedLayers | None = None,
     ) -> bool:
-        """Read what is ``missing`` and the root of each row of ``batch``, and continue it by the model's own picks.
+        """Read the ``pending`` inputs and the root of each row of ``batch``, then draft a chain with the model's picks.
 
-        ``tokens`` and ``valid`` [B, 1 + D] are contiguous, D at least 1; column 0 is the root. What is valid is written
-        to ``tokens``, and all but the last column of it read. What is read lies then in the scratch of ``cache``: what
-        was missing, the root, the draft. Tokens are what ``batch.pick`` gives at their positions for processed logits,
-        or ``batch.likeliest`` where ``greedy``, ids that the batch does not know excepted. Returns False, and does
-        nothing, where it cannot.
+        ``tokens`` and ``valid`` [B, 1 + D] are contiguous, D at least 1; column 0 is the root. Valid drafted tokens are
+        written to ``tokens``; all but the last column is read by the model. The scratch of ``cache`` then holds the
+        pending inputs, the root and the draft. Tokens are those of ``batch.pick`` at their positions on processed
+        logits, or of ``batch.likeliest`` if ``greedy``; ids outside the batch's vocabulary are excluded. Returns False,
+        and does nothing, where the model cannot do this.
 
-        With a ``stem``, that reads each token first, the root too, and the model goes on from what comes of it, as if
-        it were ready before the first layer (core/tree.Resume).
+        With ``shared_layers``, these read each token first, the root included, and the model continues from their
+        hidden state, as if it were ready before the first layer (core/tree.Resume).
         """
         ...
 
 
-def longest_text(lm: LM, *, num_nodes: int = 0) -> int:
-    """Tokens of the longest text that ``lm`` can read with ``num_nodes`` drafted ones behind it; below 1 if none."""
+def max_sequence_length(lm: LM, *, num_nodes: int = 0) -> int:
+    """Tokens of the longest sequence that ``lm`` can read with ``num_nodes`` draft nodes after it; below 1 if none."""
     return lm.max_positions if lm.max_slots is None else min(lm.max_positions, lm.max_slots - num_nodes)

@@ -1,29 +1,29 @@
-"""Whether a model gives a token the same logits, bit for bit, in any company. The model itself is asked.
+"""Tests whether a model is batch-invariant: a token's logits are bitwise equal whatever is computed beside it.
 
-Matrix libraries add up in other orders for other numbers of rows, so most models do not. B rows, V vocabulary.
+Most models are not, since matrix libraries choose the order of a sum by the number of rows. B rows, V vocabulary.
 """
 
 import torch
 from torch import Tensor
 
 from paceline.core.tree import Tree
-from paceline.models.base import LM, longest_text
+from paceline.models.base import LM, max_sequence_length
 
-LENGTH = 40  # tokens of the texts that are tried
+LENGTH = 40  # tokens of the test sequences
 SEED = 20260102
 
 
 @torch.inference_mode()
-def find_dependence(lm: LM, *, rows: int, num_nodes: int) -> str | None:
-    """On what a token's logits depend beside its own text, in words; None where on nothing that was tried.
+def find_batch_dependence(lm: LM, *, rows: int, num_nodes: int) -> str | None:
+    """What a token's logits depend on beside its own sequence, in words; None if the model is batch-invariant.
 
-    One text is read token by token, in chains of up to ``num_nodes`` whose ends are refused, at once, in a batch of
-    ``rows`` and in a cache of another capacity. Equality is of all bits.
+    One sequence is read token by token, in chains of up to ``num_nodes`` whose ends are rejected, at once, in a batch
+    of ``rows`` and in a cache of another capacity. Logits are compared bitwise.
     """
-    length = min(LENGTH, longest_text(lm, num_nodes=num_nodes))
+    length = min(LENGTH, max_sequence_length(lm, num_nodes=num_nodes))
     generator = torch.Generator().manual_seed(SEED)
-    texts = torch.randint(lm.vocab_size, (max(2, rows), length), generator=generator).to(lm.device)
-    own = texts[:1]
+    sequences = torch.randint(lm.vocab_size, (max(2, rows), length), generator=generator).to(lm.device)
+    own = sequences[:1]
     capacity = length + num_nodes
     alone = _read(lm, own, [1] * length, capacity)
     for size in sorted({2, num_nodes}):
@@ -31,32 +31,32 @@ def find_dependence(lm: LM, *, rows: int, num_nodes: int) -> str | None:
             return f"the {size - 1} tokens drafted beside it"
     if not torch.equal(alone, _read(lm, own, [length], capacity)):
         return "the prompt that it is read with"
-    if not torch.equal(alone, _read(lm, texts, [1] * length, capacity)[:1]):
-        return f"the {len(texts) - 1} other rows of its batch"
+    if not torch.equal(alone, _read(lm, sequences, [1] * length, capacity)[:1]):
+        return f"the {len(sequences) - 1} other rows of its batch"
     if lm.max_slots is None and not torch.equal(alone, _read(lm, own, [1] * length, 2 * capacity)):
         return "the capacity of the cache"
     return None
 
 
 def _chunks(length: int, size: int) -> list[int]:
-    """Steps of all lengths from 1 to ``size`` in turn."""
+    """Chunk sizes that cycle from 1 to ``size``."""
     chunks: list[int] = []
     while sum(chunks) < length:
         chunks.append(min(len(chunks) % size + 1, length - sum(chunks)))
     return chunks
 
 
-def _read(lm: LM, texts: Tensor, chunks: list[int], capacity: int, drafted: int = 0) -> Tensor:
-    """Logits [B, T, V] of ``texts`` read in ``chunks``, each of them the accepted part of ``drafted`` nodes."""
-    cache = lm.new_cache(len(texts), capacity).view()
+def _read(lm: LM, sequences: Tensor, chunks: list[int], capacity: int, drafted: int = 0) -> Tensor:
+    """Logits [B, T, V] of ``sequences`` read in ``chunks``, each of them the accepted part of ``drafted`` nodes."""
+    cache = lm.new_cache(len(sequences), capacity).view()
     pieces, at = [], 0
     for count in chunks:
-        tokens = texts[:, at : at + count]
-        refused = max(0, drafted - count)
-        nodes = torch.nn.functional.pad(tokens, (0, refused))
+        tokens = sequences[:, at : at + count]
+        rejected = max(0, drafted - count)
+        nodes = torch.nn.functional.pad(tokens, (0, rejected))
         logits = lm(Tree.make_chain(nodes, torch.ones_like(nodes, dtype=torch.bool)), cache).logits
         assert logits is not None
         pieces.append(logits[:, :count])
-        cache.commit(torch.full((len(texts),), count, device=texts.device))
+        cache.commit(torch.full((len(sequences),), count, device=sequences.device))
         at += count
     return torch.cat(pieces, dim=1)

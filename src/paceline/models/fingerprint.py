@@ -1,6 +1,6 @@
-"""Whether two decoders have the same weights, told from a few of them. Knows nothing of files or heads.
+"""Fingerprints of decoders' weights, from a sample of them.
 
-N numbers written, K numbers read.
+N outputs, K inputs.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 
-from paceline.models.cpu.packed_weights import InPanels, from_panels
+from paceline.models.cpu.packed_weights import PackedLayer, unpack_matrix
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.quantization import Int4Linear, Int8Linear
 
@@ -20,7 +20,7 @@ KEPT, MATRICES = "kept", "matrices"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """Sizes of a decoder and hashes of its weights as bfloat16 rounds them; None where they cannot be told.
+    """Sizes of a decoder and hashes of its weights as bfloat16 rounds them; None where they cannot be compared.
 
     It is the same in every precision at least as wide. Float16 has a narrower range, so its values tell nothing, and
     neither do matrices that were rounded to integers; what is left is compared.
@@ -43,7 +43,7 @@ class Fingerprint:
 
 
 def fingerprint(lm: DecoderLM) -> Fingerprint:
-    """The fingerprint of ``lm``, however its weights lie; reads some thousand of them per layer."""
+    """The fingerprint of ``lm``, whether packed or not; reads some thousand weights per layer."""
     config = lm.config
     sizes = (
         f"{config.num_layers} layers of {config.hidden_size}, {config.num_heads} heads and {config.num_kv_heads} "
@@ -78,7 +78,7 @@ def _of_matrix(layer: nn.Linear | nn.Embedding) -> Tensor:
     """Some rows of its matrix [N, K]; of panels no others are brought in order."""
     last = layer.num_embeddings - 1 if isinstance(layer, nn.Embedding) else layer.out_features - 1
     rows = [last * i // (NUM_ROWS - 1) for i in range(NUM_ROWS)]
-    if isinstance(layer, InPanels):
+    if isinstance(layer, PackedLayer):
         panels, width = layer.get_parameter("panels"), layer.width
         return torch.cat([_of_vector(_row_of_panels(panels, width, row)) for row in rows])
     weight = layer.weight
@@ -86,9 +86,9 @@ def _of_matrix(layer: nn.Linear | nn.Embedding) -> Tensor:
 
 
 def _row_of_panels(panels: Tensor, width: int, row: int) -> Tensor:
-    """Row ``row`` [K] of the matrix that lies in ``panels`` [N, K] of ``width`` rows."""
+    """Row ``row`` [K] of the matrix packed in ``panels`` [N, K] of ``width`` rows."""
     first = row // width * width
-    return from_panels(panels.detach()[first : first + width], width)[row - first]
+    return unpack_matrix(panels.detach()[first : first + width], width)[row - first]
 
 
 def _of_vector(vector: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checkpoint directories of the Hugging Face kind to native decoders and back. Never looks at weight values.
+"""Loads Hugging Face checkpoint directories as native decoders, and saves them.
 
 Reads config.json and safetensors (single or sharded); refuses anything else by name.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.models import memory
 from paceline.models.families import FAMILIES, Family
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
-from paceline.models.native.fused_weights import pack, unpack
+from paceline.models.native.fused_weights import fuse_parts, split_parts
 from paceline.models.native.quantization import check_quantization, quantise, replace_linears
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -70,8 +70,8 @@ def load(
     device: torch.device | str = "cpu",
     quantization: str | None = None,
 ) -> DecoderLM:
-    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files; ``quantization`` (models/quantised)
-    is of the matrices in that precision.
+    """Load a checkpoint directory. ``dtype`` None keeps the precision of the files; ``quantization``
+    (models/native/quantization) is of the matrices in that precision.
 
     Raises ModelError for a missing or unreadable directory, an unsupported architecture or option, tensors that are
     missing, superfluous or of another shape than the config says, and weights that exceed the device's free memory.
@@ -90,23 +90,23 @@ def load(
         for own, part in family.read(name, tensor):
             if own not in skipped:
                 state[own] = part.to(device=device, dtype=dtype).contiguous()
-    whole = pack(state)
+    whole = fuse_parts(state)
     if quantization is not None:
         whole = quantise(whole, quantization, tied_head=config.tied_head)
-    settled = memory.settle(whole) if device.type == "cpu" else whole
+    settled = memory.copy_to_huge_pages(whole) if device.type == "cpu" else whole
     return assemble(config, settled, device=device, quantization=quantization)
 
 
 def build(
     config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str = "model", device: torch.device | str = "cpu"
 ) -> DecoderLM:
-    """A decoder in evaluation mode from a config and its parts (models/packing); ``path`` only names it in errors.
+    """A decoder in evaluation mode from a config and its parts (fused_weights); ``path`` only names it in errors.
 
     Raises ModelError if parts are missing, superfluous or of another shape than the config says.
     """
     check(config, state, path=path)
     skipped = _skipped(config)
-    return assemble(config, pack({own: part for own, part in state.items() if own not in skipped}), device=device)
+    return assemble(config, fuse_parts({own: part for own, part in state.items() if own not in skipped}), device=device)
 
 
 def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) -> None:
@@ -115,7 +115,7 @@ def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) 
         whole = DecoderLM(config).state_dict()
     wanted: dict[str, tuple[int, ...]] = {}
     for name, tensor in whole.items():
-        parts = {name: tensor} if name in state else unpack(config, {name: tensor})
+        parts = {name: tensor} if name in state else split_parts(config, {name: tensor})
         wanted.update({part: tuple(piece.shape) for part, piece in parts.items()})
     given = state.keys() - _skipped(config)
     missing, extra = sorted(wanted.keys() - given), sorted(given - wanted.keys())
@@ -129,16 +129,18 @@ def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) 
 def assemble(
     config: DecoderConfig, state: dict[str, Tensor], *, device: torch.device | str, quantization: str | None = None
 ) -> DecoderLM:
-    """A decoder in evaluation mode that holds the very tensors of ``state``, its own ones (models/packing).
+    """A decoder in evaluation mode that holds the tensors of ``state``, fused already (models/native/fused_weights).
 
-    With ``quantization`` they are those of ``quantise`` (models/quantised).
+    With ``quantization`` they are those of ``quantise`` (models/native/quantization).
     """
-    model = outline(config, quantization=quantization)
+    model = build_on_meta(config, quantization=quantization)
     model.load_state_dict(state, assign=True)
     return model.to(device).requires_grad_(False).eval()
 
 
-def outline(config: DecoderConfig, *, dtype: torch.dtype = torch.float32, quantization: str | None = None) -> DecoderLM:
+def build_on_meta(
+    config: DecoderConfig, *, dtype: torch.dtype = torch.float32, quantization: str | None = None
+) -> DecoderLM:
     """A decoder of the right shapes and precisions on the meta device, without content."""
     with torch.device("meta"):
         model = DecoderLM(config)
@@ -154,7 +156,7 @@ def save(model: DecoderLM, raw: dict[str, object], path: Path, *, dtype: torch.d
     """Write ``model`` as a Hugging Face directory with ``raw`` as its config.json."""
     family = find_family(raw, path)
     path.mkdir(parents=True, exist_ok=True)
-    parts = unpack(model.config, model.state_dict())
+    parts = split_parts(model.config, model.state_dict())
     state = {own: tensor.detach().to("cpu", dtype).contiguous() for own, tensor in parts.items()}
     weights = path / "model.safetensors"
     save_file(family.write(state), weights, metadata={"format": "pt"})
@@ -175,7 +177,7 @@ def _check_precision(
         raise ModelError(f"{path}: {whole} holds no floats of 16 to 64 bits: quantized weights are not supported")
     found = {part.dtype for part in parts.values()}
     if dtype is None and len(found) > 1:
-        names = ", ".join(sorted(name_of(one) for one in found))
+        names = ", ".join(sorted(dtype_name(one) for one in found))
         raise ModelError(f"{path}: its tensors differ in precision ({names}); give dtype='float32' or another")
     needed = sum(part.numel() * (dtype or part.dtype).itemsize for part in parts.values())
     free = memory.free_memory(device)
@@ -186,7 +188,7 @@ def _check_precision(
         raise ModelError(f"{path}: weights of {sizes}: {remedy}")
 
 
-def name_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 

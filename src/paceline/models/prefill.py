@@ -1,16 +1,17 @@
-"""Taking in known text in chunks. Knows nothing of what happens after it.
+"""Prefill: reads known tokens into the cache in chunks.
 
 B rows, T known tokens, C chunk, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import final
 
 import torch
 from torch import Tensor
 
 from paceline.core.cache import View
 from paceline.core.tree import Tree
-from paceline.models.base import LM, Head, Output
+from paceline.models.base import LM, LogitsFor, Output
 
 CHUNK = 256
 
@@ -18,35 +19,86 @@ CHUNK = 256
 def feed(
     lm: LM,
     cache: View,
-    text: Tensor,
+    tokens: Tensor,
     count: Tensor,
     size: int,
     *,
     taps: Sequence[int] = (),
-    head: Head = Head.NONE,
+    logits_for: LogitsFor = LogitsFor.NONE,
 ) -> Output:
-    """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``text`` [B, T].
+    """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``tokens`` [B, T].
 
-    The token of slot s is text[b, s]. Returns the forward's Output; Head.LAST gives the logits after the last token.
+    The token of slot s is tokens[b, s]. Returns the forward's Output; LogitsFor.LAST gives the last token's logits.
     """
-    index = torch.arange(size, device=text.device)
-    at = (cache.length[:, None] + index).clamp(max=text.shape[1] - 1)
+    index = torch.arange(size, device=tokens.device)
+    at = (cache.length[:, None] + index).clamp(max=tokens.shape[1] - 1)
     valid = index < count[:, None]
-    output = lm(Tree.make_chain(text.gather(1, at), valid), cache, taps=taps, head=head)
+    output = lm(Tree.make_chain(tokens.gather(1, at), valid), cache, taps=taps, logits_for=logits_for)
     cache.commit(count.clamp(0, size))
     return output
 
 
-def prefill(lm: LM, cache: View, text: Tensor, length: Tensor, longest: int, taps: Sequence[int]) -> dict[int, Tensor]:
-    """Commit ``text`` [B, T] from where each row of ``cache`` ends up to ``length`` [B]; the taps over what was read.
+@final
+class Prefill:
+    """Prompts [B, T] being read in chunks, from where each row of ``cache`` ends up to ``length`` [B] less its root.
 
-    ``longest`` (static) bounds how many tokens any row has yet to read; entry [b, i] of a tap belongs to the i-th of
-    them.
+    ``longest`` (static) bounds how many tokens any row has yet to read. ``taps`` are kept over what is read; entry
+    [b, i] belongs to the i-th token of row b that is read here. ``on_logits`` (None: no logits are computed) is called
+    with the logits [B, C, V] of every chunk. ``chunk`` is the number of tokens per row and forward.
     """
-    hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
-    for start in range(0, longest, CHUNK):
-        size = min(CHUNK, longest - start)
-        output = feed(lm, cache, text, (length - cache.length).clamp(0, size), size, taps=taps)
-        for tap in taps:
-            hidden[tap].append(output.hidden[tap])
-    return {tap: torch.cat(pieces, dim=1) for tap, pieces in hidden.items() if pieces}
+
+    def __init__(
+        self,
+        lm: LM,
+        cache: View,
+        tokens: Tensor,
+        length: Tensor,
+        longest: int,
+        *,
+        taps: Sequence[int] = (),
+        on_logits: Callable[[Tensor], None] | None = None,
+        chunk: int = CHUNK,
+    ) -> None:
+        self._lm, self._cache, self._tokens, self._length = lm, cache, tokens, length
+        self._left, self._chunk, self._on_logits = longest, chunk, on_logits
+        self._hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+
+    @property
+    def done(self) -> bool:
+        """Whether everything is read."""
+        return self._left <= 0
+
+    def read(self) -> int:
+        """Read the next chunk of every row; the largest number of tokens that a row read."""
+        size = min(self._chunk, self._left)
+        output = feed(
+            self._lm,
+            self._cache,
+            self._tokens,
+            (self._length - self._cache.length).clamp(0, size),
+            size,
+            taps=tuple(self._hidden),
+            logits_for=LogitsFor.NONE if self._on_logits is None else LogitsFor.ALL,
+        )
+        for tap, pieces in self._hidden.items():
+            pieces.append(output.hidden[tap])
+        if self._on_logits is not None:
+            assert output.logits is not None
+            self._on_logits(output.logits)
+        self._left -= size
+        return size
+
+    @property
+    def hidden(self) -> dict[int, Tensor]:
+        """The taps over what was read [B, n, H]; empty where nothing was."""
+        return {tap: torch.cat(pieces, dim=1) for tap, pieces in self._hidden.items() if pieces}
+
+
+def prefill(
+    lm: LM, cache: View, tokens: Tensor, length: Tensor, longest: int, taps: Sequence[int]
+) -> dict[int, Tensor]:
+    """Read whole prompts: see Prefill. Returns the taps."""
+    reading = Prefill(lm, cache, tokens, length, longest, taps=taps)
+    while not reading.done:
+        reading.read()
+    return reading.hidden

@@ -1,18 +1,18 @@
-"""How likely a model finds known text: its own tokens, the argmax and the likeliest at every place. Generates nothing.
+"""Scores known sequences: log-probabilities of their tokens, the argmax and the most likely tokens at every position.
 
-Everything is of the model's raw law, temperature 1 and nothing cut, as natural logarithms. Knows no text but tokens.
-B rows, T tokens of the longest text, n = T - start places asked about, C chunk, V vocabulary.
+All of the model's raw distribution (temperature 1, no filters), as natural logarithms.
+B rows, T tokens of the longest sequence, n = T - start scored positions, C chunk, V vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from paceline.core.host import integers, numbers
-from paceline.models.base import LM, Head
+from paceline.models.base import LM, LogitsFor
 from paceline.models.prefill import CHUNK, feed
 
 TopTokens: TypeAlias = tuple[tuple[int, float], ...]  # (token, log-probability), likeliest first
@@ -36,14 +36,14 @@ class PassageScore:
 
     logprobs: tuple[float, ...]
     greedy: tuple[bool, ...]  # whether greedy decoding would have written the token
-    top: tuple[TopTokens, ...]  # as many of the likeliest tokens as were asked for
+    top: tuple[TopTokens, ...]  # the requested number of most likely tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class SequenceScores:
     """Of tokens ``start`` to T - 1 of every row, on the device.
 
-    Entries beyond a row's own text mean nothing. The dtype is that of the logits, float32 at least.
+    Entries beyond a row's own sequence are undefined. The dtype is that of the logits, float32 at least.
     """
 
     logprobs: Tensor  # [B, n]
@@ -75,14 +75,14 @@ def score_passages(
 
 
 @torch.inference_mode()
-def score_text(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0) -> Scored:
-    """Score the tokens of ``text`` [B, T] from ``start`` (static, at least 1) up to ``length`` [B], at most T.
+def score_sequences(lm: LM, tokens: Tensor, length: Tensor, start: int, *, top: int = 0) -> SequenceScores:
+    """Score ``tokens`` [B, T] from ``start`` (static, at least 1) up to ``length`` [B], at most T.
 
-    The text is read in chunks through the same cached forward that decoding uses, and each chunk's logits are reduced
-    at once, so memory does not grow with the text but for the cache. Nothing is copied to the host.
+    The sequences are read in chunks through the cached forward that decoding uses, and each chunk's logits are
+    reduced at once, so memory does not grow with their length but for the cache. Nothing is copied to the host.
     """
-    rows, longest = text.shape
-    known = longest - 1  # the last token is asked about and need not be read
+    rows, longest = tokens.shape
+    known = longest - 1  # the last token is scored and need not be read
     size = chunk_size(rows, lm.vocab_size)
     cache = lm.new_cache(rows, known).view()
     pieces: list[tuple[Tensor, ...]] = []
@@ -91,12 +91,41 @@ def score_text(lm: LM, text: Tensor, length: Tensor, start: int, *, top: int = 0
         wanted = read >= start - 1
         step = min(size, known - read) if wanted else min(CHUNK, start - 1 - read)
         count = (length - 1 - read).clamp(0, step)
-        logits = feed(lm, cache, text, count, step, head=Head.ALL if wanted else Head.NONE).logits
+        logits = feed(lm, cache, tokens, count, step, logits_for=LogitsFor.ALL if wanted else LogitsFor.NONE).logits
         if logits is not None:
-            pieces.append(_reduce(logits, text[:, read + 1 : read + 1 + step], top))
+            pieces.append(_reduce(logits, tokens[:, read + 1 : read + 1 + step], top))
         read += step
     logprobs, greedy, top_tokens, top_logprobs = (torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
-    return Scored(logprobs=logprobs, greedy=greedy, top_tokens=top_tokens, top_logprobs=top_logprobs)
+    return SequenceScores(logprobs=logprobs, greedy=greedy, top_tokens=top_tokens, top_logprobs=top_logprobs)
+
+
+@final
+class PromptScorer:
+    """Scores prompts while they are read (prefill.Prefill): the logits of a chunk say what its next tokens are worth.
+
+    ``text`` [B, T] holds the prompts; reading begins with their first token.
+    """
+
+    def __init__(self, text: Tensor, *, top: int) -> None:
+        self._text, self._top = text, top
+        self._pieces: list[tuple[Tensor, ...]] = []
+        self._read = 0
+
+    def __call__(self, logits: Tensor) -> None:
+        """Take the logits [B, C, V] of the next chunk."""
+        size = logits.shape[1]
+        top = min(self._top, logits.shape[-1])
+        self._pieces.append(_reduce(logits, self._text[:, self._read + 1 : self._read + 1 + size], top))
+        self._read += size
+
+    def scores(self, row: int, length: int, top: int) -> PassageScore:
+        """Of the prompt of ``length`` tokens in ``row`` of the text, its first token excepted; all chunks are in."""
+        if not self._pieces:
+            return PassageScore(logprobs=(), greedy=(), top=())
+        logprobs, greedy, tokens, values = (torch.cat(parts, dim=1) for parts in zip(*self._pieces, strict=True))
+        tokens, values = tokens[..., :top], values[..., :top]
+        scored = SequenceScores(logprobs=logprobs, greedy=greedy, top_tokens=tokens, top_logprobs=values)
+        return _read(scored, row, slice(0, length - 1))
 
 
 def chunk_size(rows: int, vocab_size: int) -> int:
@@ -111,25 +140,28 @@ def _score_batch(lm: LM, passages: Sequence[Passage], top: int) -> list[PassageS
     if start >= longest:
         return [PassageScore(logprobs=(), greedy=(), top=())] * len(passages)
     padded = [[*passage.tokens, *[0] * (longest - len(passage.tokens))] for passage in passages]
-    text, length = (torch.tensor(values, device=lm.device) for values in (padded, lengths))
-    scored = score_text(lm, text, length, start, top=top)
+    tokens, length = (torch.tensor(values, device=lm.device) for values in (padded, lengths))
+    scored = score_sequences(lm, tokens, length, start, top=top)
     return [_read(scored, row, slice(p.first - start, len(p.tokens) - start)) for row, p in enumerate(passages)]
 
 
-def _read(scored: Scored, row: int, asked: slice) -> PassageScore:
-    """What was found about the places of ``row`` that were asked about."""
-    logprobs, top = numbers(scored.logprobs[row, asked]), scored.top_tokens.shape[-1]
-    tokens, values = integers(scored.top_tokens[row, asked].flatten()), numbers(scored.top_logprobs[row, asked])
+def _read(scored: SequenceScores, row: int, part: slice) -> PassageScore:
+    """The scores of one passage."""
+    logprobs, top = numbers(scored.logprobs[row, part]), scored.top_tokens.shape[-1]
+    tokens, values = (
+        integers(scored.top_tokens[row, part].flatten()),
+        numbers(scored.top_logprobs[row, part]),
+    )
     likeliest = list(zip(tokens, values, strict=True))
     return PassageScore(
         logprobs=tuple(logprobs),
-        greedy=tuple(bool(same) for same in integers(scored.greedy[row, asked])),
+        greedy=tuple(bool(same) for same in integers(scored.greedy[row, part])),
         top=tuple(tuple(likeliest[at * top : (at + 1) * top]) for at in range(len(logprobs))),
     )
 
 
 def _reduce(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]:
-    """From ``logits`` [B, C, V] what is asked about ``tokens`` [B, C]: logprobs, greedy, top tokens, top logprobs."""
-    law = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    best = law.topk(top, dim=-1)
-    return law.gather(-1, tokens[..., None])[..., 0], logits.argmax(-1) == tokens, best.indices, best.values
+    """Reduce ``logits`` [B, C, V] for ``tokens`` [B, C]: logprobs, greedy, top tokens, top logprobs."""
+    logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    best = logprobs.topk(top, dim=-1)
+    return logprobs.gather(-1, tokens[..., None])[..., 0], logits.argmax(-1) == tokens, best.indices, best.values

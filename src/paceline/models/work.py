@@ -1,16 +1,16 @@
-"""What one forward of a native decoder has to read and to compute: the input of hardware/roofline."""
+"""Bytes and flops of one forward of a native decoder, for hardware/roofline."""
 
 from torch import nn
 
 from paceline.hardware.roofline import Work
-from paceline.models.loading import name_of
+from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.quantization import SCHEMES
 
 QUANTISED = tuple(SCHEMES.values())
 
 
-def work_of(lm: DecoderLM) -> Work:
+def forward_work(lm: DecoderLM) -> Work:
     """From a decoder's shapes; its weights may be on the meta device.
 
     Matrices of integers count as many bytes as they take with their scales, and the numbers that they stand for.
@@ -19,7 +19,7 @@ def work_of(lm: DecoderLM) -> Work:
     looked_up = {lm.position} if lm.head is None else {lm.position, lm.embed}
     modules = [module for module in lm.modules() if module not in looked_up]
     return Work(
-        dtype=name_of(lm.dtype),
+        dtype=dtype_name(lm.dtype),
         weight_bytes=sum(part.nbytes for module in modules for part in module.parameters(recurse=False)),
         num_weights=sum(map(_count, modules)),
         slot_bytes=lm.slot_bytes,

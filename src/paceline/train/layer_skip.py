@@ -134,4 +134,4 @@ def _entropy_after(model: DecoderLM, hidden: Tensor, batch: TrainBatch) -> Tenso
 
 
 def _on_exit(model: DecoderLM, hidden: Tensor, batch: TrainBatch) -> Tensor:
-    return on_text("exit", model.scored(hidden), batch).rows
+    return on_text("exit", model.compute_logits(hidden), batch).rows

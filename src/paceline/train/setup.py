@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from paceline.core.noise import split_seed
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
 from paceline.models import hub
 from paceline.models.loading import load, read_config
@@ -56,7 +56,7 @@ def build_draft(section: DraftSection, target: Model, *, seed: int, device: torc
 
 def build_head(section: HeadSection, target: DecoderLM, *, seed: int, place: int) -> DraftHead:
     """The head at ``place`` of the list; its own parameters in float32. Raises ConfigError naming the field."""
-    found: type[DraftHead] = HEADS.find(section.kind)
+    found: type[DraftHead] = DRAFT_HEADS.find(section.kind)
     try:
         config = found.Config.model_validate(section.config)
     except ValidationError as error:

@@ -206,7 +206,7 @@ class Heads(Task):
         with torch.no_grad():
             if batch.hidden is not None and {*self.taps, last} <= batch.hidden.keys():
                 hidden = {tap: states.to(self.target.dtype) for tap, states in batch.hidden.items()}
-                return self.target.scored(hidden[last]), hidden, []
+                return self.target.compute_logits(hidden[last]), hidden, []
             output = self.target.causal(batch.tokens[:, :-1], taps=self.taps, segment=segment_of(batch))
         assert output.logits is not None
         return output.logits, output.hidden, []

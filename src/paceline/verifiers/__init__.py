@@ -1,4 +1,4 @@
-"""Rules that decide how much of a draft is kept. Each is pure, vectorised and names the distribution it preserves.
+"""Registry of verifiers: how many drafted tokens a step accepts, and which token follows them.
 
 Packages of other people add theirs under the entry-point group ``paceline.verifiers``.
 """

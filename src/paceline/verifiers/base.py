@@ -1,4 +1,4 @@
-"""What a verifier is to the step. Knows nothing of drafters beyond how their tokens were drawn.
+"""The interface between verifiers and the decoder.
 
 B rows, N nodes, V vocabulary.
 """
@@ -6,22 +6,24 @@ B rows, N nodes, V vocabulary.
 from abc import abstractmethod
 from typing import ClassVar, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from paceline.core.batch import Batch
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
 
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Pure: the outcome is a function of the tree, the target's logits and the rows' noise."""
+    """Accepts a path of a draft tree and adds one token.
 
-    lossless: ClassVar[bool]  # the emitted distribution is the target's
-    same_tokens: ClassVar[bool]  # beyond the distribution: the tokens are those of plain decoding with the same seed
-    wants: ClassVar[tuple[Draw, ...]]  # draws it can take, best first
-    branches: ClassVar[bool]  # whether it can follow trees that branch
+    Pure: the outcome is a function of the tree, the target's logits and the noise of the rows.
+    """
+
+    lossless: ClassVar[bool]  # the output distribution is the target's
+    same_tokens: ClassVar[bool]  # the output tokens are those of plain decoding with the same seed
+    wants: ClassVar[tuple[Draw, ...]]  # draws that it can verify, best first
+    branches: ClassVar[bool]  # whether it can verify trees that branch
 
     @abstractmethod
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
-        """Decide from processed ``logits`` [B, N, V] at every node; before clipping at stop tokens and limits."""
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
+        """The outcome from processed ``logits`` [B, N, V] at every node, before stop tokens and limits are applied."""
         ...

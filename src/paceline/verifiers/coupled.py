@@ -1,23 +1,23 @@
-"""The target picks at every node with its own noise; the child that equals the pick is followed (2408.07978).
+"""Coupled verification (2408.07978): the target samples with its own noise, and matching drafts are accepted.
 
 B rows, N nodes, V vocabulary.
 """
 
 from typing import ClassVar, final
 
-from torch import Tensor
-
 from paceline.core.batch import Batch
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.verifiers.draft_probs import follow_picks
 
 
 @final
 class Coupled:
-    """The tokens of plain decoding with the same seed, whatever was drafted.
+    """Preserves the tokens of plain decoding with the same seed, for any draft.
 
-    The noise of a pick is a function of (seed, position), so the pick at a node is the token that plain decoding would
-    choose after that node's path. Drafts drawn with the same noise (``shared``) are accepted most often.
+    Acceptance rule: a node is accepted if its token equals the target's pick at its parent. The noise of a pick is a
+    function of (seed, position), so the pick is the token that plain decoding samples after the same path. Drafts drawn
+    with that noise (``shared``) are accepted most often.
     """
 
     lossless: ClassVar[bool] = True
@@ -25,6 +25,6 @@ class Coupled:
     wants: ClassVar[tuple[Draw, ...]] = (Draw.SHARED, Draw.FIXED, Draw.IID, Draw.NO_REPLACEMENT)
     branches: ClassVar[bool] = True
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
-        """Follow the picks from the root as far as the tree goes."""
-        return follow_picks(tree, batch.picks(tree, logits))
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
+        """The path of matching nodes from the root, and the pick after it."""
+        return follow_picks(tree, batch.picks(tree, scores.logits))

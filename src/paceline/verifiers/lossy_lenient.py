@@ -1,4 +1,4 @@
-"""Speculative sampling with a lenient test (2211.17192, appendix). Does not keep the target's distribution.
+"""Speculative sampling with lenience (2211.17192, appendix). Lossy.
 
 B rows, N = k + 1 nodes, V vocabulary.
 """
@@ -6,21 +6,21 @@ B rows, N = k + 1 nodes, V vocabulary.
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.draft_probs import child_draft_probs, follow_picks
+from paceline.verifiers.draft_probs import child_draft_probs, follow_picks, masked
 
 
 @final
 class LossyLenient:
-    """Not the target's distribution: as ``rejection``, but x is accepted with probability min(1, p(x) / (lenience
-    q(x))).
+    """Does not preserve the target's distribution.
 
-    No token is emitted with more than 1 / lenience times the target's probability. At temperature 0 the tokens are
-    those of plain decoding. Raises ValueError unless ``lenience`` is above 0 and at most 1 (1 is ``rejection``).
+    Acceptance rule: as ``rejection``, but x is accepted with probability min(1, p(x) / (lenience q(x))). No token is
+    emitted with more than 1 / lenience times the target's probability. At temperature 0 the tokens are those of plain
+    decoding. Raises ValueError unless ``lenience`` is above 0 and at most 1 (1 is ``rejection``).
     """
 
     lossless: ClassVar[bool] = False
@@ -33,24 +33,25 @@ class LossyLenient:
             raise ValueError(f"lenience={lenience}: give a number above 0 and at most 1 (1 is 'rejection')")
         self.lenience = lenience
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token after it."""
-        if not batch.sampling.any_sampled:  # the distribution is certain everywhere
-            return follow_picks(tree, batch.picks(tree, logits))
+        if not batch.sampling.any_sampled:  # every row is greedy
+            return follow_picks(tree, batch.picks(tree, scores.logits))
+        tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
-        p = batch.scores(logits).softmax(-1)  # [B, N, V]
+        p = batch.warp(scores.logits).softmax(-1)  # [B, N, V]
         q = child_draft_probs(tree, p)  # [B, N, V], 0 after the end
         token = tree.tokens[:, 1:, None]
-        keep = batch.noise.coin(
+        accepted = batch.noise.coin(
             p[:, :-1].gather(-1, token)[..., 0],
             self.lenience * q[:, :-1].gather(-1, token)[..., 0],
             batch.key(position[:, :-1], Stream.ACCEPT, lane=tree.depth[:, 1:]),
         )
-        leaf, path, length = follow(tree, torch.nn.functional.pad(keep, (1, 0)))
+        leaf, path, length = follow(tree, torch.nn.functional.pad(accepted, (1, 0)))
         at = leaf[:, None]
         row = at[..., None].expand(-1, 1, p.shape[-1])
         probs = p.gather(1, row)
-        rest = (probs - q.gather(1, row)).clamp(min=0)
-        probs = torch.where(rest.sum(-1, keepdim=True) > 0, rest, probs)
+        residual = (probs - q.gather(1, row)).clamp(min=0)
+        probs = torch.where(residual.sum(-1, keepdim=True) > 0, residual, probs)
         key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
         return Outcome(path=path, num_committed=length + 1, next=batch.noise.draw(probs, key)[:, 0])

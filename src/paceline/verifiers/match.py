@@ -1,23 +1,22 @@
-"""The target's own token at every node, drafts being followed where they happen to equal it.
+"""Token matching: the target samples with its own noise, and drafts made without that noise are accepted if equal.
 
 B rows, N nodes, V vocabulary.
 """
 
 from typing import ClassVar, final
 
-from torch import Tensor
-
 from paceline.core.batch import Batch
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.verifiers.draft_probs import follow_picks
 
 
 @final
 class Match:
-    """The tokens of plain decoding with the same seed, from drafts that know nothing of the target's noise.
+    """Preserves the tokens of plain decoding with the same seed.
 
-    As ``coupled``, but never asks a drafter to draw with the target's noise: the likeliest tokens are asked for, since
-    a fixed choice x is kept with probability p(x), and drafts with noise of their own are taken.
+    Acceptance rule: as ``coupled`` (2408.07978), but drafts are never drawn with the target's noise. It prefers the
+    likeliest tokens, since a fixed choice x is accepted with probability p(x).
     """
 
     lossless: ClassVar[bool] = True
@@ -25,6 +24,6 @@ class Match:
     wants: ClassVar[tuple[Draw, ...]] = (Draw.FIXED, Draw.NO_REPLACEMENT, Draw.IID)
     branches: ClassVar[bool] = True
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
-        """Follow the target's tokens from the root as far as the tree has them."""
-        return follow_picks(tree, batch.picks(tree, logits))
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
+        """The path of matching nodes from the root, and the target's token after it."""
+        return follow_picks(tree, batch.picks(tree, scores.logits))

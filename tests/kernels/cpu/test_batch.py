@@ -7,7 +7,6 @@ import torch
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Philox
-from paceline.core.parts import Parts
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
@@ -84,7 +83,7 @@ def path_to(shape, node):
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_texts_reports_and_counts_are_those_of_plain_operations(shape, seed):
+def test_extend_matches_torch_sequences_reports_and_counts(shape, seed):
     generator = torch.Generator().manual_seed(seed)
     plain, ours = batches(generator)
     counts = [kind(ROWS, DEPTH, CPU) for kind in (Stats, CpuStats)]
@@ -104,10 +103,10 @@ def test_texts_reports_and_counts_are_those_of_plain_operations(shape, seed):
             assert torch.equal(getattr(counts[0], name), getattr(counts[1], name)), name
 
 
-def test_the_step_compiles_whole_with_the_plain_operations():
+def test_step_compiles_fullgraph_with_torch_operations():
     _, model = target()
     made = []
-    for parts in (Parts(), Parts(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)):
+    for parts in (dict(), dict(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)):
         decoder = decoder_for(tiny(model), "coupled", k=2, rows=2, parts=parts)
         penalised = Processing(frequency_penalty=0.4, bias=(((5,), 0.5),), no_repeat_ngram=3)
         asked = [request([1, 2, 3], temperature=0.7, seed=1), replace(request([4]), processing=penalised)]
@@ -121,7 +120,7 @@ def test_the_step_compiles_whole_with_the_plain_operations():
     assert torch.equal(made[0].batch.tokens[:, :-1], made[1].batch.tokens[:, :-1])
 
 
-def test_a_machine_without_a_compiler_has_plain_parts(monkeypatch):
+def test_falls_back_to_torch_without_a_compiler(monkeypatch):
     def fail():
         raise KernelError("no C++ compiler")
 
@@ -134,7 +133,7 @@ def test_a_machine_without_a_compiler_has_plain_parts(monkeypatch):
 
 @pytest.mark.parametrize("longest", [None, 1, 3, 5])
 @pytest.mark.parametrize("depth", [1, 2, DEPTH])
-def test_chains_begin_alike(depth, longest):
+def test_begin_chain_matches_torch(depth, longest):
     generator = torch.Generator().manual_seed(depth)
     rooms = set()
     for _ in range(20):

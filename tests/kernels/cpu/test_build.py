@@ -13,7 +13,7 @@ from paceline.kernels.cpu.build import KernelError, load_kernel
 from paceline.models import backend
 from paceline.models.cpu import program
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import PanelLinear, lay_in_panels
+from paceline.models.cpu.packed_weights import PackedLinear, pack_linears
 from paceline.models.native.quantization import SCHEMES
 from tests.kernels.cpu.models import native, quantised
 from tests.models.layouts import LAYOUTS, random_tree, texts
@@ -36,7 +36,7 @@ def write_compiler(path, body):
     return str(path)
 
 
-def test_a_library_is_built_once_and_found_again(afresh, monkeypatch, tmp_path):
+def test_library_is_built_once_and_cached(afresh, monkeypatch, tmp_path):
     calls = tmp_path / "calls"
     real = build.find_compiler()
     script = f'case "$1" in --version) ;; *) echo called >> {calls} ;; esac\nexec {real} "$@"'
@@ -49,7 +49,7 @@ def test_a_library_is_built_once_and_found_again(afresh, monkeypatch, tmp_path):
     assert [path.suffix for path in afresh.iterdir()] == [".so"]
 
 
-def test_a_change_of_flags_is_another_library(afresh, monkeypatch, tmp_path):
+def test_changed_flags_build_another_library(afresh, monkeypatch, tmp_path):
     monkeypatch.setenv(
         "CXX", write_compiler(tmp_path / "cxx", 'while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done')
     )
@@ -62,7 +62,7 @@ def test_a_change_of_flags_is_another_library(afresh, monkeypatch, tmp_path):
     assert len(names) == 2
 
 
-def test_without_a_compiler_models_run_eagerly_and_say_so_once(afresh, monkeypatch, caplog):
+def test_falls_back_to_eager_without_a_compiler_and_warns_once(afresh, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
     lm = native("grouped", torch.float32)
     with caplog.at_level(logging.WARNING, logger="paceline"):
@@ -72,24 +72,24 @@ def test_without_a_compiler_models_run_eagerly_and_say_so_once(afresh, monkeypat
     ]
 
 
-def test_a_compiler_that_fails_leaves_nothing_and_is_quoted(afresh, monkeypatch, tmp_path):
+def test_failed_build_leaves_no_file_and_quotes_the_compiler(afresh, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", write_compiler(tmp_path / "cxx", "echo out of luck >&2; exit 3"))
     with pytest.raises(KernelError, match="out of luck"):
         load_kernel()
     assert not list(afresh.iterdir())
 
 
-def test_a_compiler_that_does_not_know_the_machine_builds_for_any_and_says_so(afresh, monkeypatch, tmp_path, caplog):
+def test_falls_back_to_generic_build_and_warns(afresh, monkeypatch, tmp_path, caplog):
     refusal = 'for a in "$@"; do [ "$a" = -march=native ] && echo what machine >&2 && exit 1; done'
     script = f'{refusal}\nexec {build.find_compiler()} "$@"'
     monkeypatch.setenv("CXX", write_compiler(tmp_path / "cxx", script))
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
     with caplog.at_level(logging.WARNING, logger="paceline"):
         check("grouped", torch.float32)
-    assert "built for any processor, which is slower: what machine" in caplog.text
+    assert "built without CPU-specific instructions, which is slower: what machine" in caplog.text
 
 
-def test_the_kernel_is_built_for_this_machine(afresh, monkeypatch, caplog):
+def test_native_build_does_not_warn(afresh, monkeypatch, caplog):
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
     with caplog.at_level(logging.WARNING, logger="paceline"):
         load_kernel()
@@ -114,7 +114,7 @@ def compare(lm, tolerance):
 
 
 @pytest.mark.slow
-def test_a_processor_without_wide_vectors_gives_the_same_numbers(afresh, monkeypatch):
+def test_build_without_avx512_matches_eager(afresh, monkeypatch):
     """The portable code: what is compiled where neither AVX-512 nor products of bfloat16 are."""
     monkeypatch.setattr(build, "ATTEMPTS", ((),))
     for layout in LAYOUTS:
@@ -125,12 +125,12 @@ def test_a_processor_without_wide_vectors_gives_the_same_numbers(afresh, monkeyp
     for quantization in SCHEMES:
         with torch.inference_mode():  # as whoever made the layout's model first
             lm = deepcopy(quantised("grouped", torch.bfloat16, quantization))
-            lay_in_panels(lm)
-        assert not any(isinstance(module, PanelLinear) for module in lm.modules())
+            pack_linears(lm)
+        assert not any(isinstance(module, PackedLinear) for module in lm.modules())
         compare(lm, 0.06)  # eagerly a product of int8 is rounded twice
 
 
-def test_what_the_kernel_does_not_know_runs_eagerly(caplog):
+def test_unsupported_model_runs_eagerly(caplog):
     lm = native("grouped", torch.float32)
     odd = type(lm)(lm.config)
     odd.blocks[1].ffn.activation = torch.sigmoid
@@ -141,18 +141,18 @@ def test_what_the_kernel_does_not_know_runs_eagerly(caplog):
     assert "activation" in caplog.text
 
 
-def test_half_precision_and_matrices_that_lie_the_other_way_are_refused():
+def test_float16_and_column_major_weights_are_refused():
     lm = native("gpt2", torch.float32)
-    turned = type(lm)(lm.config)
-    weight = turned.blocks[0].ffn.up.weight
+    rotary_dim = type(lm)(lm.config)
+    weight = rotary_dim.blocks[0].ffn.up.weight
     weight.data = weight.data.t().contiguous().t()
-    with pytest.raises(program.UnsupportedError, match="row by row"):
-        CpuDecoder(turned)
+    with pytest.raises(program.UnsupportedError, match="row-major"):
+        CpuDecoder(rotary_dim)
     with pytest.raises(program.UnsupportedError, match="float16"):
         CpuDecoder(type(lm)(lm.config).half())
 
 
-def test_caches_follow_the_environment(monkeypatch, tmp_path):
+def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("PACELINE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert build.cache_folder() == tmp_path / "paceline" / "kernels"

@@ -10,10 +10,10 @@ from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
 from paceline.drafters.model import ModelDrafter
-from paceline.drafters.tree.chain import ChainGrower
+from paceline.drafters.tree.fused_chain import FusedChain
 from paceline.engine.runner import parts_for
 from paceline.kernels.cpu.batch import CpuBatch
-from paceline.models.base import Head, Missing
+from paceline.models.base import LogitsFor, Missing
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.prefill import feed
 from tests.harness import decoder_for, finish, request
@@ -72,7 +72,7 @@ def asked(processing=NONE, *, vocab=64):
 
 def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
     count = torch.where(valid[:, 0], missing.count + 1, 0)
-    logits = feed(model, cache, batch.tokens, count, missing.most + 1, head=Head.LAST).logits[..., :vocab]
+    logits = feed(model, cache, batch.tokens, count, missing.most + 1, logits_for=LogitsFor.LAST).logits[..., :vocab]
     for depth in range(1, tokens.shape[1]):
         pick = batch.argmax if greedy else batch.pick
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
@@ -99,7 +99,7 @@ def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, v
         tokens = torch.zeros(3, 5, dtype=torch.int64)
         tokens[:, 0] = batch.root
         if together:
-            assert model.run_ahead(batch, cache, missing, tokens, valid, greedy=greedy)
+            assert model.draft_fused(batch, cache, missing, tokens, valid, greedy=greedy)
         else:
             one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab)
         made.append((tokens, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
@@ -117,7 +117,7 @@ def test_noise_that_the_kernel_does_not_know_is_left_to_others():
     batch.noise = Other()
     cache, missing = begun(model)
     tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.tensor(ROOM).bool()
-    assert not model.run_ahead(batch, cache, missing, tokens, valid, greedy=False)
+    assert not model.draft_fused(batch, cache, missing, tokens, valid, greedy=False)
     assert not bool(tokens.any())
 
 
@@ -143,7 +143,7 @@ def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, s
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))
     trees, texts, summary = drafted(ahead, target, sampled, given)
-    assert all(isinstance(chain, ChainGrower) for chain in ahead.chains)
+    assert all(isinstance(chain, FusedChain) for chain in ahead.fused_chains)
     wanted, others, other = drafted(slow(model), target, sampled, given)
     assert texts == others
     assert summary == other
@@ -161,7 +161,7 @@ def slow(model):
 
     def plainly(context):
         start(context)
-        drafter.chains = [None] * len(drafter.growers)
+        drafter.fused_chains = [None] * len(drafter.growers)
 
     drafter.start = plainly
     return drafter

@@ -29,7 +29,7 @@ def one_by_one(model, tokens, capacity=64):
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_text_read_at_once_equals_the_text_read_token_by_token(layout, dtype):
+def test_one_prefill_equals_token_by_token(layout, dtype):
     model = CpuDecoder(native(layout, dtype))
     tokens = texts(1, 33)
     assert torch.equal(model(chain(tokens), model.new_cache(1, 64).view()).logits, one_by_one(model, tokens))
@@ -38,7 +38,7 @@ def test_a_text_read_at_once_equals_the_text_read_token_by_token(layout, dtype):
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_of_a_batch_equals_the_row_alone(layout, dtype):
+def test_batched_row_matches_single_row(layout, dtype):
     model = CpuDecoder(native(layout, dtype))
     tokens = texts(7, 9)
     together = model(chain(tokens), model.new_cache(7, 16).view()).logits
@@ -50,7 +50,7 @@ def test_a_row_of_a_batch_equals_the_row_alone(layout, dtype):
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_node_of_a_tree_equals_the_end_of_its_path(layout, dtype):
+def test_tree_node_matches_its_path_as_a_chain(layout, dtype):
     model = CpuDecoder(native(layout, dtype))
     known = texts(1, 18)
     cache = model.new_cache(1, 64).view()
@@ -66,7 +66,7 @@ def test_a_node_of_a_tree_equals_the_end_of_its_path(layout, dtype):
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ("grouped", "gpt2-odd-heads", "wide-heads"))
-def test_a_long_text_read_at_once_equals_the_text_read_in_pieces(layout, dtype):
+def test_long_prefill_equals_chunked_prefill(layout, dtype):
     model = CpuDecoder(native(layout, dtype))
     tokens = texts(1, 150)
     whole = model(chain(tokens), model.new_cache(1, 160).view()).logits
@@ -81,7 +81,7 @@ def test_a_long_text_read_at_once_equals_the_text_read_in_pieces(layout, dtype):
 @pytest.mark.parametrize("known", [1, 2, 31, 63, 64, 65, 100])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ("grouped", "gpt2-odd-heads", "wide-heads"))
-def test_a_branch_equals_its_path_as_a_chain_wherever_it_begins(layout, dtype, known):
+def test_branch_matches_its_path_as_a_chain_at_any_length(layout, dtype, known):
     model = CpuDecoder(native(layout, dtype))
     text = texts(1, known)
     cache = model.new_cache(1, 160).view()
@@ -97,7 +97,7 @@ def test_a_branch_equals_its_path_as_a_chain_wherever_it_begins(layout, dtype, k
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", ("grouped", "multi-query", "gpt2"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_threads_change_nothing(dtype, layout):
+def test_results_do_not_depend_on_threads(dtype, layout):
     model = CpuDecoder(native(layout, dtype))
     tokens, threads = texts(3, 50), torch.get_num_threads()
     found = []

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core.tree import Tree
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 from paceline.models.cpu.decoder import CpuDecoder
 from tests.kernels.cpu.models import native
 from tests.models.layouts import LAYOUTS, first_nodes, random_tree, texts
@@ -25,10 +25,10 @@ def poison(cache, value):
     cache.storage.values.fill_(value)
 
 
-def calls(lm, unwritten=1e4):
+def calls(lm, lazy_zeros=1e4):
     """Logits and taps of a ragged prompt, a tree over it, and the same tree in two parts; only what is valid."""
     cache = lm.new_cache(ROWS, 64).view()
-    poison(cache, unwritten)
+    poison(cache, lazy_zeros)
     taps = tuple({0, 1, lm.num_layers})
     seen = []
 
@@ -41,19 +41,19 @@ def calls(lm, unwritten=1e4):
     cache.commit(valid.sum(-1))
     tree = random_tree(ROWS, NODES, 3)
     note(tree, lm(tree, cache, taps=taps))
-    lm(first_nodes(tree, 4), cache, head=Head.NONE)
+    lm(first_nodes(tree, 4), cache, logits_for=LogitsFor.NONE)
     note(tree, lm(tree, cache, start=4, taps=taps), start=4)
     chain = Tree.make_chain(tree.tokens, torch.ones_like(tree.valid))
     lm(Tree.make_chain(tree.tokens[:, :3], torch.ones_like(tree.valid)[:, :3]), cache)
     note(chain, lm(chain, cache, start=3, taps=taps), start=3)
-    last = lm(prompt, cache, head=Head.LAST).logits
+    last = lm(prompt, cache, logits_for=LogitsFor.LAST).logits
     return [*seen, last[:, 0]]
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_call_gives_the_eager_numbers(layout, dtype):
+def test_kernel_matches_eager(layout, dtype):
     lm = native(layout, dtype)
     for own, eager in zip(calls(CpuDecoder(lm)), calls(lm), strict=True):
         scale = max(1.0, float(eager.abs().max()))
@@ -62,7 +62,7 @@ def test_every_call_gives_the_eager_numbers(layout, dtype):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bfloat16_is_as_near_to_exact_numbers_as_the_eager_decoder(layout):
+def test_bfloat16_error_is_at_most_that_of_eager(layout):
     exact, rounded = native(layout, torch.float64), native(layout, torch.bfloat16)
     whole = [(own - ideal).norm() for own, ideal in zip(calls(CpuDecoder(rounded)), calls(exact), strict=True)]
     eager = [(own - ideal).norm() for own, ideal in zip(calls(rounded), calls(exact), strict=True)]
@@ -72,7 +72,7 @@ def test_bfloat16_is_as_near_to_exact_numbers_as_the_eager_decoder(layout):
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt_neox", "gpt2-odd-heads"])
-def test_slots_that_nobody_wrote_are_not_read(layout, dtype):
+def test_unwritten_slots_are_not_read(layout, dtype):
     model = CpuDecoder(native(layout, dtype))
     for clean, poisoned in zip(calls(model, 0.0), calls(model, torch.nan), strict=True):
         assert torch.equal(clean, poisoned)
@@ -81,12 +81,12 @@ def test_slots_that_nobody_wrote_are_not_read(layout, dtype):
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [16, 64])
-def test_the_last_head_of_whole_vectors_of_slots_ends_where_it_ends(length, dtype):
+def test_attention_does_not_read_past_the_last_head(length, dtype):
     model = CpuDecoder(native("gpt2-odd-heads", dtype))
     found = []
-    for unwritten in (0.0, torch.nan):
+    for lazy_zeros in (0.0, torch.nan):
         cache = model.new_cache(1, length + 8).view()
-        poison(cache, unwritten)
+        poison(cache, lazy_zeros)
         tree = Tree.make_chain(texts(1, length), torch.ones(1, length, dtype=torch.bool))
         found.append(model(tree, cache).logits)
     assert torch.equal(*found)
@@ -94,7 +94,7 @@ def test_the_last_head_of_whole_vectors_of_slots_ends_where_it_ends(length, dtyp
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt_neox"])
-def test_rows_and_layers_of_a_view_are_followed(layout):
+def test_view_selects_rows_and_layers(layout):
     lm = native(layout, torch.float64)
     found = []
     for model in (lm, CpuDecoder(lm)):
@@ -112,7 +112,7 @@ def test_rows_and_layers_of_a_view_are_followed(layout):
 
 
 @torch.inference_mode()
-def test_what_is_not_valid_writes_nothing_and_gives_zeros(monkeypatch):
+def test_invalid_nodes_write_nothing_and_give_zeros(monkeypatch):
     lm = native("grouped", torch.float32)
     own = CpuDecoder(lm)
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, 7.0, **options))
@@ -125,7 +125,7 @@ def test_what_is_not_valid_writes_nothing_and_gives_zeros(monkeypatch):
 
 
 @torch.inference_mode()
-def test_long_prompts_are_read_in_pieces():
+def test_long_prompts_exceed_one_chunk():
     lm = native("grouped", torch.float64)
     found = []
     for model in (lm, CpuDecoder(lm)):
@@ -136,7 +136,7 @@ def test_long_prompts_are_read_in_pieces():
 
 
 @torch.inference_mode()
-def test_moved_weights_are_found_again():
+def test_moved_weights_are_recompiled():
     lm = native("grouped", torch.float64)
     lm = type(lm)(lm.config)
     own = CpuDecoder(lm)

@@ -55,13 +55,13 @@ def decided(kind, shape, logits):
     processed = batch.process_tree(logits, tree)
     ended = batch.extend(tree, outcome)
     batch.record_logprobs(ended, logits, processed)
-    return batch.step_logprobs.read(batch.asked, ended.num_committed.tolist())
+    return batch.step_logprobs.read(batch.num_logprobs, ended.num_committed.tolist())
 
 
 @pytest.mark.parametrize("vocab", [9, 300, 5000])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_get_what_plain_operations_give(dtype, shape, vocab):
+def test_logprobs_match_torch(dtype, shape, vocab):
     generator = torch.Generator().manual_seed(vocab)
     logits = (2 * torch.randn(len(ROWS), len(SHAPES[shape]), vocab, generator=generator, dtype=torch.float64)).to(dtype)
     logits = logits + torch.arange(vocab).to(dtype) * (0 if dtype is torch.bfloat16 else 1e-5)  # no ties
@@ -79,7 +79,7 @@ def test_rows_get_what_plain_operations_give(dtype, shape, vocab):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_threads_change_nothing(threads):
+def test_results_do_not_depend_on_threads(threads):
     logits = torch.randn(len(ROWS), 4, 9000, generator=torch.Generator().manual_seed(2))
     wanted = decided(CpuBatch, "chain", logits)
     torch.set_num_threads(threads)
@@ -89,14 +89,14 @@ def test_threads_change_nothing(threads):
         torch.set_num_threads(1)
 
 
-def test_equal_tokens_come_in_their_order():
+def test_tied_logprobs_are_ordered_by_token_id():
     logits = torch.zeros(len(ROWS), 1, 1200)
     logits[..., [700, 30, 1100]] = 2.0
     top = decided(CpuBatch, "root", logits)[3][0]
     assert [token for token, _ in top.top_raw] == [30, 700, 1100, 0, 1]
 
 
-def test_logits_that_are_no_law_have_no_figures():
+def test_nonfinite_logits_give_nan_logprobs():
     logits = torch.zeros(len(ROWS), 1, 50)
     logits[..., 7] = torch.nan
     one = decided(CpuBatch, "root", logits)[2][0]

@@ -19,7 +19,7 @@ def keys():
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_kernels_words_are_those_of_plain_operations(count):
+def test_philox_words_match_torch(count):
     ours, plain = CpuNoise(), Philox()
     for key in keys():
         assert torch.equal(ours.bits(key, count), plain.bits(key, count))
@@ -27,7 +27,7 @@ def test_the_kernels_words_are_those_of_plain_operations(count):
             assert torch.equal(ours.uniforms(key, count, dtype), plain.uniforms(key, count, dtype))
 
 
-def test_choices_are_the_same_to_the_bit_on_one_thread_and_on_two():
+def test_exponential_race_does_not_depend_on_threads():
     scores = torch.randn(4, 3, 20_000, generator=torch.Generator().manual_seed(1))
     for key in list(keys())[:2]:
         wanted = Philox().choose(scores, key)
@@ -42,7 +42,7 @@ def test_choices_are_the_same_to_the_bit_on_one_thread_and_on_two():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_races_of_every_shape_and_key_have_the_plain_winners(dtype):
+def test_exponential_race_matches_torch(dtype):
     """Keys and scores broadcast against each other; scores may be excluded, equal, or no numbers."""
     generator = torch.Generator().manual_seed(2)
     for key in keys():
@@ -59,7 +59,7 @@ def test_races_of_every_shape_and_key_have_the_plain_winners(dtype):
         assert torch.equal(CpuNoise().choose(scores, lone), Philox().choose(scores, lone))
 
 
-def test_the_compiler_sees_plain_operations():
+def test_torch_compile_traces_torch_operations():
     key = next(iter(keys()))
     compiled = torch.compile(lambda: CpuNoise.bits(noise, key, 5), fullgraph=True, backend="eager")
     noise = CpuNoise()

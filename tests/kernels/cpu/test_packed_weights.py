@@ -1,4 +1,4 @@
-"""Matrices in panels: the same numbers for whoever asks for them, in the memory where they lay."""
+"""Packed weights: equal to the unpacked ones, in the same memory."""
 
 from copy import deepcopy
 
@@ -8,27 +8,27 @@ from torch import nn
 
 from paceline.api import load
 from paceline.models import loading
-from paceline.models.backend import lay_out
+from paceline.models.backend import pack_weights
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.cpu.packed_weights import (
-    PanelEmbedding,
-    PanelLinear,
-    from_panels,
-    lay_in_panels,
-    packed_width,
-    panel_width,
-    to_panels,
+    PackedEmbedding,
+    PackedLinear,
+    pack_linears,
+    pack_matrix,
+    panel_rows,
+    quantized_panel_rows,
+    unpack_matrix,
 )
 from paceline.models.cpu.program import UnsupportedError
 from paceline.models.native.quantization import SCHEMES, quantise
-from paceline.models.work import work_of
+from paceline.models.work import forward_work
 from tests import tiny
 from tests.api import checkpoints
 from tests.kernels.cpu.models import head_of, native
 from tests.kernels.cpu.test_invariance import LAYOUTS, chain, one_by_one
 from tests.models.layouts import texts
 
-pytestmark = pytest.mark.skipif(panel_width() == 0, reason="this machine's products have no use for panels")
+pytestmark = pytest.mark.skipif(panel_rows() == 0, reason="this machine's products have no use for panels")
 
 TOKENS = torch.arange(12).view(2, 6)
 
@@ -44,10 +44,10 @@ def integer_lm(quantization):
 
 
 @pytest.mark.parametrize("shape", [(32, 2), (64, 10), (33, 4), (7, 6), (95, 8)])
-def test_panels_hold_the_rows_side_by_side_and_give_them_back(shape):
+def test_pack_interleaves_rows_and_unpack_restores_them(shape):
     weight = torch.randn(shape).bfloat16()
-    panels = to_panels(weight, 32)
-    assert torch.equal(from_panels(panels, 32), weight)
+    panels = pack_matrix(weight, 32)
+    assert torch.equal(unpack_matrix(panels, 32), weight)
     flat, last = panels.flatten(), shape[0] // 32 * 32
     for row, column in ((0, 0), (shape[0] - 1, 1), (min(31, shape[0] - 1), shape[1] - 1)):
         wide = 32 if row < last else shape[0] - last
@@ -56,14 +56,14 @@ def test_panels_hold_the_rows_side_by_side_and_give_them_back(shape):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_in_panels_answers_saves_and_loads_as_before(tied):
+def test_packed_model_keeps_logits_and_state_dict(tied):
     lm = bfloat16_lm(tie_word_embeddings=tied)
     before, state = lm.causal(TOKENS).logits, {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     places = {name: parameter.data_ptr() for name, parameter in lm.named_parameters()}
-    lay_in_panels(lm)
-    lay_in_panels(lm)
-    laid = [module for module in lm.modules() if isinstance(module, PanelLinear)]
-    assert len(laid) == 4 * lm.num_layers + (not tied) and isinstance(lm.embed, PanelEmbedding) == tied
+    pack_linears(lm)
+    pack_linears(lm)
+    laid = [module for module in lm.modules() if isinstance(module, PackedLinear)]
+    assert len(laid) == 4 * lm.num_layers + (not tied) and isinstance(lm.embed, PackedEmbedding) == tied
     assert {parameter.data_ptr() for parameter in lm.parameters()} == set(places.values())
     assert torch.equal(lm.causal(TOKENS).logits, before)
     assert lm.state_dict().keys() == state.keys()
@@ -73,15 +73,15 @@ def test_a_model_in_panels_answers_saves_and_loads_as_before(tied):
     assert all(torch.equal(tensor, halved[name]) for name, tensor in lm.state_dict().items())
 
 
-@pytest.mark.skipif(packed_width() == 0, reason="this machine's products have no use for panels of integers")
+@pytest.mark.skipif(quantized_panel_rows() == 0, reason="this machine's products have no use for panels of integers")
 @pytest.mark.parametrize("quantization", SCHEMES)
-def test_a_model_of_integers_in_panels_answers_saves_and_loads_as_before(quantization):
+def test_packed_quantized_model_keeps_logits_and_state_dict(quantization):
     lm = integer_lm(quantization)
     before, state = lm.causal(TOKENS).logits, {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     places = {parameter.data_ptr() for parameter in lm.parameters()}
-    lay_in_panels(lm)
-    lay_in_panels(lm)
-    assert isinstance(lm.blocks[0].ffn.down, PanelLinear) and isinstance(lm.head, PanelLinear)
+    pack_linears(lm)
+    pack_linears(lm)
+    assert isinstance(lm.blocks[0].ffn.down, PackedLinear) and isinstance(lm.head, PackedLinear)
     assert {parameter.data_ptr() for parameter in lm.parameters()} == places
     assert torch.equal(lm.causal(TOKENS).logits, before)
     assert lm.state_dict().keys() == state.keys()
@@ -92,34 +92,34 @@ def test_a_model_of_integers_in_panels_answers_saves_and_loads_as_before(quantiz
 
 
 @pytest.mark.parametrize("quantization", [None, *SCHEMES])
-def test_panels_of_a_model_in_another_precision_are_left_to_torch(quantization):
+def test_packed_weights_of_other_precisions_run_in_torch(quantization):
     lm = bfloat16_lm() if quantization is None else integer_lm(quantization)
     wanted = deepcopy(lm).float().causal(TOKENS).logits
-    lay_in_panels(lm)
+    pack_linears(lm)
     assert torch.equal(lm.float().causal(TOKENS).logits, wanted)
-    with pytest.raises(UnsupportedError, match="a matrix in panels"):
+    with pytest.raises(UnsupportedError, match="a packed matrix"):
         CpuDecoder(lm)
 
 
-def test_gradients_reach_what_stands_before_a_layer_in_panels():
+def test_gradients_flow_through_a_packed_layer():
     lm = bfloat16_lm()
     layer = lm.blocks[0].ffn.down
     x = torch.randn(3, layer.in_features).bfloat16().requires_grad_()
     (wanted,) = torch.autograd.grad(layer(x).sum(), x)
-    lay_in_panels(lm)
+    pack_linears(lm)
     (found,) = torch.autograd.grad(lm.blocks[0].ffn.down(x).sum(), x)
     assert torch.equal(found, wanted)
 
 
-def test_only_models_that_nobody_else_holds_are_laid_out():
+def test_only_unshared_weights_are_packed():
     def count(lm):
-        return sum(isinstance(module, PanelLinear) for module in lm.modules())
+        return sum(isinstance(module, PackedLinear) for module in lm.modules())
 
     path = checkpoints.pair().target
     assert count(load(path, dtype="bfloat16").lm) > 0
     for quantization in SCHEMES:
         laid = count(load(path, dtype="bfloat16", device="cpu", quantization=quantization).lm)
-        assert (laid > 0) == (packed_width() > 0)
+        assert (laid > 0) == (quantized_panel_rows() > 0)
         assert count(load(path, dtype="float32", device="cpu", quantization=quantization).lm) == 0
     assert count(load(path, dtype="bfloat16", enforce_eager=True).lm) == 0
     assert count(load(path, dtype="float32").lm) == 0
@@ -130,30 +130,30 @@ def test_only_models_that_nobody_else_holds_are_laid_out():
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
-def test_weights_that_are_trained_and_odd_rows_stay():
+def test_trainable_and_odd_weights_are_not_packed():
     lm = bfloat16_lm().requires_grad_(True)
-    lay_out(lm)
-    assert not any(isinstance(module, PanelLinear) for module in lm.modules())
+    pack_weights(lm)
+    assert not any(isinstance(module, PackedLinear) for module in lm.modules())
     odd = bfloat16_lm()
     odd.blocks[0].ffn.down = nn.Linear(31, 64, bias=False).bfloat16().requires_grad_(False)
-    lay_in_panels(odd)
-    assert type(odd.blocks[0].ffn.down) is nn.Linear and isinstance(odd.blocks[0].attention.qkv, PanelLinear)
+    pack_linears(odd)
+    assert type(odd.blocks[0].ffn.down) is nn.Linear and isinstance(odd.blocks[0].attention.qkv, PackedLinear)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("first", [True, False], ids=["laid", "by row"])
 @pytest.mark.parametrize("layout", ["grouped", "tied"])
-def test_of_a_head_only_what_is_its_own_is_laid(layout, first):
+def test_draft_head_packs_only_its_own_weights(layout, first):
     target = deepcopy(native(layout, torch.bfloat16))
     if first:
-        lay_in_panels(target)
+        pack_linears(target)
     head, kinds = head_of(target, 1), [type(layer) for layer in target.modules()]
     before = [lm.causal(TOKENS).logits for lm in (target, head)]
-    lay_in_panels(head, beside=target)
-    lay_in_panels(head, beside=target)
+    pack_linears(head, beside=target)
+    pack_linears(head, beside=target)
     assert (head.embed, head.head) == (target.embed, target.head)
     assert [type(layer) for layer in target.modules()] == kinds
-    assert sum(isinstance(layer, PanelLinear) for layer in head.blocks.modules()) == 4 * head.num_layers
+    assert sum(isinstance(layer, PackedLinear) for layer in head.blocks.modules()) == 4 * head.num_layers
     assert all(torch.equal(lm.causal(TOKENS).logits, old) for lm, old in zip((target, head), before, strict=True))
     tree, read = chain(TOKENS), []
     for lm in (head, deepcopy(native(layout, torch.bfloat16))):
@@ -162,14 +162,14 @@ def test_of_a_head_only_what_is_its_own_is_laid(layout, first):
     assert torch.allclose(*read, rtol=0.1, atol=0.1)
 
 
-def test_what_two_layers_hold_is_not_laid_twice():
+def test_shared_layers_are_packed_once():
     lm = bfloat16_lm()
     lm.blocks[1].ffn.down = lm.blocks[0].ffn.down
     lm.blocks[1].attention.output.weight = lm.blocks[0].attention.output.weight
     lm.head.weight = lm.embed.weight
     before = lm.causal(TOKENS).logits
-    lay_in_panels(lm)
-    assert isinstance(lm.blocks[1].ffn.down, PanelLinear) and lm.blocks[1].ffn.down is lm.blocks[0].ffn.down
+    pack_linears(lm)
+    assert isinstance(lm.blocks[1].ffn.down, PackedLinear) and lm.blocks[1].ffn.down is lm.blocks[0].ffn.down
     assert type(lm.blocks[0].attention.output) is type(lm.head) is nn.Linear
     assert torch.equal(lm.causal(TOKENS).logits, before)
 
@@ -177,13 +177,13 @@ def test_what_two_layers_hold_is_not_laid_twice():
 def laid(layout):
     """The kernel's model of a layout, in panels."""
     lm = deepcopy(native(layout, torch.bfloat16))
-    lay_in_panels(lm)
+    pack_linears(lm)
     return CpuDecoder(lm)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_token_has_the_same_bits_alone_in_a_text_in_a_batch_and_with_threads(layout):
+def test_packed_logits_are_batch_invariant(layout):
     model = laid(layout)
     tokens, threads = texts(3, 33), torch.get_num_threads()
     alone = one_by_one(model, tokens)
@@ -197,7 +197,7 @@ def test_a_token_has_the_same_bits_alone_in_a_text_in_a_batch_and_with_threads(l
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_logits_are_as_near_to_exact_numbers_as_the_eager_decoders(layout):
+def test_packed_logits_error_is_at_most_that_of_eager(layout):
     tokens, wide = texts(2, 24), native(layout, torch.bfloat16)
     model, exact = laid(layout), deepcopy(wide).double()
     read = [lm(chain(tokens), lm.new_cache(2, 40).view()).logits.double() for lm in (exact, wide, model)]
@@ -206,11 +206,11 @@ def test_logits_are_as_near_to_exact_numbers_as_the_eager_decoders(layout):
 
 
 @torch.inference_mode()
-def test_every_token_of_a_tied_table_in_panels_is_looked_up():
+def test_every_row_of_a_packed_tied_embedding_is_read():
     lm = bfloat16_lm(tie_word_embeddings=True)
     tokens = torch.arange(lm.vocab_size)[None]
     table = lm.embed.weight.clone()
-    lay_in_panels(lm)
+    pack_linears(lm)
     model = CpuDecoder(lm)
     read = model(chain(tokens), model.new_cache(1, lm.vocab_size).view(), taps=(0,))
     assert torch.equal(read.hidden[0][0], table)
@@ -218,8 +218,8 @@ def test_every_token_of_a_tied_table_in_panels_is_looked_up():
 
 
 @pytest.mark.parametrize("quantization", [None, *SCHEMES])
-def test_what_a_forward_reads_and_computes_does_not_depend_on_how_matrices_lie(quantization):
+def test_forward_work_does_not_depend_on_packing(quantization):
     lm = bfloat16_lm() if quantization is None else integer_lm(quantization)
-    plain = work_of(lm)
-    lay_in_panels(lm)
-    assert work_of(lm) == plain and plain.quantization == quantization
+    plain = forward_work(lm)
+    pack_linears(lm)
+    assert forward_work(lm) == plain and plain.quantization == quantization

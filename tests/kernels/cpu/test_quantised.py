@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import PanelLinear, lay_in_panels, packed_width
+from paceline.models.cpu.packed_weights import PackedLinear, pack_linears, quantized_panel_rows
 from paceline.models.native.quantization import SCHEMES
 from tests.kernels.cpu.models import quantised
 from tests.kernels.cpu.test_invariance import chain, one_by_one
@@ -25,15 +25,15 @@ def kernel(layout, dtype, quantization, laid, source=None):
     """The kernel's model of a layout."""
     lm = deepcopy(quantised(layout, dtype, quantization, source))
     if laid:
-        lay_in_panels(lm)
-        assert isinstance(lm.blocks[0].ffn.down, PanelLinear) == (packed_width() > 0)
+        pack_linears(lm)
+        assert isinstance(lm.blocks[0].ffn.down, PackedLinear) == (quantized_panel_rows() > 0)
     return CpuDecoder(lm)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_call_gives_the_eager_numbers(layout, dtype, quantization):
+def test_kernel_matches_eager(layout, dtype, quantization):
     lm = quantised(layout, dtype, quantization)
     for own, eager in zip(calls(CpuDecoder(lm)), calls(lm), strict=True):
         scale = max(1.0, float(eager.abs().max()))
@@ -43,7 +43,7 @@ def test_every_call_gives_the_eager_numbers(layout, dtype, quantization):
 @torch.inference_mode()
 @pytest.mark.parametrize("laid", [True, False], ids=["panels", "rows"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bfloat16_is_as_near_to_exact_numbers_as_the_eager_decoder(layout, laid, quantization):
+def test_bfloat16_error_is_at_most_that_of_eager(layout, laid, quantization):
     rounded, exact = (
         quantised(layout, dtype, quantization, torch.bfloat16) for dtype in (torch.bfloat16, torch.float64)
     )
@@ -57,7 +57,7 @@ def test_bfloat16_is_as_near_to_exact_numbers_as_the_eager_decoder(layout, laid,
 @torch.inference_mode()
 @pytest.mark.parametrize(("dtype", "laid"), LAID, ids=str)
 @pytest.mark.parametrize("layout", FEW)
-def test_a_token_has_the_same_bits_alone_in_a_text_and_in_a_batch(layout, dtype, laid, quantization):
+def test_quantized_logits_are_batch_invariant(layout, dtype, laid, quantization):
     model = kernel(layout, dtype, quantization, laid)
     tokens = texts(7, 9)
     alone = one_by_one(model, tokens[:1])
@@ -70,7 +70,7 @@ def test_a_token_has_the_same_bits_alone_in_a_text_and_in_a_batch(layout, dtype,
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("dtype", "laid"), LAID, ids=str)
-def test_every_number_of_rows_gives_the_same_bits(dtype, laid, quantization):
+def test_quantized_gemm_is_invariant_to_the_number_of_rows(dtype, laid, quantization):
     model = kernel("grouped", dtype, quantization, laid)
     tokens = texts(1, 60)
     whole = model(chain(tokens), model.new_cache(1, 64).view()).logits
@@ -80,7 +80,7 @@ def test_every_number_of_rows_gives_the_same_bits(dtype, laid, quantization):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("dtype", "laid"), LAID, ids=str)
-def test_threads_change_nothing(dtype, laid, quantization):
+def test_results_do_not_depend_on_threads(dtype, laid, quantization):
     model = kernel("grouped", dtype, quantization, laid)
     tokens, threads = texts(3, 20), torch.get_num_threads()
     found = []

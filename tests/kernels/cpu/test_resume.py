@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import Head
+from paceline.models.base import LogitsFor
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import lay_in_panels, packed_width, panel_width
+from paceline.models.cpu.packed_weights import pack_linears, panel_rows, quantized_panel_rows
 from paceline.models.native.quantization import SCHEMES
 from paceline.models.prefill import prefill
 from tests.kernels.cpu.models import head_of, native, quantised
@@ -40,7 +40,7 @@ def some(seed, shape=(ROWS, NODES)):
 
 def passed(model, tree, view, layer, ready):
     """The ready nodes of ``tree`` after ``layer`` layers; of the others nothing is left, in the cache or beside it."""
-    hidden = model(tree, view.apart(layers=range(layer)), taps=(layer,), head=Head.NONE).hidden[layer]
+    hidden = model(tree, view.apart(layers=range(layer)), taps=(layer,), logits_for=LogitsFor.NONE).hidden[layer]
     hidden[~ready] = torch.nan
     rows, nodes = (~ready).nonzero().T
     for store in (view.storage.keys, view.storage.values):
@@ -73,22 +73,22 @@ def masks(tree):
 @pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_resumed_numbers_are_bit_for_bit_those_of_the_whole_forward(layout, dtype, kind):
+def test_resumed_forward_is_bitwise_equal(layout, dtype, kind):
     tree = TREES[kind]
     assert_as_whole(CpuDecoder(native(layout, dtype)), tree, range(LAYERS + 1), masks(tree))
 
 
 @torch.inference_mode()
-@pytest.mark.skipif(panel_width() == 0, reason="this machine's products have no use for panels")
+@pytest.mark.skipif(panel_rows() == 0, reason="this machine's products have no use for panels")
 @pytest.mark.parametrize("quantization", [None, *SCHEMES])
 @pytest.mark.parametrize("layout", ["grouped", "gpt2"])
-def test_so_are_those_of_matrices_in_panels(layout, quantization):
+def test_resumed_forward_is_bitwise_equal_with_packed_weights(layout, quantization):
     if quantization is None:
         lm = deepcopy(native(layout, torch.bfloat16))
     else:
         lm = deepcopy(quantised(layout, torch.bfloat16, quantization))
-        assert packed_width()
-    lay_in_panels(lm)
+        assert quantized_panel_rows()
+    pack_linears(lm)
     for tree in TREES.values():
         assert_as_whole(CpuDecoder(lm), tree, (0, 2), (some(1), masks(tree)[0]))
 
@@ -127,21 +127,21 @@ def test_what_is_ready_does_not_pass_the_first_layers_again(dtype):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("head", [Head.LAST, Head.NONE, Head.ALL])
+@pytest.mark.parametrize("logits_for", [LogitsFor.LAST, LogitsFor.NONE, LogitsFor.ALL])
 @pytest.mark.parametrize("start", [0, 4])
-def test_nodes_of_later_calls_resume_with_whatever_head(start, head):
+def test_later_nodes_resume_with_any_logits_for(start, logits_for):
     model = CpuDecoder(native("grouped", torch.bfloat16))
     view, ready = begun(model), some(3)
     tree = random_tree(ROWS, NODES, 4, all_valid=True)
     before = first_nodes(tree, start or 1)
     model(before, view)
-    whole = model(tree, view, start=start, taps=(LAYERS,), head=head)
+    whole = model(tree, view, start=start, taps=(LAYERS,), logits_for=logits_for)
     resume = passed(model, tree, view, 1, ready)
     model(before, view)
     wide = torch.full((ROWS, NODES, 64), torch.nan, dtype=torch.bfloat16)
     wide[..., :32] = resume.hidden  # not side by side in memory, as a part of what a drafter keeps
     given = Resume(layer=1, hidden=wide[:, start:, :32], ready=ready[:, start:], first=0)
-    found = model(tree, view, start=start, taps=(LAYERS,), head=head, resume=given)
+    found = model(tree, view, start=start, taps=(LAYERS,), logits_for=logits_for, resume=given)
     assert torch.equal(found.hidden[LAYERS], whole.hidden[LAYERS])
     assert (found.logits is None and whole.logits is None) or torch.equal(found.logits, whole.logits)
 

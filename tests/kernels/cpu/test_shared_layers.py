@@ -1,4 +1,4 @@
-"""A chain drafted by a stem and a head in one call is what they draft call by call, bit for bit, caches included."""
+"""Fused drafting with shared layers equals drafting call by call, bitwise, caches included."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import torch
 
 from paceline.core.cache import View
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import Head, Missing, Stem
+from paceline.models.base import LogitsFor, PendingInputs, SharedLayers
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import lay_in_panels, panel_width
+from paceline.models.cpu.packed_weights import pack_linears, panel_rows
 from tests.kernels.cpu.models import head_of, native
 from tests.kernels.cpu.test_fused_drafting import COUNT, DTYPES, KNOWN, LENGTHS, NONE, PROCESSING, ROOM, asked
 
@@ -23,9 +23,9 @@ class Two:
 
     target: CpuDecoder
     head: CpuDecoder
-    stem: Stem
+    shared: SharedLayers
     cache: View  # the head's
-    missing: Missing
+    pending: PendingInputs
     whole: View  # the target's
 
 
@@ -45,38 +45,38 @@ def two(target, head, *, layers, recycled=False):
     last = (read[:, None] + torch.arange(2)).clamp(max=known.shape[1] - 1)
     size = target.lm.config.hidden_size
     added = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(3)).to(target.dtype)
-    stem = Stem(
+    shared = SharedLayers(
         lm=target,
         cache=whole.apart(layers=range(layers)),
         hidden=torch.full((3, 1 + DEPTH, size), UNWRITTEN, dtype=target.dtype),
         added=added.expand(-1, 1 + DEPTH, -1) if recycled else None,
     )
     states = hidden.gather(1, last[..., None].expand(-1, -1, size))
-    return Two(target, head, stem, cache, Missing(count=torch.tensor(COUNT), most=1, states=states), whole)
+    return Two(target, head, shared, cache, PendingInputs(count=torch.tensor(COUNT), max_count=1, states=states), whole)
 
 
 def one_by_one(both, batch, tokens, valid, greedy, vocab):
-    stem, layers, states = both.stem, len(both.stem.cache.layers), both.missing.states
+    shared, layers, states = both.shared, len(both.shared.cache.layers), both.pending.states
     for depth in range(tokens.shape[1] - 1):
         now, path = slice(depth, depth + 1), Tree.make_chain(tokens[:, : depth + 1], valid[:, : depth + 1])
-        read = both.target(path, stem.cache, start=depth, taps=(layers,), head=Head.NONE).hidden[layers]
-        stem.hidden[:, now] = torch.where(valid[:, now, None], read, stem.hidden[:, now])
-        if stem.added is not None:
-            read = read + stem.added[:, now]
+        read = both.target(path, shared.cache, start=depth, taps=(layers,), logits_for=LogitsFor.NONE).hidden[layers]
+        shared.hidden[:, now] = torch.where(valid[:, now, None], read, shared.hidden[:, now])
+        if shared.added is not None:
+            read = read + shared.added[:, now]
         if depth == 0:
-            count = both.missing.count
+            count = both.pending.count
             place = torch.arange(2) == count[:, None]
             states = torch.where((place & valid[:, :1])[..., None], read, states)
             there = (torch.arange(2) <= count[:, None]) & valid[:, :1]
             forest = Tree.make_chain(torch.zeros(3, 2, dtype=torch.int64), there)
-            logits = both.head(forest, both.cache, head=Head.LAST, resume=resumed(states, there)).logits
+            logits = both.head(forest, both.cache, logits_for=LogitsFor.LAST, resume=resumed(states, there)).logits
             both.cache.commit(there.sum(-1))
         else:
             forest = Tree.make_chain(tokens[:, 1 : depth + 1], valid[:, 1 : depth + 1])
             logits = both.head(forest, both.cache, start=depth - 1, resume=resumed(read, valid[:, now])).logits
         processed = batch.process(logits[:, -1:, :vocab], tokens[:, None, 1 : depth + 1])
         where = () if greedy else (batch.length[:, None] + depth,)
-        picked = (batch.argmax if greedy else batch.pick)(processed, *where)[:, 0]
+        picked = (batch.likeliest if greedy else batch.pick)(processed, *where)[:, 0]
         tokens[:, depth + 1] = torch.where(valid[:, depth + 1], picked, tokens[:, depth + 1])
 
 
@@ -86,7 +86,9 @@ def drafted(both, *, processing=NONE, vocab=None, greedy=True, together=True):
     valid, tokens = torch.tensor(ROOM).bool(), torch.zeros(3, 1 + DEPTH, dtype=torch.int64)
     tokens[:, 0] = batch.root
     if together:
-        assert both.head.run_ahead(batch, both.cache, both.missing, tokens, valid, greedy=greedy, stem=both.stem)
+        assert both.head.draft_fused(
+            batch, both.cache, both.pending, tokens, valid, greedy=greedy, shared_layers=both.shared
+        )
     else:
         one_by_one(both, batch, tokens, valid, greedy, vocab)
     return tokens, valid
@@ -103,7 +105,7 @@ def assert_alike(target, head, layers, recycled=False, **options):
         both = two(target, head, layers=layers, recycled=recycled)
         tokens, _ = drafted(both, together=together, **options)
         stores = [cache.storage for cache in (both.whole, both.cache)]
-        made.append((tokens, both.stem.hidden, *(part[:, :3] for one in stores for part in (one.keys, one.values))))
+        made.append((tokens, both.shared.hidden, *(part[:, :3] for one in stores for part in (one.keys, one.values))))
     for alone, together in zip(*made, strict=True):
         assert torch.equal(alone, together)
     tokens, written = made[1][0], (made[1][1] != UNWRITTEN).any(-1)
@@ -131,13 +133,13 @@ def test_whatever_is_asked_of_the_tokens(processing, vocab, greedy):
 
 
 @torch.inference_mode()
-@pytest.mark.skipif(panel_width() == 0, reason="this machine's products have no use for panels")
+@pytest.mark.skipif(panel_rows() == 0, reason="this machine's products have no use for panels")
 @pytest.mark.parametrize("layout", ["grouped", "tied"])
 def test_so_it_is_with_matrices_in_panels_some_of_them_shared(layout):
     target = deepcopy(native(layout, torch.bfloat16))
-    lay_in_panels(target)
+    pack_linears(target)
     head = head_of(target, 2)
-    lay_in_panels(head, beside=target)
+    pack_linears(head, beside=target)
     assert_alike(CpuDecoder(target), CpuDecoder(head), 2)
 
 
@@ -149,20 +151,22 @@ def test_a_head_that_is_the_rest_of_the_target_drafts_what_the_target_says(dtype
     tokens, valid = drafted(both)
     tree = Tree.make_chain(tokens, valid)
     ready = valid & (torch.arange(1 + DEPTH) < DEPTH)
-    resume = Resume(layer=layers, hidden=both.stem.hidden, ready=ready, first=0)
+    resume = Resume(layer=layers, hidden=both.shared.hidden, ready=ready, first=0)
     found = both.target(tree, both.whole, resume=resume).logits
     batch = asked(vocab=both.target.vocab_size)
-    said = batch.argmax(batch.process_tree(found, tree))[:, :-1]
+    said = batch.likeliest(batch.process_tree(found, tree))[:, :-1]
     assert torch.equal(torch.where(valid[:, 1:], said, 0), torch.where(valid[:, 1:], tokens[:, 1:], 0))
-    assert torch.equal(both.target(tree, both.whole).logits, found), "and verifies it from where the stem ended"
+    assert torch.equal(both.target(tree, both.whole).logits, found), (
+        "and verifies it from where the shared layers ended"
+    )
 
 
 @torch.inference_mode()
-def test_a_stem_that_the_kernel_cannot_run_beside_is_left_to_others():
+def test_unsupported_shared_layers_are_declined():
     target, head = models("grouped", torch.float32, 2)
     both = two(target, head, layers=2)
     for other in (target.lm, CpuDecoder(native("grouped", torch.float64))):
-        stem = Stem(lm=other, cache=both.stem.cache, hidden=both.stem.hidden)
+        shared = SharedLayers(lm=other, cache=both.shared.cache, hidden=both.shared.hidden)
         valid, tokens = torch.tensor(ROOM).bool(), torch.zeros(3, 1 + DEPTH, dtype=torch.int64)
-        assert not head.run_ahead(asked(), both.cache, both.missing, tokens, valid, greedy=True, stem=stem)
+        assert not head.draft_fused(asked(), both.cache, both.pending, tokens, valid, greedy=True, shared_layers=shared)
         assert not bool(tokens.any())

@@ -50,7 +50,7 @@ class BigramDrafter(Drafter):
             valid.append(valid[-1] & (at[:, 0] >= 0) & (index < batch.draft_room))
         return Tree.make_chain(torch.stack(tokens, dim=1), torch.stack(valid, dim=1), no_draft_reason=NoDraft.NO_MATCH)
 
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Enter every token that has got a successor: the former root, and all that was appended but the new root."""
         index = torch.arange(tree.max_depth + 1, device=batch.device)
         position = (batch.length - outcome.num_committed)[:, None] - 1 + index  # [R, D + 1] from the former root on

@@ -1,20 +1,20 @@
-"""Growing trees, for any drafter that can score a node from its path."""
+"""Draft tree shapes, and the growers that fill them with tokens from the logits of any drafter."""
 
 from paceline.core.tree import Draw
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.tree.base import Grower
-from paceline.drafters.tree.chain import ChainGrower, fused_chain
+from paceline.drafters.tree.base import TreeGrower
 from paceline.drafters.tree.confident import ConfidentGrower
+from paceline.drafters.tree.fused_chain import FusedChain, fused_chain
 from paceline.drafters.tree.shapes import Confident, Shape, Topology
 from paceline.drafters.tree.topology import TopologyGrower
 
-__all__ = ["ChainGrower", "fused_chain", "make_grower", "possible_draws"]
+__all__ = ["FusedChain", "fused_chain", "make_grower", "possible_draws"]
 
 
-def make_grower(shape: Shape, context: DrafterContext) -> Grower:
-    """What grows ``shape`` as ``context`` says.
+def make_grower(shape: Shape, context: DrafterContext) -> TreeGrower:
+    """The grower of ``shape``, with the draw of ``context``.
 
-    Raises ValueError for nodes of more children than there are tokens.
+    Raises ValueError for nodes with more children than there are tokens.
     """
     if shape.max_width > context.vocab_size:
         raise ValueError(
@@ -27,9 +27,9 @@ def make_grower(shape: Shape, context: DrafterContext) -> Grower:
 
 
 def possible_draws(shape: Shape | None, draws: frozenset[Draw] | None) -> frozenset[Draw]:
-    """How the tokens of ``shape`` (None: a chain) can be drawn, of ``draws`` (None: all ways).
+    """The draws that ``shape`` (None: a chain) allows, limited to ``draws`` (None: all).
 
-    Raises ValueError where nothing is left.
+    Raises ValueError if none is left.
     """
     possible = frozenset(Draw) if shape is None else shape.draws
     found = possible if draws is None else possible & draws

@@ -1,7 +1,7 @@
-"""What grows a tree is to a drafter, and the reverse. Knows no model and no cache.
+"""Interfaces between a drafter, which computes logits, and a tree grower, which chooses nodes.
 
-The nodes that must be scored are those with children, less the root: the *read* nodes. Who scores them sees a forest of
-them alone, numbered in the order in which they are read. B rows, N nodes, n nodes of a call, F parents, V vocabulary.
+Logits are needed at the *expanded* nodes: those with children, less the root. The drafter sees them as a forest,
+numbered in the order in which they are scored. B rows, N nodes, n nodes of a call, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -16,41 +16,44 @@ from paceline.core.batch import Batch
 from paceline.core.tree import Draw, NoDraft, Tree
 
 
-class Read(Protocol):
-    """Scores nodes ``start`` on of a forest, whose former nodes it has read before."""
+class NodeScorer(Protocol):
+    """Computes logits after nodes ``start`` on of a forest; it has scored the earlier nodes before."""
 
     def __call__(self, forest: Tree, start: int) -> Tensor:
         """Logits [B, n, V] after each of these nodes, V being the target's vocabulary.
 
-        Nodes whose parent is -1 are children of the root; those of a depth of ``forest`` are one deeper in the draft.
+        Nodes whose parent is -1 are children of the root, so depth 0 of ``forest`` is depth 1 of the draft.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
-    """A tree, and where in the forest its nodes were read."""
+class GrownTree:
+    """A draft tree, and the place of its nodes in the forest."""
 
     tree: Tree
-    slots: Tensor  # [B, N] int64, -1 where a node was not read
+    forest_index: Tensor  # [B, N] int64, -1 where a node was not scored
 
 
-class Grower(ABC):
+class TreeGrower(ABC):
     """Grows trees of one shape."""
 
-    num_read: int  # nodes that are read per row
+    num_expanded: int  # nodes that are scored per row
 
     @abstractmethod
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> Grown:
+    def grow(
+        self, batch: Batch, logits: Tensor, max_depth: Tensor, score_nodes: NodeScorer, no_draft_reason: NoDraft
+    ) -> GrownTree:
         """A tree for every row, from the ``logits`` [B, 1, V] after its root.
 
-        No node of row b is valid below depth ``room[b]`` [B], nor in rows that are not active. ``no_draft_reason`` says
-        why a row with ``room`` 0 proposes nothing."""
+        No node of row b is valid below depth ``max_depth[b]`` [B], nor in rows that are not active. ``no_draft_reason``
+        says why a row of ``max_depth`` 0 has no draft.
+        """
 
 
 @final
-class Frame:
-    """A static topology as tensors, made once; parents stand before their children."""
+class TopologyTensors:
+    """A static topology as tensors, made once; parents come before their children."""
 
     def __init__(
         self,
@@ -68,8 +71,8 @@ class Frame:
             paths.append((*paths[parent], node) if parent >= 0 else (node,))
         self.parents = constant(parents)
         self.depth = constant([len(path) - 1 for path in paths])
-        reach = [[node in path for node in range(len(paths))] for path in paths]
-        self.ancestors = torch.tensor(reach, dtype=torch.bool, device=device)
+        ancestors = [[node in path for node in range(len(paths))] for path in paths]
+        self.ancestors = torch.tensor(ancestors, dtype=torch.bool, device=device)
         self.draw = torch.full_like(self.parents, int(draw))
         self.source = torch.full_like(self.parents, -1) if source is None else constant(source)
         self.origin = torch.zeros_like(self.parents)
@@ -82,15 +85,15 @@ class Frame:
         valid: Tensor,
         *,
         probs: Tensor | None = None,
-        chosen: Tensor | None = None,
+        fixed_rows: Tensor | None = None,
         no_draft_reason: NoDraft = NoDraft.DECLINED,
     ) -> Tree:
-        """With ``tokens`` and ``valid`` [B, N]; in rows that are ``chosen`` [B] all are fixed choices."""
+        """The tree of ``tokens`` and ``valid`` [B, N]; in ``fixed_rows`` [B] every token is a fixed choice."""
         rows, nodes = tokens.shape
         draw, source = self.draw.expand(rows, nodes), self.source.expand(rows, nodes)
-        if chosen is not None:
-            draw = torch.where(chosen[:, None], int(Draw.FIXED), draw)
-            source = torch.where(chosen[:, None], -1, source)
+        if fixed_rows is not None:
+            draw = torch.where(fixed_rows[:, None], int(Draw.FIXED), draw)
+            source = torch.where(fixed_rows[:, None], -1, source)
         return Tree(
             tokens=tokens,
             parents=self.parents.expand(rows, nodes),

@@ -1,6 +1,6 @@
-"""Grows the tree that the draft is surest of (EAGLE-2, 2406.16858). Knows no model and no cache.
+"""Grows the dynamic draft tree of EAGLE-2 (2406.16858) from the draft's confidence in each path.
 
-B rows, w width, D depth, C nodes scored, m proposed, N = m + 1 nodes, V vocabulary.
+B rows, F parents, w width, D depth, C candidates, m proposed, N = m + 1 nodes, V vocabulary.
 """
 
 from typing import final
@@ -10,76 +10,90 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.tree import NoDraft, Tree
-from paceline.drafters.tree.base import Grower, Grown, Read
+from paceline.drafters.tree.base import GrownTree, NodeScorer, TreeGrower
 from paceline.drafters.tree.shapes import Confident
 
 
 @final
-class ConfidentGrower(Grower):
-    """Expands the likeliest nodes of each depth, then proposes the likeliest of all, for every row and step anew.
+class ConfidentGrower(TreeGrower):
+    """Expands the likeliest nodes of each depth, then proposes the likeliest of all candidates, per row and step.
 
-    What a node is worth is the product of the draft's probabilities along its path, before temperature and filters, so
-    no node is worth more than its parent.
+    The confidence of a node is the product of draft probabilities along its path, before temperature and filters, so no
+    node has a higher confidence than its parent. It is kept as a logarithm.
     """
 
     def __init__(self, shape: Confident) -> None:
         self.shape = shape
-        self.num_read = shape.num_read
+        self.num_expanded = shape.num_expanded
 
-    def grow(self, batch: Batch, logits: Tensor, room: Tensor, read: Read, no_draft_reason: NoDraft) -> Grown:
+    def grow(
+        self, batch: Batch, logits: Tensor, max_depth: Tensor, score_nodes: NodeScorer, no_draft_reason: NoDraft
+    ) -> GrownTree:
         width = self.shape.width
         root = torch.full((batch.rows, 1), -1, device=batch.device)
-        # Of the nodes scored, and of those expanded: the first of each piece is the root's stand-in.
-        tokens, worth, parents, slots = [batch.root[:, None]], [torch.zeros_like(logits[..., 0])], [root], [root]
+        # Of all candidates; the first entry of each list stands for the root.
+        tokens, confidence, parents, in_forest = (
+            [batch.root[:, None]],
+            [torch.zeros_like(logits[..., 0])],
+            [root],
+            [root],
+        )
         forest = [root[:, :0]] * 3  # tokens, parents in the forest, and whether they can be proposed
-        frontier, place = root + 1, root  # the parents of a depth: among the nodes scored, and in the forest
+        frontier, forest_index = root + 1, root  # the parents of a depth: among the candidates, and in the forest
         path = root[..., None][..., :0]  # [B, F, depth - 1] the tokens from the root to each parent
         for depth in range(1, self.shape.depth + 1):
             if depth > 1:
-                known = Tree.make(forest[0], forest[1], forest[2].bool(), max_depth=depth - 2)
-                logits = read(known, (depth - 2) * width)
-            found, share = self._children(batch.process(logits, path))  # [B, F, w]
-            value = (worth[-1].gather(1, frontier - self._start(depth - 1))[..., None] + share).flatten(1)
-            value = torch.where((depth <= room)[:, None] & batch.active[:, None], value, -torch.inf)
-            # Ids beyond the draft's vocabulary may stand where nothing is left to propose.
+                scored = Tree.make(forest[0], forest[1], forest[2].bool(), max_depth=depth - 2)
+                logits = score_nodes(scored, (depth - 2) * width)
+            found, log_probs = self._children(batch.process(logits, path))  # [B, F, w]
+            value = (confidence[-1].gather(1, frontier - self._start(depth - 1))[..., None] + log_probs).flatten(1)
+            value = torch.where((depth <= max_depth)[:, None] & batch.active[:, None], value, -torch.inf)
+            # Ids beyond the draft's vocabulary may occur where nothing is left to propose.
             tokens.append(torch.where(value > -torch.inf, found.flatten(1), 0))
-            worth.append(value)
+            confidence.append(value)
             parents.append(frontier.repeat_interleave(width, dim=1))
-            slots.append(torch.full_like(parents[-1], -1))
+            in_forest.append(torch.full_like(parents[-1], -1))
             if depth < self.shape.depth:
-                keep = value.topk(width, dim=-1).indices  # [B, w]
-                above = place.gather(1, keep // width)
-                place = (torch.arange(width, device=batch.device) + (depth - 1) * width).expand_as(keep)
-                slots[-1] = slots[-1].scatter(1, keep, place)
-                frontier = keep + self._start(depth)
-                path = path.gather(1, (keep // width)[..., None].expand(-1, -1, depth - 1))
-                path = torch.cat((path, tokens[-1].gather(1, keep)[..., None]), dim=-1)
-                more = (tokens[-1].gather(1, keep), above, (value.gather(1, keep) > -torch.inf).long())
+                best = value.topk(width, dim=-1).indices  # [B, w]
+                above = forest_index.gather(1, best // width)
+                forest_index = (torch.arange(width, device=batch.device) + (depth - 1) * width).expand_as(best)
+                in_forest[-1] = in_forest[-1].scatter(1, best, forest_index)
+                frontier = best + self._start(depth)
+                path = path.gather(1, (best // width)[..., None].expand(-1, -1, depth - 1))
+                path = torch.cat((path, tokens[-1].gather(1, best)[..., None]), dim=-1)
+                more = (tokens[-1].gather(1, best), above, (value.gather(1, best) > -torch.inf).long())
                 forest = [torch.cat(pair, dim=1) for pair in zip(forest, more, strict=True)]
-        scored = (torch.cat(pieces, dim=1) for pieces in (tokens, worth, parents, slots))
-        return self._rerank(batch, *scored, no_draft_reason=no_draft_reason)
+        candidates = (torch.cat(pieces, dim=1) for pieces in (tokens, confidence, parents, in_forest))
+        return self._rerank(batch, *candidates, no_draft_reason=no_draft_reason)
 
     def _start(self, depth: int) -> int:
-        """Index of the first of the nodes scored at ``depth``."""
+        """Index of the first candidate at ``depth``."""
         width = self.shape.width
         return 0 if depth == 0 else 1 if depth == 1 else 1 + width + (depth - 2) * width**2
 
     def _children(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest tokens after each of F nodes [B, F, w], and the logarithms of their probabilities."""
-        share, tokens = logits.log_softmax(-1).topk(self.shape.width, dim=-1)
-        return tokens, share.clamp(max=0)
+        log_probs, tokens = logits.log_softmax(-1).topk(self.shape.width, dim=-1)
+        return tokens, log_probs.clamp(max=0)
 
     def _rerank(
-        self, batch: Batch, tokens: Tensor, worth: Tensor, parents: Tensor, slots: Tensor, *, no_draft_reason: NoDraft
-    ) -> Grown:
-        """The root and the m nodes worth most, all [B, 1 + C], in the order in which they were scored."""
+        self,
+        batch: Batch,
+        tokens: Tensor,
+        confidence: Tensor,
+        parents: Tensor,
+        in_forest: Tensor,
+        *,
+        no_draft_reason: NoDraft,
+    ) -> GrownTree:
+        """The root and the m candidates of the highest confidence; all are [B, 1 + C], in the order of scoring."""
         # A stable sort: of equal nodes the shallower comes first, so no node comes without its parent.
-        best = worth[:, 1:].sort(dim=-1, descending=True, stable=True).indices[:, : self.shape.num_drafted] + 1
+        best = confidence[:, 1:].sort(dim=-1, descending=True, stable=True).indices[:, : self.shape.num_drafted] + 1
         best = torch.nn.functional.pad(best.sort(dim=-1).values, (1, 0))  # [B, N], the root first
         order = torch.arange(best.shape[1], device=best.device).expand_as(best)
         renumbered = torch.full_like(tokens, -1).scatter(1, best, order)
         above = parents.gather(1, best)
-        valid = (worth.gather(1, best) > -torch.inf) & batch.active[:, None]
+        valid = (confidence.gather(1, best) > -torch.inf) & batch.active[:, None]
         tree = Tree.make(
             tokens.gather(1, best),
             torch.where(above < 0, -1, renumbered.gather(1, above.clamp(min=0))),
@@ -87,4 +101,4 @@ class ConfidentGrower(Grower):
             max_depth=self.shape.depth,
             no_draft_reason=no_draft_reason,
         )
-        return Grown(tree=tree, slots=slots.gather(1, best))
+        return GrownTree(tree=tree, forest_index=in_forest.gather(1, best))

@@ -1,7 +1,7 @@
-"""Which topology accepts most, from how often a child of each rank is accepted (Sequoia, 2402.12374). Measures nothing.
+"""The topology with the most accepted tokens, by dynamic programming over acceptance rates (Sequoia, 2402.12374).
 
-The rate of rank r is how often the child of rank r is the accepted one, where its parent is accepted; a parent's rates
-add up to at most 1. A node then is accepted as often as the product of the rates along its path says.
+The rate of rank r is how often the child of rank r is accepted if its parent is; a parent's rates sum to at most 1. A
+node is accepted as often as the product of the rates along its path.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from paceline.drafters.tree.shapes import Topology
 
 
 def expected_length(topology: Topology, acceptance_by_rank: Sequence[float]) -> float:
-    """Tokens per step that ``topology`` gives: accepted ones and the correction or bonus."""
+    """Expected tokens per step with ``topology``: the accepted ones and the correction or bonus."""
     return 1 + sum(prod(acceptance_by_rank[rank] for rank in node) for node in topology.nodes)
 
 
@@ -31,7 +31,7 @@ def best_topology(acceptance_by_rank: Sequence[float], num_drafted: int, depth: 
 
     @cache
     def best(num_nodes: int, levels: int, rank: int) -> tuple[float, int]:
-        """Most accepted by the children from ``rank`` on of one node, and how many nodes that child has, itself too."""
+        """The most accepted below one node by children from ``rank`` on, and the size of the subtree of that child."""
         found = (0.0, 0)
         if levels == 0 or rank == len(rates):
             return found

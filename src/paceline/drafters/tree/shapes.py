@@ -1,6 +1,6 @@
-"""What a draft tree looks like, as a value: which children there are, or how they are chosen. Knows no tensors.
+"""Shapes of draft trees: a fixed topology, or the sizes of a dynamic tree.
 
-The root is the newest known token and never counted here; depth 1 are its children.
+The root is the newest known token. It is not counted here; its children have depth 1.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ class Shape(Protocol):
         ...
 
     @property
-    def num_read(self) -> int:
-        """Nodes that must be scored to grow it, less the root: those with children, proposed or not."""
+    def num_expanded(self) -> int:
+        """Nodes that the drafter must score, less the root: those with children, proposed or not."""
         ...
 
     @property
     def max_width(self) -> int:
-        """The most children of a node; a vocabulary must be as large."""
+        """The most children of a node; the vocabulary must be as large."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class Shape(Protocol):
         ...
 
     def cut(self, depth: int) -> "Shape":
-        """What is left of it down to ``depth``."""
+        """The shape without nodes below ``depth``."""
         ...
 
 
@@ -49,9 +49,9 @@ class Topology:
     """The same tree at every step. Each node is its path of child ranks: (0,) is the root's first child, (0, 1) that
     one's second.
 
-    How siblings come about is the draw's business: with ``FIXED`` rank r is the (r + 1)-th likeliest token, with
-    ``SHARED`` the (r + 1)-th finisher of the target's race, with ``NO_REPLACEMENT`` the (r + 1)-th token drawn, and
-    with ``IID`` each is drawn alone, so that two may be the same. Nodes are kept by depth, then by ranks. Raises
+    What rank r means depends on the draw: with ``FIXED`` it is the (r + 1)-th likeliest token, with ``SHARED`` the
+    (r + 1)-th token of Gumbel-top-k with the target's noise, with ``NO_REPLACEMENT`` the (r + 1)-th token drawn, and
+    with ``IID`` each is drawn alone, so that two may be equal. Nodes are sorted by depth, then by ranks. Raises
     ValueError for a node whose parent or earlier sibling is missing, and for one given twice.
     """
 
@@ -75,7 +75,7 @@ class Topology:
 
     @staticmethod
     def chain(num_tokens: int) -> "Topology":
-        """One token after the other."""
+        """A chain of ``num_tokens``."""
         return Topology.branching((1,) * num_tokens)
 
     @staticmethod
@@ -92,7 +92,7 @@ class Topology:
 
     @staticmethod
     def parallel(count: int, num_tokens: int) -> "Topology":
-        """``count`` paths of ``num_tokens`` from the root that share nothing; i.i.d. drafts where draws are ``IID``."""
+        """``count`` paths of ``num_tokens`` that share the root alone; independent drafts if draws are ``IID``."""
         if count < 1:
             raise ValueError(f"{count} paths: give at least 1")
         return Topology.branching((count,) + (1,) * (num_tokens - 1) if num_tokens else ())
@@ -110,7 +110,7 @@ class Topology:
         return len(self.nodes)
 
     @property
-    def num_read(self) -> int:
+    def num_expanded(self) -> int:
         return len({node[:-1] for node in self.nodes} - {()})
 
     @property
@@ -130,12 +130,13 @@ class Topology:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confident:
-    """The nodes that the draft is surest of, chosen anew for each row and step (EAGLE-2, 2406.16858).
+    """The dynamic draft tree of EAGLE-2 (2406.16858): the nodes of the highest confidence, per row and step.
 
-    At every depth the ``width`` nodes that are likeliest by the product of draft probabilities along their paths get
-    ``width`` children each; of all nodes scored, the likeliest ``num_drafted`` are proposed. Which nodes stand in such
-    a tree depends on their tokens, so no distribution that they were drawn from could be verified: tokens are
-    ``FIXED``. Raises ValueError for counts below 1."""
+    The confidence of a node is the product of draft probabilities along its path. At every depth the ``width`` nodes of
+    the highest confidence are expanded with ``width`` children each; of all candidates, the best ``num_drafted`` are
+    proposed. The choice of nodes depends on their tokens, so there is no draft distribution to verify against: tokens
+    are ``FIXED``. Raises ValueError for counts below 1.
+    """
 
     num_drafted: int
     depth: int
@@ -153,7 +154,7 @@ class Confident:
         return frozenset({Draw.FIXED})
 
     @property
-    def num_read(self) -> int:
+    def num_expanded(self) -> int:
         return max(0, self.depth - 1) * self.width
 
     @property
@@ -161,12 +162,12 @@ class Confident:
         return self.width
 
     @property
-    def num_scored(self) -> int:
-        """Nodes among which the proposed ones are chosen."""
+    def num_candidates(self) -> int:
+        """Nodes from which the proposed ones are chosen."""
         return self.width + (self.depth - 1) * self.width**2 if self.depth else 0
 
     def cut(self, depth: int) -> Shape:
         if depth < 1 or self.depth < 1:
             return Topology(())
         small = Confident(num_drafted=self.num_drafted, depth=min(depth, self.depth), width=self.width)
-        return Confident(num_drafted=min(self.num_drafted, small.num_scored), depth=small.depth, width=self.width)
+        return Confident(num_drafted=min(self.num_drafted, small.num_candidates), depth=small.depth, width=self.width)

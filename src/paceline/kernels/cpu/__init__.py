@@ -1,1 +1,1 @@
-"""The CPU kernel: C++ built at first use, its structures, and what calls it in place of torch operations."""
+"""CPU kernels: C++ built at first use, the ctypes structs, and the Python callers that replace torch operations."""

@@ -1,7 +1,6 @@
-"""How a step ends, as one call of the kernel for the texts and one for the counters; what is written is the same.
+"""Batch and Stats by the CPU kernel: beginning a chain, sampling, extending the sequences, counting.
 
-So are the chain that it begins with and the tokens that are chosen on the way. R rows, N nodes, D depth of the tree,
-V vocabulary.
+R rows, N nodes, D depth of the tree, V vocabulary.
 """
 
 import ctypes
@@ -10,23 +9,26 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.core.batch import REPORT_HEAD, Batch
+from paceline.core.batch import Batch
+from paceline.core.logprobs import StepLogprobs
 from paceline.core.noise import Noise
+from paceline.core.scores import Scores
 from paceline.core.stats import Stats
+from paceline.core.step import HEADER
 from paceline.core.tree import Outcome, Tree
 from paceline.kernels.cpu.build import load_kernel
-from paceline.kernels.cpu.logprobs import Lookup
+from paceline.kernels.cpu.logprobs import KernelLogprobs
 from paceline.kernels.cpu.processing import Processor
-from paceline.kernels.cpu.sampling import Chooser, known
-from paceline.kernels.cpu.structs import Counters, Decision, Rows, Texts
+from paceline.kernels.cpu.sampling import KernelSampler, is_philox
+from paceline.kernels.cpu.structs import Counters, Decision, RowView, Sequences
 
 
 @final
 class CpuBatch(Batch):
-    """A batch on the CPU whose tokens are chosen and whose texts grow by the kernel.
+    """A batch on the CPU that samples and extends its sequences by the kernel, with the results of ``Batch``.
 
-    Traced by a compiler it does what the plain one does; so it does, in choosing, with noise that the kernel does not
-    know. Raises KernelError where it cannot be built.
+    Under torch.compile, and for sampling with noise other than Philox, it uses the torch operations. Raises KernelError
+    if the kernel cannot be built.
     """
 
     def __init__(
@@ -42,12 +44,12 @@ class CpuBatch(Batch):
         )
         self._run, self._begin_chain = load_kernel().paceline_extend, load_kernel().paceline_begin_chain
         self._run.restype = self._begin_chain.restype = None
-        self._texts = Texts(
+        self._sequences = Sequences(
             rows=rows,
             width=self.tokens.shape[1],
             stops=self.stop.shape[1],
             max_depth=max_depth,
-            head=REPORT_HEAD,
+            head=HEADER,
             vocab=vocab_size,
             tokens=self.tokens.data_ptr(),
             length=self.length.data_ptr(),
@@ -59,80 +61,80 @@ class CpuBatch(Batch):
             report=self.report.data_ptr(),
             active=self.active.data_ptr(),
         )
-        self._chooser = Chooser(sampling=self.sampling)
+        self._sampler = KernelSampler(sampling=self.sampling)
         self._processor = Processor(state=self.processing, tokens=self.tokens, length=self.length)
-        self._lookup = Lookup(self)
-        self._keyed = known(noise)
+        self._logprobs = KernelLogprobs(self)
+        self._is_philox = is_philox(noise)
 
     def _apply(self, logits: Tensor, drafted: Tensor) -> Tensor:
-        """As the plain one."""
+        """As ``Batch``."""
         if torch.compiler.is_compiling() or not self._processor.fits(logits):
             return super()._apply(logits, drafted)
         return self._processor.process(logits, drafted)
 
     def _apply_at(self, logits: Tensor, tree: Tree) -> Tensor:
-        """As the plain one."""
+        """As ``Batch``."""
         if torch.compiler.is_compiling() or not self._processor.fits(logits):
             return super()._apply_at(logits, tree)
         return self._processor.process_tree(logits, tree)
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
-        """As the plain one."""
-        if torch.compiler.is_compiling() or not self._keyed:
+        """As ``Batch``."""
+        if torch.compiler.is_compiling() or not self._is_philox:
             return super().pick(logits, position)
-        return self._chooser.pick(logits, position)
+        return self._sampler.pick(logits, position)
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
-        """As the plain one."""
-        if torch.compiler.is_compiling() or not self._keyed:
+        """As ``Batch``."""
+        if torch.compiler.is_compiling() or not self._is_philox:
             return super().picks(tree, logits)
         return self.pick(logits, self.length[:, None] + tree.depth)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """As the plain one."""
+        """As ``Batch``."""
         if torch.compiler.is_compiling():
             return super().argmax(logits)
-        return self._chooser.argmax(logits)
+        return self._sampler.argmax(logits)
 
-    def scores(self, logits: Tensor) -> Tensor:
-        """As the plain one."""
+    def warp(self, logits: Tensor) -> Tensor:
+        """As ``Batch``."""
         if torch.compiler.is_compiling():
-            return super().scores(logits)
-        return self._chooser.warp(logits)
+            return super().warp(logits)
+        return self._sampler.warp(logits)
 
     def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
-        """As the plain one."""
+        """As ``Batch``."""
         if torch.compiler.is_compiling():
             return super().begin_chain(depth, longest=longest)
         tokens = torch.empty(self.rows, 1 + depth, dtype=torch.int64)
         valid = torch.empty(self.rows, 1 + depth, dtype=torch.bool)
         longest = self.max_length if longest is None else longest
-        where = (ctypes.c_void_p(tokens.data_ptr()), ctypes.c_void_p(valid.data_ptr()))
-        self._begin_chain(ctypes.byref(self._texts), ctypes.c_int64(depth), ctypes.c_int64(longest), *where)
+        pointers = (ctypes.c_void_p(tokens.data_ptr()), ctypes.c_void_p(valid.data_ptr()))
+        self._begin_chain(ctypes.byref(self._sequences), ctypes.c_int64(depth), ctypes.c_int64(longest), *pointers)
         return tokens, valid
 
-    def extend(self, tree: Tree, outcome: Outcome) -> Outcome:
-        """As the plain one."""
+    def _append(self, tree: Tree, outcome: Outcome) -> Outcome:
+        """As ``Batch``."""
         if torch.compiler.is_compiling():
-            return super().extend(tree, outcome)
+            return super()._append(tree, outcome)
         num = torch.empty_like(outcome.num_committed)
-        decision, held = _decide(tree, outcome, num)
+        decision, refs = _decision(tree, outcome, num)
         counts = self.processing.counts if self.processing.any_counts else None
-        self._texts.counts = None if counts is None else counts.data_ptr()
-        self._run(ctypes.byref(self._texts), ctypes.byref(decision))
-        del held
+        self._sequences.counts = None if counts is None else counts.data_ptr()
+        self._run(ctypes.byref(self._sequences), ctypes.byref(decision))
+        del refs
         return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
 
-    def record_logprobs(self, outcome: Outcome, logits: Tensor, processed: Tensor) -> None:
-        """As the plain one."""
-        if torch.compiler.is_compiling() or not self.wants_logprobs:
-            return super().record_logprobs(outcome, logits, processed)
-        self.step_logprobs = self._lookup.step(outcome, logits, processed)
+    def _gather_logprobs(self, outcome: Outcome, scores: Scores) -> StepLogprobs:
+        """As ``Batch``."""
+        if torch.compiler.is_compiling():
+            return super()._gather_logprobs(outcome, scores)
+        return self._logprobs.step(outcome, scores.raw_logits, scores.logits)
 
 
 @final
 class CpuStats(Stats):
-    """Counters on the CPU that the kernel adds up."""
+    """Stats on the CPU, counted by the kernel."""
 
     def __init__(self, rows: int, max_depth: int, device: torch.device) -> None:
         super().__init__(rows, max_depth, device)
@@ -148,19 +150,19 @@ class CpuStats(Stats):
         )
 
     def record(self, tree: Tree, outcome: Outcome) -> None:
-        """As the plain one; traced by a compiler it is the plain one."""
+        """As ``Stats``; the torch operations under torch.compile."""
         if torch.compiler.is_compiling():
             return super().record(tree, outcome)
-        decision, held = _decide(tree, outcome, outcome.num_committed)
+        decision, refs = _decision(tree, outcome, outcome.num_committed)
         self._run(ctypes.byref(self._counters), ctypes.byref(decision))
-        del held
+        del refs
 
 
-def _decide(tree: Tree, outcome: Outcome, num: Tensor) -> tuple[Decision, list[Tensor]]:
-    """What was drafted and decided, and the tensors that it points to."""
+def _decision(tree: Tree, outcome: Outcome, num: Tensor) -> tuple[Decision, list[Tensor]]:
+    """The tree and the outcome as the kernel reads them, and the tensors to keep alive meanwhile."""
     fields = (tree.tokens, tree.parents, tree.depth, tree.valid, tree.origin, outcome.path)
-    held = [field if field.stride(-1) == 1 or field.shape[-1] <= 1 else field.contiguous() for field in fields]
-    rows = [Rows(field.data_ptr(), field.stride(0)) for field in held]
+    refs = [field if field.stride(-1) == 1 or field.shape[-1] <= 1 else field.contiguous() for field in fields]
+    rows = [RowView(field.data_ptr(), field.stride(0)) for field in refs]
     committed, following = outcome.num_committed.contiguous(), outcome.next.contiguous()
     return (
         Decision(
@@ -172,5 +174,5 @@ def _decide(tree: Tree, outcome: Outcome, num: Tensor) -> tuple[Decision, list[T
             following.data_ptr(),
             num.data_ptr(),
         ),
-        [*held, committed, following],
+        [*refs, committed, following],
     )

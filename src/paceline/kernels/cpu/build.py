@@ -1,4 +1,4 @@
-"""Builds the kernel with the machine's own compiler at its first use, and keeps it. Knows nothing of models."""
+"""Builds the CPU kernel library with the system's C++ compiler at first use and caches it."""
 
 import ctypes
 import hashlib
@@ -15,25 +15,25 @@ logger = logging.getLogger("paceline")
 
 SOURCES = Path(__file__).parent / "src"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-shared", "-fPIC", "-w")
-ATTEMPTS = (("-march=native",), ())  # the second where a compiler does not know the machine
+ATTEMPTS = (("-march=native",), ())  # the second if the compiler does not support the CPU
 TIMEOUT = 300  # seconds
 
 
 class KernelError(RuntimeError):
-    """The kernel cannot be built here, with the reason."""
+    """The kernel cannot be built on this machine; the message says why."""
 
 
 @cache
 def load_kernel() -> ctypes.CDLL:
-    """The compiled kernel, from the cache or built now. Raises KernelError where there is no compiler or it fails.
+    """The compiled kernel, from the cache or built now. Raises KernelError if there is no compiler or it fails.
 
     The cache is ``kernels`` in $PACELINE_CACHE, by default $XDG_CACHE_HOME/paceline or ~/.cache/paceline. A library's
-    name is a hash of the sources, the compiler and the processor, so that none of them can change unseen.
+    name is a hash of the sources, the compiler, its flags and the CPU, so a change of any of them builds a new one.
     """
     compiler = find_compiler()
     library = cache_folder() / f"cpu-{_identity(compiler)}.so"
     if not library.is_file():
-        logger.info("building the CPU kernel with %s, once; it is kept as %s", compiler, library)
+        logger.info("building the CPU kernel with %s, once; it is cached as %s", compiler, library)
         build(compiler, library)
     try:
         return ctypes.CDLL(str(library))
@@ -52,15 +52,15 @@ def find_compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept."""
-    chosen = os.environ.get("PACELINE_CACHE")
-    if chosen:
-        return Path(chosen) / "kernels"
+    """The directory of cached libraries."""
+    configured = os.environ.get("PACELINE_CACHE")
+    if configured:
+        return Path(configured) / "kernels"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "kernels"
 
 
 def build(compiler: str, library: Path) -> None:
-    """Compile the sources to ``library``, which appears whole or not at all. Raises KernelError."""
+    """Compile the sources to ``library``, atomically. Raises KernelError."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -72,31 +72,33 @@ def build(compiler: str, library: Path) -> None:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compile with the first of ATTEMPTS that works. Raises KernelError with what the compiler said to the first."""
-    complaint = ""
+    """Compile with the first of ATTEMPTS that works. Raises KernelError with the first one's error output."""
+    first_error = ""
     for more in ATTEMPTS:
         command = [compiler, *FLAGS, *more, "-I", str(SOURCES), "-o", str(library), str(SOURCES / "kernel.cpp")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         if done.returncode == 0:
-            if complaint:
-                logger.warning("the CPU kernel is built for any processor, which is slower: %s", complaint)
+            if first_error:
+                logger.warning(
+                    "the CPU kernel is built without CPU-specific instructions, which is slower: %s", first_error
+                )
             return
-        complaint = complaint or done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
-    raise KernelError(f"{compiler} could not build the CPU kernel: {complaint}")
+        first_error = first_error or done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
+    raise KernelError(f"{compiler} could not build the CPU kernel: {first_error}")
 
 
 def _identity(compiler: str) -> str:
     """A hash of everything that the library depends on."""
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
-        seen.update(path.name.encode() + path.read_bytes())
+        digest.update(path.name.encode() + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT).stdout
-    seen.update("\0".join((compiler, version, *FLAGS, str(ATTEMPTS), platform.machine(), _processor())).encode())
-    return seen.hexdigest()[:16]
+    digest.update("\0".join((compiler, version, *FLAGS, str(ATTEMPTS), platform.machine(), _processor())).encode())
+    return digest.hexdigest()[:16]
 
 
 def _processor() -> str:
-    """What tells processors of other abilities apart."""
+    """The CPU's feature flags, or its name."""
     info = Path("/proc/cpuinfo")
     if not info.is_file():
         return platform.processor()

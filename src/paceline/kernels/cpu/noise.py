@@ -1,4 +1,4 @@
-"""The noise of core/noise by the kernel: the same words, and so, up to rounding, the same tokens in less time."""
+"""Philox noise (core/noise) by the CPU kernel: the same random words and, up to rounding, the same samples."""
 
 import ctypes
 from collections.abc import Callable
@@ -15,18 +15,20 @@ _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 @final
 class CpuNoise(Philox):
-    """Philox whose words the kernel makes, for keys on the CPU. Raises KernelError where it cannot be built."""
+    """Philox on the CPU by the kernel. Raises KernelError if it cannot be built."""
 
     def __init__(self) -> None:
         kernel = load_kernel()
-        self._words = _prepare(kernel.paceline_words)
+        self._words = _prepare(kernel.paceline_philox_words)
         self._uniforms = {
             dtype: _prepare(getattr(kernel, f"paceline_uniforms_{name}")) for dtype, name in _DTYPES.items()
         }
-        self._choose = {dtype: _prepare(getattr(kernel, f"paceline_choose_{name}")) for dtype, name in _DTYPES.items()}
+        self._kernel_race = {
+            dtype: _prepare(getattr(kernel, f"paceline_exponential_race_{name}")) for dtype, name in _DTYPES.items()
+        }
 
     def bits(self, key: Key, count: int) -> Tensor:
-        """``count`` words [..., count], int64 holding 32 random bits each; traced by a compiler, made eagerly."""
+        """``count`` words [..., count], int64 holding 32 random bits each; the torch operations under torch.compile."""
         if torch.compiler.is_compiling():
             return super().bits(key, count)
         fields = _fields(key)
@@ -35,7 +37,7 @@ class CpuNoise(Philox):
         return out
 
     def uniforms(self, key: Key, count: int, dtype: torch.dtype) -> Tensor:
-        """``count`` new numbers [..., count] between 0 and 1; traced by a compiler, made eagerly."""
+        """``count`` uniforms [..., count] in (0, 1); the torch operations under torch.compile."""
         if torch.compiler.is_compiling() or dtype not in self._uniforms:
             return super().uniforms(key, count, dtype)
         fields = _fields(key)
@@ -44,15 +46,15 @@ class CpuNoise(Philox):
         return out
 
     def choose(self, scores: Tensor, key: Key) -> Tensor:
-        """The winner of a race of exponentials, which is run among those that can still win it."""
-        if torch.compiler.is_compiling() or scores.dtype not in self._choose:
+        """Samples by an exponential race (Gumbel-max); tokens that cannot win any more are skipped."""
+        if torch.compiler.is_compiling() or scores.dtype not in self._kernel_race:
             return super().choose(scores, key)
         fields = _fields(key)
         shape = torch.broadcast_shapes(scores.shape[:-1], fields[0].shape)
         fields = [field.expand(shape).contiguous() for field in fields]
         scores = scores.expand(*shape, scores.shape[-1]).contiguous()
         out = torch.empty(shape, dtype=torch.int64)
-        _run(self._choose[scores.dtype], key, fields, scores.shape[-1], scores, out)
+        _run(self._kernel_race[scores.dtype], key, fields, scores.shape[-1], scores, out)
         return out
 
 
@@ -68,7 +70,7 @@ def _fields(key: Key) -> list[Tensor]:
 
 
 def _run(function: Callable[..., None], key: Key, fields: list[Tensor], count: int, *tensors: Tensor) -> None:
-    """Call ``function`` for every one of the keys with what it reads and writes."""
+    """Call ``function`` for all keys; ``tensors`` are its inputs and outputs."""
     function(
         ctypes.c_int64(fields[0].numel()),
         ctypes.c_int64(count),

@@ -1,6 +1,6 @@
-"""Tokens chosen from logits, and laws made of them, as one call of the kernel for all rows and nodes.
+"""Sampling and filtered scores by the CPU kernel, in one call for all rows and nodes.
 
-R rows, n nodes, V vocabulary. Knows nothing of how texts grow.
+R rows, n nodes, V vocabulary.
 """
 
 import ctypes
@@ -14,15 +14,15 @@ from paceline.core.noise import Noise, Philox
 from paceline.core.sampling import SamplingState
 from paceline.kernels.cpu.build import load_kernel
 from paceline.kernels.cpu.noise import CpuNoise
-from paceline.kernels.cpu.structs import Choices, Options
+from paceline.kernels.cpu.structs import LogitsBatch, SamplingOptions
 
 NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
-_ANYWHERE = torch.zeros(1, 1, dtype=torch.int64)  # a position, where choices depend on none
+_ANY_POSITION = torch.zeros(1, 1, dtype=torch.int64)  # for calls that use no noise
 
 
-def options_of(sampling: SamplingState) -> Options:
-    """How rows choose: the places of these tensors, not their values."""
-    return Options(
+def sampling_options_of(sampling: SamplingState) -> SamplingOptions:
+    """Pointers to the rows' sampling options; later changes of their values are seen."""
+    return SamplingOptions(
         temperature=sampling.temperature.data_ptr(),
         top_p=sampling.top_p.data_ptr(),
         min_p=sampling.min_p.data_ptr(),
@@ -35,48 +35,48 @@ def options_of(sampling: SamplingState) -> Options:
     )
 
 
-def known(noise: Noise) -> bool:
-    """Whether the kernel makes the numbers of ``noise``."""
+def is_philox(noise: Noise) -> bool:
+    """Whether ``noise`` is the Philox noise that the kernel generates itself."""
     return type(noise) in (Philox, CpuNoise)
 
 
-def prepared(what: str) -> dict[torch.dtype, Callable[..., None]]:
-    """What the kernel has under a name, for every precision of logits. Raises KernelError where it cannot be built."""
-    found = {dtype: getattr(load_kernel(), f"paceline_{what}_{name}") for dtype, name in NAMES.items()}
+def load_functions(operation: str) -> dict[torch.dtype, Callable[..., None]]:
+    """The kernel's functions for ``operation``, by dtype of the logits. Raises KernelError if it cannot be built."""
+    found = {dtype: getattr(load_kernel(), f"paceline_{operation}_{name}") for dtype, name in NAMES.items()}
     for function in found.values():
         function.restype = None
     return found
 
 
 @final
-class Chooser:
-    """The kernel's choices under the options of ``sampling``, whose tensors' places it keeps, not their values.
+class KernelSampler:
+    """Samples by the kernel with the options of ``sampling``, whose tensors it points to.
 
-    Raises KernelError where the kernel cannot be built.
+    Raises KernelError if the kernel cannot be built.
     """
 
     def __init__(self, *, sampling: SamplingState) -> None:
-        self._pick, self._likeliest, self._warp = map(prepared, ("pick", "likeliest", "warp"))
-        self._options = options_of(sampling)
-        self._given = ctypes.byref(self._options)
+        self._sample, self._argmax, self._warp = map(load_functions, ("sample", "argmax", "warp"))
+        self._options = sampling_options_of(sampling)
+        self._options_ref = ctypes.byref(self._options)
 
     def pick(self, logits: Tensor, position: Tensor) -> Tensor:
-        """What core/batch's ``pick`` gives [R, n] for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1]."""
+        """The tokens [R, n] of core/batch's ``pick`` for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1]."""
         out = torch.empty(logits.shape[:2], dtype=torch.int64)
-        self._run(self._pick, logits, position, out)
+        self._run(self._sample, logits, position, out)
         return out
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """The likeliest tokens [R, n], however rows sample."""
+        """The argmax tokens [R, n], whatever the sampling options."""
         out = torch.empty(logits.shape[:2], dtype=torch.int64)
-        self._run(self._likeliest, logits, _ANYWHERE, out)
+        self._run(self._argmax, logits, _ANY_POSITION, out)
         return out
 
     def warp(self, logits: Tensor) -> Tensor:
-        """What core/batch's ``scores`` gives [R, n, V]."""
+        """The scores [R, n, V] of core/batch's ``scores``."""
         wide = logits.dtype == torch.float64
         out = torch.empty(logits.shape, dtype=torch.float64 if wide else torch.float32)
-        self._run(self._warp, logits, _ANYWHERE, out)
+        self._run(self._warp, logits, _ANY_POSITION, out)
         return out
 
     def _run(
@@ -87,21 +87,21 @@ class Chooser:
         out: Tensor,
     ) -> None:
         run = functions.get(logits.dtype)
-        if run is None:  # half precision that the kernel does not know; single holds all of its numbers
+        if run is None:  # float16 has no kernel; float32 represents it exactly
             logits, run = logits.float(), functions[torch.float32]
         if logits.stride(-1) != 1:
             logits = logits.contiguous()
         rows, nodes, size = logits.shape
-        place = position.expand(rows, nodes)
-        choices = Choices(
+        positions = position.expand(rows, nodes)
+        batch = LogitsBatch(
             rows,
             nodes,
             size,
             torch.get_num_threads(),
             logits.data_ptr(),
             *logits.stride()[:2],
-            place.data_ptr(),
-            *place.stride(),
+            positions.data_ptr(),
+            *positions.stride(),
             out.data_ptr(),
         )
-        run(self._given, ctypes.byref(choices))
+        run(self._options_ref, ctypes.byref(batch))

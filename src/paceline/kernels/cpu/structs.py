@@ -1,12 +1,14 @@
-"""The structures that the kernel reads, field by field as kernel/program.h has them. Knows nothing of modules."""
+"""ctypes mirrors of the C++ structs of the kernel library, field by field (src/step/program.h and others)."""
 
 import ctypes
 from ctypes import Structure, c_double, c_int64, c_void_p
 from enum import IntEnum
 
+# Without a __dict__ (empty __slots__) a misspelt field raises instead of being ignored.
+
 
 class Kind(IntEnum):
-    """What an operation does to every row of a buffer."""
+    """Kinds of operations."""
 
     NORM = 0
     LINEAR = 1
@@ -14,12 +16,12 @@ class Kind(IntEnum):
     GATE = 3
     ACTIVATE = 4
     ADD = 5
-    TURN = 6
+    ROTATE = 6
     ATTEND = 7
 
 
 class NormVariant(IntEnum):
-    """Which norm a NORM is; the eager classes are in models/layers."""
+    """Variants of NORM; the eager classes are in models/native/layers."""
 
     RMS = 0
     RMS_LATE = 1
@@ -27,21 +29,21 @@ class NormVariant(IntEnum):
     LAYER = 3
 
 
-class Weights(IntEnum):
-    """What the matrix of a LINEAR is made of: numbers of the model's precision or integers (models/quantised), row by
-    row or in panels (panels.py).
+class WeightFormat(IntEnum):
+    """Weight formats of LINEAR: the model's precision, int8 or int4 (models/native/quantization), row-major or packed
+    in panels (models/cpu/packed_weights).
     """
 
     FLOATS = 0
     INT8 = 1
     INT4 = 2
-    PANELS = 3
-    PANELS_INT8 = 4
-    PANELS_INT4 = 5
+    PACKED = 3
+    PACKED_INT8 = 4
+    PACKED_INT4 = 5
 
 
 class Activation(IntEnum):
-    """Which function a GATE or an ACTIVATE applies."""
+    """Activation functions of GATE and ACTIVATE."""
 
     SILU = 0
     GELU = 1
@@ -50,7 +52,7 @@ class Activation(IntEnum):
 
 
 class Buffer(IntEnum):
-    """Rows of numbers, one per node; STREAM is the residual stream."""
+    """Activation buffers, one row per node; STREAM is the residual stream."""
 
     STREAM = 0
     NORMED = 1
@@ -58,11 +60,13 @@ class Buffer(IntEnum):
     ATTENDED = 3
     INNER = 4
     GATED = 5
-    ASIDE = 6
+    ATTENTION_OUT = 6
 
 
 class Operation(Structure):
     """One operation on every row of a buffer."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "kind variant source target inner outer count offset".split()),
@@ -72,11 +76,16 @@ class Operation(Structure):
 
 
 class Model(Structure):
-    """A decoder: its sizes, where heads lie in a row, and the operations of its layers."""
+    """A decoder: its sizes, the offsets of heads in a row, and the operations of its layers."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "hidden vocab num_heads num_kv_heads head_dim max_positions".split()),
-        *((name, c_int64) for name in "query query_step key key_step value value_step wide_table panel_rows".split()),
+        *(
+            (name, c_int64)
+            for name in "query query_step key key_step value value_step float32_rotary panel_rows".split()
+        ),
         ("width", c_int64 * len(Buffer)),
         *((name, c_double) for name in "scale embedding_factor divisor".split()),
         *((name, c_void_p) for name in "embedding position".split()),
@@ -88,16 +97,18 @@ class Model(Structure):
 
 
 class Call(Structure):
-    """One forward: the tree, the cache, and where results go. Steps are strides in numbers, not bytes."""
+    """The arguments of one forward: the tree, the cache and the outputs. Steps are strides in elements, not bytes."""
+
+    __slots__ = ()
 
     _fields_ = [
-        *((name, c_int64) for name in "rows nodes start chain threads head".split()),
+        *((name, c_int64) for name in "rows nodes start chain threads logits_for".split()),
         *((name, c_void_p) for name in "tokens depth valid ancestors".split()),
         *((name, c_int64) for name in "tokens_step depth_step valid_step ancestors_row_step ancestors_step".split()),
         *((name, c_void_p) for name in "length row_index keys values".split()),
         *((name, c_int64) for name in "layer_step row_step slot_step capacity".split()),
         *((name, c_void_p) for name in "cos sin".split()),
-        *((name, c_int64) for name in "table turned".split()),
+        *((name, c_int64) for name in "table rotary_dim".split()),
         ("layers", ctypes.POINTER(c_int64)),
         ("num_layers", c_int64),
         ("taps", ctypes.POINTER(c_int64)),
@@ -110,32 +121,38 @@ class Call(Structure):
     ]
 
 
-class Chain(Structure):
-    """Several tokens that a model picks by itself, each read before the next, by a stem first if there is one."""
+class FusedDraft(Structure):
+    """The arguments of fused drafting: a chain per row, with shared layers or an input projection if there are any."""
+
+    __slots__ = ()
 
     _fields_ = [
-        *((name, c_int64) for name in "depth vocab greedy most".split()),
-        *((name, c_void_p) for name in ("count", "text")),
-        ("text_step", c_int64),
+        *((name, c_int64) for name in "depth vocab greedy max_count".split()),
+        *((name, c_void_p) for name in ("count", "sequence")),
+        ("sequence_step", c_int64),
         ("states", c_void_p),
         *((name, c_int64) for name in ("states_row_step", "states_step")),
-        ("enter", ctypes.POINTER(Operation)),
+        ("input_projection", ctypes.POINTER(Operation)),
         *((name, c_void_p) for name in "length valid tokens".split()),
-        ("stem", ctypes.POINTER(Model)),
-        ("stem_call", ctypes.POINTER(Call)),
+        ("shared_layers", ctypes.POINTER(Model)),
+        ("shared_layers_call", ctypes.POINTER(Call)),
         *((name, c_void_p) for name in ("hidden", "added")),
         *((name, c_int64) for name in ("added_row_step", "added_step")),
     ]
 
 
-class Rows(Structure):
-    """Values of every row of texts, the rows ``step`` apart."""
+class RowView(Structure):
+    """Values per row, the rows ``step`` apart."""
+
+    __slots__ = ()
 
     _fields_ = [("data", c_void_p), ("step", c_int64)]
 
 
-class Texts(Structure):
-    """The texts in progress (core/batch); ``counts`` of their tokens may be null."""
+class Sequences(Structure):
+    """The sequences of a batch (core/batch); ``counts`` of their tokens may be null."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "rows width stops max_depth head vocab".split()),
@@ -144,17 +161,21 @@ class Texts(Structure):
 
 
 class Decision(Structure):
-    """What was drafted and what was decided of it (core/tree)."""
+    """The draft tree and the verifier's decision (core/tree)."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "nodes depth blame".split()),
-        *((name, Rows) for name in "tokens parents levels valid origin path".split()),
+        *((name, RowView) for name in "tokens parents levels valid origin path".split()),
         *((name, c_void_p) for name in "committed next num".split()),
     ]
 
 
 class Counters(Structure):
-    """What is counted (core/stats)."""
+    """Per-row counters (core/stats)."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "rows max_depth".split()),
@@ -162,16 +183,20 @@ class Counters(Structure):
     ]
 
 
-class Options(Structure):
-    """How each row samples (core/sampling)."""
+class SamplingOptions(Structure):
+    """The rows' sampling options (core/sampling)."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_void_p) for name in "temperature top_p min_p typical_p epsilon eta top_k order seed".split()),
     ]
 
 
-class Choices(Structure):
-    """Logits of some nodes per row, and where what comes of them goes. Steps are strides in numbers, not bytes."""
+class LogitsBatch(Structure):
+    """Logits of some nodes per row, and the output. Steps are strides in elements, not bytes."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "rows nodes size threads".split()),
@@ -183,8 +208,10 @@ class Choices(Structure):
     ]
 
 
-class Processors(Structure):
-    """What is done to the logits of each row (core/processing); what no row asks for is null."""
+class LogitsProcessors(Structure):
+    """The rows' logits processors (core/processing); null where no row uses one."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "vocab width".split()),
@@ -196,19 +223,23 @@ class Processors(Structure):
     ]
 
 
-class Lookups(Structure):
-    """Where tokens that were decided stand, and where their log-probabilities go."""
+class LogprobQuery(Structure):
+    """The decided tokens and the outputs for their log-probabilities."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "depth top width".split()),
-        *((name, c_void_p) for name in "asked num length tokens path".split()),
+        *((name, c_void_p) for name in "num_top num length tokens path".split()),
         ("path_step", c_int64),
         *((name, c_void_p) for name in "own best best_tokens".split()),
     ]
 
 
 class Paths(Structure):
-    """The tokens between each row's text and the next token. Steps are strides in numbers, not bytes."""
+    """The draft tokens between each row's sequence and the next token. Steps are strides in elements, not bytes."""
+
+    __slots__ = ()
 
     _fields_ = [
         *((name, c_int64) for name in "depth grows".split()),

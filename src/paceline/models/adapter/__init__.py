@@ -1,1 +1,1 @@
-"""Any other decoder of transformers, run by its own code over our cache."""
+"""Adapter that runs other transformers decoders by their own code over a slot cache."""

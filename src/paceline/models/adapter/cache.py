@@ -1,6 +1,6 @@
-"""Keys and values of a transformers model in our slots. Knows nothing of models' weights or of text.
+"""A transformers ``Cache`` over a SlotCache, for the adapter.
 
-B rows, n nodes, S slots, H key-value heads and E head size of one layer; the storage is as wide as the widest layer.
+B rows, n nodes, S slots, H key-value heads and E head size of one layer; the storage fits the largest layer.
 """
 
 from dataclasses import dataclass
@@ -26,32 +26,32 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What a model keeps of a token: one entry per layer, None for a layer that keeps nothing of its own."""
+    """A model's cache entries per token: one per layer, None for a layer without a cache of its own."""
 
     layers: tuple[LayerShape | None, ...]
     dtype: torch.dtype
 
     @property
-    def kept(self) -> tuple[LayerShape, ...]:
-        """The layers that keep something."""
+    def cached_layers(self) -> tuple[LayerShape, ...]:
+        """The layers with a cache."""
         return tuple(layer for layer in self.layers if layer is not None)
 
     @property
     def num_heads(self) -> int:
-        return max(layer.num_heads for layer in self.kept)
+        return max(layer.num_heads for layer in self.cached_layers)
 
     @property
     def head_dim(self) -> int:
-        return max(max(layer.key_dim, layer.value_dim) for layer in self.kept)
+        return max(max(layer.key_dim, layer.value_dim) for layer in self.cached_layers)
 
     @property
     def slot_bytes(self) -> int:
-        """Keys and values of one token over all layers as they lie in the storage, in bytes."""
-        return 2 * len(self.kept) * self.num_heads * self.head_dim * self.dtype.itemsize
+        """Keys and values of one token over all layers in the storage, in bytes."""
+        return 2 * len(self.cached_layers) * self.num_heads * self.head_dim * self.dtype.itemsize
 
     def new_cache(self, rows: int, capacity: int, device: torch.device) -> SlotCache:
         return SlotCache(
-            num_layers=len(self.kept),
+            num_layers=len(self.cached_layers),
             rows=rows,
             capacity=capacity,
             num_kv_heads=self.num_heads,
@@ -77,8 +77,8 @@ class SlotLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """``key_states`` and ``value_states`` [B, H, n, E] to keys and values [B, H, S, E]; the caller masks."""
         view, attend, shape = self.attend.cache, self.attend, self.shape
-        widest = view.storage.keys.shape[-2:]
-        keys, values = (_widen(states.transpose(1, 2), widest) for states in (key_states, value_states))
+        largest = view.storage.keys.shape[-2:]
+        keys, values = (_pad(states.transpose(1, 2), largest) for states in (key_states, value_states))
         view.write(self.index, attend.rows, attend.slots, keys, values)
         keys, values = view.read(self.index)
         self.keys = keys[:, :, : shape.num_heads, : shape.key_dim].transpose(1, 2)
@@ -89,7 +89,7 @@ class SlotLayer(CacheLayerMixin):
         return self.attend.cache.capacity, 0
 
     def get_seq_length(self) -> int:
-        """Rows differ in length, so there is no true answer: what makes the new nodes end with the last slot."""
+        """Rows differ in length; this value makes the new nodes end at the last slot."""
         return max(0, self.attend.cache.capacity - self.attend.slots.shape[1])
 
     def get_max_length(self) -> int:
@@ -97,17 +97,17 @@ class SlotLayer(CacheLayerMixin):
 
 
 class EmptyLayer(SlotLayer):
-    """A layer that keeps nothing of its own: it computes none, or reads another layer's."""
+    """A layer without a cache of its own: it has no keys and values, or shares another layer's."""
 
     def __init__(self, attend: TreeAttention) -> None:
         super().__init__(attend, -1, LayerShape(0, 0, 0))
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise RuntimeError("a layer keeps keys and values that it did not keep when the model was measured")
+        raise RuntimeError("a layer caches keys and values that it did not cache when the model was probed")
 
 
 class TreeCache(Cache):
-    """What a transformers model takes for its cache during one forward over a tree."""
+    """The cache that a transformers model gets for one forward over a tree."""
 
     def __init__(self, shape: CacheShape, attend: TreeAttention) -> None:
         layers: list[Any] = []
@@ -118,12 +118,12 @@ class TreeCache(Cache):
         super().__init__(layers=layers)
 
 
-def is_whole(view: View) -> bool:
-    """Whether ``view`` names all layers of its storage, in order: only a model of our own can run some of them."""
+def has_all_layers(view: View) -> bool:
+    """Whether ``view`` has all layers of its storage, in order; only native models can run a part of them."""
     return view.layers == tuple(range(view.storage.num_layers))
 
 
-def _widen(states: Tensor, widest: torch.Size) -> Tensor:
-    """``states`` [B, n, H, E] with zeros up to ``widest``, the storage's heads and head size."""
-    heads, size = widest[0] - states.shape[2], widest[1] - states.shape[3]
+def _pad(states: Tensor, largest: torch.Size) -> Tensor:
+    """``states`` [B, n, H, E] with zeros up to ``largest``, the storage's heads and head size."""
+    heads, size = largest[0] - states.shape[2], largest[1] - states.shape[3]
     return F.pad(states, (0, size, 0, heads)) if heads or size else states

@@ -1,7 +1,7 @@
 """Any causal LM of transformers with ordinary key/value caches as an ``LM``, run by its own code.
 
-The model gets our slots for its cache, our mask over them and our positions; what it does with them is probed once
-(models/hf_probe). Knows nothing of architectures. B rows, n nodes, S slots, V vocabulary, H hidden size.
+The model gets a slot cache, a 4D attention mask over the slots and position ids; a probe at loading tests that it
+honours them (models/adapter/probe). B rows, n nodes, S slots, V vocabulary, H hidden size.
 """
 
 import inspect
@@ -16,36 +16,36 @@ from transformers import PreTrainedModel
 
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
-from paceline.models.adapter.cache import TreeCache, is_whole
+from paceline.models.adapter.cache import TreeCache, has_all_layers
 from paceline.models.adapter.probe import probe
-from paceline.models.adapter.support import Measure, base_of, check_model, measure, placement, read_context
-from paceline.models.base import Head, Output
+from paceline.models.adapter.support import ModelInfo, base_model_of, check_model, measure, placement, read_context
+from paceline.models.base import LogitsFor, Output
 from paceline.models.loading import ModelError
 from paceline.models.native.attention import TreeAttention
 
-MASKED = ("eager", "sdpa")  # attention implementations of transformers that take a mask of four axes
+MASKED = ("eager", "sdpa")  # attention implementations of transformers that take a 4D mask
 
-# An adapter holds its model, so what is remembered of a model must not hold the adapter.
-_PROBED: WeakKeyDictionary[PreTrainedModel, tuple[object, Measure]] = WeakKeyDictionary()
+# An adapter references its model, so this cache must not reference the adapter.
+_PROBED: WeakKeyDictionary[PreTrainedModel, tuple[object, ModelInfo]] = WeakKeyDictionary()
 
 
 class TransformersLM:
-    """A transformers model as an ``LM`` (models/base); made by ``adapt``. Holds the very model, and changes nothing.
+    """A transformers model as an ``LM`` (models/base); made by ``adapt``. The model is not copied or changed.
 
     ``place``: the model's precision and device.
     """
 
-    def __init__(self, model: PreTrainedModel, measured: Measure, place: tuple[torch.dtype, torch.device]) -> None:
-        self.model, self.measured = model, measured
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, place: tuple[torch.dtype, torch.device]) -> None:
+        self.model, self.info = model, info
         self._dtype, self._device = place
         self._context = read_context(model.config, type(model).__name__)
-        self._base, self._head = base_of(model), model.get_output_embeddings()
+        self._base, self._head = base_model_of(model), model.get_output_embeddings()
         parts = [model] if self._base is None else [model, self._base]
         self._take_positions = {part for part in parts if _takes_positions(part)}
 
     @property
     def vocab_size(self) -> int:
-        return self.measured.vocab_size
+        return self.info.vocab_size
 
     @property
     def max_positions(self) -> int:
@@ -54,7 +54,7 @@ class TransformersLM:
     @property
     def max_slots(self) -> int | None:
         """What its attention window or its positions limit it to."""
-        return None if self.measured.limit is None else self.measured.limit.length
+        return None if self.info.limit is None else self.info.limit.length
 
     @property
     def num_layers(self) -> int:
@@ -63,7 +63,7 @@ class TransformersLM:
     @property
     def slot_bytes(self) -> int:
         """Keys and values of one token over all layers, in bytes."""
-        return self.measured.shape.slot_bytes
+        return self.info.shape.slot_bytes
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,14 +78,14 @@ class TransformersLM:
 
         Raises ValueError for more slots than the model's attention window holds, or than its positions are made for.
         """
-        limit = self.measured.limit
+        limit = self.info.limit
         if limit is not None and capacity > limit.length:
             raise ValueError(
-                f"{type(self.model).__name__}: texts of up to {capacity} slots, drafts included, are longer than "
+                f"{type(self.model).__name__}: sequences of up to {capacity} slots, drafts included, are longer than "
                 f"{limit.length}: {limit.reason}; lower max_tokens, max_length or num_draft_tokens, or shorten the "
                 "prompts"
             )
-        return self.measured.shape.new_cache(rows, capacity, self.device)
+        return self.info.shape.new_cache(rows, capacity, self.device)
 
     @torch.no_grad()
     def __call__(
@@ -95,7 +95,7 @@ class TransformersLM:
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base).
@@ -103,38 +103,42 @@ class TransformersLM:
         Raises ValueError for a view of some of the layers, for ``resume`` and for a model in training mode: its own
         code runs all layers.
         """
-        if resume is not None or not is_whole(cache):
+        if resume is not None or not has_all_layers(cache):
             raise ValueError("a transformers model runs all of its layers: load it with backend='native' to run some")
         if self.model.training:
             raise ModelError(f"{type(self.model).__name__} is in training mode: call model.eval()")
-        limit = self.measured.limit
-        # Nodes that cannot be accepted may stand beyond a limit, and must not move the others' positions.
+        limit = self.info.limit
+        # Nodes that cannot be accepted may exceed the limit and must not change the others' positions.
         most = self.max_positions if limit is None else limit.length
         attend = TreeAttention(tree, cache, start, max_positions=most, group=1)
         tokens, valid = tree.tokens[:, start:], tree.valid[:, start:]
         with ExitStack() as stack:
             stack.enter_context(_masked_attention(self.model))
             hidden = stack.enter_context(_tapped(self.model, taps)) if taps else {}
-            logits = self._run(tokens, attend, valid, head)
+            logits = self._run(tokens, attend, valid, logits_for)
         return Output(logits, {tap: hidden[tap] for tap in taps})
 
     def is_current(self, model: PreTrainedModel) -> bool:
         """Whether this adapts ``model`` as it is now; a model of another precision or device must be adapted anew."""
         return self.model is model and placement(model) == (self._dtype, self._device)
 
-    def _run(self, tokens: Tensor, attend: TreeAttention, valid: Tensor, head: Head) -> Tensor | None:
-        short = head is not Head.ALL and self._base is not None and (head is Head.NONE or self.measured.plain_head)
+    def _run(self, tokens: Tensor, attend: TreeAttention, valid: Tensor, logits_for: LogitsFor) -> Tensor | None:
+        short = (
+            logits_for is not LogitsFor.ALL
+            and self._base is not None
+            and (logits_for is LogitsFor.NONE or self.info.plain_head)
+        )
         if short and self._base is not None:
             hidden = self._forward(self._base, tokens, attend)[0]
-            return None if head is Head.NONE else cast(nn.Module, self._head)(_last(hidden, valid))
+            return None if logits_for is LogitsFor.NONE else cast(nn.Module, self._head)(_last(hidden, valid))
         logits = self._forward(self.model, tokens, attend).logits
-        if head is Head.ALL:
+        if logits_for is LogitsFor.ALL:
             return logits
-        return None if head is Head.NONE else _last(logits, valid)
+        return None if logits_for is LogitsFor.NONE else _last(logits, valid)
 
     def _forward(self, module: PreTrainedModel, tokens: Tensor, attend: TreeAttention) -> Any:
         given: dict[str, Any] = {"position_ids": attend.positions} if module in self._take_positions else {}
-        cache = TreeCache(self.measured.shape, attend)
+        cache = TreeCache(self.info.shape, attend)
         return module(
             input_ids=tokens,
             attention_mask=attend.mask,
@@ -149,7 +153,7 @@ def adapt(model: PreTrainedModel) -> TransformersLM:
     """An ``LM`` over ``model``, which is neither copied nor changed.
 
     Raises ModelError, with the reason and the way out, for a model of a kind that cannot be run so (recurrent, hybrid,
-    encoder-decoder, more than text, no head), one in training mode or on several devices, and one whose logits on trees
+    encoder-decoder, multimodal, no LM head), one in training mode or on several devices, and one whose logits on trees
     are not those of its plain forward. A model is probed once for its precision, device and attention.
     """
     check_model(model)
@@ -158,15 +162,15 @@ def adapt(model: PreTrainedModel) -> TransformersLM:
     known = _PROBED.get(model)
     if known is not None and known[0] == state:
         return TransformersLM(model, known[1], place)
-    measured = measure(model)
-    adapted = TransformersLM(model, measured, place)
+    info = measure(model)
+    adapted = TransformersLM(model, info, place)
     probe(adapted, model)
-    _PROBED[model] = (state, measured)
+    _PROBED[model] = (state, info)
     return adapted
 
 
 def _last(values: Tensor, valid: Tensor) -> Tensor:
-    """Of ``values`` [B, n, X] those of each row's last valid node [B, 1, X]."""
+    """The values [B, 1, X] of each row's last valid node, of ``values`` [B, n, X]."""
     last = (valid.sum(-1) - 1).clamp(min=0)
     return values.gather(1, last[:, None, None].expand(-1, 1, values.shape[-1]))
 
@@ -177,7 +181,7 @@ def _takes_positions(module: nn.Module) -> bool:
 
 @contextmanager
 def _masked_attention(model: PreTrainedModel) -> Iterator[None]:
-    """``model`` with an attention that takes our mask, for as long as the context lasts."""
+    """``model`` with an attention implementation that takes a 4D mask, within the context."""
     config, own = model.config, model.config._attn_implementation
     if own in MASKED:
         yield
@@ -191,9 +195,9 @@ def _masked_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _tapped(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """The residual stream at ``taps`` of a forward within the context, taken where layers begin and end.
+    """The residual stream at ``taps`` of a forward within the context, by hooks on the layers.
 
-    transformers' own hidden states end after the final norm, ours before.
+    transformers' last hidden state is after the final norm, this one before it.
     """
     layers, hidden = _find_layers(model), dict[int, Tensor]()
 
@@ -217,7 +221,7 @@ def _tapped(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[dict[int, T
 
 
 def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of decoder layers. Raises ValueError if it is not plain which that is."""
+    """The list of decoder layers. Raises ValueError if there is none of the right length."""
     count = model.config.num_hidden_layers
     found = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count]
     if not found:

@@ -1,8 +1,8 @@
-"""Whether a transformers model computes on trees over slots what it computes on plain text. Run once, at loading.
+"""Tests whether a transformers model gives the same logits on trees over slots as on plain sequences, at loading.
 
-The model itself is asked, with tokens of a fixed seed: texts of two lengths read in chunks, everything beyond them
-poisoned, a tree that branches differently in each row, one path of it committed, and a node after that. Each node's
-logits must be those of a plain forward of its path. B rows, N nodes, V vocabulary.
+The probe uses tokens of a fixed seed: two sequences of different lengths read in chunks, poisoned slots after them, a
+tree that branches differently in each row, one path of it committed, and one more node. Each node's logits must be
+those of a plain forward of its path. B rows, N nodes, V vocabulary.
 """
 
 from typing import Protocol
@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 
 from paceline.core.cache import View
 from paceline.core.tree import Tree
-from paceline.models.adapter.support import Measure, first_line
-from paceline.models.base import LM, Head
-from paceline.models.loading import ModelError, name_of
+from paceline.models.adapter.support import ModelInfo, first_line
+from paceline.models.base import LM, LogitsFor
+from paceline.models.loading import ModelError, dtype_name
 from paceline.models.prefill import feed
 
 LENGTHS = (5, 11)  # committed tokens of the two rows
 CHUNK = 4
-CAPACITY = 320  # beyond the windows that some models have by default and do not tell
+CAPACITY = 320  # beyond the default windows of some models
 PARENTS = (
     (-1, 0, 0, 1, 1, 2, 0, 6, 3, 7),
     (-1, 0, 1, 0, 3, 3, 4, 1, 7, 0),
@@ -40,7 +40,7 @@ class Adapted(LM, Protocol):
     """An adapter that is being probed."""
 
     @property
-    def measured(self) -> Measure: ...
+    def info(self) -> ModelInfo: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -64,7 +64,7 @@ def probe(lm: Adapted, model: PreTrainedModel) -> None:
     if not float((~(differences <= tolerance)).double().mean()) <= share:
         raise ModelError(
             f"{name} cannot be run on trees: logits differ from those of its plain forward by up to {worst:.3g} "
-            f"standard deviations, where {tolerance:g} is allowed for {name_of(lm.dtype)}; its attention ignores "
+            f"standard deviations, where {tolerance:g} is allowed for {dtype_name(lm.dtype)}; its attention ignores "
             "a mask of four axes, or it derives positions from cache slots; give a model of another architecture"
         )
 
@@ -77,12 +77,12 @@ def _compare(lm: Adapted, model: PreTrainedModel) -> Tensor:
     def draw(*shape: int) -> Tensor:
         return torch.randint(lm.vocab_size, shape, generator=generator)
 
-    text, drafted, roots = draw(2, longest), draw(2, len(PARENTS[0])), draw(2, 1)
-    limit = lm.measured.limit
+    tokens, drafted, roots = draw(2, longest), draw(2, len(PARENTS[0])), draw(2, 1)
+    limit = lm.info.limit
     capacity = min(CAPACITY, lm.max_positions if limit is None else limit.length)
     if capacity < longest + len(PARENTS[0]):
         raise ModelError(f"{type(model).__name__}: a context of {capacity} tokens is too short to be probed")
-    view = _committed(lm, text, capacity, generator)
+    view = _committed(lm, tokens, capacity, generator)
     valid = torch.ones_like(drafted, dtype=torch.bool)
     valid[1, INVALID] = False
     tree = Tree.make(drafted, torch.tensor(PARENTS), valid, max_depth=DEPTH)
@@ -93,11 +93,11 @@ def _compare(lm: Adapted, model: PreTrainedModel) -> Tensor:
         torch.tensor([[*path, *[-1] * (DEPTH - len(path))] for path in PATHS], device=device),
     )
     chain = Tree.make_chain(roots.to(device), torch.ones(2, 1, dtype=torch.bool, device=device))
-    after = lm(chain, view, head=Head.LAST).logits
+    after = lm(chain, view, logits_for=LogitsFor.LAST).logits
     assert logits is not None and after is not None
     found: list[Tensor] = []
     for row, length in enumerate(LENGTHS):
-        known = text[row, :length].tolist()
+        known = tokens[row, :length].tolist()
         nodes = [node for node in range(len(PARENTS[row])) if valid[row, node]]
         for leaf in [node for node in nodes if node not in PARENTS[row]]:
             path = _path(row, leaf)
@@ -108,12 +108,12 @@ def _compare(lm: Adapted, model: PreTrainedModel) -> Tensor:
     return torch.cat(found)
 
 
-def _committed(lm: LM, text: Tensor, capacity: int, generator: torch.Generator) -> View:
-    """Rows that hold the first LENGTHS tokens of ``text``, read in chunks; large finite numbers beyond them."""
+def _committed(lm: LM, tokens: Tensor, capacity: int, generator: torch.Generator) -> View:
+    """Rows that hold the first LENGTHS tokens of ``tokens``, read in chunks; large finite values in the other slots."""
     view = lm.new_cache(2, capacity).view()
-    text, length = text.to(lm.device), torch.tensor(LENGTHS, device=lm.device)
+    tokens, length = tokens.to(lm.device), torch.tensor(LENGTHS, device=lm.device)
     for _ in range(0, max(LENGTHS), CHUNK):
-        feed(lm, view, text, (length - view.length).clamp(0, CHUNK), CHUNK)
+        feed(lm, view, tokens, (length - view.length).clamp(0, CHUNK), CHUNK)
     scratch = torch.arange(capacity, device=lm.device) >= length[:, None]
     keys, values = view.storage.keys, view.storage.values
     poison = POISON * torch.randn(keys.shape[2:], generator=generator).to(keys)
@@ -136,7 +136,7 @@ def _path(row: int, node: int) -> list[int]:
 
 
 def _plain(model: PreTrainedModel, tokens: list[int], device: torch.device) -> Tensor:
-    """Logits [T, V] of one text without a cache."""
+    """Logits [T, V] of one sequence without a cache."""
     return model(input_ids=torch.tensor([tokens], device=device), use_cache=False, return_dict=True).logits[0]
 
 

@@ -1,4 +1,4 @@
-"""Which transformers models the adapter can run, as far as configs and one short forward tell. Checks no numbers.
+"""Checks by config and one short forward whether the adapter can run a transformers model.
 
 B rows, T tokens.
 """
@@ -23,21 +23,21 @@ CAUSAL = "give a decoder-only model with ordinary key/value caches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """Texts up to ``length`` tokens are read in full and alike at every length; ``reason`` says what begins beyond."""
+class ContextLimit:
+    """Sequences up to ``length`` tokens are attended in full; ``reason`` says what changes beyond."""
 
     length: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """What one short forward of a model shows."""
+class ModelInfo:
+    """Properties of a model found by one short forward."""
 
     shape: CacheShape
     vocab_size: int
-    plain_head: bool  # logits are the output embedding of the base model's hidden states, to the last bit
-    limit: Limit | None
+    plain_head: bool  # logits are bitwise the output embedding of the base model's hidden states
+    limit: ContextLimit | None
 
 
 def check_config(config: PreTrainedConfig, name: str) -> None:
@@ -104,7 +104,7 @@ def read_context(config: PreTrainedConfig, name: str) -> int:
 
 
 @torch.no_grad()
-def measure(model: PreTrainedModel) -> Measure:
+def measure(model: PreTrainedModel) -> ModelInfo:
     """Run ``model`` on three tokens with a cache of transformers. Raises ModelError if it fills none as others do."""
     name = type(model).__name__
     tokens = torch.tensor([[1, 2, 0]], device=model.device)
@@ -117,7 +117,7 @@ def measure(model: PreTrainedModel) -> Measure:
     dtypes = {layer.keys.dtype for layer in cache.layers if isinstance(layer, DynamicLayer) and layer.keys is not None}
     if len(dtypes) != 1:
         raise ModelError(f"{name} keeps no keys and values in the cache that it is given; {CAUSAL}")
-    return Measure(
+    return ModelInfo(
         shape=CacheShape(layers=layers, dtype=dtypes.pop()),
         vocab_size=logits.shape[-1],
         plain_head=_has_plain_head(model, tokens),
@@ -125,14 +125,14 @@ def measure(model: PreTrainedModel) -> Measure:
     )
 
 
-def base_of(model: PreTrainedModel) -> PreTrainedModel | None:
+def base_model_of(model: PreTrainedModel) -> PreTrainedModel | None:
     """The model without its head; None where transformers gives no such part."""
     base = model.base_model
     return base if isinstance(base, PreTrainedModel) and base is not model else None
 
 
 def _has_plain_head(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
-    base, head = base_of(model), model.get_output_embeddings()
+    base, head = base_model_of(model), model.get_output_embeddings()
     if base is None or not isinstance(head, torch.nn.Module) or model.device.type == "meta":
         return False
     hidden = base(input_ids=tokens, use_cache=False, return_dict=True)[0]
@@ -141,7 +141,7 @@ def _has_plain_head(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
         return False
     try:
         found = head(hidden)
-    except RuntimeError:  # another projection stands before it
+    except RuntimeError:  # there is another projection before it
         return False
     return found.dtype == logits.dtype and torch.equal(found, logits)
 
@@ -175,30 +175,32 @@ def _layer_shape(layer: object, length: int, name: str) -> LayerShape | None:
     return LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
 
 
-def _find_limit(config: PreTrainedConfig, cache: Cache, context: int) -> Limit | None:
+def _find_limit(config: PreTrainedConfig, cache: Cache, context: int) -> ContextLimit | None:
     found = [*_windows(config, cache), *_scalings(config)]
     return min((limit for limit in found if limit.length < context), key=lambda limit: limit.length, default=None)
 
 
-def _windows(config: PreTrainedConfig, cache: Cache) -> Iterator[Limit]:
+def _windows(config: PreTrainedConfig, cache: Cache) -> Iterator[ContextLimit]:
     for layer in cache.layers:
         if isinstance(layer, DynamicSlidingWindowLayer):
-            yield Limit(length=layer.sliding_window, reason="its layers attend to a window of that many tokens")
+            yield ContextLimit(length=layer.sliding_window, reason="its layers attend to a window of that many tokens")
     fields = config.to_dict()
     untyped = fields.get("layer_types") is None and fields.get("use_sliding_window", True)
     for field in (*WINDOW_FIELDS, *UNTYPED_FIELDS) if untyped else WINDOW_FIELDS:
         if isinstance(fields.get(field), int) and fields[field] > 0:
-            yield Limit(length=fields[field], reason=f"its {field} says that layers attend to that many tokens")
+            yield ContextLimit(length=fields[field], reason=f"its {field} says that layers attend to that many tokens")
 
 
-def _scalings(config: PreTrainedConfig) -> Iterator[Limit]:
+def _scalings(config: PreTrainedConfig) -> Iterator[ContextLimit]:
     rope = config.to_dict().get("rope_parameters")
     kinds = [rope, *rope.values()] if isinstance(rope, Mapping) else []
     for kind in kinds:
         if isinstance(kind, Mapping) and kind.get("rope_type") == "longrope":
             original = kind.get("original_max_position_embeddings")
             if isinstance(original, int):
-                yield Limit(length=original, reason="its rotary embedding (longrope) changes for longer texts")
+                yield ContextLimit(
+                    length=original, reason="its rotary embedding (longrope) changes for longer sequences"
+                )
 
 
 def first_line(error: Exception) -> str:

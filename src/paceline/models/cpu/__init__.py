@@ -1,1 +1,1 @@
-"""The native decoder's forward as one call of a C++ kernel, for CPUs. The eager decoder is its reference."""
+"""The native decoder's forward as one call of the CPU kernel. The eager decoder is its reference."""

@@ -1,4 +1,4 @@
-"""Products of the kernel by themselves, for measuring what a machine can do. B rows."""
+"""The CPU kernel's GEMMs on their own, for measuring a machine. B rows."""
 
 import ctypes
 from collections.abc import Callable
@@ -8,39 +8,39 @@ from torch import Tensor, nn
 
 from paceline.kernels.cpu.build import load_kernel
 from paceline.kernels.cpu.structs import Kind, Operation
-from paceline.models.cpu.packed_weights import fits_panels, in_panels, panel_width
-from paceline.models.cpu.program import set_matrix
-from paceline.models.loading import name_of
+from paceline.models.cpu.packed_weights import can_pack, pack_linear, panel_rows
+from paceline.models.cpu.program import set_weight
+from paceline.models.loading import dtype_name
 
 
-def product_with(weight: Tensor, *, panels: bool = True) -> Callable[[Tensor], Tensor]:
-    """The product of contiguous rows [B, in] with ``weight`` [out, in] as a forward multiplies: [B, out].
+def gemm_with_weight(weight: Tensor, *, packed: bool = True) -> Callable[[Tensor], Tensor]:
+    """The GEMM of contiguous rows [B, in] with ``weight`` [out, in] as in a forward: [B, out].
 
-    The matrix is laid in panels, a copy, where models that are loaded have theirs there; not without ``panels``.
+    Packs a copy of the weight where loaded models have packed weights, unless ``packed`` is False.
 
-    Raises KernelError where the kernel cannot be built.
+    Raises KernelError if the kernel cannot be built.
     """
-    laid = panels and fits_panels(weight, panel_width())
+    packed = packed and can_pack(weight, panel_rows())
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    layer.weight = nn.Parameter(weight.detach().clone() if laid else weight, requires_grad=False)
-    return product_of(in_panels(layer) if laid else layer, weight.dtype)
+    layer.weight = nn.Parameter(weight.detach().clone() if packed else weight, requires_grad=False)
+    return gemm_with_layer(pack_linear(layer) if packed else layer, weight.dtype)
 
 
-def product_of(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The same with the matrix of ``layer`` as it lies, of numbers or of integers, and rows of ``dtype``; no bias.
+def gemm_with_layer(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The same with the weight of ``layer`` as stored, quantized or not, and rows of ``dtype``; without bias.
 
-    Raises KernelError where the kernel cannot be built.
+    Raises KernelError if the kernel cannot be built.
     """
-    run = getattr(load_kernel(), f"paceline_product_{name_of(dtype)}")
+    run = getattr(load_kernel(), f"paceline_linear_{dtype_name(dtype)}")
     run.restype = None
     operation = Operation(kind=Kind.LINEAR, inner=layer.in_features, outer=layer.out_features)
-    held: list[Tensor] = []
+    refs: list[Tensor] = []
 
     def point(tensor: Tensor, _: torch.dtype | None = None) -> int:
-        held.append(tensor)
+        refs.append(tensor)
         return tensor.data_ptr()
 
-    set_matrix(operation, layer, point)
+    set_weight(operation, layer, point)
 
     def multiply(x: Tensor) -> Tensor:
         y = torch.empty(x.shape[0], layer.out_features, dtype=dtype)

@@ -1,4 +1,4 @@
-"""A native decoder as the list of operations that the kernel walks. Runs nothing, and copies no weight."""
+"""Compiles a native decoder to the list of operations that the CPU kernel runs, on the decoder's own weights."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, Weights
-from paceline.models.base import Entrance
-from paceline.models.cpu.packed_weights import PanelEmbedding, PanelLinear
+from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, WeightFormat
+from paceline.models.base import InputProjection
+from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLinear
 from paceline.models.native.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import (
@@ -21,7 +21,7 @@ from paceline.models.native.layers import (
     RMSNorm,
     gelu_tanh,
 )
-from paceline.models.native.qkv import Interleaved, Normed, Plain, Rotated, Scaled, Split
+from paceline.models.native.qkv import NormRotateQK, PrepareQKV, RotateInterleavedQKV, RotateQK, ScaleQuery, SplitQKV
 from paceline.models.native.quantization import Int4Linear, Int8Linear
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -40,19 +40,19 @@ ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
 
 
 class UnsupportedError(ValueError):
-    """A decoder with a part that the kernel does not know."""
+    """A decoder with a part that the kernel does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The kernel's model, and the tensors and arrays that it points to."""
+    """The kernel's model, and the tensors and arrays to keep alive."""
 
     model: Model
-    held: tuple[object, ...]
+    refs: tuple[object, ...]
 
 
 def compile_program(lm: DecoderLM) -> Program:
-    """The program of ``lm``, which reads its weights where they lie. Raises UnsupportedError naming what it lacks."""
+    """The program of ``lm``, over its weights. Raises UnsupportedError naming what the kernel lacks."""
     if lm.dtype not in DTYPES or lm.device.type != "cpu":
         raise UnsupportedError(f"{lm.dtype} on {lm.device}")
     writer = _Writer(lm)
@@ -62,7 +62,7 @@ def compile_program(lm: DecoderLM) -> Program:
         starts.append(len(operations))
     config = lm.config
     head_dim, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
-    side = config.attention.interleaved  # query, key and value of a head side by side
+    interleaved = config.attention.interleaved  # query, key and value of a head are adjacent
     array = (Operation * len(operations))(*operations)
     layers = (ctypes.c_int64 * len(starts))(*starts)
     model = Model(
@@ -73,58 +73,60 @@ def compile_program(lm: DecoderLM) -> Program:
         head_dim=head_dim,
         max_positions=lm.max_positions,
         query=0,
-        query_step=3 * head_dim if side else head_dim,
-        key=head_dim if side else heads * head_dim,
-        key_step=3 * head_dim if side else head_dim,
-        value=2 * head_dim if side else (heads + kv_heads) * head_dim,
-        value_step=3 * head_dim if side else head_dim,
-        wide_table=config.rotary is not None and config.rotary.wide,
+        query_step=3 * head_dim if interleaved else head_dim,
+        key=head_dim if interleaved else heads * head_dim,
+        key_step=3 * head_dim if interleaved else head_dim,
+        value=2 * head_dim if interleaved else (heads + kv_heads) * head_dim,
+        value_step=3 * head_dim if interleaved else head_dim,
+        float32_rotary=config.rotary is not None and config.rotary.wide,
         width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
         scale=head_dim**-0.5,
-        panel_rows=lm.embed.width if isinstance(lm.embed, PanelEmbedding) else 0,
+        panel_rows=lm.embed.width if isinstance(lm.embed, PackedEmbedding) else 0,
         embedding_factor=lm.embedding_factor,
         divisor=lm.logits_divisor,
-        embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PanelEmbedding) else lm.embed.weight),
+        embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PackedEmbedding) else lm.embed.weight),
         position=None if lm.position is None else writer.point(lm.position.weight),
         operations=array,
         layers=layers,
         norm=writer.norm(lm.norm, Buffer.STREAM, Buffer.NORMED),
         head=writer.head(lm, Buffer.NORMED, Buffer.STREAM),
     )
-    return Program(model, (array, layers, *writer.held))
+    return Program(model, (array, layers, *writer.refs))
 
 
-def compile_entrance(lm: DecoderLM, entrance: Entrance) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
-    """A norm and a product before ``lm``, and what they point to. Raises UnsupportedError as ``compile_program``."""
-    writer, size = _Writer(lm), entrance.product.in_features
-    norm = writer.norm(entrance.norm, Buffer.STREAM, Buffer.NORMED, size)
-    product = writer.linear(entrance.product, Buffer.NORMED, Buffer.STREAM)
-    return (Operation * 2)(norm, product), tuple(writer.held)
+def compile_input_projection(
+    lm: DecoderLM, projection: InputProjection
+) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
+    """The norm and linear layer of ``projection``, and the tensors to keep alive. Raises UnsupportedError."""
+    writer, size = _Writer(lm), projection.product.in_features
+    norm = writer.norm(projection.norm, Buffer.STREAM, Buffer.NORMED, size)
+    product = writer.linear(projection.product, Buffer.NORMED, Buffer.STREAM)
+    return (Operation * 2)(norm, product), tuple(writer.refs)
 
 
-def set_matrix(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
-    """Say what the matrix of ``layer`` is made of and, by ``point``, where it lies."""
-    laid = isinstance(layer, PanelLinear)
-    matrix = layer.get_parameter("panels") if laid else layer.weight
+def set_weight(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
+    """Set the weight format of ``layer`` and, by ``point``, the pointers to its weight and scales."""
+    packed = isinstance(layer, PackedLinear)
+    matrix = layer.get_parameter("panels") if packed else layer.weight
     product.count = matrix.stride(0)
     if isinstance(layer, Int8Linear):
-        product.variant = Weights.PANELS_INT8 if laid else Weights.INT8
+        product.variant = WeightFormat.PACKED_INT8 if packed else WeightFormat.INT8
         product.weight, product.scales = point(matrix, torch.int8), point(layer.scale, torch.float32)
     elif isinstance(layer, Int4Linear):
-        product.variant = Weights.PANELS_INT4 if laid else Weights.INT4
-        scales = layer.get_parameter("scale_panels") if laid else layer.scale
+        product.variant = WeightFormat.PACKED_INT4 if packed else WeightFormat.INT4
+        scales = layer.get_parameter("scale_panels") if packed else layer.scale
         product.weight, product.scales = point(matrix, torch.uint8), point(scales, torch.bfloat16)
     else:
-        product.variant = Weights.PANELS if laid else Weights.FLOATS
+        product.variant = WeightFormat.PACKED if packed else WeightFormat.FLOATS
         product.weight = point(matrix)
 
 
 class _Writer:
-    """Operations of one decoder's parts, in the order in which they run."""
+    """The operations of a decoder's parts, in the order they run."""
 
     def __init__(self, lm: DecoderLM) -> None:
         config = lm.config
-        self.dtype, self.held = lm.dtype, list[Tensor]()
+        self.dtype, self.refs = lm.dtype, list[Tensor]()
         self.rotated = 0 if config.rotary is None else 2 * len(config.rotary.inverse_frequencies)
         heads = config.num_heads * config.head_dim
         self.widths = {
@@ -134,16 +136,16 @@ class _Writer:
             Buffer.ATTENDED: heads,
             Buffer.INNER: config.ffn_size * (2 if config.ffn.gated else 1),
             Buffer.GATED: config.ffn_size,
-            Buffer.ASIDE: config.hidden_size,
+            Buffer.ATTENTION_OUT: config.hidden_size,
         }
 
     def point(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
-        """Where ``tensor`` lies, in the model's precision or of ``dtype``; it is kept alive."""
+        """A pointer to ``tensor``, of the model's precision or of ``dtype``; it is kept alive."""
         if tensor.dtype != (dtype or self.dtype):
             raise UnsupportedError(f"a weight of {tensor.dtype} in a model of {self.dtype}")
         if not tensor.is_contiguous():
-            raise UnsupportedError("a matrix that does not lie row by row")
-        self.held.append(tensor)
+            raise UnsupportedError("a matrix that is not row-major")
+        self.refs.append(tensor)
         return tensor.data_ptr()
 
     def block(self, block: nn.Module) -> Iterator[Operation]:
@@ -165,11 +167,11 @@ class _Writer:
         yield self.norm(attention_norm, Buffer.STREAM, Buffer.NORMED)
         yield from self.attention(block.attention, Buffer.NORMED)
         if kind is ParallelBlock:
-            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ASIDE)
+            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ATTENTION_OUT)
             yield self.norm(ffn_norm, Buffer.STREAM, Buffer.NORMED)
             yield from self.ffn(block.ffn, Buffer.NORMED)
             yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
-            yield self.add(Buffer.ASIDE, Buffer.NORMED)
+            yield self.add(Buffer.ATTENTION_OUT, Buffer.NORMED)
             yield self.add(Buffer.NORMED, Buffer.STREAM)
             return
         factor = block.factor if isinstance(block, ScaledBlock) else 1.0
@@ -184,25 +186,25 @@ class _Writer:
         yield from self.heads(attention.heads, 1.0)
         yield Operation(kind=Kind.ATTEND, source=Buffer.HEADS, target=Buffer.ATTENDED)
 
-    def heads(self, split: Split, factor: float) -> Iterator[Operation]:
-        """Norms and rotation, after which queries lie in HEADS, keys and values in the cache."""
-        if isinstance(split, Scaled):
+    def heads(self, split: PrepareQKV, factor: float) -> Iterator[Operation]:
+        """Norms and rotary embedding; queries stay in HEADS, keys and values go to the cache."""
+        if isinstance(split, ScaleQuery):
             yield from self.heads(split.inner, factor * split.factor)
             return
-        if isinstance(split, Normed):
+        if isinstance(split, NormRotateQK):
             sizes = (split.sizes[0] * self.head_dim(split), split.sizes[1] * self.head_dim(split))
             places = ((split.query_norm, split.query_size, 0, sizes[0]), (split.key_norm, split.key_size, *sizes))
             for norm, size, offset, whole in places:
                 one = self.norm(norm, Buffer.HEADS, Buffer.HEADS, size)
                 one.count, one.offset = whole // size, offset
                 yield one
-        elif not isinstance(split, Plain | Rotated | Interleaved):
+        elif not isinstance(split, SplitQKV | RotateQK | RotateInterleavedQKV):
             raise UnsupportedError(f"heads of {type(split).__name__}")
-        turned = 0 if isinstance(split, Plain) else self.rotated
-        yield Operation(kind=Kind.TURN, source=Buffer.HEADS, target=Buffer.HEADS, inner=turned, factor=factor)
+        rotary_dim = 0 if isinstance(split, SplitQKV) else self.rotated
+        yield Operation(kind=Kind.ROTATE, source=Buffer.HEADS, target=Buffer.HEADS, inner=rotary_dim, factor=factor)
 
-    def head_dim(self, split: Normed) -> int:
-        """Numbers of one head."""
+    def head_dim(self, split: NormRotateQK) -> int:
+        """The head size."""
         return self.widths[Buffer.HEADS] // sum(split.sizes)
 
     def ffn(self, ffn: nn.Module, source: Buffer) -> Iterator[Operation]:
@@ -220,7 +222,7 @@ class _Writer:
         )
 
     def norm(self, norm: nn.Module, source: Buffer, target: Buffer, size: int | None = None) -> Operation:
-        """A norm over whole rows, or over ``size`` numbers."""
+        """A norm over whole rows, or over ``size`` elements."""
         if type(norm) not in NORMS or not isinstance(norm, RMSNorm | nn.LayerNorm):
             raise UnsupportedError(f"a {type(norm).__name__}")
         bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
@@ -239,9 +241,9 @@ class _Writer:
     def linear(
         self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
     ) -> Operation:
-        """A product with a layer's matrix."""
-        if isinstance(layer, PanelLinear) and self.dtype != torch.bfloat16:
-            raise UnsupportedError(f"a matrix in panels in a model of {self.dtype}")
+        """A linear layer."""
+        if isinstance(layer, PackedLinear) and self.dtype != torch.bfloat16:
+            raise UnsupportedError(f"a packed matrix in a model of {self.dtype}")
         product = Operation(
             kind=kind,
             source=source,
@@ -251,17 +253,17 @@ class _Writer:
             factor=factor,
             bias=None if layer.bias is None else self.point(layer.bias),
         )
-        set_matrix(product, layer, self.point)
+        set_weight(product, layer, self.point)
         return product
 
     def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
-        """The product that gives logits, with a matrix of its own or with the embedding."""
+        """The LM head, with a matrix of its own or tied to the embedding."""
         if lm.head is not None:
             return self.linear(lm.head, source, target)
         inner, outer = lm.embed.embedding_dim, lm.embed.num_embeddings
         product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
-        if isinstance(lm.embed, PanelEmbedding):
-            product.variant, product.weight = Weights.PANELS, self.point(lm.embed.panels, torch.bfloat16)
+        if isinstance(lm.embed, PackedEmbedding):
+            product.variant, product.weight = WeightFormat.PACKED, self.point(lm.embed.panels, torch.bfloat16)
         else:
             product.weight = self.point(lm.embed.weight)
         return product

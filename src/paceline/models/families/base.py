@@ -18,10 +18,10 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.models.native.config import DecoderConfig
-from paceline.models.native.fused_weights import pack
+from paceline.models.native.fused_weights import fuse_parts
 from paceline.models.native.layers import RotaryConfig, gelu_tanh
 
-STATIC_SCALINGS = ("llama3", "linear", "yarn")  # frequencies that do not depend on the length of the text
+STATIC_SCALINGS = ("llama3", "linear", "yarn")  # frequencies that do not depend on the sequence length
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -44,7 +44,7 @@ class Family:
     write: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-@cache  # the same few names again and again, whenever a caller asks whether an adopted model is current
+@cache  # the same few names again and again, whenever is_current is called
 def swap(pairs: Names, name: str, *, back: bool = False) -> str:
     """``name`` with the stored words of ``pairs`` in place of ours, or ours in place of the stored."""
     for stored, own in pairs:
@@ -63,7 +63,7 @@ def renaming(configure: Callable[[dict[str, object]], DecoderConfig], names: Nam
             yield swap(names, name), tensor
 
     def write(state: dict[str, Tensor]) -> dict[str, Tensor]:
-        tensors = pack(dict(state)) if packed else state
+        tensors = fuse_parts(dict(state)) if packed else state
         return {swap(names, own, back=True): tensor for own, tensor in tensors.items()}
 
     return Family(configure, read, write)
@@ -82,17 +82,19 @@ def rotary(config: Parsed, head_dim: int, *, partial: bool = False, wide: bool =
     """Frequencies of a parsed config. ``partial``: perhaps of only the first numbers of a head. Raises ValueError."""
     rope = dict(config.rope_parameters)
     kind = rope.get("rope_type", "default")
-    turned = int(head_dim * rope.get("partial_rotary_factor", 1.0)) if partial else head_dim
+    rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0)) if partial else head_dim
     if kind == "default":
-        exponents = torch.arange(0, turned, 2, dtype=torch.int64).float() / turned
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
         frequencies, factor = 1.0 / rope["rope_theta"] ** exponents, 1.0
     elif kind in STATIC_SCALINGS:
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     else:
         raise ValueError(f"rope scaling {kind!r} is not supported; supported: default, {', '.join(STATIC_SCALINGS)}")
-    if 2 * len(frequencies) != turned:
+    if 2 * len(frequencies) != rotary_dim:
         if partial:
-            raise ValueError(f"partial_rotary_factor: {turned} of {head_dim} numbers of a head turned, no even count")
+            raise ValueError(
+                f"partial_rotary_factor: {rotary_dim} of {head_dim} elements of a head rotated, not an even number"
+            )
         raise ValueError("partial_rotary_factor is not supported by the native decoder")
     return RotaryConfig(tuple(frequencies.tolist()), float(factor), wide)
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from paceline.models.families.base import Family, Names, integer, number, require, swap
 from paceline.models.native.config import AttentionConfig, DecoderConfig, FFNConfig
-from paceline.models.native.fused_weights import pack
+from paceline.models.native.fused_weights import fuse_parts
 from paceline.models.native.layers import gelu_tanh
 
 NAMES: Names = (
@@ -58,7 +58,7 @@ def _read(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def _write(state: dict[str, Tensor]) -> dict[str, Tensor]:
     stored = {}
-    for own, tensor in pack(dict(state)).items():
+    for own, tensor in fuse_parts(dict(state)).items():
         if tensor.dim() == 2 and own.startswith("blocks."):
             tensor = tensor.t().contiguous()
         stored[swap(NAMES, own, back=True)] = tensor

@@ -1,4 +1,4 @@
-"""Who may attend to whom, and the attention itself. Knows nothing of layers' weights or of tokens.
+"""Tree attention over a slot cache, and causal attention for training.
 
 B rows, n nodes of the call, s + n nodes of the tree so far, S slots, G query heads per key-value head, H key-value
 heads, E head size.
@@ -26,7 +26,7 @@ class Attend(Protocol):
 
 
 class CacheAttention(ABC):
-    """Nodes of a tree over a cache: each sees the committed slots and its own ancestors, itself included."""
+    """Tree attention over a cache: a node attends to the committed slots, its ancestors and itself."""
 
     def __init__(self, tree: Tree, cache: View, start: int, *, max_positions: int) -> None:
         length = cache.length[:, None]
@@ -37,26 +37,26 @@ class CacheAttention(ABC):
         self.rows = cache.target_rows(tree.valid[:, start:])
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write ``key`` and ``value`` to their slots, then attend to all that the nodes see (see ``Attend``)."""
+        """Write ``key`` and ``value`` to their slots, then attend (see ``Attend``)."""
         self.cache.write(layer, self.rows, self.slots, key, value)
-        return self.over(query, *self.cache.read(layer))
+        return self.attend_slots(query, *self.cache.read(layer))
 
     @abstractmethod
-    def over(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_slots(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """``query`` [B, n, G * H, E] against the slots' ``keys`` and ``values`` [B, S, H, E]: [B, n, G * H, E]."""
 
 
 class TreeAttention(CacheAttention):
-    """Dense: one mask over all slots of the capacity, each of which is read."""
+    """Dense tree attention: one mask over all slots of the capacity."""
 
     def __init__(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> None:
         super().__init__(tree, cache, start, max_positions=max_positions)
-        mask = attended(tree, cache, start)
+        mask = visible_slots(tree, cache, start)
         added = torch.zeros_like(mask, dtype=cache.dtype).masked_fill(~mask, -torch.inf)
         # The group folds into the query axis, so shared keys and values are never expanded.
         self.mask = added.repeat(1, group, 1)[:, None]  # [B, 1, G * n, S], made once for all layers
 
-    def over(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_slots(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         rows, nodes, heads, size = query.shape
         group = heads // keys.shape[2]
         folded = query.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).reshape(rows, -1, group * nodes, size)
@@ -64,8 +64,8 @@ class TreeAttention(CacheAttention):
         return out.view(rows, -1, group, nodes, size).permute(0, 3, 1, 2, 4).reshape(rows, nodes, heads, size)
 
 
-def attended(tree: Tree, cache: View, start: int) -> Tensor:
-    """Which slots the nodes ``start`` on of ``tree`` see: [B, n, S] bool."""
+def visible_slots(tree: Tree, cache: View, start: int) -> Tensor:
+    """The slots that nodes ``start`` on of ``tree`` attend to: [B, n, S] bool."""
     slot = torch.arange(cache.capacity, device=cache.length.device)
     node = slot - cache.length[:, None]  # [B, S] the node that a slot holds, negative where committed
     index = node.clamp(0, tree.num_nodes - 1)[:, None, :].expand(-1, tree.num_nodes - start, -1)
@@ -74,9 +74,9 @@ def attended(tree: Tree, cache: View, start: int) -> Tensor:
 
 
 class CausalAttention:
-    """Whole sequences at once without a cache, for training: position t sees 0..t, of its own segment alone.
+    """Whole sequences at once without a cache, for training: position t attends to 0..t of its segment.
 
-    ``segment`` [B, T] numbers texts that stand one after another in a row; each begins at position 0. None: one text.
+    ``segment`` [B, T] numbers the sequences packed in a row; each starts at position 0. None: one sequence per row.
     """
 
     def __init__(self, rows: int, length: int, device: torch.device, segment: Tensor | None = None) -> None:

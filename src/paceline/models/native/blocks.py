@@ -1,4 +1,4 @@
-"""One layer of the native decoders: attention and feed-forward with their norms. Knows nothing of caches or heads.
+"""Transformer blocks of the native decoders: attention and feed-forward with their norms.
 
 B rows, n nodes, H hidden size; inside, the residual stream is [B * n, H].
 """
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from paceline.models.native.attention import Attend
 from paceline.models.native.config import Arrangement, DecoderConfig
 from paceline.models.native.layers import GatedFFN, PlainFFN
-from paceline.models.native.qkv import Table, make_split
+from paceline.models.native.qkv import RotaryTable, make_qkv
 
 
 class Attention(nn.Module):
@@ -21,9 +21,9 @@ class Attention(nn.Module):
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv = nn.Linear(config.hidden_size, width + 2 * kv_width, bias=config.attention.bias)
         self.output = nn.Linear(width, config.hidden_size, bias=config.attention.output_bias)
-        self.heads = make_split(config, layer)
+        self.heads = make_qkv(config, layer)
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: Table) -> Tensor:
+    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable) -> Tensor:
         heads = self.qkv(x).view(*attend.positions.shape, -1, self.head_dim)  # [B, n, heads, E]
         return self.output(attend(layer, *self.heads(heads, table)).reshape(x.shape[0], -1))
 
@@ -39,7 +39,7 @@ class Block(nn.Module):
         make = GatedFFN if config.ffn.gated else PlainFFN
         self.ffn = make(config.hidden_size, config.ffn_size, bias=config.ffn.bias, activation=config.ffn.activation)
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: Table, dropout: float) -> Tensor:
+    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
         added = self.attention(self.attention_norm(x), layer, attend, table)
         x = x + (F.dropout(added, dropout) if dropout else added)
         added = self.ffn(self.ffn_norm(x))
@@ -53,7 +53,7 @@ class ScaledBlock(Block):
         super().__init__(config, layer)
         self.factor = config.multipliers.residual
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: Table, dropout: float) -> Tensor:
+    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
         added = self.attention(self.attention_norm(x), layer, attend, table) * self.factor
         x = x + (F.dropout(added, dropout) if dropout else added)
         added = self.ffn(self.ffn_norm(x)) * self.factor
@@ -61,9 +61,9 @@ class ScaledBlock(Block):
 
 
 class PostNormBlock(Block):
-    """A layer whose norms lie on what it adds (OLMo 2)."""
+    """A post-norm layer: norms on the outputs of attention and feed-forward (OLMo 2)."""
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: Table, dropout: float) -> Tensor:
+    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
         added = self.attention_norm(self.attention(x, layer, attend, table))
         x = x + (F.dropout(added, dropout) if dropout else added)
         added = self.ffn_norm(self.ffn(x))
@@ -73,7 +73,7 @@ class PostNormBlock(Block):
 class ParallelBlock(Block):
     """A layer whose attention and feed-forward read the same input (GPT-NeoX)."""
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: Table, dropout: float) -> Tensor:
+    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
         added = self.attention(self.attention_norm(x), layer, attend, table)
         more = self.ffn(self.ffn_norm(x))
         if dropout:

@@ -1,4 +1,4 @@
-"""What shapes a native decoder: small values that say which modules it is made of. Knows nothing of checkpoints.
+"""Configuration of the native decoder.
 
 E head size.
 """
@@ -21,7 +21,7 @@ class NormSpan(Enum):
 
 
 class Arrangement(Enum):
-    """Where a block's norms lie, and whether the feed-forward reads what attention added."""
+    """Where a block's norms are, and whether the feed-forward reads what attention added."""
 
     NORM_BEFORE = 0
     NORM_AFTER = 1
@@ -34,7 +34,7 @@ class AttentionConfig:
 
     bias: bool = False
     output_bias: bool = False
-    interleaved: bool = False  # rows of one head's query, key and value lie together, head after head
+    interleaved: bool = False  # query, key and value rows are grouped by head
     norm_span: NormSpan | None = None  # norms of queries and keys before the rotation
     scale: float | None = None  # factor of the scores; None: one over the root of E
     unrotated: frozenset[int] = frozenset()  # layers without positions
@@ -79,4 +79,4 @@ class DecoderConfig:
     arrangement: Arrangement = Arrangement.NORM_BEFORE
     multipliers: Multipliers = field(default_factory=Multipliers)
     tied_head: bool = False
-    window: int | None = None  # tokens that some layer sees; longer texts are refused
+    window: int | None = None  # sliding window of some layer; longer sequences are refused

@@ -1,4 +1,4 @@
-"""The native decoder: a transformer whose step has static shapes. Knows nothing of checkpoint files.
+"""The native decoder: a transformer with static shapes over a slot cache.
 
 B rows, n nodes, T sequence length, V vocabulary, H hidden size.
 """
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.tree import Resume, Tree
-from paceline.models.base import Head, Output
+from paceline.models.base import LogitsFor, Output
 from paceline.models.native.attention import Attend, CausalAttention
 from paceline.models.native.blocks import make_block
 from paceline.models.native.config import DecoderConfig
-from paceline.models.native.flex_attention import MakeAttention, attention_for
-from paceline.models.native.layers import Rotary, RotaryConfig, WideRotary, embedding_factor
+from paceline.models.native.flex_attention import AttentionFactory, select_attention
+from paceline.models.native.layers import Float32Rotary, Rotary, RotaryConfig, embedding_factor
 
 
 def _rotary(config: RotaryConfig) -> Rotary:
-    return WideRotary(config) if config.wide else Rotary(config)
+    return Float32Rotary(config) if config.wide else Rotary(config)
 
 
 class DecoderLM(nn.Module):
@@ -38,7 +38,7 @@ class DecoderLM(nn.Module):
         self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.logits_divisor = config.multipliers.logits
         self.dropout = 0.0  # training only
-        self.attention: MakeAttention = attention_for  # over trees; another one only to be compared with it
+        self.attention: AttentionFactory = select_attention  # over trees; another one only to be compared with it
 
     @property
     def vocab_size(self) -> int:
@@ -50,7 +50,7 @@ class DecoderLM(nn.Module):
 
     @property
     def max_slots(self) -> int | None:
-        """The sliding window, which is not applied: where there is one, no text may be longer."""
+        """The sliding window, which is not applied: where there is one, no sequence may be longer."""
         return self.config.window
 
     @property
@@ -70,7 +70,7 @@ class DecoderLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.embed.parameters()).dtype  # of the table of embeddings, however it lies
+        return next(self.embed.parameters()).dtype  # also of a packed embedding
 
     @property
     def embedding_factor(self) -> float:
@@ -106,25 +106,25 @@ class DecoderLM(nn.Module):
         *,
         start: int = 0,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
         attend = self.attention(tree, cache, start, max_positions=self.max_positions, group=self.group)
         if resume is None:
-            x, done = self.embedded(tree.tokens[:, start:], attend.positions), 0
+            x, done = self.embed_inputs(tree.tokens[:, start:], attend.positions), 0
         else:
-            x, done = self._rejoined(tree, cache, start, resume), resume.layer
-            assert min(taps, default=done) >= done, "what is resumed has no taps below"
+            x, done = self._resumed(tree, cache, start, resume), resume.layer
+            assert min(taps, default=done) >= done, "taps must not be below the resumed layer"
         hidden = self._run(x, attend, cache.layers, taps, done)
-        return Output(self._head(hidden[-1], head, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
+        return Output(self._head(hidden[-1], logits_for, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
 
     def causal(
         self,
         tokens: Tensor,
         *,
         taps: Sequence[int] = (),
-        head: Head = Head.ALL,
+        logits_for: LogitsFor = LogitsFor.ALL,
         segment: Tensor | None = None,
         skipped: Tensor | None = None,
     ) -> Output:
@@ -134,13 +134,18 @@ class DecoderLM(nn.Module):
         model's sliding window.
         """
         attend = self._causally(tokens, segment)
-        return self._causal(self.embedded(tokens, attend.positions), attend, taps, head, skipped)
+        return self._causal(self.embed_inputs(tokens, attend.positions), attend, taps, logits_for, skipped)
 
-    def causal_over(
-        self, hidden: Tensor, *, taps: Sequence[int] = (), head: Head = Head.ALL, segment: Tensor | None = None
+    def causal_from_embeds(
+        self,
+        hidden: Tensor,
+        *,
+        taps: Sequence[int] = (),
+        logits_for: LogitsFor = LogitsFor.ALL,
+        segment: Tensor | None = None,
     ) -> Output:
-        """The same from embeddings, or whatever stands for them [B, T, H]."""
-        return self._causal(hidden, self._causally(hidden, segment), taps, head)
+        """The same from input embeddings [B, T, H]."""
+        return self._causal(hidden, self._causally(hidden, segment), taps, logits_for)
 
     def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
         rows, length = whole.shape[:2]
@@ -148,13 +153,13 @@ class DecoderLM(nn.Module):
         return CausalAttention(rows, length, whole.device, segment)
 
     def _causal(
-        self, x: Tensor, attend: Attend, taps: Sequence[int], head: Head, skipped: Tensor | None = None
+        self, x: Tensor, attend: Attend, taps: Sequence[int], logits_for: LogitsFor, skipped: Tensor | None = None
     ) -> Output:
         found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
-        return Output(self._head(found[-1], head, None), {tap: found[tap] for tap in taps})
+        return Output(self._head(found[-1], logits_for, None), {tap: found[tap] for tap in taps})
 
-    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """What the first layer reads [B, n, H], of ``tokens`` and ``positions`` [B, n]."""
+    def embed_inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The input embeddings [B, n, H] of ``tokens`` and ``positions`` [B, n]."""
         x = self.embed(tokens.flatten())
         if self.embedding_factor != 1.0:
             x = x * self.embedding_factor
@@ -162,19 +167,19 @@ class DecoderLM(nn.Module):
             x = x + self.position(positions.flatten())
         return x.view(*tokens.shape, -1)
 
-    def _rejoined(self, tree: Tree, cache: View, start: int, resume: Resume) -> Tensor:
-        """The residual stream [B, n, H] where ``resume`` goes on; nodes that are not ready are brought there.
+    def _resumed(self, tree: Tree, cache: View, start: int, resume: Resume) -> Tensor:
+        """The residual stream [B, n, H] after the resumed layers, which nodes that are not ready run first.
 
-        A call costs what the weights that it reads weigh, not how many nodes it has: all from the first one that may
-        not be ready are brought, and what was there already is kept.
+        The cost of a call is in reading the weights, not in the number of nodes: all nodes from the first one that may
+        be unready are run, and the given states of ready ones are used.
         """
         first = resume.first
         if first == tree.num_nodes - start:
             return resume.hidden
         attend = self.attention(tree, cache, start + first, max_positions=self.max_positions, group=self.group)
-        x = self.embedded(tree.tokens[:, start + first :], attend.positions)
-        brought = self._run(x, attend, cache.layers[: resume.layer], ())[-1]
-        rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], brought)
+        x = self.embed_inputs(tree.tokens[:, start + first :], attend.positions)
+        run_now = self._run(x, attend, cache.layers[: resume.layer], ())[-1]
+        rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], run_now)
         return torch.cat((resume.hidden[:, :first], rest), dim=1) if first else rest
 
     def _run(
@@ -200,15 +205,15 @@ class DecoderLM(nn.Module):
                 hidden[slot + 1] = x.view(shape)
         return {**hidden, -1: x.view(shape)}
 
-    def _head(self, x: Tensor, head: Head, valid: Tensor | None) -> Tensor | None:
-        if head is Head.NONE:
+    def _head(self, x: Tensor, logits_for: LogitsFor, valid: Tensor | None) -> Tensor | None:
+        if logits_for is LogitsFor.NONE:
             return None
-        if head is Head.LAST and valid is not None:
+        if logits_for is LogitsFor.LAST and valid is not None:
             last = (valid.sum(-1) - 1).clamp(min=0)
             x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
-        return self.scored(x)
+        return self.compute_logits(x)
 
-    def scored(self, x: Tensor) -> Tensor:
+    def compute_logits(self, x: Tensor) -> Tensor:
         """Logits [B, n, V] of the residual stream after the last layer [B, n, H]."""
         normed = self.norm(x.flatten(0, 1))
         logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)
@@ -219,6 +224,6 @@ class DecoderLM(nn.Module):
         window = self.config.window
         if window is not None and length > window:
             raise ValueError(
-                f"a text of {length} tokens, drafts included, exceeds the sliding window of {window} tokens of this "
-                "model, which the native decoder does not apply: lower max_tokens, max_length or num_draft_tokens"
+                f"a sequence of {length} tokens, drafts included, exceeds the sliding window of {window} tokens of "
+                "this model, which the native decoder does not apply: lower max_tokens, max_length or num_draft_tokens"
             )

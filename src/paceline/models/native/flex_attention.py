@@ -25,7 +25,7 @@ ROUNDINGS, LOOSE = 4, 1e-3  # of the largest value, by how much it may differ fr
 logger = logging.getLogger("paceline")
 
 
-class MakeAttention(Protocol):
+class AttentionFactory(Protocol):
     """What makes one forward's attention over the slots of a cache."""
 
     def __call__(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:
@@ -33,7 +33,7 @@ class MakeAttention(Protocol):
         ...
 
 
-class Seen(NamedTuple):
+class VisibleBlocks(NamedTuple):
     """What decides who sees what, as tensors of the device."""
 
     length: Tensor  # [B] committed slots
@@ -55,13 +55,13 @@ class FlexAttention(CacheAttention):
         self.seen = _seen(tree, cache, start)
         self.attend = _compiled() if compiled else _attend
 
-    def over(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_slots(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         # One layout of queries whatever made them, so that one compiled function serves all layers.
         heads_first = query.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         return self.attend(heads_first, keys.transpose(1, 2), values.transpose(1, 2), *self.seen).transpose(1, 2)
 
 
-def attention_for(tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:
+def select_attention(tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:
     """Flex where the device has kernels for it, the call is a step over all rows, and a trial went well; else dense.
 
     Prompts are read by views of some rows, in pieces of many sizes, each of which would have to be compiled.
@@ -95,8 +95,8 @@ def _try(flex: FlexAttention, dense: TreeAttention, group: int) -> bool:
         # Limits on how often a function is compiled are for shapes that nobody foresaw; these are counted here.
         limits: dict[str, object] = {"recompile_limit": MOST_SHAPES, "accumulated_recompile_limit": 2 * MOST_SHAPES}
         with torch._dynamo.config.patch(limits):
-            found = flex.over(query, keys, values)
-        difference = float((found - dense.over(query, keys, values)).abs().max())
+            found = flex.attend_slots(query, keys, values)
+        difference = float((found - dense.attend_slots(query, keys, values)).abs().max())
         allowed = max(ROUNDINGS * torch.finfo(keys.dtype).eps, LOOSE) * float(values.abs().max())
     except Exception as error:  # compilers, drivers and torch's limits fail in ways of their own, each with its class
         reason = str(error).strip() or type(error).__name__
@@ -118,7 +118,7 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(_attend, dynamic=False, fullgraph=True)
 
 
-def _seen(tree: Tree, cache: View, start: int) -> Seen:
+def _seen(tree: Tree, cache: View, start: int) -> VisibleBlocks:
     length = cache.length
     queries = -(-(tree.num_nodes - start) // BLOCK)
     blocks = torch.arange(-(-cache.capacity // BLOCK), device=length.device, dtype=torch.int32)
@@ -129,7 +129,7 @@ def _seen(tree: Tree, cache: View, start: int) -> Seen:
     def spread(tensor: Tensor) -> Tensor:
         return tensor[:, None, None].expand(-1, 1, queries, *tensor.shape[1:]).contiguous()
 
-    return Seen(
+    return VisibleBlocks(
         length=length,
         ancestors=tree.ancestors[:, start:].clone(memory_format=torch.contiguous_format),
         num_mixed=spread((some - whole).clamp(min=0)),

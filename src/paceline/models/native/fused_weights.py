@@ -1,6 +1,6 @@
-"""Matrices that read the same input lie in one tensor, so that one product serves them. Knows no checkpoint's names.
+"""Fused weights: matrices that read the same input (query, key, value; gate, up) are one tensor and one GEMM.
 
-``unpack`` gives a decoder's tensors by the names of their parts (query, key, value; gate, up), ``pack`` the reverse.
+``split_parts`` gives a decoder's tensors by the names of their parts, ``fuse_parts`` the reverse.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,8 +14,8 @@ ATTENTION = ("query", "key", "value")
 FFN = ("gate", "up")
 
 
-def unpack(config: DecoderConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Part by part; the parts are views. Interleaved queries, keys and values are one part."""
+def split_parts(config: DecoderConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of each tensor, as views. Interleaved queries, keys and values are one part."""
     kv = config.num_kv_heads * config.head_dim
     parts: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -29,8 +29,8 @@ def unpack(config: DecoderConfig, state: dict[str, Tensor]) -> dict[str, Tensor]
     return parts
 
 
-def groups(names: Collection[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """A decoder's own tensors, each with the parts it is made of; one that comes whole is its own part."""
+def fused_groups(names: Collection[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """A decoder's own tensors, each with its parts; an unfused one is its own part."""
     for name in names:
         if ".attention.query." in name:
             yield name.replace(".query.", ".qkv."), _siblings(name, "query", ATTENTION)
@@ -40,13 +40,13 @@ def groups(names: Collection[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield name, (name,)
 
 
-def pack(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The decoder's own tensors from ``unpack``'s names; those that are packed already pass through.
+def fuse_parts(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder's own tensors from ``split_parts``'s names; those that are fused already pass through.
 
-    Empties ``parts`` on the way, so that no more than one packed tensor lies in memory twice.
+    Empties ``parts`` on the way, so that at most one tensor is in memory twice.
     """
     state: dict[str, Tensor] = {}
-    for whole, names in list(groups(parts)):
+    for whole, names in list(fused_groups(parts)):
         pieces = [parts.pop(name) for name in names]
         state[whole] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return state

@@ -1,4 +1,4 @@
-"""Building blocks of the native decoders. Knows nothing of caches, trees or checkpoints.
+"""Layers of the native decoders: rotary embedding, norms, feed-forwards.
 
 B rows, n nodes, H hidden size, E head size.
 """
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 class RotaryConfig:
     """Rotary position embedding (2104.09864): inverse frequencies after any scaling, and the attention factor."""
 
-    inverse_frequencies: tuple[float, ...]  # E / 2, or fewer where only the first numbers of a head are turned
+    inverse_frequencies: tuple[float, ...]  # E / 2, or fewer where only the first elements of a head are rotated
     factor: float = 1.0
-    wide: bool = False  # turns in float32 whatever the model's precision
+    wide: bool = False  # rotates in float32 whatever the model's precision
 
 
 class Rotary(nn.Module):
-    """Angles of positions, in float32 whatever the model's precision (as in transformers)."""
+    """Cosine and sine tables, computed in float32 whatever the model's precision (as in transformers)."""
 
     frequencies: Tensor
 
@@ -40,7 +40,7 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [B, n, 1, turned] of ``positions`` [B, n]."""
+        """Cosine and sine [B, n, 1, rotary_dim] of ``positions`` [B, n]."""
         angle = positions[..., None, None].float() * self.frequencies
         angle = torch.cat((angle, angle), dim=-1)
         return (angle.cos() * self.config.factor).to(dtype), (angle.sin() * self.config.factor).to(dtype)
@@ -52,18 +52,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def rotate_wide(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``rotate`` in the precision of the table, its result in that of ``x``."""
     return rotate(x, cos, sin).to(x.dtype)
 
 
-def rotate_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``rotate`` of the first numbers of each head, as many as the table has; the others stay."""
-    turned = cos.shape[-1]
-    return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
+def rotate_partial(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``rotate`` of the first elements of each head, as many as the table has (partial rotary)."""
+    rotary_dim = cos.shape[-1]
+    return torch.cat((rotate(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
 
 
-class WideRotary(Rotary):
+class Float32Rotary(Rotary):
     """Angles whose table is not rounded to the model's precision (OLMo 2)."""
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

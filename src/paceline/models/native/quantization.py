@@ -1,6 +1,6 @@
-"""Weight-only quantisation: matrices of small integers with scales, which torchao finds. Knows no files, no kernels.
+"""Weight-only quantization: int8 and int4 linear layers, quantized by torchao.
 
-N numbers written, K numbers read.
+N outputs, K inputs.
 """
 
 from types import ModuleType
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.models.native.torchao import has_torchao, load_torchao
 
 GROUP = 64  # weights of four bits that share a scale
-PACKED = 8  # weights of four bits that are laid out together, in four bytes
+INT4_PER_WORD = 8  # int4 weights per 32-bit word
 BLOCK = 64  # integers: rows are filled up to a multiple of it, so that each begins where vectors do
 
 
@@ -67,7 +67,7 @@ class Int4Linear(nn.Linear):
         self.scale = nn.Parameter(torch.empty(scales, dtype=torch.bfloat16), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        words = self.weight.view(torch.int16).unflatten(-1, (-1, 1, PACKED // 4))
+        words = self.weight.view(torch.int16).unflatten(-1, (-1, 1, INT4_PER_WORD // 4))
         shifts = torch.arange(0, 16, 4, dtype=torch.int16, device=words.device)[:, None]
         integers = ((words >> shifts) & 15).flatten(1).unflatten(1, (-1, GROUP)) - 8
         wide = torch.promote_types(input.dtype, torch.float32)
@@ -92,7 +92,7 @@ class Int4Linear(nn.Linear):
         torchao = load_torchao()
         filled = F.pad(weight.bfloat16(), (0, -weight.shape[1] % GROUP))
         found = torchao.IntxUnpackedToInt8Tensor.from_hp(filled, (1, GROUP), torch.int4)  # type: ignore[attr-defined]
-        nibbles = (found.qdata.to(torch.int32) + 8).unflatten(1, (-1, 4, PACKED // 4))
+        nibbles = (found.qdata.to(torch.int32) + 8).unflatten(1, (-1, 4, INT4_PER_WORD // 4))
         shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=weight.device)[:, None]
         words = (nibbles << shifts).sum(2).to(torch.int16).flatten(1)
         return {"weight": words.view(torch.uint8), "scale": found.scale.bfloat16()}
@@ -115,10 +115,10 @@ def check_quantization(quantization: str | None) -> None:
 
 
 def quantise(state: dict[str, Tensor], quantization: str, *, tied_head: bool) -> dict[str, Tensor]:
-    """A decoder's own tensors (models/packing) with integers in place of all matrices but the tables of embeddings.
+    """A decoder's fused tensors (models/native/fused_weights), all matrices quantized but the embeddings.
 
     A head that is tied to the embedding gets integers of its own; the table that tokens are looked up in stays. Empties
-    ``state`` on the way, so that no more than one matrix lies in memory twice.
+    ``state`` on the way, so that at most one matrix is in memory twice.
     """
     done: dict[str, Tensor] = {}
     if tied_head:

@@ -1,4 +1,4 @@
-// Norms, activations and sums, row by row, rounded where the eager model rounds. Source and target may be the same.
+// RMSNorm, LayerNorm, activations and additions, row by row, rounded where the eager model rounds. In place is allowed.
 #pragma once
 
 #include "step/program.h"
@@ -6,24 +6,24 @@
 
 namespace paceline {
 
-// Calls with(i, count) for pieces of a vector's width, the last of which may be shorter.
+// Calls with(i, count) for each vector; the last one may be partial.
 template <class T, class With>
-inline void pieces(int size, With &&with) {
+inline void for_each_vector(int size, With &&with) {
     for (int i = 0; i < size; i += lanes<T>) with(i, size - i < lanes<T> ? size - i : lanes<T>);
 }
 
 template <class T>
-inline Vec<T> load_piece(const T *p, int count) {
+inline Vec<T> load_partial(const T *p, int count) {
     return count == lanes<T> ? load(p) : load_some(p, count);
 }
 
 template <class T>
-inline void store_piece(T *p, Vec<T> v, int count) {
+inline void store_partial(T *p, Vec<T> v, int count) {
     for (int j = 0; j < count; j++) p[j] = narrow<T>(v[j]);
 }
 #if defined(__AVX512BF16__)
 template <>
-inline void store_piece<bf16>(bf16 *p, Floats v, int count) {
+inline void store_partial<bf16>(bf16 *p, Floats v, int count) {
     __m256i h = (__m256i)_mm512_cvtneps_pbh((__m512)v);
     if (count == 16) {
         _mm256_storeu_si256((__m256i *)p, h);
@@ -34,14 +34,14 @@ inline void store_piece<bf16>(bf16 *p, Floats v, int count) {
 #endif
 
 template <class T>
-inline Vec<T> rounded_piece(Vec<T> v) {
+inline Vec<T> round_vector(Vec<T> v) {
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, bf16>)
         return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)), 16);
 #endif
     if constexpr (std::is_same_v<T, bf16>) {
         bf16 out[16];
-        store_piece(out, v, 16);
+        store_partial(out, v, 16);
         return load(out);
     } else {
         return v;
@@ -57,26 +57,26 @@ inline void norm(const Operation &op, const T *x, T *y) {
     V total{}, squares{};
     A mean = 0;
     if (op.variant == LAYER) {
-        pieces<T>(size, [&](int i, int count) { total += load_piece(x + i, count); });
+        for_each_vector<T>(size, [&](int i, int count) { total += load_partial(x + i, count); });
         mean = sum(total) / size;
     }
-    pieces<T>(size, [&](int i, int count) {
-        V v = load_piece(x + i, count) - mean;
+    for_each_vector<T>(size, [&](int i, int count) {
+        V v = load_partial(x + i, count) - mean;
         for (int j = count; j < lanes<T>; j++) v[j] = 0;
         squares += v * v;
     });
     const A scale = A(1) / std::sqrt(sum(squares) / size + A(op.eps));
-    pieces<T>(size, [&](int i, int count) {
-        V v = (load_piece(x + i, count) - mean) * scale, w = load_piece(weight + i, count);
-        if (op.variant == RMS) v = rounded_piece<T>(v) * w;
+    for_each_vector<T>(size, [&](int i, int count) {
+        V v = (load_partial(x + i, count) - mean) * scale, w = load_partial(weight + i, count);
+        if (op.variant == RMS) v = round_vector<T>(v) * w;
         if (op.variant == RMS_LATE) v = v * w;
         if (op.variant == RMS_OFFSET) v = v * (w + A(1));
-        if (op.variant == LAYER) v = bias ? v * w + load_piece(bias + i, count) : v * w;
-        store_piece(y + i, v, count);
+        if (op.variant == LAYER) v = bias ? v * w + load_partial(bias + i, count) : v * w;
+        store_partial(y + i, v, count);
     });
 }
 
-// erf to 1.5e-7 (Abramowitz and Stegun 7.1.26) where sums are floats.
+// erf to 1.5e-7 (Abramowitz and Stegun 7.1.26) in float32.
 inline Floats error_function(Floats x) {
     Floats z = x < 0.0f ? -x : x, t = 1.0f / (1.0f + z * 0.3275911f);
     Floats p = ((((t * 1.061405429f - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
@@ -105,48 +105,48 @@ inline V activation(int64_t which, V x) {
     }
 }
 
-// y = act(x), times the numbers op.inner further on where gated.
+// y = act(x); times the other half of x, op.inner elements on, if gated.
 template <class T>
 inline void activate(const Operation &op, const T *x, T *y, int begin, int end) {
-    pieces<T>(end - begin, [&](int i, int count) {
-        Vec<T> v = activation(op.variant, load_piece(x + begin + i, count));
-        if (op.kind == GATE) v = rounded_piece<T>(v) * load_piece(x + op.inner + begin + i, count);
-        store_piece(y + begin + i, v, count);
+    for_each_vector<T>(end - begin, [&](int i, int count) {
+        Vec<T> v = activation(op.variant, load_partial(x + begin + i, count));
+        if (op.kind == GATE) v = round_vector<T>(v) * load_partial(x + op.inner + begin + i, count);
+        store_partial(y + begin + i, v, count);
     });
 }
 
 template <class T>
 inline void add(const Operation &op, const T *x, T *y) {
-    pieces<T>(op.inner, [&](int i, int count) {
-        Vec<T> v = load_piece(x + i, count);
-        if (op.factor != 1) v = rounded_piece<T>(v * Acc<T>(op.factor));
-        store_piece(y + i, load_piece(y + i, count) + v, count);
+    for_each_vector<T>(op.inner, [&](int i, int count) {
+        Vec<T> v = load_partial(x + i, count);
+        if (op.factor != 1) v = round_vector<T>(v * Acc<T>(op.factor));
+        store_partial(y + i, load_partial(y + i, count) + v, count);
     });
 }
 
-// y = W x + bias for N of its numbers whose sums are known, added to what is there where the operation says so.
+// Writes N outputs y = W x + bias from their sums; adds to y for LINEAR_ADD.
 template <class T, int N>
-inline void put(const Operation &op, T *y, int n, const Acc<T> *sums, Acc<T> divisor) {
+inline void write_outputs(const Operation &op, T *y, int n, const Acc<T> *sums, Acc<T> divisor) {
     const T *bias = (const T *)op.bias;
     if constexpr (N == 1) {
         Acc<T> four[4] = {*sums};
         T last[4] = {y[n]}, added[4] = {bias ? bias[n] : narrow<T>(0)};
         Operation one = op;
         one.bias = bias ? added : nullptr;
-        put<T, 4>(one, last, 0, four, divisor);
+        write_outputs<T, 4>(one, last, 0, four, divisor);
         y[n] = last[0];
     } else if constexpr (N % lanes<T> == 0) {
         for (int j = 0; j < N; j += lanes<T>) {
             Vec<T> v = load(sums + j);
             if (bias) v += load(bias + n + j);
             if (op.kind == LINEAR_ADD) {
-                v = rounded_piece<T>(v);
-                if (op.factor != 1) v = rounded_piece<T>(v * Acc<T>(op.factor));
+                v = round_vector<T>(v);
+                if (op.factor != 1) v = round_vector<T>(v * Acc<T>(op.factor));
                 v += load(y + n + j);
             } else if (divisor != 1) {
-                v = rounded_piece<T>(v) / divisor;
+                v = round_vector<T>(v) / divisor;
             }
-            store_piece(y + n + j, v, lanes<T>);
+            store_partial(y + n + j, v, lanes<T>);
         }
     } else {
         for (int j = 0; j < N; j += 4) {

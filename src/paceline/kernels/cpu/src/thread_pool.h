@@ -1,8 +1,8 @@
-// Threads that go through the same work together.
+// A thread pool for fork-join phases with dynamic scheduling.
 //
-// A job is a sequence of phases, each of some pieces. Whoever comes takes the next piece, and a phase is over when all
-// its pieces are done, not when all threads have come: a thread that the system keeps from running holds up nobody but
-// for the piece in its hands. Which thread does a piece changes no number.
+// A job is a sequence of phases, each divided into chunks. Every thread takes the next chunk, and a phase ends when all
+// its chunks are done, not when all threads have arrived: a thread that the system has descheduled delays
+// only the chunk it is running. Which thread runs a chunk does not affect results.
 #pragma once
 
 #include <unistd.h>
@@ -17,16 +17,16 @@
 
 namespace paceline {
 
-constexpr int SPINS = 20000;       // before a waiting thread lets others run
-constexpr int IDLE_SPINS = 50000;  // before a thread without a job sleeps: some steps follow each other that fast
-constexpr int LARGE = 85;          // percent of a phase in as many pieces as there are threads, and
-constexpr int SMALL = 2;           // the rest, for each thread, so that a slow one takes fewer
+constexpr int SPINS = 20000;       // before a waiting thread yields
+constexpr int IDLE_SPINS = 50000;  // before an idle thread sleeps: decoding steps follow each other quickly
+constexpr int LARGE_PERCENT = 85;  // percent of a phase in as many chunks as there are threads, and
+constexpr int SMALL_CHUNKS = 2;    // chunks per thread of the rest, for load balancing
 
 struct alignas(64) Phase {
     std::atomic<int> taken{0}, done{0};
 };
 
-// As many as asked for, in blocks that stay where they are.
+// Phases on demand, in blocks that never move.
 class Phases {
    public:
     Phase &at(long i) {
@@ -49,39 +49,41 @@ class Phases {
     }
 
    private:
-    static constexpr long BLOCK = 256, BLOCKS = 1 << 14;  // of four million, one prompt of the longest takes a part
+    static constexpr long BLOCK = 256, BLOCKS = 1 << 14;  // four million; the longest prompt uses a fraction
     std::atomic<Phase *> blocks_[BLOCKS]{};
 };
 
-// One thread's way through a job.
-class Walk {
+// One thread's view of a job.
+class Worker {
    public:
-    Walk(Phases *phases, int threads) : phases_(phases), threads_(threads) {}
+    Worker(Phases *phases, int threads) : phases_(phases), threads_(threads) {}
 
-    // The next phase: work(begin, end) for pieces of count things, in multiples of step. Returns when all are done.
+    // The next phase: work(begin, end) for chunks of count items, in multiples of step. Returns when all are done.
     template <class Work>
-    void share(long count, long step, Work &&work) {
+    void parallel_for(long count, long step, Work &&work) {
         if (!phases_) return count > 0 ? work(0, count) : void();
-        const long blocks = (count + step - 1) / step, pieces = std::min<long>(blocks, (long)threads_ * (1 + SMALL));
-        // Large pieces first: what lies one after another is read fastest.
-        const long large = blocks > pieces ? blocks * LARGE / 100 / threads_ : 0, others = large ? pieces - threads_ : pieces;
+        const long blocks = (count + step - 1) / step,
+                   chunks = std::min<long>(blocks, (long)threads_ * (1 + SMALL_CHUNKS));
+        // Large chunks first: sequential memory is read fastest.
+        const long large = blocks > chunks ? blocks * LARGE_PERCENT / 100 / threads_ : 0,
+                   others = large ? chunks - threads_ : chunks;
         auto begin = [&](long i) {
             if (large && i <= threads_) return large * i;
             const long beyond = large ? large * threads_ : 0, from = large ? threads_ : 0;
             return beyond + (blocks - beyond) * (i - from) / others;
         };
         Phase &phase = phases_->at(at_++);
-        for (long i; (i = phase.taken.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+        for (long i; (i = phase.taken.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
             work(begin(i) * step, std::min(count, begin(i + 1) * step));
             phase.done.fetch_add(1, std::memory_order_acq_rel);
         }
-        for (int spins = 0; phase.done.load(std::memory_order_acquire) < pieces; spins++)
+        for (int spins = 0; phase.done.load(std::memory_order_acquire) < chunks; spins++)
             if (spins > SPINS) std::this_thread::yield();
     }
-    // The next phase, of one piece.
+    // The next phase, run by one thread.
     template <class Work>
-    void once(Work &&work) {
-        share(1, 1, [&](long, long) { work(); });
+    void single(Work &&work) {
+        parallel_for(1, 1, [&](long, long) { work(); });
     }
     long phases() const { return at_; }
 
@@ -91,89 +93,90 @@ class Walk {
     long at_ = 0;
 };
 
-class Team {
+class ThreadPool {
    public:
-    // The one of this process. Never destroyed, since its threads may outlive what is.
-    static Team &of_process() {
-        static Team *team = new Team;
-        if (team->process_ != getpid()) new (team) Team;  // after a fork there are no threads but the caller
+    // The pool of this process. Never destroyed, since its threads may outlive static objects.
+    static ThreadPool &instance() {
+        static ThreadPool *team = new ThreadPool;
+        if (team->pid_ != getpid()) new (team) ThreadPool;  // after a fork only the calling thread exists
         return *team;
     }
 
-    // job(walk) by as many threads as can be had, all through the same phases; where the team is busy, by the caller.
+    // Runs job(worker) on up to threads threads; on the caller alone if the pool is busy.
     template <class Job>
     void run(int threads, Job &&job) {
-        std::unique_lock<std::mutex> held(busy_, std::try_to_lock);
-        if (threads <= 1 || !held || !grow(threads - 1)) {
-            Walk alone(nullptr, 1);
-            return job(alone);
+        std::unique_lock<std::mutex> lock(job_mutex_, std::try_to_lock);
+        if (threads <= 1 || !lock || !ensure_workers(threads - 1)) {
+            Worker sequential(nullptr, 1);
+            return job(sequential);
         }
-        call_ = [](void *it, Walk &walk) { (*(std::remove_reference_t<Job> *)it)(walk); };
+        call_ = [](void *it, Worker &worker) { (*(std::remove_reference_t<Job> *)it)(worker); };
         job_ = &job, threads_ = threads;
-        open_.store(true);
-        turn_.fetch_add(1);
-        if (asleep_.load() > 0) {
-            std::lock_guard<std::mutex> waking(sleep_);
+        accepting_.store(true);
+        generation_.fetch_add(1);
+        if (num_sleeping_.load() > 0) {
+            std::lock_guard<std::mutex> waking(sleep_mutex_);
             wake_.notify_all();
         }
-        Walk mine(&phases_, threads);
-        job(mine);
-        open_.store(false);
-        for (int spins = 0; inside_.load() > 0; spins++)
+        Worker own(&phases_, threads);
+        job(own);
+        accepting_.store(false);
+        for (int spins = 0; num_active_.load() > 0; spins++)
             if (spins > SPINS) std::this_thread::yield();
-        phases_.clear(mine.phases());
+        phases_.clear(own.phases());
     }
 
    private:
-    const pid_t process_ = getpid();
-    std::mutex busy_, sleep_;
+    const pid_t pid_ = getpid();
+    std::mutex job_mutex_, sleep_mutex_;
     std::condition_variable wake_;
-    int members_ = 0;
-    std::atomic<unsigned> turn_{0};
-    std::atomic<int> asleep_{0}, inside_{0};
-    std::atomic<bool> open_{false};
-    void (*call_)(void *, Walk &) = nullptr;
+    int num_workers_ = 0;
+    std::atomic<unsigned> generation_{0};
+    std::atomic<int> num_sleeping_{0}, num_active_{0};
+    std::atomic<bool> accepting_{false};
+    void (*call_)(void *, Worker &) = nullptr;
     void *job_ = nullptr;
     int threads_ = 1;
     Phases phases_;
 
-    // Whether there are so many members, or as many as the system gives but not none.
-    bool grow(int wanted) {
+    // Starts threads up to wanted, or as many as the system allows; false if there are none.
+    bool ensure_workers(int wanted) {
         try {
-            for (; members_ < wanted; members_++) std::thread([this, rank = members_] { serve(rank); }).detach();
+            for (; num_workers_ < wanted; num_workers_++)
+                std::thread([this, rank = num_workers_] { worker_loop(rank); }).detach();
         } catch (const std::system_error &) {
         }
-        return members_ > 0;
+        return num_workers_ > 0;
     }
 
-    void serve(int rank) {
-        for (unsigned seen = turn_.load() - 1;;) {
-            seen = wait_beyond(seen);
-            inside_.fetch_add(1);
-            // Open: the caller waits for whoever is inside, so the job lives.
-            if (open_.load() && rank < threads_ - 1) {
-                Walk walk(&phases_, threads_);
-                call_(job_, walk);
+    void worker_loop(int rank) {
+        for (unsigned seen = generation_.load() - 1;;) {
+            seen = wait_for_job(seen);
+            num_active_.fetch_add(1);
+            // Accepting: the caller waits for active workers, so the job is alive.
+            if (accepting_.load() && rank < threads_ - 1) {
+                Worker worker(&phases_, threads_);
+                call_(job_, worker);
             }
-            inside_.fetch_sub(1);
+            num_active_.fetch_sub(1);
         }
     }
 
-    unsigned wait_beyond(unsigned seen) {
+    unsigned wait_for_job(unsigned seen) {
         for (int spins = 0; spins < IDLE_SPINS; spins++)
-            if (turn_.load(std::memory_order_acquire) != seen) return turn_.load();
-        std::unique_lock<std::mutex> held(sleep_);
-        asleep_.fetch_add(1);
-        wake_.wait(held, [&] { return turn_.load() != seen; });
-        asleep_.fetch_sub(1);
-        return turn_.load();
+            if (generation_.load(std::memory_order_acquire) != seen) return generation_.load();
+        std::unique_lock<std::mutex> lock(sleep_mutex_);
+        num_sleeping_.fetch_add(1);
+        wake_.wait(lock, [&] { return generation_.load() != seen; });
+        num_sleeping_.fetch_sub(1);
+        return generation_.load();
     }
 };
 
-// work(begin, end) for pieces of count things, by several threads.
+// work(begin, end) for chunks of count items, by several threads.
 template <class Work>
-void share(int threads, long count, Work &&work) {
-    Team::of_process().run(threads, [&](Walk &walk) { walk.share(count, 1, work); });
+void parallel_for(int threads, long count, Work &&work) {
+    ThreadPool::instance().run(threads, [&](Worker &worker) { worker.parallel_for(count, 1, work); });
 }
 
 }  // namespace paceline

@@ -1,9 +1,9 @@
-// Products with a matrix of small integers, row by row, and the scales that make numbers of them: for any precision and any
-// machine. Where bfloat16 is multiplied pair by pair the integers lie in panels instead (gemm_quantized_bf16.h).
+// GEMM with int8 or int4 weights, row by row, and their scales: for any precision and CPU.
+// On AVX512-BF16 the quantized weights are packed in panels instead (gemm_quantized_bf16.h).
 //
-// The integers become floats in registers, exactly, and are multiplied as those are (gemm_unpacked.h).
-// Every sum runs over k in the same order whatever the tile, so that a row's result does not depend on the rows beside
-// it. Rows of w are filled up with zeros to whole blocks.
+// Integers are converted to floats in registers, exactly, and multiplied as in gemm_unpacked.h.
+// Every sum runs over k in the same order whatever the tile, so results are batch-invariant.
+// Rows of w are zero-padded to whole blocks.
 #pragma once
 
 #include <functional>
@@ -13,11 +13,11 @@
 
 namespace paceline {
 
-constexpr int PANEL = 48;          // rows of x that are filled up with zeros at once
-constexpr int TILES_AHEAD = 8;     // between what is read and what is asked of memory
-constexpr long PIECE = 64 * 1024;  // bytes of widened w that stay near while several tiles of x read them
+constexpr int MAX_GEMM_ROWS = 48;             // rows of x that are zero-padded at once
+constexpr int PREFETCH_TILES = 8;             // prefetch distance
+constexpr long WIDENED_L2_BYTES = 64 * 1024;  // of converted w, kept in the cache while several tiles of x read them
 
-// Rows of N parts side by side times M rows of x.
+// Multiplies N rows of w by M rows of x, one part each.
 template <class R, int N, int M, class T>
 inline void add_parts(Vec<T> (&acc)[M][N], const Vec<T> (&w)[N], const T *x, long ldx) {
 #pragma GCC unroll 8
@@ -28,18 +28,18 @@ inline void add_parts(Vec<T> (&acc)[M][N], const Vec<T> (&w)[N], const T *x, lon
     }
 }
 
-// N rows of w from first on and M rows of x; out[m * N + n]. On the way it asks for N rows at far.
+// N rows of w, from first on, and M rows of x: out[m * N + n]. Prefetches N rows at far.
 template <class T, int N, int M, class R>
-[[gnu::noinline]] void small_tile(const R &rows, int first, const T *x, long ldx, int blocks, const char *far, long stride,
-                                  long step, Acc<T> *out) {
+[[gnu::noinline]] void quantized_tile(const R &rows, int first, const T *x, long ldx, int blocks, const char *far,
+                                      long stride, long step, Acc<T> *out) {
     using Part = Vec<T>;
     const R r = rows.from(first);
     Vec<T> acc[M][N] = {};
-    alignas(64) Part near[R::PARTS][N];
+    alignas(64) Part local[R::PARTS][N];
     for (int block = 0; block < blocks; block++) {
         if (far) {
 #pragma GCC unroll 8
-            for (int n = 0; n < N; n++) want_later(far + n * stride);
+            for (int n = 0; n < N; n++) prefetch(far + n * stride);
             far += step;
         }
         const T *here = x + block * R::BLOCK;
@@ -66,12 +66,12 @@ template <class T, int N, int M, class R>
                 Part own[R::PARTS];
                 r.get(n, block, own);
 #pragma GCC unroll 8
-                for (int p = 0; p < R::PARTS; p++) near[p][n] = own[p];
+                for (int p = 0; p < R::PARTS; p++) local[p][n] = own[p];
             }
-            const Part(*lies)[N] = near;
-            asm volatile("" : "+r"(lies) : : "memory");  // in memory from here on: sums fill the registers
+            const Part(*stored)[N] = local;
+            asm volatile("" : "+r"(stored) : : "memory");  // keep it in memory: the sums fill the registers
 #pragma GCC unroll 8
-            for (int p = 0; p < R::PARTS; p++) add_parts<R, N, M, T>(acc, lies[p], here + p * R::STEP, ldx);
+            for (int p = 0; p < R::PARTS; p++) add_parts<R, N, M, T>(acc, stored[p], here + p * R::STEP, ldx);
         }
     }
 #pragma GCC unroll 8
@@ -88,18 +88,18 @@ template <class T, int N, int M, class R>
     }
 }
 
-// A tile of m rows of x, at most R::MOST.
+// A tile of m rows of x, at most R::MAX_ROWS.
 template <class T, class R, int M = 1>
-inline void four_by(int m, const R &rows, int first, const T *x, long ldx, int blocks, const char *far, long stride,
-                    long step, Acc<T> *out) {
-    if constexpr (M < R::MOST)
-        if (m > M) return four_by<T, R, M + 1>(m, rows, first, x, ldx, blocks, far, stride, step, out);
-    small_tile<T, 4, M>(rows, first, x, ldx, blocks, far, stride, step, out);
+inline void quantized_tile_for(int m, const R &rows, int first, const T *x, long ldx, int blocks, const char *far,
+                               long stride, long step, Acc<T> *out) {
+    if constexpr (M < R::MAX_ROWS)
+        if (m > M) return quantized_tile_for<T, R, M + 1>(m, rows, first, x, ldx, blocks, far, stride, step, out);
+    quantized_tile<T, 4, M>(rows, first, x, ldx, blocks, far, stride, step, out);
 }
 
-// Memory for numbers, aligned as vectors are, kept by each thread from one product to the next.
+// A 64-byte aligned buffer that each thread keeps between calls.
 template <class T>
-class Room {
+class AlignedBuffer {
    public:
     T *of(long count) {
         if ((long)memory_.size() < count + 64) memory_.resize(count + 64);
@@ -110,19 +110,24 @@ class Room {
     std::vector<T> memory_;
 };
 
-// Takes the sums of row m for count columns from n on, scaled.
+// Receives the scaled sums of row m for count columns from n on.
 template <class T>
-using Give = std::function<void(int m, int n, int count, const Acc<T> *sums)>;
+using Emit = std::function<void(int m, int n, int count, const Acc<T> *sums)>;
 
-// One product: w is Bytes or another such, rows at most PANEL, k numbers each.
+// One product: w is Int8Matrix or Int4Matrix, rows at most MAX_GEMM_ROWS, k elements each.
 template <class T, class W>
-class SmallProduct {
+class QuantizedGemm {
    public:
-    using R = WideRows<T, W>;
-    SmallProduct(const W &w, const T *x, long ldx, int rows, int k, const Give<T> &put)
-        : w_(w), reads_(w), put_(put), rows_(rows), blocks_((k + R::BLOCK - 1) / R::BLOCK), width_(blocks_ * R::BLOCK) {
-        static thread_local Room<T> room;
-        x_ = room.of((long)rows * width_);
+    using R = RowDecoder<T, W>;
+    QuantizedGemm(const W &w, const T *x, long ldx, int rows, int k, const Emit<T> &emit)
+        : w_(w),
+          reads_(w),
+          emit_(emit),
+          rows_(rows),
+          blocks_((k + R::BLOCK - 1) / R::BLOCK),
+          width_(blocks_ * R::BLOCK) {
+        static thread_local AlignedBuffer<T> buffer;
+        x_ = buffer.of((long)rows * width_);
         for (int m = 0; m < rows; m++) {
             std::memcpy(x_ + m * width_, x + m * ldx, k * sizeof(T));
             std::memset(x_ + m * width_ + k, 0, (width_ - k) * sizeof(T));
@@ -133,70 +138,74 @@ class SmallProduct {
         const int whole = (end - begin) / 4 * 4;
         if (rows_ == 1) {
             for (; begin + 8 <= end; begin += 8) {
-                small_tile<T, 8, 1>(reads_, begin, x_, width_, blocks_, w_.row(begin + 8 * TILES_AHEAD), w_.stride, W::BLOCK_BYTES, out_);
-                give<8>(0, 1, begin);
+                quantized_tile<T, 8, 1>(reads_, begin, x_, width_, blocks_, w_.row(begin + 8 * PREFETCH_TILES),
+                                        w_.stride, W::BLOCK_BYTES, out_);
+                emit_scaled<8>(0, 1, begin);
             }
-        } else if (rows_ <= R::MOST) {
+        } else if (rows_ <= R::MAX_ROWS) {
             for (const int last = begin + whole; begin < last; begin += 4) {
-                four_by(rows_, reads_, begin, x_, width_, blocks_, w_.row(begin + 4 * TILES_AHEAD), w_.stride, W::BLOCK_BYTES, out_);
-                give<4>(0, rows_, begin);
+                quantized_tile_for(rows_, reads_, begin, x_, width_, blocks_, w_.row(begin + 4 * PREFETCH_TILES),
+                                   w_.stride, W::BLOCK_BYTES, out_);
+                emit_scaled<4>(0, rows_, begin);
             }
         } else {
-            many(begin, begin + whole);
+            run_many_rows(begin, begin + whole);
             begin += whole;
         }
         for (; begin < end; begin++)
             for (int m = 0; m < rows_; m++) {
-                small_tile<T, 1, 1>(reads_, begin, x_ + m * width_, width_, blocks_, nullptr, 0, 0, out_);
-                give<1>(m, 1, begin);
+                quantized_tile<T, 1, 1>(reads_, begin, x_ + m * width_, width_, blocks_, nullptr, 0, 0, out_);
+                emit_scaled<1>(m, 1, begin);
             }
     }
 
    private:
     W w_;
     R reads_;
-    const Give<T> &put_;
+    const Emit<T> &emit_;
     int rows_, blocks_;
     long width_;
     T *x_;
-    Acc<T> out_[R::MOST * 8];
+    Acc<T> out_[R::MAX_ROWS * 8];
 
     template <int N>
-    void give(int m, int count, int n) {
+    void emit_scaled(int m, int count, int n) {
         for (int j = 0; j < count; j++) {
             w_.scale(n, N, out_ + j * N);
-            put_(m + j, n, N, out_ + j * N);
+            emit_(m + j, n, N, out_ + j * N);
         }
     }
 
-    // Several tiles of x: pieces of w stay near while they take turns; the last tile asks for the next piece.
-    void many(int begin, int end) {
-        const int piece = std::max<long>(1, PIECE / (4 * width_ * (long)sizeof(T))) * 4;
-        const int tiles = (rows_ + R::MOST - 1) / R::MOST;
+    // Several tiles of x: each block of w stays in the cache while they reuse it; the last tile prefetches the next
+    // block.
+    void run_many_rows(int begin, int end) {
+        const int piece = std::max<long>(1, WIDENED_L2_BYTES / (4 * width_ * (long)sizeof(T))) * 4;
+        const int tiles = (rows_ + R::MAX_ROWS - 1) / R::MAX_ROWS;
         for (int first = begin; first < end; first += piece)
             for (int t = 0, m = 0; t < tiles; t++) {
-                const int size = (rows_ - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
+                const int size = (rows_ - m + tiles - t - 1) / (tiles - t);  // tiles of almost equal size
                 for (int n = first; n < std::min(end, first + piece); n += 4) {
                     const char *far = t + 1 == tiles ? w_.row(n + piece) : nullptr;
-                    four_by(size, reads_, n, x_ + m * width_, width_, blocks_, far, w_.stride, W::BLOCK_BYTES, out_);
-                    give<4>(m, size, n);
+                    quantized_tile_for(size, reads_, n, x_ + m * width_, width_, blocks_, far, w_.stride,
+                                       W::BLOCK_BYTES, out_);
+                    emit_scaled<4>(m, size, n);
                 }
                 m += size;
             }
     }
 };
 
-// y = w x for columns begin to end; put as in gemm_unpacked.h. All of this is compiled once for all that is done with the sums.
+// y = w x for columns begin to end; emit as in gemm_unpacked.h, behind a std::function so that this is compiled once.
 template <class T, class W, class Put>
-inline void multiply_small(const W &w, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
+inline void gemm_quantized(const W &w, int begin, int end, const T *x, long ldx, int rows, int k, Put &&emit) {
     int top = 0;
-    const Give<T> give = [&](int m, int n, int count, const Acc<T> *sums) {
-        if (count == 8) return put(top + m, n, Count<8>{}, sums);
-        if (count == 4) return put(top + m, n, Count<4>{}, sums);
-        put(top + m, n, Count<1>{}, sums);
+    const Emit<T> emit_scaled = [&](int m, int n, int count, const Acc<T> *sums) {
+        if (count == 8) return emit(top + m, n, Count<8>{}, sums);
+        if (count == 4) return emit(top + m, n, Count<4>{}, sums);
+        emit(top + m, n, Count<1>{}, sums);
     };
-    for (; top < rows; top += PANEL)
-        SmallProduct<T, W>(w, x + top * ldx, ldx, std::min(PANEL, rows - top), k, give).run(begin, end);
+    for (; top < rows; top += MAX_GEMM_ROWS)
+        QuantizedGemm<T, W>(w, x + top * ldx, ldx, std::min(MAX_GEMM_ROWS, rows - top), k, emit_scaled).run(begin, end);
 }
 
 }  // namespace paceline

@@ -1,9 +1,9 @@
-// Products of bfloat16 with matrices of small integers in panels: 32 rows side by side, as in gemm_bf16.h.
+// GEMM for bf16 activations with int8 or int4 weights packed in panels of 32 rows, as in gemm_bf16.h.
 //
-// The integers become bfloat16 in registers, exactly, once for up to twelve rows of x, and are multiplied as those are.
-// With more rows a piece of the matrix stays near, as integers, while tiles of x take turns: what decodes runs beside the
-// products, in other pipes. Every sum runs over the pairs in the same order, whatever is computed beside it.
-// models/cpu/packed_weights.py lays matrices out so.
+// Integers are converted to bf16 in registers, exactly, once for up to twelve rows of x.
+// With more rows a block of w stays in the L2 cache, as integers, while tiles of x reuse it; the conversion runs on
+// other ports than the products. Every sum runs over the pairs in the same order, so results are batch-invariant.
+// models/cpu/packed_weights.py packs the weights.
 #pragma once
 
 #include <functional>
@@ -13,19 +13,19 @@
 
 namespace paceline {
 
-// Whether integers are laid in panels as numbers are: where this machine looks up bytes.
+// Quantized weights are packed where the CPU has byte lookups (AVX512-VBMI).
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-#define PACELINE_LOOKUPS
-constexpr int packed_rows = panel_rows;
+#define PACELINE_BYTE_LOOKUP
+constexpr int quantized_panel_rows = panel_rows;
 #else
-constexpr int packed_rows = 0;
+constexpr int quantized_panel_rows = 0;
 #endif
 
-#if defined(PACELINE_LOOKUPS)
-// The two bytes of a bfloat16 for every magnitude below 128.
-struct Magnitudes {
+#if defined(PACELINE_BYTE_LOOKUP)
+// The two bytes of the bf16 value of every magnitude below 128.
+struct Bf16Bytes {
     alignas(64) uint8_t low[128] = {}, high[128] = {};
-    constexpr Magnitudes() {
+    constexpr Bf16Bytes() {
         for (int i = 1; i < 128; i++) {
             int exponent = 0;
             while (i >> (exponent + 1)) exponent++;
@@ -35,23 +35,23 @@ struct Magnitudes {
         }
     }
 };
-inline constexpr Magnitudes MAGNITUDES;
+inline constexpr Bf16Bytes BF16_BYTES;
 
-// How a tile reads a panel: STEP pairs of all rows at once, ROW_BYTES of each, which part() hands out one by one in two
-// vectors. GROUP pairs share a scale; 0 where only whole rows have one.
+// A decoder of panels: STEP pairs of all rows at once, ROW_BYTES of each; part() returns them one by one in two
+// vectors. GROUP pairs share a scale; 0 if only whole rows have one.
 
-// Bytes above -128, looked up. Of four rows each: vector 0 has the even fours of a panel, vector 1 the odd ones.
-struct PanelBytes {
+// int8 above -128, by lookup. Vector 0 has the even groups of four rows of a panel, vector 1 the odd ones.
+struct Int8PanelDecoder {
     static constexpr int STEP = 1, ROW_BYTES = 2, GROUP = 0;
-    static constexpr bool FOURS = true;
+    static constexpr bool ROW_ORDER = true;
     struct Raw {
         __m512i bytes;
     };
     __m512i low[2], high[2], sign;
-    PanelBytes() : sign(_mm512_set1_epi8((char)0x80)) {
+    Int8PanelDecoder() : sign(_mm512_set1_epi8((char)0x80)) {
         for (int i = 0; i < 2; i++) {
-            low[i] = _mm512_load_si512(MAGNITUDES.low + 64 * i);
-            high[i] = _mm512_load_si512(MAGNITUDES.high + 64 * i);
+            low[i] = _mm512_load_si512(BF16_BYTES.low + 64 * i);
+            high[i] = _mm512_load_si512(BF16_BYTES.high + 64 * i);
         }
     }
     template <bool WHOLE>
@@ -60,7 +60,7 @@ struct PanelBytes {
     }
     inline void part(Raw &raw, int, __m512bh (&out)[2]) const {
         __m512i negated = _mm512_sub_epi8(_mm512_setzero_si512(), raw.bytes);
-        asm("" : "+v"(negated));  // else it becomes an absolute value, which takes the place of products in the pipes
+        asm("" : "+v"(negated));  // else it becomes an absolute value, which takes a port of the products
         const __m512i size = _mm512_max_epi8(raw.bytes, negated);
         const __m512i lower = _mm512_permutex2var_epi8(low[0], size, low[1]);
         const __m512i unsigned_ = _mm512_permutex2var_epi8(high[0], size, high[1]);
@@ -70,21 +70,21 @@ struct PanelBytes {
     }
 };
 
-// Four bits: of eight numbers of a row the pairs 0 to 3 lie in the nibbles of two 16-bit words, from the low ends on.
-struct PanelNibbles {
-    static constexpr int STEP = 4, ROW_BYTES = 4, GROUP = Nibbles::BLOCK / 2;
-    static constexpr bool FOURS = false;
+// int4: of eight weights of a row the pairs 0 to 3 are in the nibbles of two 16-bit words, low to high.
+struct Int4PanelDecoder {
+    static constexpr int STEP = 4, ROW_BYTES = 4, GROUP = Int4Matrix::BLOCK / 2;
+    static constexpr bool ROW_ORDER = false;
     struct Raw {
         __m512i words[2];
     };
-    __m512i table;  // twice, so that the fifth bit of an index, which belongs to the nibble after it, does not matter
-    PanelNibbles() {
+    __m512i table;  // twice, so that the fifth bit of an index, which belongs to the next nibble, does not matter
+    Int4PanelDecoder() {
         const __m512 steps = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
         table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(steps));
     }
     template <bool WHOLE>
     inline Raw read(const char *at, int wide) const {
-        const Some some(wide);
+        const LaneMask some(wide);
         Raw raw;
         for (int v = 0; v < 2; v++)
             raw.words[v] = WHOLE ? _mm512_loadu_si512(at + 64 * v) : _mm512_maskz_loadu_epi32(some.of[v], at + 64 * v);
@@ -98,30 +98,32 @@ struct PanelNibbles {
     }
 };
 
-// Scales of 16 rows of a panel, of which some may be missing.
+// Scales of 16 rows of a panel, masked.
 inline __m512 scales_of(const bf16 *p, __mmask16 some) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, p)), 16));
 }
 
-// A matrix of integers in panels; the last one may be narrower.
-struct Packed {
+// A packed matrix of integers; the last panel may be narrower.
+struct PackedQuantizedMatrix {
     const char *data;
-    const void *scales;   // float32, one per row, or bfloat16 per group and row of a panel
+    const void *scales;   // float32, one per row, or bf16, per group and row of a panel
     long stride, groups;  // bytes and scales of a row
-    int outer, k;         // k fills whole steps
+    int outer, k;         // k is a multiple of the step
     const char *panel(int n) const { return data + n * stride; }
     int wide(int n) const { return std::min(PANEL_ROWS, outer - n); }
-    const bf16 *scales_from(int n, int group) const { return (const bf16 *)scales + n * groups + (long)group * wide(n); }
+    const bf16 *scales_from(int n, int group) const {
+        return (const bf16 *)scales + n * groups + (long)group * wide(n);
+    }
 };
 
-// Adds some pairs of a panel of wide rows, from there on, times M rows of x to sums, which begin with the first; scales are
-// those of the groups. On the way it asks for what lies far bytes on.
+// Multiplies some pairs of a panel, wide rows, by M rows of x and adds to sums; first starts them at zero. scales are
+// those of the groups. Prefetches far bytes on.
 template <class D, int M, bool WHOLE = true>
-[[gnu::noinline]] void packed_tile(const char *from, int wide, const bf16 *scales, const bf16 *x, long ldx, int pairs, long far,
-                                   float (*sums)[PANEL_ROWS], bool first) {
+[[gnu::noinline]] void quantized_panel_tile(const char *from, int wide, const bf16 *scales, const bf16 *x, long ldx,
+                                            int pairs, long far, float (*sums)[PANEL_ROWS], bool first) {
     constexpr bool GROUPED = D::GROUP > 0;
     const D decode;
-    const Some some(wide);
+    const LaneMask some(wide);
     const int step = (WHOLE ? PANEL_ROWS : wide) * D::ROW_BYTES;
     const int *rows[M];
 #pragma GCC unroll 16
@@ -133,7 +135,7 @@ template <class D, int M, bool WHOLE = true>
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
             for (int v = 0; v < 2; v++)
-                acc[m][v] = GROUPED || first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums[m] + v * PAIRS);
+                acc[m][v] = GROUPED || first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums[m] + v * PAIRS_PER_VECTOR);
         for (; at < until; at += D::STEP, from += step) {
             typename D::Raw raw = decode.template read<WHOLE>(from, wide);
 #pragma GCC unroll 2
@@ -153,93 +155,100 @@ template <class D, int M, bool WHOLE = true>
         }
         __m512 scale[2];
         if constexpr (GROUPED)
-            for (int v = 0; v < 2; v++) scale[v] = scales_of(scales + v * PAIRS, some.of[v]);
+            for (int v = 0; v < 2; v++) scale[v] = scales_of(scales + v * PAIRS_PER_VECTOR, some.of[v]);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
             for (int v = 0; v < 2; v++) {
-                float *sum = sums[m] + v * PAIRS;
+                float *sum = sums[m] + v * PAIRS_PER_VECTOR;
                 if constexpr (GROUPED)
-                    acc[m][v] = _mm512_fmadd_ps(acc[m][v], scale[v], first ? _mm512_setzero_ps() : _mm512_loadu_ps(sum));
+                    acc[m][v] =
+                        _mm512_fmadd_ps(acc[m][v], scale[v], first ? _mm512_setzero_ps() : _mm512_loadu_ps(sum));
                 _mm512_storeu_ps(sum, acc[m][v]);
             }
     }
 }
 
-using PackedTile = void (*)(const char *, int, const bf16 *, const bf16 *, long, int, long, float (*)[PANEL_ROWS], bool);
+using QuantizedPanelTile = void (*)(const char *, int, const bf16 *, const bf16 *, long, int, long,
+                                    float (*)[PANEL_ROWS], bool);
 
-// The tile for m rows of x, 1 to TILE_ROWS.
+// The tile function for m rows of x, 1 to TILE_ROWS.
 template <class D, int M = 1>
-PackedTile packed_tile_of(int m) {
+QuantizedPanelTile quantized_panel_tile_for(int m) {
     if constexpr (M < TILE_ROWS)
-        if (m > M) return packed_tile_of<D, M + 1>(m);
-    return packed_tile<D, M>;
+        if (m > M) return quantized_panel_tile_for<D, M + 1>(m);
+    return quantized_panel_tile<D, M>;
 }
 
-// Takes the sums of size rows of x, from m on, with a panel of wide rows, the first of which is n.
-using GivePanel = std::function<void(float (*sums)[PANEL_ROWS], int m, int size, int n, int wide)>;
+// Receives the sums of rows m .. m + size - 1 of x with the panel of wide rows that starts at row n of w.
+using EmitPanel = std::function<void(float (*sums)[PANEL_ROWS], int m, int size, int n, int wide)>;
 
-// All rows of x times w, from begin to end. Compiled once for all that is done with the sums.
+// All rows of x times w, from begin to end. Compiled once, whatever is done with the sums.
 template <class D>
-void packed_product(const Packed &w, int begin, int end, const bf16 *x, long ldx, int rows, const GivePanel &give) {
+void gemm_quantized_panels(const PackedQuantizedMatrix &w, int begin, int end, const bf16 *x, long ldx, int rows,
+                           const EmitPanel &emit_sums) {
     static thread_local std::vector<float> carried;
-    alignas(64) float near[TILE_ROWS][PANEL_ROWS];
+    alignas(64) float local[TILE_ROWS][PANEL_ROWS];
     constexpr int unit = std::max(D::GROUP, D::STEP);
     const int pairs = w.k / 2, blocks = (pairs + BLOCK_PAIRS - 1) / BLOCK_PAIRS;
     const int block = ((pairs + blocks - 1) / blocks + unit - 1) / unit * unit;
     const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     const long bytes = PANEL_ROWS * w.stride;
-    const int piece = (blocks > 1 ? 1 : std::max<long>(1, STAYING / bytes)) * PANEL_ROWS;
+    const int piece = (blocks > 1 ? 1 : std::max<long>(1, L2_BYTES / bytes)) * PANEL_ROWS;
     if (blocks > 1) carried.resize((long)rows * PANEL_ROWS);
     for (int first = begin; first < end; first += piece) {
         const int last = std::min(end, first + piece);
         for (int at = 0; at < pairs; at += block)
             for (int t = 0, m = 0; t < tiles; t++) {
-                const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
+                const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost equal size
                 const int these = std::min(block, pairs - at);
-                const PackedTile take = packed_tile_of<D>(size);
-                // The last of several tiles asks for the next piece.
-                const long soon = t + 1 < tiles ? SOON : piece / PANEL_ROWS * bytes;
-                const long far = tiles > 1 ? soon : size <= FEW_ROWS ? NEARER : FAR;
+                const QuantizedPanelTile run_tile = quantized_panel_tile_for<D>(size);
+                // The last of several tiles prefetches the next block.
+                const long soon = t + 1 < tiles ? PREFETCH_BYTES_L2 : piece / PANEL_ROWS * bytes;
+                const long far = tiles > 1 ? soon : size <= FEW_ROWS ? PREFETCH_BYTES_FEW_ROWS : PREFETCH_BYTES;
                 const bf16 *with = x + m * ldx + 2 * at;
-                auto sums = blocks > 1 ? (float(*)[PANEL_ROWS])&carried[(long)m * PANEL_ROWS] : near;
+                auto sums = blocks > 1 ? (float (*)[PANEL_ROWS]) & carried[(long)m * PANEL_ROWS] : local;
                 for (int n = first; n < last; n += PANEL_ROWS) {
                     const int wide = w.wide(n);
                     const char *from = w.panel(n) + (long)at / D::STEP * D::ROW_BYTES * wide;
-                    const bf16 *scales = D::GROUP ? w.scales_from(n, 2 * at / Nibbles::BLOCK) : nullptr;
+                    const bf16 *scales = D::GROUP ? w.scales_from(n, 2 * at / Int4Matrix::BLOCK) : nullptr;
                     if (wide == PANEL_ROWS)
-                        take(from, wide, scales, with, ldx, these, far, sums, at == 0);
+                        run_tile(from, wide, scales, with, ldx, these, far, sums, at == 0);
                     else
                         for (int j = 0; j < size; j++)
-                            packed_tile<D, 1, false>(from, wide, scales, with + j * ldx, ldx, these, far, sums + j, at == 0);
-                    if (at + block >= pairs) give(sums, m, size, n, wide);
+                            quantized_panel_tile<D, 1, false>(from, wide, scales, with + j * ldx, ldx, these, far,
+                                                              sums + j, at == 0);
+                    if (at + block >= pairs) emit_sums(sums, m, size, n, wide);
                 }
                 m += size;
             }
     }
 }
 
-// Sums in the order of their rows, times the rows' scales.
-inline void scale_rows(float *sums, const float *scales, int wide) {
-    alignas(64) static constexpr int FOURS[2][16] = {{0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23},
-                                                     {8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31}};
-    const Some some(wide);
-    const __m512 even = _mm512_loadu_ps(sums), odd = _mm512_loadu_ps(sums + PAIRS);
+// Sums in row order, times the rows' scales.
+inline void reorder_and_scale(float *sums, const float *scales, int wide) {
+    alignas(64) static constexpr int ROW_ORDER[2][16] = {
+        {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23},
+        {8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31}};
+    const LaneMask some(wide);
+    const __m512 even = _mm512_loadu_ps(sums), odd = _mm512_loadu_ps(sums + PAIRS_PER_VECTOR);
     for (int v = 0; v < 2; v++) {
-        const __m512 ordered = _mm512_permutex2var_ps(even, _mm512_load_si512(FOURS[v]), odd);
-        _mm512_storeu_ps(sums + v * PAIRS, _mm512_mul_ps(ordered, _mm512_maskz_loadu_ps(some.of[v], scales + v * PAIRS)));
+        const __m512 ordered = _mm512_permutex2var_ps(even, _mm512_load_si512(ROW_ORDER[v]), odd);
+        _mm512_storeu_ps(sums + v * PAIRS_PER_VECTOR,
+                         _mm512_mul_ps(ordered, _mm512_maskz_loadu_ps(some.of[v], scales + v * PAIRS_PER_VECTOR)));
     }
 }
 
-// As multiply in gemm_unpacked.h, from begin to end, which begin panels or end the matrix.
+// As gemm_unpacked, for rows begin to end of w, which are panel boundaries or the end of the matrix.
 template <class D, class Put>
-inline void multiply_packed(const Packed &w, int begin, int end, const bf16 *x, long ldx, int rows, Put &&put) {
-    const GivePanel give = [&](float (*sums)[PANEL_ROWS], int m, int size, int n, int wide) {
-        if constexpr (D::FOURS)
-            for (int j = 0; j < size; j++) scale_rows(sums[j], (const float *)w.scales + n, wide);
-        give_panel(sums, m, size, n, wide, put);
+inline void gemm_quantized_bf16(const PackedQuantizedMatrix &w, int begin, int end, const bf16 *x, long ldx, int rows,
+                                Put &&emit) {
+    const EmitPanel emit_sums = [&](float (*sums)[PANEL_ROWS], int m, int size, int n, int wide) {
+        if constexpr (D::ROW_ORDER)
+            for (int j = 0; j < size; j++) reorder_and_scale(sums[j], (const float *)w.scales + n, wide);
+        emit_panel(sums, m, size, n, wide, emit);
     };
-    packed_product<D>(w, begin, end, x, ldx, rows, give);
+    gemm_quantized_panels<D>(w, begin, end, x, ldx, rows, emit_sums);
 }
 #endif
 

@@ -1,11 +1,11 @@
-// Products of a few rows with a matrix whose rows lie one after another, as checkpoints hold them: nothing is packed.
+// GEMM for a few rows of x with a row-major matrix, as checkpoints store it, without packing.
 //
-// y[m][n] = sum over k of w[n][k] x[m][k]. Every sum runs over k in the same order whatever the tile, so that a row's
-// result does not depend on the rows beside it: a token scored alone and in a draft has the same logits, bit for bit.
+// y[m][n] = sum over k of w[n][k] x[m][k]. Every sum runs over k in the same order whatever the tile, so results are
+// batch-invariant: a token scored alone and in a draft has bitwise the same logits.
 //
-// With up to nine rows w passes once, in tiles that fill the registers, and what comes next is asked of memory
-// while they compute. With more, a piece of w stays near while tiles of x take turns, each asking for its share of the
-// next piece: reading and computing overlap there too.
+// With up to nine rows, w is streamed once, in tiles that fill the registers, with prefetching. With more, a block of w
+// stays in the L2 cache while tiles of x reuse it, and each tile prefetches its share of the
+// next block.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,20 @@
 namespace paceline {
 
 template <class T>
-constexpr int most_rows = sizeof(Acc<T>) == 8 ? 4 : 9;  // of x in a tile; double precision is for comparing
-constexpr int COLUMNS = 24;          // rows of w that take turns with one block of x; a thread's share begins at one
-constexpr long NEARBY = 2048;        // bytes of a row of x, so that a tile's stay in the first-level cache
-constexpr long PASS = 256 * 1024;   // bytes of w that stay in the second while several tiles of x read them
-constexpr long AHEAD = 64 * 1024;    // bytes between what is read and what is asked of memory
+constexpr int max_tile_rows = sizeof(Acc<T>) == 8 ? 4 : 9;  // of x; double precision is a reference only
+constexpr int COLUMN_BLOCK = 24;     // rows of w that share one block of x; threads split w at multiples of it
+constexpr long L1_ROW_BYTES = 2048;  // of a row of x, so that a tile's rows fit the L1 cache
+constexpr long UNPACKED_L2_BYTES = 256 * 1024;       // of w, kept in L2 while several tiles of x read them
+constexpr long UNPACKED_PREFETCH_BYTES = 64 * 1024;  // prefetch distance
 
-// Rows of w in a tile with m rows of x: with 9 of them 27 sums and their operands fill 32 registers. What is measured to
-// read fastest, and a divisor of COLUMNS.
-constexpr int wide_of(int m) { return m == 1 || m == 3 ? 8 : 3; }
-constexpr int MOST_GROUPS = COLUMNS / wide_of(2);
+// Rows of w in a tile with m rows of x: with 9 of them 27 sums and their operands fill 32 registers. The fastest as
+// measured, and a divisor of COLUMN_BLOCK.
+constexpr int tile_width(int m) { return m == 1 || m == 3 ? 8 : 3; }
+constexpr int MAX_GROUPS = COLUMN_BLOCK / tile_width(2);
 
-inline void want_later(const void *p) { __builtin_prefetch(p, 0, 2); }  // soon, in the second-level cache
+inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }  // into the L2 cache
 
-// How numbers are multiplied: a vector at a time, or pairs of bfloat16 where the machine can.
+// Multiply-add on vectors: of elements, or of pairs of bf16 with AVX512-BF16.
 template <class T>
 struct Step {
     using Operand = Vec<T>;
@@ -48,15 +48,15 @@ struct Step<bf16> {
 };
 #endif
 
-// Vectors of a tile's sums, carried from one block of x to the next; enough for sums of four at a time.
+// Vectors of a tile's sums, carried from one block of x to the next; padded to a multiple of four.
 template <class T, int N, int M>
 struct Sums {
     static constexpr int count = (M * N + 3) / 4 * 4;
     Vec<T> of[count];
 };
 
-// Adds one block, count numbers of N rows of w and M rows of x, to sums; after the last one out[m * N + n] has them.
-// On the way it asks for as many of the N rows at far.
+// Adds one block, count elements of N rows of w and M rows of x, to sums; after the last one out[m * N + n] has them.
+// Prefetches the same elements of the N rows at far.
 template <class T, int N, int M>
 [[gnu::noinline]] void tile(const T *w, long ldw, const T *x, long ldx, int count, const T *far, Sums<T, N, M> &sums,
                             bool first, bool last, Acc<T> *out) {
@@ -80,7 +80,7 @@ template <class T, int N, int M>
     };
     for (; i + S::size <= count; i += S::size) {
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) want_later(far + n * ldw + i);
+        for (int n = 0; n < N; n++) prefetch(far + n * ldw + i);
         add([](const T *p) { return S::get(p); });
     }
     if (i < count) add([&](const T *p) { return S::some(p, count - i); });
@@ -98,19 +98,20 @@ template <class T, int N, int M>
     }
 }
 
-// How many numbers stand side by side, known to the compiler.
+// A number of adjacent elements, known at compile time.
 template <int N>
 using Count = std::integral_constant<int, N>;
 
-// Up to COLUMNS rows of w, in groups of N, with M rows of x: sums of one row of x stand side by side, COLUMNS apart.
-// far says, group by group, which rows of all come into the cache meanwhile.
+// Up to COLUMN_BLOCK rows of w, in groups of N, with M rows of x: rows[m * COLUMN_BLOCK + n].
+// far[g] is the row of w that group g prefetches.
 template <class T, int N, int M>
-[[gnu::noinline]] void turn(const T *all, long ldw, int n, int groups, const T *x, long ldx, int k, const long *far,
-                            Acc<T> *rows) {
-    Sums<T, N, M> sums[COLUMNS / N];
+[[gnu::noinline]] void column_block(const T *all, long ldw, int n, int groups, const T *x, long ldx, int k,
+                                    const long *far, Acc<T> *rows) {
+    Sums<T, N, M> sums[COLUMN_BLOCK / N];
     Acc<T> out[M * N];
     const long bytes = k * (long)sizeof(T);
-    const int blocks = std::max<long>(1, (bytes + NEARBY / 2) / NEARBY), block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
+    const int blocks = std::max<long>(1, (bytes + L1_ROW_BYTES / 2) / L1_ROW_BYTES),
+              block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
     for (int at = 0; at < k; at += block)
         for (int g = 0; g < groups; g++) {
             const bool last = at + block >= k;
@@ -118,55 +119,56 @@ template <class T, int N, int M>
                           all + far[g] * ldw + at, sums[g], at == 0, last, out);
             if (!last) continue;
             for (int m = 0; m < M; m++)
-                for (int j = 0; j < N; j++) rows[m * COLUMNS + g * N + j] = out[m * N + j];
+                for (int j = 0; j < N; j++) rows[m * COLUMN_BLOCK + g * N + j] = out[m * N + j];
         }
 }
 
 template <class T>
-using Turn = void (*)(const T *, long, int, int, const T *, long, int, const long *, Acc<T> *);
+using ColumnBlock = void (*)(const T *, long, int, int, const T *, long, int, const long *, Acc<T> *);
 
-// The turn for m rows of x, 1 to most_rows.
+// The column block function for m rows of x, 1 to max_tile_rows.
 template <class T, int M = 1>
-Turn<T> turn_of(int m) {
-    if constexpr (M < most_rows<T>)
-        return m == M ? turn<T, wide_of(M), M> : turn_of<T, M + 1>(m);
+ColumnBlock<T> column_block_for(int m) {
+    if constexpr (M < max_tile_rows<T>)
+        return m == M ? column_block<T, tile_width(M), M> : column_block_for<T, M + 1>(m);
     else
-        return turn<T, wide_of(M), M>;
+        return column_block<T, tile_width(M), M>;
 }
 
-// Hands every y[m][n], n from begin to end, to put(m, n, Count<N>, sums): N of one row side by side.
+// Emits every y[m][n], n from begin to end, as emit(m, n, Count<N>, sums): N adjacent ones of one row.
 template <class T, class Put>
-inline void multiply(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&put) {
-    Acc<T> sums[most_rows<T> * COLUMNS];
-    long far[MOST_GROUPS];
-    const long ahead = std::clamp<long>(AHEAD / (k * (long)sizeof(T)), 32, 256);
-    const int tiles = (rows + most_rows<T> - 1) / most_rows<T>;
-    const long fitting = std::max<long>(1, PASS / (COLUMNS * k * (long)sizeof(T))) * COLUMNS;
+inline void gemm_unpacked(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&emit) {
+    Acc<T> sums[max_tile_rows<T> * COLUMN_BLOCK];
+    long far[MAX_GROUPS];
+    const long ahead = std::clamp<long>(UNPACKED_PREFETCH_BYTES / (k * (long)sizeof(T)), 32, 256);
+    const int tiles = (rows + max_tile_rows<T> - 1) / max_tile_rows<T>;
+    const long fitting = std::max<long>(1, UNPACKED_L2_BYTES / (COLUMN_BLOCK * k * (long)sizeof(T))) * COLUMN_BLOCK;
     const int piece = tiles == 1 ? end - begin : std::min<long>(fitting, end - begin);
     for (int first = begin; first < end; first += piece) {
         const int last = std::min(end, first + piece);
         for (int t = 0, m = 0; t < tiles; t++) {
-            const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost one size
+            const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost equal size
             const long share = last + (long)t * (last - first) / tiles;
-            const int wide = wide_of(size);
-            const Turn<T> take = turn_of<T>(size);
-            for (int n = first; n < last; n += COLUMNS) {
-                const int count = std::min(COLUMNS, last - n), groups = count / wide;
+            const int wide = tile_width(size);
+            const ColumnBlock<T> run_block = column_block_for<T>(size);
+            for (int n = first; n < last; n += COLUMN_BLOCK) {
+                const int count = std::min(COLUMN_BLOCK, last - n), groups = count / wide;
                 for (int g = 0; g < groups; g++) {
-                    const int row = n + g * wide, turn = (row - first) / wide;
-                    far[g] = tiles == 1 ? row + ahead : turn % tiles ? row : share + (row - first) / tiles;
+                    const int row = n + g * wide, column_block = (row - first) / wide;
+                    far[g] = tiles == 1 ? row + ahead : column_block % tiles ? row : share + (row - first) / tiles;
                 }
-                if (groups) take(w, ldw, n, groups, x + m * ldx, ldx, k, far, sums);
+                if (groups) run_block(w, ldw, n, groups, x + m * ldx, ldx, k, far, sums);
                 for (long left = groups * wide; left < count; left++) {
                     far[0] = n + left;
                     for (int j = 0; j < size; j++)
-                        turn<T, 1, 1>(w, ldw, n + left, 1, x + (m + j) * ldx, ldx, k, far, sums + j * COLUMNS + left);
+                        column_block<T, 1, 1>(w, ldw, n + left, 1, x + (m + j) * ldx, ldx, k, far,
+                                              sums + j * COLUMN_BLOCK + left);
                 }
                 for (int j = 0; j < size; j++) {
-                    const Acc<T> *row = sums + j * COLUMNS;
+                    const Acc<T> *row = sums + j * COLUMN_BLOCK;
                     int c = 0;
-                    for (; c + 4 <= count; c += 4) put(m + j, n + c, Count<4>{}, row + c);
-                    for (; c < count; c++) put(m + j, n + c, Count<1>{}, row + c);
+                    for (; c + 4 <= count; c += 4) emit(m + j, n + c, Count<4>{}, row + c);
+                    for (; c < count; c++) emit(m + j, n + c, Count<1>{}, row + c);
                 }
             }
             m += size;

@@ -1,20 +1,20 @@
-// Matrices of small integers, and how a tile reads rows of them: as numbers of the model's precision, in registers.
+// Int8 and int4 weight matrices, and how a tile decodes rows of them to the model's precision in registers.
 #pragma once
 
 #include "gemm/gemm_unpacked.h"
 
 namespace paceline {
 
-// One signed byte per weight, and one scale per row, which multiplies its sums.
-struct Bytes {
-    static constexpr int BLOCK = 64;        // weights that are decoded together,
-    static constexpr long BLOCK_BYTES = 64;  // and the bytes that they take
+// int8 weights with one scale per row, which multiplies its sums.
+struct Int8Matrix {
+    static constexpr int BLOCK = 64;         // weights that are decoded together,
+    static constexpr long BLOCK_BYTES = 64;  // and their bytes
     const int8_t *data;
     const float *scales;
     long stride;  // bytes from row to row
 
     const char *row(int n) const { return (const char *)(data + n * stride); }
-    Bytes from(int n) const { return {data + n * stride, scales + n, stride}; }
+    Int8Matrix from(int n) const { return {data + n * stride, scales + n, stride}; }
     template <class A>
     void scale(int n, int count, A *sums) const {
         for (int j = 0; j < count; j++) sums[j] *= scales[n + j];
@@ -24,9 +24,9 @@ struct Bytes {
 using Sixteen = int8_t __attribute__((vector_size(16)));
 using Eight = int8_t __attribute__((vector_size(8)));
 
-// Four bits per weight, each plus 8, in 32-bit words of eight: of word i / 8 weight i takes the nibble i % 8 / 2 of the low
-// half where it is even, of the high half where it is odd. Every block has its scale.
-struct Nibbles {
+// int4 weights, each plus 8, in 32-bit words of eight: of word i / 8 weight i takes the nibble i % 8 / 2 of the low
+// half if it is even, of the high half if it is odd. Every block has a scale.
+struct Int4Matrix {
     static constexpr int BLOCK = 64;
     static constexpr long BLOCK_BYTES = 32;
     const uint8_t *data;
@@ -34,21 +34,21 @@ struct Nibbles {
     long stride, blocks;  // bytes from row to row, and blocks
 
     const char *row(int n) const { return (const char *)(data + n * stride); }
-    Nibbles from(int n) const { return {data + n * stride, scales + n * blocks, stride, blocks}; }
+    Int4Matrix from(int n) const { return {data + n * stride, scales + n * blocks, stride, blocks}; }
     template <class A>
     void scale(int, int, A *) const {}
 };
 
-// How a tile reads rows of w: parts of STEP weights, as vectors of what sums are taken in. For any machine.
+// Decodes rows of w: parts of STEP weights, as vectors of the accumulator type. For any CPU.
 template <class T, class W>
-struct WideRows;
+struct RowDecoder;
 template <class T>
-struct WideRows<T, Bytes> {
-    static constexpr int BLOCK = Bytes::BLOCK, STEP = lanes<T>, PARTS = BLOCK / STEP;
-    Bytes w;
-    static constexpr int MOST = 2;  // rows of x in one tile
-    explicit WideRows(const Bytes &bytes) : w(bytes) {}
-    WideRows from(int n) const { return WideRows(w.from(n)); }
+struct RowDecoder<T, Int8Matrix> {
+    static constexpr int BLOCK = Int8Matrix::BLOCK, STEP = lanes<T>, PARTS = BLOCK / STEP;
+    Int8Matrix w;
+    static constexpr int MAX_ROWS = 2;  // of x in one tile
+    explicit RowDecoder(const Int8Matrix &bytes) : w(bytes) {}
+    RowDecoder from(int n) const { return RowDecoder(w.from(n)); }
     inline void get(int n, int block, Vec<T> (&out)[PARTS]) const {
         using Narrow = std::conditional_t<STEP == 16, Sixteen, Eight>;
         for (int p = 0; p < PARTS; p++) {
@@ -59,19 +59,20 @@ struct WideRows<T, Bytes> {
     }
 };
 template <class T>
-struct WideRows<T, Nibbles> {
-    static constexpr int BLOCK = Nibbles::BLOCK, STEP = lanes<T>, PARTS = BLOCK / STEP;
-    static constexpr long BLOCK_BYTES = Nibbles::BLOCK_BYTES;
-    Nibbles w;
-    static constexpr int MOST = 2;  // rows of x in one tile
-    explicit WideRows(const Nibbles &nibbles) : w(nibbles) {}
-    WideRows from(int n) const { return WideRows(w.from(n)); }
+struct RowDecoder<T, Int4Matrix> {
+    static constexpr int BLOCK = Int4Matrix::BLOCK, STEP = lanes<T>, PARTS = BLOCK / STEP;
+    static constexpr long BLOCK_BYTES = Int4Matrix::BLOCK_BYTES;
+    Int4Matrix w;
+    static constexpr int MAX_ROWS = 2;  // of x in one tile
+    explicit RowDecoder(const Int4Matrix &nibbles) : w(nibbles) {}
+    RowDecoder from(int n) const { return RowDecoder(w.from(n)); }
     inline void get(int n, int block, Vec<T> (&out)[PARTS]) const {
         const Acc<T> scale = widen(w.scales[n * w.blocks + block]);
         for (int p = 0; p < PARTS; p++) {
             uint32_t words[STEP / 8];
             std::memcpy(words, w.data + n * w.stride + block * BLOCK_BYTES + p * STEP / 2, sizeof words);
-            for (int j = 0; j < STEP; j++) out[p][j] = (int(words[j / 8] >> (j % 2 * 16 + j % 8 / 2 * 4) & 15) - 8) * scale;
+            for (int j = 0; j < STEP; j++)
+                out[p][j] = (int(words[j / 8] >> (j % 2 * 16 + j % 8 / 2 * 4) & 15) - 8) * scale;
         }
     }
 };

@@ -1,7 +1,7 @@
-// Numbers and vectors of 64 bytes. Everything above is written once for float, double and bfloat16.
+// SIMD types and helpers: 64-byte vectors of float, double and bf16, so that the kernels are written once.
 //
-// Sums are taken in float (double for double). A vector is summed up by one fixed tree of additions, so that a result
-// never depends on how many rows or columns were computed together.
+// Sums are accumulated in float (double for double). The horizontal sum of a vector is one fixed tree of additions, so
+// a result does not depend on how many rows or columns are computed together.
 #pragma once
 
 #include <cmath>
@@ -58,14 +58,14 @@ inline T narrow(Acc<T> x) {
     return x;
 }
 template <>
-inline bf16 narrow<bf16>(float x) {  // to nearest, ties to even; what is no number stays none
+inline bf16 narrow<bf16>(float x) {  // to nearest, ties to even; NaN stays NaN
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     if (x != x) return {uint16_t((bits >> 16) | 0x40)};
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// x as it is after a trip through the model's precision.
+// x rounded to the model's precision.
 template <class T>
 inline Acc<T> rounded(Acc<T> x) {
     return widen(narrow<T>(x));
@@ -87,7 +87,7 @@ inline Floats load(const bf16 *p) {
     return (Floats)(__builtin_convertvector(h, Words) << 16);
 }
 
-// The first count numbers, fewer than a vector holds, and zeros.
+// The first count elements, fewer than a vector, and zeros.
 template <class T>
 inline Vec<T> load_some(const T *p, int count) {
     T padded[lanes<T>] = {};
@@ -103,7 +103,7 @@ inline V splat(decltype(V{}[0] + 0) x) {
     return V{} + x;
 }
 
-// Four numbers at once, for what is done to results.
+// Four elements at once, for the outputs of a GEMM.
 template <class T>
 using Four = typename Of<T>::Four;
 
@@ -140,7 +140,7 @@ inline Four<T> rounded_four(Four<T> v) {
     return widen_four<T>(narrow);
 }
 
-// Sums of four vectors. Each is (l0 + l2) + (l1 + l3) within quarters, then over quarters the same way.
+// Horizontal sums of four vectors. Each is (l0 + l2) + (l1 + l3) within quarters, then over quarters the same way.
 inline void sums(const Floats (&a)[4], float *out) {
 #if defined(__AVX512F__)
     __m512 v0 = (__m512)a[0], v1 = (__m512)a[1], v2 = (__m512)a[2], v3 = (__m512)a[3];
@@ -172,11 +172,12 @@ inline auto sum(V a) {
     return out[0];
 }
 
-// e to the x to about one unit in the last place; 0 below -87.
+// exp(x) to about one unit in the last place; 0 below -87.
 inline Floats exponential(Floats x) {
     Floats bounded = x < -87.3f ? splat<Floats>(-87.3f) : x;
     bounded = bounded > 88.0f ? splat<Floats>(88.0f) : bounded;
-    Ints n = __builtin_convertvector(bounded * 1.44269504f + (bounded < 0.0f ? splat<Floats>(-0.5f) : splat<Floats>(0.5f)), Ints);
+    Ints n = __builtin_convertvector(
+        bounded * 1.44269504f + (bounded < 0.0f ? splat<Floats>(-0.5f) : splat<Floats>(0.5f)), Ints);
     Floats f = __builtin_convertvector(n, Floats);
     Floats r = bounded - f * 0.693359375f;
     r = r + f * 2.12194440e-4f;

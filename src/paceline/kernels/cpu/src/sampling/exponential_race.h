@@ -1,7 +1,7 @@
-// The race of core/noise.py: argmax of score - log(-log1p(-u)), where a runner's u depends on its key and index alone.
+// Exponential-race (Gumbel-max) sampling: argmax of score - log(-log1p(-u)), with u keyed by noise key and token id.
 //
-// Most runners lose whatever their exact time is, which a bound tells from the bits of u. The others' times come from
-// one function over one vector, so that a token does not depend on which runners were looked at together.
+// A bound from the bits of u rules out most tokens without computing a logarithm. The others' times come from one
+// function on one vector, so a sampled token does not depend on which tokens were evaluated together.
 #pragma once
 
 #include <limits>
@@ -11,20 +11,20 @@
 
 namespace paceline {
 
-constexpr int BLOCK = 4 * LANES;       // numbers that one round of counters makes
-constexpr float LATEST = 23;           // no time is below -23: u is at least 2**-33
+constexpr int BLOCK = 4 * COUNTERS;          // words of one round of counters
+constexpr float MAX_NEGATIVE_LOG_TIME = 23;  // log times are at least -23, since u >= 2**-33
 constexpr float LN2 = 0.693147181f;
 
-struct RaceKey {
+struct NoiseKey {
     uint64_t seed;
     uint32_t position, step, tag;
 };
 
 template <class A>
-constexpr A NEVER = -std::numeric_limits<A>::infinity();
+constexpr A NEG_INF = -std::numeric_limits<A>::infinity();
 
-// Which lanes of a are at least as large as those of b.
-inline uint32_t reaching(Floats a, Floats b) {
+// Mask of the lanes where a >= b.
+inline uint32_t lanes_at_least(Floats a, Floats b) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
 #else
@@ -33,18 +33,18 @@ inline uint32_t reaching(Floats a, Floats b) {
     return lanes;
 #endif
 }
-inline uint32_t reaching(Doubles a, Doubles b) {
+inline uint32_t lanes_at_least(Doubles a, Doubles b) {
     uint32_t lanes = 0;
     for (int i = 0; i < 8; i++) lanes |= uint32_t(a[i] >= b[i]) << i;
     return lanes;
 }
 
 template <class V>
-inline V larger(V a, V b) {
+inline V max_lanes(V a, V b) {
     return a > b ? a : b;
 }
 
-// The natural logarithm of positive normal numbers to about one unit in the last place.
+// Natural logarithm of positive normal numbers, to about one unit in the last place.
 inline Floats logarithm(Floats x) {
     Ints bits = (Ints)x, exponent = (bits >> 23) - 126;
     Floats m = (Floats)((bits & 0x7fffff) | 0x3f000000);  // in [1/2, 1)
@@ -64,116 +64,120 @@ inline Floats logarithm(Floats x) {
     return (m + p) + e * 0.693359375f;
 }
 
-// log(-log1p(-u)). Not inlined: every call is then rounded in the same way.
-__attribute__((noinline)) inline void times(const Floats &u, Floats &time) {
+// log(-log1p(-u)). Not inlined, so that every call rounds in the same way.
+__attribute__((noinline)) inline void log_times(const Floats &u, Floats &time) {
     const Floats w = 1.0f - u;
-    const Floats tail = (1.0f - w) - u;  // what rounding took from 1 - u
+    const Floats tail = (1.0f - w) - u;  // the rounding error of 1 - u
     time = logarithm(-(logarithm(w) + tail / w));
 }
-__attribute__((noinline)) inline void times(const Doubles &u, Doubles &time) {
+__attribute__((noinline)) inline void log_times(const Doubles &u, Doubles &time) {
     for (int i = 0; i < lanes<double>; i++) time[i] = std::log(-std::log1p(-u[i]));
 }
 
-// Numbers below log(u) and so below the time: the bits of a float grow as its logarithm does, and never faster.
-inline Floats early(Floats u) { return __builtin_convertvector((Ints)u, Floats) * (LN2 / 8388608) - 127 * LN2; }
-inline Doubles early(Doubles) { return splat<Doubles>(-LATEST); }
+// A lower bound of log(u), and so of the log time: the bits of a float grow as its logarithm does, and never faster.
+inline Floats log_time_lower_bound(Floats u) {
+    return __builtin_convertvector((Ints)u, Floats) * (LN2 / 8388608) - 127 * LN2;
+}
+inline Doubles log_time_lower_bound(Doubles) { return splat<Doubles>(-MAX_NEGATIVE_LOG_TIME); }
 
-// As number() in philox.h.
-inline Floats numbers(const uint32_t *words, Floats) {
+// As to_uniform in philox.h.
+inline Floats to_uniforms(const uint32_t *words, Floats) {
     Words w;
     std::memcpy(&w, words, sizeof w);
-    const Floats u = (__builtin_convertvector(w, Floats) + 0.5f) * (1.0f / 4294967296), most = splat<Floats>(1 - 1.0f / 16777216);
+    const Floats u = (__builtin_convertvector(w, Floats) + 0.5f) * (1.0f / 4294967296),
+                 most = splat<Floats>(1 - 1.0f / 16777216);
     return u < most ? u : most;
 }
-inline Doubles numbers(const uint32_t *words, Doubles u) {
-    for (int i = 0; i < lanes<double>; i++) u[i] = number<double>(words[i]);
+inline Doubles to_uniforms(const uint32_t *words, Doubles u) {
+    for (int i = 0; i < lanes<double>; i++) u[i] = to_uniform<double>(words[i]);
     return u;
 }
 
-// Who leads; of equals the one of the lowest index.
+// The best token so far; of equals the one with the lowest id.
 template <class A>
-class Leader {
+class BestSoFar {
    public:
     int64_t token() const { return std::max<int64_t>(token_, 0); }
 
-    // False if runners of at most this score have lost.
-    bool may_lead(A score) const { return score + A(LATEST) >= bar_; }
+    // False if tokens with at most this score cannot win any more.
+    bool can_win(A score) const { return score + A(MAX_NEGATIVE_LOG_TIME) >= bar_; }
 
-    // lanes<A> runners with their words; name(i) is the index of the i-th.
+    // lanes<A> tokens with their random words; name(i) is the id of the i-th.
     template <class Name>
-    void enter(Vec<A> score, const uint32_t *words, Name &&name) {
-        const Vec<A> u = numbers(words, Vec<A>{});
-        uint32_t left = reaching(score - early(u), splat<Vec<A>>(bar_));
+    void add(Vec<A> score, const uint32_t *words, Name &&name) {
+        const Vec<A> u = to_uniforms(words, Vec<A>{});
+        uint32_t left = lanes_at_least(score - log_time_lower_bound(u), splat<Vec<A>>(bar_));
         if (!left) return;
         Vec<A> time;
-        times(u, time);
+        log_times(u, time);
         for (; left; left &= left - 1) {
             const int i = __builtin_ctz(left);
             const A value = score[i] - time[i];
             const int64_t token = name(i);
             if (value > best_ || (value == best_ && token < token_)) {
                 best_ = value, token_ = token;
-                bar_ = value - (A(1e-4) + std::abs(value) * A(1e-6));  // more than rounding can be
+                bar_ = value - (A(1e-4) + std::abs(value) * A(1e-6));  // more than the rounding error
             }
         }
     }
 
    private:
-    A best_ = NEVER<A>, bar_ = std::numeric_limits<A>::lowest();
+    A best_ = NEG_INF<A>, bar_ = std::numeric_limits<A>::lowest();
     int64_t token_ = -1;
 };
 
-// BLOCK runners that stand side by side, the first at a multiple of BLOCK; scores below least do not run.
+// BLOCK adjacent tokens, the first a multiple of BLOCK; scores below least are excluded.
 template <class A>
-void run_block(const RaceKey &key, const A *scores, int64_t first, A least, Leader<A> &leader) {
+void race_block(const NoiseKey &key, const A *scores, int64_t first, A least, BestSoFar<A> &best) {
     constexpr int N = lanes<A>;
     Vec<A> score[BLOCK / N], highest;
     for (int i = 0; i < BLOCK / N; i++) {
         const Vec<A> given = load(scores + first + i * N);
-        score[i] = given >= least ? given : splat<Vec<A>>(NEVER<A>);
-        highest = i ? larger(highest, score[i]) : score[i];
+        score[i] = given >= least ? given : splat<Vec<A>>(NEG_INF<A>);
+        highest = i ? max_lanes(highest, score[i]) : score[i];
     }
     bool any = false;
-    for (int i = 0; i < N; i++) any |= leader.may_lead(highest[i]);
+    for (int i = 0; i < N; i++) any |= best.can_win(highest[i]);
     if (!any) return;
-    uint32_t c[4][LANES], words[BLOCK];
-    for (int i = 0; i < LANES; i++) c[0][i] = first / 4 + i, c[1][i] = key.position, c[2][i] = key.step, c[3][i] = key.tag;
-    scramble(c, key.seed);
-    for (int i = 0; i < LANES; i++)
+    uint32_t c[4][COUNTERS], words[BLOCK];
+    for (int i = 0; i < COUNTERS; i++)
+        c[0][i] = first / 4 + i, c[1][i] = key.position, c[2][i] = key.step, c[3][i] = key.tag;
+    philox_rounds(c, key.seed);
+    for (int i = 0; i < COUNTERS; i++)
         for (int j = 0; j < 4; j++) words[4 * i + j] = c[j][i];
     for (int i = 0; i < BLOCK / N; i++)
-        leader.enter(score[i], words + i * N, [&](int lane) { return first + i * N + lane; });
+        best.add(score[i], words + i * N, [&](int lane) { return first + i * N + lane; });
 }
 
-// The winner among size scores, padded with -inf to whole blocks, of those that are at least least. ahead is the index
-// of one that is likely to lead: what can no longer beat it is passed over.
+// The winner among size scores, padded with -inf to whole blocks, of those that are at least least. likely is a token
+// that probably wins: it is tried first, so that most others can be skipped.
 template <class A>
-int64_t race(const RaceKey &key, const A *scores, int64_t size, A least, int64_t ahead) {
-    Leader<A> leader;
-    run_block(key, scores, ahead / BLOCK * BLOCK, least, leader);
-    for (int64_t first = 0; first < size; first += BLOCK) run_block(key, scores, first, least, leader);
-    return leader.token();
+int64_t exponential_race(const NoiseKey &key, const A *scores, int64_t size, A least, int64_t likely) {
+    BestSoFar<A> best;
+    race_block(key, scores, likely / BLOCK * BLOCK, least, best);
+    for (int64_t first = 0; first < size; first += BLOCK) race_block(key, scores, first, least, best);
+    return best.token();
 }
 
-// The winner among count runners with these indices; room for a vector more is read.
+// The winner among count tokens with these ids; the arrays must have room for one more vector.
 template <class A>
-int64_t race_of(const RaceKey &key, const A *scores, const int32_t *tokens, int64_t count) {
+int64_t exponential_race_over(const NoiseKey &key, const A *scores, const int32_t *tokens, int64_t count) {
     constexpr int N = lanes<A>;
-    Leader<A> leader;
-    for (int64_t first = 0; first < count; first += LANES) {
-        uint32_t c[4][LANES], words[LANES];
-        A score[LANES];
-        for (int i = 0; i < LANES; i++) {
+    BestSoFar<A> best;
+    for (int64_t first = 0; first < count; first += COUNTERS) {
+        uint32_t c[4][COUNTERS], words[COUNTERS];
+        A score[COUNTERS];
+        for (int i = 0; i < COUNTERS; i++) {
             const bool there = first + i < count;
             c[0][i] = there ? tokens[first + i] / 4 : 0, c[1][i] = key.position, c[2][i] = key.step, c[3][i] = key.tag;
-            score[i] = there ? scores[first + i] : NEVER<A>;
+            score[i] = there ? scores[first + i] : NEG_INF<A>;
         }
-        scramble(c, key.seed);
-        for (int i = 0; i < LANES; i++) words[i] = c[first + i < count ? tokens[first + i] % 4 : 0][i];
-        for (int i = 0; i < LANES; i += N)
-            leader.enter(load(score + i), words + i, [&](int lane) { return tokens[first + i + lane]; });
+        philox_rounds(c, key.seed);
+        for (int i = 0; i < COUNTERS; i++) words[i] = c[first + i < count ? tokens[first + i] % 4 : 0][i];
+        for (int i = 0; i < COUNTERS; i += N)
+            best.add(load(score + i), words + i, [&](int lane) { return tokens[first + i + lane]; });
     }
-    return leader.token();
+    return best.token();
 }
 
 }  // namespace paceline

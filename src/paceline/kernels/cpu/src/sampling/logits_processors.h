@@ -1,17 +1,17 @@
-// What is done to logits before temperature and filters: core/processing.py's apply, for every node with its own path.
+// Logits processors, applied before temperature and filters: core/processing.py's apply, per node with its own path.
 //
-// One pass over all logits, with the bias where there is one; what depends on the text changes few of them. Every number
-// is rounded where plain operations round it. kernels/cpu/structs.py has the same structures.
+// One pass over all logits adds the bias; penalties and bans change few of them. Every value is rounded where the torch
+// operations round it. kernels/cpu/structs.py mirrors the structs.
 #pragma once
 
 #include "sampling/sampling.h"
 
 namespace paceline {
 
-// The rows' processors (core/processing.py's ProcessingState); what no row asks for is null or counts nothing.
-struct Processors {
-    int64_t vocab;  // numbers of a row of bias; rows of counts and prompted have one more
-    int64_t width;  // of a row of texts
+// The rows' processors (core/processing.py's ProcessingState); null, or a count of 0, if no row uses one.
+struct LogitsProcessors {
+    int64_t vocab;  // size of a row of bias; rows of counts and prompted have one more
+    int64_t width;  // of a row of sequences
     const int64_t *tokens, *length;
     const float *bias;
     const int32_t *counts;
@@ -25,18 +25,18 @@ struct Processors {
     const int64_t *ngram;
 };
 
-// The tokens between each row's text and the one that comes next: of every node, of a chain's or of a tree's.
+// The draft tokens between each row's sequence and the next token, for every node of a chain or a tree.
 struct Paths {
-    int64_t depth;                         // most of a node
-    int64_t grows;                         // node n has the first n of them
+    int64_t depth;  // most tokens of a node's path
+    int64_t grows;  // node n has the first n tokens
     const int64_t *tokens;
-    int64_t row_step, step;                // from row to row, from node to node
-    const int64_t *levels;                 // of a tree alone: depths of the nodes whose tokens these are
+    int64_t row_step, step;  // from row to row, from node to node
+    const int64_t *levels;   // trees only: depths of the nodes with these tokens
     const uint8_t *ancestors;
     int64_t levels_step, ancestors_row_step, ancestors_step;
 };
 
-// A product that is rounded before anything is added to it.
+// A product that is rounded before anything is added to it (no FMA).
 template <class A>
 __attribute__((noinline)) A multiplied(A x, A y) {
     return x * y;
@@ -60,48 +60,48 @@ void add_bias(const T *logits, const float *bias, int64_t size, Acc<T> *out) {
     for (; i < size; i++) out[i] = bias ? widen(logits[i]) + bias[i] : widen(logits[i]);
 }
 
-// One thread's way through nodes, row by row.
-class Processing {
+// Processes nodes row by row; one per thread.
+class ProcessorRunner {
    public:
-    void begin(const Processors &p, const Paths &paths) { p_ = &p, paths_ = &paths, row_ = -1; }
+    void begin(const LogitsProcessors &p, const Paths &paths) { p_ = &p, paths_ = &paths, row_ = -1; }
 
     template <class T>
     void operator()(int64_t row, int64_t node, const T *logits, int64_t size, Acc<T> *out) {
-        if (row != row_) enter(row);
-        follow(node);
+        if (row != row_) begin_row(row);
+        collect_path(node);
         add_bias(logits, p_->bias ? p_->bias + row * p_->vocab : nullptr, size, out);
         add_sequences(size, out);
         if (p_->counts) penalise(size, out);
         if (p_->ngram && p_->ngram[row] > 0) ban_repeats(p_->ngram[row], size, out);
         ban_late(size, out);
         int64_t i = 0;
-        while (i < size && !(out[i] > NEVER<Acc<T>>)) i++;
+        while (i < size && !(out[i] > NEG_INF<Acc<T>>)) i++;
         if (i == size) out[0] = 0;
     }
 
    private:
-    const Processors *p_ = nullptr;
+    const LogitsProcessors *p_ = nullptr;
     const Paths *paths_ = nullptr;
     int64_t row_ = -1, length_ = 0, end_ = 0;
-    const int64_t *text_ = nullptr;
+    const int64_t *sequence_ = nullptr;
     std::vector<int64_t> path_, tail_;
-    std::vector<int32_t> known_;   // the tokens of the row's text, each once
-    std::vector<uint32_t> marks_;  // of tokens, mark_ if they are among them
+    std::vector<int32_t> unique_tokens_;  // the distinct tokens of the row's sequence
+    std::vector<uint32_t> marks_;         // mark_ for tokens that are among them
     uint32_t mark_ = 0;
 
-    void enter(int64_t row) {
-        row_ = row, length_ = p_->length[row], text_ = p_->tokens + row * p_->width;
-        known_.clear();
+    void begin_row(int64_t row) {
+        row_ = row, length_ = p_->length[row], sequence_ = p_->tokens + row * p_->width;
+        unique_tokens_.clear();
         if (!p_->counts || (p_->repetition[row] == 1 && p_->frequency[row] == 0 && p_->presence[row] == 0)) return;
         if ((int64_t)marks_.size() < p_->vocab || ++mark_ == 0) marks_.assign(p_->vocab, 0), mark_ = 1;
         for (int64_t i = 0; i < length_; i++) {
-            const int64_t token = text_[i];
+            const int64_t token = sequence_[i];
             if (token < 0 || token >= p_->vocab || marks_[token] == mark_) continue;
-            marks_[token] = mark_, known_.push_back(token);
+            marks_[token] = mark_, unique_tokens_.push_back(token);
         }
     }
 
-    void follow(int64_t node) {
+    void collect_path(int64_t node) {
         const int64_t *tokens = paths_->tokens + row_ * paths_->row_step;
         if (paths_->ancestors) {
             const uint8_t *mine = paths_->ancestors + row_ * paths_->ancestors_row_step + node * paths_->ancestors_step;
@@ -117,9 +117,9 @@ class Processing {
         for (int64_t token : path_) end_ += token >= 0;
     }
 
-    // The token at a place before the next one; -1 below 0.
+    // The token at a position; -1 below 0.
     int64_t at(int64_t place) const {
-        return place < 0 ? -1 : place < length_ ? text_[place] : path_[place - length_];
+        return place < 0 ? -1 : place < length_ ? sequence_[place] : path_[place - length_];
     }
 
     template <class A>
@@ -146,32 +146,35 @@ class Processing {
     template <class A>
     void penalise(int64_t size, A *out) const {
         if (p_->repetition[row_] == 1 && p_->frequency[row_] == 0 && p_->presence[row_] == 0) return;
-        const auto first = [&](size_t i) { return std::find(path_.begin(), path_.begin() + i, path_[i]) == path_.begin() + i; };
+        const auto first = [&](size_t i) {
+            return std::find(path_.begin(), path_.begin() + i, path_[i]) == path_.begin() + i;
+        };
         const auto there = [&](int64_t token) { return token >= 0 && token < size; };
-        std::vector<std::pair<int64_t, A>> own;  // tokens of the path, and what they are with it
+        std::vector<std::pair<int64_t, A>> own;  // tokens of the path and their penalised scores
         for (size_t i = 0; i < path_.size(); i++)
             if (there(path_[i]) && first(i))
-                own.emplace_back(path_[i], penalised(out[path_[i]], path_[i], std::count(path_.begin(), path_.end(), path_[i])));
-        for (int64_t token : known_)
+                own.emplace_back(path_[i],
+                                 penalised(out[path_[i]], path_[i], std::count(path_.begin(), path_.end(), path_[i])));
+        for (int64_t token : unique_tokens_)
             if (token < size) out[token] = penalised(out[token], token, 0);
         for (const auto &[token, score] : own) out[token] = score;
     }
 
-    // Tokens that would complete a run of count that the text has already.
+    // Bans tokens that would repeat an n-gram of the sequence (no_repeat_ngram_size).
     template <class A>
     void ban_repeats(int64_t count, int64_t size, A *out) {
         if (end_ + 1 < count) return;
         tail_.clear();
         for (int64_t back = count - 1; back > 0; back--) tail_.push_back(at(end_ - back));
         const auto ban = [&](int64_t token) {
-            if (token >= 0 && token < size) out[token] = NEVER<A>;
+            if (token >= 0 && token < size) out[token] = NEG_INF<A>;
         };
         const int64_t before = count - 1;
         int64_t place = before;
         for (; place < length_; place++)
-            if (before == 0 || (text_[place - 1] == tail_[before - 1] &&
-                                std::equal(tail_.begin(), tail_.end(), text_ + place - before)))
-                ban(text_[place]);
+            if (before == 0 || (sequence_[place - 1] == tail_[before - 1] &&
+                                std::equal(tail_.begin(), tail_.end(), sequence_ + place - before)))
+                ban(sequence_[place]);
         for (; place < end_; place++) {
             int64_t i = 0;
             while (i < before && tail_[i] == at(place - before + i)) i++;
@@ -182,16 +185,16 @@ class Processing {
     template <class A>
     void ban_late(int64_t size, A *out) const {
         for (int64_t e = row_ * p_->num_late; e < (row_ + 1) * p_->num_late; e++)
-            if (p_->late[e] >= 0 && p_->late[e] < size && end_ < p_->late_until[e]) out[p_->late[e]] = NEVER<A>;
+            if (p_->late[e] >= 0 && p_->late[e] < size && end_ < p_->late_until[e]) out[p_->late[e]] = NEG_INF<A>;
     }
 };
 
-// Processed logits of every node of every row, without gaps.
+// Processed logits of every node of every row, contiguous.
 template <class T>
-void process_all(const Processors &p, const Paths &paths, const Choices &c) {
+void process_all(const LogitsProcessors &p, const Paths &paths, const LogitsBatch &c) {
     const int64_t entries = c.rows * c.nodes;
-    share(entries * c.size > WORTH ? c.threads : 1, entries, [&](int64_t begin, int64_t end) {
-        static thread_local Processing process;
+    parallel_for(entries * c.size > PARALLEL_THRESHOLD ? c.threads : 1, entries, [&](int64_t begin, int64_t end) {
+        static thread_local ProcessorRunner process;
         process.begin(p, paths);
         for (int64_t entry = begin; entry < end; entry++) {
             const int64_t row = entry / c.nodes, node = entry % c.nodes;
@@ -203,10 +206,10 @@ void process_all(const Processors &p, const Paths &paths, const Choices &c) {
 
 }  // namespace paceline
 
-#define PACELINE_EXPORT_PROCESS(T, name)                                                                      \
-    extern "C" void paceline_process_##name(const paceline::Processors *p, const paceline::Paths *paths,     \
-                                            const paceline::Choices *c) {                                    \
-        paceline::process_all<T>(*p, *paths, *c);                                                             \
+#define PACELINE_EXPORT_PROCESS(T, name)                                                                       \
+    extern "C" void paceline_process_##name(const paceline::LogitsProcessors *p, const paceline::Paths *paths, \
+                                            const paceline::LogitsBatch *c) {                                  \
+        paceline::process_all<T>(*p, *paths, *c);                                                              \
     }
 PACELINE_EXPORT_PROCESS(float, float32)
 PACELINE_EXPORT_PROCESS(double, float64)

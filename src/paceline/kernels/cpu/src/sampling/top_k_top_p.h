@@ -1,4 +1,4 @@
-// Where the largest of many scores end: the boundary from which a count or a share of the weight is kept, without a sort.
+// Top-k/top-p threshold search without a sort.
 #pragma once
 
 #include <algorithm>
@@ -12,34 +12,35 @@
 namespace paceline {
 
 constexpr int BUCKETS = 256;
-constexpr int FEW = 48;         // numbers that are sorted
-constexpr int FEWER = 16;       // times as many scores as are on a list that is worth its making
-constexpr int STRETCH = 512;    // scores of which each lane's largest is taken
+constexpr int SORT_SIZE = 48;      // up to so many values are sorted
+constexpr int SPARSE_FACTOR = 16;  // a list pays if it is so many times shorter than the vocabulary
+constexpr int SEGMENT = 512;       // scores of which each lane's maximum is taken
 
-// What choices work with, one at a time; kept between them, since growing and clearing cost.
+// Buffers of one sampling call, kept per thread between calls.
 template <class A>
-struct Desk {
+struct Workspace {
     std::vector<A> scores, values, weights;  // scores are padded with -inf to whole blocks
     std::vector<int32_t> tokens;
-    void make_room(int64_t size) {
+    void reserve(int64_t size) {
         const int64_t padded = (size + BLOCK - 1) / BLOCK * BLOCK;
         if ((int64_t)scores.size() >= padded) return;
-        scores.resize(padded), values.resize(padded + BLOCK), weights.resize(padded + BLOCK), tokens.resize(padded + BLOCK);
+        scores.resize(padded), values.resize(padded + BLOCK), weights.resize(padded + BLOCK),
+            tokens.resize(padded + BLOCK);
     }
 };
 
-// The largest of count numbers, or NaN where one of them is none.
+// The largest of count values, or NaN if one of them is NaN.
 template <class T>
-Acc<T> highest_of(const T *p, int64_t count) {
+Acc<T> max_of(const T *p, int64_t count) {
     constexpr int N = lanes<T>;
-    Vec<T> most = splat<Vec<T>>(NEVER<Acc<T>>);
+    Vec<T> most = splat<Vec<T>>(NEG_INF<Acc<T>>);
     decltype(most != most) odd{};
     int64_t i = 0;
     for (; i + N <= count; i += N) {
         const Vec<T> x = load(p + i);
-        most = larger(x, most), odd |= x != x;
+        most = max_lanes(x, most), odd |= x != x;
     }
-    Acc<T> highest = NEVER<Acc<T>>;
+    Acc<T> highest = NEG_INF<Acc<T>>;
     bool strange = false;
     for (int j = 0; j < N; j++) highest = std::max(highest, most[j]), strange |= odd[j] != 0;
     for (int64_t j = strange ? 0 : i; j < count; j++) {
@@ -50,13 +51,13 @@ Acc<T> highest_of(const T *p, int64_t count) {
     return highest;
 }
 
-// The first of count numbers that is highest, or that is none if highest is none.
+// The index of the first of count values that equals highest, or is NaN if highest is.
 template <class T>
-int64_t first_of(const T *p, int64_t count, Acc<T> highest) {
+int64_t index_of(const T *p, int64_t count, Acc<T> highest) {
     constexpr int N = lanes<T>;
     int64_t i = 0;
     if (highest == highest)
-        while (i + N <= count && !reaching(load(p + i), splat<Vec<T>>(highest))) i += N;
+        while (i + N <= count && !lanes_at_least(load(p + i), splat<Vec<T>>(highest))) i += N;
     for (; i < count; i++) {
         const Acc<T> x = widen(p[i]);
         if (x == highest || (x != x && highest != highest)) return i;
@@ -64,52 +65,52 @@ int64_t first_of(const T *p, int64_t count, Acc<T> highest) {
     return 0;
 }
 
-// Puts those of the desk's scores that are at least least, and for which worth is at least from, in order, into values and
-// tokens; how many they are.
+// Gathers the workspace's scores that are at least least and whose worth is at least from, in order, into values and
+// tokens; returns their number.
 template <class A, class Worth>
-int64_t gather(int64_t size, A least, Desk<A> &desk, Worth &&worth, A from) {
+int64_t gather(int64_t size, A least, Workspace<A> &workspace, Worth &&worth, A from) {
     constexpr int N = lanes<A>;
-    const A *scores = desk.scores.data();
+    const A *scores = workspace.scores.data();
     const Vec<A> bar = splat<Vec<A>>(std::max(least, std::numeric_limits<A>::lowest())), other = splat<Vec<A>>(from);
     int64_t count = 0;
     for (int64_t i = 0; i < size; i += N) {
         const Vec<A> score = load(scores + i);
-        for (uint32_t left = reaching(score, bar) & reaching(worth(score), other); left; left &= left - 1) {
+        for (uint32_t left = lanes_at_least(score, bar) & lanes_at_least(worth(score), other); left; left &= left - 1) {
             const int64_t token = i + __builtin_ctz(left);
-            desk.values[count] = scores[token], desk.tokens[count++] = token;
+            workspace.values[count] = scores[token], workspace.tokens[count++] = token;
         }
     }
     return count;
 }
 template <class A>
-int64_t gather(int64_t size, A least, Desk<A> &desk) {
-    return gather(size, least, desk, [](Vec<A> score) { return score; }, NEVER<A>);
+int64_t gather(int64_t size, A least, Workspace<A> &workspace) {
+    return gather(size, least, workspace, [](Vec<A> score) { return score; }, NEG_INF<A>);
 }
 
-// Whether going through a list of the desk's scores that are at least least is faster than going through all.
+// Whether the scores that are at least least are so few that a list of them is faster than a pass over all.
 template <class A>
-bool are_few(int64_t size, A least, const Desk<A> &desk) {
+bool is_sparse(int64_t size, A least, const Workspace<A> &workspace) {
     constexpr int N = lanes<A>;
     const Vec<A> from = splat<Vec<A>>(least);
     int64_t count = 0;
-    for (int64_t i = 0; i < size; i += N) count += __builtin_popcount(reaching(load(&desk.scores[i]), from));
-    return FEWER * count < size;
+    for (int64_t i = 0; i < size; i += N) count += __builtin_popcount(lanes_at_least(load(&workspace.scores[i]), from));
+    return SPARSE_FACTOR * count < size;
 }
 
-// The largest value for which the weights of those at least as large reach goal; -inf if all of them do not.
-// What values and weights hold afterwards means nothing.
+// The largest value such that the weights of all values at least as large reach goal; -inf if there is none.
+// Overwrites values and weights.
 template <class A>
-A boundary(A *values, A *weights, int64_t count, double goal) {
-    while (count > FEW) {
+A weight_threshold(A *values, A *weights, int64_t count, double goal) {
+    while (count > SORT_SIZE) {
         const auto [least, most] = std::minmax_element(values, values + count);
         const A low = *least, scale = (BUCKETS - 1) / (*most - low);
-        if (!(scale > 0) || std::isinf(scale)) break;  // all the same, or too far apart to be numbered
-        double mass[BUCKETS] = {};
+        if (!(scale > 0) || std::isinf(scale)) break;  // all equal, or too far apart for buckets
+        double sum_weights[BUCKETS] = {};
         const auto bucket = [&](A value) { return int((value - low) * scale); };
-        for (int64_t i = 0; i < count; i++) mass[bucket(values[i])] += weights[i];
+        for (int64_t i = 0; i < count; i++) sum_weights[bucket(values[i])] += weights[i];
         int found = BUCKETS - 1;
-        while (found >= 0 && mass[found] < goal) goal -= mass[found--];
-        if (found < 0) return NEVER<A>;
+        while (found >= 0 && sum_weights[found] < goal) goal -= sum_weights[found--];
+        if (found < 0) return NEG_INF<A>;
         int64_t kept = 0;
         for (int64_t i = 0; i < count; i++)
             if (bucket(values[i]) == found) values[kept] = values[i], weights[kept++] = weights[i];
@@ -124,30 +125,30 @@ A boundary(A *values, A *weights, int64_t count, double goal) {
         reached += weight;
         if (reached >= goal) return value;
     }
-    return NEVER<A>;
+    return NEG_INF<A>;
 }
 
-// The weights of some scores, which may stand where the weights go, and their sum.
+// The weights exp(score - highest) of some scores and their sum; scores may be the weights buffer.
 template <class A>
-double weigh(int64_t count, const A *scores, A highest, Desk<A> &desk) {
+double exp_weights(int64_t count, const A *scores, A highest, Workspace<A> &workspace) {
     constexpr int N = lanes<A>;
-    for (int64_t i = 0; i < count; i += N) store(&desk.weights[i], exponential(load(scores + i) - highest));
+    for (int64_t i = 0; i < count; i += N) store(&workspace.weights[i], exponential(load(scores + i) - highest));
     double total = 0;
-    for (int64_t i = 0; i < count; i++) total += desk.weights[i];
+    for (int64_t i = 0; i < count; i++) total += workspace.weights[i];
     return total;
 }
 
-// Sums over scores that are weighed: of their weights, and of these times how far each is below the largest score.
-struct Spread {
+// Sums over scores: of their weights, and of weight times distance from the largest score.
+struct WeightSums {
     double total, fall;
     double entropy() const { return std::log(total) + fall / total; }
 };
 
 template <class A>
-Spread spread_of(const A *scores, int64_t size, A highest, A least) {
+WeightSums weight_sums(const A *scores, int64_t size, A highest, A least) {
     constexpr int N = lanes<A>;
     least = std::max(least, std::numeric_limits<A>::lowest());
-    Spread all{};
+    WeightSums all{};
     for (int64_t i = 0; i < size; i += BLOCK) {
         Vec<A> total{}, fall{};
         for (int j = 0; j < BLOCK; j += N) {
@@ -160,15 +161,15 @@ Spread spread_of(const A *scores, int64_t size, A highest, A least) {
     return all;
 }
 
-// The weight of all scores that are at least least.
+// The sum of the weights of all scores that are at least least.
 template <class A>
-double mass(int64_t size, A highest, A least, const Desk<A> &desk) {
+double sum_weights(int64_t size, A highest, A least, const Workspace<A> &workspace) {
     constexpr int N = lanes<A>;
     double total = 0;
     for (int64_t i = 0; i < size; i += BLOCK) {
         Vec<A> part{};
         for (int j = 0; j < BLOCK; j += N) {
-            const Vec<A> x = load(&desk.scores[i + j]);
+            const Vec<A> x = load(&workspace.scores[i + j]);
             part += x >= least ? exponential(x - highest) : Vec<A>{};
         }
         total += sum(part);
@@ -176,18 +177,18 @@ double mass(int64_t size, A highest, A least, const Desk<A> &desk) {
     return total;
 }
 
-// A number that at least count scores reach: the largest of distinct sets of them do.
+// A lower bound of the count-th largest score: the maxima of disjoint sets.
 template <class A>
-A reached_by(int64_t size, int64_t count, Desk<A> &desk) {
+A top_k_lower_bound(int64_t size, int64_t count, Workspace<A> &workspace) {
     constexpr int N = lanes<A>;
-    const int64_t sets = size / STRETCH * N;
-    if (2 * count > sets) return NEVER<A>;
-    for (int64_t i = 0; i < size / STRETCH; i++) {
-        Vec<A> most = load(&desk.scores[i * STRETCH]);
-        for (int j = N; j < STRETCH; j += N) most = larger(load(&desk.scores[i * STRETCH + j]), most);
-        store(&desk.values[i * N], most);
+    const int64_t sets = size / SEGMENT * N;
+    if (2 * count > sets) return NEG_INF<A>;
+    for (int64_t i = 0; i < size / SEGMENT; i++) {
+        Vec<A> most = load(&workspace.scores[i * SEGMENT]);
+        for (int j = N; j < SEGMENT; j += N) most = max_lanes(load(&workspace.scores[i * SEGMENT + j]), most);
+        store(&workspace.values[i * N], most);
     }
-    const auto values = desk.values.begin();
+    const auto values = workspace.values.begin();
     std::nth_element(values, values + count - 1, values + sets, std::greater<A>());
     return values[count - 1];
 }

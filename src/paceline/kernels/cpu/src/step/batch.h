@@ -1,4 +1,5 @@
-// How a step begins and ends: core/batch.py's begin_chain and extend, and core/stats.py's record, row by row. kernels/cpu/structs.py has the same fields.
+// The begin and end of a step: core/batch.py's begin_chain and extend, core/stats.py's record. kernels/cpu/structs.py
+// mirrors it.
 #pragma once
 
 #include <algorithm>
@@ -6,25 +7,25 @@
 
 namespace paceline {
 
-struct Rows {  // int64 or bool values, a step apart per row of texts
+struct RowView {  // int64 or bool values, with a stride per row
     const void *data;
     int64_t step;
-    int64_t whole(int64_t row, int64_t at) const { return ((const int64_t *)data)[row * step + at]; }
+    int64_t integer(int64_t row, int64_t at) const { return ((const int64_t *)data)[row * step + at]; }
     bool flag(int64_t row, int64_t at) const { return ((const uint8_t *)data)[row * step + at]; }
 };
 
-struct Texts {
+struct Sequences {
     int64_t rows, width, stops, max_depth, head, vocab;
     int64_t *tokens, *length, *limit, *steps, *num_draft, *stop, *finish, *report;
     uint8_t *active;
-    int32_t *counts;  // [rows, vocab + 1] times that each token stands in the new text; may be null
+    int32_t *counts;  // [rows, vocab + 1] occurrences of each token in the new sequence; may be null
 };
 
 struct Decision {
     int64_t nodes, depth, blame;
-    Rows tokens, parents, levels, valid, origin, path;
+    RowView tokens, parents, levels, valid, origin, path;
     const int64_t *committed, *next;
-    int64_t *num;  // written: committed, clipped
+    int64_t *num;  // output: committed, clipped
 };
 
 struct Counters {
@@ -35,28 +36,28 @@ struct Counters {
 enum Finish { RUNNING, STOP, LENGTH };
 enum NoDraft { DRAFTED, OFF, CAPPED, LIMIT };
 
-// tokens and valid [rows, depth + 1] of a chain that is to be drafted; longest is that of a text that may be drafted for.
-inline void begin_chain(const Texts &t, int64_t depth, int64_t longest, int64_t *tokens, uint8_t *valid) {
+// tokens and valid [rows, depth + 1] of a chain to be drafted; longest is the length up to which a sequence is drafted
+// for.
+inline void begin_chain(const Sequences &t, int64_t depth, int64_t longest, int64_t *tokens, uint8_t *valid) {
     for (int64_t row = 0; row < t.rows; row++) {
         const int64_t length = t.length[row];
-        const int64_t room = std::min({t.num_draft[row], t.limit[row] - length - 1, longest - length + 1});
+        const int64_t max_draft = std::min({t.num_draft[row], t.limit[row] - length - 1, longest - length + 1});
         for (int64_t at = 0; at <= depth; at++, tokens++, valid++) {
             *tokens = at ? 0 : t.tokens[row * t.width + length - 1];
-            *valid = t.active[row] && (at == 0 || at <= room);
+            *valid = t.active[row] && (at == 0 || at <= max_draft);
         }
     }
 }
 
-inline void extend(const Texts &t, const Decision &d) {
+inline void extend(const Sequences &t, const Decision &d) {
     for (int64_t row = 0; row < t.rows; row++) {
-        const int64_t committed = d.committed[row], accepted = committed - 1, length = t.length[row], limit = t.limit[row];
+        const int64_t committed = d.committed[row], accepted = committed - 1, length = t.length[row],
+                      limit = t.limit[row];
         const int64_t *stop = t.stop + row * t.stops;
-        const auto node = [&](int64_t at) {  // of the token at this place, the root where none was drafted
-            return at < d.depth ? std::max<int64_t>(d.path.whole(row, at), 0) : 0;
+        const auto node = [&](int64_t at) {  // of the token at this index, the root where none was drafted
+            return at < d.depth ? std::max<int64_t>(d.path.integer(row, at), 0) : 0;
         };
-        const auto emitted = [&](int64_t at) {
-            return at == accepted ? d.next[row] : d.tokens.whole(row, node(at));
-        };
+        const auto emitted = [&](int64_t at) { return at == accepted ? d.next[row] : d.tokens.integer(row, node(at)); };
         int64_t until = committed;
         bool stops = false;
         for (int64_t at = 0; at <= d.depth && at < committed && !stops; at++) {
@@ -71,15 +72,15 @@ inline void extend(const Texts &t, const Decision &d) {
         int64_t blame = d.nodes == 1 ? d.blame : limit - length <= 1 ? LIMIT : d.blame;
         if (d.nodes > 1 && t.num_draft[row] == 0) blame = CAPPED;
         if (drafted > 0) blame = DRAFTED;
-        const int64_t leaf = accepted > 0 ? d.path.whole(row, accepted - 1) : 0;
+        const int64_t leaf = accepted > 0 ? d.path.integer(row, accepted - 1) : 0;
         bool children = false;
-        for (int64_t n = 0; n < d.nodes; n++) children |= d.valid.flag(row, n) && d.parents.whole(row, n) == leaf;
+        for (int64_t n = 0; n < d.nodes; n++) children |= d.valid.flag(row, n) && d.parents.integer(row, n) == leaf;
 
         for (int64_t at = 0; at < num; at++) t.tokens[row * t.width + length + at] = emitted(at);
         for (int64_t at = 0; t.counts && at < num; at++)
             if (emitted(at) >= 0 && emitted(at) < t.vocab) t.counts[row * (t.vocab + 1) + emitted(at)]++;
         t.length[row] += num;
-        t.steps[row] += 1;  // of idle rows too: no key is used twice
+        t.steps[row] += 1;  // of idle rows too: no noise key is used twice
         if (active) t.finish[row] = stopped ? STOP : full ? LENGTH : RUNNING;
         t.active[row] = active && t.finish[row] == RUNNING;
         d.num[row] = num;
@@ -89,7 +90,7 @@ inline void extend(const Texts &t, const Decision &d) {
         std::copy(head, head + t.head, report);
         for (int64_t at = 0; at <= d.depth; at++) {
             report[t.head + at] = emitted(at);
-            report[t.head + t.max_depth + 1 + at] = d.origin.whole(row, node(at));
+            report[t.head + t.max_depth + 1 + at] = d.origin.integer(row, node(at));
         }
     }
 }
@@ -101,9 +102,9 @@ inline void record(const Counters &c, const Decision &d) {
         c.emitted[row] += num;
         for (int64_t at = 0; at < d.depth; at++) {
             bool drafted = false;
-            for (int64_t n = 0; n < d.nodes; n++) drafted |= d.valid.flag(row, n) && d.levels.whole(row, n) == at + 1;
+            for (int64_t n = 0; n < d.nodes; n++) drafted |= d.valid.flag(row, n) && d.levels.integer(row, n) == at + 1;
             c.drafted[row * c.max_depth + at] += drafted;
-            c.accepted[row * c.max_depth + at] += d.path.whole(row, at) >= 0 && at < num;
+            c.accepted[row * c.max_depth + at] += d.path.integer(row, at) >= 0 && at < num;
         }
     }
 }

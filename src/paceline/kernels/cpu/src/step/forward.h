@@ -1,8 +1,8 @@
-// One forward of a decoder over a tree per row: embeddings, the operations of its layers, the head.
+// One forward of a decoder over a token tree per row: embeddings, the operations of its layers, the LM head.
 //
-// Nodes that are not valid take no part: the valid ones stand side by side, as if the others were not there. Where some
-// have passed the first layers before, the others go through these first, alone. Threads go through the operations
-// together and share out rows, columns or heads of each (thread_pool.h).
+// Invalid nodes are left out: the valid ones are packed together. Where some nodes are ready (core/tree.Resume), the
+// others first run the first layers alone. All threads run the same operations and divide the rows, columns or heads of
+// each (thread_pool.h).
 #pragma once
 
 #include "step/program.h"
@@ -13,9 +13,9 @@
 
 namespace paceline {
 
-constexpr int CHUNK = 512;         // nodes whose buffers exist at once
-constexpr int NUMBERS = 256;       // of a row, the same for activations
-constexpr int ROWS = 4;            // that a thread takes at once of what is little work
+constexpr int CHUNK = 512;             // nodes whose activations are in memory at once
+constexpr int ACTIVATION_CHUNK = 256;  // elements of a row per task, the same for activations
+constexpr int ROW_CHUNK = 4;           // rows per task for cheap operations
 
 template <class T>
 class Forward {
@@ -25,79 +25,80 @@ class Forward {
             for (int i = 0; i < call.nodes; i++)
                 if (call.valid[b * call.valid_step + i]) nodes_.push_back({b, i});
         for (Node at : nodes_)
-            if (!ready(at)) behind_.push_back(at);
+            if (!ready(at)) unready_.push_back(at);
         const long chunk = std::min<long>(CHUNK, nodes_.size());
         for (int i = 0; i < NUM_BUFFERS; i++) {
-            auto &memory = memory_[i];
+            auto &memory = buffers_[i];
             const long size = (i == STREAM ? (long)nodes_.size() : chunk) * step(i);
             if ((long)memory.size() < size) memory.resize(size);
         }
-        choose_heads();
+        select_logit_nodes();
     }
 
     void run() {
-        Team::of_process().run(call_.threads, [&](Walk &walk) { go(walk); });
+        ThreadPool::instance().run(call_.threads, [&](Worker &worker) { run_worker(worker); });
     }
 
    private:
-    // Kept between calls: growing is rare, and clearing what will be overwritten costs.
-    static inline std::vector<T> memory_[NUM_BUFFERS];
+    // Kept between calls: growing is rare, and clearing would cost time.
+    static inline std::vector<T> buffers_[NUM_BUFFERS];
 
     const Model &model_;
     const Call &call_;
     std::vector<Node> nodes_;
-    std::vector<Node> behind_;   // those that begin with the first layer
-    std::vector<int> heads_;     // nodes that get logits
-    std::vector<long> outputs_;  // and the rows of logits they go to
+    std::vector<Node> unready_;     // nodes that start with the first layer
+    std::vector<int> logit_nodes_;  // nodes that get logits
+    std::vector<long> logit_rows_;  // and their rows of logits
 
-    // Numbers from row to row: not a power of two, which would put one column of all rows in the same few places of a cache.
+    // Elements from row to row: not a power of two, which would map a column of all rows to the same cache sets.
     long step(int64_t which) const {
         const long width = model_.width[which], line = 64 / sizeof(T);
         return width % (8 * line) == 0 ? width + line : width;
     }
-    T *buffer(int64_t which, long row) { return memory_[which].data() + row * step(which); }
+    T *buffer(int64_t which, long row) { return buffers_[which].data() + row * step(which); }
 
     bool ready(Node at) const { return call_.ready && call_.ready[at.row * call_.ready_step + at.node]; }
 
-    void choose_heads() {
-        if (call_.head == HEAD_NONE) return;
+    void select_logit_nodes() {
+        if (call_.logits_for == LOGITS_NONE) return;
         for (int i = 0; i < (int)nodes_.size(); i++) {
             const bool last = i + 1 == (int)nodes_.size() || nodes_[i + 1].row != nodes_[i].row;
-            if (call_.head == HEAD_LAST && !last) continue;
-            heads_.push_back(i);
-            outputs_.push_back(call_.head == HEAD_LAST ? nodes_[i].row : nodes_[i].row * call_.nodes + nodes_[i].node);
+            if (call_.logits_for == LOGITS_LAST && !last) continue;
+            logit_nodes_.push_back(i);
+            logit_rows_.push_back(call_.logits_for == LOGITS_LAST ? nodes_[i].row
+                                                                  : nodes_[i].row * call_.nodes + nodes_[i].node);
         }
     }
 
-    void go(Walk &walk) {
+    void run_worker(Worker &worker) {
         Attention<T> attention(model_, call_);
-        walk.once([&] { clear(); });
-        walk.share(behind_.size(), ROWS, [&](int begin, int end) {
+        worker.single([&] { clear(); });
+        worker.parallel_for(unready_.size(), ROW_CHUNK, [&](int begin, int end) {
             for (int i = begin; i < end; i++) embed(i);
         });
         const int joined = call_.ready ? call_.resumed_layer : 0;
-        for (int at = 0; at < joined; at++) pass(call_.layers[at], behind_, attention, walk);
-        if (call_.ready) walk.once([&] { join(); });
-        tap(joined, walk);
+        for (int at = 0; at < joined; at++) run_layer(call_.layers[at], unready_, attention, worker);
+        if (call_.ready) worker.single([&] { merge_resumed(); });
+        tap(joined, worker);
         for (int at = joined; at < call_.num_layers; at++) {
-            pass(call_.layers[at], nodes_, attention, walk);
-            tap(at + 1, walk);
+            run_layer(call_.layers[at], nodes_, attention, worker);
+            tap(at + 1, worker);
         }
-        for (int first = 0; first < (int)heads_.size(); first += CHUNK) head(first, walk);
+        for (int first = 0; first < (int)logit_nodes_.size(); first += CHUNK) run_lm_head(first, worker);
     }
 
-    void pass(int layer, const std::vector<Node> &nodes, Attention<T> &attention, Walk &walk) {
+    void run_layer(int layer, const std::vector<Node> &nodes, Attention<T> &attention, Worker &worker) {
         for (int first = 0; first < (int)nodes.size(); first += CHUNK) {
             const int size = std::min<int>(CHUNK, nodes.size() - first);
             for (int64_t i = model_.layers[layer]; i < model_.layers[layer + 1]; i++)
-                operate(model_.operations[i], layer, &nodes[first], first, size, attention, walk);
+                run_operation(model_.operations[i], layer, &nodes[first], first, size, attention, worker);
         }
     }
 
-    // Puts who was behind in its place among all, the last first: nobody's place lies before where it stands.
-    void join() {
+    // Moves the unready nodes to their index among all, last first, so that none is overwritten.
+    void merge_resumed() {
         const T *given = (const T *)call_.resumed;
-        for (long i = nodes_.size(), left = behind_.size(); i-- > 0;) {
+        for (long i = nodes_.size(), left = unready_.size(); i-- > 0;) {
             const Node at = nodes_[i];
             const T *from = ready(at) ? given + at.row * call_.resumed_row_step + at.node * call_.resumed_step
                                       : buffer(STREAM, --left);
@@ -105,12 +106,12 @@ class Forward {
         }
     }
 
-    // What belongs to no node is zero, not whatever memory held.
+    // Zeros the outputs of invalid nodes.
     void clear() {
-        const long rows = call_.rows * call_.nodes, per_row = call_.head == HEAD_LAST ? 1 : call_.nodes;
-        if (call_.head != HEAD_NONE && (long)heads_.size() < call_.rows * per_row) {
+        const long rows = call_.rows * call_.nodes, per_row = call_.logits_for == LOGITS_LAST ? 1 : call_.nodes;
+        if (call_.logits_for != LOGITS_NONE && (long)logit_nodes_.size() < call_.rows * per_row) {
             std::vector<bool> filled(call_.rows * per_row);
-            for (long row : outputs_) filled[row] = true;
+            for (long row : logit_rows_) filled[row] = true;
             for (long row = 0; row < call_.rows * per_row; row++)
                 if (!filled[row]) std::memset((T *)call_.logits + row * model_.vocab, 0, model_.vocab * sizeof(T));
         }
@@ -118,8 +119,8 @@ class Forward {
             if ((long)nodes_.size() < rows) std::memset(call_.hidden[t], 0, rows * model_.hidden * sizeof(T));
     }
 
-    // The token's row of the table, which may lie in panels (gemm_bf16.h).
-    void look_up(long token, T *x) {
+    // The embedding of a token; the table may be packed in panels (gemm_bf16.h).
+    void copy_embedding(long token, T *x) {
         const T *table = (const T *)model_.embedding;
         if (!model_.panel_rows) return (void)std::memcpy(x, table + token * model_.hidden, model_.hidden * sizeof(T));
         const long lane = token % model_.panel_rows, wide = std::min(model_.panel_rows, model_.vocab - (token - lane));
@@ -128,10 +129,10 @@ class Forward {
     }
 
     void embed(int i) {
-        const Node at = behind_[i];
+        const Node at = unready_[i];
         const long token = call_.tokens[at.row * call_.tokens_step + at.node];
         T *x = buffer(STREAM, i);
-        look_up(token, x);
+        copy_embedding(token, x);
         if (model_.embedding_factor != 1)
             for (int h = 0; h < model_.hidden; h++) x[h] = narrow<T>(widen(x[h]) * Acc<T>(model_.embedding_factor));
         if (!model_.position) return;
@@ -140,10 +141,10 @@ class Forward {
         for (int h = 0; h < model_.hidden; h++) x[h] = narrow<T>(widen(x[h]) + widen(added[h]));
     }
 
-    void tap(int64_t depth, Walk &walk) {
+    void tap(int64_t depth, Worker &worker) {
         for (int t = 0; t < call_.num_taps; t++) {
             if (call_.taps[t] != depth) continue;
-            walk.share(nodes_.size(), ROWS, [&](int begin, int end) {
+            worker.parallel_for(nodes_.size(), ROW_CHUNK, [&](int begin, int end) {
                 for (int i = begin; i < end; i++)
                     std::memcpy((T *)call_.hidden[t] + (nodes_[i].row * call_.nodes + nodes_[i].node) * model_.hidden,
                                 buffer(STREAM, i), model_.hidden * sizeof(T));
@@ -151,65 +152,69 @@ class Forward {
         }
     }
 
-    // Row of a buffer for node number i of the chunk that begins at first.
+    // Row of a buffer for node i of the chunk that starts at first.
     long row_of(int64_t which, int first, int i) { return which == STREAM ? first + i : i; }
 
-    void operate(const Operation &op, int layer, const Node *nodes, int first, int size, Attention<T> &attention,
-                 Walk &walk) {
+    void run_operation(const Operation &op, int layer, const Node *nodes, int first, int size, Attention<T> &attention,
+                       Worker &worker) {
         auto each = [&](auto &&with) {
-            walk.share(size, ROWS, [&](int begin, int end) {
+            worker.parallel_for(size, ROW_CHUNK, [&](int begin, int end) {
                 for (int i = begin; i < end; i++)
-                    with(i, buffer(op.source, row_of(op.source, first, i)), buffer(op.target, row_of(op.target, first, i)));
+                    with(i, buffer(op.source, row_of(op.source, first, i)),
+                         buffer(op.target, row_of(op.target, first, i)));
             });
         };
         switch (op.kind) {
             case NORM:
                 return each([&](int, const T *x, T *y) {
-                    for (int h = 0; h < op.count; h++) norm(op, x + op.offset + h * op.inner, y + op.offset + h * op.inner);
+                    for (int h = 0; h < op.count; h++)
+                        norm(op, x + op.offset + h * op.inner, y + op.offset + h * op.inner);
                 });
             case ADD: return each([&](int, const T *x, T *y) { add(op, x, y); });
-            case TURN: return each([&](int i, const T *, T *y) { turn_and_write(model_, call_, op, layer, nodes[i], y); });
+            case ROTATE:
+                return each([&](int i, const T *, T *y) { rotate_and_store(model_, call_, op, layer, nodes[i], y); });
             case GATE:
             case ACTIVATE:
-                return walk.share(op.inner, NUMBERS, [&](int begin, int end) {
+                return worker.parallel_for(op.inner, ACTIVATION_CHUNK, [&](int begin, int end) {
                     for (int i = 0; i < size; i++) activate(op, buffer(op.source, i), buffer(op.target, i), begin, end);
                 });
-            case ATTEND: return attend(layer, nodes, size, attention, walk);
+            case ATTEND: return attend(layer, nodes, size, attention, worker);
             default: {
                 const T *x = buffer(op.source, row_of(op.source, first, 0));
                 T *y = buffer(op.target, row_of(op.target, first, 0));
-                return linear(op, x, step(op.source), size, walk,
-                              [&](int m) { return y + m * step(op.target); }, Acc<T>(1));
+                return linear(
+                    op, x, step(op.source), size, worker, [&](int m) { return y + m * step(op.target); }, Acc<T>(1));
             }
         }
     }
 
-    void attend(int layer, const Node *nodes, int size, Attention<T> &attention, Walk &walk) {
-        const int most = Attention<T>::nodes_of_piece(model_, size, call_.threads);
-        static thread_local std::vector<int> pieces;  // where those of one row begin, and the end
-        pieces.assign(1, 0);
+    void attend(int layer, const Node *nodes, int size, Attention<T> &attention, Worker &worker) {
+        const int most = Attention<T>::nodes_per_task(model_, size, call_.threads);
+        static thread_local std::vector<int> tasks;  // where those of one row begin, and the end
+        tasks.assign(1, 0);
         for (int i = 1; i < size; i++)
-            if (i - pieces.back() == most || nodes[i].row != nodes[i - 1].row) pieces.push_back(i);
-        const int heads = model_.num_kv_heads, count = pieces.size();
-        pieces.push_back(size);
-        walk.share((long)count * heads, 1, [&](int begin, int end) {
+            if (i - tasks.back() == most || nodes[i].row != nodes[i - 1].row) tasks.push_back(i);
+        const int heads = model_.num_kv_heads, count = tasks.size();
+        tasks.push_back(size);
+        worker.parallel_for((long)count * heads, 1, [&](int begin, int end) {
             for (int i = begin, next; i < end; i = next) {
-                const int piece = i / heads, head = i % heads, from = pieces[piece];
+                const int task = i / heads, head = i % heads, from = tasks[task];
                 next = std::min(end, i - head + heads);
-                attention(layer, head, head + next - i, nodes + from, pieces[piece + 1] - from,
-                          buffer(HEADS, from), step(HEADS), buffer(ATTENDED, from), step(ATTENDED));
+                attention(layer, head, head + next - i, nodes + from, tasks[task + 1] - from, buffer(HEADS, from),
+                          step(HEADS), buffer(ATTENDED, from), step(ATTENDED));
             }
         });
     }
 
-    void head(int first, Walk &walk) {
-        const int size = std::min<int>(CHUNK, heads_.size() - first);
-        walk.share(size, ROWS, [&](int begin, int end) {
+    void run_lm_head(int first, Worker &worker) {
+        const int size = std::min<int>(CHUNK, logit_nodes_.size() - first);
+        worker.parallel_for(size, ROW_CHUNK, [&](int begin, int end) {
             for (int i = begin; i < end; i++)
-                norm(model_.norm, (const T *)buffer(STREAM, heads_[first + i]), buffer(NORMED, i));
+                norm(model_.norm, (const T *)buffer(STREAM, logit_nodes_[first + i]), buffer(NORMED, i));
         });
-        linear(model_.head, (const T *)buffer(NORMED, 0), step(NORMED), size, walk,
-               [&](int m) { return (T *)call_.logits + outputs_[first + m] * model_.vocab; }, Acc<T>(model_.divisor));
+        linear(
+            model_.head, (const T *)buffer(NORMED, 0), step(NORMED), size, worker,
+            [&](int m) { return (T *)call_.logits + logit_rows_[first + m] * model_.vocab; }, Acc<T>(model_.divisor));
     }
 };
 

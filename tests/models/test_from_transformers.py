@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, LlamaModel
 
-from paceline.models.adopt import adopt, is_current, is_transformers_model, placement, read_eos
+from paceline.models.from_transformers import from_transformers, is_current, is_transformers_model, placement, read_eos
 from paceline.models.loading import ModelError
 from tests import tiny
 from tests.models.layouts import LAYOUTS, plain, shaken, texts
@@ -43,7 +43,7 @@ def test_ours_computes_what_the_model_computes_and_the_model_what_it_did(layout)
     text = texts(1, 24)
     before = plain(model, text[0].tolist())
     written = model.generate(text, max_new_tokens=12, do_sample=False)
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert same(ours, model)
     assert torch.equal(plain(model, text[0].tolist()), before)
     assert torch.equal(model.generate(text, max_new_tokens=12, do_sample=False), written)
@@ -56,7 +56,7 @@ def test_ours_computes_what_the_model_computes_and_the_model_what_it_did(layout)
 def test_no_weight_is_held_twice(layout):
     model = fresh(layout)
     before = sum(storages(model).values())
-    ours = adopt(model)
+    ours = from_transformers(model)
     own = set() if ours.rotary is None else storages(ours.rotary).keys()
     assert storages(ours).keys() - storages(model).keys() == own
     assert before <= sum(storages(model, ours).values()) <= 1.01 * before
@@ -64,7 +64,7 @@ def test_no_weight_is_held_twice(layout):
 
 def test_every_parameter_lies_in_ours():
     model = fresh("grouped")
-    ours = adopt(model)
+    ours = from_transformers(model)
     block, layer = ours.blocks[1], model.model.layers[1]
     packed = block.attention.qkv.weight
     assert layer.self_attn.q_proj.weight.data_ptr() == packed.data_ptr()
@@ -73,18 +73,18 @@ def test_every_parameter_lies_in_ours():
     assert layer.mlp.up_proj.weight.data_ptr() == block.ffn.gate_up.weight[48:].data_ptr()
     assert layer.mlp.down_proj.weight.data_ptr() == block.ffn.down.weight.data_ptr()
     model = fresh("gpt2")
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert model.transformer.h[0].attn.c_attn.weight.data_ptr() == ours.blocks[0].attention.qkv.weight.data_ptr()
     assert model.lm_head.weight.data_ptr() == ours.embed.weight.data_ptr() and ours.head is None
 
 
 @pytest.mark.parametrize("layout", ["grouped", "tied", "gpt2"])
-def test_adopting_again_copies_nothing(layout, monkeypatch):
+def test_second_conversion_copies_nothing(layout, monkeypatch):
     model = fresh(layout)
-    first = adopt(model)
+    first = from_transformers(model)
     before = pointers(model), storages(model, first)
     monkeypatch.setattr(torch, "cat", None)
-    second = adopt(model)
+    second = from_transformers(model)
     assert (pointers(model), storages(model, first)) == before
     assert is_current(first, model) and is_current(second, model)
     monkeypatch.undo()
@@ -109,7 +109,7 @@ def test_the_rest_of_the_model_never_waits_for_the_last_block(monkeypatch):
         return joined
 
     monkeypatch.setattr(torch, "cat", joining)
-    adopt(model)
+    from_transformers(model)
     assert len(seen) == 2 * 3  # two groups in every layer
     assert all(more <= size + 1024 for more, size in seen)
     assert all(more >= size for more, size in seen), "the measure sees what is held twice"
@@ -148,7 +148,7 @@ IN_PLACE = [scale_a_query, load_other_weights, train_a_step, shift_everything]
 def test_ours_sees_a_change_in_place(change, inference):
     model = fresh("grouped")
     with torch.inference_mode(inference):
-        ours = adopt(model)
+        ours = from_transformers(model)
     text = texts(1, 24)
     before = plain(model, text[0].tolist())
     change(model)
@@ -159,7 +159,7 @@ def test_ours_sees_a_change_in_place(change, inference):
 @torch.no_grad()
 def test_gpt2_is_seen_changing_too():
     model = fresh("gpt2")
-    ours = adopt(model)
+    ours = from_transformers(model)
     for parameter in model.parameters():
         parameter.add_(0.01)
     assert is_current(ours, model) and same(ours, model)
@@ -198,7 +198,7 @@ PARTED = {
 @pytest.mark.parametrize("case", PARTED)
 def test_what_is_no_longer_shared_is_noticed(case):
     model = fresh("tied")
-    ours = adopt(model)
+    ours = from_transformers(model)
     model.to(torch.float64).train()
     assert is_current(ours, model), "nothing has happened yet"
     PARTED[case](model)
@@ -208,7 +208,7 @@ def test_what_is_no_longer_shared_is_noticed(case):
 def test_models_of_equal_weights_are_not_taken_for_each_other():
     model = fresh("gpt2")
     other = copy.deepcopy(model)
-    ours, others = adopt(model), adopt(other)
+    ours, others = from_transformers(model), from_transformers(other)
     assert not is_current(ours, other) and not is_current(others, model)
     assert not is_current(ours, fresh("grouped"))
     assert not is_current(ours, BertLMHeadModel(BERT))
@@ -217,7 +217,7 @@ def test_models_of_equal_weights_are_not_taken_for_each_other():
 @pytest.mark.parametrize("layout", ["grouped", "tied", "gpt2"])
 def test_an_adopted_model_can_be_saved_copied_and_loaded(layout, tmp_path):
     model = fresh(layout)
-    ours = adopt(model)
+    ours = from_transformers(model)
     model.save_pretrained(tmp_path)
     assert same(ours, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval())
     twin = copy.deepcopy(model)
@@ -230,7 +230,7 @@ def test_a_model_loaded_from_files_is_adopted_alike(tmp_path):
     fresh("grouped").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     before = sum(storages(model).values())
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert same(ours, model) and sum(storages(model, ours).values()) <= 1.01 * before
 
 
@@ -241,7 +241,7 @@ def test_parameters_that_share_a_storage_in_another_order_are_packed(order):
     flat = torch.cat([attention.get_parameter(f"{name}.weight").data for name in order])
     for name, piece in zip(order, flat.chunk(3), strict=True):
         attention.get_parameter(f"{name}.weight").data = piece
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert same(ours, model) and is_current(ours, model)
 
 
@@ -250,7 +250,7 @@ def test_parameters_laid_out_the_other_way_are_packed():
     for layer in model.model.layers:
         for linear in (layer.self_attn.q_proj, layer.mlp.up_proj, layer.mlp.down_proj):
             linear.weight.data = linear.weight.data.t().contiguous().t()
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert same(ours, model) and is_current(ours, model)
 
 
@@ -259,11 +259,11 @@ def test_tied_is_what_shares_memory_not_what_the_config_says():
     untie(model)
     with torch.no_grad():
         model.lm_head.weight.mul_(2.0)
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert ours.head is not None and same(ours, model)
     model = fresh("grouped")
     model.lm_head.weight = model.model.embed_tokens.weight
-    ours = adopt(model)
+    ours = from_transformers(model)
     assert ours.head is None and same(ours, model) and is_current(ours, model)
 
 
@@ -346,17 +346,17 @@ def test_a_model_that_cannot_be_shared_is_refused_and_left_alone(case):
     model = make()
     before = pointers(model)
     with pytest.raises(ModelError, match=message):
-        adopt(model)
+        from_transformers(model)
     assert pointers(model) == before
 
 
 def test_an_activation_that_the_family_reads_otherwise_is_refused():
     """As transformers before 5.18 has the first Gemma: its files say "gelu" and mean the approximation."""
     model = tiny.causal("gemma", head_dim=12)
-    assert is_current(adopt(model), model)
+    assert is_current(from_transformers(model), model)
     model.config.hidden_act = "gelu"
     with pytest.raises(ModelError, match=r"made with hidden_act='gelu', which is not the activation .* 5\.18 or later"):
-        adopt(model)
+        from_transformers(model)
 
 
 def test_a_missing_parameter_is_named_before_anything_is_changed():
@@ -364,7 +364,7 @@ def test_a_missing_parameter_is_named_before_anything_is_changed():
     drop_a_parameter(model)
     before = pointers(model)
     with pytest.raises(ModelError, match=r"missing \['blocks.0.ffn.up.weight'\], unexpected \[\]"):
-        adopt(model)
+        from_transformers(model)
     assert pointers(model) == before
 
 
@@ -373,10 +373,10 @@ def test_a_model_on_two_devices_is_refused_and_one_on_cuda_is_adopted():
     model = fresh("grouped")
     model.lm_head.to("cuda")
     with pytest.raises(ModelError, match=r"embed_tokens.weight is on cpu, lm_head.weight on cuda:0; put the whole"):
-        adopt(model)
+        from_transformers(model)
     model.to("cuda")
     before = torch.cuda.memory_allocated()
-    ours = adopt(model)
+    ours = from_transformers(model)
     gc.collect()
     assert ours.device == model.device and torch.cuda.memory_allocated() <= 1.01 * before + 4096
     with torch.no_grad():

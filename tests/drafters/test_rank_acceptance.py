@@ -4,28 +4,28 @@ import pytest
 
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
-from paceline.drafters.tree.measure import Measured, comb
 from paceline.drafters.tree.optimal import best_topology, expected_length
+from paceline.drafters.tree.rank_acceptance import RankAcceptanceDrafter, caterpillar
 from paceline.drafters.tree.shapes import Topology
 from tests.drafters.test_tree_growers import PROMPTS, draft, watch
 from tests.harness import decoder_for, expected, finish, request
 
 
 def test_a_comb_tries_every_rank_along_the_likeliest_path():
-    assert comb(2, 3).nodes == ((0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1))
-    assert comb(3, 1) == Topology.branching((3,))
+    assert caterpillar(2, 3).nodes == ((0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1))
+    assert caterpillar(3, 1) == Topology.branching((3,))
 
 
 def measured(shape, width, requests, draw=Draw.FIXED, k=3):
-    drafter = Measured(drafter=ModelDrafter(lm=draft(), shape=shape, draws=frozenset({draw})), width=width)
+    drafter = RankAcceptanceDrafter(drafter=ModelDrafter(lm=draft(), shape=shape, draws=frozenset({draw})), width=width)
     decoder = decoder_for(drafter, "coupled", k=k, rows=len(requests))
     decoder.admit(requests, range(len(requests)))
     return drafter, decoder
 
 
-@pytest.mark.parametrize("shape", [comb(4, 3), Topology.branching((3, 2, 2))])
+@pytest.mark.parametrize("shape", [caterpillar(4, 3), Topology.branching((3, 2, 2))])
 @pytest.mark.parametrize("stops", [(), (15, 33, 40)])
-def test_counts_are_those_of_the_texts(shape, stops):
+def test_counts_are_those_of_the_outputs(shape, stops):
     """Each token that was decided below a node, looked up among the children of that node."""
     requests = [request(p, max_tokens=40 - i, stop_tokens=stops) for i, p in enumerate(PROMPTS)]
     drafter, decoder = measured(shape, 4, requests)
@@ -48,23 +48,23 @@ def test_counts_are_those_of_the_texts(shape, stops):
     watch(decoder, look)
     finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
     assert (drafter.tried.tolist(), drafter.kept.tolist()) == (tried, kept)
-    assert drafter.rates() == [a / b if b else 0.0 for a, b in zip(kept, tried, strict=True)]
+    assert drafter.acceptance_by_rank() == [a / b if b else 0.0 for a, b in zip(kept, tried, strict=True)]
     assert kept[1] > 0
 
 
 def test_the_best_topology_for_what_was_measured_accepts_more_than_a_chain_of_its_size():
     requests = [request(p, max_tokens=60) for p in PROMPTS]
-    drafter, decoder = measured(comb(6, 3), 6, requests)
+    drafter, decoder = measured(caterpillar(6, 3), 6, requests)
     finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
-    best = best_topology(drafter.rates(), 12, 6)
+    best = best_topology(drafter.acceptance_by_rank(), 12, 6)
     lengths = {}
     for name, shape in (("best", best), ("chain", Topology.chain(12))):
         _, other = measured(shape, 6, requests, k=shape.depth)
         lengths[name] = finish(other, rows=list(range(len(PROMPTS))), prompts=PROMPTS).summary.mean_acceptance_length
     assert lengths["best"] > lengths["chain"]
-    assert lengths["best"] == pytest.approx(expected_length(best, drafter.rates()), rel=0.2)
+    assert lengths["best"] == pytest.approx(expected_length(best, drafter.acceptance_by_rank()), rel=0.2)
 
 
 def test_a_width_of_nothing_is_refused():
     with pytest.raises(ValueError, match="width=0: give at least 1"):
-        Measured(drafter=ModelDrafter(lm=draft()), width=0)
+        RankAcceptanceDrafter(drafter=ModelDrafter(lm=draft()), width=0)

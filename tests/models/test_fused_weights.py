@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from paceline.models.native.fused_weights import groups, pack, unpack
+from paceline.models.native.fused_weights import fuse_parts, fused_groups, split_parts
 from tests import tiny
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_pack_undoes_unpack(family):
+def test_fuse_parts_undoes_split_parts(family):
     lm = tiny.native(getattr(tiny, family)())
     state = lm.state_dict()
-    parts = unpack(lm.config, state)
+    parts = split_parts(lm.config, state)
     taken = dict(parts)
-    again = pack(taken)
+    again = fuse_parts(taken)
     assert not taken, "packing keeps no part, so that memory is freed on the way"
     assert again.keys() == state.keys()
     assert all(torch.equal(again[name], state[name]) for name in state)
@@ -23,16 +23,16 @@ def test_pack_undoes_unpack(family):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_what_is_packed_already_passes_through(family):
+def test_fused_tensors_pass_through(family):
     state = tiny.native(getattr(tiny, family)()).state_dict()
-    again = pack(dict(state))
+    again = fuse_parts(dict(state))
     assert again.keys() == state.keys() and all(again[name] is state[name] for name in state)
 
 
 def test_every_part_belongs_to_one_tensor():
     lm = tiny.native(tiny.llama())
-    parts = unpack(lm.config, lm.state_dict())
-    found = dict(groups(parts))
+    parts = split_parts(lm.config, lm.state_dict())
+    found = dict(fused_groups(parts))
     assert found["blocks.2.attention.qkv.weight"] == tuple(
         f"blocks.2.attention.{part}.weight" for part in ("query", "key", "value")
     )

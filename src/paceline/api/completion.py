@@ -1,79 +1,82 @@
-"""One text in progress on the host: its tokens, its text, where it stops. Knows nothing of rows or models."""
+"""One completion in progress on the host: its tokens, its text, where it stops."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias, final
 
 from paceline.api.params import SamplingParams
-from paceline.api.results import FinishReason, Piece, Result, Source, Statistics, reasons_of, sources_of
+from paceline.api.results import FinishReason, Piece, Result, Source, sources_of
 from paceline.api.score import PromptScore
-from paceline.core.batch import Finish
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.stats import Summary
-from paceline.engine.jobs import Closing, Gain
+from paceline.core.step import Finish
+from paceline.engine.outputs import RequestStats, StepOutput
 from paceline.engine.watch import Speed
 from paceline.text.stops import StopStrings
 from paceline.text.stream import TextStream
 from paceline.text.tokenizer import Tokenizer
 
-Criterion: TypeAlias = Callable[[Sequence[int]], bool]  # of the continuation so far: whether it ends here
+Criterion: TypeAlias = Callable[[Sequence[int]], bool]  # of the completion so far: whether it ends here
 
 
 @final
-class Continuation:
-    """Takes in what each step gave and makes text of it; the first stop string, or ``criterion``, ends it."""
+class Completion:
+    """Decodes the tokens of every step to text; the first stop string, or ``criterion``, ends it.
+
+    ``sequence`` is the engine's copy of the prompt and the tokens since, which only the engine changes.
+    """
 
     def __init__(
         self,
         *,
         index: int,
         sample: int,
-        prompt: Sequence[int],
+        sequence: list[int],
         params: SamplingParams,
         seed: int,
         tokenizer: Tokenizer | None,
         origins: Sequence[str],
         criterion: Criterion | None = None,
-        prompt_logprobs: PromptScore | None = None,
     ) -> None:
-        self.index, self.sample, self.prompt, self.params, self.seed = index, sample, tuple(prompt), params, seed
+        self.index, self.sample, self.sequence, self.params, self.seed = index, sample, sequence, params, seed
+        self._num_prompt, self._num = len(sequence), 0  # tokens of the prompt, and of the completion
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self._stop_reason: int | str | None = None
-        self._origins, self._criterion, self._prompt_logprobs = origins, criterion, prompt_logprobs
+        self._origins, self._criterion = origins, criterion
         self._stream: TextStream | None = None
         if tokenizer is not None and params.detokenize:
-            self._stream = TextStream(tokenizer=tokenizer, prompt=prompt, skip_special=params.skip_special_tokens)
+            self._stream = TextStream(tokenizer=tokenizer, prompt=sequence, skip_special=params.skip_special_tokens)
         self._stops = StopStrings(stops=params.stop_strings, include=params.include_stop_str_in_output)
-        self._tokens: list[int] = []
         self._source: list[Source] = []
         self._origin: list[str | None] = []
         self._logprobs: list[TokenLogprobs] = []
         self._text: list[str] = []
-        # The last gain's tokens, drafted ones among them, and those kept.
+        # The last step's tokens, drafted ones among them, and those kept.
         self._trim: tuple[int, int, int] | None = None
 
-    def take(self, gain: Gain) -> list[Piece]:
+    def take(self, output: StepOutput) -> list[Piece]:
         """The pieces of one step's tokens; sets ``finish_reason`` when this is the end."""
         pieces: list[Piece] = []
-        sources = sources_of(gain)
-        for at, token in enumerate(gain.tokens):
-            last = at == len(gain.tokens) - 1
-            self._tokens.append(token)
+        sources = sources_of(output)
+        for at, token in enumerate(output.token_ids):
+            last = at == len(output.token_ids) - 1
+            self._num += 1
             self._source.append(sources[at])
-            self._origin.append(self._origins[gain.origins[at]] if at < gain.num_accepted else None)
-            self._logprobs += gain.logprobs[at : at + 1]
-            if last and gain.finish is Finish.STOP:
+            self._origin.append(self._origins[output.origins[at]] if at < output.num_accepted else None)
+            self._logprobs += output.logprobs[at : at + 1]
+            if last and output.finish is Finish.STOP:
                 self._end("stop", token if token in self.params.stop_tokens else None)
             text = self._spell(token)
             self._judge()
-            if last and gain.finish is Finish.LENGTH and self.finish_reason is None:
+            if last and output.finish is Finish.LENGTH and self.finish_reason is None:
                 self._end("length", None)
             if self.finish_reason is not None:
                 text += self._rest()
             self._text.append(text)
-            pieces.append(self._piece(text, gain.logprobs[at] if gain.logprobs else None))
+            pieces.append(self._piece(text, output.logprobs[at] if output.logprobs else None))
             if self.finish_reason is not None:
-                self._trim = (len(gain.tokens), gain.num_accepted, at + 1)
+                self._trim = (len(output.token_ids), output.num_accepted, at + 1)
                 break
         return pieces
 
@@ -83,34 +86,40 @@ class Continuation:
             self.finish_reason, self.error = "cancelled", error
             self._text.append(self._rest())
 
-    def result(self, closing: Closing, *, speed: Speed | None, lossless: bool) -> Result:
+    def result(
+        self, stats: RequestStats, *, prompt_logprobs: PromptScore | None, speed: Speed | None, lossless: bool
+    ) -> Result:
         """What there is so far; one that still runs counts as cancelled."""
         return Result(
             index=self.index,
             sample=self.sample,
-            prompt_tokens=self.prompt,
-            tokens=tuple(self._tokens),
+            prompt_tokens=tuple(self.prompt),
+            token_ids=tuple(self.token_ids),
             text=None if self._stream is None else "".join(self._text),
             source=tuple(self._source),
             origin=tuple(self._origin),
             logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
             finish_reason=self.finish_reason or "cancelled",
             stop_reason=self._stop_reason,
             seed=self.seed,
-            stats=Statistics(
-                summary=self._clip(closing.summary),
-                times=closing.times,
-                no_draft=reasons_of(closing),
-                speed=speed,
-                lossless=lossless,
-            ),
+            stats=replace(stats, summary=self._clip(stats.summary), speed=speed, lossless=lossless),
             error=None if self.error is None else str(self.error),
         )
 
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's tokens."""
+        return self.sequence[: self._num_prompt]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its tokens so far."""
+        return self.sequence[self._num_prompt : self._num_prompt + self._num]
+
     def _spell(self, token: int) -> str:
         """The text that ``token`` completes and that may be shown; a stop string ends the text."""
-        armed = len(self._tokens) > self.params.min_tokens
+        armed = self._num > self.params.min_tokens
         stopped = self.finish_reason is not None
         text = ""
         if self._stream is not None and (not stopped or self.params.include_stop_str_in_output):
@@ -124,7 +133,7 @@ class Continuation:
         if self._criterion is None or self.finish_reason is not None:
             return
         try:
-            if self._criterion(self._tokens):
+            if self._criterion(self.token_ids):
                 self._end("stop", None)
         except Exception as error:
             self.error = error
@@ -134,7 +143,7 @@ class Continuation:
         """What is still held back, now that no more comes."""
         if self._stream is None:
             return ""
-        armed = len(self._tokens) > self.params.min_tokens
+        armed = self._num > self.params.min_tokens
         return self._stops.push(self._stream.flush(), armed=armed) + self._stops.flush()
 
     def _end(self, reason: FinishReason, stop: int | str | None) -> None:
@@ -150,7 +159,7 @@ class Continuation:
         return Piece(
             index=self.index,
             sample=self.sample,
-            token=self._tokens[-1],
+            token=self.sequence[self._num_prompt + self._num - 1],
             text=text,
             source=self._source[-1],
             origin=self._origin[-1],

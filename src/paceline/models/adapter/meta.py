@@ -1,4 +1,4 @@
-"""What transformers would make of a checkpoint directory, without its weights: for sizes alone."""
+"""A transformers model on the meta device, from a config alone: for sizes without weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +16,8 @@ from paceline.models.loading import ModelError
 META = torch.device("meta")
 
 
-def outline(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> TransformersLM:
-    """An adapter over a model of ``path``'s config without content, which says sizes and can decode nothing.
+def build_on_meta(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> TransformersLM:
+    """An adapter over a model of ``path``'s config on the meta device, for its sizes only.
 
     What is refused by its kind is refused here too, with ModelError; the probe needs weights and is not run.
     """
@@ -34,12 +34,12 @@ def outline(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) 
         raise ModelError(f"{path}: transformers makes no model of its config.json ({first_line(error)})") from error
     check_model(model.eval())
     with _Zero():
-        measured = measure(model)
-    return TransformersLM(model, measured, (dtype, META))
+        info = measure(model)
+    return TransformersLM(model, info, (dtype, META))
 
 
 class _Zero(TorchDispatchMode):
-    """Whoever asks for a number of a tensor without content gets zero, such as rotations that depend on the length."""
+    """``item()`` of a meta tensor gives zero, as for rotary embeddings that depend on the length."""
 
     def __torch_dispatch__(
         self,

@@ -1,7 +1,7 @@
-"""Loaded transformers models to native decoders over the same weights. Copies none, but for one block at a time.
+"""Native decoders over the weights of loaded transformers models, without a second copy.
 
-The decoder packs what transformers keeps apart (models/packing). Here the packed tensor is made block by block, and the
-model's parameters become views of it: both read the same memory afterwards, and a change of one is seen by the other.
+The decoder fuses matrices that transformers stores separately (models/native/fused_weights). The fused tensor is made
+block by block, and the model's parameters become views of it: both share memory, and see each other's changes.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from paceline.models.families import FAMILIES, Family
 from paceline.models.families.base import ACTIVATIONS
-from paceline.models.loading import FLOATS, ModelError, assemble, check, configure, find_family, name_of
+from paceline.models.loading import FLOATS, ModelError, assemble, check, configure, dtype_name, find_family
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
-from paceline.models.native.fused_weights import groups, unpack
+from paceline.models.native.fused_weights import fused_groups, split_parts
 
 TransformersModel: TypeAlias = PreTrainedModel
 
@@ -25,12 +25,12 @@ def is_transformers_model(model: object) -> TypeGuard[TransformersModel]:
     return isinstance(model, PreTrainedModel)
 
 
-def adopt(model: TransformersModel) -> DecoderLM:
+def from_transformers(model: TransformersModel) -> DecoderLM:
     """A decoder over the weights of ``model``, which stays usable and computes what it did before.
 
-    ``model`` is written to: parameters that the decoder packs become views of the packed tensors. In-place changes of
-    parameters are shared from then on; after replacing or converting one the decoder keeps the old (``is_current``).
-    Adopting again copies nothing. Raises ModelError, before anything is changed, for a model of an unsupported
+    ``model`` is written to: parameters that the decoder fuses become views of the fused tensors. In-place changes of
+    parameters are shared from then on; after replacing or converting one the decoder has the old (``is_current``).
+    Calling this again copies nothing. Raises ModelError, before anything is changed, for a model of an unsupported
     architecture or whose activation is not the family's, and for parameters that are not plain floats of one precision
     on one device.
     """
@@ -46,7 +46,7 @@ def adopt(model: TransformersModel) -> DecoderLM:
     state: dict[str, Tensor] = {}
     # Parameters that were made in inference mode could not be trained any more.
     with torch.inference_mode(False), torch.no_grad():
-        for whole, names in list(groups(parts)):
+        for whole, names in list(fused_groups(parts)):
             pieces = [parts.pop(part) for part in names]
             if len(pieces) == 1:
                 state[whole] = pieces[0]
@@ -58,12 +58,12 @@ def adopt(model: TransformersModel) -> DecoderLM:
 
 
 def is_current(lm: DecoderLM, model: TransformersModel) -> bool:
-    """Whether ``lm``, once adopted from ``model``, still reads the memory of all its weights."""
+    """Whether ``lm``, made from ``model``, still shares the memory of all its weights."""
     family = FAMILIES.get(model.config.model_type)
     if family is None:
         return False
     state = lm.state_dict()
-    own_tensors = state | unpack(lm.config, state)
+    own_tensors = state | split_parts(lm.config, state)
     num_shared = 0
     for own, _, part in _parts(model, family):
         tied = own == "head.weight" and lm.config.tied_head
@@ -75,7 +75,7 @@ def is_current(lm: DecoderLM, model: TransformersModel) -> bool:
 
 
 def placement(model: TransformersModel) -> tuple[torch.dtype, torch.device]:
-    """The one precision and the one device of ``model``. Raises ModelError as ``adopt`` does."""
+    """The one precision and the one device of ``model``. Raises ModelError as ``from_transformers`` does."""
     name, raw = type(model).__name__, model.config.to_dict()
     find_family(raw, name)
     if model.get_output_embeddings() is None:
@@ -90,7 +90,7 @@ def placement(model: TransformersModel) -> tuple[torch.dtype, torch.device]:
         if not plain or parameter.dtype not in FLOATS.values():
             raise ModelError(
                 f"{name}: {own} is no plain floating-point tensor ({type(parameter).__name__} of "
-                f"{name_of(parameter.dtype)}); load the model without quantization or sharding"
+                f"{dtype_name(parameter.dtype)}); load the model without quantization or sharding"
             )
         if parameter.device != found.device:
             raise ModelError(
@@ -99,7 +99,7 @@ def placement(model: TransformersModel) -> tuple[torch.dtype, torch.device]:
             )
         if parameter.dtype != found.dtype:
             raise ModelError(
-                f"{name}: {first} is {name_of(found.dtype)}, {own} {name_of(parameter.dtype)}; "
+                f"{name}: {first} is {dtype_name(found.dtype)}, {own} {dtype_name(parameter.dtype)}; "
                 "give the whole model one precision with model.to(...)"
             )
     return found.dtype, found.device
@@ -150,18 +150,18 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _share(config: DecoderConfig, whole: str, pieces: list[Tensor], parameters: dict[str, nn.Parameter]) -> Tensor:
-    """One tensor of ``pieces``, of which ``parameters`` are views afterwards; as they lie if they are so already."""
+    """One tensor of ``pieces``, of which ``parameters`` become views; no copy if they are already adjacent."""
     if _is_adjacent(pieces):
         rows = sum(piece.shape[0] for piece in pieces)
         return pieces[0].as_strided((rows, *pieces[0].shape[1:]), pieces[0].stride())
     joined = torch.cat(pieces)
-    for name, view in unpack(config, {whole: joined}).items():
+    for name, view in split_parts(config, {whole: joined}).items():
         parameters[name].data = view
     return joined
 
 
 def _is_adjacent(pieces: list[Tensor]) -> bool:
-    """Whether ``pieces`` lie one behind another in one storage."""
+    """Whether ``pieces`` are adjacent in one storage."""
     after = pieces[0].storage_offset()
     for piece in pieces:
         if not piece.is_contiguous() or piece.storage_offset() != after:

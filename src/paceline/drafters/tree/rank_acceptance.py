@@ -1,4 +1,4 @@
-"""How often the child of each rank is the accepted one: what ``best_topology`` goes by. Knows nothing of drawing.
+"""Measures how often the child of each rank is accepted, the input of ``best_topology``.
 
 B rows, N nodes, D depth of a tree, W ranks.
 """
@@ -12,23 +12,22 @@ from torch import Tensor
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.host import integers
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.tree.shapes import Topology
-from paceline.models.base import Output
 
 
-def comb(width: int, depth: int) -> Topology:
-    """The tree to measure with: a chain of likeliest children, each node of which has ``width``."""
+def caterpillar(width: int, depth: int) -> Topology:
+    """The tree to measure with: a chain of likeliest children whose nodes have ``width`` children each."""
     return Topology(tuple((0,) * level + (rank,) for level in range(depth) for rank in range(width)))
 
 
 @final
-class Measured(Drafter):
-    """Another drafter, counting which child is accepted where a node is reached whose next token is decided.
+class RankAcceptanceDrafter(Drafter):
+    """Wraps another drafter and counts which child is accepted at every accepted node.
 
-    Draft ``comb`` with it: other trees try later ranks below unlikely nodes alone, if at all.
+    It should draft a ``caterpillar``: other trees try later ranks only below unlikely nodes, if at all.
     """
 
     draws: frozenset[Draw]
@@ -50,37 +49,37 @@ class Measured(Drafter):
         return self.drafter.host_state
 
     def resume(self, host_state: Hashable) -> None:
-        """As the other one does."""
+        """As the wrapped drafter."""
         self.drafter.resume(host_state)
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         return self.drafter.max_nodes(num_draft_tokens)
 
     def start(self, context: DrafterContext) -> None:
-        """As the other one does; counts begin anew."""
+        """As the wrapped drafter; counts start at 0."""
         self.drafter.start(context)
         self.tried = torch.zeros(self.width, dtype=torch.int64, device=context.device)
-        self.kept = torch.zeros_like(self.tried)
+        self.accepted = torch.zeros_like(self.tried)
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
-        """As the other one does."""
+        """As the wrapped drafter."""
         self.drafter.prefill(batch, admission, hidden)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
-        """The other one's tree."""
+        """The wrapped drafter's tree."""
         return self.drafter.propose(batch, plan)
 
-    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, output: Output) -> None:
-        """As the other one does, and count."""
-        self.drafter.observe(batch, tree, outcome, output)
-        tried, kept = self._count(tree, outcome)
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
+        """As the wrapped drafter, and count."""
+        self.drafter.observe(batch, tree, outcome, hidden)
+        tried, accepted = self._count(tree, outcome)
         self.tried.add_(tried)
-        self.kept.add_(kept)
+        self.accepted.add_(accepted)
 
-    def rates(self) -> list[float]:
-        """Of the times that a node had a child of each rank, how often that child was accepted; 0 where none had."""
-        pairs = zip(integers(self.kept), integers(self.tried), strict=True)
-        return [kept / tried if tried else 0.0 for kept, tried in pairs]
+    def acceptance_by_rank(self) -> list[float]:
+        """The share of children of each rank that were accepted; 0 for ranks that no node had."""
+        pairs = zip(integers(self.accepted), integers(self.tried), strict=True)
+        return [accepted / tried if tried else 0.0 for accepted, tried in pairs]
 
     def _count(self, tree: Tree, outcome: Outcome) -> tuple[Tensor, Tensor]:
         """Children of nodes that were reached, and those that were accepted, by rank [W]."""

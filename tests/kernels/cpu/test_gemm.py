@@ -5,9 +5,9 @@ from copy import deepcopy
 import pytest
 import torch
 
-from paceline.models.backend import product_for
-from paceline.models.cpu.gemm import product_of, product_with
-from paceline.models.cpu.packed_weights import PanelLinear, in_panels, packed_width
+from paceline.models.backend import gemm_for
+from paceline.models.cpu.gemm import gemm_with_layer, gemm_with_weight
+from paceline.models.cpu.packed_weights import PackedLinear, pack_linear, quantized_panel_rows
 from paceline.models.native.quantization import SCHEMES
 
 # The last four are longer than a block of any precision; two have pieces that take turns, two panels that are not full.
@@ -17,14 +17,14 @@ SIZES = ((1, 1), (7, 5), (33, 13), (64, 64), (192, 100), (514, 31), (3136, 29), 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 8e-3)]
 )
-def test_products_are_right_and_do_not_depend_on_the_rows_beside(dtype, tolerance):
+def test_gemm_is_correct_and_batch_invariant(dtype, tolerance):
     generator = torch.Generator().manual_seed(1)
     for inner, outer in SIZES:
         weight = torch.randn(outer, inner, generator=generator).to(dtype) / inner**0.5
         x = torch.randn(40, inner, generator=generator).to(dtype)
         exact = x.double() @ weight.double().T
         for panels in {True, dtype != torch.bfloat16}:
-            multiply = product_with(weight, panels=panels)
+            multiply = gemm_with_weight(weight, packed=panels)
             alone = torch.cat([multiply(row[None]) for row in x])
             assert float((alone - exact).abs().max()) <= tolerance * max(1.0, float(exact.abs().max()))
             for rows in (*range(1, 15), 18, 19, 20, 25, 40):
@@ -42,15 +42,15 @@ def integers(inner, outer, quantization):
     return layer.requires_grad_(False)
 
 
-@pytest.mark.skipif(packed_width() == 0, reason="this machine's products have no use for panels of integers")
+@pytest.mark.skipif(quantized_panel_rows() == 0, reason="this machine's products have no use for panels of integers")
 @pytest.mark.parametrize("quantization", SCHEMES)
 @pytest.mark.parametrize("size", INTEGER_SIZES, ids=str)
-def test_products_with_integers_in_panels_are_right_and_do_not_depend_on_the_rows_beside(size, quantization):
+def test_packed_quantized_gemm_is_correct_and_batch_invariant(size, quantization):
     layer = integers(*size, quantization)
-    laid = in_panels(deepcopy(layer))
-    assert isinstance(laid, PanelLinear)
+    laid = pack_linear(deepcopy(layer))
+    assert isinstance(laid, PackedLinear)
     x = torch.randn(40, size[0], generator=torch.Generator().manual_seed(2)).bfloat16()
-    exact, multiply = layer(x.double()), product_of(laid, torch.bfloat16)
+    exact, multiply = layer(x.double()), gemm_with_layer(laid, torch.bfloat16)
     alone = torch.cat([multiply(row[None]) for row in x])
     assert float((alone - exact).abs().max()) <= 4.1e-3 * max(
         1.0, float(exact.abs().max())
@@ -60,15 +60,15 @@ def test_products_with_integers_in_panels_are_right_and_do_not_depend_on_the_row
 
 
 @pytest.mark.parametrize(("inner", "quantization"), [(65, "int8"), (100, "int4")])
-def test_odd_rows_of_integers_stay_row_by_row(inner, quantization):
+def test_odd_quantized_rows_are_not_packed(inner, quantization):
     layer = integers(inner, 40, quantization)
-    assert in_panels(layer) is layer
+    assert pack_linear(layer) is layer
     x = torch.randn(5, inner).bfloat16()
     exact = layer(x.double())
-    assert float((product_of(layer, torch.bfloat16)(x) - exact).abs().max()) <= 4.1e-3 * float(exact.abs().max())
+    assert float((gemm_with_layer(layer, torch.bfloat16)(x) - exact).abs().max()) <= 4.1e-3 * float(exact.abs().max())
 
 
-def test_other_precisions_are_left_to_torch():
+def test_other_precisions_run_in_torch():
     weight, x = torch.randn(3, 4).half(), torch.randn(2, 4).half()
-    assert torch.equal(product_for(weight)(x), torch.nn.functional.linear(x, weight))
-    assert product_for(weight.float().to("meta"))(x.float().to("meta")).shape == (2, 3)
+    assert torch.equal(gemm_for(weight)(x), torch.nn.functional.linear(x, weight))
+    assert gemm_for(weight.float().to("meta"))(x.float().to("meta")).shape == (2, 3)

@@ -1,0 +1,126 @@
+"""One step as the host sees it: its plan, and its result, which goes to plans, host drafters and the scheduler."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import final
+
+from paceline.core.logprobs import StepLogprobs, TokenLogprobs
+from paceline.core.tree import NoDraft
+
+HEADER = 6  # columns of a row's results before its tokens
+NO_TOKEN = "other options forbid every token that the grammar allows: change one of them"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Static shape of one step: at most ``num_draft_tokens`` tokens deep.
+
+    ``measured`` marks a step that is taken without a draft to learn what drafting gains; ``turn`` is the plan's own
+    note, which comes back with the result and makes no difference to the step.
+    """
+
+    num_draft_tokens: int
+    measured: bool = False
+    turn: int | None = field(default=None, compare=False)
+
+
+class NoTokenLeft(ValueError):
+    """A row's constraints left it no token."""
+
+
+class Finish(IntEnum):
+    """Why a row ended."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSeconds:
+    """Where a step's time went, in seconds of the device's own clock."""
+
+    draft: float = 0.0
+    score: float = 0.0
+    decide: float = 0.0
+    rest: float = 0.0  # on the host: reading results, until the step was done
+
+    @property
+    def total(self) -> float:
+        """Of the whole step."""
+        return self.draft + self.score + self.decide + self.rest
+
+    def __add__(self, other: "PhaseSeconds") -> "PhaseSeconds":
+        return PhaseSeconds(
+            draft=self.draft + other.draft,
+            score=self.score + other.score,
+            decide=self.decide + other.decide,
+            rest=self.rest + other.rest,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step of R rows; every list has an entry per row."""
+
+    plan: StepPlan
+    tokens: list[list[int]]  # that the row gained
+    num_accepted: list[int]  # of these, drafted ones, which come first
+    num_drafted: list[int]
+    finish: list[Finish]
+    bonus: list[bool]  # the last token followed a draft that was accepted whole
+    no_draft: list[NoDraft]  # why the row had no draft; DRAFTED where it had one
+    origins: list[list[int]]  # of each token, the drafter's number for what proposed it (Drafter.origins)
+    logprobs: list[list[TokenLogprobs]]  # of rows that ask for them
+    failures: Mapping[int, Exception] = field(default_factory=dict[int, Exception])  # rows whose constraints failed
+    seconds: PhaseSeconds = PhaseSeconds()
+
+    @property
+    def num_tokens(self) -> int:
+        """Over all rows."""
+        return sum(map(len, self.tokens))
+
+    @property
+    def num_running(self) -> int:
+        """Rows that took part."""
+        return sum(map(bool, self.tokens))
+
+
+def read_results(
+    results: Sequence[int],
+    *,
+    rows: int,
+    plan: StepPlan,
+    num_logprobs: Sequence[int | None],
+    logprobs: StepLogprobs | None,
+    failures: Mapping[int, Exception],
+    timer: Callable[[], PhaseSeconds] = PhaseSeconds,
+) -> StepResult:
+    """The result that ``results`` (Batch.results) hold; ``num_logprobs`` says how many each row asks for.
+
+    ``failures`` are of constraints that raised; rows that were left without a token are added. ``timer`` gives the
+    step's seconds, until it is asked.
+    """
+    width = len(results) // rows - 1
+    table = [results[start : start + width] for start in range(0, rows * width, width)]
+    ends = (width + HEADER) // 2
+    num = [row[0] for row in table]
+    reasons = [NoDraft(row[5]) for row in table]
+    if plan.measured:
+        reasons = [NoDraft.MEASURED if reason is NoDraft.OFF else reason for reason in reasons]
+    starved = [row for row, failed in enumerate(results[rows * width :]) if failed]
+    return StepResult(
+        plan=plan,
+        tokens=[list(row[HEADER : HEADER + row[0]]) for row in table],
+        num_accepted=[row[1] for row in table],
+        num_drafted=[max(0, row[2]) for row in table],
+        finish=[Finish(row[3]) for row in table],
+        bonus=[bool(row[4]) for row in table],
+        no_draft=reasons,
+        origins=[list(row[ends : ends + row[0]]) for row in table],
+        logprobs=[[] for _ in table] if logprobs is None else logprobs.read(num_logprobs, num),
+        failures={**{row: NoTokenLeft(NO_TOKEN) for row in starved}, **failures},
+        seconds=timer(),
+    )

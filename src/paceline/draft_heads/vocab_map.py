@@ -1,0 +1,106 @@
+"""Maps between the token ids of a draft model or head and those of the target.
+
+D the draft's vocabulary, V the target's.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from paceline.core.host import integers
+
+
+class VocabMap(ABC):
+    """Converts draft logits to target logits, and target ids to draft ids."""
+
+    draft_size: int
+    target_size: int
+    same_ids: bool  # an id that both vocabularies have is the same token in both
+
+    @abstractmethod
+    def target_logits(self, logits: Tensor) -> Tensor:
+        """``logits`` [..., D] as logits [..., V], -inf for tokens that the draft does not have."""
+
+    @abstractmethod
+    def draft_ids(self, tokens: Tensor) -> Tensor:
+        """Draft ids of target ``tokens``; a fixed draft id for tokens that the draft does not have."""
+
+
+@final
+class PaddedVocab(VocabMap):
+    """The same tokenizer on both sides: vocabulary sizes differ at most by padding at the end.
+
+    A target id that the draft does not have is read as the draft's last one.
+    """
+
+    same_ids = True
+
+    def __init__(self, *, draft_size: int, target_size: int) -> None:
+        self.draft_size, self.target_size = draft_size, target_size
+
+    def target_logits(self, logits: Tensor) -> Tensor:
+        """Padded with -inf, or cut, at the end."""
+        padding = self.target_size - self.draft_size
+        return torch.nn.functional.pad(logits, (0, padding), value=-torch.inf) if padding else logits
+
+    def draft_ids(self, tokens: Tensor) -> Tensor:
+        return tokens.clamp(max=self.draft_size - 1)
+
+
+@final
+class MappedVocab(VocabMap):
+    """A draft vocabulary with ids of its own, as the reduced ones of EAGLE-3 (2503.01840) and FR-Spec (2502.14856).
+
+    Those reduce the output head alone and embed target ids, so they need ``target_logits`` but not ``draft_ids``.
+    ``target_ids[d]`` is the target's id of draft token d, -1 if the target does not have that token. A target token
+    that the draft does not have is read as draft token ``unknown``. Raises ValueError for ids outside the vocabularies,
+    for two draft tokens with one target id, and for a map without a token.
+    """
+
+    same_ids = False
+
+    def __init__(
+        self,
+        *,
+        target_ids: Sequence[int],
+        target_size: int,
+        unknown: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        known = {target: draft for draft, target in enumerate(target_ids) if target != -1}
+        if not known or len(known) + list(target_ids).count(-1) != len(target_ids):
+            raise ValueError(f"{len(target_ids)} draft tokens with {len(known)} target ids: give each an id of its own")
+        if min(known) < 0 or max(known) >= target_size:
+            raise ValueError(f"target ids {min(known)}..{max(known)}: the target has ids 0 to {target_size - 1}")
+        if not 0 <= unknown < len(target_ids):
+            raise ValueError(f"unknown={unknown}: the draft has ids 0 to {len(target_ids) - 1}")
+        self.draft_size, self.target_size = len(target_ids), target_size
+        self._in_target = torch.tensor(list(known.keys()), dtype=torch.int64, device=device)
+        shared = torch.tensor(list(known.values()), dtype=torch.int64, device=device)
+        self._in_draft = None if len(known) == self.draft_size else shared  # None: all of them, in order
+        self._draft_ids = torch.full((target_size,), unknown, dtype=torch.int64, device=device)
+        self._draft_ids[self._in_target] = shared
+
+    @classmethod
+    def from_offsets(cls, d2t: Tensor, *, target_size: int, unknown: int = 0) -> Self:
+        """From the ``d2t`` [D] of EAGLE-3 checkpoints: target id = draft id + d2t[draft id]."""
+        ids = d2t.to(torch.int64) + torch.arange(len(d2t), device=d2t.device)
+        return cls(target_ids=integers(ids), target_size=target_size, unknown=unknown, device=d2t.device)
+
+    @classmethod
+    def from_mask(cls, t2d: Tensor, *, unknown: int = 0) -> Self:
+        """From the ``t2d`` [V] of EAGLE-3 checkpoints: true for target ids that the draft has, in ascending order."""
+        ids = integers(t2d.nonzero()[:, 0])
+        return cls(target_ids=ids, target_size=len(t2d), unknown=unknown, device=t2d.device)
+
+    def target_logits(self, logits: Tensor) -> Tensor:
+        """Each logit at its target id."""
+        known = logits if self._in_draft is None else logits.index_select(-1, self._in_draft)
+        unfilled = logits.new_full((*logits.shape[:-1], self.target_size), -torch.inf)
+        return unfilled.index_copy(-1, self._in_target, known)
+
+    def draft_ids(self, tokens: Tensor) -> Tensor:
+        return self._draft_ids[tokens]

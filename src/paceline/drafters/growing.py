@@ -1,0 +1,137 @@
+"""The skeleton of drafters that grow a tree: read the root of every row, then expand node by node.
+
+B rows, N nodes, n nodes of a call, V the target's vocabulary, D the draft's.
+"""
+
+from abc import abstractmethod
+from collections.abc import Hashable
+from enum import Enum
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from paceline.core.batch import Batch
+from paceline.core.step import StepPlan
+from paceline.core.tree import Draw, NoDraft, Tree
+from paceline.draft_heads.vocab_map import PaddedVocab, VocabMap
+from paceline.drafters.base import Drafter, DrafterContext, root_only
+from paceline.drafters.tree import fused_chain, make_grower, possible_draws
+from paceline.drafters.tree.base import GrownTree
+from paceline.drafters.tree.shapes import Shape, Topology
+from paceline.models.base import LM, FusedDrafting
+
+
+class DraftInput(Enum):
+    """What a draft model or head reads at a position of its sequence."""
+
+    EMBEDDING = "embedding of a token"
+    HIDDEN = "hidden state of the target"
+
+
+class GrowingDrafter(Drafter):
+    """Drafts with ``lm``, which scores the root and then the nodes that have children.
+
+    ``shape`` (None: a chain) is cut to the depth that the plan asks for. ``draws`` (None: all that the shape allows)
+    limits how tokens are drawn. ``vocab`` maps the logits of ``lm`` to the target's vocabulary (None: the same ids,
+    padded or cut at the end). Raises ValueError if the shape allows none of ``draws``.
+
+    Subclasses allocate their state, read the root and score nodes. The tokens that they read are the target's; a model
+    that embeds draft ids maps them with ``vocab_map.draft_ids``.
+    """
+
+    inputs: ClassVar[frozenset[DraftInput]]  # what ``lm`` reads
+    accepts_other_tokens = True
+    max_context: int | None = None  # rows with more tokens are not drafted for; None: there is no limit
+
+    def __init__(
+        self, *, lm: LM, shape: Shape | None, draws: frozenset[Draw] | None, vocab: VocabMap | None = None
+    ) -> None:
+        self.lm, self.shape, self.vocab = lm, shape, vocab
+        self.draws = possible_draws(shape, draws)
+        self.branches = shape is not None and shape.max_width > 1
+
+    @property
+    def host_state(self) -> Hashable:
+        return ()
+
+    def max_nodes(self, num_draft_tokens: int) -> int:
+        return 1 + self.shape_at(num_draft_tokens).num_drafted
+
+    def shape_at(self, depth: int) -> Shape:
+        """The shape of drafts at most ``depth`` tokens deep."""
+        return Topology.chain(depth) if self.shape is None else self.shape.cut(depth)
+
+    @final
+    def start(self, context: DrafterContext) -> None:
+        """A grower for every depth, and the subclass's state. Raises ValueError for a target it cannot serve."""
+        self.check_target(context)
+        self.context = context
+        self.vocab_map = self.vocab or PaddedVocab(draft_size=self.lm.vocab_size, target_size=context.vocab_size)
+        if (self.vocab_map.draft_size, self.vocab_map.target_size) != (self.lm.vocab_size, context.vocab_size):
+            raise ValueError(
+                f"a vocabulary map from {self.vocab_map.draft_size} to {self.vocab_map.target_size} tokens, and the "
+                f"draft has {self.lm.vocab_size} and the target {context.vocab_size}: give the map of this pair"
+            )
+        shapes = [self.shape_at(1 + index) for index in range(context.max_draft_tokens)]
+        self.depths = [shape.depth for shape in shapes]  # by num_draft_tokens - 1, like the next two
+        self.growers = [make_grower(shape, context) for shape in shapes]
+        fused = self.vocab_map.same_ids and self.can_draft_fused(context)
+        self.fused_chains = [fused_chain(grower, context) if fused else None for grower in self.growers]
+        self.allocate(context, max_expanded=max((grower.num_expanded for grower in self.growers), default=0))
+
+    @final
+    def propose(self, batch: Batch, plan: StepPlan) -> Tree:
+        """The shape grown to the depth of the plan, each token drawn as agreed with the verifier."""
+        index = plan.num_draft_tokens - 1
+        if index < 0 or self.depths[index] == 0:
+            return root_only(batch)
+        self.prepare(batch, self.depths[index])
+        grown, fused = None, self.fused_chains[index]
+        reason = NoDraft.DECLINED if self.max_context is None else NoDraft.CONTEXT
+        if fused is not None:
+            grown = fused.grow(batch, self.draft_fused, reason, max_context=self.max_context)
+        if grown is None:
+            logits = self.vocab_map.target_logits(self.read_root(batch))
+            grown = self.growers[index].grow(batch, logits, self._max_depth(batch), self._score, reason)
+        return self.finish(batch, grown)
+
+    def check_target(self, context: DrafterContext) -> None:
+        """Raise ValueError for a target that it cannot draft for."""
+
+    @abstractmethod
+    def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
+        """Allocate state for rows of ``context`` whose trees have at most ``max_expanded`` nodes to score."""
+
+    def prepare(self, batch: Batch, depth: int) -> None:
+        """Prepare a draft of ``depth`` >= 1 tokens."""
+
+    def can_draft_fused(self, context: DrafterContext) -> bool:
+        """Whether ``draft_fused`` may be called, where the shape is a chain that the model can pick itself."""
+        return isinstance(self.lm, FusedDrafting)
+
+    def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
+        """Read the root, draft and read a chain in one call, as models/base.Ahead; False if it cannot."""
+        return False
+
+    @abstractmethod
+    def read_root(self, batch: Batch) -> Tensor:
+        """Read the root of every row; the draft logits [B, 1, D] after it."""
+
+    @abstractmethod
+    def score_nodes(self, forest: Tree, start: int) -> Tensor:
+        """The draft logits [B, n, D] after nodes ``start`` on of ``forest``; see tree/base.NodeScorer."""
+
+    def finish(self, batch: Batch, grown: GrownTree) -> Tree:
+        """The tree to propose."""
+        return grown.tree
+
+    def _max_depth(self, batch: Batch) -> Tensor:
+        """How deep each row [B] may be drafted for."""
+        if self.max_context is None:
+            return batch.draft_room
+        return torch.minimum(batch.draft_room, self.max_context - batch.length + 1)
+
+    def _score(self, forest: Tree, start: int) -> Tensor:
+        """Target logits [B, n, V] after nodes ``start`` on."""
+        return self.vocab_map.target_logits(self.score_nodes(forest, start))

@@ -1,0 +1,173 @@
+"""What requests get from steps: their part of each step's result, and statistics when they are done."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from paceline.core.logprobs import TokenLogprobs
+from paceline.core.request import Request
+from paceline.core.stats import Summary
+from paceline.core.step import Finish, PhaseSeconds, StepResult
+from paceline.core.tree import NoDraft
+from paceline.engine.readers import PendingStep
+from paceline.engine.watch import Speed
+from paceline.models.scoring import PassageScore
+
+REASONS: dict[NoDraft, str] = {
+    NoDraft.OFF: "turned off",
+    NoDraft.CAPPED: "the request's own limit is 0",
+    NoDraft.LIMIT: "one token left to max_tokens",
+    NoDraft.NO_MATCH: "no n-gram match",
+    NoDraft.CONTEXT: "draft context full",
+    NoDraft.DECLINED: "the drafter declined",
+    NoDraft.FAILED: "the drafter failed",
+    NoDraft.MEASURED: "plain step taken to measure",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Where a request's time went, in seconds. A step's time counts for every request that took part in it."""
+
+    queue: float  # from submission to admission
+    prefill: float  # from admission until the prompt was read
+    first_token: float | None  # from submission to the end of the step that gave the first token
+    total: float  # from submission to the end
+    draft: float
+    score: float  # the target's forward
+    decide: float  # verification, appending, committing
+    rest: float  # reading results on the host
+
+    @property
+    def target(self) -> float:
+        """The same as ``score``. Deprecated."""
+        return self.score
+
+    @property
+    def verify(self) -> float:
+        """The same as ``decide``. Deprecated."""
+        return self.decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """What a request cost and what drafting did for it.
+
+    Counts are per request, after clipping at stop tokens, stop strings and limits. Times are wall-clock seconds; the
+    steps of a batch count in full for each of its rows.
+    """
+
+    summary: Summary
+    times: Times
+    no_draft: dict[str, int] = field(default_factory=dict[str, int])  # steps without a draft, by reason
+    speed: Speed | None = None  # of the whole batch, drafted and plain; None where it was not measured
+    lossless: bool = True  # whether the verifier keeps the target's distribution
+
+    @property
+    def steps(self) -> int:
+        """Target forwards that the request took part in."""
+        return self.summary.steps
+
+    @property
+    def drafted(self) -> list[int]:
+        """Steps that proposed a token at depth i + 1."""
+        return self.summary.drafted
+
+    @property
+    def accepted(self) -> list[int]:
+        """Steps that accepted it."""
+        return self.summary.accepted
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per step: accepted ones and the correction or bonus."""
+        return self.summary.mean_acceptance_length
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens."""
+        return self.summary.acceptance_rate
+
+    @property
+    def per_position_acceptance(self) -> list[float]:
+        """Accepted over drafted tokens, by depth."""
+        return self.summary.per_position_acceptance
+
+    @property
+    def warning(self) -> str | None:
+        """What a user should know: that drafting was slower than not drafting."""
+        return None if self.speed is None else self.speed.warning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What one request got in a step; ``error`` instead if it could not be admitted or its constraints raised."""
+
+    ticket: int
+    token_ids: list[int] = field(default_factory=list[int])
+    num_accepted: int = 0  # of the tokens, the drafted ones, which come first
+    num_drafted: int = 0
+    bonus: bool = False  # the last token followed a draft that was accepted whole
+    origins: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    finish: Finish = Finish.RUNNING
+    error: Exception | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestState:
+    """A request that waits, runs, or is done."""
+
+    ticket: int
+    request: Request
+    submitted: float
+    sequence: list[int]  # the prompt and, as far as results are read, what it got
+    row: int = -1
+    admitted: float = 0.0
+    prefill: float = 0.0
+    first_token: float | None = None
+    num_tokens: int = 0  # that results gave it
+    phases: PhaseSeconds = field(default_factory=PhaseSeconds)
+    no_draft: Counter[NoDraft] = field(default_factory=Counter[NoDraft])
+    prompt_scores: PassageScore | None = None
+    last_step: PendingStep | None = None  # the newest that it took part in
+
+    def take(self, step: PendingStep, result: StepResult, *, now: float) -> StepOutput:
+        """Its part of a step whose ``result`` was read at ``now``."""
+        row = self.row
+        self.last_step = step
+        self.num_tokens += len(result.tokens[row])
+        if self.first_token is None:
+            self.first_token = now - self.submitted
+        self.phases = self.phases + result.seconds
+        if result.no_draft[row] is not NoDraft.DRAFTED:
+            self.no_draft[result.no_draft[row]] += 1
+        return StepOutput(
+            ticket=self.ticket,
+            token_ids=result.tokens[row],
+            num_accepted=result.num_accepted[row],
+            num_drafted=result.num_drafted[row],
+            bonus=result.bonus[row],
+            origins=result.origins[row],
+            logprobs=result.logprobs[row],
+            finish=result.finish[row],
+        )
+
+    def stats(self, *, max_depth: int) -> RequestStats:
+        """What is known of it now; ``max_depth`` is the longest draft."""
+        now = time.perf_counter()
+        started = self.row >= 0
+        return RequestStats(
+            summary=Summary.empty(max_depth) if self.last_step is None else self.last_step.summary(self.row),
+            times=Times(
+                queue=(self.admitted if started else now) - self.submitted,
+                prefill=self.prefill,
+                first_token=self.first_token,
+                total=now - self.submitted,
+                draft=self.phases.draft,
+                score=self.phases.score,
+                decide=self.phases.decide,
+                rest=self.phases.rest,
+            ),
+            no_draft={REASONS[reason]: count for reason, count in self.no_draft.items() if count},
+        )

@@ -1,0 +1,168 @@
+"""How the host gets a step's results: at once, or while the device already does the next step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from paceline.core.host import integers
+from paceline.core.logprobs import StepLogprobs
+from paceline.core.stats import Summary
+from paceline.core.step import StepPlan, StepResult, read_results
+from paceline.decode import Decoder
+from paceline.engine.timing import EventTimer, HostTimer, StepTimer
+
+
+class PendingStep(Protocol):
+    """A step whose operations are queued."""
+
+    def result(self) -> StepResult:
+        """What it did, once the device has done it; asked again, the same."""
+        ...
+
+    def summary(self, row: int) -> Summary:
+        """What steps did for ``row`` since its admission, up to this one; after ``result``."""
+        ...
+
+
+class Reader(Protocol):
+    """Where a runner gets results from."""
+
+    num_ahead: int  # steps that are queued beyond the one whose result is read
+
+    def start(self) -> StepTimer:
+        """The timer of a step that begins."""
+        ...
+
+    def post(self, plan: StepPlan, timer: StepTimer, failures: Mapping[int, Exception]) -> PendingStep:
+        """The step that was queued last; ``failures`` are of rows whose constraints raised in it."""
+        ...
+
+
+@final
+class SyncReader:
+    """For devices that work while they are called: a step is read where it is, before the next one is taken."""
+
+    num_ahead = 0
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def start(self) -> StepTimer:
+        """A step begins."""
+        return HostTimer()
+
+    def post(self, plan: StepPlan, timer: StepTimer, failures: Mapping[int, Exception]) -> PendingStep:
+        """Nothing is copied."""
+        return _DoneStep(decoder=self._decoder, plan=plan, timer=timer, failures=failures)
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _DoneStep:
+    decoder: Decoder
+    plan: StepPlan
+    timer: StepTimer
+    failures: Mapping[int, Exception]
+    read: StepResult | None = None
+
+    def result(self) -> StepResult:
+        if self.read is None:
+            batch = self.decoder.batch
+            self.read = read_results(
+                integers(batch.results),
+                rows=batch.rows,
+                plan=self.plan,
+                num_logprobs=batch.num_logprobs,
+                logprobs=batch.step_logprobs,
+                failures=self.failures,
+                timer=self.timer.seconds,
+            )
+        return self.read
+
+    def summary(self, row: int) -> Summary:
+        return self.decoder.stats.summary([row])
+
+
+@final
+class AsyncReader:
+    """For devices that run behind the host: while a step is read, the device does the next one.
+
+    Rows that have ended do nothing in it. Results and counters leave in one transfer that nobody waits for, so that
+    both are of their step, whatever the device has done since; there are two places for it to arrive at.
+    """
+
+    num_ahead = 1
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._on_cuda = decoder.batch.device.type == "cuda"
+        size = len(decoder.batch.results) + decoder.batch.rows * decoder.stats.width
+        self._places = [torch.empty(size, dtype=torch.int64, pin_memory=self._on_cuda) for _ in range(2)]
+
+    def start(self) -> StepTimer:
+        """A step begins."""
+        return EventTimer() if self._on_cuda else HostTimer()
+
+    def post(self, plan: StepPlan, timer: StepTimer, failures: Mapping[int, Exception]) -> PendingStep:
+        """Begins the transfer."""
+        batch, stats = self._decoder.batch, self._decoder.stats
+        place = self._places.pop(0)
+        self._places.append(place)
+        place.copy_(torch.cat((batch.results, stats.table().flatten())), non_blocking=True)
+        event = None
+        if self._on_cuda:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(batch.device))
+        return _SentStep(
+            place=place,
+            event=event,
+            rows=batch.rows,
+            width=stats.width,
+            plan=plan,
+            timer=timer,
+            failures=failures,
+            num_logprobs=batch.num_logprobs,
+            logprobs=batch.step_logprobs,
+        )
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _SentStep:
+    """A step on its way to the host; its log-probabilities stay on the device until they are asked for."""
+
+    place: Tensor
+    event: torch.cuda.Event | None
+    rows: int
+    width: int  # of the counters
+    plan: StepPlan
+    timer: StepTimer
+    failures: Mapping[int, Exception]
+    num_logprobs: list[int | None]
+    logprobs: StepLogprobs | None
+    read: StepResult | None = None
+    counters: list[int] = field(default_factory=list[int])
+
+    def result(self) -> StepResult:
+        if self.read is None:
+            if self.event is not None:
+                self.event.synchronize()
+            arrived = integers(self.place)
+            size = len(arrived) - self.rows * self.width
+            self.counters = arrived[size:]
+            self.read = read_results(
+                arrived[:size],
+                rows=self.rows,
+                plan=self.plan,
+                num_logprobs=self.num_logprobs,
+                logprobs=self.logprobs,
+                failures=self.failures,
+                timer=self.timer.seconds,
+            )
+        return self.read
+
+    def summary(self, row: int) -> Summary:
+        return Summary.of(self.counters[row * self.width : (row + 1) * self.width])

@@ -1,0 +1,81 @@
+"""The target of a decoder: an LM with its cache, and what makes scores of its logits.
+
+R rows, N nodes, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, final
+
+from torch import Tensor
+
+from paceline.core.admission import Admission
+from paceline.core.batch import Batch
+from paceline.core.cache import View
+from paceline.core.guidance import GuidanceState
+from paceline.core.scores import Scores, TokenMask
+from paceline.core.tree import Outcome, Tree
+from paceline.models.base import LM, LogitsFor
+from paceline.models.guided import GuidedLM, GuidedView
+from paceline.models.prefill import Prefill
+
+OnLogits: TypeAlias = Callable[[Tensor], None]
+
+
+class TokenMasks(Protocol):
+    """Constraints that the host applies (constraints/host)."""
+
+    def mask(self, tree: Tree, logits: Tensor) -> tuple[Tensor, TokenMask | None]: ...
+
+
+@final
+class Target:
+    """Scores trees by ``lm``: its forward, guidance, then logits processors, then token masks.
+
+    ``guidance`` (None: no row can be guided) is the state of R rows. Only ``commit`` moves the cache.
+    """
+
+    def __init__(
+        self,
+        *,
+        lm: LM,
+        rows: int,
+        capacity: int,
+        taps: Sequence[int],
+        constraints: TokenMasks,
+        guidance: GuidanceState | None = None,
+    ) -> None:
+        self.unguided, self.taps, self._constraints = lm, taps, constraints
+        self._guided = None if guidance is None else GuidedLM(lm, guidance)
+        self.lm: LM = self._guided or lm
+        self.cache: View = (
+            lm.new_cache(rows, capacity).view() if self._guided is None else self._guided.new_view(rows, capacity)
+        )
+
+    def begin(self, admission: Admission, tokens: Tensor, on_logits: OnLogits | None, chunk: int) -> Prefill:
+        """Give the admitted rows what their prefixes copy; what reads the rest of their prompts ``tokens`` [B, T]."""
+        view = self.cache.storage.begin(admission, admission.prefix_length)
+        if self._guided is not None:
+            assert isinstance(self.cache, GuidedView)
+            self._guided.read_negative(self.cache, admission)
+        return Prefill(
+            self.unguided,
+            view,
+            tokens,
+            admission.known,
+            admission.unread,
+            taps=self.taps,
+            on_logits=on_logits,
+            chunk=chunk,
+        )
+
+    def score(self, tree: Tree, batch: Batch) -> Scores:
+        """One forward over all nodes of ``tree``, in all rows."""
+        output = self.lm(tree, self.cache, taps=self.taps, logits_for=LogitsFor.ALL, resume=tree.resume)
+        assert output.logits is not None
+        logits, mask = self._constraints.mask(tree, batch.process_tree(output.logits, tree))
+        raw = output.logits if output.conditional is None else output.conditional
+        return Scores(logits=logits, raw_logits=raw, hidden=output.hidden, mask=mask)
+
+    def commit(self, tree: Tree, outcome: Outcome) -> None:
+        """Keep the root and the accepted nodes in the cache."""
+        self.cache.commit(outcome.num_committed, None if tree.chain else outcome.path)
