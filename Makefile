@@ -112,7 +112,7 @@ docs-outputs: $(STAMP)  ## Run every command that the documentation shows and pu
 	$(BIN)/python docs/outputs.py
 
 demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU; resumable)
-	$(BIN)/python -m demo.recipes.models build/demo-models
+	$(BIN)/python demo/recipes/models.py build/demo-models
 
 # Written to build/heads/run/early_exit and .../prophet, which the package has under demo/src/paceline_demo.
 demo-heads: $(STAMP)  ## Train the heads of the embedded target again (half an hour on one core; resumable)

@@ -13,7 +13,7 @@ from benchmarks.study import counts, option, pair_of
 from paceline.api import Loaded, load
 from paceline.api.prompts import encode
 from paceline.audit.divergence import Divergence, measure
-from paceline.audit.prompts import BEGINNINGS
+from paceline.audit.prompts import DEFAULT_PROMPTS
 from paceline.bench.columns import Column, Section, number
 
 BACKENDS = ("kernel", "eager", "hf")
@@ -26,7 +26,7 @@ def _of(heading: str, get: Callable[[Divergence], Any], form: Callable[[Any], st
 
 
 def _margins(found: Divergence) -> str | None:
-    margins = [one.margin for one in found.partings]
+    margins = [one.margin for one in found.divergence_points]
     return f"{median(margins):.2g}, {max(margins):.2g}" if margins else None
 
 
@@ -35,7 +35,7 @@ COLUMNS: list[Column[Line]] = [
     Column(heading="precision", get=lambda line: line[1], left=True),
     Column(heading="batch", get=lambda line: line[2]),
     _of("outputs", lambda found: found.num_texts),
-    _of("diverged", lambda found: len(found.partings)),
+    _of("diverged", lambda found: len(found.divergence_points)),
     _of("per 1,000\ntokens", lambda found: 1000 * found.per_token, number(".2f")),
     _of("margin there\nmedian, most", _margins),
     _of("least\nmargin", lambda found: found.smallest_margin, number(".2g")),
@@ -66,7 +66,7 @@ class DivergenceRate:
             for dtype in self.dtype:
                 paths = pair_of(self.target, self.draft)
                 target, draft = (_load(path, backend, dtype, self.threads) for path in paths)
-                prompts = [encode(target, text) for text in BEGINNINGS]
+                prompts = [encode(target, text) for text in DEFAULT_PROMPTS]
                 for batch in self.batch:
                     with console.status(f"{backend}, {dtype}, batch {batch}"):
                         found = measure(

@@ -1,6 +1,6 @@
-"""The recipe of the embedded pair: a deep, narrow target and its draft, from the standard library. Seeded, resumable.
+"""The recipe of the embedded pair: a deep, narrow target and its draft model, trained on Python's standard library.
 
-Run as ``python -m demo.recipes.models WORK [PHASE ...]``; each phase leaves files in WORK that the next reads.
+Run as ``python demo/recipes/models.py WORK [PHASE ...]``; each phase writes files into WORK that the next reads.
 """
 
 import argparse
@@ -12,31 +12,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cards import make_card, write_model_files
+from regenerate import regenerate
 
 from paceline.core.sampling import Sampling
 from paceline.drafters.model import ModelDrafter
 from paceline.models.loading import load, save
 from paceline.models.native.decoder import DecoderLM
-from paceline.train.acceptance import Acceptance, measure_acceptance, require_texts
+from paceline.train.acceptance import Acceptance, measure_acceptance, require_outputs
 from paceline.train.batches import Batches
-from paceline.train.cards import make_card, write_companions
 from paceline.train.config import LoopConfig, OptimiserSection, ScheduleSection
-from paceline.train.data import Crops, Stages, encode, standard_library, train_tokenizer
-from paceline.train.distributed import Single
-from paceline.train.init_weights import fresh
-from paceline.train.losses import Comparison
-from paceline.train.regenerate import regenerate
+from paceline.train.data import Crops, LibraryFile, Stages, encode, standard_library, train_tokenizer
+from paceline.train.init_weights import random_model
+from paceline.train.loop.distributed import Single
+from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks import Distillation, NextToken, Task
-from paceline.train.trainer import Score, Trainer
+from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.validation import text_loss
 
 VOCAB_SIZE = 4096
 CONTEXT = 1024
 SEED = 20_26
-PROMPT, LENGTH = 48, 256  # tokens of a prompt, and of a prompt with its regenerated continuation
+PROMPT, LENGTH = 48, 256  # tokens of a prompt, and of a prompt with its output
 NUM_PROMPTS = 2048
 NUM_DRAFT_TOKENS = 5
-SAMPLINGS = tuple(Sampling(temperature=t) for t in (0.0, 0.4, 0.7, 1.0))  # a text each in turn; cold ones loop more
+SAMPLINGS = tuple(Sampling(temperature=t) for t in (0.0, 0.4, 0.7, 1.0))  # in turn; cold outputs loop more often
 TARGET_RUN, DRAFT_RUN = (
     LoopConfig(
         schedule=ScheduleSection(steps=steps),
@@ -84,16 +84,21 @@ def accelerator() -> torch.device:
 
 def prepare(work: Path) -> None:
     """Tokenizer, token arrays and manifest."""
-    documents = standard_library()
-    train = [document for document in documents if not document.held_out]
-    held_out = [document for document in documents if document.held_out]
-    tokenizer = train_tokenizer((document.text for document in train), VOCAB_SIZE)
+    files = standard_library()
+    train = [file for file in files if not file.held_out]
+    held_out = [file for file in files if file.held_out]
+    tokenizer = train_tokenizer((file.text for file in train), VOCAB_SIZE)
     work.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(work / "tokenizer.json"))
     np.save(work / "train.npy", encode(tokenizer, train))
     np.save(work / "held_out.npy", encode(tokenizer, held_out))
-    manifest = [document.manifest() for document in documents]
+    manifest = [_manifest_entry(file) for file in files]
     (work / "manifest.json").write_text(json.dumps(manifest, indent=0) + "\n", encoding="utf-8")
+
+
+def _manifest_entry(file: LibraryFile) -> dict[str, object]:
+    found, split = file.describe(), "held-out" if file.held_out else "train"
+    return {"name": file.name, "bytes": found.num_bytes, "sha256": found.sha256, "split": split}
 
 
 def _held_out(work: Path) -> Crops:
@@ -107,7 +112,7 @@ def train_target(work: Path) -> None:
         (1500, Crops([(text, 1.0)], rows=8, length=512, seed=SEED)),
         (TARGET_RUN.schedule.steps, Crops([(text, 1.0)], rows=4, length=CONTEXT, seed=SEED)),
     )
-    model = fresh(TARGET, SEED).to(accelerator())
+    model = random_model(TARGET, SEED).to(accelerator())
     held_out = _held_out(work)
 
     def validate(task: Task) -> Score:
@@ -118,47 +123,47 @@ def train_target(work: Path) -> None:
 
 
 def regenerate_texts(work: Path) -> None:
-    """What the target makes of prompts from its own training text, greedily and sampled."""
+    """The target's outputs for prompts from its own training text, greedy and sampled."""
     target = _trained(work, "target")
     prompts = _prompts(work / "train.npy", NUM_PROMPTS, seed=SEED)
-    texts = regenerate(target, prompts, SAMPLINGS, num_tokens=LENGTH - PROMPT, rows=64)
-    np.save(work / "regenerated.npy", texts)
+    sequences = regenerate(target, prompts, SAMPLINGS, num_tokens=LENGTH - PROMPT, rows=64)
+    np.save(work / "regenerated.npy", sequences)
 
 
 def train_draft(work: Path) -> None:
-    """The draft on the target's continuations and on text, against the target's laws; validated by acceptance."""
+    """The draft model on the target's outputs and on text, distilled from the target; validated by acceptance."""
     target = _trained(work, "target")
     sources = [(np.load(work / "regenerated.npy"), 0.7), (np.load(work / "train.npy"), 0.3)]
     batches = Crops(sources, rows=16, length=LENGTH - 1, seed=SEED)
     prompts = _prompts(work / "held_out.npy", 32, seed=SEED + 1)
 
-    model = fresh(DRAFT, SEED).to(accelerator())
+    model = random_model(DRAFT, SEED).to(accelerator())
 
     def validate(task: Task) -> Score:
         found = _accepted(target, model, prompts)
-        length = found.summary.mean_acceptance_length if found.texts else None
+        length = found.summary.mean_acceptance_length if found.outputs else None
         return Score(value=length, length=length)
 
-    comparison = Comparison(terms={"kl": 0.5, "argmax": 0.5})
-    task = Distillation(target=target, draft=model, comparison=comparison)
+    loss = DistillationLoss(terms={"kl": 0.5, "argmax": 0.5})
+    task = Distillation(target=target, draft=model, loss=loss)
     _train(task, batches, DRAFT_RUN, folder=work / "draft", validate=validate)
     save(model, DRAFT, work / "export" / "draft")
 
 
 def evaluate(work: Path) -> None:
-    """Held-out loss of both models and acceptance between them, as shipped; into figures.json."""
+    """Held-out loss of both models and acceptance of the draft model, as shipped; into figures.json."""
     models = {name: _trained(work, name) for name in ("target", "draft")}
     with torch.no_grad():
         losses = {name: text_loss(model, _held_out(work)) for name, model in models.items()}
     prompts = _prompts(work / "held_out.npy", 256, seed=SEED + 2)
-    found = require_texts(_accepted(models["target"], models["draft"], prompts))
+    found = require_outputs(_accepted(models["target"], models["draft"], prompts))
     figures = {
         "held_out_loss": losses,
         "mean_acceptance_length": found.summary.mean_acceptance_length,
         "first_acceptance": found.summary.first_acceptance,
         "acceptance_by_position": found.by_position,
         "num_draft_tokens": NUM_DRAFT_TOKENS,
-        "num_texts": found.num_texts,
+        "num_texts": found.num_outputs,
         "num_looping": found.num_looping,
         "machine": f"{platform.machine()}, torch {torch.__version__}, float32 from bfloat16 files",
         "python": platform.python_version(),
@@ -175,15 +180,15 @@ def export(work: Path) -> None:
         f"greedy acceptance at k = {found['num_draft_tokens']}, tokens per step (bonus included)": (
             f"{found['mean_acceptance_length']:.2f}"
         ),
-        "share of first draft tokens kept": f"{found['first_acceptance']:.3f}",
-        "by position": positions,
+        "acceptance rate of the first draft token": f"{found['first_acceptance']:.3f}",
+        "acceptance rate by position": positions,
         "measured on": f"{found['num_texts']} continuations of held-out source",
         "left out": f"{found['num_looping']} continuations that loop",
         "with": found["machine"],
     }
     roles = {
-        "target": "The target of Paceline's embedded pair: deep and narrow, so that leaving early means something.",
-        "draft": "The draft of Paceline's embedded pair, distilled from the target on text and the target's own words.",
+        "target": "The target of Paceline's embedded pair: deep and narrow, so that an early exit saves most layers.",
+        "draft": "The draft of Paceline's embedded pair, distilled from the target on text and the target's output.",
     }
     steps = {
         "target": f"{TARGET_RUN.schedule.steps} steps of 4,096 tokens",
@@ -200,12 +205,12 @@ def export(work: Path) -> None:
             python=found["python"],
             steps=steps[name],
         )
-        write_companions(work / "export" / name, raw, work / "tokenizer.json", card)
+        write_model_files(work / "export" / name, raw, work / "tokenizer.json", card)
     shutil.copy(work / "manifest.json", work / "export" / "manifest.json")
 
 
 def _trained(work: Path, name: str) -> DecoderLM:
-    """A model as it ships, in float32."""
+    """A model as shipped, in float32."""
     return load(work / "export" / name, dtype=torch.float32, device=accelerator())
 
 
@@ -218,7 +223,7 @@ def _prompts(tokens: Path, count: int, *, seed: int) -> np.ndarray:
 def _train(
     task: Task, batches: Batches, config: LoopConfig, *, folder: Path, validate: Callable[[Task], Score]
 ) -> None:
-    """To the end; ``task`` then has the best weights."""
+    """Train to the end; ``task`` then has the best weights."""
     strategy = Single(device=accelerator())
     trainer = Trainer(task=task, batches=batches, config=config, folder=folder, validate=validate, strategy=strategy)
     trainer.run()
@@ -244,10 +249,12 @@ PHASES: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    """Run the phases asked for, all by default."""
+    """Run the given phases, by default all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
-    parser.add_argument("phases", nargs="*", choices=[[], *PHASES], default=[])
+    parser.add_argument(
+        "phases", nargs="*", choices=[[], *PHASES], default=[], metavar="PHASE", help=f"one of {', '.join(PHASES)}"
+    )
     arguments = parser.parse_args()
     for name in arguments.phases or PHASES:
         print(f"{name} ...", flush=True)

@@ -156,7 +156,7 @@ def test_the_drop_in_follows_a_model_that_changes_and_lets_go_of_it():
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     assert_same_text(model)
     model.to(torch.float32)
-    assert api_hf.adopted(model).dtype == torch.float32
+    assert api_hf.load_cached(model).dtype == torch.float32
     gone = weakref.ref(model)
     del model
     gc.collect()

@@ -162,11 +162,11 @@ def test_commands_refuse_what_a_head_cannot_take(folder, capsys):
     head = str(folder / "prophet")
     command = ["generate", "--model", str(pair().target)]
     assert run([*command, "--draft", head, "--draft-quantization", "int8", "for item"]) == 2
-    assert "a head, which takes the target's" in capsys.readouterr().err
+    assert "a draft head, which takes the target's" in capsys.readouterr().err
     assert run([*command, "--drafter", "prophet", "for item"]) == 2
     assert "give the head's directory" in capsys.readouterr().err
     assert run(["inspect", str(pair().target), "--draft", head]) == 2
-    assert "a head belongs to one model" in capsys.readouterr().err
+    assert "a draft head belongs to one model" in capsys.readouterr().err
 
 
 def test_inspect_says_what_a_head_is_and_whose(folder, capsys):

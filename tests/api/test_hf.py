@@ -28,7 +28,7 @@ from paceline import hf
 from paceline.api.generation_fields import HARMLESS, HONOURED
 from paceline.api.generation_fields import REFUSED as REFUSED_FIELDS
 from paceline.api.loading import load
-from paceline.hf.drop_in import adopted
+from paceline.hf.drop_in import load_cached
 from paceline.hf.inputs import ARGUMENTS, merge
 from tests import tiny
 from tests.api import checkpoints, drop_in_table
@@ -293,21 +293,21 @@ def test_rows_and_sequences_have_noise_of_their_own():
 def test_no_weight_is_copied_and_the_next_call_uses_what_is_there():
     model = FAMILIES["llama"]()
     hf.generate(model, **ONE, **LONG)
-    loaded = adopted(model)
+    loaded = load_cached(model)
     storages = {one.untyped_storage().data_ptr() for one in model.parameters()}
     assert {one.untyped_storage().data_ptr() for one in loaded.lm.state_dict().values()} <= storages
-    assert adopted(model) is loaded
+    assert load_cached(model) is loaded
     hf.generate(model, **FOUR, **LONG, assistant_model=model)
-    assert adopted(model) is loaded
+    assert load_cached(model) is loaded
 
 
 def test_changes_of_the_model_between_calls_are_noticed():
     model = FAMILIES["gpt2"]()
     first = hf.generate(model, **FOUR, **LONG)
-    before = adopted(model)
+    before = load_cached(model)
     model.to(torch.float32)
     assert hf.generate(model, **FOUR, **LONG).tolist() == model.generate(**FOUR, **LONG).tolist()
-    assert adopted(model) is not before and adopted(model).dtype is torch.float32
+    assert load_cached(model) is not before and load_cached(model).dtype is torch.float32
     model.to(torch.float64).load_state_dict(FAMILIES["gpt2"](seed=8).state_dict())
     changed = hf.generate(model, **FOUR, **LONG)
     assert changed.tolist() == model.generate(**FOUR, **LONG).tolist() != first.tolist()
@@ -431,7 +431,7 @@ def test_criterion_sees_padded_ids_of_one_row_and_no_scores():
 
 
 def test_answer_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"an answer of shape \[4\] for one row") as failure:
+    with pytest.raises(ValueError, match=r"a result of shape \[4\] for one row") as failure:
         hf.generate(model_of("llama"), **FOUR, **LONG, stopping_criteria=[lambda ids, scores: torch.zeros(4)])
     assert failure.value.__notes__[0].startswith("row ")
 
@@ -602,10 +602,10 @@ REFUSED = {
     "twice": (dict(inputs=ONE["input_ids"]), "inputs and input_ids are the same argument"),
     "no prompt": (dict(input_ids=None, attention_mask=None), "no input_ids, and the model has no bos_token_id"),
     "mapping": (dict(input_ids=ONE), r"input_ids is a mapping of input_ids, .*: give generate\(model, \*\*inputs\)"),
-    "text": (dict(input_ids="text"), "input_ids is no table of integers"),
+    "text": (dict(input_ids="text"), "input_ids is no 2-d table of integers"),
     "ragged": (
         dict(input_ids=[[1, 2], [3]]),
-        "input_ids is no table of integers .*: give rows of one length, padded on",
+        "input_ids is no 2-d table of integers .*: give rows of one length, padded on",
     ),
     "fractions": (dict(input_ids=torch.ones(1, 3)), "input_ids of torch.float32: give integers"),
     "flat": (dict(input_ids=torch.ones(3).long()), r"input_ids of shape \[3\]: give \[rows, tokens\]"),
@@ -617,13 +617,13 @@ REFUSED = {
     "padded right": (masked((2, [7, 8])), "row 2 is padded on the right: set tokenizer.padding_side = 'left'"),
     "hole": (
         masked((1, [0, 1]), (3, [4])),
-        "row 3 has padding amid its text, at token 4: give an attention_mask without",
+        "row 3 has padding between tokens, at token 4: give an attention_mask without",
     ),
-    "only padding": (masked((1, slice(None))), "row 1 is padding alone: give at least one token"),
+    "only padding": (masked((1, slice(None))), "row 1 is padding only: give at least one token"),
     "unknown id": (dict(input_ids=[[4, 300]], attention_mask=None), r"row 0: token ids 4\.\.300 leave the model's voc"),
     "inferred hole": (
         dict(input_ids=[[4, PAD, 5]], attention_mask=None, pad_token_id=PAD),
-        "row 0 has padding amid its text, at token 1",
+        "row 0 has padding between tokens, at token 1",
     ),
 }
 

@@ -13,7 +13,7 @@ from paceline.api.params import NOT_YET
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.hf.inputs import ARGUMENTS
-from paceline.hf.options import DROP_IN, OPTIONS, Keeping
+from paceline.hf.options import DROP_IN, OPTIONS, Guarantee
 from paceline.models import loading
 from paceline.verifiers import VERIFIERS
 from tests import tiny
@@ -150,15 +150,15 @@ def test_bans_are_kept_by_every_verifier(verifier):
         "bad_words_ids": lambda found: not banned(found, FREE),
     }
     for name, holds in bans.items():
-        assert BY_NAME[name].keeping is Keeping.EVERY
+        assert BY_NAME[name].guarantee is Guarantee.EVERY
         assert holds(run(drafter("chain"), ACTIVE[name], verifier)), (name, lossy)
 
 
 def test_verifiers_of_each_kind_are_those_that_say_so():
-    assert set(Keeping.EVERY.verifiers) == set(VERIFIERS.builtin)
-    assert set(Keeping.LOSSLESS.verifiers) == {name for name in VERIFIERS.builtin if not name.startswith("lossy_")}
-    assert set(Keeping.SAME_TOKENS.verifiers) == {"coupled", "match"}
-    assert {option.name for option in OPTIONS if option.keeping is Keeping.SAME_TOKENS} == {"seed"}
+    assert set(Guarantee.EVERY.verifiers) == set(VERIFIERS.builtin)
+    assert set(Guarantee.LOSSLESS.verifiers) == {name for name in VERIFIERS.builtin if not name.startswith("lossy_")}
+    assert set(Guarantee.SAME_TOKENS.verifiers) == {"coupled", "match"}
+    assert {option.name for option in OPTIONS if option.guarantee is Guarantee.SAME_TOKENS} == {"seed"}
 
 
 # The drop-in.

@@ -3,10 +3,10 @@
 from itertools import pairwise
 
 import pytest
+from paceline.engine.reports import AtOnce, Overlapped
 
 from paceline.api import Engine, SamplingParams, Source, generate, load
 from paceline.drafters import DRAFTERS
-from paceline.engine.reports import AtOnce, Overlapped
 from paceline.verifiers import VERIFIERS
 from tests import harness
 from tests.api.checkpoints import pair

@@ -16,7 +16,7 @@ PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6]]
 def test_the_kernel_parts_nowhere_and_the_draft_is_used():
     target = load(pair().target, dtype="bfloat16", device="cpu")
     found = measure(target, PROMPTS, drafter=load(pair().draft, dtype="bfloat16"), num_tokens=30, batch_size=3)
-    assert (found.num_texts, found.num_tokens, found.partings, found.per_token) == (3, 90, (), 0.0)
+    assert (found.num_texts, found.num_tokens, found.divergence_points, found.per_token) == (3, 90, (), 0.0)
     assert found.smallest_margin >= 0 and found.mean_acceptance_length > 1
 
 
@@ -35,7 +35,7 @@ def test_a_text_that_parts_is_placed_and_its_margin_is_that_of_plain_decoding(mo
 
     monkeypatch.setattr(divergence, "generate", other)
     found = measure(target, PROMPTS, drafter="ngram", num_tokens=12)
-    (parting,) = found.partings
+    (parting,) = found.divergence_points
     assert (parting.prompt, parting.position, found.num_tokens) == (1, 7, 12 + 8 + 12)
     first, second = plain[1].logprobs[7].top_raw[:2]
     assert parting.margin == pytest.approx(first[1] - second[1]) and found.per_token == pytest.approx(1 / 32)

@@ -1,14 +1,17 @@
-"""An audit of a server passes honest ones, by whatever they tell, and names what is wrong with others."""
+"""An audit passes a server of the reference model whatever it reports, and names what differs on others."""
 
 import pytest
 import torch
 
 from paceline.api import load
-from paceline.audit.client import Server
-from paceline.audit.reported import Telling
+from paceline.audit.client import CompletionClient
 from paceline.audit.server import audit_server
-from tests.audit.spoken import BEGINNINGS, folder
+from paceline.audit.token_recovery import TokenSource
+from tests.audit.character_model import PROMPTS, folder
 from tests.audit.stub import Stub, altered, serving
+
+WRONG_DISTRIBUTION = "sampled tokens do not follow the reference's distribution"
+WRONG_LOGPROBS = "the server's logprobs differ from the reference's by more than 0.1"
 
 
 @pytest.fixture(scope="module")
@@ -17,126 +20,120 @@ def target():
 
 
 def run(target, stub, **changes):
-    given = dict(
-        model="the-model", num_tokens=150, text_length=16, batch_size=16, seed=5, near_tie=0.01, tell=lambda *_: None
-    )
+    given = dict(model="the-model", num_tokens=150, text_length=16, batch_size=16, seed=5, near_tie=0.01)
+    given |= dict(on_progress=lambda *_: None, **changes)
     with serving(stub) as url:
-        return audit_server(target, Server(url=url), BEGINNINGS, **{**given, **changes})
+        return audit_server(target, CompletionClient(url=url), PROMPTS, **given)
 
 
-def cooler(logits):
+def sharper(logits):
     return 1.3 * logits
 
 
 def swapped(logits):
-    """Greedy texts of the second likeliest token now and then, sampled ones of another law."""
+    """The two most probable tokens exchanged at some positions."""
     top = logits.topk(2).indices
-    near = logits.gather(-1, top)
-    other = logits.scatter(-1, top, near.flip(-1))
+    other = logits.scatter(-1, top, logits.gather(-1, top).flip(-1))
     return torch.where(logits.sum(-1, keepdim=True).sin() > 0.9, other, logits)
 
 
-def moved(bias):
-    """Laws moved by ``bias`` in total variation toward the uniform law."""
+def flatter(bias):
+    """Distributions moved by ``bias`` in total variation toward the uniform one."""
 
     def change(logits):
-        law = logits.double().softmax(-1)
-        flat = torch.full_like(law, 1 / law.shape[-1])
-        far = (law - flat).abs().sum(-1, keepdim=True) / 2
-        return (law + (flat - law) * (bias / far.clamp(min=bias))).log().to(logits.dtype)
+        probs = logits.double().softmax(-1)
+        uniform = torch.full_like(probs, 1 / probs.shape[-1])
+        distance = (probs - uniform).abs().sum(-1, keepdim=True) / 2
+        return (probs + (uniform - probs) * (bias / distance.clamp(min=bias))).log().to(logits.dtype)
 
     return change
 
 
-@pytest.mark.parametrize(("tells", "telling"), [("ids", Telling.NUMBERS), ("strings", Telling.SPELLINGS)])
-def test_an_honest_server_passes(target, tells, telling):
-    stub = Stub(target=target, tells=tells)
+@pytest.mark.parametrize(("reports", "source"), [("ids", "token ids"), ("strings", "token strings")])
+def test_correct_server_passes(target, reports, source):
+    stub = Stub(target=target, reports=reports)
     found = run(target, stub, num_tokens=900)
     assert found.failures == [] and found.notes == []
-    assert found.law.num_tokens >= 900 and found.sampled.telling == telling.value
-    assert (found.greedy.num_texts, found.greedy.partings, found.misread) == (8, (), ())
-    assert (found.repeats.num_texts, found.repeats.num_equal) == (8, 8)
+    assert found.goodness_of_fit.num_tokens >= 900 and found.recovery.source == source
+    greedy, repeats = found.greedy, found.seed_repeats
+    assert (greedy.num_sequences, greedy.divergence_points, found.miscounted_prompts) == (8, (), ())
+    assert (repeats.num_sequences, repeats.num_equal) == (8, 8)
     assert found.logprobs.count > 800 and found.logprobs.mean < 1e-4
-    seeds = [(body["prompt"], body["seed"]) for body in stub.asked if body["temperature"] == 1.0]
-    assert len(set(seeds)) == len(seeds) - 8  # the first texts are asked for twice
+    seeds = [(body["prompt"], body["seed"]) for body in stub.requests if body["temperature"] == 1.0]
+    assert len(set(seeds)) == len(seeds) - 8  # the first completions are requested twice
 
 
-def test_an_honest_server_that_names_no_tokens_passes_beside_texts_of_the_reference(target):
-    found = run(target, Stub(target=target, tells="nothing", known=frozenset()), num_tokens=600)
-    assert found.failures == [] and found.asked == {}
-    assert found.sampled.telling == Telling.TEXT.value and found.logprobs is None
-    assert len(found.notes) == 1 and "names no tokens" in found.notes[0]
+def test_correct_server_without_token_ids_passes_against_reencoded_text(target):
+    found = run(target, Stub(target=target, reports="nothing", known=frozenset()), num_tokens=600)
+    assert found.failures == [] and found.extra_fields == {}
+    assert found.recovery.source == TokenSource.TEXT.value and found.logprobs is None
+    assert len(found.notes) == 1 and "reports no token ids" in found.notes[0]
 
 
-@pytest.mark.parametrize("tells", ["ids", "nothing"])
-def test_another_temperature_is_named(target, tells):
-    found = run(target, Stub(target=altered(target, cooler), tells=tells), num_tokens=1500)
-    assert "sampled tokens do not have the reference's law" in found.failures
-    assert found.greedy.partings == ()
-    assert ("the server's log-probabilities differ from the reference's by more than 0.1" in found.failures) is (
-        tells == "ids"
-    )
+@pytest.mark.parametrize("reports", ["ids", "nothing"])
+def test_another_temperature_is_named(target, reports):
+    found = run(target, Stub(target=altered(target, sharper), reports=reports), num_tokens=1500)
+    assert WRONG_DISTRIBUTION in found.failures
+    assert found.greedy.divergence_points == ()
+    assert (WRONG_LOGPROBS in found.failures) is (reports == "ids")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("bias", "failures"), [(0.02, 1), (0.0, 0)])
-def test_two_percent_are_found_in_20000_tokens_and_nothing_where_nothing_is(target, bias, failures):
-    changed = altered(target, moved(bias)) if bias else target
-    found = run(target, Stub(target=changed, tells="ids", shift=0.0), num_tokens=20_000, text_length=64)
-    assert found.law.num_tokens < 23_000
-    assert found.failures == ["sampled tokens do not have the reference's law"][:failures]
+def test_bias_of_two_percent_is_rejected_in_20000_tokens(target, bias, failures):
+    served = altered(target, flatter(bias)) if bias else target
+    found = run(target, Stub(target=served, reports="ids"), num_tokens=20_000, text_length=64)
+    assert found.goodness_of_fit.num_tokens < 23_000
+    assert found.failures == [WRONG_DISTRIBUTION][:failures]
 
 
-def test_greedy_texts_that_part_are_placed_and_near_ties_are_told_from_errors(target):
-    stub = Stub(target=altered(target, swapped))
-    found = run(target, stub).greedy
-    assert found.partings and found.errors
-    for one in found.partings:
-        assert 0 <= one.position < 16 and one.margin > 0
-    largest = max(one.margin for one in found.partings)
-    excused = run(target, Stub(target=altered(target, swapped)), near_tie=largest)
-    assert excused.greedy.partings == found.partings and excused.greedy.errors == ()
-    assert not any("greedy" in failure for failure in excused.failures)
+def test_divergence_points_above_the_near_tie_margin_are_errors(target):
+    found = run(target, Stub(target=altered(target, swapped))).greedy
+    assert found.divergence_points and found.errors
+    assert all(0 <= point.position < 16 and point.margin > 0 for point in found.divergence_points)
+    largest = max(point.margin for point in found.divergence_points)
+    tolerant = run(target, Stub(target=altered(target, swapped)), near_tie=largest)
+    assert tolerant.greedy.divergence_points == found.divergence_points and tolerant.greedy.errors == ()
+    assert not any("greedy" in failure for failure in tolerant.failures)
 
 
-def test_a_server_that_drafts_by_a_lossy_rule_is_found_out(target):
+def test_lossy_verifier_is_named(target):
     stub = Stub(target=target, drafting=dict(drafter=target, verifier="lossy_typical:epsilon=1e-9"))
-    assert run(target, stub).failures == ["sampled tokens do not have the reference's law"]
+    assert run(target, stub).failures == [WRONG_DISTRIBUTION]
 
 
-def test_a_server_that_ignores_seeds_is_said_to(target):
+def test_ignored_seeds_are_noted(target):
     found = run(target, Stub(target=target, seeds=False))
-    assert found.failures == [] and found.repeats.num_equal < 8
-    assert "do not come again with the same seed: the server ignores seeds" in found.notes[0]
+    assert found.failures == [] and found.seed_repeats.num_equal < 8
+    assert "differ when requested again with the same seed: the server ignores seeds" in found.notes[0]
 
 
-def test_another_reading_of_the_prompts_is_named(target):
+def test_other_prompt_lengths_are_named(target):
     found = run(target, Stub(target=target, bos=True))
-    assert found.misread == tuple(range(8))
-    assert found.failures[0].startswith("8 of 8 prompts are read as another number of tokens")
-    assert run(target, Stub(target=target, usage=False)).misread is None
+    assert found.miscounted_prompts == tuple(range(8))
+    assert found.failures[0].startswith("8 of 8 prompts have another number of tokens on the server")
+    assert run(target, Stub(target=target, usage=False)).miscounted_prompts is None
 
 
-def test_ends_of_texts_are_judged_as_tokens(target):
-    """A server that never ends a text is far from a model that does."""
+def test_end_of_text_is_tested_as_a_token(target):
     ending = altered(target, lambda logits: logits + 4 * (torch.arange(logits.shape[-1]) == 0))
-    for tells in ("ids", "strings"):
-        found = run(ending, Stub(target=ending, tells=tells, finish="eos"))
-        assert found.failures == [] and found.law.num_tokens / found.sampled.num_texts < 12
+    for reports in ("ids", "strings"):
+        found = run(ending, Stub(target=ending, reports=reports, finish="eos"))
+        assert found.failures == [] and found.goodness_of_fit.num_tokens / found.recovery.num_sequences < 12
     endless = altered(ending, lambda logits: logits.masked_fill(torch.arange(logits.shape[-1]) == 0, -100.0))
-    assert "sampled tokens do not have the reference's law" in run(ending, Stub(target=endless)).failures
+    assert WRONG_DISTRIBUTION in run(ending, Stub(target=endless)).failures
 
 
-def test_log_probabilities_of_another_law_are_named(target):
+def test_wrong_logprobs_are_named(target):
     found = run(target, Stub(target=target, shift=0.2))
-    assert found.failures == ["the server's log-probabilities differ from the reference's by more than 0.1"]
+    assert found.failures == [WRONG_LOGPROBS]
     assert found.logprobs.mean == pytest.approx(0.2, abs=1e-3)
 
 
-def test_texts_that_tell_nothing_are_not_judged(target):
-    stub = Stub(target=target, tells="nothing")
-    stub._answer = lambda result, body: {"choices": [{"text": "\ufffd", "finish_reason": "length"}]}
-    with pytest.raises(ValueError, match=r"only 0 of 40 sampled texts tell their tokens: let the server give logprobs"):
+def test_completions_without_recoverable_tokens_are_refused(target):
+    stub = Stub(target=target, reports="nothing")
+    stub._response = lambda result, body: {"choices": [{"text": "\ufffd", "finish_reason": "length"}]}
+    with pytest.raises(ValueError, match="of only 0 of 40 sampled completions can be recovered: let the"):
         run(target, stub)
 
 
@@ -150,8 +147,8 @@ def test_texts_that_tell_nothing_are_not_judged(target):
         (dict(near_tie=float("nan")), "--near-tie nan: give"),
     ],
 )
-def test_counts_are_checked_before_anything_is_asked(target, changes, message):
+def test_counts_are_checked_before_any_request(target, changes, message):
     stub = Stub(target=target)
     with pytest.raises(ValueError, match=message):
         run(target, stub, **changes)
-    assert stub.asked == []
+    assert stub.requests == []

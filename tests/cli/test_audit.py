@@ -20,11 +20,11 @@ def test_a_sound_model_passes_and_every_check_has_a_line(capsys):
     assert run([*WORDS, "--draft", str(pair().draft)]) == 0
     out = capsys.readouterr().out
     for line in (
-        "greedy texts equal to plain ones",
+        "greedy outputs equal to plain decoding",
         "3 of 3",
-        "surprise of 300",
+        "surprisal of 300",
         "first tokens accepted",
-        "nothing speaks",
+        "all tests passed",
     ):
         assert line in out
 
@@ -36,7 +36,7 @@ def test_json_has_the_figures(capsys):
     assert found["coupled"] is None and found["acceptance"] is None and found["bitwise"] is False
 
 
-def test_a_broken_promise_is_named_and_is_exit_code_1(capsys, monkeypatch):
+def test_wrong_distribution_is_reported_with_exit_code_1(capsys, monkeypatch):
     real = auditing.laws_of
     monkeypatch.setattr(auditing, "laws_of", lambda lm, result: (0.3 * real(lm, result).log()).softmax(-1))
     assert run([*WORDS, "--draft", str(pair().draft)]) == 1

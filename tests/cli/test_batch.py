@@ -34,7 +34,7 @@ def interrupt_after(monkeypatch, steps, error=KeyboardInterrupt):
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("options", [[], ["--draft", str(pair().draft), "--batch-size", "3"]], ids=["plain", "drafted"])
-def test_file_equals_one_call_over_all_its_prompts(prompts, tmp_path, n, options):
+def test_prompt_file_equals_one_call_over_all_prompts(prompts, tmp_path, n, options):
     output = tmp_path / "out.jsonl"
     assert generate_file(prompts, output, *SAMPLED, "-n", n, *options) == 0
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.9, seed=5, n=n)
@@ -50,7 +50,7 @@ def test_file_equals_one_call_over_all_its_prompts(prompts, tmp_path, n, options
     assert not journal_of(output).exists()
 
 
-def test_objects_may_be_texts_tokens_or_messages_and_keep_their_ids(tmp_path):
+def test_lines_may_be_strings_tokens_or_messages_with_ids(tmp_path):
     target = load(pair().target)
     tokens = target.tokenizer.encode("import os")
     objects = [{"prompt": "import os", "id": "a"}, {"tokens": tokens, "id": 7}, {"prompt": "two\nlines"}]
@@ -72,7 +72,7 @@ PARAMS = (
 
 
 @pytest.mark.parametrize("options", [[], ["--draft", str(pair().draft), "--batch-size", "3"]], ids=["plain", "drafted"])
-def test_lines_may_bring_params_of_their_own(tmp_path, options):
+def test_lines_may_have_their_own_params(tmp_path, options):
     target, text = load(pair().target), "import os"
     lines = [{"prompt": text, "params": params} for params in PARAMS] + [{"prompt": text}]
     prompts, output = write(tmp_path / "p.jsonl", map(json.dumps, lines)), tmp_path / "out.jsonl"
@@ -153,7 +153,7 @@ def test_model_without_tokenizer_takes_token_ids(tmp_path):
 @pytest.mark.parametrize(
     "drafter", [[], ["--draft", str(pair().draft)], ["--drafter", "ngram"]], ids=["plain", "model", "ngram"]
 )
-def test_interrupted_runs_end_in_the_very_file_of_one_run_whatever_drafts(prompts, tmp_path, monkeypatch, drafter):
+def test_resumed_file_equals_an_uninterrupted_one_for_any_drafter(prompts, tmp_path, monkeypatch, drafter):
     whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     options = [*SAMPLED, "-n", "2", "--batch-size", "3", "--logprobs", "1"]
     assert generate_file(prompts, whole, *options) == 0
@@ -325,10 +325,10 @@ def test_standard_output_has_the_lines_in_order(prompts, tmp_path, steps, capsys
         assert 0 < len(finished) < len(whole) and len(printed) > len(finished)
 
 
-def test_stats_are_asked_for(prompts, tmp_path, capsys):
+def test_stats_are_printed_on_request(prompts, tmp_path, capsys):
     assert generate_file(prompts, tmp_path / "out.jsonl", "--stats", "--draft", pair().draft) == 0
     error = capsys.readouterr().err
-    for word in ("texts ", "tokens/step", "= tokens / target steps", "by position", "first token"):
+    for word in ("outputs ", "tokens/step", "= tokens / target steps", "by position", "first token"):
         assert word in error
 
 

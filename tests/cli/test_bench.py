@@ -84,7 +84,7 @@ def test_heads_are_timed_under_their_own_names(raw, tmp_path, capsys):
     assert [head["name"] for head in begun["conditions"]["heads"]] == ["ours"]
     capsys.readouterr()
     assert bench(raw, "--drafter", folders[0], "--drafter", folders[1]) == 2
-    assert "another head is called so too" in capsys.readouterr().err
+    assert "another draft head has the same name" in capsys.readouterr().err
 
 
 def test_running_it_again_measures_what_is_missing(raw):
@@ -116,7 +116,7 @@ def test_peers_run_in_the_same_sweep(raw):
     assert all(text["first_difference"] is None for record in cells_of(raw) for text in record["texts"])
 
 
-def test_peers_and_ours_meet_best_against_best(raw, capsys):
+def test_best_configurations_are_compared_with_each_peer(raw, capsys):
     options = ("--k", "1,2", "--drafter", "model", "--batch", "1,2", "--peers")
     assert bench(raw, *options) == 0
     lines = [json.loads(line) for line in raw.read_text().splitlines()]
@@ -141,7 +141,7 @@ def programs(tmp_path, monkeypatch):
     monkeypatch.delenv("PACELINE_LLAMA_CPP", raising=False)
 
 
-def test_programs_are_peers_and_who_is_missing_is_said(raw, programs, capsys):
+def test_programs_are_peers_and_missing_ones_are_reported(raw, programs, capsys):
     options = ("--k", "1,2", "--drafter", "ngram", "--batch", "1,2", "--peers", "--html", "--dtype", "float32")
     assert bench(raw, *options) == 0
     found = [tuple(record["cell"].values())[:3] for record in cells_of(raw)]
@@ -170,7 +170,7 @@ def test_one_peer_alone(raw, programs):
     assert '"kind": "peer"' in raw.read_text() and "transformers-" not in raw.read_text()
 
 
-def test_a_peer_asked_for_by_name_must_be_there(raw, programs, capsys):
+def test_peer_given_by_name_must_be_installed(raw, programs, capsys):
     assert bench(raw, "--peer", "llama.cpp") == 2
     assert "--peer llama.cpp is missing: build it" in capsys.readouterr().err
     assert bench(raw, "--peer", "sglang") == 2
@@ -295,7 +295,7 @@ def test_an_interruption_keeps_what_is_done(raw, capsys, monkeypatch):
     before = raw.read_bytes()
     monkeypatch.setattr("paceline.bench.sweep.compare", interrupt)
     assert bench(raw, "--drafter", "ngram", "--k", "1,2") == 130
-    assert "run the same command to go on" in capsys.readouterr().err and raw.read_bytes() == before
+    assert "run the same command to continue" in capsys.readouterr().err and raw.read_bytes() == before
 
 
 def test_reports_of_other_files_are_refused(tmp_path, capsys):

@@ -108,10 +108,10 @@ def test_sampling_stands_beside_greedy_decoding(raw, capsys):
         (("--tree", "1"), "--tree 1: give nodes of at least 2"),
         (("--top-p", "0"), "--top-p 0: give more than 0"),
         (("--top-p", "1.5"), "--top-p 1.5: give more than 0"),
-        (("--peer-k", "vllm"), "--peer-k vllm: give a peer or one of its ways"),
+        (("--peer-k", "vllm"), "--peer-k vllm: give a peer or one of its modes"),
         (("--peer-k", "vllm=0"), "--peer-k vllm 0: give counts"),
-        (("--peer", "vllm", "--peer-k", "vllm-drat=2"), "--peer-k vllm-drat: no such peer or way here"),
-        (("--peer-k", "sglang=2"), "--peer-k sglang: no such peer or way here"),
+        (("--peer", "vllm", "--peer-k", "vllm-drat=2"), "--peer-k vllm-drat: no such peer or mode here"),
+        (("--peer-k", "sglang=2"), "--peer-k sglang: no such peer or mode here"),
         (("--peer", "vllm", "--k", "1-8"), "--together at batch 1: 17 programs of peers"),
     ],
 )

@@ -21,7 +21,7 @@ from paceline.text.loops import is_looping
 from paceline.train.data import DataConfig, make_batches
 from tests.api.checkpoints import EOS, VOCAB, config_of, pair, without_tokenizer
 from tests.cli.files import lines_of, write
-from tests.train.corpora import files
+from tests.train.data.corpora import files
 
 TEXTS = [f"def f{number}(first, second):\n    return first + {number} * second\n" for number in range(30)]
 TEMPERATURES = (0.0, 0.4, 0.7, 1.0)
@@ -74,7 +74,7 @@ def test_prepare_counts_what_a_run_will_read(tmp_path, corpus, capsys):
     assert "rows of 8 tokens" in capsys.readouterr().out
 
 
-def test_every_text_is_the_targets_own_at_its_own_temperature_and_seed(tmp_path, corpus):
+def test_every_output_equals_plain_decoding_at_its_temperature_and_seed(tmp_path, corpus):
     output = tmp_path / "own.jsonl"
     assert from_texts(tmp_path, corpus, output) == 0
     target, lines = load(pair().target), lines_of(output)
@@ -94,14 +94,14 @@ def test_every_text_is_the_targets_own_at_its_own_temperature_and_seed(tmp_path,
     assert num_kept > 6
 
 
-def test_drafting_changes_no_text(tmp_path, corpus):
+def test_drafting_does_not_change_the_data(tmp_path, corpus):
     plain, drafted = tmp_path / "plain.jsonl", tmp_path / "drafted.jsonl"
     assert from_texts(tmp_path, corpus, plain) == 0
     assert from_texts(tmp_path, corpus, drafted, "--draft", pair().draft) == 0
     assert plain.read_bytes() == drafted.read_bytes()
 
 
-def test_texts_that_loop_are_left_out_and_counted(tmp_path, capsys, monkeypatch):
+def test_looping_outputs_are_left_out_and_counted(tmp_path, capsys, monkeypatch):
     prompts = write(tmp_path / "p.txt", [text.splitlines()[0] for text in TEXTS[:6]])
     seen = []
     monkeypatch.setattr("paceline.cli.data_regenerate.is_looping", lambda tokens: seen.append(1) or len(seen) % 3 == 0)
@@ -110,12 +110,12 @@ def test_texts_that_loop_are_left_out_and_counted(tmp_path, capsys, monkeypatch)
     lines = lines_of(output)
     left_out = [line for line in lines if "left_out" in line]
     assert len(lines) == 6 and len(left_out) == 2 and not any("input_ids" in line for line in left_out)
-    assert "4 texts" in (said := capsys.readouterr().err) and "2 that loop are left out" in said
+    assert "4 outputs" in (said := capsys.readouterr().err) and "2 that loop are left out" in said
     found = read(tmp_path, {"kind": "rows", "paths": [str(output)]}, packing="documents")
     assert found.manifest.files[0].num_documents == 4
 
 
-def test_what_is_regenerated_is_trained_on_as_it_was_written(tmp_path, corpus):
+def test_regenerated_lines_are_training_data(tmp_path, corpus):
     output, array = tmp_path / "own.jsonl", tmp_path / "array.npy"
     assert from_texts(tmp_path, corpus, output) == 0
     assert from_texts(tmp_path, corpus, array) == 0
@@ -126,7 +126,7 @@ def test_what_is_regenerated_is_trained_on_as_it_was_written(tmp_path, corpus):
     assert read(tmp_path, {"kind": "tokens", "paths": [str(array)]}).batches.num_rows > 0
 
 
-def test_a_regeneration_goes_on_where_it_was_interrupted(tmp_path, corpus, monkeypatch, capsys):
+def test_regeneration_resumes_after_an_interruption(tmp_path, corpus, monkeypatch, capsys):
     whole, output = tmp_path / "whole.jsonl", tmp_path / "own.jsonl"
     assert from_texts(tmp_path, corpus, whole) == 0
     count = [0]
@@ -224,7 +224,10 @@ def test_held_out_documents_have_hidden_states_of_their_own(tmp_path, corpus):
             "--temperature x: give",
         ),
         (["features", "--model", "M", "--output", "a", "--library", "--taps", "x"], "--taps x: give numbers of layers"),
-        (["features", "--model", "M", "--output", "a", "--taps", "1", "--split", "test"], "--split test: give one of"),
+        (
+            ["features", "--model", "M", "--output", "a", "--taps", "1", "--split", "test"],
+            "--split test: known are train, validation",
+        ),
     ],
 )
 def test_bad_input_is_one_line_with_the_way_out(tmp_path, monkeypatch, capsys, words, reason):
@@ -240,7 +243,7 @@ def test_every_wrong_field_of_a_configuration_is_named(tmp_path, capsys):
     assert run(["data", "prepare", str(config)]) == 2
     said = capsys.readouterr().err
     assert "data.sources.0.text.pth: Extra inputs are not permitted ('b' was given)" in said and "data.packing" in said
-    for text, reason in (("a: [", "not YAML"), ("- 1", "a list, where names with values are wanted")):
+    for text, reason in (("a: [", "not YAML"), ("- 1", "a list; give a mapping")):
         config.write_text(text)
         assert run(["data", "prepare", str(config)]) == 2 and reason in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ def test_demo_shows_compares_and_times(capsys):
     assert len(counts) == len(PYTHON_PROMPTS)
     assert all(int(plain) == TOKENS for plain, _ in counts)
     assert sum(int(drafted) for _, drafted in counts) < 0.7 * TOKENS * len(PYTHON_PROMPTS), "drafting saves steps"
-    for line in ("~~ drafted and kept", *PYTHON_PROMPTS[0].splitlines(), "All tokens are identical"):
+    for line in ("~~ drafted and accepted", *PYTHON_PROMPTS[0].splitlines(), "All tokens are identical"):
         assert line in out
     assert re.search(r"~+[\^+]", out), "tokens are marked by source"
     for name in ("plain", "ngram", "draft model"):

@@ -17,10 +17,10 @@ def text(*words, prompt="def add("):
 
 REFUSED = {
     # what is asked of the shell
-    "no such command": (["summon"], ["No such command 'summon'"]),
-    "unknown option": (text("--speed", "9"), ["No such option: --speed"]),
-    "no model": (["generate", "x"], ["Missing option '--model'"]),
-    "no number": (text("--seed", "x"), ["Invalid value for '--seed'", "valid integer"]),
+    "no such command": (["summon"], ['Unknown command "summon"', "generate"]),
+    "unknown option": (text("--speed", "9"), ["Unknown option: --speed. Did you mean --seed?"]),
+    "no model": (["generate", "x"], ["--model is missing"]),
+    "no number": (text("--seed", "x"), ["Invalid value for --seed", 'convert "x" into int']),
     "no prompt on a terminal": (GIVEN, ["no prompt: give one as argument, pipe one in, or give --prompt-file FILE"]),
     "prompt that is not UTF-8": ([*GIVEN, "-"], ["standard input is not UTF-8", "convert it"]),
     "log level": (text("-v", "loud"), ["--log-level loud: known are debug, info, warning, error"]),
@@ -85,7 +85,7 @@ REFUSED = {
     "frequency": (text("--frequency-penalty", "-3"), ["frequency_penalty=-3.0: give a number from -2 to 2"]),
     "n-grams": (text("--no-repeat-ngram-size", "-1"), ["no_repeat_ngram_size=-1: give 0 (off) or a positive length"]),
     "bias without value": (text("--logit-bias", "5"), ["--logit-bias 5: give ID=VALUE, such as 42=1.5 or 42=-inf"]),
-    "bias of several": (text("--logit-bias", "5,6=1"), ["--logit-bias 5,6=...: give one token; several in a row go"]),
+    "bias of several": (text("--logit-bias", "5,6=1"), ["--logit-bias 5,6=...: give one token; use --sequence-bias"]),
     "endless bias": (text("--logit-bias", "5=inf"), ["logit_bias[5]=inf: give a finite bias, or -inf to ban"]),
     "biased id": (text("--logit-bias", "9999=1"), ["logit_bias: [9999] leave the target's vocabulary of 320 tokens;"]),
     "biased sequence": (text("--sequence-bias", "a=1"), ["--sequence-bias a=1: give ID,ID=VALUE, such as 42,7=-2"]),
@@ -93,7 +93,10 @@ REFUSED = {
     "empty bad word": (text("--bad-word", ""), ["bad_words=['']: give a string or several, none of them empty"]),
     "allowed id": (text("--allowed-token-id", "-1"), ["allowed_token_ids=[-1]: give token ids of at least 0"]),
     "suppressed id": (text("--suppress-token-id", "-1"), ["suppress_tokens=[-1]: give token ids of at least 0"]),
-    "begin-suppressed id": (text("--begin-suppress-token-id", "x"), ["'--begin-suppress-token-id'", "valid integer"]),
+    "begin-suppressed id": (
+        text("--begin-suppress-token-id", "x"),
+        ["Invalid value for --begin-suppress-token-id", "into int"],
+    ),
     "no samples": (text("-n", "0"), ["n=0: give at least 1"]),
     # where texts end
     "no tokens": (text("--max-tokens", "0"), ["max_tokens=0: give at least 1"]),
@@ -113,7 +116,7 @@ REFUSED = {
         ["--system and messages that begin with a system message: give one of them"],
     ),
     # output
-    "logprobs in a text": (text("--logprobs", "2"), ["--logprobs 2: a text has no place for them, give --json too"]),
+    "logprobs in a text": (text("--logprobs", "2"), ["--logprobs 2: plain text cannot show them, give --json too"]),
     "too many logprobs": (text("--json", "--logprobs", "99"), ["logprobs=99: give a count from 0 to 20"]),
     "output that exists": (text("--output", "PROMPTS"), ["exists already; give another name, or --overwrite"]),
     "output in no directory": (text("--output", "/no/where/x"), ["no such directory: /no/where; create it, or give"]),
@@ -159,13 +162,13 @@ REFUSED = {
         ["--batch-size 0: give at least 1"],
     ),
     # inspecting
-    "inspecting nothing": (["inspect"], ["Missing argument 'MODEL'"]),
+    "inspecting nothing": (["inspect"], ["--model is missing"]),
     "inspecting no model": (["inspect", "ROOT"], ["not a model: "]),
     "inspecting nowhere": (["inspect", "/nowhere/at/all"], ["no such model directory: /nowhere/at/all"]),
     "context": (["inspect", "TARGET", "--context", "99999"], [f"--context 99999: give 2 to {CONTEXT}"]),
     "rows": (["inspect", "TARGET", "--batch-size", "0"], ["--batch-size 0: give at least 1"]),
     "drafted": (["inspect", "TARGET", "--num-draft-tokens", "-1"], ["--num-draft-tokens -1: give at least 0"]),
-    "precision": (["inspect", "TARGET", "--dtype", "int3"], ["unknown dtype 'int3'; known: auto, float64"]),
+    "precision": (["inspect", "TARGET", "--dtype", "int3"], ["--dtype int3: known are float32, bfloat16"]),
     "revision": (["inspect", "TARGET", "--revision", "x"], ["--revision x", "only models of the Hub have revisions"]),
 }
 

@@ -27,7 +27,7 @@ def expected():
 
 
 @pytest.mark.parametrize("drafter", ["", "--drafter ngram", "--draft DRAFT", "--draft DRAFT --drafter model"])
-def test_text_does_not_depend_on_the_drafter_and_is_all_there_is(drafter, expected, capsys):
+def test_output_does_not_depend_on_the_drafter(drafter, expected, capsys):
     drafter = [str(pair().draft) if word == "DRAFT" else word for word in drafter.split()]
     assert run(command("--max-tokens", 24, "--quiet", *drafter)) == 0
     captured = capsys.readouterr()
@@ -59,7 +59,7 @@ def test_sampling_options_reach_the_target(capsys):
         assert tokens == list(same[0].tokens)
 
 
-LAW = {  # words of the command line, and the parameters that they are
+SAMPLING_OPTIONS = {  # words of the command line, and the parameters that they are
     "--typical-p 0.7": dict(typical_p=0.7),
     "--epsilon-cutoff 0.005": dict(epsilon_cutoff=0.005),
     "--eta-cutoff 0.02": dict(eta_cutoff=0.02),
@@ -78,8 +78,8 @@ LAW = {  # words of the command line, and the parameters that they are
 }
 
 
-@pytest.mark.parametrize("words", LAW)
-def test_options_of_the_law_are_the_parameters_of_the_same_name(words, monkeypatch, capsys):
+@pytest.mark.parametrize("words", SAMPLING_OPTIONS)
+def test_sampling_options_are_the_parameters_of_the_same_name(words, monkeypatch, capsys):
     seen = []
 
     def streamed(target, prompt, params, **options):
@@ -89,7 +89,7 @@ def test_options_of_the_law_are_the_parameters_of_the_same_name(words, monkeypat
     monkeypatch.setattr("paceline.cli.generate.stream", streamed)
     assert run(command("--temperature", 1, "--max-tokens", 8, *words.split())) == 0
     capsys.readouterr()
-    assert seen == [SamplingParams(temperature=1, max_tokens=8, seed=0, **LAW[words])]
+    assert seen == [SamplingParams(temperature=1, max_tokens=8, seed=0, **SAMPLING_OPTIONS[words])]
 
 
 def test_options_of_a_drafter_follow_its_name(capsys):
@@ -128,7 +128,7 @@ def test_interruption_prints_what_was_generated(form, expected, capsys, monkeypa
         assert len(printed) > 3 and expected.text.startswith(printed[:-1]) and printed != expected.text + "\n"
 
 
-def test_text_held_back_for_a_stop_is_shown_when_interrupted(expected, capsys, monkeypatch):
+def test_text_held_back_for_a_stop_string_is_printed_on_interruption(expected, capsys, monkeypatch):
     stop = expected.text[:6] + "?"  # its beginning comes at once, its end never
 
     def interrupted(self, step=Decoder.step):
@@ -142,7 +142,7 @@ def test_text_held_back_for_a_stop_is_shown_when_interrupted(expected, capsys, m
     assert printed and expected.text.startswith(printed)
 
 
-def test_second_sample_shows_what_it_held_back_when_interrupted(capsys, monkeypatch):
+def test_held_back_text_of_the_second_sample_is_printed_on_interruption(capsys, monkeypatch):
     options = ["-n", 2, "--temperature", "0.9", "--max-tokens", 12, "--batch-size", 1]
     first, second = generate(load(pair().target), PROMPT, SamplingParams(n=2, temperature=0.9, max_tokens=12, seed=0))
     steps = []
@@ -222,7 +222,7 @@ def test_terminal_has_a_rule_for_each_sample_and_a_summary(capsys, monkeypatch):
     assert run(command(*options)) == 0
     captured = capsys.readouterr()
     assert captured.out.index("sample 1 of 2") < captured.out.index("sample 2 of 2") and "~~" in captured.out
-    assert "24 tokens in " in captured.err and "drafted and kept" in captured.err
+    assert "24 tokens in " in captured.err and "drafted and accepted" in captured.err
     assert run(command(*options, "--quiet")) == 0
     assert capsys.readouterr() == (captured.out, "")
 
@@ -282,7 +282,7 @@ CHATS = {
 
 @pytest.mark.parametrize("case", CHATS)
 @pytest.mark.parametrize("in_file", [False, True])
-def test_chat_is_spelled_by_the_template(case, in_file, chatty, tmp_path, capsys):
+def test_chat_prompts_use_the_chat_template(case, in_file, chatty, tmp_path, capsys):
     words, messages = CHATS[case]
     expected = generate(load(chatty), [messages], SamplingParams(max_tokens=8, temperature=0.0))[0]
     if in_file:
@@ -307,7 +307,7 @@ def test_configuration_of_vllm_is_a_drafter(expected, capsys):
     assert printed["text"] == expected.text and len(printed["stats"]["drafted"]) == 2
 
 
-def test_log_level_decides_what_is_told(capsys):
+def test_log_level_filters_messages(capsys):
     for level, told in (("warning", True), ("error", False)):
         assert run(command("--max-tokens", 2, "--log-level", level)) == 0
         logging.getLogger("paceline").warning("something to %s", "know")
@@ -329,7 +329,7 @@ def test_help_teaches_by_examples(arguments, capsys):
     assert run(arguments) == 0
     name = arguments[0] if arguments and not arguments[0].startswith("-") else "demo"
     out = capsys.readouterr().out
-    assert f"\n  paceline {name}" in out and "Exit codes: 0 done; 1 " in out
+    assert f"\n paceline {name}" in out and "Exit codes: 0 done; 1 " in out
 
 
 def test_help_loads_neither_torch_nor_transformers():
@@ -341,18 +341,21 @@ def test_help_loads_neither_torch_nor_transformers():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_shells_complete_commands_and_names():
+def test_shells_complete_commands_and_names(tmp_path, capsys):
     """Through the script that the shell runs; names come from the registries, without torch."""
+    (tmp_path / "paceline").write_text(f'#!/bin/sh\nexec {sys.executable} -m paceline.cli "$@"\n')
+    (tmp_path / "paceline").chmod(0o755)
+    assert run(["--show-completion"]) == 0
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for words, expected in (("paceline ins", "inspect"), ("paceline generate --verifier cou", "coupled")):
-        environment = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        code = "import sys; from paceline.cli import run; sys.exit(run([]))"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
-        )
+        code = f"source {tmp_path}/completion; COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _paceline"
+        code += '; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True)
         assert done.stdout.split() == [expected], done.stderr
 
 
-def test_reader_that_goes_away_ends_it_quietly():
+def test_closed_pipe_ends_the_command_quietly():
     words = [sys.executable, "-m", "paceline.cli", *command("--max-tokens", 400, "--quiet", "--ignore-eos")]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()

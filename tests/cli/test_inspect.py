@@ -36,7 +36,7 @@ def test_facts_are_those_of_the_loaded_model(capsys):
 
 
 @pytest.mark.parametrize("quantization", SCHEMES)
-def test_integers_are_reckoned_as_they_lie_in_memory(quantization, capsys):
+def test_quantized_sizes_equal_those_in_memory(quantization, capsys):
     words = ["--quantization", quantization, "--draft", pair().draft, "--draft-quantization", "int8"]
     found = inspect(capsys, pair().target, *words)
     lms = [
@@ -55,13 +55,13 @@ def test_integers_are_reckoned_as_they_lie_in_memory(quantization, capsys):
         (["--quantization", "int8", "--backend", "hf"], "what it takes is known of native models"),
     ],
 )
-def test_integers_that_cannot_be_reckoned_are_refused(words, message, capsys):
+def test_quantization_of_unknown_size_is_refused(words, message, capsys):
     assert run(["inspect", str(pair().target), *words]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("draft", [False, True])
-def test_memory_is_what_the_engine_takes(draft, capsys):
+def test_memory_equals_the_engines(draft, capsys):
     words = ["--draft", pair().draft] if draft else []
     found = inspect(capsys, pair().target, "--batch-size", 3, "--context", 100, "--num-draft-tokens", 4, *words)
     target = load(pair().target)
@@ -80,7 +80,7 @@ def test_no_weights_are_read(capsys, monkeypatch):
     inspect(capsys, pair().target, "--draft", pair().draft)
 
 
-def test_precision_asked_for_is_reckoned_with(capsys):
+def test_requested_precision_determines_the_sizes(capsys):
     half = inspect(capsys, pair().target, "--dtype", "float16")["memory"]
     whole = inspect(capsys, pair().target, "--dtype", "float32")["memory"]
     assert whole["weights"] == 2 * half["weights"] and whole["cache"] > half["cache"]
@@ -116,7 +116,7 @@ def test_model_without_tokenizer_is_described(capsys, tmp_path):
     assert found["tokenizer"]["tokens"] is None
 
 
-def test_table_is_for_people(capsys):
+def test_table_holds_the_main_figures(capsys):
     assert run(["inspect", str(pair().target), "--draft", str(pair().draft)]) == 0
     out = capsys.readouterr().out
     for words in ("architecture", "llama", "rows that fit", "chat template", "MiB", "fits"):
@@ -185,7 +185,7 @@ def test_the_backend_that_runs_a_model_is_named(words, backend, others, capsys):
     assert found == other, "and nothing else depends on it"
 
 
-def test_a_table_says_who_runs_a_model(others, capsys):
+def test_table_names_the_backend(others, capsys):
     assert run(["inspect", str(others / "opt")]) == 0
     assert "hf: transformers' own code" in " ".join(capsys.readouterr().out.split())
 
@@ -198,13 +198,13 @@ NOT_RUN = {
 
 
 @pytest.mark.parametrize("case", NOT_RUN)
-def test_what_no_backend_runs_is_refused(case, others, capsys):
+def test_unsupported_architectures_are_refused(case, others, capsys):
     (name, *words), message = NOT_RUN[case]
     assert run(["inspect", str(others / name), *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_window_shortens_the_texts_that_are_reckoned_with(tmp_path, capsys):
+def test_an_attention_window_limits_the_context(tmp_path, capsys):
     make("Mistral", SIZES, sliding_window=40).save_pretrained(tmp_path)
     for backend in ("native", "hf"):
         found = inspect(capsys, tmp_path, "--backend", backend)

@@ -88,7 +88,7 @@ def test_check_says_what_would_change_and_writes_nothing(outputs, tmp_path, caps
 def test_page_of_the_command_line_shows_every_command_and_exit_code(outputs):
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     shown = [block["command"] for block in outputs.BLOCK.finditer(page)]
-    for name in COMMANDS:
+    for name in {name.split()[0] for name in COMMANDS} - {"bench", "data"}:  # they have pages of their own
         assert any(f"paceline {name}" in command for command in shown), name
     for block in outputs.BLOCK.finditer(page):
         assert block["body"].startswith(f"$ {block['command']}\n"), "run `make docs-outputs`"

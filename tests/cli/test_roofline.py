@@ -5,7 +5,6 @@ import torch
 
 from paceline.api import load
 from paceline.cli import run
-from paceline.cli.roofline import Roofline
 from paceline.hardware.rates import Products, Rates
 from paceline.models.native.quantization import SCHEMES
 from tests.api.checkpoints import pair, without_tokenizer
@@ -61,7 +60,7 @@ def test_limit_of_plain_decoding_is_reading_the_weights(capsys, asked):
     assert found["attainable_tokens_per_second"] == pytest.approx(8e9 / read)
 
 
-def test_forwards_are_told_in_bytes_and_operations(capsys, asked):
+def test_forwards_are_given_in_bytes_and_operations(capsys, asked):
     found = roofline(capsys, "--model", pair().target, "--draft", pair().draft)["forwards"]
     parameters = inspect(capsys, pair().target)["model"]["parameters"]
     assert set(found) == {"target", "draft"} and found["target"] == found["draft"]
@@ -73,7 +72,7 @@ def test_forwards_are_told_in_bytes_and_operations(capsys, asked):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("quantization", SCHEMES)
-def test_integers_count_as_they_lie_in_memory(capsys, asked, quantization, tied, tmp_path):
+def test_quantized_weights_count_as_in_memory(capsys, asked, quantization, tied, tmp_path):
     folder = without_tokenizer(tmp_path, hidden_size=256, intermediate_size=512, head_dim=64, tie_word_embeddings=tied)
     words = ["--model", folder, "--quantization", quantization, "--dtype", "bfloat16", "--context", 0]
     found, plain = roofline(capsys, *words), roofline(capsys, "--model", folder)
@@ -90,7 +89,7 @@ def test_integers_count_as_they_lie_in_memory(capsys, asked, quantization, tied,
     assert limit["attainable_step_seconds"] == pytest.approx(work["weight_bytes"] / 4e9)
 
 
-def test_a_draft_may_be_of_integers_alone(capsys, asked):
+def test_only_the_draft_may_be_quantized(capsys, asked):
     words = ["--model", pair().target, "--draft", pair().draft, "--draft-quantization", "int8"]
     found = roofline(capsys, *words)
     assert [found["forwards"][name]["quantization"] for name in ("target", "draft")] == [None, "int8"]
@@ -127,7 +126,7 @@ def test_no_weights_are_read(capsys, asked, monkeypatch):
     roofline(capsys, "--model", pair().target, "--draft", pair().draft)
 
 
-def test_table_is_for_people(capsys, asked):
+def test_table_holds_the_main_figures(capsys, asked):
     assert run(["roofline", "--model", str(pair().target), "--acceptance", "0.7,0.4", "--num-draft-tokens", "2"]) == 0
     out = capsys.readouterr().out
     for words in (
@@ -147,8 +146,8 @@ def test_table_is_for_people(capsys, asked):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--draft", "d"], "--draft d: it says nothing without a model"),
-        (["--acceptance", "0.5"], "--acceptance 0.5: it says nothing without a model"),
+        (["--draft", "d"], "--draft d: it needs a model"),
+        (["--acceptance", "0.5"], "--acceptance 0.5: it needs a model"),
         (["--model", "m", "--acceptance", "1.5"], "--acceptance 1.5: give a share from 0 to 1"),
         (["--model", "m", "--acceptance", "high"], "--acceptance high: give a share"),
         (["--model", "m", "--acceptance", "0.9,0.8"], "2 positions for --num-draft-tokens 5"),
@@ -156,8 +155,8 @@ def test_table_is_for_people(capsys, asked):
         (["--batch-size", "0"], "--batch-size 0"),
         (["--context", "-1"], "--context -1"),
         (["--threads", "0"], "--threads 0"),
-        (["--threads", "2", "--processor-time"], "--processor-time: it is that of one thread"),
-        (["--dtype", "int8"], "unknown dtype 'int8'"),
+        (["--threads", "2", "--processor-time"], "--processor-time: it measures one CPU thread"),
+        (["--dtype", "int8"], "--dtype int8: known are"),
         (["--model", "/nowhere/at/all"], "no such model directory"),
     ],
 )
@@ -170,23 +169,9 @@ def test_bad_options_are_refused_before_anything_is_measured(words, said, capsys
     assert said in capsys.readouterr().err and not asked
 
 
-def test_this_machine_can_be_measured(capsys):
-    command = Roofline(
-        model=str(pair().target),
-        draft=str(pair().draft),
-        num_draft_tokens=2,
-        acceptance="0.5",
-        batch_size=1,
-        context=64,
-        dtype="float32",
-        quantization=None,
-        draft_quantization="int8",
-        device="cpu",
-        threads=1,
-        processor_time=True,
-        json=True,
-        largest=1 << 20,
-    )
-    assert command.run() == 0
-    plain, drafted = json.loads(capsys.readouterr().out)["limits"]
+def test_this_machine_can_be_measured(capsys, monkeypatch):
+    monkeypatch.setattr("paceline.cli.roofline.WORKING_SET", 1 << 20)
+    words = ["--model", pair().target, "--draft", pair().draft, "--num-draft-tokens", 2, "--acceptance", 0.5]
+    words += ["--context", 64, "--dtype", "float32", "--draft-quantization", "int8", "--device", "cpu", "--threads", 1]
+    plain, drafted = roofline(capsys, *words, "--processor-time")["limits"]
     assert 0 < plain["step_seconds"] <= plain["attainable_step_seconds"] < drafted["attainable_step_seconds"]

@@ -21,7 +21,7 @@ def printed(pieces, *, prompt="", colour=False, width=80):
     return file.getvalue()
 
 
-def test_marks_stand_under_their_tokens():
+def test_marks_are_aligned_with_their_tokens():
     pieces = [("for ", Source.DRAFTED), ("x", Source.CORRECTED), (" in", Source.DRAFTED), (" y:", Source.BONUS)]
     assert printed(pieces, prompt="# a\n  ") == "# a\n  for x in y:\n  ~~~~^~~~+++\n"
 

@@ -20,9 +20,9 @@ from paceline.drafters import DRAFTERS
 from paceline.models.loading import load
 from paceline.train.acceptance import measure_acceptance
 from tests import tiny
+from tests.train.configs import log, recipe, train, write_target
 from tests.train.heads import LastConfig, LastDrafter, LastHead
-from tests.train.recipes import log, recipe, train, write_target
-from tests.train.runs import corpus
+from tests.train.synthetic import corpus
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_target_and_a_head_learn_together(folder, tmp_path):
         load_head(output / "last", load(folder / "target"))
 
 
-def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(folder, tmp_path, capsys):
+def test_dry_run_prints_the_requirements_and_writes_nothing(folder, tmp_path, capsys):
     output = tmp_path / "run"
     assert train(recipe(folder, output), "--dry-run") == 0
     said = capsys.readouterr().out
@@ -159,7 +159,7 @@ def test_a_file_that_is_no_mapping_is_refused(text, tmp_path, capsys):
     assert train(path) == 2 and "recipe.yaml" in capsys.readouterr().err
 
 
-def test_a_former_run_of_another_kind_is_not_gone_on_with(folder, tmp_path, capsys):
+def test_previous_run_of_another_kind_is_not_resumed(folder, tmp_path, capsys):
     output = tmp_path / "run"
     path = recipe(folder, output)
     assert train(path) == 0
@@ -173,7 +173,7 @@ def test_a_former_run_of_another_kind_is_not_gone_on_with(folder, tmp_path, caps
     assert len(log(output)) == len(before) and log(output) != before
 
 
-def test_changed_data_are_not_gone_on_with(folder, tmp_path, capsys):
+def test_run_with_changed_data_is_not_resumed(folder, tmp_path, capsys):
     output = tmp_path / "run"
     own = tmp_path / "train.npy"
     np.save(own, corpus(0))
@@ -203,7 +203,7 @@ def without_speed(output):
         pytest.param([(signal.SIGTERM, 50)], id="stopped", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_was_killed_has_the_losses_of_one_that_was_not(cuts, folder, tmp_path):
+def test_killed_run_has_the_losses_of_an_uninterrupted_one(cuts, folder, tmp_path):
     fields = {"schedule": {"steps": 120}, "optimiser": {"learning_rate": 0.01, "dropout": 0.1}}
     whole, output = tmp_path / "whole", tmp_path / "cut"
     assert train(scratch(folder, whole, **fields)) == 0
@@ -219,7 +219,7 @@ def test_a_run_that_was_killed_has_the_losses_of_one_that_was_not(cuts, folder, 
         assert process.returncode == (130 if ending == signal.SIGTERM else -signal.SIGKILL), said
         assert len(log_safe(output)) < len(log(whole)), "stopped in the middle"
         if ending == signal.SIGTERM:
-            assert "stopped after step" in said and "the same command goes on there" in said
+            assert "stopped after step" in said and "the same command resumes from it" in said
     assert train(path) == 0
     assert without_speed(output) == without_speed(whole)
     ends = [load_file(max((run / "checkpoints").iterdir()) / "state.safetensors") for run in (whole, output)]

@@ -19,7 +19,7 @@ def command(tmp_path):
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_the_tree_found_can_be_drafted_and_gives_at_least_what_was_expected_of_chains(command, capsys, temperature):
+def test_the_tree_found_is_valid_and_expects_at_least_the_tokens_of_a_chain(command, capsys, temperature):
     assert run([*command, "--json", "--temperature", str(temperature)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["acceptance_by_rank"]) == 3 and 0 <= sum(found["acceptance_by_rank"]) <= 1 + 1e-9

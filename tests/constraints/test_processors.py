@@ -109,11 +109,11 @@ REFUSED = {
     "vLLM's": ([lambda prompt, output, logits: logits], r"logits_processor\[0\], <lambda>: give a processor of \("),
     "by place": (
         [PrefixConstrainedLogitsProcessor(every_third, 1)],
-        "tells rows by their place, and is called for one at a time: give one prompt, not 4 rows",
+        "identifies rows by their index, and is called with one at a time: give one prompt, not 4 rows",
     ),
     "a state": (
         [SynthIDTextWatermarkLogitsProcessor(5, [1], 8, 8, 8, torch.device("cpu"))],
-        "SynthIDTextWatermarkLogitsProcessor, keeps a state of the text that it was called with last",
+        "SynthIDTextWatermarkLogitsProcessor, keeps a state of the sequence it was last called with",
     ),
 }
 

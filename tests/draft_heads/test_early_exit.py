@@ -1,4 +1,4 @@
-"""A head beside a target that is left early: what it shares, what it keeps, and what it is trained on."""
+"""The early-exit draft head: shared modules, own weights, and its training forward."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ from tests.models.layouts import pair, texts
 LAYERS = 3
 
 
-def made(target=None, **options):
+def make(target=None, **options):
     config = EarlyExitConfig(**{"exit_layer": 1, **options})
     return EarlyExitHead.make(config, target or models.target()[1], generator=torch.Generator().manual_seed(0))
 
 
-def shaken(head):
-    """``head`` with noise on all that is its own, for a new one recycles nothing."""
+def perturbed(head):
+    """``head`` with noise on all its own weights, because a new head ignores recycled states."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for part in head.own_state().values():
@@ -27,7 +27,7 @@ def shaken(head):
     return head
 
 
-def drawn(seed):
+def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
@@ -36,27 +36,27 @@ def states(head, tokens):
         return models.target()[1].causal(tokens, taps=head.taps).hidden
 
 
-def test_it_is_found_by_its_name():
+def test_registry_finds_the_head_by_name():
     assert isinstance(DRAFT_HEADS, Registry) and DRAFT_HEADS.find("early_exit") is EarlyExitHead
 
 
-def test_what_is_not_its_own_is_the_targets_very_module_and_not_kept():
+def test_shared_modules_are_the_targets_and_not_saved():
     target = models.target()[1]
-    head = made(own_norm=False, num_blocks=2)
+    head = make(own_norm=False, num_blocks=2)
     decoder = head.decoder
     assert decoder.embed is target.embed and decoder.head is target.head and decoder.norm is target.norm
     assert decoder.num_layers == 2 and all(name.startswith(("blocks.0.", "blocks.1.")) for name in head.own_state())
-    own = made(own_head=True)
+    own = make(own_head=True)
     assert own.decoder.head is not target.head and torch.equal(own.decoder.head.weight, target.head.weight)
     assert {"norm.weight", "head.weight"} < set(own.own_state())
     assert not {part.data_ptr() for part in own.own_state().values()} & {p.data_ptr() for p in target.parameters()}
 
 
 @pytest.mark.parametrize("own_head", [False, True])
-def test_a_tied_head_multiplies_with_the_targets_table_or_a_copy(own_head):
+def test_tied_lm_head_uses_the_targets_embedding_or_a_copy(own_head):
     _, target = pair("tied", torch.float64)
-    head = made(target, own_head=own_head, num_blocks=0)
-    hidden = torch.randn(1, 4, 32, generator=drawn(1), dtype=torch.float64)
+    head = make(target, own_head=own_head, num_blocks=0)
+    hidden = torch.randn(1, 4, 32, generator=seeded(1), dtype=torch.float64)
     wanted = nn.functional.linear(target.norm(hidden.flatten(0, 1)), target.embed.weight)[None]
     torch.testing.assert_close(head.decoder.causal_from_embeds(hidden).logits, wanted)
     assert (head.decoder.head is None) is not own_head
@@ -65,7 +65,7 @@ def test_a_tied_head_multiplies_with_the_targets_table_or_a_copy(own_head):
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "gemma", "gpt_neox", "olmo2", "qwen3", "smollm3", "granite"])
 def test_new_blocks_have_small_matrices_and_the_targets_norms(layout):
     _, target = pair(layout)
-    head = made(target, num_blocks=2)
+    head = make(target, num_blocks=2)
     for name, part in head.own_state().items():
         if "norm" in name:
             source = name.replace("blocks.0", "blocks.1") if name.startswith("blocks.0") else name
@@ -79,25 +79,25 @@ def test_new_blocks_have_small_matrices_and_the_targets_norms(layout):
     assert head.own_state()["blocks.0.attention.qkv.weight"].dtype == target.dtype
 
 
-def test_one_seed_gives_one_head():
-    one, same = (made().own_state() for _ in range(2))
+def test_initialisation_is_deterministic_by_seed():
+    one, same = (make().own_state() for _ in range(2))
     assert all(torch.equal(one[name], same[name]) for name in one)
 
 
 @pytest.mark.parametrize("exit_layer", [LAYERS, 9])
-def test_a_target_is_left_before_its_last_layer(exit_layer):
+def test_exit_layer_after_the_last_layer_is_refused(exit_layer):
     with pytest.raises(ValueError, match=f"exit_layer={exit_layer}: the target has 3 layers, so give at most 2"):
-        made(exit_layer=exit_layer)
+        make(exit_layer=exit_layer)
 
 
 @pytest.mark.parametrize("wrong", [dict(exit_layer=0), dict(num_blocks=-1), dict(max_age=0), dict(blocks=2)])
-def test_a_configuration_names_what_is_wrong(wrong):
+def test_invalid_config_fields_are_named(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        made(**wrong)
+        make(**wrong)
 
 
-def test_own_state_is_taken_on_and_what_does_not_fit_is_named():
-    one, other = shaken(made(recycle=True)), made(recycle=True)
+def test_own_state_is_loaded_and_mismatches_are_named():
+    one, other = perturbed(make(recycle=True)), make(recycle=True)
     kept = {name: tensor.clone() for name, tensor in one.own_state().items()}
     other.load_own_state(kept)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in other.own_state().items())
@@ -109,10 +109,10 @@ def test_own_state_is_taken_on_and_what_does_not_fit_is_named():
         other.load_own_state({**kept, "norm.weight": torch.zeros(5)})
 
 
-def test_every_token_is_an_anchor_and_says_what_follows_it():
-    """With the rest of the target as its blocks, that is what the target says."""
+def test_every_token_is_an_anchor_that_predicts_the_next():
+    """With the target's remaining blocks, the logits equal the target's."""
     target = models.target()[1]
-    head = made(num_blocks=2)
+    head = make(num_blocks=2)
     copies = {f"blocks.{i}.{name}": value for i in range(2) for name, value in target.blocks[1 + i].named_parameters()}
     head.load_own_state({**head.own_state(), **copies})
     tokens = texts(2, 9)
@@ -122,8 +122,8 @@ def test_every_token_is_an_anchor_and_says_what_follows_it():
 
 
 @pytest.mark.parametrize("recycle", [False, True])
-def test_texts_that_share_a_row_say_what_they_say_alone(recycle):
-    head = shaken(made(recycle=recycle, num_blocks=1))
+def test_packed_sequences_match_separate_ones(recycle):
+    head = perturbed(make(recycle=recycle, num_blocks=1))
     long, short = texts(1, 7), texts(1, 4, seed=9)
     alone = [head.unroll(text, states(head, text)).logits for text in (long, short)]
     parts = [states(head, text) for text in (long, short)]
@@ -133,33 +133,33 @@ def test_texts_that_share_a_row_say_what_they_say_alone(recycle):
     torch.testing.assert_close(together, torch.cat(alone, dim=1))
 
 
-def test_a_new_recycling_head_says_what_one_without_says():
+def test_new_recycling_head_matches_one_without_recycling():
     tokens = texts(2, 9)
-    with_it, without = made(recycle=True), made()
-    for generator in (None, drawn(3)):
+    with_it, without = make(recycle=True), make()
+    for generator in (None, seeded(3)):
         found = with_it.unroll(tokens, states(with_it, tokens), generator=generator).logits
         torch.testing.assert_close(found, without.unroll(tokens, states(without, tokens)).logits)
 
 
 def crops(head, tokens, seed, segment=None):
-    """Weights of a cropped unrolling, and each row's crop: the first token that counts whole."""
-    weight = head.unroll(tokens, states(head, tokens), generator=drawn(seed), segment=segment).weight[..., 0]
+    """Weights of a cropped unrolling, and each row's crop: the first token with full weight."""
+    weight = head.unroll(tokens, states(head, tokens), generator=seeded(seed), segment=segment).weight[..., 0]
     return weight, (weight == 1).int().argmax(-1).tolist()
 
 
-def test_a_crop_counts_whole_while_ages_differ_and_verified_tokens_little():
-    head = made(recycle=True, max_age=2, recycle_weight=0.25)
+def test_crop_has_full_weight_up_to_max_age_and_verified_tokens_little():
+    head = make(recycle=True, max_age=2, recycle_weight=0.25)
     found = set()
     for seed in range(12):
         weight, begins = crops(head, texts(3, 6), seed)
         for row, crop in zip(weight.tolist(), begins, strict=True):
             assert row == [0.25 if t < crop else float(t <= crop + 2) for t in range(6)]
             found.add(crop)
-    assert found == set(range(6)), "drawn for each row, from all of its tokens"
+    assert found == set(range(6)), "sampled for each row, from all of its tokens"
 
 
-def test_a_crop_counts_nothing_of_the_next_text():
-    head = made(recycle=True)
+def test_crop_has_no_weight_in_the_next_sequence():
+    head = make(recycle=True)
     segment = torch.tensor([[0, 0, 0, 1, 1, 1]])
     for seed in range(12):
         weight, (crop,) = crops(head, texts(1, 6), seed, segment)
@@ -168,18 +168,18 @@ def test_a_crop_counts_nothing_of_the_next_text():
         )
 
 
-def test_a_draft_sees_nothing_that_the_target_said_of_drafted_tokens():
-    """What lies in the last layer from the crop on changes nothing; what lies before it does."""
-    head, tokens = shaken(made(recycle=True)), texts(1, 8)
+def test_drafts_do_not_depend_on_target_states_of_drafted_tokens():
+    """Last-layer states from the crop on change nothing; those before it do."""
+    head, tokens = perturbed(make(recycle=True)), texts(1, 8)
     hidden = states(head, tokens)
     seed = next(seed for seed in range(99) if crops(head, tokens, seed)[1] == [4])
 
     def logits(changed):
         last = hidden[LAYERS].clone()
         last[:, changed] += 1.0
-        return head.unroll(tokens, {**hidden, LAYERS: last}, generator=drawn(seed)).logits
+        return head.unroll(tokens, {**hidden, LAYERS: last}, generator=seeded(seed)).logits
 
-    plain = head.unroll(tokens, hidden, generator=drawn(seed)).logits
+    plain = head.unroll(tokens, hidden, generator=seeded(seed)).logits
     assert torch.equal(logits(slice(4, None)), plain)
     moved = (logits(slice(3, 4)) != plain).flatten(2).any(-1)[0].tolist()
     assert moved == [t >= 4 for t in range(8)]
@@ -187,10 +187,10 @@ def test_a_draft_sees_nothing_that_the_target_said_of_drafted_tokens():
 
 @pytest.mark.parametrize("recycle", [False, True])
 @pytest.mark.parametrize("detached", [False, True])
-def test_a_detached_head_leaves_the_targets_gradients_those_of_its_own_loss(recycle, detached):
-    """And the last layer gets none either way: what is recycled is no path for them."""
+def test_detached_head_does_not_change_the_targets_gradients(recycle, detached):
+    """The last layer gets no gradient through recycled states either way."""
     target = models.native(models.llama(6)).requires_grad_(True)
-    head = shaken(made(target, recycle=recycle, own_norm=True))
+    head = perturbed(make(target, recycle=recycle, own_norm=True))
     tokens = texts(2, 8)
     trunk = [p for name, p in target.named_parameters() if name.startswith("blocks.0.")]
 
@@ -199,7 +199,7 @@ def test_a_detached_head_leaves_the_targets_gradients_those_of_its_own_loss(recy
         hidden = {tap: state.detach() if detached else state for tap, state in output.hidden.items()}
         loss = nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         if both:
-            own = head.unroll(tokens, hidden, generator=drawn(1)).logits[:, :-1, 0]
+            own = head.unroll(tokens, hidden, generator=seeded(1)).logits[:, :-1, 0]
             loss = loss + nn.functional.cross_entropy(own.flatten(0, 1), tokens[:, 1:].flatten())
         return torch.autograd.grad(loss, trunk)
 
@@ -207,9 +207,9 @@ def test_a_detached_head_leaves_the_targets_gradients_those_of_its_own_loss(recy
     assert all(same) if detached else not any(same)
 
 
-def test_what_is_recycled_gets_no_gradient_and_gives_some():
-    head, tokens = made(recycle=True), texts(2, 8)
+def test_recycled_states_get_no_gradient_and_their_weights_do():
+    head, tokens = make(recycle=True), texts(2, 8)
     hidden = {tap: state.clone().requires_grad_() for tap, state in states(head, tokens).items()}
-    head.unroll(tokens, hidden, generator=drawn(1)).logits.square().sum().backward()
+    head.unroll(tokens, hidden, generator=seeded(1)).logits.square().sum().backward()
     assert hidden[LAYERS].grad is None and hidden[1].grad is not None
     assert all(part.grad is not None and part.grad.any() for part in (head.recycle.weight, head.recycle.ages))

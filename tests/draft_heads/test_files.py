@@ -1,4 +1,4 @@
-"""Heads as directories: whole or refused, and of one target."""
+"""Saving and loading draft heads: complete or refused, and only for their target."""
 
 import copy
 import json
@@ -29,7 +29,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def saved(folder, kind="prophet", target=None):
-    """A head in ``folder``, and itself."""
+    """A head that was saved in ``folder``."""
     target = target or tiny.target()[1]
     head = make(kind, target, **KINDS[kind])
     save_head(head, folder, target_name="the-target", fingerprint=fingerprint(target))
@@ -37,7 +37,7 @@ def saved(folder, kind="prophet", target=None):
 
 
 @every_kind
-def test_a_head_that_was_kept_drafts_as_before(kind, tmp_path):
+def test_loaded_head_matches_the_saved_one(kind, tmp_path):
     _, target = tiny.target()
     head = saved(tmp_path / "a" / "head", kind)
     again = load_head(tmp_path / "a" / "head", target)
@@ -52,14 +52,14 @@ def test_a_head_that_was_kept_drafts_as_before(kind, tmp_path):
 
 
 @every_kind
-def test_a_head_takes_the_precision_of_its_target(kind, tmp_path):
+def test_loaded_head_has_the_dtype_of_its_target(kind, tmp_path):
     _, target = tiny.target()
     saved(tmp_path, kind)
     narrow = copy.deepcopy(target).to(torch.bfloat16)
     assert {tensor.dtype for tensor in load_head(tmp_path, narrow).own_state().values()} == {torch.bfloat16}
 
 
-def test_what_else_lies_in_the_directory_stays(tmp_path):
+def test_other_files_in_the_directory_are_kept(tmp_path):
     (tmp_path / "README.md").write_text("a card")
     saved(tmp_path)
     saved(tmp_path)
@@ -68,7 +68,7 @@ def test_what_else_lies_in_the_directory_stays(tmp_path):
     assert (tmp_path / WEIGHTS).stat().st_mode & 0o777 == 0o644
 
 
-def test_a_writing_that_fails_leaves_the_former_files(tmp_path, monkeypatch):
+def test_failed_save_keeps_the_previous_files(tmp_path, monkeypatch):
     saved(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
@@ -89,25 +89,25 @@ def rewrite(path, change):
 
 def other_weights(folder):
     state = load_file(folder / WEIGHTS)
-    save_file(dict(list(state.items())[1:]), folder / WEIGHTS, metadata=whose(folder))
+    save_file(dict(list(state.items())[1:]), folder / WEIGHTS, metadata=metadata(folder))
 
 
 def misshapen(folder):
     state = load_file(folder / WEIGHTS)
-    save_file({**state, "project.weight": torch.zeros(3, 3)}, folder / WEIGHTS, metadata=whose(folder))
+    save_file({**state, "project.weight": torch.zeros(3, 3)}, folder / WEIGHTS, metadata=metadata(folder))
 
 
 def integers(folder):
     state = load_file(folder / WEIGHTS)
-    save_file({**state, "project.weight": torch.zeros(3, 3).int()}, folder / WEIGHTS, metadata=whose(folder))
+    save_file({**state, "project.weight": torch.zeros(3, 3).int()}, folder / WEIGHTS, metadata=metadata(folder))
 
 
-def whose(folder):
+def metadata(folder):
     found = json.loads((folder / CONFIG).read_text())
     return {MODEL_TYPE: json.dumps({"kind": found["kind"], "config": found["config"]})}
 
 
-def of_two_writings(folder):
+def of_two_saves(folder):
     head = make("prophet", tiny.target()[1], num_states=2)  # of the same shapes
     text = (folder / CONFIG).read_text()
     save_head(head, folder, target_name="the-target", fingerprint=fingerprint(tiny.target()[1]))
@@ -134,7 +134,7 @@ BROKEN = {
     "bad value": (lambda f: rewrite(f / CONFIG, lambda c: c["config"].update(depth=0)), "depth=0: Input should be"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), "lacks model.safetensors: save the head again"),
     "cut short": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:99]), "is not a safetensors file"),
-    "of two writings": (of_two_writings, "model.safetensors and config.json are not of one head"),
+    "of two saves": (of_two_saves, "model.safetensors and config.json are not of one head"),
     "a tensor missing": (other_weights, "does not fit config.json: .*missing"),
     "misshapen": (misshapen, r"project.weight has shape \(3, 3\), its config says \(32, 32\)"),
     "integers": (integers, "project.weight holds no floats"),
@@ -142,15 +142,15 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_broken_is_refused_by_name(case, tmp_path):
-    spoil, message = BROKEN[case]
+def test_broken_directory_is_refused(case, tmp_path):
+    damage, message = BROKEN[case]
     saved(tmp_path)
-    spoil(tmp_path)
+    damage(tmp_path)
     with pytest.raises(HeadError, match=message):
         load_head(tmp_path, tiny.target()[1])
 
 
-def test_a_head_of_another_target_is_refused_naming_both(tmp_path):
+def test_head_of_another_target_is_refused_naming_both(tmp_path):
     saved(tmp_path)
     message = "is a head of the-target .*3 layers of 32.* and not of mine .*; give the-target as the target, or train"
     for other in (tiny.native(tiny.llama(2)), tiny.native(tiny.llama(1, num_hidden_layers=2))):
@@ -163,7 +163,7 @@ def test_a_head_of_another_target_is_refused_naming_both(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt2-odd-heads", "gpt_neox", "tied", "qwen3-bias"])
-def test_a_fingerprint_is_the_same_in_every_precision_and_however_weights_lie(layout):
+def test_fingerprint_does_not_depend_on_dtype_or_weight_packing(layout):
     _, lm = pair(layout, torch.float64)
     own = fingerprint(lm)
     assert own.kept and own.matrices
@@ -178,7 +178,7 @@ def test_a_fingerprint_is_the_same_in_every_precision_and_however_weights_lie(la
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_quantised_model_is_told_by_what_quantisation_leaves(quantization, tied, tmp_path):
+def test_quantised_model_is_identified_by_its_unquantised_weights(quantization, tied, tmp_path):
     pytest.importorskip("torchao")
     found = []
     for seed in (1, 2):
@@ -193,7 +193,7 @@ def test_a_quantised_model_is_told_by_what_quantisation_leaves(quantization, tie
 @pytest.mark.parametrize(
     "part", ["embed.weight", "blocks.1.ffn.down.weight", "blocks.2.attention_norm.weight", "norm.weight"]
 )
-def test_weights_that_differ_anywhere_differ_in_the_fingerprint(part):
+def test_any_changed_weight_changes_the_fingerprint(part):
     _, lm = tiny.target()
     other = copy.deepcopy(lm)
     other.get_parameter(part).data.mul_(1.02)

@@ -1,4 +1,4 @@
-"""The prophets' training layout: which states and tokens a draft sees, and what it is held against."""
+"""The training forward of the prophet heads: which states and tokens each draft attends to, and its labels."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def make(kind, target, *, seed=0, spread=0.3, **sizes):
-    """A head whose weights, norms and zeros too, are random."""
+    """A head whose weights are all random, including norms and zeros."""
     generator = torch.Generator().manual_seed(seed)
     head = DRAFT_HEADS.find(kind).make(DRAFT_HEADS.find(kind).Config(**sizes), target, generator=generator)
     for tensor in head.own_state().values():
@@ -28,7 +28,7 @@ def states(target, tokens, head):
 
 
 @every_kind
-def test_every_token_is_a_root_and_weighs_nothing_beyond_the_end(kind):
+def test_every_token_is_a_root_and_weights_are_zero_beyond_the_end(kind):
     _, target = tiny.target()
     head = make(kind, target, depth=3)
     tokens = texts(2, 5)
@@ -39,7 +39,7 @@ def test_every_token_is_a_root_and_weighs_nothing_beyond_the_end(kind):
 
 
 @every_kind
-def test_texts_that_share_a_row_see_themselves_alone(kind):
+def test_packed_sequences_match_separate_ones(kind):
     _, target = tiny.target()
     head = make(kind, target, depth=3)
     tokens = texts(1, 9)
@@ -58,7 +58,7 @@ def test_texts_that_share_a_row_see_themselves_alone(kind):
 
 
 @every_kind
-def test_anchors_are_some_of_all_and_drawn_by_the_generator(kind):
+def test_anchors_are_a_subset_sampled_by_the_generator(kind):
     _, target = tiny.target()
     head = make(kind, target, depth=2, anchors=4)
     tokens = texts(3, 11)
@@ -77,8 +77,8 @@ def test_anchors_are_some_of_all_and_drawn_by_the_generator(kind):
 
 @every_kind
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "gemma", "granite", "tied", "olmo2"])
-def test_every_own_part_learns_and_none_of_the_targets_is_kept(kind, layout):
-    """On targets of every making; the caller has detached what the target said."""
+def test_every_own_tensor_gets_a_gradient_and_none_is_the_targets(kind, layout):
+    """For targets of every architecture, with detached hidden states."""
     _, target = pair(layout, torch.float64)
     head = make(kind, target, depth=3)
     own = head.own_state()
@@ -103,7 +103,7 @@ def test_gradients_reach_hidden_states_that_were_not_detached(kind):
     assert (state.grad[0, :-1].abs().amax(-1) > 0).all() and (state.grad[0, -1] == 0).all()
 
 
-def test_a_prophet_sees_its_states_and_the_drafted_tokens_and_nothing_else():
+def test_prophet_depends_only_on_its_states_and_the_drafted_tokens():
     _, target = tiny.target()
     head = make("prophet", target, depth=3, num_states=2)
     tokens = texts(1, 9)
@@ -121,7 +121,7 @@ def test_a_prophet_sees_its_states_and_the_drafted_tokens_and_nothing_else():
         assert moved.tolist() == [index in range(5, 6 + depth) for depth in range(3)], index
 
 
-def test_a_fresh_linear_head_says_what_the_target_said_last():
+def test_new_linear_head_repeats_the_targets_last_logits():
     _, target = pair("granite", torch.float64)
     head = DRAFT_HEADS.find("linear_prophet").make(
         DRAFT_HEADS.find("linear_prophet").Config(depth=2), target, generator=torch.Generator()
@@ -134,7 +134,7 @@ def test_a_fresh_linear_head_says_what_the_target_said_last():
         torch.testing.assert_close(found[:, 1:, depth], output.logits[:, :-1])
 
 
-def test_sizes_follow_the_target_and_the_width():
+def test_sizes_follow_from_the_target_and_the_width():
     _, target = tiny.target()  # 4 heads and 2 key-value heads of 8, 48 inner, 32 wide
     same = ProphetConfig().decoder(target.config)
     assert (same.num_heads, same.num_kv_heads, same.head_dim, same.ffn_size, same.tied_head) == (4, 2, 8, 48, False)
@@ -146,6 +146,6 @@ def test_sizes_follow_the_target_and_the_width():
     assert shared.decoder.embed is target.embed and shared.decoder.head is target.head
 
 
-def test_heads_that_cannot_share_keys_are_refused():
+def test_indivisible_kv_heads_are_refused():
     with pytest.raises(ValueError, match="num_heads=4 and num_kv_heads=3: give a divisor of the former"):
         ProphetHead.make(ProphetConfig(num_kv_heads=3), tiny.target()[1], generator=torch.Generator())

@@ -47,7 +47,7 @@ def test_counts_are_those_of_the_outputs(shape, stops):
 
     watch(decoder, look)
     finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
-    assert (drafter.tried.tolist(), drafter.kept.tolist()) == (tried, kept)
+    assert (drafter.tried.tolist(), drafter.accepted.tolist()) == (tried, kept)
     assert drafter.acceptance_by_rank() == [a / b if b else 0.0 for a, b in zip(kept, tried, strict=True)]
     assert kept[1] > 0
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-
 from paceline.core.clock import NoClock, Phase
-from paceline.engine import clock
 from paceline.engine.clock import HostClock, clock_for
+
+from paceline.engine import clock
 from tests.drafters.test_none import tiny as no_drafter
 from tests.harness import decoder_for, request
 

@@ -1,46 +1,46 @@
 """Known ways to break the shipped code, as patches that are applied at run time and must not survive.
 
-A mutant dies by an ordinary test: one that was written for the law, not for the mutant.
+An ordinary test has to fail on each: one that checks a property of the code and was not written for the mutant.
 """
 
 from tests.mutants import (
     batched,
+    constraints,
     data,
     early_exit,
+    fused_drafting,
     guidance,
     kernel,
-    lane,
     layer_skip,
-    panels,
+    packed_weights,
     processing,
     processing_kernel,
     prophet,
-    resume_kernel,
-    rules,
     service,
     step,
     training,
-    tree_rules,
-    trees,
+    tree_growers,
+    tree_verifiers,
+    verifiers,
 )
 
 MUTANTS = (
     batched.MUTANTS
+    + constraints.MUTANTS
     + data.MUTANTS
     + early_exit.MUTANTS
+    + fused_drafting.MUTANTS
     + guidance.MUTANTS
     + kernel.MUTANTS
-    + lane.MUTANTS
     + layer_skip.MUTANTS
-    + panels.MUTANTS
+    + packed_weights.MUTANTS
     + processing.MUTANTS
     + processing_kernel.MUTANTS
     + prophet.MUTANTS
-    + resume_kernel.MUTANTS
-    + rules.MUTANTS
     + service.MUTANTS
     + step.MUTANTS
     + training.MUTANTS
-    + tree_rules.MUTANTS
-    + trees.MUTANTS
+    + tree_growers.MUTANTS
+    + tree_verifiers.MUTANTS
+    + verifiers.MUTANTS
 )

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.mutants import MUTANTS
-from tests.mutants.apply import kill, line_of
+from tests.mutants.apply import file_of, kill, line_of
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             test = kill(mutant, Path(folder))
         survivors += test is None
-        table.add_row(mutant.name, f"{mutant.file}:{line_of(mutant)}", test or "SURVIVED")
+        table.add_row(mutant.name, f"{file_of(mutant)}:{line_of(mutant)}", test or "SURVIVED")
         print(f"{mutant.name}: {test or 'SURVIVED'}", file=sys.stderr, flush=True)
     Console(width=160).print(table)
     return min(survivors, 1)

@@ -6,24 +6,24 @@ GUIDED = "tests/conformance/test_guidance.py"
 
 MUTANTS = (
     Mutant(
-        "a row that guides keeps tokens of its own",
-        "core/guidance.py",
-        "next=self.copy(outcome.next),",
-        "next=outcome.next,",
+        "an unconditional row keeps tokens of its own",
+        "core.guidance:Guiding.copy_outcome",
+        "self.copy($outcome.next)",
+        "$outcome.next",
         (GUIDED,),
     ),
     Mutant(
-        "a row that guides reads the root of the guided one",
-        "core/guidance.py",
-        'tokens = torch.cat((root[:, None], rows["tokens"][:, 1:]), dim=1)',
-        'tokens = rows["tokens"]',
+        "an unconditional row reads the root of the guided one",
+        "core.guidance:Guiding.copy_draft",
+        'torch.cat(($root[:, None], $rows["tokens"][:, 1:]), dim=1)',
+        '$rows["tokens"]',
         (GUIDED,),
     ),
     Mutant(
-        "guidance forgets the other stream's law",
-        "core/guidance.py",
-        "scale * (own - other) + other",
-        "scale * (own - other)",
+        "guidance forgets the unconditional logits",
+        "core.guidance:Guiding.combine",
+        "$scale * ($own - $other) + $other",
+        "$scale * ($own - $other)",
         (GUIDED,),
     ),
 )

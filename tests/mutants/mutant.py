@@ -5,25 +5,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``before`` becomes ``after`` in ``file``, where it stands exactly once; ``tests`` are where to look first."""
+    """A mistake to plant: in the definition that ``anchor`` names, ``pattern`` becomes ``replacement``.
+
+    The anchor is ``module.path:Class.function`` for Python and ``folder/file.h:Class::function`` for C++, relative to
+    the package; without a colon it is the whole file. Patterns are those of ``match_python`` and ``match_cpp``, and
+    match exactly once. ``tests`` are where to look first.
+    """
 
     name: str
-    file: str
-    before: str
-    after: str
+    anchor: str
+    pattern: str
+    replacement: str
     tests: tuple[str, ...]
 
 
 CONFORMANCE = "tests/conformance/test_conformance.py"
-LAWS = "tests/verifiers/test_laws_sampled.py"
+DISTRIBUTIONS = "tests/verifiers/test_distributions_sampled.py"
 NOISE = "tests/core/test_noise.py"
 SAMPLING = "tests/core/test_sampling.py"
-CHAINS = "tests/laws/test_chains.py"
-RULE = "tests/verifiers/test_{}.py"
+CHAINS = "tests/distributions/test_chains.py"
+BLOCK = "tests/verifiers/test_block.py"
+LOSSY_LENIENT = "tests/verifiers/test_lossy_lenient.py"
+LOSSY_TYPICAL = "tests/verifiers/test_lossy_typical.py"
+MATCH = "tests/verifiers/test_match.py"
+RECURSIVE = "tests/verifiers/test_recursive.py"
+SPECTR = "tests/verifiers/test_spectr.py"
+TRAVERSAL = "tests/verifiers/test_traversal.py"
 MODEL = "tests/drafters/test_model.py"
 TREES = "tests/conformance/test_trees.py"
-GROW = "tests/drafters/test_grow.py"
-GROWN_LIMITS = "tests/drafters/test_grow_limits.py"
+TREE_GROWERS = "tests/drafters/test_tree_growers.py"
+TREE_GROWER_LIMITS = "tests/drafters/test_tree_grower_limits.py"
 CONFIDENT = "tests/drafters/test_confident.py"
 OPTIMAL = "tests/drafters/test_optimal_tree.py"
 ADMISSION = "tests/core/test_admission.py"
@@ -32,19 +43,19 @@ FORKS = "tests/conformance/test_forks.py"
 SCHEDULER = "tests/engine/test_scheduler.py"
 STOPS = "tests/api/test_stops.py"
 STATISTICS = "tests/api/test_statistics.py"
-SEEDS = "tests/api/test_generate.py::test_{}"
-KERNEL = "tests/models/cpu/test_kernel.py"
-PRODUCT = "tests/models/cpu/test_product.py"
-AHEAD = "tests/models/cpu/test_ahead.py"
-RESUMED = "tests/models/cpu/test_resume.py"
-STEM = "tests/models/cpu/test_stem.py"
-ENTRANCE = "tests/models/cpu/test_entrance.py"
-PANELS = "tests/models/cpu/test_panels.py"
-TEAM = "tests/models/cpu/test_team.py"
-ENDING = "tests/models/cpu/test_ending.py"
-INVARIANCE = "tests/models/cpu/test_invariance.py"
-CHOICES = "tests/models/cpu/test_sampling.py"
-PROCESSED = "tests/models/cpu/test_processing.py"
+GENERATE = "tests/api/test_generate.py"
+KERNEL = "tests/kernels/cpu/test_kernel.py"
+PRODUCT = "tests/kernels/cpu/test_product.py"
+FUSED_DRAFTING = "tests/kernels/cpu/test_fused_drafting.py"
+RESUMED = "tests/kernels/cpu/test_resume.py"
+SHARED_LAYERS = "tests/kernels/cpu/test_shared_layers.py"
+INPUT_PROJECTION = "tests/kernels/cpu/test_input_projection.py"
+PACKED_WEIGHTS = "tests/kernels/cpu/test_packed_weights.py"
+THREAD_POOL = "tests/kernels/cpu/test_thread_pool.py"
+KERNEL_BATCH = "tests/kernels/cpu/test_batch.py"
+INVARIANCE = "tests/kernels/cpu/test_invariance.py"
+KERNEL_SAMPLING = "tests/kernels/cpu/test_sampling.py"
+KERNEL_PROCESSING = "tests/kernels/cpu/test_processing.py"
 PROCESSING = "tests/core/test_processing.py"
 OPTIONS = "tests/conformance/test_options.py"
-LAWFUL_OPTIONS = "tests/laws/test_processed.py"
+PROCESSED_DISTRIBUTIONS = "tests/distributions/test_processed.py"

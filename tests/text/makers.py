@@ -1,4 +1,4 @@
-"""Tokenizers that spell spaces and unknown characters in different ways, and directories with them."""
+"""Tokenizers with different encodings of spaces and unknown characters, and directories with them."""
 
 import json
 
@@ -9,6 +9,14 @@ from paceline.text.tokenizer import load_tokenizer
 from tests.api.checkpoints import make_tokenizer
 
 BOS, END, USER = "<s>", "</s>", "<|user|>"
+UNUSUAL = [
+    "",
+    " leading and trailing ",
+    "naïve  日本語 🙂\tend",
+    "don't stop\n\n  123456",
+    "nai\u0308ve",
+    "<|end|> inside",
+]
 
 
 def byte_level(*, specials=(), plain=()):
@@ -20,7 +28,7 @@ def byte_level(*, specials=(), plain=()):
 
 
 def byte_fallback(*, adds_bos=False):
-    """As converted from SentencePiece: words begin with a mark, unknown characters become byte tokens."""
+    """As converted from SentencePiece: words start with a marker, unknown characters become byte tokens."""
     words = ["▁", "▁the", "▁a", "a", "b", "c", "é", "日", "\ufffd", "ab", "."]
     names = ["<unk>", BOS, END, *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     vocabulary = {name: number for number, name in enumerate(names)}
@@ -48,7 +56,7 @@ def metaspace():
 
 
 def write(folder, tokenizer, *, settings=None, template=None, config=None):
-    """tokenizer.json and what may lie beside it."""
+    """Writes tokenizer.json and optional files next to it."""
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in (("tokenizer_config.json", settings), ("config.json", config)):
         if content is not None:
@@ -59,5 +67,22 @@ def write(folder, tokenizer, *, settings=None, template=None, config=None):
 
 
 def saved(folder, tokenizer, **beside):
-    """The tokenizer as a checkpoint directory gives it."""
+    """The tokenizer loaded from a checkpoint directory."""
     return load_tokenizer(write(folder, tokenizer, **beside))
+
+
+def older_format(folder, model_type="gpt2"):
+    """The same tokens in vocab.json and merges.txt."""
+    raw = json.loads(make_tokenizer().to_str())["model"]
+    (folder / "vocab.json").write_text(json.dumps(raw["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+def python_only(folder):
+    """A tokenizer without a fast implementation."""
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    (folder / "config.json").write_text('{"model_type": "t5"}')
+    return load_tokenizer(folder)

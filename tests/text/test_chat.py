@@ -1,3 +1,5 @@
+"""Chats are rendered by the template; invalid messages and template errors are refused."""
+
 import pytest
 
 from paceline.text.tokenizer import TokenizerError
@@ -19,13 +21,13 @@ def text(tokenizer, tokens):
     return tokenizer.decode(tokens, skip_special=False)
 
 
-def test_chat_is_what_the_template_writes(tokenizer):
+def test_chat_renders_the_template(tokenizer):
     tokens = tokenizer.chat(CHAT)
     assert text(tokenizer, tokens) == "<|user|>add\n<|assistant|>sum \n<|assistant|>"
     assert tokenizer.is_special(tokens[0]) and tokens == tokenizer.encode(text(tokenizer, tokens))
 
 
-def test_chat_may_end_open_or_be_continued(tokenizer):
+def test_chat_without_generation_prompt_and_continued(tokenizer):
     closed = "<|user|>add\n<|assistant|>sum \n"
     assert text(tokenizer, tokenizer.chat(CHAT, add_generation_prompt=False)) == closed
     continued = tokenizer.chat(CHAT, add_generation_prompt=False, continue_final_message=True)
@@ -34,7 +36,7 @@ def test_chat_may_end_open_or_be_continued(tokenizer):
 
 @pytest.mark.parametrize("adds_bos", [True, False])
 @pytest.mark.parametrize(("template", "expected"), [("{{ bos_token }}" + PLAIN, 1), (PLAIN, 0)])
-def test_beginning_of_text_is_never_doubled(tmp_path, adds_bos, template, expected):
+def test_bos_token_is_added_once(tmp_path, adds_bos, template, expected):
     inner = byte_fallback(adds_bos=adds_bos)
     tokenizer = saved(tmp_path, inner, settings={"bos_token": BOS}, template=template)
     assert tokenizer.encode("a").count(1) == adds_bos
@@ -45,25 +47,25 @@ def test_beginning_of_text_is_never_doubled(tmp_path, adds_bos, template, expect
 @pytest.mark.parametrize(
     "settings", [{"chat_template": PLAIN}, {"chat_template": [{"name": "default", "template": PLAIN}]}]
 )
-def test_template_of_the_settings_is_used(tmp_path, settings):
+def test_template_in_tokenizer_config_is_used(tmp_path, settings):
     tokenizer = saved(tmp_path, byte_level(), settings=settings)
     assert tokenizer.has_chat_template and text(tokenizer, tokenizer.chat(CHAT[:1])) == "<|user|>add\n<|assistant|>"
 
 
-def test_template_beside_the_tokenizer_comes_first(tmp_path):
+def test_template_file_takes_precedence(tmp_path):
     tokenizer = saved(tmp_path, byte_level(), settings={"chat_template": "settings"}, template="beside")
     assert text(tokenizer, tokenizer.chat(CHAT)) == "beside"
 
 
 @pytest.mark.parametrize("settings", [None, {"chat_template": [{"name": "tool_use", "template": PLAIN}]}])
-def test_missing_template_is_refused_with_the_way_out(tmp_path, settings):
+def test_missing_template_is_refused(tmp_path, settings):
     tokenizer = saved(tmp_path, byte_level(), settings=settings)
     assert not tokenizer.has_chat_template
     with pytest.raises(TokenizerError, match=r"has no chat template: give the prompt as text, or put chat_template"):
         tokenizer.chat(CHAT)
 
 
-def test_parts_of_a_content_reach_the_template_as_they_are(tmp_path):
+def test_content_parts_are_passed_to_the_template_unchanged(tmp_path):
     template = "{% for part in messages[0].content %}[{{ part.type }}:{{ part.text }}]{% endfor %}"
     tokenizer = saved(tmp_path, byte_level(), template=template)
     parts = [{"type": "text", "text": "add"}, {"type": "text", "text": "sum"}]
@@ -83,12 +85,12 @@ def test_parts_of_a_content_reach_the_template_as_they_are(tmp_path):
         ([{"role": "user", "content": None}], r"messages\[0\] has a content of type NoneType: give a string or a list"),
     ],
 )
-def test_messages_that_are_none_are_refused(tokenizer, messages, message):
+def test_invalid_messages_are_refused(tokenizer, messages, message):
     with pytest.raises(TokenizerError, match=message):
         tokenizer.chat(messages)
 
 
-def test_options_that_exclude_each_other_are_refused(tokenizer):
+def test_conflicting_options_are_refused(tokenizer):
     with pytest.raises(TokenizerError, match="set only one of them"):
         tokenizer.chat(CHAT, continue_final_message=True)
 
@@ -102,13 +104,13 @@ def test_options_that_exclude_each_other_are_refused(tokenizer):
         ("{{ ''.__class__.__mro__ }}", r"refuses the messages \(.*unsafe"),
     ],
 )
-def test_what_a_template_raises_is_reported(tmp_path, template, message):
+def test_template_errors_are_reported(tmp_path, template, message):
     tokenizer = saved(tmp_path, byte_level(), template=template)
     with pytest.raises(TokenizerError, match=message):
         tokenizer.chat(CHAT)
 
 
-def test_message_that_the_template_drops_cannot_be_continued(tmp_path):
+def test_dropped_message_cannot_be_continued(tmp_path):
     tokenizer = saved(tmp_path, byte_level(), template="{{ messages[0].content }}")
     with pytest.raises(TokenizerError, match="refuses the messages"):
         tokenizer.chat(CHAT, add_generation_prompt=False, continue_final_message=True)

@@ -1,3 +1,5 @@
+"""Repetitive outputs are detected."""
+
 from paceline.text.loops import distinct_share, is_looping
 
 

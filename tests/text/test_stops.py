@@ -1,3 +1,5 @@
+"""Stop strings end streamed text, whatever its split, and partial matches are held back."""
+
 import time
 
 import pytest
@@ -12,7 +14,7 @@ cut_texts = st.lists(st.tuples(st.text("abc", max_size=5), st.booleans()), max_s
 
 
 def naive(stops, text, armed, include):
-    """The rule in words: the first armed character that completes a stop string, and the longest such string."""
+    """The specification: the first armed character that completes a stop string, and the longest such string."""
     for end in range(1, len(text) + 1):
         done = [stop for stop in stops if armed[end - 1] and text[:end].endswith(stop)]
         if done:
@@ -21,15 +23,15 @@ def naive(stops, text, armed, include):
     return text, None
 
 
-def beginning_at_the_end(stops, text):
-    """The longest end of ``text`` that begins a stop string without completing it."""
+def partial_match_length(stops, text):
+    """Length of the longest suffix of ``text`` that is a proper prefix of a stop string."""
     lengths = [size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size])]
     return max(lengths, default=0)
 
 
 @settings(deadline=None, max_examples=400)
 @given(stop_lists, cut_texts, st.booleans())
-def test_any_cutting_gives_the_same_text_and_match(stops, pieces, include):
+def test_result_does_not_depend_on_the_split_of_the_text(stops, pieces, include):
     text = "".join(piece for piece, _ in pieces)
     armed = [flag for piece, flag in pieces for _ in piece]
     whole, matched = naive(stops, text, armed, include)
@@ -43,14 +45,14 @@ def test_any_cutting_gives_the_same_text_and_match(stops, pieces, include):
 
 @settings(deadline=None, max_examples=300)
 @given(stop_lists, st.lists(texts, max_size=8))
-def test_exactly_the_beginning_of_a_stop_string_is_held(stops, pieces):
+def test_only_partial_matches_are_held_back(stops, pieces):
     stream = StopStrings(stops=stops)
     shown = seen = ""
     for piece in pieces:
         shown, seen = shown + stream.push(piece), seen + piece
         assert not any(stop in shown for stop in stops)
         if stream.matched is None:
-            assert shown == seen[: len(seen) - beginning_at_the_end(stops, seen)]
+            assert shown == seen[: len(seen) - partial_match_length(stops, seen)]
         else:
             assert (shown, stream.matched) == naive(stops, seen, [True] * len(seen), False)
 
@@ -58,9 +60,9 @@ def test_exactly_the_beginning_of_a_stop_string_is_held(stops, pieces):
 @pytest.mark.parametrize(
     ("stops", "text", "shown", "matched"),
     [
-        (["abcd", "bc"], "abcx", "a", "bc"),  # the string that began first never completes
-        (["abcd", "bc"], "abcd", "a", "bc"),  # the string that completes first, not the one that began first
-        (["bc", "abc"], "xabc", "x", "abc"),  # of those that complete together the longest
+        (["abcd", "bc"], "abcx", "a", "bc"),  # the string that starts first never completes
+        (["abcd", "bc"], "abcd", "a", "bc"),  # the first to complete, not the first to start
+        (["bc", "abc"], "xabc", "x", "abc"),  # the longest of those that complete together
         (["abc", "bc"], "xabc", "x", "abc"),
         (["ab", "abc"], "xabc", "x", "ab"),
         (["aab"], "aaab", "a", "aab"),
@@ -78,24 +80,24 @@ def test_first_completed_stop_string_ends_the_text(stops, text, shown, matched):
     assert including.push(text) + including.flush() == shown + (matched or "") and including.matched == matched
 
 
-def test_nothing_follows_a_match():
+def test_nothing_is_returned_after_a_match():
     stream = StopStrings(stops=["."])
     assert stream.push("end.more") == "end"
     assert [stream.push("again."), stream.flush(), stream.matched] == ["", "", "."]
 
 
-def test_strings_that_complete_unarmed_do_not_stop():
+def test_stop_string_that_completes_unarmed_does_not_match():
     stream = StopStrings(stops=["ab"])
-    assert stream.push("xab", armed=False) == "xab", "a completed string begins no other: nothing to hold"
+    assert stream.push("xab", armed=False) == "xab", "no partial match is left to hold back"
     assert [stream.push("ya"), stream.push("b!"), stream.matched] == ["y", "", "ab"]
 
 
-def test_strings_that_begin_unarmed_may_complete_later():
+def test_stop_string_that_starts_unarmed_can_complete_later():
     stream = StopStrings(stops=["abc"])
     assert [stream.push("xab", armed=False), stream.push("c"), stream.matched] == ["x", "", "abc"]
 
 
-def test_beginning_that_comes_to_nothing_is_shown():
+def test_failed_partial_match_is_returned():
     stream = StopStrings(stops=["stop"])
     assert [stream.push("sto"), stream.push("re"), stream.push("s"), stream.flush()] == ["", "store", "", "s"]
 
@@ -108,13 +110,13 @@ def test_beginning_that_comes_to_nothing_is_shown():
         ([7], r"stops\[0\] is 7: give stop strings"),
     ],
 )
-def test_stops_that_are_no_list_of_strings_are_refused(stops, message):
+def test_invalid_stops_are_refused(stops, message):
     with pytest.raises(ValueError, match=message):
         StopStrings(stops=stops)
 
 
-def test_time_is_linear_in_the_text():
-    stops = ["a" * 400 + "b", "a" * 300 + "c"]  # quadratic for whoever compares at every character
+def test_time_is_linear_in_the_length_of_the_text():
+    stops = ["a" * 400 + "b", "a" * 300 + "c"]  # quadratic for a comparison at every character
 
     def seconds(length):
         stream = StopStrings(stops=stops)

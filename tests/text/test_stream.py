@@ -1,3 +1,5 @@
+"""Incremental detokenization returns the text of the new tokens, in complete characters."""
+
 import random
 
 import pytest
@@ -36,8 +38,8 @@ def streamed(tokenizer, prompt, tokens, **options):
     return [*(stream.push(token) for token in tokens), stream.flush()]
 
 
-def continuation(tokenizer, prompt, tokens, *, skip_special=True):
-    """What ``tokens`` add to the text of ``prompt``, which may end inside a character."""
+def new_text(tokenizer, prompt, tokens, *, skip_special=True):
+    """The text that ``tokens`` add to ``prompt``, which may end inside a character."""
     known = tokenizer.decode(prompt, skip_special=skip_special)
     whole = tokenizer.decode([*prompt, *tokens], skip_special=skip_special)
     return whole[len(known) :] if whole.startswith(known) else whole[len(known) - 1 :]
@@ -49,7 +51,7 @@ def inside(tokenizer, text):
 
 
 def sequences(tokenizer, max_size=60):
-    """Any tokens, unknown ones too, mixed with the tokens of texts whose characters span several."""
+    """Random tokens, including unknown ones, mixed with tokens of characters that span several."""
     whole = st.sampled_from([tokenizer.encode(text, special=False) for text in (SPLIT, "def add", "\ufffd", " ")])
     single = st.integers(0, tokenizer.size + 3).map(lambda token: [token])
     return st.lists(single | whole, max_size=max_size).map(lambda lists: [token for each in lists for token in each])
@@ -57,20 +59,20 @@ def sequences(tokenizer, max_size=60):
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback", "metaspace"])
 @pytest.mark.parametrize("skip_special", [True, False])
-def test_pieces_add_up_to_the_text_of_any_tokens(tokenizers_by_name, name, skip_special):
+def test_pieces_add_up_to_the_text_of_the_new_tokens(tokenizers_by_name, name, skip_special):
     tokenizer = tokenizers_by_name[name]
 
     @settings(deadline=None, max_examples=150)
     @given(sequences(tokenizer, 20), sequences(tokenizer))
-    def law(prompt, tokens):
+    def check(prompt, tokens):
         pieces = streamed(tokenizer, prompt, tokens, skip_special=skip_special)
-        assert "".join(pieces) == continuation(tokenizer, prompt, tokens, skip_special=skip_special)
+        assert "".join(pieces) == new_text(tokenizer, prompt, tokens, skip_special=skip_special)
 
-    law()
+    check()
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
-def test_at_most_one_character_is_held(tokenizers_by_name, name):
+def test_at_most_one_character_is_held_back(tokenizers_by_name, name):
     tokenizer = tokenizers_by_name[name]
     rng = random.Random(7)
     tokens = [rng.randrange(tokenizer.size) for _ in range(300)]
@@ -83,7 +85,7 @@ def test_at_most_one_character_is_held(tokenizers_by_name, name):
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
-def test_character_split_over_tokens_is_never_shown_in_halves(tokenizers_by_name, name):
+def test_character_split_over_tokens_is_returned_whole(tokenizers_by_name, name):
     tokenizer = tokenizers_by_name[name]
     prompt, tokens = tokenizer.encode("x"), tokenizer.encode(SPLIT)
     assert len(tokens) > len(SPLIT), "characters must span several tokens"
@@ -93,7 +95,7 @@ def test_character_split_over_tokens_is_never_shown_in_halves(tokenizers_by_name
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
 @pytest.mark.parametrize("skip_special", [True, False])
-def test_special_tokens_inside_a_character_disturb_it_only_if_shown(tokenizers_by_name, name, skip_special):
+def test_skipped_special_token_inside_a_character_has_no_effect(tokenizers_by_name, name, skip_special):
     tokenizer = tokenizers_by_name[name]
     special = next(token for token in range(tokenizer.size) if tokenizer.is_special(token))
     text = tokenizer.decode([special], skip_special=False)
@@ -102,30 +104,30 @@ def test_special_tokens_inside_a_character_disturb_it_only_if_shown(tokenizers_b
     assert "".join(pieces) == ("🙂" if skip_special else REPLACEMENT + text + REPLACEMENT * 3)
 
 
-def test_incomplete_character_waits_for_the_flush(tokenizer):
+def test_incomplete_character_is_held_back_until_flush(tokenizer):
     tokens = tokenizer.encode("🙂")[:-1]
     *pieces, last = streamed(tokenizer, tokenizer.encode("x"), tokens)
     assert pieces == [""] * len(tokens) and last == REPLACEMENT
 
 
-def test_characters_before_an_incomplete_one_are_kept(fallback):
+def test_characters_before_an_incomplete_one_are_returned(fallback):
     tokens = inside(fallback, "🙂🙂")[:-1]
     assert "".join(streamed(fallback, fallback.encode("a"), tokens)) == "🙂" + REPLACEMENT
 
 
-def test_character_begun_in_the_prompt_is_completed(tokenizer):
+def test_character_started_in_the_prompt_is_completed(tokenizer):
     first, *rest = tokenizer.encode("é")
     assert streamed(tokenizer, [*tokenizer.encode("x"), first], rest)[0] == "é"
 
 
-def test_character_that_the_prompt_leaves_broken_is_not_given_again(tokenizer):
+def test_incomplete_character_of_the_prompt_is_not_repeated(tokenizer):
     broken = tokenizer.encode("é")[:1]
     assert streamed(tokenizer, [*tokenizer.encode("x"), *broken], tokenizer.encode("a")) == ["a", ""]
     assert streamed(tokenizer, [*tokenizer.encode("x"), *broken], []) == [""]
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
-def test_replacement_characters_that_are_meant_come_out(tokenizers_by_name, name):
+def test_encoded_replacement_characters_are_returned(tokenizers_by_name, name):
     tokenizer = tokenizers_by_name[name]
     meant = inside(tokenizer, REPLACEMENT)
     stream = TextStream(tokenizer=tokenizer, prompt=tokenizer.encode("a"))
@@ -133,7 +135,7 @@ def test_replacement_characters_that_are_meant_come_out(tokenizers_by_name, name
     assert stream.push(inside(tokenizer, "c")[0]) == REPLACEMENT + "c"
 
 
-def test_bytes_that_are_never_completed_do_not_hold_the_stream(tokenizer):
+def test_invalid_bytes_do_not_block_the_stream(tokenizer):
     [stray] = [token for token in range(1, 257) if tokenizer.decode([token] * 3) == REPLACEMENT * 3][:1]
     stream = TextStream(tokenizer=tokenizer, prompt=[])
     assert [stream.push(stray) for _ in range(50)] == ["", *[REPLACEMENT] * 49]
@@ -141,22 +143,22 @@ def test_bytes_that_are_never_completed_do_not_hold_the_stream(tokenizer):
 
 def test_space_before_the_first_new_word_is_kept(tokenizers_by_name):
     tokenizer = tokenizers_by_name["metaspace"]
-    assert tokenizer.decode([1, 2]) == "add sum", "alone, a text loses its leading space"
+    assert tokenizer.decode([1, 2]) == "add sum", "decoded alone, the leading space is lost"
     assert streamed(tokenizer, [0], [1, 2]) == [" add", " sum", ""]
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback", "metaspace"])
-def test_tokens_without_text_do_not_touch_spaces(tokenizers_by_name, name):
+def test_tokens_without_text_do_not_change_spaces(tokenizers_by_name, name):
     tokenizer = tokenizers_by_name[name]
     special = next(token for token in range(tokenizer.size) if tokenizer.is_special(token))
     prompt, tokens = tokenizer.encode("def"), tokenizer.encode("add sum")
     crowd = [special, tokenizer.size + 1] * 2 * LONGEST
     among = [each for token in tokens for each in (*crowd, token)]
     plain = "".join(streamed(tokenizer, prompt, tokens))
-    assert "".join(streamed(tokenizer, [*prompt, *crowd], among)) == plain == continuation(tokenizer, prompt, tokens)
+    assert "".join(streamed(tokenizer, [*prompt, *crowd], among)) == plain == new_text(tokenizer, prompt, tokens)
 
 
-def test_special_tokens_are_shown_on_demand(tokenizers_by_name):
+def test_special_tokens_are_returned_on_request(tokenizers_by_name):
     tokenizer = tokenizers_by_name["byte fallback"]
     end = tokenizer.encode(END, special=False)[-1]
     tokens = [*tokenizer.encode("a b", special=False), end]
@@ -164,7 +166,7 @@ def test_special_tokens_are_shown_on_demand(tokenizers_by_name):
     assert streamed(tokenizer, tokenizer.encode("a"), tokens, skip_special=False)[-2:] == [END, ""]
 
 
-def test_decoding_reads_few_tokens_however_long_the_text(tokenizer, monkeypatch):
+def test_number_of_tokens_decoded_per_push_is_bounded(tokenizer, monkeypatch):
     stream = TextStream(tokenizer=tokenizer, prompt=tokenizer.encode("x" * 500))
     longest = 0
     decode = type(tokenizer).decode
@@ -181,7 +183,7 @@ def test_decoding_reads_few_tokens_however_long_the_text(tokenizer, monkeypatch)
     assert CONTEXT < longest <= LONGEST + 1
 
 
-def test_directory_with_tokenizer_json_alone_streams(tmp_path):
+def test_tokenizer_json_alone_is_enough(tmp_path):
     byte_level().save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
     assert "".join(streamed(tokenizer, [], tokenizer.encode(SPLIT))) == SPLIT

@@ -1,4 +1,4 @@
-"""Two small heads: one over hidden states, with a block and drawn anchors, and one that knows the last token alone."""
+"""Two small draft heads: one on hidden states, with a block and random anchors, and one on the last token."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ class TapConfig(DraftHeadConfig):
 
 
 class SmallHead(DraftHead):
-    """Everything of its own is a parameter of a module, and nothing is the target's."""
+    """A head whose parameters are all its own."""
 
     def own_state(self):
         return {name: parameter for name, parameter in self.named_parameters()}
@@ -78,7 +78,7 @@ class LastConfig(DraftHeadConfig):
 
 
 class LastHead(SmallHead):
-    """The law after a token, whatever was before it."""
+    """A distribution that depends on the last token alone."""
 
     kind = "last"
     Config = LastConfig

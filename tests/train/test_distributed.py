@@ -1,4 +1,4 @@
-"""Two processes learn what one does; judged by what they write, for ranks on gloo may abort when they exit."""
+"""Two processes match one. Their files are compared, because gloo may abort processes at exit."""
 
 import json
 import multiprocessing
@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.train.checkpoints import whole_folders
-from paceline.train.distributed import Single, open_strategy
-from tests.train import ranks
+from paceline.train.loop.checkpoints import complete_folders
+from paceline.train.loop.distributed import Single, open_strategy
+from tests.train import worker
 
 PROCESSES = multiprocessing.get_context("forkserver")  # which imports torch once, and has no threads of this one
-PROCESSES.set_forkserver_preload(["tests.train.ranks"])
+PROCESSES.set_forkserver_preload(["tests.train.worker"])
 
 
 def launch(folder, name, *, joint, processes=2, accumulate=1, until=None, skips=False):
-    """Run ``ranks`` in the environment that torchrun gives; the weights that it wrote."""
+    """Run the worker in the environment that torchrun sets; returns the weights that it wrote."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -26,7 +26,7 @@ def launch(folder, name, *, joint, processes=2, accumulate=1, until=None, skips=
     for rank in range(processes):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
         own = {key: str(value) for key, value in {**own, "MASTER_PORT": port}.items()}
-        process = PROCESSES.Process(target=ranks.begin, args=(own, folder, name, joint, accumulate, until, skips))
+        process = PROCESSES.Process(target=worker.run_rank, args=(own, folder, name, joint, accumulate, until, skips))
         process.start()
         started.append(process)
     for process in started:
@@ -36,7 +36,7 @@ def launch(folder, name, *, joint, processes=2, accumulate=1, until=None, skips=
 
 def alone(folder, *, joint, accumulate=1, skips=False):
     single = Single(device=torch.device("cpu"))
-    return ranks.train(folder, single, 6, joint=joint, accumulate=accumulate, skips=skips)
+    return worker.train(folder, single, 6, joint=joint, accumulate=accumulate, skips=skips)
 
 
 def losses(folder):
@@ -52,7 +52,7 @@ def assert_close(found, wanted):
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 @pytest.mark.parametrize(("joint", "accumulate"), [(True, 1), (False, 2)], ids=["joint", "frozen-accumulated"])
-def test_two_processes_learn_what_one_does(name, joint, accumulate, tmp_path):
+def test_two_processes_match_one(name, joint, accumulate, tmp_path):
     wanted = alone(tmp_path / "one", joint=joint)
     found = launch(tmp_path / "two", name, joint=joint, accumulate=accumulate)
     assert_close(found, wanted)
@@ -60,7 +60,7 @@ def test_two_processes_learn_what_one_does(name, joint, accumulate, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_two_processes_skip_the_layers_that_one_does(name, tmp_path):
+def test_two_processes_skip_the_same_layers_as_one(name, tmp_path):
     wanted = alone(tmp_path / "one", joint=True, skips=True)
     found = launch(tmp_path / "two", name, joint=True, skips=True)
     assert_close(found, wanted)
@@ -68,10 +68,10 @@ def test_two_processes_skip_the_layers_that_one_does(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_a_run_goes_on_with_another_number_of_processes(name, tmp_path):
+def test_run_resumes_with_another_number_of_processes(name, tmp_path):
     wanted = alone(tmp_path / "one", joint=True)
     launch(tmp_path / "two", name, joint=True, processes=2, until=4)
-    assert max(whole_folders(tmp_path / "two" / "checkpoints")).name == "00000004"
+    assert max(complete_folders(tmp_path / "two" / "checkpoints")).name == "00000004"
     found = launch(tmp_path / "two", name, joint=True, processes=1)
     assert_close(found, wanted)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)

@@ -1,4 +1,4 @@
-"""Runs with LayerSkip's recipe: resumed, in parts, better at its exits, and served by a head without weights."""
+"""Runs with the LayerSkip recipe: resuming, micro-batches, acceptance of the exits, serving."""
 
 import json
 from pathlib import Path
@@ -13,21 +13,20 @@ from paceline.cli import run
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.draft_heads.files import load_head
 from paceline.text.loops import is_looping
-from paceline.train.config import ValidationSection, read_train_config
+from paceline.train.config import ValidationSection
+from paceline.train.config_file import read_train_config
 from paceline.train.data import Crops
-from paceline.train.init_weights import fresh
-from paceline.train.layer_skip import LayerSkip, LayerSkipSection
-from paceline.train.losses import Comparison
+from paceline.train.init_weights import random_model
+from paceline.train.loop.trainer import Trainer
 from paceline.train.run import Run
-from paceline.train.tasks import Heads, Trained
-from paceline.train.trainer import Trainer
+from paceline.train.tasks import DraftHeadTask, TrainedHead
+from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection
+from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.validation import Validation
 from tests import tiny
-from tests.train.loops import assert_same, options, run_until, trainer, weights, without_speed
-from tests.train.recipes import log, recipe, train, write_target
-from tests.train.runs import Masked
+from tests.train.configs import log, recipe, train, write_target
+from tests.train.trainers import options
 
-SKIP = {"dropout": 0.3, "curriculum": "gradual"}
 EXIT = {"kind": "early_exit", "name": "exit", "config": {"exit_layer": 2, "num_blocks": 0, "own_norm": False}}
 SILENT = {**EXIT, "weight": 0}
 
@@ -42,35 +41,11 @@ def target_of(num_layers, **fields):
     return {"config": {name: raw[name] for name in raw if name not in ("dtype", "transformers_version")}, **fields}
 
 
-@pytest.mark.parametrize("cut", [5, 8])
-def test_a_run_cut_and_resumed_ends_as_if_uncut(cut, tmp_path):
-    fields = {"layer_skip": SKIP, "accumulate": 2}
-    whole = trainer(tmp_path / "whole", **fields)
-    best = whole.run()
-    run_until(trainer(tmp_path / "cut", **fields), cut)
-    torch.manual_seed(cut)
-    assert trainer(tmp_path / "cut", **fields).run() == best
-    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
-    assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole")
-
-
-def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
-    ends = []
-    for parts in (1, 2, 4):
-        made = trainer(tmp_path / str(parts), layer_skip=SKIP, accumulate=parts, precision="fp32")
-        made.batches = Masked(made.batches)
-        made.run()
-        ends.append(weights(tmp_path / str(parts)))
-    for other in ends[1:]:
-        for name, tensor in ends[0].items():
-            torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
-
-
 NUM_WORDS, LENGTH, STEPS = 16, 32, 150
 
 
 def pairs(seed, count=20000):
-    """Tokens that follow from the two before them, by a table that is the same for all seeds; one in ten is drawn."""
+    """Tokens determined by the two before them, by a fixed table; one in ten is random."""
     table = np.random.default_rng(99).integers(NUM_WORDS, size=(NUM_WORDS, NUM_WORDS))
     generator = np.random.default_rng(seed)
     tokens = [1, 2]
@@ -81,16 +56,16 @@ def pairs(seed, count=20000):
 
 
 def learned(folder, section):
-    """What a target of six layers is worth, whose third is its exit, after the same training but for ``section``."""
+    """The metrics of a target of six layers with an exit after the third, trained with ``section``."""
     raw = {**target_of(6)["config"], "vocab_size": NUM_WORDS, "intermediate_size": 64}
-    target = fresh(raw, 0)
+    target = random_model(raw, 0)
     config = EarlyExitConfig(exit_layer=3, num_blocks=0, own_norm=False)
     head = EarlyExitHead.make(config, target, generator=torch.Generator())
-    task = Heads(
+    task = DraftHeadTask(
         target=target,
-        heads=[Trained(name="exit", head=head, weight=0)],
-        comparison=Comparison(terms={"kl": 1.0}),
-        text_weight=1.0,
+        heads=[TrainedHead(name="exit", head=head, weight=0)],
+        loss=DistillationLoss(terms={"kl": 1.0}),
+        target_weight=1.0,
         layer_skip=section and LayerSkip(section, num_layers=6, num_steps=STEPS),
     )
     validation = Validation(
@@ -101,10 +76,10 @@ def learned(folder, section):
     )
     crops = Crops([(pairs(0), 1.0)], rows=8, length=LENGTH, seed=1)
     loop = options(STEPS, warmup=5, validate_every=STEPS, checkpoint_every=STEPS, precision="fp32")
-    return Trainer(task=task, batches=crops, config=loop, folder=folder, validate=validation.of_heads).run().measures
+    return Trainer(task=task, batches=crops, config=loop, folder=folder, validate=validation).run().metrics
 
 
-def test_exits_are_accepted_more_often_after_the_recipe_and_the_target_knows_as_much(tmp_path):
+def test_recipe_raises_acceptance_of_exits_at_equal_target_loss(tmp_path):
     plain = learned(tmp_path / "plain", None)
     found = learned(tmp_path / "skip", LayerSkipSection(exit_scale=1.0, every=2))
     name = "validation.exit.{}.tokens_per_step".format
@@ -114,7 +89,7 @@ def test_exits_are_accepted_more_often_after_the_recipe_and_the_target_knows_as_
     assert found["validation.loss"] == pytest.approx(plain["validation.loss"], abs=0.05)
 
 
-def test_an_exit_without_weights_is_written_measured_and_served(folder, tmp_path, capsys):
+def test_exit_without_weights_is_measured_written_and_served(folder, tmp_path, capsys):
     output = tmp_path / "run"
     target = {"path": str(folder / "target"), "trained": True, "layer_skip": {"every": 2, "exit_scale": 1.0}}
     fields = {"heads": [SILENT], "schedule": {"steps": 40}, "optimiser": {"learning_rate": 0.005}}
@@ -134,16 +109,16 @@ def test_an_exit_without_weights_is_written_measured_and_served(folder, tmp_path
     assert [one.tokens for one in results] == [one.tokens for one in plain]
     sound = [result for result in results if not is_looping(result.tokens)]
     served = total(sound).mean_acceptance_length
-    kept = json.loads((max((output / "best").iterdir()) / "meta.json").read_text())["measures"]
-    assert served == pytest.approx(kept["validation.exit.greedy.tokens_per_step"], rel=0.05)
+    saved = json.loads((max((output / "best").iterdir()) / "meta.json").read_text())["measures"]
+    assert served == pytest.approx(saved["validation.exit.greedy.tokens_per_step"], rel=0.05)
     words = ["--model", str(output / "target"), "--drafter", str(output / "exit"), "--max-tokens", "8", "abc"]
     assert run(["generate", *words]) == 0
     with pytest.raises(ValueError, match="is a head of"):
         load_head(output / "exit", load(folder / "target").lm)
 
 
-def test_an_exit_without_weights_is_measured_beside_heads_that_learn(folder, tmp_path):
-    """Of a target that stands still."""
+def test_exit_without_weights_is_measured_beside_trained_heads(folder, tmp_path):
+    """With a frozen target."""
     output = tmp_path / "run"
     heads = [{"kind": "early_exit", "config": {"exit_layer": 1}}, SILENT]
     assert train(recipe(folder, output, heads=heads, schedule={"steps": 4})) == 0
@@ -155,31 +130,31 @@ def test_an_exit_without_weights_is_measured_beside_heads_that_learn(folder, tmp
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
-        ({"target": {"path": "target", "layer_skip": {}}}, "target: layer_skip is how a target learns, and this one"),
+        ({"target": {"path": "target", "layer_skip": {}}}, "target: layer_skip is for a target that is trained, and"),
         ({"target": target_of(1, layer_skip={})}, "target.layer_skip: the target has 1 layer, and an early exit needs"),
         ({"target": target_of(3, layer_skip={"dropout": 1})}, "target.layer_skip.dropout=1: Input should be less"),
         ({"target": target_of(3, layer_skip={"exit_scale": -1})}, "target.layer_skip.exit_scale=-1: Input should be"),
         ({"target": target_of(3, layer_skip={"every": 0})}, "target.layer_skip.every=0: Input should be greater"),
         ({"target": target_of(3, layer_skip={"curriculum": "steep"})}, "target.layer_skip.curriculum='steep': Input"),
         ({"target": target_of(3, layer_skip={"rate": 1})}, "target.layer_skip.rate=1: Extra inputs are not permitted"),
-        ({"heads": [EXIT]}, "nothing to train: no head has weights of its own, and the target stands still; let it"),
+        ({"heads": [EXIT]}, "nothing to train: no head has weights of its own, and the target is frozen; train"),
         ({"heads": [{"kind": "early_exit", "config": {"exit_layer": 2}, "weight": 0}]}, "heads.0.weight=0: this head"),
         ({"heads": [{**EXIT, "weight": -1}]}, "heads.0.weight=-1: Input should be greater than or equal to 0"),
     ],
 )
-def test_mistakes_are_named_before_any_training(fields, said, folder, tmp_path, capsys):
+def test_wrong_fields_are_named_before_training(fields, message, folder, tmp_path, capsys):
     if fields.get("target", {}).get("path"):
         fields = {"target": {**fields["target"], "path": str(folder / "target")}}
     elif "target" in fields:
         fields = {**fields, "heads": []}
     assert train(recipe(folder, tmp_path / "run", **fields)) == 2
     error = capsys.readouterr().err
-    assert said in error and "Traceback" not in error
+    assert message in error and "Traceback" not in error
 
 
-def test_the_recipe_is_dumped_and_a_changed_one_is_not_gone_on_with(folder, tmp_path, capsys):
+def test_recipe_is_dumped_and_a_changed_one_is_not_resumed(folder, tmp_path, capsys):
     output = tmp_path / "run"
     path = recipe(folder, output, target=target_of(2, layer_skip={"dropout": 0.2}), heads=[], schedule={"steps": 4})
     assert train(path, "--set", "target.layer_skip.every=3", "--dump-config") == 0
@@ -190,7 +165,7 @@ def test_the_recipe_is_dumped_and_a_changed_one_is_not_gone_on_with(folder, tmp_
     assert "began with target.layer_skip.every=8 and now has 3" in capsys.readouterr().err
 
 
-def test_the_example_is_a_run_whose_exit_needs_no_weights(tmp_path, monkeypatch, capsys):
+def test_example_trains_an_exit_without_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     example = Path(__file__).parents[2] / "examples" / "layerskip.yaml"
     (tmp_path / "text").write_bytes(np.random.default_rng(0).bytes(4000))
@@ -201,15 +176,15 @@ def test_the_example_is_a_run_whose_exit_needs_no_weights(tmp_path, monkeypatch,
         "validation={prompts: 2, prompt_tokens: 8, tokens: 4, k: 2}",
     ]
     assert train(example, "--dry-run", *(word for one in settings for word in ("--set", one))) == 0
-    said = capsys.readouterr().out
-    assert "trained parameters  1,738,880" in said and "validation.loss" in said and not Path("runs").exists()
+    message = capsys.readouterr().out
+    assert "trained parameters  1,738,880" in message and "validation.loss" in message and not Path("runs").exists()
     config = read_train_config(example)
     assert config.target.layer_skip == LayerSkipSection(dropout=0.1, exit_scale=1.0, every=4)
     assert [(head.kind, head.weight) for head in config.heads] == [("early_exit", 0.0)]
 
 
-def test_a_model_that_learned_elsewhere_is_given_an_exit_by_a_few_lines(folder, tmp_path):
-    """Those of the page about training."""
+def test_documented_code_writes_an_exit_for_a_model_trained_elsewhere(folder, tmp_path):
+    """The code is in docs/training.md."""
     page = Path(__file__).parents[2] / "docs" / "training.md"
     text = page.read_text(encoding="utf-8").partition("## Early exits without a head")[2]
     code = text.partition("```python\n")[2].partition("```")[0].replace("exit_layer=8", "exit_layer=2")

@@ -1,4 +1,4 @@
-"""Where numbers go: JSON lines that a cut run repairs, and services that stand-ins play here."""
+"""Loggers: JSON lines after an interruption, and services played by stand-ins."""
 
 import json
 import sys
@@ -6,12 +6,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from paceline.train import loggers as logging
-from paceline.train.loggers import LOGGERS, JsonLines, open_loggers
+from paceline.train.loop import loggers as logging
+from paceline.train.loop.loggers import LOGGERS, JsonLines, open_loggers
 
 
 class Recorder(ModuleType):
-    """A module that notes what is called, and gives a run that does the same."""
+    """A module that records calls."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -36,7 +36,7 @@ def services(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_service_gets_config_numbers_and_an_end(name, services, tmp_path):
+def test_service_gets_config_metrics_and_finish(name, services, tmp_path):
     (logger,) = open_loggers([name], folder=tmp_path, name="first", config={"seed": 3})
     logger.log(7, {"loss": 1.5})
     logger.close()
@@ -46,7 +46,7 @@ def test_a_service_gets_config_numbers_and_an_end(name, services, tmp_path):
     assert values == ({"loss": 1.5},) and at == {"step": 7}
 
 
-def test_event_files_get_every_number(monkeypatch, tmp_path):
+def test_tensorboard_gets_every_metric(monkeypatch, tmp_path):
     calls = []
     writer = SimpleNamespace(
         add_scalar=lambda *values: calls.append(values),
@@ -66,13 +66,13 @@ def test_event_files_get_every_number(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", LOGGERS.builtin)
-def test_a_missing_service_is_named_with_the_way_out(name, monkeypatch, tmp_path):
+def test_missing_logger_package_is_named_with_its_extra(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=rf"loggers: {name} is not installed .*paceline\[train-loggers\]"):
         open_loggers([name], folder=tmp_path, name="first", config={})
 
 
-def test_lines_behind_the_checkpoint_and_half_lines_are_replaced(tmp_path):
+def test_lines_after_the_checkpoint_and_incomplete_lines_are_replaced(tmp_path):
     lines = JsonLines(folder=tmp_path)
     lines.begin(0)
     for step in (1, 2, 3):

@@ -1,10 +1,10 @@
-"""Losses between two laws: what they are, where they vanish, and that pieces of them are the whole."""
+"""Losses between two distributions, against their definitions."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.train.losses import LOSSES, Comparison, Laws, next_token_entropy
+from paceline.train.tasks.losses import LOSSES, DistillationLoss, LossInputs, cross_entropy
 
 N, V = 7, 11
 
@@ -14,9 +14,9 @@ def logits(seed, count=N, scale=2.0):
     return torch.randn(count, V, generator=generator, dtype=torch.float64) * scale
 
 
-def laws(own, wanted):
+def loss_inputs(own, wanted):
     text = torch.arange(len(own)) % V
-    return Laws(own=own.log_softmax(-1), wanted=wanted.log_softmax(-1), text=text)
+    return LossInputs(draft=own.log_softmax(-1), target=wanted.log_softmax(-1), next_token=text)
 
 
 def reference(name, q, p, text):
@@ -37,55 +37,55 @@ def reference(name, q, p, text):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_is_what_its_definition_says(name):
-    both = laws(logits(1), logits(2))
-    wanted = reference(name, both.own.exp(), both.wanted.exp(), both.text)
+def test_loss_matches_its_definition(name):
+    both = loss_inputs(logits(1), logits(2))
+    wanted = reference(name, both.draft.exp(), both.target.exp(), both.next_token)
     torch.testing.assert_close(LOSSES[name](both), wanted)
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"text", "argmax"}))
-def test_laws_that_agree_cost_nothing_and_others_do(name):
-    same = laws(logits(1), logits(1))
+def test_equal_distributions_have_zero_loss(name):
+    same = loss_inputs(logits(1), logits(1))
     torch.testing.assert_close(LOSSES[name](same), torch.zeros(N, dtype=torch.float64))
-    assert (LOSSES[name](laws(logits(1), logits(2))) > 0.05).all()
+    assert (LOSSES[name](loss_inputs(logits(1), logits(2))) > 0.05).all()
 
 
 @pytest.mark.parametrize("name", ["lk_alpha", "lk_lambda", "kl", "tv"])
-def test_following_a_loss_downhill_raises_acceptance(name):
+def test_gradient_step_raises_acceptance(name):
     own, wanted = logits(1).requires_grad_(True), logits(2)
-    before = laws(own, wanted).acceptance.mean()
-    LOSSES[name](laws(own, wanted)).sum().backward()
-    assert laws(own - 0.1 * own.grad, wanted).acceptance.mean() > before
+    before = loss_inputs(own, wanted).acceptance.mean()
+    LOSSES[name](loss_inputs(own, wanted)).sum().backward()
+    assert loss_inputs(own - 0.1 * own.grad, wanted).acceptance.mean() > before
 
 
-def test_the_acceptance_loss_pulls_also_where_nothing_is_shared():
-    """Laws so far apart that float32 has no number for what they share."""
+def test_acceptance_loss_has_a_gradient_for_disjoint_distributions():
+    """Distributions whose overlap underflows in float32."""
     own = torch.tensor([[200.0, 0.0, 0.0]], requires_grad=True)
     wanted = torch.tensor([[0.0, 200.0, 0.0]])
-    loss = LOSSES["lk_alpha"](laws(own, wanted))
+    loss = LOSSES["lk_alpha"](loss_inputs(own, wanted))
     loss.sum().backward()
     assert torch.isfinite(loss).all() and own.grad.abs().max() > 0.1
 
 
-def test_the_share_of_the_mixture_has_no_gradient():
+def test_share_of_the_mixture_has_no_gradient():
     own, wanted = logits(1).requires_grad_(True), logits(2)
-    both = laws(own, wanted)
+    both = loss_inputs(own, wanted)
     LOSSES["lk_lambda"](both).sum().backward()
     found, own.grad = own.grad.clone(), None
-    both = laws(own, wanted)
+    both = loss_inputs(own, wanted)
     share = torch.exp(-3 * both.acceptance.detach())
     (share * LOSSES["kl"](both) + (1 - share) * LOSSES["tv"](both)).sum().backward()
     torch.testing.assert_close(found, own.grad)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
-def test_chunks_give_the_loss_and_gradient_of_the_whole(chunk):
+def test_chunked_loss_and_gradient_match_unchunked(chunk):
     wanted, index = logits(2, 4).float(), torch.tensor([3, 0, 1, 1, 2, 0, 3])
     text = torch.arange(N)
     ends = []
     for size in (1000, chunk):
         own = logits(1).float().requires_grad_(True)
-        found = Comparison(terms={"kl": 0.5, "tv": 0.25, "text": 2.0}, chunk=size)(own, wanted, index, text)
+        found = DistillationLoss(terms={"kl": 0.5, "tv": 0.25, "text": 2.0}, chunk=size)(own, wanted, index, text)
         (found.loss * torch.arange(N)).sum().backward()
         ends.append((*found, own.grad))
     torch.testing.assert_close(ends[0], ends[1])
@@ -97,18 +97,18 @@ def test_chunks_give_the_loss_and_gradient_of_the_whole(chunk):
     assert torch.equal(greedy, (p.argmax(-1) == q.argmax(-1)).float()) and 0 < greedy.sum() + 1
 
 
-def test_only_who_drafts_learns():
+def test_only_the_draft_logits_have_a_gradient():
     own, wanted = logits(1).requires_grad_(True), logits(2).requires_grad_(True)
-    found = Comparison(terms=dict.fromkeys(LOSSES, 1.0), chunk=3)(own, wanted, torch.arange(N), torch.arange(N))
+    found = DistillationLoss(terms=dict.fromkeys(LOSSES, 1.0), chunk=3)(own, wanted, torch.arange(N), torch.arange(N))
     found.loss.sum().backward()
     assert wanted.grad is None and own.grad is not None
     assert not found.acceptance.requires_grad and not found.greedy.requires_grad
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
-def test_entropy_of_the_text_by_chunks(chunk):
+def test_chunked_cross_entropy_matches_unchunked(chunk):
     own, text = logits(1).float().requires_grad_(True), torch.arange(N)
-    found = next_token_entropy(own, text, chunk=chunk)
+    found = cross_entropy(own, text, chunk=chunk)
     torch.testing.assert_close(found, F.cross_entropy(own, text, reduction="none"))
     found.sum().backward()
     assert own.grad is not None
@@ -116,6 +116,6 @@ def test_entropy_of_the_text_by_chunks(chunk):
 
 def test_unknown_and_missing_terms_are_refused():
     with pytest.raises(ValueError, match="unknown loss 'l2'; known: text, argmax, kl"):
-        Comparison(terms={"l2": 1.0})
+        DistillationLoss(terms={"l2": 1.0})
     with pytest.raises(ValueError, match="a loss without terms"):
-        Comparison(terms={})
+        DistillationLoss(terms={})

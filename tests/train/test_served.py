@@ -1,4 +1,4 @@
-"""What a run reports of acceptance is what serving gives, for every kind of head."""
+"""The acceptance that a run reports matches serving, for every kind of head."""
 
 import json
 
@@ -7,9 +7,9 @@ import yaml
 
 from paceline.api import Engine, SamplingParams, load, total
 from paceline.text.loops import is_looping
-from paceline.train.config import read_train_config
+from paceline.train.config_file import read_train_config
 from paceline.train.run import Run
-from tests.train.recipes import recipe, train, write_target
+from tests.train.configs import recipe, train, write_target
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +26,12 @@ SERVED = {
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_reported_acceptance_is_what_serving_gives(kind, folder, tmp_path):
+def test_reported_acceptance_matches_serving(kind, folder, tmp_path):
     output = tmp_path / "run"
     raw = {**yaml.safe_load((folder / "target" / "config.json").read_text()), "num_hidden_layers": 1}
-    learns = {"draft": {"config": raw}, "heads": []} if kind == "draft" else {}
-    learns = learns or {"heads": [{"kind": kind, "config": SERVED[kind]}]}
-    fields = {**learns, "schedule": {"steps": 40}, "optimiser": {"learning_rate": 0.005}}
+    trained = {"draft": {"config": raw}, "heads": []} if kind == "draft" else {}
+    trained = trained or {"heads": [{"kind": kind, "config": SERVED[kind]}]}
+    fields = {**trained, "schedule": {"steps": 40}, "optimiser": {"learning_rate": 0.005}}
     path = recipe(folder, output, **fields)
     assert train(path) == 0
     prompts = Run(config=read_train_config(path)).data.prompts(8, 4).tolist()
@@ -40,7 +40,7 @@ def test_reported_acceptance_is_what_serving_gives(kind, folder, tmp_path):
     sound = [result for result in results if not is_looping(result.tokens)]
     served = total(sound).mean_acceptance_length
     name = f"validation.{kind}.greedy"
-    kept = json.loads((max((output / "best").iterdir()) / "meta.json").read_text())["measures"]
-    assert kept[f"{name}.num_texts"] == len(sound) > 0
-    assert kept[f"{name}.low"] <= served <= kept[f"{name}.high"]
-    assert served == pytest.approx(kept[f"{name}.tokens_per_step"], rel=0.05)
+    saved = json.loads((max((output / "best").iterdir()) / "meta.json").read_text())["measures"]
+    assert saved[f"{name}.num_texts"] == len(sound) > 0
+    assert saved[f"{name}.low"] <= served <= saved[f"{name}.high"]
+    assert served == pytest.approx(saved[f"{name}.tokens_per_step"], rel=0.05)

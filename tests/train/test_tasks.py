@@ -1,4 +1,4 @@
-"""What is trained: losses over whole texts, whoever computes which rows; heads beside a frozen or a learning target."""
+"""Task losses and gradients, for frozen and trained targets, whole batches and micro-batches."""
 
 import dataclasses
 
@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from paceline.train.batches import TrainBatch
-from paceline.train.losses import Comparison
-from paceline.train.tasks import Distillation, Draws, Heads, NextToken, Trained
-from paceline.train.terms import num_learned
+from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, StepRandomness, TrainedHead
+from paceline.train.tasks.losses import DistillationLoss
+from paceline.train.tasks.terms import num_learned
 from tests import tiny
 from tests.train.heads import LastConfig, LastHead, TapConfig, TapHead
 
 ROWS, LENGTH = 4, 12
-DRAWS = Draws(seed=3, step=5, first_row=0)
+DRAWS = StepRandomness(seed=3, step=5, first_row=0)
 
 
 def model(seed=1):
@@ -44,16 +44,16 @@ def last(target):
     return LastHead.make(LastConfig(), target, generator=torch.Generator().manual_seed(2))
 
 
-def heads(target, *, detach=False, text_weight=None, anchors=None, **options):
-    parts = [
-        Trained(name="tap", head=tap(target, anchors=anchors), detach=detach, **options),
-        Trained(name="last", head=last(target), weight=0.5, detach=detach),
+def heads(target, *, detach=False, target_weight=None, anchors=None, **options):
+    trained_heads = [
+        TrainedHead(name="tap", head=tap(target, anchors=anchors), detach=detach, **options),
+        TrainedHead(name="last", head=last(target), weight=0.5, detach=detach),
     ]
-    comparison = Comparison(terms={"kl": 1.0})
-    return Heads(target=target, heads=parts, comparison=comparison, text_weight=text_weight)
+    loss = DistillationLoss(terms={"kl": 1.0})
+    return DraftHeadTask(target=target, heads=trained_heads, loss=loss, target_weight=target_weight)
 
 
-def test_next_token_is_the_cross_entropy_of_transformers():
+def test_next_token_loss_matches_transformers():
     reference = tiny.llama(1)
     whole = batch()
     with torch.no_grad():
@@ -61,11 +61,11 @@ def test_next_token_is_the_cross_entropy_of_transformers():
         result = NextToken(model=tiny.native(reference))(whole, DRAWS)
     torch.testing.assert_close(result.loss / ROWS / LENGTH, wanted, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(result.rows.sum(), result.loss)
-    sums = result.measures["loss.text"][:, 0]
+    sums = result.metrics["loss.text"][:, 0]
     torch.testing.assert_close(sums[0] / sums[1], wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_what_is_not_learned_costs_nothing():
+def test_masked_tokens_have_no_loss():
     whole, lm = batch(masked=True), model()
     logits = lm.causal(whole.tokens[:, :-1]).logits
     entropy = F.cross_entropy(logits.flatten(0, 1).float(), whole.tokens[:, 1:].flatten(), reduction="none")
@@ -74,47 +74,47 @@ def test_what_is_not_learned_costs_nothing():
     assert num_learned(whole) == whole.learned[:, 1:].sum()
 
 
-def test_texts_that_share_a_row_cost_what_they_cost_alone():
+def test_documents_that_share_a_row_have_the_loss_of_separate_rows():
     whole, lm = batch(texts=2), model()
-    apart = torch.zeros(())
+    separate = torch.zeros(())
     for number in (0, 1):
         text = whole.tokens[:, whole.segment[0] == number]
         alone = TrainBatch(tokens=text, learned=torch.ones_like(text, dtype=torch.bool))
-        apart = apart + NextToken(model=lm)(alone, DRAWS).loss
-    torch.testing.assert_close(NextToken(model=lm)(whole, DRAWS).loss, apart)
+        separate = separate + NextToken(model=lm)(alone, DRAWS).loss
+    torch.testing.assert_close(NextToken(model=lm)(whole, DRAWS).loss, separate)
     assert num_learned(whole) == ROWS * (LENGTH - 1)
 
 
-def test_a_draft_equal_to_its_target_has_nothing_to_learn():
+def test_draft_equal_to_its_target_has_zero_loss():
     target = model()
-    comparison = Comparison(terms={"kl": 1.0})
-    same = Distillation(target=target, draft=model(), comparison=comparison)(batch(), DRAWS)
-    other = Distillation(target=target, draft=model(2), comparison=comparison)(batch(), DRAWS)
+    loss = DistillationLoss(terms={"kl": 1.0})
+    same = Distillation(target=target, draft=model(), loss=loss)(batch(), DRAWS)
+    other = Distillation(target=target, draft=model(2), loss=loss)(batch(), DRAWS)
     assert same.loss.abs() < 1e-3 and other.loss > 1
     for name in ("draft.acceptance", "draft.greedy"):
-        torch.testing.assert_close(same.measures[name][0], same.measures[name][1])
-        assert other.measures[name][0] < other.measures[name][1]
+        torch.testing.assert_close(same.metrics[name][0], same.metrics[name][1])
+        assert other.metrics[name][0] < other.metrics[name][1]
 
 
-def test_distillation_is_the_divergence_at_every_learned_token():
+def test_distillation_loss_is_the_kl_divergence_at_learned_tokens():
     whole, target, draft = batch(masked=True), model(), model(2)
     p = target.causal(whole.tokens[:, :-1]).logits.softmax(-1)
     q = draft.causal(whole.tokens[:, :-1]).logits.softmax(-1)
     wanted = ((p * (p / q).log()).sum(-1) * whole.learned[:, 1:]).sum()
-    found = Distillation(target=target, draft=draft, comparison=Comparison(terms={"kl": 1.0}))(whole, DRAWS)
+    found = Distillation(target=target, draft=draft, loss=DistillationLoss(terms={"kl": 1.0}))(whole, DRAWS)
     torch.testing.assert_close(found.loss.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
-def test_only_the_draft_learns():
+def test_distillation_trains_only_the_draft():
     target = model().requires_grad_(False)
-    task = Distillation(target=target, draft=model(2), comparison=Comparison(terms={"kl": 0.5, "argmax": 0.5}))
+    task = Distillation(target=target, draft=model(2), loss=DistillationLoss(terms={"kl": 0.5, "argmax": 0.5}))
     task(batch(), DRAWS).loss.backward()
     assert all(parameter.grad is None for parameter in target.parameters())
     assert all(parameter.grad is not None for parameter in task.trained().values())
     assert len(task.trained()) == len(list(task.draft.parameters()))
 
 
-def test_a_frozen_target_is_no_part_of_what_is_trained():
+def test_frozen_target_has_no_trained_parameters():
     target = model()
     task = heads(target)
     task(batch(), DRAWS).loss.backward()
@@ -124,18 +124,20 @@ def test_a_frozen_target_is_no_part_of_what_is_trained():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_loss_of_a_head_is_the_mean_over_its_anchors_and_depths(masked):
+def test_head_loss_is_the_mean_over_anchors_and_depths(masked):
     target, whole = model(), batch(masked=masked)
     head = last(target)
-    task = Heads(target=target, heads=[Trained(name="last", head=head)], comparison=Comparison(terms={"kl": 1.0}))
+    task = DraftHeadTask(
+        target=target, heads=[TrainedHead(name="last", head=head)], loss=DistillationLoss(terms={"kl": 1.0})
+    )
     p = target.causal(whole.tokens[:, :-1]).logits.softmax(-1)
     q = head.table(whole.tokens[:, :-1]).softmax(-1)
     learned = whole.learned[:, 1:]
-    each = (p * (p / q).log()).sum(-1) * learned  # the same for all depths, by where it stands
+    each = (p * (p / q).log()).sum(-1) * learned  # the same for all depths, by position
     count = torch.tensor([min(at + 1, 3) for at in range(LENGTH)])  # drafts that reach a position
     result = task(whole, DRAWS)
     torch.testing.assert_close(result.loss.double(), (each * count).sum() / 3, rtol=1e-5, atol=1e-4)
-    sums = result.measures["last.loss"]
+    sums = result.metrics["last.loss"]
     depths = torch.stack([each[:, depth:].sum() for depth in range(3)])
     torch.testing.assert_close(sums[0].double(), depths, rtol=1e-5, atol=1e-4)
     assert sums[1].tolist() == [int(learned[:, depth:].sum()) for depth in range(3)]
@@ -143,56 +145,59 @@ def test_the_loss_of_a_head_is_the_mean_over_its_anchors_and_depths(masked):
 
 @pytest.mark.parametrize("anchors", [None, 5])
 @pytest.mark.parametrize("masked", [False, True])
-def test_rows_apart_give_what_the_whole_batch_gives(anchors, masked):
-    """Of the loss, gradients and measures, also of what is drawn at random."""
+def test_micro_batches_match_the_whole_batch(anchors, masked):
+    """In loss, gradients and metrics, with random anchors too."""
     whole = batch(masked=masked, texts=2)
-    first, second = heads(model(), text_weight=1.0, anchors=anchors), heads(model(), text_weight=1.0, anchors=anchors)
+    first, second = (
+        heads(model(), target_weight=1.0, anchors=anchors),
+        heads(model(), target_weight=1.0, anchors=anchors),
+    )
     result = first(whole, DRAWS)
     result.loss.backward()
-    measures = []
+    metrics = []
     for rows in (slice(0, 1), slice(1, 3), slice(3, 4)):
         one = second(part_of(whole, rows), dataclasses.replace(DRAWS, first_row=rows.start))
         one.loss.backward()
-        measures.append(one.measures)
-    for name, wanted in result.measures.items():
-        torch.testing.assert_close(sum(one[name] for one in measures), wanted)
+        metrics.append(one.metrics)
+    for name, wanted in result.metrics.items():
+        torch.testing.assert_close(sum(one[name] for one in metrics), wanted)
     for name, parameter in first.trained().items():
         torch.testing.assert_close(second.trained()[name].grad, parameter.grad)
 
 
-def test_other_steps_and_seeds_draw_other_anchors():
+def test_anchors_depend_on_step_and_seed():
     task, whole = heads(model(), anchors=4), batch()
     losses = [
-        task(whole, draws).loss.item()
-        for draws in (DRAWS, DRAWS, dataclasses.replace(DRAWS, step=6), dataclasses.replace(DRAWS, seed=4))
+        task(whole, randomness).loss.item()
+        for randomness in (DRAWS, DRAWS, dataclasses.replace(DRAWS, step=6), dataclasses.replace(DRAWS, seed=4))
     ]
     assert losses[0] == losses[1] and len(set(losses)) == 3
 
 
-def test_detached_heads_leave_the_trunk_the_gradients_of_its_own_loss():
+def test_detached_heads_do_not_change_the_targets_gradients():
     whole = batch()
     alone, detached, joint = model(), model(), model()
     NextToken(model=alone)(whole, DRAWS).loss.backward()
-    heads(detached, detach=True, text_weight=1.0)(whole, DRAWS).loss.backward()
-    heads(joint, detach=False, text_weight=1.0)(whole, DRAWS).loss.backward()
+    heads(detached, detach=True, target_weight=1.0)(whole, DRAWS).loss.backward()
+    heads(joint, detach=False, target_weight=1.0)(whole, DRAWS).loss.backward()
     differs = False
     for name, parameter in alone.named_parameters():
         assert torch.equal(detached.get_parameter(name).grad, parameter.grad), name
         differs |= not torch.allclose(joint.get_parameter(name).grad, parameter.grad)
-    assert differs, "end to end, the trunk learns for its heads"
+    assert differs, "without detach, the heads train the target too"
 
 
-def test_hidden_states_that_came_with_the_batch_replace_the_targets_forward():
+def test_precomputed_hidden_states_replace_the_targets_forward():
     target, whole = model(), batch()
     wanted = heads(target)(whole, DRAWS)
     output = target.causal(whole.tokens[:, :-1], taps=(2, 3))
     given = dataclasses.replace(whole, hidden={tap: state.detach() for tap, state in output.hidden.items()})
     task = heads(target)
-    target.causal = None  # nobody may ask it
+    target.causal = None  # the forward pass must not run
     torch.testing.assert_close(task(given, DRAWS), wanted)
 
 
-def test_weights_of_depths_are_relative():
+def test_depth_weights_are_relative():
     whole = batch()
     losses = [
         heads(model(), depth_weights=weights)(whole, DRAWS).loss.item()

@@ -1,4 +1,4 @@
-"""The training loop: resumable to the bit, atomic on disk, logged."""
+"""The training loop: bitwise resume, checkpoints, logs."""
 
 import itertools
 
@@ -6,22 +6,29 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from paceline.draft_heads import DRAFT_HEADS
+from paceline.draft_heads import HEADS
 from paceline.train.config import HeadSection, ScheduleSection
 from paceline.train.data import Crops
-from paceline.train.losses import Comparison
-from paceline.train.schedule import factor
+from paceline.train.loop.schedule import learning_rate_factor
+from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.setup import build_head
-from paceline.train.tasks import Heads, Trained
-from paceline.train.trainer import Score, Trainer
+from paceline.train.tasks import DraftHeadTask, TrainedHead
+from paceline.train.tasks.losses import DistillationLoss
 from tests import tiny
-from tests.train.loops import assert_same, lines, options, run_until, trainer, weights, without_speed
-from tests.train.runs import Masked, corpus
+from tests.train.synthetic import Masked, corpus
+from tests.train.trainers import assert_same, lines, options, run_until, trainer, weights, without_speed
+
+SKIP = {"dropout": 0.3, "curriculum": "gradual"}
+OPTIONS = {
+    "plain": {},
+    "everything": {"dropout": 0.2, "accumulate": 2, "ema": 0.8},
+    "layer skip": {"layer_skip": SKIP, "accumulate": 2},
+}
 
 
 @pytest.mark.parametrize("cut", [3, 5, 8, 11])
-@pytest.mark.parametrize("fields", [{}, {"dropout": 0.2, "accumulate": 2, "ema": 0.8}], ids=["plain", "everything"])
-def test_a_run_cut_anywhere_and_resumed_ends_as_if_uncut(cut, fields, tmp_path):
+@pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
+def test_resumed_run_matches_uninterrupted_run_bitwise(cut, fields, tmp_path):
     whole = trainer(tmp_path / "whole", **fields)
     best = whole.run()
     run_until(trainer(tmp_path / "cut", **fields), cut)
@@ -34,7 +41,7 @@ def test_a_run_cut_anywhere_and_resumed_ends_as_if_uncut(cut, fields, tmp_path):
     assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole"), "repeated steps are logged once"
 
 
-def test_dropout_changes_the_run_and_so_does_its_seed(tmp_path):
+def test_weights_depend_on_dropout_and_seed(tmp_path):
     ends = []
     for name, fields in (("a", {}), ("b", {"dropout": 0.2}), ("c", {"dropout": 0.2, "seed": 1})):
         trainer(tmp_path / name, **fields).run()
@@ -42,7 +49,7 @@ def test_dropout_changes_the_run_and_so_does_its_seed(tmp_path):
     assert not torch.equal(ends[0], ends[1]) and not torch.equal(ends[1], ends[2])
 
 
-def test_a_finished_run_is_not_trained_further(tmp_path):
+def test_finished_run_is_not_trained_further(tmp_path):
     best = trainer(tmp_path).run()
     before = weights(tmp_path)
     again = trainer(tmp_path)
@@ -51,7 +58,7 @@ def test_a_finished_run_is_not_trained_further(tmp_path):
     assert_same(weights(tmp_path), before)
 
 
-def test_loss_goes_down_on_a_corpus_that_can_be_learned(tmp_path):
+def test_loss_falls_on_a_learnable_corpus(tmp_path):
     run = trainer(tmp_path, steps=80)
     run.run()
     losses = [line["loss"] for line in lines(tmp_path) if "loss" in line]
@@ -61,7 +68,7 @@ def test_loss_goes_down_on_a_corpus_that_can_be_learned(tmp_path):
 def test_every_line_of_the_log_parses_and_has_its_step(tmp_path):
     run = trainer(tmp_path)
     validate = run.validate
-    run.validate = lambda task: Score(value=validate(task).value, measures={"validation.loss": 1.0})
+    run.validate = lambda task: Score(value=validate(task).value, metrics={"validation.loss": 1.0})
     run.run()
     losses = [line for line in lines(tmp_path) if "loss" in line]
     validations = [line for line in lines(tmp_path) if "validation.loss" in line]
@@ -71,7 +78,7 @@ def test_every_line_of_the_log_parses_and_has_its_step(tmp_path):
     assert all(line["loss.text"] == pytest.approx(line["loss"], rel=1e-5) for line in losses)
 
 
-def test_the_best_weights_are_the_ones_loaded_at_the_end(tmp_path):
+def test_best_weights_are_loaded_at_the_end(tmp_path):
     run = trainer(tmp_path)
     values, states = iter([1.0, 3.0, 2.0]), []
 
@@ -88,7 +95,7 @@ def test_the_best_weights_are_the_ones_loaded_at_the_end(tmp_path):
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000008"]
 
 
-def test_the_mean_of_weights_is_what_is_validated_and_kept(tmp_path):
+def test_average_of_weights_is_validated_and_saved(tmp_path):
     run = trainer(tmp_path, ema=0.5, validate_every=1, steps=3, precision="fp32")
     means, seen = [], []
     mean = {name: parameter.detach().clone() for name, parameter in run.parameters.items()}
@@ -108,17 +115,19 @@ def test_the_mean_of_weights_is_what_is_validated_and_kept(tmp_path):
     assert not torch.equal(run.parameters["model.embed.weight"], means[-1]["model.embed.weight"])
 
 
-def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeypatch):
+def test_head_is_validated_and_saved_in_its_targets_dtype(tmp_path, monkeypatch):
     target = tiny.native(tiny.llama(1, dtype=torch.bfloat16))
     section = HeadSection(kind="last")
-    monkeypatch.setitem(DRAFT_HEADS.entries, "last", "tests.train.heads:LastHead")
-    head = build_head(section, target, seed=0, place=0)
+    monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
+    head = build_head(section, target, seed=0, index=0)
     assert head.table.weight.dtype == torch.float32
-    task = Heads(target=target, heads=[Trained(name="last", head=head)], comparison=Comparison(terms={"kl": 1.0}))
+    task = DraftHeadTask(
+        target=target, heads=[TrainedHead(name="last", head=head)], loss=DistillationLoss(terms={"kl": 1.0})
+    )
     seen = []
 
     def validate(served):
-        seen.append(served.parts[0].head.table.weight.detach().clone())
+        seen.append(served.trained_heads[0].head.table.weight.detach().clone())
         return Score(value=float(len(seen)))
 
     crops = Crops([(corpus(0), 1.0)], rows=4, length=16, seed=1)
@@ -126,53 +135,54 @@ def test_a_head_is_validated_and_kept_in_its_targets_precision(tmp_path, monkeyp
     run.run()
     assert all(weight.dtype == torch.bfloat16 for weight in seen)
     assert torch.equal(seen[-1], head.table.weight.bfloat16()) and not torch.equal(seen[-1].float(), head.table.weight)
-    assert torch.equal(run.finished().parts[0].head.table.weight, seen[-1])
+    assert torch.equal(run.finished().trained_heads[0].head.table.weight, seen[-1])
     assert run.finished().target is target
 
 
-def test_the_last_step_is_validated_and_saved_whatever_the_rhythm(tmp_path):
+def test_last_step_is_always_validated_and_saved(tmp_path):
     trainer(tmp_path, steps=7, validate_every=100, checkpoint_every=100).run()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000007"]
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000007"]
 
 
-def test_the_last_checkpoints_are_kept(tmp_path):
+def test_only_the_last_checkpoints_remain(tmp_path):
     trainer(tmp_path, checkpoint_every=2, keep=3).run()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000008", "00000010", "00000012"]
 
 
 @pytest.mark.parametrize("value", [None, float("nan")])
-def test_a_validation_that_is_never_a_number_is_reported(value, tmp_path):
+def test_validation_without_a_value_is_reported(value, tmp_path):
     run = trainer(tmp_path)
     run.validate = lambda task: Score(value=value)
-    with pytest.raises(ValueError, match="no validation measured anything: the run diverged or every text loops"):
+    with pytest.raises(ValueError, match="no validation measured anything: the run diverged or every output loops"):
         run.run()
 
 
-def test_accumulated_parts_learn_as_the_whole_batch(tmp_path):
+@pytest.mark.parametrize("layer_skip", [None, SKIP], ids=["plain", "layer skip"])
+def test_accumulated_micro_batches_match_the_whole_batch(layer_skip, tmp_path):
     ends = []
-    for parts in (1, 2, 4):
-        run = trainer(tmp_path / str(parts), accumulate=parts, precision="fp32")
+    for num_parts in (1, 2, 4):
+        run = trainer(tmp_path / str(num_parts), layer_skip=layer_skip, accumulate=num_parts, precision="fp32")
         run.batches = Masked(run.batches)
         run.run()
-        ends.append(weights(tmp_path / str(parts)))
+        ends.append(weights(tmp_path / str(num_parts)))
     for other in ends[1:]:
         for name, tensor in ends[0].items():
             torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
-def test_rows_that_cannot_be_shared_are_refused(tmp_path):
+def test_indivisible_batch_is_refused(tmp_path):
     with pytest.raises(ValueError, match="batches of 4 rows cannot be shared by 1 processes in 3 parts"):
         trainer(tmp_path, accumulate=3)
 
 
-def test_the_rate_warms_up_and_falls_to_a_tenth():
-    rates = [factor(ScheduleSection(steps=100, warmup=10), step) for step in range(100)]
+def test_learning_rate_warms_up_and_decays_to_the_floor():
+    rates = [learning_rate_factor(ScheduleSection(steps=100, warmup=10), step) for step in range(100)]
     assert rates[0] < rates[5] < rates[9] and max(rates) <= 1
     assert rates[9] > 0.95
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
     assert 0.1 <= rates[-1] < 0.11
-    assert factor(ScheduleSection(steps=10, warmup=0, floor=1.0), 0) == 1.0
+    assert learning_rate_factor(ScheduleSection(steps=10, warmup=0, floor=1.0), 0) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,43 +1,48 @@
-"""A client of OpenAI-compatible servers: their models, and completions of texts. Knows nothing of what is asked for.
+"""An HTTP client for the /models and /completions endpoints of OpenAI-compatible servers.
 
-The standard library's HTTP. Redirects are not followed: they would carry the key to another place.
+Redirects are not followed: they would send the key to another host.
 """
 
-import http.client
 import json
-import urllib.error
-import urllib.request
+import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from queue import SimpleQueue
 from threading import Thread
 from typing import final
-from urllib.parse import urlsplit
 
-LARGEST = 64 * 2**20  # bytes of an answer
-SHOWN = 300  # characters of a server's message
-ENDED = ("stop", "eos", "eos_token")  # what servers call a text that ended by itself
+import httpx
 
-# What is asked beside the plain words of the interface, tried in this order until a server takes it. Filters that a
-# server has of its own are switched off where it lets them be, and tokens asked for by their numbers.
-OPEN = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-NUMBERED = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-RUNGS: tuple[Mapping[str, object], ...] = (
-    {"logprobs": 1, **OPEN, **NUMBERED},
-    {"logprobs": 1, **OPEN},
+MAX_MESSAGE = 300  # characters of a server's error message that are shown
+EOS_FINISH_REASONS = ("stop", "eos", "eos_token")  # what servers report for an end-of-text token
+
+# Extra request fields, tried in this order until the server accepts them. They turn the server's own filters off and
+# ask for token ids.
+NO_FILTERS = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+TOKEN_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+EXTRA_FIELDS: tuple[Mapping[str, object], ...] = (
+    {"logprobs": 1, **NO_FILTERS, **TOKEN_IDS},
+    {"logprobs": 1, **NO_FILTERS},
     {"logprobs": 1},
     {},
 )
+HINTS = {403: "the key may not do this", 429: "lower --batch-size, or wait"}
 
 
 class ServerError(ValueError):
-    """A server that cannot be reached, refuses, or answers what cannot be read; with the way out."""
+    """The server cannot be reached, refuses a request, or sends a response that cannot be read."""
+
+
+class _StatusError(ServerError):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One text to be continued; temperature 0 or 1, without filters."""
+class CompletionRequest:
+    """One prompt to complete, at temperature 0 or 1 and without filters. The names are those of the request fields."""
 
     prompt: str
     max_tokens: int
@@ -47,242 +52,210 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What came back; None for what the server does not say."""
+    """A server's completion; None for what it does not report."""
 
     text: str
     stopped: bool  # by an end-of-text token, not by length
-    token_ids: tuple[int, ...] | None
-    tokens: tuple[str, ...] | None  # as its logprobs spell them
-    logprobs: tuple[float | None, ...] | None  # of these
-    num_prompt_tokens: int | None
-    num_tokens: int | None
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object, **__: object) -> None:
-        return None
+    token_ids: tuple[int, ...] | None = None
+    tokens: tuple[str, ...] | None = None  # token strings of the logprobs
+    logprobs: tuple[float | None, ...] | None = None
+    num_prompt_tokens: int | None = None
+    num_tokens: int | None = None
 
 
 @final
-class Server:
-    """Completions of one model by one server.
+class CompletionClient:
+    """Requests completions from one server.
 
-    ``url`` is what comes before /completions, such as http://localhost:8000/v1; ``key`` is sent as a bearer token and
-    shown nowhere; ``timeout`` counts seconds without an answer. Raises ValueError for what is no such URL, key or time.
+    ``url`` is the part before /completions, such as http://localhost:8000/v1. ``key`` is sent as a bearer token and
+    never shown. ``timeout`` is in seconds without a response. Raises ValueError for an invalid URL, key or timeout.
     """
 
     def __init__(self, *, url: str, key: str | None = None, timeout: float = 120.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL:
+            parsed = httpx.URL()
+        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
             raise ValueError(f"--url {url}: give one like http://localhost:8000/v1")
-        if parts.username is not None or parts.password is not None:
+        if parsed.userinfo:
             raise ValueError("--url with a user or password in it: give the key by --api-key-env instead")
         if not timeout > 0:
             raise ValueError(f"--timeout {timeout:g}: give seconds above 0")
         if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
-            raise ValueError("the key holds spaces or characters that no header can: set the variable anew")
-        self.url, self.timeout, self._key = url.rstrip("/"), timeout, key
-        self._rung, self._settled = 0, False
-        self._opener = urllib.request.build_opener(_NoRedirects)
-
-    @property
-    def asked(self) -> Mapping[str, object]:
-        """What is asked beside the plain words, as far as the server has taken it."""
-        return RUNGS[self._rung]
-
-    def find_model(self, name: str | None, *, others: Sequence[str]) -> str:
-        """The name that the server knows the model by: ``name``; or the first of ``others`` that it lists; or its only.
-
-        Raises ServerError naming what it lists where that does not say, or where it has no list.
-        """
-        try:
-            found = self._send("/models", None)
-        except _Refused as refusal:
-            if name is not None and refusal.status in (404, 405):
-                return name
-            raise ServerError(
-                f"{refusal}; a list of models is at URL/models: does --url end as the server's does, often in /v1?"
-                if refusal.status == 404
-                else str(refusal)
-            ) from refusal
-        entries = found.get("data")
-        names = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-        listed = [entry for entry in names if isinstance(entry, str)]
-        if name is not None:
-            if listed and name not in listed:
-                raise ServerError(f"--served-model {name}: {self.url} serves {_list(listed)}; give one of these")
-            return name
-        if len(listed) == 1:
-            return listed[0]
-        chosen = next((other for other in others if other in listed), None)
-        if chosen is None:
-            raise ServerError(f"{self.url} serves {_list(listed)}: say which by --served-model NAME")
-        return chosen
-
-    def complete_all(self, model: str, asks: Sequence[Ask], *, at_once: int) -> list[Completion]:
-        """The completions of ``asks``, in their order, ``at_once`` at a time.
-
-        The first of all is alone, to find what the server lets be asked. Raises ServerError for the first that fails.
-        """
-        found = [] if self._settled else [self._settle(model, ask) for ask in asks[:1]]
-        waiting, answers = deque(enumerate(asks[len(found) :])), SimpleQueue[tuple[int, Completion | Exception]]()
-        rest: list[Completion | None] = [None] * len(waiting)
-
-        def work() -> None:
-            while waiting:
-                try:
-                    at, ask = waiting.popleft()
-                except IndexError:  # another was quicker
-                    return
-                try:
-                    answers.put((at, self._complete(model, ask)))
-                except Exception as error:  # raised below, where the caller is
-                    answers.put((at, error))
-
-        for _ in range(min(at_once, len(waiting))):
-            Thread(target=work, daemon=True).start()  # a pool's threads would keep Ctrl-C waiting for their answers
-        try:
-            for _ in rest:
-                at, answer = answers.get()
-                if isinstance(answer, Exception):
-                    raise answer
-                rest[at] = answer
-        finally:
-            waiting.clear()
-        return [*found, *(answer for answer in rest if answer is not None)]
-
-    def _settle(self, model: str, ask: Ask) -> Completion:
-        """Of the first rung that the server does not refuse as badly worded."""
-        while True:
-            try:
-                found = self._complete(model, ask)
-                self._settled = True
-                return found
-            except _Refused as refusal:
-                if refusal.status not in (400, 422) or self._rung == len(RUNGS) - 1:
-                    raise
-                self._rung += 1
-
-    def _complete(self, model: str, ask: Ask) -> Completion:
-        body = {
-            "model": model,
-            "prompt": ask.prompt,
-            "max_tokens": ask.max_tokens,
-            "temperature": ask.temperature,
-            "top_p": 1.0,
-            "seed": ask.seed,
-            **self.asked,
-        }
-        return _read(self._send("/completions", body), self.url)
-
-    def _send(self, path: str, body: Mapping[str, object] | None) -> dict[str, object]:
-        """The JSON object that answers. Raises ServerError for everything else."""
-        headers = {"Accept": "application/json", "User-Agent": "paceline"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        data = None
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-            data = json.dumps(body).encode()
-        where = f"{self.url}{path}"
-        try:
-            request = urllib.request.Request(where, data=data, headers=headers)
-            with self._opener.open(request, timeout=self.timeout) as answer:
-                raw = answer.read(LARGEST + 1)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _Refused(error.code, self._describe(where, error)) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerError(self._explain(where, error)) from None
-        try:
-            found = json.loads(raw[:LARGEST])
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ServerError(f"{where} answers with no JSON object: is it an OpenAI-compatible server?")
-        return found
-
-    def _describe(self, where: str, error: urllib.error.HTTPError) -> str:
-        """A refusal in words: the server's own message, without the key."""
-        try:
-            raw = error.read(LARGEST).decode("utf-8", errors="replace")
-        except (OSError, http.client.HTTPException):
-            raw = ""
-        said = " ".join(_message(raw).split())
-        if self._key is not None:
-            said = said.replace(self._key, "***")
-        said = f": {said[:SHOWN]}" if said else ""
-        hint = {
-            401: "give --api-key-env VAR, the variable that holds the key" if self._key is None else "check the key",
-            403: "the key may not do this",
-            429: "lower --batch-size, or wait",
-        }.get(error.code)
-        if 300 <= error.code < 400:
-            hint = f"it points to {error.headers.get('Location', 'another place')}: give that as --url"
-        return f"{where} answers {error.code}{said}{f' ({hint})' if hint else ''}"
-
-    def _explain(self, where: str, error: Exception) -> str:
-        """A broken connection in words."""
-        cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(cause, TimeoutError):
-            return f"{where} gave no answer within {self.timeout:g} s: raise --timeout, or lower --batch-size"
-        if isinstance(cause, ConnectionRefusedError):
-            return f"nothing listens at {self.url} (connection refused): start the server, or correct --url"
-        return (
-            f"{where} cannot be reached ({type(cause).__name__}: {cause}): correct --url, or look at the server's log"
+            raise ValueError("the key contains spaces or characters that no HTTP header can hold: set it again")
+        self.url, self._key = url.rstrip("/"), key
+        self._level, self._accepted = 0, False  # index into EXTRA_FIELDS, and whether the server has accepted it
+        self._http = httpx.Client(
+            headers={"User-Agent": "paceline", **({} if key is None else {"Authorization": f"Bearer {key}"})},
+            timeout=timeout,
+            verify=ssl.create_default_context(),  # the system's certificates, not only httpx's own
+            limits=httpx.Limits(max_keepalive_connections=0),  # requests come in bursts, minutes apart
         )
 
+    @property
+    def extra_fields(self) -> Mapping[str, object]:
+        """The request fields beyond the basic ones that the server accepts, as far as is known."""
+        return EXTRA_FIELDS[self._level]
 
-class _Refused(ServerError):
-    """An HTTP status that is no success."""
+    def find_model(self, name: str | None, *, candidates: Sequence[str]) -> str:
+        """The served name of the model: ``name``, the first of ``candidates`` that the server lists, or its only model.
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+        Raises ServerError with the names that the server lists where none fits, or where it has no list.
+        """
+        try:
+            response = self._send("GET", "/models")
+        except _StatusError as error:
+            if name is not None and error.status in (404, 405):
+                return name
+            if error.status != 404:
+                raise
+            raise ServerError(
+                f"{error}; a list of models is at URL/models: does --url end as the server's does, often in /v1?"
+            ) from error
+        entries = response.get("data")
+        ids = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+        listed = [entry for entry in ids if isinstance(entry, str)]
+        if name is not None:
+            if listed and name not in listed:
+                raise ServerError(f"--served-model {name}: {self.url} serves {_join(listed)}; give one of these")
+            return name
+        found = listed[0] if len(listed) == 1 else next((one for one in candidates if one in listed), None)
+        if found is None:
+            raise ServerError(f"{self.url} serves {_join(listed)}: say which by --served-model NAME")
+        return found
+
+    def complete_all(
+        self, model: str, requests: Sequence[CompletionRequest], *, max_concurrency: int
+    ) -> list[Completion]:
+        """The completions of ``requests``, in order. The first request of all is sent alone, to find ``extra_fields``.
+
+        Raises ServerError for the first request that fails; the others are not sent then.
+        """
+        first = [] if self._accepted else [self._negotiate(model, request) for request in requests[:1]]
+        pending, done = deque(enumerate(requests[len(first) :])), SimpleQueue[tuple[int, Completion | Exception]]()
+        completions: dict[int, Completion] = {}
+
+        def work() -> None:
+            while pending:
+                try:
+                    index, request = pending.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                try:
+                    done.put((index, self._complete(model, request)))
+                except Exception as error:  # raised in the caller's thread
+                    done.put((index, error))
+
+        for _ in range(min(max_concurrency, len(pending))):
+            Thread(target=work, daemon=True).start()  # an executor's threads would make Ctrl-C wait for the responses
+        try:
+            for _ in requests[len(first) :]:
+                index, result = done.get()
+                if isinstance(result, Exception):
+                    raise result
+                completions[index] = result
+        finally:
+            pending.clear()
+        return [*first, *(completions[index] for index in sorted(completions))]
+
+    def _negotiate(self, model: str, request: CompletionRequest) -> Completion:
+        """A completion with the first of EXTRA_FIELDS that the server does not reject as invalid."""
+        while True:
+            try:
+                completion = self._complete(model, request)
+                self._accepted = True
+                return completion
+            except _StatusError as error:
+                if error.status not in (400, 422) or self._level == len(EXTRA_FIELDS) - 1:
+                    raise
+                self._level += 1
+
+    def _complete(self, model: str, request: CompletionRequest) -> Completion:
+        body = {"model": model, **asdict(request), "top_p": 1.0, **self.extra_fields}
+        return _parse(self._send("POST", "/completions", body), self.url)
+
+    def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, object]:
+        """The JSON object in the response. Raises ServerError where there is none."""
+        url = f"{self.url}{path}"
+        try:
+            response = self._http.request(method, url, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerError(self._explain(url, error)) from None
+        if not response.is_success:
+            raise _StatusError(response.status_code, self._describe(url, response))
+        content = _json(response)
+        if not isinstance(content, dict):
+            raise ServerError(f"{url} answers with no JSON object: is it an OpenAI-compatible server?")
+        return content
+
+    def _describe(self, url: str, response: httpx.Response) -> str:
+        """The status and the server's own message, without the key."""
+        message = " ".join(_error_message(response).split())
+        if self._key is not None:
+            message = message.replace(self._key, "***")
+        hint = HINTS.get(response.status_code)
+        if response.status_code == 401:
+            hint = "give --api-key-env VAR, the variable that holds the key" if self._key is None else "check the key"
+        if 300 <= response.status_code < 400:
+            hint = f"it redirects to {response.headers.get('Location', 'another URL')}: give that as --url"
+        message = f": {message[:MAX_MESSAGE]}" if message else ""
+        return f"{url} answers {response.status_code}{message}{f' ({hint})' if hint else ''}"
+
+    def _explain(self, url: str, error: Exception) -> str:
+        if isinstance(error, httpx.TimeoutException):
+            seconds = self._http.timeout.read
+            return f"{url} gave no answer within {seconds:g} s: raise --timeout, or lower --batch-size"
+        if isinstance(error, httpx.ConnectError) and "refused" in str(error):
+            return f"nothing listens at {self.url} (connection refused): start the server, or correct --url"
+        return f"{url} cannot be reached ({type(error).__name__}: {error}): correct --url, or check the server's log"
 
 
-def _read(answer: Mapping[str, object], url: str) -> Completion:
-    """A completion. Raises ServerError where it lacks its text."""
-    choices = answer.get("choices")
+def _parse(response: Mapping[str, object], url: str) -> Completion:
+    """The completion in a response. Raises ServerError where it has no text."""
+    choices = response.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
         raise ServerError(f"{url}/completions answers without choices[0].text: is it an OpenAI-compatible server?")
-    told = choice.get("logprobs")
-    logprobs = told if isinstance(told, dict) else {}
-    counted = answer.get("usage")
-    usage = counted if isinstance(counted, dict) else {}
-    numbers = _list_of(int, logprobs.get("token_logprobs"), float, type(None))
+    logprobs, usage = (one if isinstance(one, dict) else {} for one in (choice.get("logprobs"), response.get("usage")))
+    values = _tuple_of(logprobs.get("token_logprobs"), int, float, type(None))
     return Completion(
         text=choice["text"],
-        stopped=choice.get("finish_reason") in ENDED,
-        token_ids=_list_of(int, choice.get("token_ids")),
-        tokens=_list_of(str, logprobs.get("tokens")),
-        logprobs=None if numbers is None else tuple(None if one is None else float(one) for one in numbers),
-        num_prompt_tokens=_count(usage.get("prompt_tokens")),
-        num_tokens=_count(usage.get("completion_tokens")),
+        stopped=choice.get("finish_reason") in EOS_FINISH_REASONS,
+        token_ids=_tuple_of(choice.get("token_ids"), int),
+        tokens=_tuple_of(logprobs.get("tokens"), str),
+        logprobs=None if values is None else tuple(None if value is None else float(value) for value in values),
+        num_prompt_tokens=_int(usage.get("prompt_tokens")),
+        num_tokens=_int(usage.get("completion_tokens")),
     )
 
 
-def _list_of(kind: type, value: object, *others: type) -> tuple | None:
-    """``value`` if it is a list of nothing else."""
-    return tuple(value) if isinstance(value, list) and all(type(one) in (kind, *others) for one in value) else None
+def _tuple_of(value: object, *types: type) -> tuple | None:
+    """``value`` if it is a list of items of ``types`` only; a bool is no int."""
+    return tuple(value) if isinstance(value, list) and all(type(item) in types for item in value) else None
 
 
-def _count(value: object) -> int | None:
+def _int(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def _message(raw: str) -> str:
-    """What an error's body says, in the forms that servers use."""
+def _json(response: httpx.Response) -> object:
     try:
-        found = json.loads(raw)
+        return response.json()
     except ValueError:
-        return raw
-    inner = found.get("error", found) if isinstance(found, dict) else found
+        return None
+
+
+def _error_message(response: httpx.Response) -> str:
+    """The message in an error body, in the forms that servers use."""
+    content = _json(response)
+    if content is None:
+        return response.text
+    inner = content.get("error", content) if isinstance(content, dict) else content
     if isinstance(inner, dict):
         inner = inner.get("message", inner.get("detail", inner))
     return inner if isinstance(inner, str) else json.dumps(inner)
 
 
-def _list(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "no model"

@@ -1,7 +1,7 @@
-"""How often drafting, or company in a batch, changes a text: near ties that products of another shape decide otherwise.
+"""Where greedy outputs with drafting diverge from plain greedy decoding, and by which logit margins.
 
-Greedy texts of the same prompts, drafted against plain one by one. In exact arithmetic they are equal; by the CPU
-kernel too. Elsewhere a text may part where two tokens are nearer to each other than rounding, and goes its own way.
+In exact arithmetic the outputs are equal, and with the batch-invariant CPU kernel they are bitwise equal. Elsewhere
+they can diverge where two logits are closer than the rounding differences between batch shapes.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from paceline.core.plan import Fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
-    """Where a text leaves the plain one: the first token that differs, and how much plain decoding preferred its own.
+class DivergencePoint:
+    """The first token of a sequence that differs from plain decoding.
 
     ``margin`` is the difference of the two largest logits there, in plain decoding.
     """
@@ -26,21 +26,21 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Of one way to decode, against plain decoding of the same texts one by one."""
+    """Comparison of outputs with plain decoding of the same prompts one by one."""
 
-    num_texts: int
-    num_tokens: int  # compared: up to the first difference of each text
-    partings: tuple[Parting, ...]
+    num_sequences: int
+    num_tokens: int  # compared: up to the first difference of each sequence
+    divergence_points: tuple[DivergencePoint, ...]
     smallest_margin: float  # over all tokens that were compared
     mean_acceptance_length: float
 
     @property
     def per_token(self) -> float:
-        """Differences per token compared."""
-        return len(self.partings) / self.num_tokens if self.num_tokens else 0.0
+        """Divergence points per token compared."""
+        return len(self.divergence_points) / self.num_tokens if self.num_tokens else 0.0
 
 
-def measure(
+def measure_divergence(
     target: Loaded,
     prompts: Sequence[Sequence[int]],
     *,
@@ -53,38 +53,37 @@ def measure(
 
     Raises what ``generate`` raises.
     """
-    bare = replace(target, tokenizer=None)
+    target, token_ids = replace(target, tokenizer=None), [list(prompt) for prompt in prompts]
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
-    texts = [list(prompt) for prompt in prompts]
-    plain = generate(bare, texts, params, batch_size=1)
+    plain = generate(target, token_ids, params, batch_size=1)
     drafted = generate(
-        bare,
-        texts,
+        target,
+        token_ids,
         replace(params, logprobs=None),
         drafter=drafter,
         num_draft_tokens=Fixed(num_draft_tokens),
         batch_size=batch_size,
     )
-    partings, compared, smallest = [], 0, float("inf")
-    for index, (one, other) in enumerate(zip(plain, drafted, strict=True)):
-        pairs = zip(one.tokens, other.tokens, strict=True)
-        at = next((at for at, (own, theirs) in enumerate(pairs) if own != theirs), None)
-        end = num_tokens if at is None else at + 1
+    points, compared, smallest = [], 0, float("inf")
+    for prompt, (own, other) in enumerate(zip(plain, drafted, strict=True)):
+        pairs = enumerate(zip(own.tokens, other.tokens, strict=True))
+        position = next((position for position, (one, two) in pairs if one != two), None)
+        end = num_tokens if position is None else position + 1
         compared += end
-        smallest = min(smallest, *(margin(one, place) for place in range(end)))
-        if at is not None:
-            partings.append(Parting(prompt=index, position=at, margin=margin(one, at)))
+        smallest = min(smallest, *(logit_margin(own, at) for at in range(end)))
+        if position is not None:
+            points.append(DivergencePoint(prompt=prompt, position=position, margin=logit_margin(own, position)))
     steps = sum(result.stats.steps for result in drafted)
     return Divergence(
-        num_texts=len(texts),
+        num_sequences=len(token_ids),
         num_tokens=compared,
-        partings=tuple(partings),
+        divergence_points=tuple(points),
         smallest_margin=smallest,
         mean_acceptance_length=sum(len(result.tokens) for result in drafted) / steps,
     )
 
 
-def margin(result: Result, position: int) -> float:
+def logit_margin(result: Result, position: int) -> float:
     """Difference of the two largest logits before a token."""
     assert result.logprobs is not None
     first, second = (value for _, value in result.logprobs[position].top_raw[:2])

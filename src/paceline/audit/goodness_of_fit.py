@@ -1,188 +1,124 @@
-"""Whether tokens were drawn from the laws that they are said to come from. Knows nothing of models.
+"""Goodness-of-fit tests: whether tokens were sampled from given next-token distributions.
 
-T tokens, V vocabulary. Three tests, whose null laws do not depend on what the laws are: the tokens' surprise against
-the laws' entropy; where the tokens lie in the laws, likeliest first, which is uniform for honest draws; and how often
-the likeliest, the second and so on were drawn.
+T tokens, V vocabulary. The tests compare the tokens' negative log-likelihood with the distributions' entropy, their
+probability integral transform with the uniform distribution, and the counts of the most probable tokens with those
+expected. The null distributions of all three are the same for every model.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
+from scipy import stats
 from torch import Tensor
 
-LEVEL = 0.01  # of false alarms, all tests together
-RANKS = 8  # that are counted one by one
-HALF_WIDTH = 1.96  # of an interval of 95 %, in standard deviations
+SIGNIFICANCE = 0.01  # probability of a false alarm, all tests together
+NUM_RANKS = 8  # most probable tokens whose counts are tested
+Z_95 = 1.96  # half of a 95 % interval, in standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What the tests say of ``num_tokens`` tokens; natural logarithms."""
+class GoodnessOfFit:
+    """Results of the tests on ``num_tokens`` tokens; natural logarithms."""
 
     num_tokens: int
-    surprise: float  # mean of -log p(token)
-    entropy: float  # mean of what it should be
-    half_width: float  # of the 95 % interval of their difference, for honest draws
-    surprise_p: float  # how likely so large a difference is, for honest draws
-    place_distance: float  # largest distance of the places' distribution from the uniform one
-    place_p: float
-    rank_p: float  # of the counts of the RANKS likeliest tokens
+    nll: float  # mean negative log-likelihood of the tokens
+    entropy: float  # its expected value
+    half_width: float  # of the 95 % interval of their difference, if the tokens fit
+    nll_p_value: float
+    ks_statistic: float  # Kolmogorov-Smirnov distance of the probability integral transform
+    ks_p_value: float
+    rank_p_value: float  # of the counts of the NUM_RANKS most probable tokens
 
     @property
-    def honest(self) -> bool:
-        """Whether no test speaks against it, at LEVEL together."""
-        return 3 * min(self.surprise_p, self.place_p, self.rank_p) >= LEVEL
+    def passed(self) -> bool:
+        """Whether no test rejects the fit, at SIGNIFICANCE for all three together."""
+        return 3 * min(self.nll_p_value, self.ks_p_value, self.rank_p_value) >= SIGNIFICANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the tests look at, for each of T tokens; natural logarithms."""
+class TokenStatistics:
+    """The statistics of T tokens that the tests use."""
 
-    surprise: Tensor  # [T], -log p(token)
-    entropy: Tensor  # [T], what it should be on average
-    variance: Tensor  # [T], of the surprise
-    places: Tensor  # [T] in 0 .. 1: the mass of likelier tokens, and a random part of the token's own
-    hits: Tensor  # [T, RANKS], 1 where the token is the likeliest, the second ...
-    likeliest: Tensor  # [T, RANKS], what that should be on average
+    nll: Tensor  # [T]
+    entropy: Tensor  # [T], the expected nll
+    variance: Tensor  # [T], of the nll
+    pit: Tensor  # [T] in 0 .. 1: probability of the more probable tokens, plus a random share of the token's own
+    rank_counts: Tensor  # [T, NUM_RANKS], 1 where the token is the most probable, the second ...
+    rank_probs: Tensor  # [T, NUM_RANKS], the expected rank_counts
 
 
-def facts_of(laws: Tensor, tokens: Tensor, generator: torch.Generator) -> Facts:
-    """Of ``tokens`` [T] under ``laws`` [T, V]; ``generator`` decides where in its own interval a token lies."""
-    laws = laws.double()
-    logs = torch.where(laws > 0, laws, 1.0).log()
-    entropy = -(laws * logs).sum(-1)
-    own = laws.gather(-1, tokens[:, None])
-    before = (laws > own) | ((laws == own) & (torch.arange(laws.shape[-1]) < tokens[:, None]))
-    within = torch.rand(len(tokens), generator=generator, dtype=torch.float64)
-    largest = laws.topk(min(RANKS, laws.shape[-1])).values
-    return Facts(
-        surprise=-own[:, 0].log(),
+def token_statistics(probs: Tensor, tokens: Tensor, generator: torch.Generator) -> TokenStatistics:
+    """Statistics of ``tokens`` [T] under ``probs`` [T, V]; ``generator`` randomises the integral transform."""
+    probs = probs.double()
+    logs = torch.where(probs > 0, probs, 1.0).log()
+    entropy = -(probs * logs).sum(-1)
+    own = probs.gather(-1, tokens[:, None])
+    before = (probs > own) | ((probs == own) & (torch.arange(probs.shape[-1]) < tokens[:, None]))
+    share = torch.rand(len(tokens), generator=generator, dtype=torch.float64)
+    largest = probs.topk(min(NUM_RANKS, probs.shape[-1])).values
+    return TokenStatistics(
+        nll=-own[:, 0].log(),
         entropy=entropy,
-        variance=((laws * logs**2).sum(-1) - entropy**2).clamp(min=0),
-        places=(laws * before).sum(-1) + within * own[:, 0],
-        hits=(before.sum(-1)[:, None] == torch.arange(RANKS)).double(),
-        likeliest=torch.nn.functional.pad(largest, (0, RANKS - largest.shape[-1])),
+        variance=((probs * logs**2).sum(-1) - entropy**2).clamp(min=0),
+        pit=(probs * before).sum(-1) + share * own[:, 0],
+        rank_counts=(before.sum(-1)[:, None] == torch.arange(NUM_RANKS)).double(),
+        rank_probs=torch.nn.functional.pad(largest, (0, NUM_RANKS - largest.shape[-1])),
     )
 
 
 @final
-class Tokens:
-    """Adds up tokens and the laws before them."""
+class GoodnessOfFitTest:
+    """Accumulates tokens and the distributions they should have been sampled from."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._surprise, self._entropy, self._variance = 0.0, 0.0, 0.0
-        self._places: list[Tensor] = []
-        self._excess = torch.zeros(RANKS, dtype=torch.float64)  # tokens of each rank beyond what is expected
-        self._covariance = torch.zeros(RANKS, RANKS, dtype=torch.float64)
+        self._nll, self._entropy, self._variance = 0.0, 0.0, 0.0
+        self._pit: list[Tensor] = []
+        self._excess = torch.zeros(NUM_RANKS, dtype=torch.float64)  # counts minus expected counts
+        self._covariance = torch.zeros(NUM_RANKS, NUM_RANKS, dtype=torch.float64)
 
-    def add(self, laws: Tensor, tokens: Tensor) -> None:
-        """``tokens`` [T], each with the law [T, V] it should have been drawn from."""
-        facts = facts_of(laws, tokens, self._generator)
-        self._surprise += float(facts.surprise.sum())
-        self._entropy += float(facts.entropy.sum())
-        self._variance += float(facts.variance.sum())
-        self._places.append(facts.places)
-        self._excess += (facts.hits - facts.likeliest).sum(0)
-        self._covariance += facts.likeliest.sum(0).diag() - facts.likeliest.T @ facts.likeliest
+    def add(self, probs: Tensor, tokens: Tensor) -> None:
+        """``tokens`` [T], each with its distribution in ``probs`` [T, V]."""
+        found = token_statistics(probs, tokens, self._generator)
+        self._nll += float(found.nll.sum())
+        self._entropy += float(found.entropy.sum())
+        self._variance += float(found.variance.sum())
+        self._pit.append(found.pit)
+        self._excess += (found.rank_counts - found.rank_probs).sum(0)
+        self._covariance += found.rank_probs.sum(0).diag() - found.rank_probs.T @ found.rank_probs
 
-    def verdict(self) -> Verdict:
-        """Of everything so far. Raises ValueError where nothing was added."""
-        places = torch.cat(self._places).sort().values if self._places else torch.empty(0)
-        count = len(places)
-        if count == 0:
-            raise ValueError("no tokens to judge: add some")
-        deviation = math.sqrt(self._variance)
-        difference = abs(self._surprise - self._entropy)
-        steps = torch.arange(count + 1, dtype=torch.float64) / count
-        distance = float(torch.maximum(steps[1:] - places, places - steps[:-1]).max())
-        return Verdict(
-            num_tokens=count,
-            surprise=self._surprise / count,
-            entropy=self._entropy / count,
-            half_width=HALF_WIDTH * deviation / count,
-            surprise_p=two_sided(difference, deviation),
-            place_distance=distance,
-            place_p=kolmogorov(distance, count),
-            rank_p=chi_square(self._excess, self._covariance),
+    def result(self) -> GoodnessOfFit:
+        """The tests of all tokens so far. Raises ValueError where there are none."""
+        if not self._pit:
+            raise ValueError("no tokens to test: add some")
+        pit, deviation = torch.cat(self._pit), math.sqrt(self._variance)
+        uniform = stats.kstest(pit.numpy(), "uniform")
+        return GoodnessOfFit(
+            num_tokens=len(pit),
+            nll=self._nll / len(pit),
+            entropy=self._entropy / len(pit),
+            half_width=Z_95 * deviation / len(pit),
+            nll_p_value=two_sided_p_value(self._nll - self._entropy, deviation),
+            ks_statistic=float(uniform.statistic),
+            ks_p_value=float(uniform.pvalue),
+            rank_p_value=chi_square_p_value(self._excess, self._covariance),
         )
 
 
-def chi_square(excess: Tensor, covariance: Tensor) -> float:
-    """Probability of at least the weighted size of ``excess`` [R], by the law of as many directions as vary."""
+def two_sided_p_value(difference: float, deviation: float) -> float:
+    """P-value of a normal ``difference`` with mean 0."""
+    if deviation == 0:  # one-hot distributions
+        return 1.0 if abs(difference) < 1e-9 else 0.0
+    return float(2 * stats.norm.sf(abs(difference) / deviation))
+
+
+def chi_square_p_value(excess: Tensor, covariance: Tensor) -> float:
+    """P-value of a normal ``excess`` [R] with mean 0, over the directions in which ``covariance`` is not zero."""
     values, vectors = torch.linalg.eigh(covariance)
-    kept = values > 1e-9 * max(1.0, float(values.max()))
-    along = (vectors.T @ excess)[kept]
-    freedom, statistic = int(kept.sum()), float((along**2 / values[kept]).sum())
-    if freedom == 0:
+    varying = values > 1e-9 * max(1.0, float(values.max()))
+    if not varying.any():
         return 1.0 if float(excess.abs().max()) < 1e-6 else 0.0
-    halves = (torch.tensor(number / 2, dtype=torch.float64) for number in (freedom, statistic))
-    return float(torch.special.gammaincc(*halves))
-
-
-def two_sided(difference: float, deviation: float) -> float:
-    """Probability of at least this difference, either way, by the normal law."""
-    if deviation == 0:  # certain laws leave no room
-        return 1.0 if difference < 1e-9 else 0.0
-    return math.erfc(difference / deviation / math.sqrt(2))
-
-
-def kolmogorov(distance: float, count: float) -> float:
-    """Probability of at least this distance for uniform places, by the asymptotic series with Stephens' correction."""
-    root = math.sqrt(count)
-    scaled = (root + 0.12 + 0.11 / root) * distance
-    if scaled < 0.3:  # the series does not converge there, and the probability is 1 to five digits
-        return 1.0
-    return min(1.0, max(0.0, 2 * sum((-1) ** (j - 1) * math.exp(-2 * (j * scaled) ** 2) for j in range(1, 101))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """A share that was seen beside the one that should have been, of ``count`` independent chances."""
-
-    count: int
-    seen: float
-    expected: float
-    half_width: float  # of the 95 % interval of their difference
-    p: float = field(default=1.0)
-
-
-def judge_rate(hits: Tensor, chances: Tensor) -> Rate:
-    """``hits`` [T] of 0 and 1 against the probabilities ``chances`` [T]. Raises ValueError where there are none."""
-    count = len(hits)
-    if count == 0:
-        raise ValueError("no chances to judge: give some")
-    chances = chances.double().clamp(0, 1)
-    deviation = math.sqrt(float((chances * (1 - chances)).sum()))
-    difference = abs(float(hits.double().sum() - chances.sum()))
-    return Rate(
-        count=count,
-        seen=float(hits.double().mean()),
-        expected=float(chances.mean()),
-        half_width=HALF_WIDTH * deviation / count,
-        p=two_sided(difference, deviation),
-    )
-
-
-def chance_of_rejection(p: Tensor, q: Tensor) -> Tensor:
-    """Probability [T] that speculative sampling accepts a draw from ``q`` [T, V] for ``p`` (2211.17192)."""
-    return torch.minimum(p, q).sum(-1)
-
-
-def chance_of_coupling(p: Tensor, q: Tensor) -> Tensor:
-    """Probability [T] that two races with one noise have one winner (2408.07978): p, q [T, V].
-
-    The sum over x of 1 / sum over y of max(p(y) / p(x), q(y) / q(x)), in one pass over the tokens by p / q.
-    """
-    both = (p > 0) & (q > 0)
-    ratio = torch.where(p > 0, torch.where(q > 0, p / torch.where(q > 0, q, 1.0), torch.inf), 0.0)
-    order = ratio.argsort(dim=-1)
-    own, theirs, rising = p.gather(-1, order), q.gather(-1, order), ratio.gather(-1, order)
-    # At x, those with a larger ratio count by p, the others by q; equal ratios count alike either way.
-    above = own.flip(-1).cumsum(-1).flip(-1)
-    below = theirs.cumsum(-1) - theirs
-    weight = above / torch.where(own > 0, own, 1.0) + below / torch.where(theirs > 0, theirs, 1.0)
-    valid = both.gather(-1, order) & rising.isfinite()
-    return torch.where(valid, 1 / torch.where(valid, weight, 1.0), 0.0).sum(-1)
+    statistic = ((vectors.T @ excess)[varying] ** 2 / values[varying]).sum()
+    return float(stats.chi2.sf(float(statistic), int(varying.sum())))

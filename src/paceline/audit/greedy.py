@@ -1,58 +1,58 @@
-"""Whether a server's greedy texts are the reference's, and where not, how much the reference prefers its own."""
+"""Compares a server's greedy completions with those of the reference model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.api import Loaded, Result, SamplingParams, generate
 from paceline.audit.client import Completion
-from paceline.audit.divergence import Parting, margin
+from paceline.audit.divergence import DivergencePoint, logit_margin
 from paceline.text.stream import REPLACEMENT, TextStream
 from paceline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greedy:
-    """Greedy texts against the reference's."""
+class GreedyComparison:
+    """Greedy completions of a server against the reference's."""
 
-    num_texts: int
-    partings: tuple[Parting, ...]  # where texts leave the reference's
-    near_tie: float  # partings at no more than this are the rounding's
+    num_sequences: int
+    divergence_points: tuple[DivergencePoint, ...]
+    near_tie: float  # margins up to this are explained by rounding
 
     @property
-    def errors(self) -> tuple[Parting, ...]:
-        """Partings that no near tie excuses."""
-        return tuple(one for one in self.partings if one.margin > self.near_tie)
+    def errors(self) -> tuple[DivergencePoint, ...]:
+        """Divergence points that are no near ties."""
+        return tuple(point for point in self.divergence_points if point.margin > self.near_tie)
 
 
 def compare_greedy(
     target: Loaded,
     prompts: Sequence[Sequence[int]],
-    answers: Sequence[Completion],
+    completions: Sequence[Completion],
     *,
-    text_length: int,
+    max_tokens: int,
     near_tie: float,
-) -> Greedy:
-    """``answers`` beside plain greedy decoding of the same prompts, one by one. Raises what ``generate`` raises."""
+) -> GreedyComparison:
+    """Compare ``completions`` with plain greedy decoding of the same prompts. Raises what ``generate`` raises."""
     assert target.tokenizer is not None
-    params = SamplingParams(temperature=0.0, max_tokens=text_length, logprobs=2)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=2)
     plain = generate(target, [list(prompt) for prompt in prompts], params, batch_size=1)
-    partings = []
-    for index, (own, answer) in enumerate(zip(plain, answers, strict=True)):
-        at = part(target.tokenizer, own, answer)
-        if at is not None:
-            partings.append(Parting(prompt=index, position=at, margin=margin(own, at)))
-    return Greedy(num_texts=len(answers), partings=tuple(partings), near_tie=near_tie)
+    points = []
+    for prompt, (result, completion) in enumerate(zip(plain, completions, strict=True)):
+        position = first_divergence(target.tokenizer, result, completion)
+        if position is not None:
+            points.append(DivergencePoint(prompt=prompt, position=position, margin=logit_margin(result, position)))
+    return GreedyComparison(num_sequences=len(completions), divergence_points=tuple(points), near_tie=near_tie)
 
 
-def part(tokenizer: Tokenizer, own: Result, answer: Completion) -> int | None:
-    """The first of the reference's tokens that the server's text does not go on with; None for the same text."""
-    stream, text = TextStream(tokenizer=tokenizer, prompt=own.prompt_tokens), ""
-    ended = own.finish_reason == "stop"
-    for at, token in enumerate(own.tokens[:-1] if ended else own.tokens):
+def first_divergence(tokenizer: Tokenizer, result: Result, completion: Completion) -> int | None:
+    """The first token of ``result`` whose text differs from the server's completion; None if they are equal."""
+    stream, text = TextStream(tokenizer=tokenizer, prompt=result.prompt_tokens), ""
+    stopped = result.finish_reason == "stop"
+    for position, token in enumerate(result.tokens[:-1] if stopped else result.tokens):
         text += stream.push(token)
-        if not answer.text.startswith(text):
-            return at
+        if not completion.text.startswith(text):
+            return position
     text += stream.flush()
-    if text.rstrip(REPLACEMENT) == answer.text.rstrip(REPLACEMENT) and ended == answer.stopped:
+    if text.rstrip(REPLACEMENT) == completion.text.rstrip(REPLACEMENT) and stopped == completion.stopped:
         return None
-    return len(own.tokens) - 1
+    return len(result.tokens) - 1

@@ -1,7 +1,7 @@
-"""Whether a target, a drafter and a verifier keep their promises, asked of real runs. Prints nothing.
+"""Audits a target, a drafter and a verifier: equality with plain decoding, goodness of fit, acceptance rate.
 
-Texts are drawn as a user would have them drawn; the laws that they should come from are computed apart, by plain eager
-forwards of whole texts. T tokens, V vocabulary.
+Sequences are sampled through ``generate``; the distributions they are tested against come from plain forwards of the
+whole sequence. T tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +13,10 @@ from torch import Tensor
 from paceline.api import Loaded, Result, SamplingParams, generate
 from paceline.api.build import DrafterLike, VerifierLike, build_drafter, build_verifier
 from paceline.api.results import Source
-from paceline.audit.distributions import laws_after
-from paceline.audit.divergence import Divergence, measure
-from paceline.audit.goodness_of_fit import Rate, Tokens, Verdict, chance_of_coupling, chance_of_rejection, judge_rate
+from paceline.audit.acceptance import AcceptanceRate, compare_acceptance, coupled_acceptance, rejection_acceptance
+from paceline.audit.divergence import Divergence, measure_divergence
+from paceline.audit.goodness_of_fit import GoodnessOfFit, GoodnessOfFitTest
+from paceline.audit.target_probs import next_token_probs
 from paceline.core.plan import Fixed
 from paceline.core.tree import Draw
 from paceline.decode import agree
@@ -27,44 +28,45 @@ from paceline.verifiers.coupled import Coupled
 from paceline.verifiers.recursive import Recursive
 from paceline.verifiers.rejection import Rejection
 
-LEVEL = 0.01  # of a false alarm about acceptance
-CLOSED_FORMS = (Block, Coupled, Recursive, Rejection)  # whose first acceptance has one
-ROOTS = 400  # steps whose acceptance is compared with its closed form
-Tell = Callable[[str], None]
+SIGNIFICANCE = 0.01  # of the test of the acceptance rate
+CLOSED_FORMS = (Block, Coupled, Recursive, Rejection)  # verifiers whose first acceptance has a closed form
+NUM_ACCEPTANCES = 400  # drafted tokens whose acceptance is tested
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Equality:
-    """How many of ``num_texts`` sampled texts are those of plain decoding with the same seeds."""
+class SampledEquality:
+    """How many of ``num_sequences`` sampled sequences equal those of plain decoding with the same seeds."""
 
-    num_texts: int
+    num_sequences: int
     num_tokens: int
     num_equal: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """What was found; None where a check does not apply."""
+class ModelAudit:
+    """Results of an audit; None where a check does not apply."""
 
     greedy: Divergence
-    coupled: Equality | None  # of a verifier that promises the tokens of plain decoding
-    law: Verdict
-    acceptance: Rate | None  # of the first drafted token, where its closed form is known
-    bitwise: bool  # equality of tokens is promised bit for bit, not only away from near ties
+    sampled: SampledEquality | None  # for verifiers that return the tokens of plain decoding
+    goodness_of_fit: GoodnessOfFit
+    acceptance: AcceptanceRate | None  # of the first drafted token, where a closed form is known
+    bitwise: bool  # equality is expected without exceptions for near ties
 
     @property
     def failures(self) -> list[str]:
-        """What breaks a promise, in words."""
-        found = []
-        if self.bitwise and self.greedy.partings:
-            found.append(f"{len(self.greedy.partings)} greedy texts differ from plain decoding")
-        if self.bitwise and self.coupled is not None and self.coupled.num_equal < self.coupled.num_texts:
-            found.append(f"{self.coupled.num_texts - self.coupled.num_equal} sampled texts differ from plain decoding")
-        if not self.law.honest:
-            found.append("sampled tokens do not have the target's law")
-        if self.acceptance is not None and self.acceptance.p < LEVEL:
-            found.append("acceptance is not what the rule gives for these laws")
-        return found
+        """What failed, in words."""
+        failures = []
+        if self.bitwise and self.greedy.divergence_points:
+            failures.append(f"{len(self.greedy.divergence_points)} greedy sequences differ from plain decoding")
+        if self.bitwise and self.sampled is not None and self.sampled.num_equal < self.sampled.num_sequences:
+            count = self.sampled.num_sequences - self.sampled.num_equal
+            failures.append(f"{count} sampled sequences differ from plain decoding")
+        if not self.goodness_of_fit.passed:
+            failures.append("sampled tokens do not follow the target's distribution")
+        if self.acceptance is not None and self.acceptance.p_value < SIGNIFICANCE:
+            failures.append("the acceptance rate is not the one that the verifier has for these distributions")
+        return failures
 
 
 def audit(
@@ -79,74 +81,84 @@ def audit(
     batch_size: int,
     seed: int,
     bitwise: bool,
-    tell: Tell,
-) -> Audit:
-    """Run every check; ``num_tokens`` in all are judged for their law, in texts of ``text_length``.
+    on_progress: Progress,
+) -> ModelAudit:
+    """Run every check; ``num_tokens`` sampled tokens are tested, in sequences of ``text_length``.
 
     Raises what ``generate`` raises, and ValueError for counts below 1.
     """
+    check_lengths(num_tokens=num_tokens, text_length=text_length)
+    bare, token_ids = replace(target, tokenizer=None), [list(prompt) for prompt in prompts]
+    built_verifier, built_drafter = build_verifier(verifier), build_drafter(drafter, target=target)
+    num_rounds = -(-num_tokens // (len(token_ids) * text_length))
+
+    def sample(count: int, index: int, **options: object) -> list[Result]:
+        params = [
+            SamplingParams(temperature=1.0, max_tokens=text_length, ignore_eos=True, seed=seed + 1000 * index + prompt)
+            for prompt in range(len(token_ids))
+        ]
+        given = {"drafter": built_drafter, "verifier": built_verifier, "num_draft_tokens": Fixed(count), **options}
+        return generate(bare, token_ids, params, batch_size=batch_size, **given)  # type: ignore[arg-type]
+
+    on_progress("greedy sequences")
+    greedy = measure_divergence(
+        target,
+        prompts,
+        drafter=built_drafter,
+        num_tokens=text_length,
+        num_draft_tokens=num_draft_tokens,
+        batch_size=batch_size,
+    )
+    sampled, test = None, GoodnessOfFitTest(seed=seed)
+    for index in range(num_rounds):
+        on_progress(f"sampled sequences, round {index + 1} of {num_rounds}")
+        results = sample(num_draft_tokens, index)
+        if index == 0 and built_verifier.same_tokens:
+            plain = sample(0, index, drafter=None, verifier="coupled")
+            equal = sum(one.tokens == other.tokens for one, other in zip(results, plain, strict=True))
+            sampled = SampledEquality(num_sequences=len(plain), num_tokens=len(plain) * text_length, num_equal=equal)
+        for result in results:
+            test.add(result_probs(target.lm, result), torch.tensor(result.tokens))
+    on_progress("acceptance rate")
+    return ModelAudit(
+        greedy=greedy,
+        sampled=sampled,
+        goodness_of_fit=test.result(),
+        acceptance=_acceptance(target.lm, built_drafter, built_verifier, lambda: sample(1, num_rounds)),
+        bitwise=bitwise and built_verifier.same_tokens,
+    )
+
+
+def check_lengths(*, num_tokens: int, text_length: int) -> None:
+    """Raise ValueError for lengths that leave nothing to test."""
     if num_tokens < 1 or text_length < 2:
         raise ValueError(
             f"{num_tokens} tokens in texts of {text_length}: give at least 1 token and texts of at least 2"
         )
-    bare, texts = replace(target, tokenizer=None), [list(prompt) for prompt in prompts]
-    rule = build_verifier(verifier)
-    built = build_drafter(drafter, target=target)
-    runs = -(-num_tokens // (len(texts) * text_length))
-
-    def draw(count: int, run: int, **options: object) -> list[Result]:
-        params = [
-            SamplingParams(temperature=1.0, max_tokens=text_length, ignore_eos=True, seed=seed + 1000 * run + index)
-            for index in range(len(texts))
-        ]
-        given = {"drafter": built, "verifier": rule, "num_draft_tokens": Fixed(count), **options}
-        return generate(bare, texts, params, batch_size=batch_size, **given)  # type: ignore[arg-type]
-
-    tell("greedy texts")
-    greedy = measure(
-        target, prompts, drafter=built, num_tokens=text_length, num_draft_tokens=num_draft_tokens, batch_size=batch_size
-    )
-    coupled, tokens = None, Tokens(seed=seed)
-    for run in range(runs):
-        tell(f"sampled texts, {run + 1} of {runs}")
-        drawn = draw(num_draft_tokens, run)
-        if run == 0 and rule.same_tokens:
-            plain = draw(0, run, drafter=None, verifier="coupled")
-            same = [one.tokens == other.tokens for one, other in zip(drawn, plain, strict=True)]
-            coupled = Equality(num_texts=len(same), num_tokens=len(same) * text_length, num_equal=sum(same))
-        for result in drawn:
-            tokens.add(laws_of(target.lm, result), torch.tensor(result.tokens))
-    tell("acceptance")
-    return Audit(
-        greedy=greedy,
-        coupled=coupled,
-        law=tokens.verdict(),
-        acceptance=_acceptance(target.lm, built, rule, lambda: draw(1, runs)),
-        bitwise=bitwise and rule.same_tokens,
-    )
 
 
-def laws_of(lm: LM, result: Result) -> Tensor:
-    """The law [T, V] before each token of a text."""
-    return laws_after(lm, result.prompt_tokens, result.tokens)
+def result_probs(lm: LM, result: Result) -> Tensor:
+    """The distribution [T, V] before each token of a result."""
+    return next_token_probs(lm, result.prompt_tokens, result.tokens)
 
 
-def _acceptance(lm: LM, drafter: object, rule: Verifier, draw: Callable[[], list[Result]]) -> Rate | None:
-    """First tokens drafted by a model, one per step, against their closed form: of SHARED and of IID draws."""
-    if not isinstance(drafter, ModelDrafter) or not isinstance(rule, CLOSED_FORMS):
+def _acceptance(
+    lm: LM, drafter: object, verifier: Verifier, sample: Callable[[], list[Result]]
+) -> AcceptanceRate | None:
+    """Acceptance of tokens drafted by a model, one per step, against the closed form: for SHARED and IID draws."""
+    if not isinstance(drafter, ModelDrafter) or not isinstance(verifier, CLOSED_FORMS):
         return None
-    kind = agree(drafter, rule)
-    chance = {Draw.SHARED: chance_of_coupling, Draw.IID: chance_of_rejection}.get(kind)
-    if chance is None:
+    closed_form = {Draw.SHARED: coupled_acceptance, Draw.IID: rejection_acceptance}.get(agree(drafter, verifier))
+    if closed_form is None:
         return None
-    hits, chances = [], []
-    for result in draw():
-        p, q = laws_of(lm, result), laws_of(drafter.lm, result)
+    accepted, probs = [], []
+    for result in sample():
+        p, q = result_probs(lm, result), result_probs(drafter.lm, result)
         width = max(p.shape[-1], q.shape[-1])
-        p, q = (torch.nn.functional.pad(law, (0, width - law.shape[-1])) for law in (p, q))
+        p, q = (torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in (p, q))
         roots = [at for at, source in enumerate(result.source) if source in (Source.DRAFTED, Source.CORRECTED)]
-        hits += [result.source[at] is Source.DRAFTED for at in roots]
-        chances.append(chance(p[roots], q[roots]))
-        if len(hits) >= ROOTS:
+        accepted += [result.source[at] is Source.DRAFTED for at in roots]
+        probs.append(closed_form(p[roots], q[roots]))
+        if len(accepted) >= NUM_ACCEPTANCES:
             break
-    return judge_rate(torch.tensor(hits), torch.cat(chances))
+    return compare_acceptance(torch.tensor(accepted), torch.cat(probs))

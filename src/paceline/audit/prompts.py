@@ -1,6 +1,6 @@
-"""Beginnings that models are tried on where nobody gives others."""
+"""Prompts for audits: beginnings of Python functions."""
 
-BEGINNINGS = tuple(
+DEFAULT_PROMPTS = tuple(
     f"def {verb}_{what}({argument}):\n    "
     for verb, what, argument in (
         ("read", "lines", "path"),

@@ -1,111 +1,90 @@
-"""Whether a server gives the texts of the model that it says it serves, asked of its completions. Prints nothing.
+"""Audits an OpenAI-compatible server: whether its completions are those of the model that it claims to serve.
 
-The model itself, the reference, is at hand: its plain greedy texts, and its laws by plain forwards of whole texts.
+The model itself is loaded as the reference: the server's greedy completions are compared with its plain decoding, and
+the server's sampled tokens with its next-token distributions.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from paceline.api import Loaded, Result, SamplingParams, generate
+from paceline.api import Loaded
 from paceline.api.prompts import encode
-from paceline.audit.client import Ask, Completion, Server
-from paceline.audit.distributions import laws_after
-from paceline.audit.goodness_of_fit import Tokens, Verdict
-from paceline.audit.greedy import Greedy, compare_greedy
-from paceline.audit.reported import Reader, Telling, choose_telling
-from paceline.audit.two_sample import FEWEST, Texts, compare
+from paceline.audit.client import Completion, CompletionClient, CompletionRequest
+from paceline.audit.goodness_of_fit import GoodnessOfFit
+from paceline.audit.greedy import GreedyComparison, compare_greedy
+from paceline.audit.model import check_lengths
+from paceline.audit.samples import LogprobError, RecoverySummary, SampledCompletions
+from paceline.audit.token_recovery import TokenRecovery, TokenSource, choose_source
+from paceline.audit.two_sample import MIN_SEQUENCES
 
-FAR_LOGPROBS = 0.1  # nats, of the mean difference; half precision gives a few hundredths
-HOPELESS = 0.9  # of the texts, that tell nothing
-PATIENCE = 8  # times as many texts as would do if none ended early
-APART = 500_000  # between the seeds of the server's texts and the reference's
-Tell = Callable[[str, int], None]  # what is being done, and how many tokens have been judged
+MAX_LOGPROB_ERROR = 0.1  # nats, of the mean difference; half precision gives a few hundredths
+MAX_ROUNDS_FACTOR = 8  # times the rounds needed if no completion ended early
+Progress = Callable[[str, int], None]  # the current check, and how many tokens have been tested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeats:
-    """How many of ``num_texts`` sampled texts came again with the same seed."""
+class SeedRepeats:
+    """How many of ``num_sequences`` sampled completions are equal when requested again with the same seed."""
 
-    num_texts: int
+    num_sequences: int
     num_equal: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nearness:
-    """Of ``count`` log-probabilities that the server gives for its sampled tokens, to the reference's."""
+class ServerAudit:
+    """Results of an audit; None for what the server does not report."""
 
-    count: int
-    mean: float  # absolute difference, nats
-    largest: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """How the tokens of the sampled texts are known."""
-
-    telling: str
-    num_texts: int
-    num_dropped: int  # texts whose tokens cannot be known
-    num_cut: int  # texts that are judged up to a token that cannot be known
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What was found; None where the server does not tell."""
-
-    model: str  # as the server calls it
-    asked: dict[str, object]  # beside the plain words of the interface, as far as the server takes it
+    model: str  # its served name
+    extra_fields: dict[str, object]  # request fields beyond the basic ones that the server accepts
     num_prompts: int
-    misread: tuple[int, ...] | None  # prompts that the server reads as another number of tokens
-    greedy: Greedy
-    repeats: Repeats
-    sampled: Sampled
-    law: Verdict
-    logprobs: Nearness | None
+    miscounted_prompts: tuple[int, ...] | None  # prompts that the server counts as another number of tokens
+    greedy: GreedyComparison
+    seed_repeats: SeedRepeats
+    recovery: RecoverySummary
+    goodness_of_fit: GoodnessOfFit
+    logprobs: LogprobError | None
 
     @property
     def failures(self) -> list[str]:
-        """What speaks against the server, in words."""
-        found = []
-        if self.misread:
-            found.append(
-                f"{len(self.misread)} of {self.num_prompts} prompts are read as another number of tokens: another "
-                "tokenizer, or a beginning-of-text token more or less"
+        """What failed, in words."""
+        failures = []
+        if self.miscounted_prompts:
+            failures.append(
+                f"{len(self.miscounted_prompts)} of {self.num_prompts} prompts have another number of tokens on the "
+                "server: another tokenizer, or a beginning-of-text token more or less"
             )
         if self.greedy.errors:
-            found.append(
-                f"{len(self.greedy.errors)} greedy texts leave the reference's where it prefers its own token by more "
-                f"than {self.greedy.near_tie:g} nats"
+            failures.append(
+                f"{len(self.greedy.errors)} greedy completions diverge from the reference's where its logit margin is "
+                f"above {self.greedy.near_tie:g} nats"
             )
-        if not self.law.honest:
-            found.append("sampled tokens do not have the reference's law")
-        if self.logprobs is not None and self.logprobs.mean > FAR_LOGPROBS:
-            found.append(f"the server's log-probabilities differ from the reference's by more than {FAR_LOGPROBS:g}")
-        return found
+        if not self.goodness_of_fit.passed:
+            failures.append("sampled tokens do not follow the reference's distribution")
+        if self.logprobs is not None and self.logprobs.mean > MAX_LOGPROB_ERROR:
+            failures.append(f"the server's logprobs differ from the reference's by more than {MAX_LOGPROB_ERROR:g}")
+        return failures
 
     @property
     def notes(self) -> list[str]:
-        """What is no failure but should be known, in words."""
-        found = []
-        if self.repeats.num_equal < self.repeats.num_texts:
-            missing = self.repeats.num_texts - self.repeats.num_equal
-            found.append(
-                f"{missing} of {self.repeats.num_texts} sampled texts do not come again with the same seed: the server "
-                "ignores seeds, or its numbers depend on what else it does"
+        """What is no failure but worth knowing, in words."""
+        notes = []
+        if self.seed_repeats.num_equal < self.seed_repeats.num_sequences:
+            missing = self.seed_repeats.num_sequences - self.seed_repeats.num_equal
+            notes.append(
+                f"{missing} of {self.seed_repeats.num_sequences} sampled completions differ when requested again with "
+                "the same seed: the server ignores seeds, or its outputs depend on its load"
             )
-        if self.sampled.telling == Telling.TEXT.value:
-            found.append(
-                "the server names no tokens: texts were encoded anew, which may not give those that were drawn, and "
-                "are judged against texts of the reference that went the same way"
+        if self.recovery.source == TokenSource.TEXT.value:
+            notes.append(
+                "the server reports no token ids: its text was re-encoded, possibly to other tokens than were sampled, "
+                "and is tested against re-encoded text of the reference"
             )
-        return found
+        return notes
 
 
 def audit_server(
     target: Loaded,
-    server: Server,
+    client: CompletionClient,
     prompts: Sequence[str],
     *,
     model: str,
@@ -114,18 +93,18 @@ def audit_server(
     batch_size: int,
     seed: int,
     near_tie: float,
-    tell: Tell,
-) -> Served:
-    """Ask ``server`` for greedy and sampled texts of ``model``, ``batch_size`` at once, and judge ``num_tokens``.
+    on_progress: Progress,
+) -> ServerAudit:
+    """Request greedy and sampled completions of ``model``, ``batch_size`` at once, and test ``num_tokens`` tokens.
 
     Raises ServerError for what the server refuses, ValueError for counts below 1, for a reference without a tokenizer,
-    where no token can be known, and what ``generate`` refuses.
+    where token ids cannot be recovered, and what ``generate`` refuses.
     """
     check_counts(num_tokens=num_tokens, text_length=text_length, batch_size=batch_size, near_tie=near_tie)
     tokenizer = target.tokenizer
     if tokenizer is None:
         raise ValueError(f"{target.name} has no tokenizer: give a directory that holds one")
-    encoded = [encode(target, text) for text in prompts]
+    encoded = [encode(target, prompt) for prompt in prompts]
     longest, limit = max(map(len, encoded)), target.lm.max_positions
     if longest + text_length > limit:
         raise ValueError(
@@ -133,151 +112,54 @@ def audit_server(
             "--text-length"
         )
 
-    def ask(temperature: float, run: int) -> list[Completion]:
-        asks = [
-            Ask(prompt=text, max_tokens=text_length, temperature=temperature, seed=seed + 1000 * run + index)
+    def complete(temperature: float, first_seed: int) -> list[Completion]:
+        requests = [
+            CompletionRequest(prompt=text, max_tokens=text_length, temperature=temperature, seed=first_seed + index)
             for index, text in enumerate(prompts)
         ]
-        return server.complete_all(model, asks, at_once=batch_size)
+        return client.complete_all(model, requests, max_concurrency=batch_size)
 
-    tell("the server's greedy texts", 0)
-    answers = ask(0.0, 0)
-    tell("the reference's greedy texts", 0)
-    greedy = compare_greedy(target, encoded, answers, text_length=text_length, near_tie=near_tie)
-    counts = [(answer.num_prompt_tokens, len(own)) for answer, own in zip(answers, encoded, strict=True)]
-    known = all(count is not None for count, _ in counts)
+    on_progress("the server's greedy completions", 0)
+    completions = complete(0.0, seed)
+    on_progress("the reference's greedy completions", 0)
+    greedy = compare_greedy(target, encoded, completions, max_tokens=text_length, near_tie=near_tie)
+    counts = [(one.num_prompt_tokens, len(own)) for one, own in zip(completions, encoded, strict=True)]
+    counted = all(count is not None for count, _ in counts)
     vocab_size = target.lm.vocab_size
-    telling = choose_telling(answers, tokenizer=tokenizer, vocab_size=vocab_size)
-    reader = Reader(telling=telling, tokenizer=tokenizer, eos=target.eos, vocab_size=vocab_size)
-    judge = _Judge(target, reader, seed=seed)
-    least = -(-num_tokens // (len(prompts) * text_length))
+    source = choose_source(completions, tokenizer=tokenizer, vocab_size=vocab_size)
+    recovery = TokenRecovery(source=source, tokenizer=tokenizer, eos=target.eos, vocab_size=vocab_size)
+    samples = SampledCompletions(target, recovery, seed=seed)
+    min_rounds = max(-(-num_tokens // (len(prompts) * text_length)), -(-MIN_SEQUENCES // len(prompts)))
     first: list[Completion] = []
-    for run in range(PATIENCE * max(least, -(-FEWEST // len(prompts)))):
-        tell("sampled texts", judge.num_tokens)
-        answers = ask(1.0, run)
-        first = first or answers
-        for prompt, answer in zip(encoded, answers, strict=True):
-            judge.add(prompt, answer)
-        if telling is Telling.TEXT:
-            judge.add_reference(encoded, text_length, run)
-        if judge.enough(num_tokens) or judge.hopeless:
+    for index in range(MAX_ROUNDS_FACTOR * min_rounds):
+        on_progress("sampled completions", samples.num_tokens)
+        completions = complete(1.0, seed + 1000 * index)
+        first = first or completions
+        for prompt, completion in zip(encoded, completions, strict=True):
+            samples.add(prompt, completion)
+        if source is TokenSource.TEXT:
+            samples.add_reference(encoded, text_length, index)
+        if samples.has_enough(num_tokens) or samples.is_unreadable:
             break
-    tell("the same seeds again", judge.num_tokens)
-    same = [one.text == other.text for one, other in zip(first, ask(1.0, 0), strict=True)]
-    return Served(
+    on_progress("the same seeds again", samples.num_tokens)
+    equal = sum(one.text == other.text for one, other in zip(first, complete(1.0, seed), strict=True))
+    return ServerAudit(
         model=model,
-        asked=dict(server.asked),
+        extra_fields=dict(client.extra_fields),
         num_prompts=len(prompts),
-        misread=tuple(at for at, (count, own) in enumerate(counts) if count != own) if known else None,
+        miscounted_prompts=tuple(i for i, (count, own) in enumerate(counts) if count != own) if counted else None,
         greedy=greedy,
-        repeats=Repeats(num_texts=len(same), num_equal=sum(same)),
-        sampled=judge.sampled(),
-        law=judge.verdict(),
-        logprobs=judge.nearness(),
+        seed_repeats=SeedRepeats(num_sequences=len(first), num_equal=equal),
+        recovery=samples.recovery_summary(),
+        goodness_of_fit=samples.goodness_of_fit(),
+        logprobs=samples.logprob_error(),
     )
 
 
 def check_counts(*, num_tokens: int, text_length: int, batch_size: int, near_tie: float) -> None:
-    """Raise ValueError for what cannot be judged with."""
-    if num_tokens < 1 or text_length < 2:
-        raise ValueError(
-            f"{num_tokens} tokens in texts of {text_length}: give at least 1 token and texts of at least 2"
-        )
+    """Raise ValueError for numbers that an audit cannot use."""
+    check_lengths(num_tokens=num_tokens, text_length=text_length)
     if batch_size < 1:
         raise ValueError(f"--batch-size {batch_size}: give at least 1")
     if not near_tie >= 0:
         raise ValueError(f"--near-tie {near_tie:g}: give a number of nats from 0")
-
-
-class _Judge:
-    """Adds up what the sampled texts say."""
-
-    def __init__(self, target: Loaded, reader: Reader, *, seed: int) -> None:
-        self._target, self._reader, self._seed = target, reader, seed
-        self._tokens = Tokens(seed=seed)
-        self._texts, self._reference = Texts(seed=seed), Texts(seed=seed + 1)
-        self._num_texts, self._num_dropped, self._num_cut = 0, 0, 0
-        self._differences: list[float] = []
-        self.num_tokens = 0
-
-    def add(self, prompt: Sequence[int], completion: Completion) -> None:
-        """One text of the server's."""
-        self._num_texts += 1
-        drawn = self._reader.read(prompt, completion)
-        self._num_dropped += drawn is None
-        if drawn is None or not drawn.tokens:
-            return
-        self._num_cut += drawn.cut
-        self.num_tokens += len(drawn.tokens)
-        laws, tokens = laws_after(self._target.lm, prompt, drawn.tokens), torch.tensor(drawn.tokens)
-        own = self._reader.laws(laws)
-        if self._reader.telling is Telling.TEXT:
-            self._texts.add(own, tokens)
-            return
-        self._tokens.add(own, tokens)
-        given = completion.logprobs or ()
-        logprobs = laws.gather(-1, tokens[:, None])[:, 0].log().tolist()
-        for token, own_logprob, logprob in zip(drawn.tokens, logprobs, given, strict=False):
-            if logprob is not None and token not in self._target.eos:  # which of several ends was drawn is not told
-                self._differences.append(abs(own_logprob - logprob))
-
-    def add_reference(self, prompts: Sequence[Sequence[int]], text_length: int, run: int) -> None:
-        """Texts of the reference's own, taken for what can be told of them from their text alone."""
-        params = [
-            SamplingParams(temperature=1.0, max_tokens=text_length, seed=self._seed + APART + 1000 * run + index)
-            for index in range(len(prompts))
-        ]
-        for prompt, result in zip(prompts, generate(self._target, [list(one) for one in prompts], params), strict=True):
-            drawn = self._reader.read(prompt, _as_served(result))
-            if drawn is not None and drawn.tokens:
-                laws = self._reader.laws(laws_after(self._target.lm, prompt, drawn.tokens))
-                self._reference.add(laws, torch.tensor(drawn.tokens))
-
-    def enough(self, num_tokens: int) -> bool:
-        """Whether so many tokens have been judged, and as many texts as their comparison takes."""
-        few = self._reader.telling is Telling.TEXT and min(self._texts.num_texts, self._reference.num_texts) < FEWEST
-        return self.num_tokens >= num_tokens and not few
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether nearly no text tells its tokens."""
-        return self._num_texts >= FEWEST and self._num_dropped > HOPELESS * self._num_texts
-
-    def verdict(self) -> Verdict:
-        """Raises ValueError where too little can be judged."""
-        if self.num_tokens == 0 or self.hopeless or not self.enough(0):
-            raise ValueError(
-                f"only {self._num_texts - self._num_dropped} of {self._num_texts} sampled texts tell their tokens: let "
-                "the server give logprobs, take shorter texts by --text-length, or more by --num-tokens"
-            )
-        if self._reader.telling is Telling.TEXT:
-            return compare(self._texts, self._reference)
-        return self._tokens.verdict()
-
-    def sampled(self) -> Sampled:
-        return Sampled(
-            telling=self._reader.telling.value,
-            num_texts=self._num_texts,
-            num_dropped=self._num_dropped,
-            num_cut=self._num_cut,
-        )
-
-    def nearness(self) -> Nearness | None:
-        if not self._differences:
-            return None
-        count = len(self._differences)
-        return Nearness(count=count, mean=sum(self._differences) / count, largest=max(self._differences))
-
-
-def _as_served(result: Result) -> Completion:
-    """What a server that names no tokens would say of the reference's text."""
-    assert result.text is not None
-    return Completion(
-        text=result.text,
-        stopped=result.finish_reason == "stop",
-        token_ids=None,
-        tokens=None,
-        logprobs=None,
-        num_prompt_tokens=None,
-        num_tokens=len(result.tokens),
-    )

@@ -1,87 +1,97 @@
-"""Whether two sets of texts come from one source where the laws before their tokens are only nearly known.
+"""Two-sample tests of sequences, for next-token distributions that are known only approximately.
 
-Texts that were encoded anew are such a case: the tokens may not be those that were drawn, so even honest texts depart
-from the laws. Two honest sets depart alike. Variances are those between texts, whatever happens within them.
+Re-encoded text is such a case: its tokens may differ from those that were sampled, so even a correct server's tokens
+deviate from the distributions. Correct samples deviate equally. Variances are estimated between sequences, so tokens
+within a sequence may depend on each other.
 """
 
-import math
-from typing import final
+from typing import Any, final
 
 import torch
+from scipy import stats
 from torch import Tensor
 
-from paceline.audit.goodness_of_fit import HALF_WIDTH, RANKS, Verdict, chi_square, facts_of, kolmogorov, two_sided
+from paceline.audit.goodness_of_fit import (
+    NUM_RANKS,
+    Z_95,
+    GoodnessOfFit,
+    chi_square_p_value,
+    token_statistics,
+    two_sided_p_value,
+)
 
-FEWEST = 4 * (1 + RANKS)  # texts that are compared
+MIN_SEQUENCES = 4 * (1 + NUM_RANKS)  # in each sample
 
 
 @final
-class Texts:
-    """Adds up texts, each by how far its tokens depart from their laws."""
+class SequenceSample:
+    """Accumulates sequences and how far their tokens deviate from the distributions before them."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._departures: list[Tensor] = []  # [1 + RANKS] of each text: of its surprise, and of how often ranks came
+        self._deviations: list[Tensor] = []  # [1 + NUM_RANKS] of each sequence: excess nll, excess rank counts
         self._sizes: list[int] = []
-        self._places: list[Tensor] = []
-        self.surprise, self.entropy = 0.0, 0.0
+        self._pit: list[Tensor] = []
+        self._nll = 0.0
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """Of all sequences."""
         return sum(self._sizes)
 
     @property
-    def num_texts(self) -> int:
+    def num_sequences(self) -> int:
         """That were added."""
         return len(self._sizes)
 
     @property
-    def places(self) -> Tensor:
-        """Where the tokens lie in their laws, sorted."""
-        return torch.cat(self._places).sort().values
+    def nll(self) -> float:
+        """Mean negative log-likelihood of the tokens."""
+        return self._nll / self.num_tokens
 
-    def add(self, laws: Tensor, tokens: Tensor) -> None:
-        """A text: ``tokens`` [T] and the law [T, V] before each."""
-        facts = facts_of(laws, tokens, self._generator)
-        self.surprise += float(facts.surprise.sum())
-        self.entropy += float(facts.entropy.sum())
-        departure = torch.cat(((facts.surprise - facts.entropy)[:, None], facts.hits - facts.likeliest), dim=1)
-        self._departures.append(departure.sum(0))
+    @property
+    def pit(self) -> Tensor:
+        """Probability integral transform of all tokens."""
+        return torch.cat(self._pit)
+
+    def add(self, probs: Tensor, tokens: Tensor) -> None:
+        """One sequence: ``tokens`` [T] and the distributions ``probs`` [T, V] before them."""
+        found = token_statistics(probs, tokens, self._generator)
+        self._nll += float(found.nll.sum())
+        excess = torch.cat(((found.nll - found.entropy)[:, None], found.rank_counts - found.rank_probs), dim=1)
+        self._deviations.append(excess.sum(0))
         self._sizes.append(len(tokens))
-        self._places.append(facts.places)
+        self._pit.append(found.pit)
 
-    def mean(self) -> tuple[Tensor, Tensor]:
-        """Departure [1 + RANKS] per token, and its covariance, from the differences between texts."""
-        departures, sizes = torch.stack(self._departures), torch.tensor(self._sizes, dtype=torch.float64)
-        mean = departures.sum(0) / sizes.sum()
-        rest = departures - sizes[:, None] * mean
-        few = len(sizes) / max(1, len(sizes) - 1)
-        return mean, few * (rest.T @ rest) / sizes.sum() ** 2
+    def mean_deviation(self) -> tuple[Tensor, Tensor]:
+        """Mean deviation per token [1 + NUM_RANKS], and its covariance estimated between sequences."""
+        deviations, sizes = torch.stack(self._deviations), torch.tensor(self._sizes, dtype=torch.float64)
+        mean = deviations.sum(0) / sizes.sum()
+        residuals = deviations - sizes[:, None] * mean
+        correction = len(sizes) / max(1, len(sizes) - 1)
+        return mean, correction * (residuals.T @ residuals) / sizes.sum() ** 2
 
 
-def compare(texts: Texts, reference: Texts) -> Verdict:
-    """What the tests say of ``texts``; what should be is what was seen of ``reference``.
+def two_sample_test(sample: SequenceSample, reference: SequenceSample) -> GoodnessOfFit:
+    """Tests of ``sample``, with ``reference`` in place of the expected values.
 
-    Raises ValueError where either has fewer than FEWEST texts: their differences would not say how much they vary.
+    Raises ValueError where either has fewer than MIN_SEQUENCES sequences, too few to estimate a covariance.
     """
-    if min(texts.num_texts, reference.num_texts) < FEWEST:
-        raise ValueError(f"{texts.num_texts} texts against {reference.num_texts}: give at least {FEWEST} of each")
-    (mean, covariance), (other, uncertainty) = texts.mean(), reference.mean()
-    difference, spread = mean - other, covariance + uncertainty
-    deviation = math.sqrt(float(spread[0, 0]))
-    one, two = texts.places, reference.places
-    at = torch.cat((one, two)).sort().values
-    shares = (torch.searchsorted(places, at, right=True).double() / len(places) for places in (one, two))
-    distance = float(torch.sub(*shares).abs().max())
-    surprise = texts.surprise / texts.num_tokens
-    return Verdict(
-        num_tokens=texts.num_tokens,
-        surprise=surprise,
-        entropy=surprise - float(difference[0]),
-        half_width=HALF_WIDTH * deviation,
-        surprise_p=two_sided(abs(float(difference[0])), deviation),
-        place_distance=distance,
-        place_p=kolmogorov(distance, len(one) * len(two) / (len(one) + len(two))),
-        rank_p=chi_square(difference[1:] * texts.num_tokens, spread[1:, 1:] * texts.num_tokens**2),
+    if min(sample.num_sequences, reference.num_sequences) < MIN_SEQUENCES:
+        raise ValueError(
+            f"{sample.num_sequences} sequences against {reference.num_sequences}: give at least {MIN_SEQUENCES} of each"
+        )
+    (own_mean, own_covariance), (other_mean, other_covariance) = sample.mean_deviation(), reference.mean_deviation()
+    difference, covariance = own_mean - other_mean, own_covariance + other_covariance
+    deviation = float(covariance[0, 0].sqrt())
+    ks: Any = stats.ks_2samp(sample.pit.numpy(), reference.pit.numpy(), method="asymp")
+    return GoodnessOfFit(
+        num_tokens=sample.num_tokens,
+        nll=sample.nll,
+        entropy=sample.nll - float(difference[0]),
+        half_width=Z_95 * deviation,
+        nll_p_value=two_sided_p_value(float(difference[0]), deviation),
+        ks_statistic=float(ks.statistic),
+        ks_p_value=float(ks.pvalue),
+        rank_p_value=chi_square_p_value(difference[1:] * sample.num_tokens, covariance[1:, 1:] * sample.num_tokens**2),
     )

@@ -1,4 +1,4 @@
-"""What the two audits print alike: the law of sampled tokens, and what speaks against what was asked."""
+"""The parts of the report that the two audits share."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.audit.goodness_of_fit import Verdict
+from paceline.audit.goodness_of_fit import GoodnessOfFit
 
 
 def new_table() -> Table:
@@ -14,26 +14,26 @@ def new_table() -> Table:
     return Table("check", "found", "expected", "", box=None, padding=(0, 2, 0, 0))
 
 
-def add_law(table: Table, law: Verdict) -> None:
+def add_distribution_tests(table: Table, law: GoodnessOfFit) -> None:
     """The three tests of sampled tokens."""
     table.add_row(
-        f"surprise of {law.num_tokens:,} sampled tokens, nats",
-        f"{law.surprise:.4f}",
+        f"surprisal of {law.num_tokens:,} sampled tokens, nats",
+        f"{law.nll:.4f}",
         f"{law.entropy:.4f} +- {law.half_width:.4f}",
-        mark(law.surprise_p),
+        show_p(law.nll_p_value),
     )
-    table.add_row("  their places in the law, distance", f"{law.place_distance:.4f}", "", mark(law.place_p))
-    table.add_row("  how often the likeliest were drawn", "", "", mark(law.rank_p))
+    table.add_row("  Kolmogorov-Smirnov distance", f"{law.ks_statistic:.4f}", "", show_p(law.ks_p_value))
+    table.add_row("  frequency of the most likely tokens", "", "", show_p(law.rank_p_value))
 
 
-def mark(p: float) -> str:
-    """How likely so much is for honest draws."""
+def show_p(p: float) -> str:
+    """A p-value, under the hypothesis of correct samples."""
     return f"p = {p:.3f}" if p >= 0.001 else f"p = {p:.1e}"
 
 
-def say(console: Console, failures: Sequence[str]) -> None:
-    """The end of an audit."""
+def print_conclusion(console: Console, failures: Sequence[str]) -> None:
+    """The failures, or that there are none."""
     for failure in failures:
         console.print(Text(f"FAILED: {failure}", "bold red"))
     if not failures:
-        console.print(Text("nothing speaks against it", "bold green"))
+        console.print(Text("all tests passed", "bold green"))

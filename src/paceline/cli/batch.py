@@ -1,6 +1,6 @@
-"""``paceline generate --prompt-file``: every prompt of a file through one engine, into a file that can be resumed.
+"""``paceline generate --prompt-file``: all prompts of a file through one engine, into a file that can be resumed.
 
-One bad prompt fails alone. Knows nothing of how lines are kept safe.
+An invalid prompt fails alone.
 """
 
 import sys
@@ -15,11 +15,11 @@ from paceline.api.build import build_drafting
 from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
 from paceline.api.requests import guidance
-from paceline.cli import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.commands.generate import Generate
+from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.fingerprint import fingerprint
-from paceline.cli.journal import Kept, ResultFile, check_writable, read_kept
+from paceline.cli.journal import Finished, ResultFile, check_writable, read_finished
 from paceline.cli.models import choose_drafter, load_target, num_draft_tokens
-from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
 from paceline.cli.progress import PromptProgress
 from paceline.cli.prompts import Entry, encode_entries, read_prompts
 from paceline.cli.stats import stats_table
@@ -33,46 +33,39 @@ STDOUT = Path("-")
 class Batch:
     """The options; ``run`` returns the exit code.
 
-    ``entries`` stand in place of a file's lines; ``into`` makes of the file of results, and of each prompt's tokens,
-    what takes the lines.
+    ``entries`` replace the lines of the prompt file; ``into`` wraps the sink of results, given each prompt's tokens.
     """
 
-    prompt_file: Path | None
-    chat: bool
-    system: str | None
-    model: ModelOptions
-    drafting: DraftOptions
+    options: Generate
     params: SamplingParams
-    batch_size: int | None
-    output: OutputOptions
     notes: Console
     entries: Sequence[Entry] | None = None
     into: Callable[[Sink, Sequence[list[int] | str]], Sink] | None = None
 
     def run(self) -> int:
-        """Generate what is missing; whatever can be refused is refused before a model is loaded."""
+        """Generate what is missing; options are checked before a model is loaded."""
         path = self._destination()
         entries = self._read()
-        run = fingerprint(self.model, self.drafting, self.params)
-        kept = Kept()
-        if path is not None and not self.output.overwrite:
-            kept = read_kept(path, run=run, digests=[entry.digest for entry in entries])
-        target = load_target(self.model)
+        run = fingerprint(self.options.model, self.options.drafting, self.params)
+        finished = Finished()
+        if path is not None and not self.options.output.overwrite:
+            finished = read_finished(path, run=run, digests=[entry.digest for entry in entries])
+        target = load_target(self.options.model)
         if target.tokenizer is None and self.params.stop_strings:
             raise ValueError(f"--stop: {target.name} has no tokenizer to find it with; give --stop-token-id")
         processing(target, self.params)  # refuses once what every prompt would be refused for
         encoded = encode_entries(target, entries)
-        missing = [entry for entry in entries[kept.num_written :] if entry.index not in kept.waiting]
+        missing = [entry for entry in entries[finished.num_written :] if entry.index not in finished.waiting]
         prompts, engine = self._prepare(target, encoded, entries, missing)
         num_done = len(entries) - len(missing)
         if num_done:
-            self._say(f"{num_done} of {len(entries)} prompts are in {path} already")
-        sink: Sink = PrintedLines() if path is None else ResultFile(path, kept=kept)
+            self._note(f"{num_done} of {len(entries)} prompts are in {path} already")
+        sink: Sink = PrintedLines() if path is None else ResultFile(path, finished=finished)
         if self.into is not None:
             sink = self.into(sink, prompts)
-        waiting = {index: str(line["error"]) for index, line in kept.waiting.items() if "error" in line}
+        waiting = {index: str(line["error"]) for index, line in finished.waiting.items() if "error" in line}
         # Lines on the same terminal would run through the bar.
-        shown = not self.output.quiet and not (path is None and sys.stdout.isatty())
+        shown = not self.options.output.quiet and not (path is None and sys.stdout.isatty())
         with PromptProgress(console=self.notes, total=len(entries), done=num_done, shown=shown) as progress:
             work = Work(
                 engine=engine,
@@ -80,7 +73,7 @@ class Batch:
                 run=run,
                 sink=sink,
                 progress=progress,
-                failed={**kept.failed, **waiting},
+                failed={**finished.failed, **waiting},
             )
             complete = work.through(missing, prompts)
         return self._conclude(work, complete, len(entries))
@@ -88,29 +81,29 @@ class Batch:
     def _read(self) -> Sequence[Entry]:
         if self.entries is not None:
             return self.entries
-        assert self.prompt_file is not None
-        return read_prompts(self.prompt_file, chat=self.chat, system=self.system)
+        assert self.options.prompt_file is not None
+        return read_prompts(self.options.prompt_file, chat=self.options.chat, system=self.options.system)
 
     def _conclude(self, work: Work, complete: bool, num_prompts: int) -> int:
-        if self.output.stats:
+        if self.options.output.stats:
             self.notes.print(stats_table(work.totals, seconds=work.seconds))
         if work.failed:
             first = work.failed[min(work.failed)]
             print(f"paceline: {len(work.failed)} of {num_prompts} prompts failed; {first}", file=sys.stderr)
         if not complete:
-            self._say(f"interrupted: {work.num_done} prompts were finished; the same command goes on from there")
+            self._note(f"interrupted: {work.num_done} prompts were finished; the same command continues from there")
             return EXIT_INTERRUPTED
         return EXIT_DIFFERENT if work.failed else EXIT_OK
 
     def _destination(self) -> Path | None:
         """The file to write; None is standard output."""
-        path = self.output.output
+        path = self.options.output.output
         if path is None:
             raise ValueError("--prompt-file without --output: give --output FILE.jsonl, or - for standard output")
         if path == STDOUT:
             return None
         check_writable(path)
-        if self.prompt_file is not None and path.exists() and path.samefile(self.prompt_file):
+        if self.options.prompt_file is not None and path.exists() and path.samefile(self.options.prompt_file):
             raise ValueError(f"--output {path} is the prompt file itself: give another name")
         return path
 
@@ -121,11 +114,11 @@ class Batch:
         entries: Sequence[Entry],
         missing: Sequence[Entry],
     ) -> tuple[list[list[int] | str], Engine | None]:
-        """Each prompt's tokens, or why the target cannot continue them; and an engine, if there is anything for it."""
+        """Each prompt's tokens or error; and an engine, if any prompt is left."""
         if not any(isinstance(encoded[entry.index], list) for entry in missing):
             return list(encoded), None
-        drafting = build_drafting(choose_drafter(self.drafting, target=target), target=target)
-        count = drafting.num_draft_tokens or num_draft_tokens(self.drafting)
+        drafting = build_drafting(choose_drafter(self.options.drafting, target=target), target=target)
+        count = drafting.num_draft_tokens or num_draft_tokens(self.options.drafting)
         limit = room(target, drafting.drafter.max_nodes(count))
         prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         any_left = any(isinstance(prompts[entry.index], list) for entry in missing)
@@ -138,11 +131,11 @@ class Batch:
         return prompts, engine
 
     def _guides(self, prompt: list[int] | str, entry: Entry) -> bool:
-        """Whether a prompt takes a second row."""
+        """Whether a prompt needs a second row, for guidance."""
         return isinstance(prompt, list) and self.params.updated(entry.params).guidance_scale != 1
 
     def _length(self, target: Loaded, prompt: list[int] | str, entry: Entry) -> int:
-        """The most tokens of a prompt, or of what it is set against, and its text; 0 for none."""
+        """The most tokens of a prompt, or of its negative prompt, with the output; 0 without a prompt."""
         if isinstance(prompt, str):
             return 0
         params = self.params.updated(entry.params)
@@ -150,7 +143,7 @@ class Batch:
         return max(len(prompt), 0 if guided is None else len(guided.prompt)) + (params.max_tokens or 1)
 
     def _fit(self, context: int, found: list[int] | str, entry: Entry) -> list[int] | str:
-        """The prompt's tokens, or why no text of ``context`` tokens can continue them."""
+        """The prompt's tokens, or why it does not fit a context of ``context`` tokens."""
         if isinstance(found, str):
             return found
         try:
@@ -167,19 +160,19 @@ class Batch:
     def _engine(
         self, target: Loaded, num_prompts: int, longest: int, drafter: Drafter, count: int, guided: bool
     ) -> Engine:
-        """With room for the longest of all texts, done or not, so that every run has the same shapes."""
+        """With capacity for the longest of all sequences, finished or not, so that every run has the same shapes."""
         return engine_for(
             target,
             drafter=drafter,
-            verifier=self.drafting.verifier,
+            verifier=self.options.drafting.verifier,
             num_draft_tokens=count,
-            batch_size=self.batch_size,
+            batch_size=self.options.batch_size,
             num_texts=self.params.n * num_prompts,
             max_length=longest,
             guidance=guided,
         )
 
-    def _say(self, text: str) -> None:
-        """Something nobody needs to know who is not looking."""
-        if self.notes.is_terminal and not self.output.quiet:
+    def _note(self, text: str) -> None:
+        """Print a note, on a terminal only."""
+        if self.notes.is_terminal and not self.options.output.quiet:
             self.notes.print(text, style="dim", markup=False, soft_wrap=True)

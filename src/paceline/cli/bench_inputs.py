@@ -1,4 +1,4 @@
-"""What ``paceline bench`` is given: its prompts and its lists of numbers. Measures nothing."""
+"""The prompts and lists of numbers of ``paceline bench``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -58,11 +58,13 @@ def choose_prompts(
 
 
 def find_heads(drafters: Sequence[str]) -> dict[str, Path]:
-    """The directories of heads among ``drafters``, by their own names. Raises ValueError where two have one name."""
+    """The directories of draft heads among ``drafters``, by name. Raises ValueError where two have the same name."""
     found: dict[str, Path] = {}
     for path in (Path(name) for name in dict.fromkeys(drafters) if is_head(name)):
         if path.resolve().name in found:
-            raise ValueError(f"--drafter {path}: another head is called so too; give directories of different names")
+            raise ValueError(
+                f"--drafter {path}: another draft head has the same name; give directories of different names"
+            )
         found[path.resolve().name] = path
     return found
 
@@ -80,24 +82,24 @@ def read_counts(text: str, *, option: str) -> list[int]:
 
 
 def read_peer_counts(texts: Sequence[str]) -> dict[str, list[int]]:
-    """Draft lengths by peer or way, such as "vllm=3,5" or "vllm-lookup=none". Raises ValueError for anything else."""
+    """Draft lengths by peer or mode, such as "vllm=3,5" or "vllm-lookup=none". Raises ValueError for anything else."""
     found: dict[str, list[int]] = {}
     for text in texts:
         name, equals, counts = text.partition("=")
         if not name or not equals:
-            raise ValueError(f"--peer-k {text}: give a peer or one of its ways, such as vllm=3,5 or vllm-lookup=none")
+            raise ValueError(f"--peer-k {text}: give a peer or one of its modes, such as vllm=3,5 or vllm-lookup=none")
         found[name] = [] if counts == "none" else read_counts(counts, option=f"--peer-k {name}")
     return found
 
 
 def check_peer_counts(counts: Mapping[str, Sequence[int]], *, known: Sequence[str], missing: Sequence[str]) -> None:
-    """Raise ValueError for draft lengths of what is neither a peer nor one of the ``known`` ways.
+    """Raise ValueError for draft lengths of what is neither a peer nor one of the ``known`` modes.
 
-    Ways of the peers that are ``missing`` pass: nobody can say which they have.
+    Modes of the peers that are ``missing`` pass, for they are unknown.
     """
     for name in counts:
         if name not in (*known, *missing) and not any(name.startswith(f"{peer}-") for peer in missing):
-            raise ValueError(f"--peer-k {name}: no such peer or way here; there are {', '.join(known) or 'none'}")
+            raise ValueError(f"--peer-k {name}: no such peer or mode here; there are {', '.join(known) or 'none'}")
 
 
 def read_temperatures(text: str) -> list[float]:

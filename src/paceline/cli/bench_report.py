@@ -1,6 +1,5 @@
-"""The command ``paceline bench report``, and what ``paceline bench`` prints at its end. Measures nothing."""
+"""``paceline bench report``, and the report at the end of ``paceline bench``."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -10,19 +9,13 @@ from paceline.bench.head_to_head import head_to_head_figures, undecided
 from paceline.bench.missing_peers import failures_of, missing_of
 from paceline.bench.output import print_tables, write_reports
 from paceline.bench.raw import Record, read_records
-from paceline.cli import EXIT_OK
+from paceline.cli.commands.bench import BenchReport
+from paceline.cli.exit_codes import EXIT_OK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The reports of raw figures, made again."""
-
-    raw: Path
-    html: bool
-
-    def run(self) -> int:
-        """Write CSV and HTML, and print the table."""
-        return write_and_print(self.raw, read_records(self.raw), html=self.html, console=Console(highlight=False))
+def report(options: BenchReport) -> int:
+    """Write CSV and HTML, and print the table."""
+    return write_and_print(options.raw, read_records(options.raw), html=options.html, console=Console(highlight=False))
 
 
 def write_and_print(path: Path, records: list[Record], *, html: bool, console: Console) -> int:

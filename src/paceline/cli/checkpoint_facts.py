@@ -21,7 +21,7 @@ from paceline.text.tokenizer import load_tokenizer, read_eos
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A checkpoint: ``loaded`` has a model of the right shapes and no content, which ``backend`` would run."""
+    """A checkpoint: ``loaded`` has a model of the right shapes without weights, which ``backend`` would run."""
 
     loaded: Loaded
     backend: str  # "native" or "hf"
@@ -49,7 +49,7 @@ class _Model:
     weight_bytes: int
 
 
-def look(
+def read_checkpoint(
     model: str,
     *,
     dtype: torch.dtype | None,
@@ -58,10 +58,10 @@ def look(
     trust_remote_code: bool = False,
     quantization: str | None = None,
 ) -> Found:
-    """A checkpoint by its headers, with ``quantization`` as it would be kept in memory.
+    """A checkpoint by its headers, with ``quantization`` as it would be in memory.
 
     Raises ModelError for one that ``paceline.load`` would plainly refuse, ValueError where integers of a model that is
-    not native are asked for, whose sizes only torchao knows.
+    not native are requested, whose sizes only torchao knows.
     """
     if revision is not None and not hub.is_hub_id(model):
         raise ModelError(f"--revision {revision}: {model} is a local directory; only models of the Hub have revisions")
@@ -145,7 +145,7 @@ def _outline_adapted(
 ) -> _Model:
     stored = next((DTYPES[name] for name in precisions if name in DTYPES), torch.float32)
     lm = build_on_meta(folder, dtype=dtype or stored, trust_remote_code=trust_remote_code)
-    config, kept = lm.model.config, lm.info.shape
+    config, shape = lm.model.config, lm.info.shape
     fields = config.to_dict()
     spelled = {name: config.attribute_map.get(name, name) for name in ("hidden_size", "num_attention_heads")}
     return _Model(
@@ -156,8 +156,8 @@ def _outline_adapted(
             "layers": lm.num_layers,
             "hidden_size": fields.get(spelled["hidden_size"]),
             "heads": fields.get(spelled["num_attention_heads"]),
-            "kv_heads": kept.num_heads,
-            "head_dim": kept.head_dim,
+            "kv_heads": shape.num_heads,
+            "head_dim": shape.head_dim,
             "tied_head": bool(fields.get("tie_word_embeddings")),
         },
         num_parameters=sum(parameter.numel() for parameter in lm.model.parameters()),

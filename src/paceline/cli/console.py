@@ -1,12 +1,13 @@
-"""What is said on standard error: notes, tables, the log. Knows nothing of what is generated."""
+"""Tables, progress bars and the log, as every command prints them."""
 
 import logging
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Table
 from rich.text import Text
-
-from paceline.cli.options import LOG_LEVELS
 
 STYLES = {logging.DEBUG: "dim", logging.INFO: "dim", logging.WARNING: "yellow", logging.ERROR: "red"}
 
@@ -27,10 +28,8 @@ class LogHandler(logging.Handler):
 def open_notes(*, quiet: bool, log_level: str | None) -> Console:
     """The console on standard error, which from now on shows the log of this package.
 
-    ``log_level`` None is "warning", or "error" if ``quiet``. Raises ValueError for an unknown level, or one with quiet.
+    ``log_level`` None is "warning", or "error" if ``quiet``. Raises ValueError for a level with ``quiet``.
     """
-    if log_level is not None and log_level not in LOG_LEVELS:
-        raise ValueError(f"--log-level {log_level}: known are {', '.join(LOG_LEVELS)}")
     if quiet and log_level not in (None, "error"):
         raise ValueError(f"--quiet and --log-level {log_level}: give one of them")
     level = log_level or ("error" if quiet else "warning")
@@ -42,3 +41,31 @@ def open_notes(*, quiet: bool, log_level: str | None) -> Console:
     logger.addHandler(LogHandler(console=console))
     logger.setLevel(level.upper())
     return console
+
+
+def make_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = 1, space: int = 2) -> Table:
+    """A table without lines; the first ``num_left`` columns are aligned to the left and may be folded."""
+    table = Table(box=None, padding=(0, space, 0, 0))
+    for number, title in enumerate(titles):
+        table.add_column(
+            title,
+            justify="left" if number < num_left else "right",
+            overflow="fold",
+            no_wrap=number >= num_left,
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def make_progress(console: Console, *columns: ProgressColumn, shown: bool = True) -> Progress:
+    """A progress bar that disappears when it is done; shown on a terminal only."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *columns,
+        console=console,
+        disable=not (shown and console.is_terminal),
+        transient=True,
+    )

@@ -1,6 +1,6 @@
 """The section ``data`` from a YAML file or from options, and the tokenizer of a model directory. Reads no weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -8,44 +8,20 @@ from typing import cast
 import yaml
 from pydantic import ValidationError
 
+from paceline.cli.commands.data import CorpusOptions
 from paceline.models import hub
 from paceline.models.loading import read_config
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 from paceline.train.data import DataConfig, make_batches
-from paceline.train.data.batches import Prepared
+from paceline.train.data.batches import PreparedData
 
-DEFAULT_LENGTH = 512  # tokens of a row, where nobody says otherwise
+DEFAULT_LENGTH = 512  # tokens of a row, by default
 NUM_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusOptions:
-    """What ``paceline data`` reads: a configuration, or files."""
-
-    config: Path | None
-    text: Sequence[str]
-    jsonl: Sequence[str]
-    chat: Sequence[str]
-    tokens: Sequence[str]
-    library: bool
-    bytes: bool
-    validation_share: float
-    cache: Path | None
-
-    @property
-    def given(self) -> bool:
-        """Whether there is any."""
-        return self.config is not None or bool(self._sources())
-
-    def _sources(self) -> list[dict[str, object]]:
-        named = (("text", self.text), ("jsonl", self.jsonl), ("chat", self.chat), ("tokens", self.tokens))
-        found: list[dict[str, object]] = [{"kind": kind, "paths": tuple(paths)} for kind, paths in named if paths]
-        return [*found, {"kind": "standard_library"}] if self.library else found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """The section, and what the rest of the file says about rows."""
+    """The section ``data``, and the rows that the rest of the file configures."""
 
     data: DataConfig
     model: str | None  # of the target, where the file names a directory
@@ -55,7 +31,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What turns texts to ids."""
+    """What turns text into token ids."""
 
     tokenizer: Tokenizer | None
     size: int
@@ -67,7 +43,7 @@ def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
 
     Raises ValueError with every field that is wrong, and for a file that is no YAML mapping.
     """
-    sources = options._sources()
+    sources = options.sources()
     if (options.config is None) == (not sources):
         raise ValueError(
             "give either a configuration, CONFIG.yaml, or texts by --text, --jsonl, --chat, --tokens or --library"
@@ -97,7 +73,7 @@ def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
     )
 
 
-def read_rows(corpus: Corpus, model: str | None) -> Prepared:
+def read_rows(corpus: Corpus, model: str | None) -> PreparedData:
     """All rows of ``corpus``, one a batch, in tokens of ``model``. Raises ValueError for what is wrong with either."""
     vocabulary = read_vocabulary(corpus, model)
     return make_batches(
@@ -139,12 +115,12 @@ def _read_yaml(path: Path) -> dict[str, object]:
 
 def _mapping(value: object, name: str) -> dict[str, object]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name}: a {type(value).__name__}, where names with values are wanted")
+        raise ValueError(f"{name}: a {type(value).__name__}; give a mapping of names to values")
     return dict(cast(Mapping[str, object], value))
 
 
 def _wrong(error: ValidationError) -> list[str]:
-    """Each field that is wrong: its name, what is wanted, what was given."""
+    """Each invalid field: its name, what is expected, what was given."""
     found = []
     for one in error.errors():
         name = ".".join(["data", *(str(part) for part in one["loc"])])

@@ -1,8 +1,7 @@
-"""The command ``paceline demo``: the same text twice, compared and timed. Decodes through the API and prints."""
+"""``paceline demo``: decodes the same prompts plainly and with drafts, compares the outputs and times both."""
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,7 +24,8 @@ from paceline.bench.machine import describe
 from paceline.bench.report import make_table
 from paceline.bench.runner import Comparison, compare
 from paceline.bench.suites import PYTHON_PROMPTS
-from paceline.cli import EXIT_DIFFERENT, EXIT_OK
+from paceline.cli.commands.demo import Demo
+from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_OK
 from paceline.cli.show import SourcePrinter, print_legend
 from paceline.core.plan import Fixed
 from paceline.drafters.base import Drafter
@@ -36,113 +36,98 @@ TABLE_SECONDS = 20.0  # the table's repeats are as many as fit, within the limit
 MIN_REPEATS, MAX_REPEATS = 3, 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demo:
-    """The command's options; ``run`` returns the exit code."""
+def demo(options: Demo) -> int:
+    """Show, compare and time; EXIT_DIFFERENT if any token differs."""
+    torch.set_num_threads(options.threads)
+    console = Console(highlight=False)
+    target, draft = (load(path, dtype=DTYPE) for path in _pair(options))
+    drafter = build_drafter(draft, target=target)
+    heads = {_name_of(path): build_drafter(path, target=target) for path in _heads(options)}
+    header = f"target: {_describe(target)}\ndraft:  {_describe(draft)}\n{describe()}\n"
+    console.print(header, soft_wrap=True, markup=False)
+    print_legend(console)
+    equal, seconds = [], 0.0
+    for number, prompt in enumerate(PYTHON_PROMPTS, start=1):
+        console.rule(f"prompt {number} of {len(PYTHON_PROMPTS)}", align="left", style="dim")
+        start = time.perf_counter()
+        (plain,) = generate(target, prompt, _params(options))
+        (fast,) = _show(options, console, target, drafter, prompt)
+        seconds += time.perf_counter() - start
+        equal.append(_compare(console, plain, fast))
+    drafters: dict[str, DrafterLike] = {"plain": None, "ngram": "ngram", "draft model": drafter, **heads}
+    comparison = _measure(options, console, target, drafters, seconds / len(PYTHON_PROMPTS) / options.max_tokens)
+    same = all(equal) and all(measured.identical for measured in comparison.measured)
+    console.print(
+        "All tokens are identical: drafting changed the time, not the output."
+        if same
+        else "[bold red]The tokens differ[/bold red]: this is a bug, please report it with the output above.",
+        soft_wrap=True,
+    )
+    return EXIT_OK if same else EXIT_DIFFERENT
 
-    target: Path | None
-    draft: Path | None
-    heads: Sequence[Path]
-    num_draft_tokens: int
-    max_tokens: int
-    threads: int
 
-    def run(self) -> int:
-        """Show, compare and time; EXIT_DIFFERENT if any token differs."""
-        if self.threads < 1:
-            raise ValueError(f"--threads {self.threads}: give at least 1")
-        if self.max_tokens < 1 or self.num_draft_tokens < 1:
-            raise ValueError(
-                f"--max-tokens {self.max_tokens}, --num-draft-tokens {self.num_draft_tokens}: give at least 1 of each"
-            )
-        torch.set_num_threads(self.threads)
-        console = Console(highlight=False)
-        target, draft = (load(path, dtype=DTYPE) for path in self._pair())
-        drafter = build_drafter(draft, target=target)
-        heads = {_name_of(path): build_drafter(path, target=target) for path in self._heads()}
-        header = f"target: {_describe(target)}\ndraft:  {_describe(draft)}\n{describe()}\n"
-        console.print(header, soft_wrap=True, markup=False)
-        print_legend(console)
-        equal, seconds = [], 0.0
-        for number, prompt in enumerate(PYTHON_PROMPTS, start=1):
-            console.rule(f"prompt {number} of {len(PYTHON_PROMPTS)}", align="left", style="dim")
-            start = time.perf_counter()
-            (plain,) = generate(target, prompt, self._params)
-            (fast,) = self._show(console, target, drafter, prompt)
-            seconds += time.perf_counter() - start
-            equal.append(_compare(console, plain, fast))
-        drafters: dict[str, DrafterLike] = {"plain": None, "ngram": "ngram", "draft model": drafter, **heads}
-        comparison = self._measure(console, target, drafters, seconds / len(PYTHON_PROMPTS) / self.max_tokens)
-        same = all(equal) and all(measured.identical for measured in comparison.measured)
-        console.print(
-            "All tokens are identical: drafting changed the time, not the text."
-            if same
-            else "[bold red]The tokens differ[/bold red]: this is a fault, please report it with the output above.",
-            soft_wrap=True,
+def _params(options: Demo) -> SamplingParams:
+    return SamplingParams(max_tokens=options.max_tokens, temperature=0.0)
+
+
+def _pair(options: Demo) -> tuple[Path, Path]:
+    if options.target is not None and options.draft is not None:
+        return options.target, options.draft
+    if options.target is not None or options.draft is not None:
+        raise ValueError("give both --target and --draft, or neither for the embedded pair")
+    return embedded_pair()
+
+
+def _heads(options: Demo) -> Sequence[Path]:
+    return options.head if options.head or options.target is not None else embedded_heads()
+
+
+def _show(options: Demo, console: Console, target: Loaded, drafter: Drafter, prompt: str) -> list[Result]:
+    """The speculative run, printed as it comes."""
+    pieces = stream(
+        target, prompt, _params(options), drafter=drafter, num_draft_tokens=Fixed(options.num_draft_tokens)
+    )  # a plan, so that no step is spent on measuring
+    printer = SourcePrinter(console=console)
+    printer.prompt(prompt)
+    try:
+        for piece in pieces:
+            printer.put(piece.text, piece.source)
+    finally:
+        printer.end()
+    return pieces.results()
+
+
+def _measure(
+    options: Demo, console: Console, target: Loaded, drafters: Mapping[str, DrafterLike], per_token: float
+) -> Comparison:
+    """The table; ``per_token`` is what a token took in a plain and a drafted run together, in seconds."""
+    tokens = min(TABLE_TOKENS, options.max_tokens)
+    one_pass = per_token * tokens * len(PYTHON_PROMPTS) * len(drafters) / 2
+    repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(TABLE_SECONDS / one_pass) - 1))
+    configurations = [
+        decoding(
+            name,
+            target=target,
+            prompts=PYTHON_PROMPTS,
+            num_tokens=tokens,
+            drafter=proposer,
+            num_draft_tokens=options.num_draft_tokens,
         )
-        return EXIT_OK if same else EXIT_DIFFERENT
-
-    @property
-    def _params(self) -> SamplingParams:
-        return SamplingParams(max_tokens=self.max_tokens, temperature=0.0)
-
-    def _pair(self) -> tuple[Path, Path]:
-        if self.target is not None and self.draft is not None:
-            return self.target, self.draft
-        if self.target is not None or self.draft is not None:
-            raise ValueError("give both --target and --draft, or neither for the embedded pair")
-        return embedded_pair()
-
-    def _heads(self) -> Sequence[Path]:
-        return self.heads if self.heads or self.target is not None else embedded_heads()
-
-    def _show(self, console: Console, target: Loaded, drafter: Drafter, prompt: str) -> list[Result]:
-        """The speculative run, printed as it comes."""
-        pieces = stream(
-            target, prompt, self._params, drafter=drafter, num_draft_tokens=Fixed(self.num_draft_tokens)
-        )  # a plan, so that no step is spent on measuring
-        printer = SourcePrinter(console=console)
-        printer.prompt(prompt)
-        try:
-            for piece in pieces:
-                printer.put(piece.text, piece.source)
-        finally:
-            printer.end()
-        return pieces.results()
-
-    def _measure(
-        self, console: Console, target: Loaded, drafters: Mapping[str, DrafterLike], per_token: float
-    ) -> Comparison:
-        """The table; ``per_token`` is what a token took in a plain and a drafted run together, in seconds."""
-        tokens = min(TABLE_TOKENS, self.max_tokens)
-        one_pass = per_token * tokens * len(PYTHON_PROMPTS) * len(drafters) / 2
-        repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(TABLE_SECONDS / one_pass) - 1))
-        configurations = [
-            decoding(
-                name,
-                target=target,
-                prompts=PYTHON_PROMPTS,
-                num_tokens=tokens,
-                drafter=proposer,
-                num_draft_tokens=self.num_draft_tokens,
-            )
-            for name, proposer in drafters.items()
-        ]
-        console.rule("timing", align="left", style="dim")
-        title = f"{len(PYTHON_PROMPTS)} prompts x {tokens} tokens, one at a time; median (lowest-highest) of {repeats}"
-        with console.status("measuring ...") as status:
-            comparison = compare(configurations, baseline="plain", repeats=repeats, progress=status.update)
-        console.print(make_table(comparison, title=title))
-        looping = comparison["plain"].num_looping
-        if looping:
-            console.print(
-                f"{looping} of {len(PYTHON_PROMPTS)} texts mostly repeat themselves, which flatters drafters."
-            )
-        return comparison
+        for name, proposer in drafters.items()
+    ]
+    console.rule("timing", align="left", style="dim")
+    title = f"{len(PYTHON_PROMPTS)} prompts x {tokens} tokens, one at a time; median (lowest-highest) of {repeats}"
+    with console.status("measuring ...") as status:
+        comparison = compare(configurations, baseline="plain", repeats=repeats, progress=status.update)
+    console.print(make_table(comparison, title=title))
+    looping = comparison["plain"].num_looping
+    if looping:
+        console.print(f"{looping} of {len(PYTHON_PROMPTS)} outputs mostly repeat themselves, which favours drafters.")
+    return comparison
 
 
 def _name_of(head: Path) -> str:
-    """What the table calls a head: its directory, in words."""
+    """The name of a draft head in the table: its directory, in words."""
     return head.name.replace("_", " ")
 
 
@@ -153,7 +138,7 @@ def _describe(loaded: Loaded) -> str:
 
 
 def _compare(console: Console, plain: Result, fast: Result) -> bool:
-    """Say whether both runs wrote the same tokens, and where not."""
+    """Print whether both runs generated the same tokens, and where they diverge."""
     counts = (
         f"plainly {len(plain.tokens)} tokens in {plain.stats.steps} steps, "
         f"drafted {len(fast.tokens)} tokens in {fast.stats.steps} steps"

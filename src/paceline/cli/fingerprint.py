@@ -1,4 +1,4 @@
-"""What decides the texts of a run over many prompts, as a short name: equal names, equal texts. Loads no weights."""
+"""A hash of everything that determines the outputs of a run over many prompts. Loads no weights."""
 
 import hashlib
 import json
@@ -17,16 +17,16 @@ WEIGHTS = ".safetensors"
 def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingParams) -> str:
     """A hash for each of PARTS, joined by dashes.
 
-    What drafts takes part only where tokens depend on it: with the verifier "coupled" they do not. Raises what loading
+    The drafter is included only where tokens depend on it: with the verifier "coupled" they do not. Raises what loading
     raises for a model that is not there.
     """
     verifier = build_verifier(drafting.verifier)
-    rule: dict[str, object] = {"verifier": drafting.verifier}
+    drafted: dict[str, object] = {"verifier": drafting.verifier}
     if not verifier.same_tokens:
-        rule["drafter"], rule["num_draft_tokens"] = drafting.drafter, num_draft_tokens(drafting)
-        rule["draft"] = None if drafting.draft is None else _files(drafting.draft, None)
+        drafted["drafter"], drafted["num_draft_tokens"] = drafting.drafter, num_draft_tokens(drafting)
+        drafted["draft"] = None if drafting.draft is None else _files(drafting.draft, None)
         if drafting.draft_quantization is not None:
-            rule["draft_quantization"] = drafting.draft_quantization
+            drafted["draft_quantization"] = drafting.draft_quantization
     own: dict[str, object] = {
         "dtype": model.dtype,
         "files": _files(model.model, model.revision, code=model.trust_remote_code),
@@ -37,12 +37,12 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
         own["quantization"] = model.quantization
     if model.backend != "auto":  # another backend rounds otherwise
         own["backend"] = model.backend
-    parts = (own, params.differing(), rule)
+    parts = (own, params.differing(), drafted)
     return "-".join(_hash(part) for part in parts)
 
 
 def differences(one: str, other: str) -> str:
-    """In what two fingerprints differ, in words."""
+    """What differs between two fingerprints, in words."""
     pairs = list(zip(PARTS, one.split("-"), other.split("-"), strict=False))
     found = [part for part, first, second in pairs if first != second]
     return " and ".join(found) if found and one.count("-") == other.count("-") else "other options"
@@ -54,7 +54,7 @@ def model_hash(model: ModelOptions) -> str:
 
 
 def _files(model: str, revision: str | None, *, code: bool = False) -> list[list[object]]:
-    """Every file that says what a model does: weights by size and time, small ones by content; code where it runs."""
+    """Every file that defines a model: weights by size and time, small ones by content; code where it runs."""
     folder = hub.fetch(model, revision, code=code) if hub.is_hub_id(model) else Path(model)
     patterns = [*hub.WANTED, hub.CODE] if code else hub.WANTED
     names = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())

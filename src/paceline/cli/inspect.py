@@ -1,23 +1,26 @@
-"""The command ``paceline inspect``: what a model is, what can draft for it, and what it needs. Reads no weights."""
+"""``paceline inspect``: describes a model, what can draft for it, and its memory. Reads no weights."""
 
 import inspect
 import json
-from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from safetensors import SafetensorError, safe_open
 
 from paceline.api.build import check_vocabulary
 from paceline.api.draft_heads import is_head
 from paceline.api.engine import LONGEST, room
 from paceline.api.loading import find_device, find_dtype
-from paceline.cli import EXIT_OK
-from paceline.cli.checkpoint_facts import Found, look
-from paceline.cli.heads import describe_head
-from paceline.cli.models import NUM_DRAFT_TOKENS, check_backend, check_quantizations
+from paceline.cli.checkpoint_facts import Found, read_checkpoint
+from paceline.cli.commands.inspect import Inspect
+from paceline.cli.exit_codes import EXIT_OK
+from paceline.cli.models import NUM_DRAFT_TOKENS, check_draft_quantization
 from paceline.core.registry import Registry
+from paceline.draft_heads.files import WEIGHTS, HeadError, read_head_config
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
@@ -34,90 +37,102 @@ RUNNERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspect:
-    """The command's options; ``run`` returns the exit code."""
-
-    model: str
-    draft: str | None
-    batch_size: int
-    context: int | None
-    num_draft_tokens: int | None
-    dtype: str | None
-    quantization: str | None
-    draft_quantization: str | None
-    device: str | None
-    backend: str
-    revision: str | None
-    trust_remote_code: bool
-    json: bool
-
-    def run(self) -> int:
-        """Look and print."""
-        if self.batch_size < 1:
-            raise ValueError(f"--batch-size {self.batch_size}: give at least 1")
-        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
-            raise ValueError(f"--num-draft-tokens {self.num_draft_tokens}: give at least 0")
-        if is_head(self.model):
-            self._say({"head": describe_head(self.model)})
-            return EXIT_OK
-        check_backend(self.backend)
-        check_quantizations(self.quantization, self.draft_quantization, draft=self.draft)
-        dtype = find_dtype(self.dtype)
-        device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        found = look(
-            self.model,
-            dtype=dtype,
-            revision=self.revision,
-            backend=self.backend,
-            trust_remote_code=self.trust_remote_code,
-            quantization=self.quantization,
-        )
-        draft = None
-        if self.draft is not None and is_head(self.draft):
-            raise ValueError(f"--draft {self.draft}: a head belongs to one model; see which by paceline inspect HEAD")
-        if self.draft is not None:
-            draft = look(self.draft, dtype=found.loaded.dtype, revision=None, quantization=self.draft_quantization)
-        count = NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens
-        drafter: Drafter = NoDrafter() if draft is None else ModelDrafter(lm=draft.lm)
-        longest = room(found.loaded, drafter.max_nodes(count))
-        context = min(LONGEST, longest) if self.context is None else self.context
-        if not 2 <= context <= longest:
-            raise ValueError(f"--context {context}: give 2 to {longest}, the most that the model takes")
-        sections = {
-            "model": _describe(found),
-            "tokenizer": _describe_tokenizer(found),
-            "memory": self._memory(found, draft, drafter, context, count, device),
-            "drafters": _describe_registry(DRAFTERS),
-            "verifiers": _describe_registry(VERIFIERS),
-        }
-        if draft is not None:
-            sections["draft"] = {**_describe(draft), **_judge(found, draft)}
-        self._say(sections)
+def inspect_model(options: Inspect) -> int:
+    """Describe a model or a draft head."""
+    if is_head(options.model):
+        _output(options, {"head": _describe_head(options.model)})
         return EXIT_OK
+    check_draft_quantization(options.draft_quantization, draft=options.draft)
+    dtype = find_dtype(options.dtype)
+    device = find_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    found = read_checkpoint(
+        options.model,
+        dtype=dtype,
+        revision=options.revision,
+        backend=options.backend,
+        trust_remote_code=options.trust_remote_code,
+        quantization=options.quantization,
+    )
+    draft = None
+    if options.draft is not None and is_head(options.draft):
+        raise ValueError(
+            f"--draft {options.draft}: a draft head belongs to one model; see which with paceline inspect HEAD"
+        )
+    if options.draft is not None:
+        draft = read_checkpoint(
+            options.draft, dtype=found.loaded.dtype, revision=None, quantization=options.draft_quantization
+        )
+    count = NUM_DRAFT_TOKENS if options.num_draft_tokens is None else options.num_draft_tokens
+    drafter: Drafter = NoDrafter() if draft is None else ModelDrafter(lm=draft.lm)
+    longest = room(found.loaded, drafter.max_nodes(count))
+    context = min(LONGEST, longest) if options.context is None else options.context
+    if not 2 <= context <= longest:
+        raise ValueError(f"--context {context}: give 2 to {longest}, the model's limit")
+    sections = {
+        "model": _describe(found),
+        "tokenizer": _describe_tokenizer(found),
+        "memory": _memory(options, found, draft, drafter, context, count, device),
+        "drafters": _describe_registry(DRAFTERS),
+        "verifiers": _describe_registry(VERIFIERS),
+    }
+    if draft is not None:
+        sections["draft"] = {**_describe(draft), **_judge(found, draft)}
+    _output(options, sections)
+    return EXIT_OK
 
-    def _say(self, sections: dict[str, dict[str, object]]) -> None:
-        if self.json:
-            print(json.dumps(sections))
-        else:
-            _print(sections)
 
-    def _memory(
-        self, found: Found, draft: Found | None, drafter: Drafter, context: int, count: int, device: torch.device
-    ) -> dict[str, object]:
-        """What an engine of this size would take, in bytes."""
-        each = row_bytes(found.lm, drafter, max_length=context, num_draft_tokens=count)
-        weights = found.weight_bytes + (0 if draft is None else draft.weight_bytes)
-        free = free_memory(device)
-        return {
-            "batch_size": self.batch_size,
-            "context": context,
-            "weights": weights,
-            "cache": self.batch_size * each,
-            "free": free,
-            "device": str(device),
-            "rows_that_fit": max(0, (free - weights) // each),
-        }
+def _output(options: Inspect, sections: dict[str, dict[str, object]]) -> None:
+    if options.json:
+        print(json.dumps(sections))
+    else:
+        _print(sections)
+
+
+def _memory(
+    options: Inspect,
+    found: Found,
+    draft: Found | None,
+    drafter: Drafter,
+    context: int,
+    count: int,
+    device: torch.device,
+) -> dict[str, object]:
+    """What an engine of this size would take, in bytes."""
+    each = row_bytes(found.lm, drafter, max_length=context, num_draft_tokens=count)
+    weights = found.weight_bytes + (0 if draft is None else draft.weight_bytes)
+    free = free_memory(device)
+    return {
+        "batch_size": options.batch_size,
+        "context": context,
+        "weights": weights,
+        "cache": options.batch_size * each,
+        "free": free,
+        "device": str(device),
+        "rows_that_fit": max(0, (free - weights) // each),
+    }
+
+
+def _describe_head(path: str | Path) -> dict[str, object]:
+    """What a draft head is, and its target. Raises ValueError for files that are missing or broken."""
+    record, file = read_head_config(path), Path(path) / WEIGHTS
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices = [opened.get_slice(name) for name in opened.keys()]
+            sizes = [prod(one.get_shape()) for one in slices]
+            precisions = sorted({str(one.get_dtype()) for one in slices})
+    except (OSError, SafetensorError) as error:
+        raise HeadError(f"{file} cannot be read ({error}): save the head again") from error
+    return {
+        "name": str(path),
+        "kind": record.kind,
+        "of": record.target,
+        "of_sizes": record.fingerprint.sizes,
+        **record.config.model_dump(mode="json"),
+        "parameters": sum(sizes),
+        "precision": precisions,
+        "size_on_disk": file.stat().st_size,
+        "paceline": record.version,
+    }
 
 
 def _describe(found: Found) -> dict[str, object]:
@@ -155,7 +170,7 @@ def _describe_class(registry: Registry, name: str) -> str:
     except ValueError as error:
         return f"cannot be used: {error}"
     text = (inspect.getdoc(kind) or "").partition("\n\n")[0]
-    return " ".join(text.replace("`", "").split()) or "says nothing of itself"
+    return " ".join(text.replace("`", "").split()) or "no description"
 
 
 def _judge(target: Found, draft: Found) -> dict[str, object]:
@@ -190,7 +205,7 @@ def _print(sections: dict[str, dict[str, object]]) -> None:
 
 
 def _spell(name: str, value: object) -> str:
-    """A value as people read it."""
+    """A value in human-readable form."""
     if name == "backend":
         return RUNNERS[str(value)]
     if isinstance(value, bool):

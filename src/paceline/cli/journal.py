@@ -19,11 +19,11 @@ except ImportError:  # not on Windows, where two runs must not write one file at
     fcntl = None
 
 Line: TypeAlias = Mapping[str, Any]
-WAY_OUT = "give another --output, or --overwrite to begin anew"
+WAY_OUT = "give another --output, or --overwrite to start over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Finished:
     """What earlier runs have left."""
 
     num_written: int = 0  # prompts whose lines are in the file
@@ -47,7 +47,7 @@ def check_writable(path: Path) -> None:
         raise ValueError(f"--output {path}: not writable; give another file")
 
 
-def read_kept(path: Path, *, run: str, digests: Sequence[str]) -> Kept:
+def read_finished(path: Path, *, run: str, digests: Sequence[str]) -> Finished:
     """What is done of the run ``run`` over the prompts of ``digests``; writes nothing.
 
     Raises ValueError if the file holds anything else than the first lines of this run.
@@ -73,7 +73,7 @@ def read_kept(path: Path, *, run: str, digests: Sequence[str]) -> Kept:
         _check(line, journal, run=run, digests=digests)
         if line["index"] >= num_written and not is_cancelled(line):
             waiting[line["index"]] = line
-    return Kept(num_written=num_written, size=size, failed=failed, waiting=waiting)
+    return Finished(num_written=num_written, size=size, failed=failed, waiting=waiting)
 
 
 def is_cancelled(line: Line) -> bool:
@@ -85,13 +85,13 @@ def is_cancelled(line: Line) -> bool:
 class ResultFile:
     """Takes lines in any order and writes them in theirs. Raises OSError, leaving whole lines, where it cannot.
 
-    Opening it cuts off what ``kept`` does not count: a torn line, or with Kept() everything. Only one process can have
-    it open.
+    Opening it cuts off what ``finished`` does not count: a torn line, or all with Finished(). Only one process can
+    have it open.
     """
 
-    def __init__(self, path: Path, *, kept: Kept) -> None:
+    def __init__(self, path: Path, *, finished: Finished) -> None:
         self.path, self._journal_path = path, journal_of(path)
-        self._next, self._size, self._waiting = kept.num_written, kept.size, dict(kept.waiting)
+        self._next, self._size, self._waiting = finished.num_written, finished.size, dict(finished.waiting)
         self._journal = os.open(self._journal_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             self._lock()
@@ -100,7 +100,7 @@ class ResultFile:
             os.close(self._journal)
             raise
         os.ftruncate(self._file, self._size)
-        if not kept.num_written and not kept.waiting:
+        if not finished.num_written and not finished.waiting:
             os.ftruncate(self._journal, 0)
         self._advance()
 

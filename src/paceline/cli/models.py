@@ -1,18 +1,17 @@
-"""Models and drafters from the options of a command. Decodes nothing."""
+"""Loads the models and drafters that the options of a command name."""
 
 from paceline.api import Loaded, load
 from paceline.api.build import DrafterLike, build_verifier
 from paceline.api.draft_heads import is_head, read_weightless
 from paceline.api.named import name_of, read_named
-from paceline.cli.options import BACKEND_NAMES, DTYPE_NAMES, QUANTIZATION_NAMES, DraftOptions, ModelOptions
+from paceline.cli.options import DraftOptions, ModelOptions
 from paceline.drafters import DRAFTERS
 
-NUM_DRAFT_TOKENS = 5  # where nobody says otherwise
+NUM_DRAFT_TOKENS = 5  # by default
 
 
 def load_target(options: ModelOptions) -> Loaded:
     """The model. Raises what ``paceline.load`` raises."""
-    check_model(options)
     return load(
         options.model,
         dtype=options.dtype,
@@ -27,45 +26,21 @@ def load_target(options: ModelOptions) -> Loaded:
     )
 
 
-def check_model(options: ModelOptions) -> None:
-    """Raise ValueError for what can be told without the model's files."""
-    if options.dtype is not None and options.dtype not in DTYPE_NAMES:
-        raise ValueError(f"--dtype {options.dtype}: known are {', '.join(DTYPE_NAMES)}")
-    check_backend(options.backend)
-    check_quantization(options.quantization, option="--quantization")
-    if options.threads is not None and options.threads < 1:
-        raise ValueError(f"--threads {options.threads}: give at least 1")
-
-
-def check_backend(backend: str) -> None:
-    """Raise ValueError naming those that are known."""
-    if backend not in BACKEND_NAMES:
-        raise ValueError(f"--backend {backend}: known are {', '.join(BACKEND_NAMES)}")
-
-
-def check_quantization(quantization: str | None, *, option: str) -> None:
-    """Raise ValueError, naming ``option`` and those that are known."""
-    if quantization is not None and quantization not in QUANTIZATION_NAMES:
-        raise ValueError(f"{option} {quantization}: known are {', '.join(QUANTIZATION_NAMES)}")
-
-
-def check_quantizations(quantization: str | None, draft_quantization: str | None, *, draft: str | None) -> None:
-    """Raise ValueError for schemes that are unknown, and for one of a draft model that is not given."""
-    check_quantization(quantization, option="--quantization")
-    check_quantization(draft_quantization, option="--draft-quantization")
-    if draft_quantization is not None and draft is None:
-        raise ValueError(f"--draft-quantization {draft_quantization}: it needs a draft model, give --draft DIR")
+def check_draft_quantization(scheme: str | None, *, draft: str | None) -> None:
+    """Raise ValueError for a scheme without a draft model."""
+    if scheme is not None and draft is None:
+        raise ValueError(f"--draft-quantization {scheme}: it needs a draft model, give --draft DIR")
 
 
 def check_drafting(options: DraftOptions) -> None:
     """Raise ValueError for options that contradict each other, before any model is loaded."""
     given = options.drafter
     build_verifier(options.verifier)
-    check_quantizations(None, options.draft_quantization, draft=options.draft)
+    check_draft_quantization(options.draft_quantization, draft=options.draft)
     if options.draft is not None and options.draft_quantization is not None and is_head(options.draft):
         raise ValueError(
-            f"--draft-quantization {options.draft_quantization}: {options.draft} is a head, which takes the target's "
-            "precision; leave it out"
+            f"--draft-quantization {options.draft_quantization}: {options.draft} is a draft head, which takes "
+            "the target's precision; leave it out"
         )
     if options.draft is not None and given not in (None, "model"):
         raise ValueError(f"--drafter {given} and --draft {options.draft}: give one of them")
@@ -86,7 +61,7 @@ def check_drafting(options: DraftOptions) -> None:
         return
     if name_of(given) not in DRAFTERS:
         raise ValueError(
-            f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, a head's directory, or vLLM's "
+            f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, the directory of a draft head, or vLLM's "
             "speculative_config as JSON; a draft model is given by --draft"
         )
     if read_weightless(given) is None:
@@ -94,7 +69,7 @@ def check_drafting(options: DraftOptions) -> None:
 
 
 def choose_drafter(options: DraftOptions, *, target: Loaded) -> DrafterLike:
-    """The drafter, loaded where it is a model; a head is left to whoever builds drafters."""
+    """The drafter, loaded where it is a model; a draft head stays a path."""
     if options.draft is not None and is_head(options.draft):
         return options.draft
     if options.draft is not None:

@@ -1,60 +1,52 @@
-"""The command ``paceline options``: the sampling options, where each works, and what is refused. Decodes nothing."""
+"""``paceline options``: the sampling options, where each one works, and what is refused."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from rich.console import Console
 from rich.table import Table
 
 from paceline.api.params import SamplingParams
-from paceline.cli import EXIT_OK
-from paceline.hf.options import DROP_IN, OPTIONS, Keeping, Option, Place
+from paceline.cli.commands.option_table import Options
+from paceline.cli.exit_codes import EXIT_OK
+from paceline.hf.options import DROP_IN, OPTIONS, Guarantee, Option, Stage
 
 MEANINGS = {
-    Place.STEP: "on the device, at every node of a draft with that node's own text; on a CPU by the kernel",
-    Place.LANE: "on the host, at every node of a draft with that node's own text, while the device computes",
-    Place.HOST: "on the host, between steps",
-    Place.PROMPT: "on the device, before the first step",
+    Stage.STEP: "on the device, at every node of a draft with that node's own prefix; on a CPU by the kernel",
+    Stage.OVERLAPPED: "on the host, at every node of a draft with that node's own prefix, while the device computes",
+    Stage.HOST: "on the host, between steps",
+    Stage.PROMPT: "on the device, before the first step",
 }
 PATHS = ("plain", "chain", "tree")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionTable:
-    """The command's options; ``run`` returns the exit code."""
-
-    json: bool
-
-    def run(self) -> int:
-        """Print what there is."""
-        if self.json:
-            drop_in = {name: {"but_for": [None, *one.neutral], "why": one.reason} for name, one in DROP_IN.items()}
-            print(json.dumps({"options": [_object(option) for option in OPTIONS], "refused_by_drop_in": drop_in}))
-            return EXIT_OK
-        defaults = {field.name: field.default for field in fields(SamplingParams)}
-        console = Console(highlight=False)
-        honoured = [option for option in OPTIONS if option.refusal is None]
-        _print(
-            console,
-            ("option", "default", "paceline generate", "model.generate"),
-            [(one.name, repr(defaults[one.name]), " ".join(one.flags) or "-", one.field or "-") for one in honoured],
-        )
-        _print(
-            console,
-            ("option", "where", *PATHS, "draft's law", "kept by"),
-            [
-                (one.name, one.place, *["yes"] * len(PATHS), "yes" if one.drafts else "-", one.keeping)
-                for one in honoured
-            ],
-        )
-        _print(console, ("where", "meaning"), [(place, meaning) for place, meaning in MEANINGS.items()])
-        _print(console, ("kept by", "verifiers"), [(keeping, ", ".join(keeping.verifiers)) for keeping in Keeping])
-        refused = [(one.name, repr(defaults[one.name]), one.refusal or "") for one in OPTIONS if one.refusal]
-        _print(console, ("refused", "but for", "why"), refused)
-        others = [(name, ", ".join(map(repr, (None, *one.neutral))), one.reason) for name, one in DROP_IN.items()]
-        _print(console, ("refused by the drop-in", "but for", "why"), others)
+def print_options(options: Options) -> int:
+    """Print what there is."""
+    if options.json:
+        drop_in = {name: {"but_for": [None, *one.neutral], "why": one.reason} for name, one in DROP_IN.items()}
+        print(json.dumps({"options": [_object(option) for option in OPTIONS], "refused_by_drop_in": drop_in}))
         return EXIT_OK
+    defaults = {field.name: field.default for field in fields(SamplingParams)}
+    console = Console(highlight=False)
+    honoured = [option for option in OPTIONS if option.refusal is None]
+    _print(
+        console,
+        ("option", "default", "paceline generate", "model.generate"),
+        [(one.name, repr(defaults[one.name]), " ".join(one.flags) or "-", one.field or "-") for one in honoured],
+    )
+    _print(
+        console,
+        ("option", "where", *PATHS, "drafts too", "guaranteed by"),
+        [(one.name, one.stage, *["yes"] * len(PATHS), "yes" if one.drafts else "-", one.guarantee) for one in honoured],
+    )
+    _print(console, ("where", "meaning"), [(place, meaning) for place, meaning in MEANINGS.items()])
+    _print(console, ("guaranteed by", "verifiers"), [(one, ", ".join(one.verifiers)) for one in Guarantee])
+    refused = [(one.name, repr(defaults[one.name]), one.refusal or "") for one in OPTIONS if one.refusal]
+    _print(console, ("refused", "except", "why"), refused)
+    others = [(name, ", ".join(map(repr, (None, *one.neutral))), one.reason) for name, one in DROP_IN.items()]
+    _print(console, ("refused by the drop-in", "except", "why"), others)
+    return EXIT_OK
 
 
 def _object(option: Option) -> dict[str, object]:
@@ -64,10 +56,10 @@ def _object(option: Option) -> dict[str, object]:
         "name": option.name,
         "flags": option.flags,
         "field": option.field,
-        "where": option.place,
+        "where": option.stage,
         **{path: honoured for path in PATHS},
         "drafts": honoured and option.drafts,
-        "verifiers": list(option.keeping.verifiers) if honoured else [],
+        "verifiers": list(option.guarantee.verifiers) if honoured else [],
         "refused": option.refusal,
     }
 

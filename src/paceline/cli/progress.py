@@ -1,15 +1,16 @@
-"""A progress bar over prompts, on a terminal only. Knows nothing of files."""
+"""A progress bar over prompts, on a terminal only."""
 
 import time
 from collections.abc import Callable
 from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 
+from paceline.cli.console import make_progress
 from paceline.core.stats import Summary
 
-PERIOD = 0.25  # seconds between two looks at texts in progress
+PERIOD = 0.25  # seconds between two updates of the speed
 
 
 @final
@@ -18,18 +19,14 @@ class PromptProgress:
 
     def __init__(self, *, console: Console, total: int, done: int, shown: bool) -> None:
         self._shown = shown and console.is_terminal
-        self._progress = Progress(
-            TextColumn("prompts"),
-            BarColumn(),
-            MofNCompleteColumn(),
+        self._progress = make_progress(
+            console,
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-            disable=not self._shown,
-            transient=True,
+            shown=shown,
         )
-        self._task = self._progress.add_task("", total=total, completed=done, speed="")
-        self._start = self._looked = time.perf_counter()
+        self._task = self._progress.add_task("prompts", total=total, completed=done, speed="")
+        self._start = self._refreshed = time.perf_counter()
 
     def __enter__(self) -> "PromptProgress":
         self._progress.start()
@@ -42,12 +39,12 @@ class PromptProgress:
         """One more prompt has ended."""
         self._progress.advance(self._task)
 
-    def look(self, count: Callable[[], Summary | None]) -> None:
-        """Show speeds of all tokens so far, if it is time to; ``count`` is asked only then."""
+    def refresh(self, count: Callable[[], Summary | None]) -> None:
+        """Show the speed so far, at most once per PERIOD; ``count`` is called only then."""
         now = time.perf_counter()
-        if not self._shown or now - self._looked < PERIOD:
+        if not self._shown or now - self._refreshed < PERIOD:
             return
-        self._looked = now
+        self._refreshed = now
         counts = count()
         if counts is not None and counts.steps:
             speed = counts.emitted / (now - self._start)

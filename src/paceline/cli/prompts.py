@@ -13,7 +13,7 @@ from paceline.api import Loaded
 from paceline.api.prompts import Message, Prompt, encode
 
 KEYS = ("prompt", "tokens", "messages")  # of an object in a .jsonl file; exactly one of them is given
-FIXED = ("n",)  # parameters that are the same for all lines, because their samples share one sequence of seeds
+FIXED = ("n",)  # the same for all lines, because their samples share one sequence of seeds
 Options: TypeAlias = dict[str, object]
 Reader: TypeAlias = Callable[[str], tuple[str | int | None, Prompt, Options]]  # of a line: its id, prompt and params
 
@@ -58,10 +58,10 @@ def as_chat(text: str, *, system: str | None) -> list[Message]:
 
 
 def read_prompts(path: Path, *, chat: bool, system: str | None) -> list[Entry]:
-    """Every line of a file as a prompt: .jsonl holds objects, any other file texts.
+    """Every line of a file as a prompt: .jsonl holds objects, any other file plain text.
 
-    With ``chat`` a text is a user message, and ``system`` goes before every conversation. A line that is no prompt
-    becomes an entry with its error. Raises ValueError for a file that is missing or has no lines.
+    With ``chat`` a plain prompt is a user message, and ``system`` goes before every conversation. A line that is
+    invalid becomes an entry with its error. Raises ValueError for a file that is missing or has no lines.
     """
     try:
         content = path.read_bytes()
@@ -120,7 +120,7 @@ def _entry(index: int, line: bytes, read: Reader, chat: bool, system: str | None
 
 def _read_text(line: str) -> tuple[None, Prompt, Options]:
     if not line:
-        raise ValueError("empty line: remove it, or give a text")
+        raise ValueError("empty line: remove it, or give a prompt")
     return None, line, {}
 
 
@@ -162,7 +162,7 @@ def _read_params(params: object) -> Options:
         if name in params:
             raise ValueError(f"params with {name}: it is the same for all prompts; give it on the command line")
     if "max_tokens" in params and params["max_tokens"] is None:
-        raise ValueError("params with max_tokens=null: give a number, for all prompts have one longest text")
+        raise ValueError("params with max_tokens=null: give a number, it determines the capacity for all prompts")
     if "seed" in params and params["seed"] in (None, -1):
         raise ValueError(f"params with seed={params['seed']}: it could not be resumed, give a seed from 0")
     return cast("Options", params)

@@ -1,9 +1,9 @@
-"""The command ``paceline roofline``: what this machine allows a model. Reads no weights, decodes nothing."""
+"""``paceline roofline``: the speed limit of this machine for a model. Reads no weights, decodes nothing."""
 
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from rich.console import Console
@@ -13,9 +13,11 @@ from rich.text import Text
 
 from paceline.api.loading import find_device, find_dtype
 from paceline.bench.machine import describe
-from paceline.cli.checkpoint_facts import Found, look
-from paceline.cli.commands import EXIT_OK
-from paceline.cli.models import check_quantizations
+from paceline.cli.checkpoint_facts import Found, read_checkpoint
+from paceline.cli.commands.roofline import Roofline
+from paceline.cli.console import make_table
+from paceline.cli.exit_codes import EXIT_OK
+from paceline.cli.models import check_draft_quantization
 from paceline.engine.quantized_rates import measure_integers
 from paceline.hardware.rates import WORKING_SET, Progress, Rates, measure_rates
 from paceline.hardware.roofline import Work, bound
@@ -23,120 +25,106 @@ from paceline.hardware.speed_limit import Limit, limit
 from paceline.models.backend import gemm_for
 from paceline.models.work import forward_work
 
-LEAST = 4 << 20  # bytes of a working set whose reading takes longer than the call
+LEAST = 4 << 20  # bytes; reading fewer takes less time than the call
 GIGA = 1e9
 COMMON = 3  # precisions that leave room in the table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """The command's options; ``run`` returns the exit code."""
+def roofline(options: Roofline) -> int:
+    """Measure and print."""
+    series = _acceptance(options)
+    dtype = find_dtype(options.dtype)
+    device = find_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = None if options.model is None else _read(options.model, dtype, options.quantization)
+    draft = None
+    if target is not None and options.draft is not None:
+        draft = _read(options.draft, target.loaded.dtype, options.draft_quantization)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if options.processor_time and (torch.get_num_threads() > 1 or device.type != "cpu"):
+        raise ValueError("--processor-time: it measures one CPU thread; give --threads 1 --device cpu")
+    notes = Console(stderr=True, highlight=False)
+    clock = time.process_time if options.processor_time else time.perf_counter
+    with notes.status("measuring ...") as status:
 
-    model: str | None
-    draft: str | None
-    num_draft_tokens: int
-    acceptance: str | None
-    batch_size: int
-    context: int
-    dtype: str | None
-    quantization: str | None
-    draft_quantization: str | None
-    device: str | None
-    threads: int | None
-    processor_time: bool
-    json: bool
-    largest: int = WORKING_SET  # bytes
+        def progress(what: str) -> None:
+            status.update(f"{what} ...")
 
-    def run(self) -> int:
-        """Measure and print."""
-        series = self._kept()
-        dtype = find_dtype(self.dtype)
-        device = find_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        target = None if self.model is None else self._look(self.model, dtype, self.quantization)
-        draft = None
-        if target is not None and self.draft is not None:
-            draft = self._look(self.draft, target.loaded.dtype, self.draft_quantization)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        if self.processor_time and (torch.get_num_threads() > 1 or device.type != "cpu"):
-            raise ValueError("--processor-time: it is that of one thread of a CPU; give --threads 1 --device cpu")
-        notes = Console(stderr=True, highlight=False)
-        clock = time.process_time if self.processor_time else time.perf_counter
-        with notes.status("measuring ...") as status:
-
-            def progress(what: str) -> None:
-                status.update(f"{what} ...")
-
-            rates = measure_rates(
-                gemm_for=gemm_for,
-                dtypes=[torch.float32, torch.bfloat16, *([] if target is None else [target.loaded.dtype])],
-                device=device,
-                working_set=self._working_set(target, draft),
-                progress=progress,
-                clock=clock,
-            )
-            for found in (target, draft):
-                if found is not None:
-                    rates = _with_integers(rates, found, device, progress=progress, clock=clock)
-        limits = [] if target is None else [self._limit(target, draft, rates, kept) for kept in ([], *series)]
-        works = {"target": _work(target), "draft": _work(draft)}
-        known = {name: work for name, work in works.items() if work is not None}
-        if self.json:
-            forwards = {name: asdict(work) for name, work in known.items()}
-            found = {"rates": _rates(rates), "forwards": forwards, "limits": _limits(limits)}
-            print(json.dumps({"machine": str(describe()), **found}))
-        else:
-            _print(rates, known, limits)
-        return EXIT_OK
-
-    def _look(self, model: str, dtype: torch.dtype | None, quantization: str | None) -> Found:
-        return look(model, dtype=dtype, revision=None, backend="native", quantization=quantization)
-
-    def _kept(self) -> list[list[float]]:
-        """For each draft length that is reckoned, what share of steps keeps each position. Raises ValueError."""
-        if self.batch_size < 1:
-            raise ValueError(f"--batch-size {self.batch_size}: give at least 1")
-        if self.context < 0:
-            raise ValueError(f"--context {self.context}: give at least 0")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"--threads {self.threads}: give at least 1")
-        check_quantizations(self.quantization, self.draft_quantization, draft=self.draft)
-        needing = (("--draft", self.draft), ("--acceptance", self.acceptance), ("--quantization", self.quantization))
-        for name, given in needing:
-            if given is not None and self.model is None:
-                raise ValueError(f"{name} {given}: it says nothing without a model, give --model DIR")
-        count = self.num_draft_tokens
-        if count < 1:
-            raise ValueError(f"--num-draft-tokens {count}: give at least 1; plain decoding is always shown")
-        if self.acceptance is None:
-            return [[1.0] * count]
-        try:
-            shares = [float(share) for share in self.acceptance.split(",")]
-        except ValueError:
-            shares = []
-        if not shares or not all(0 <= share <= 1 for share in shares):
-            raise ValueError(f"--acceptance {self.acceptance}: give a share from 0 to 1, or several: 0.8,0.6,0.5")
-        if len(shares) == 1:
-            return [shares * count]
-        if len(shares) < count:
-            raise ValueError(
-                f"--acceptance {self.acceptance}: {len(shares)} positions for --num-draft-tokens {count}: give a share "
-                "for each, or one for all"
-            )
-        return [shares[:length] for length in range(1, count + 1)]
-
-    def _working_set(self, target: Found | None, draft: Found | None) -> int:
-        """Bytes that a step reads, where the machine's caches may hold them; else more than caches hold."""
-        if target is None:
-            return self.largest
-        both = target.weight_bytes + (0 if draft is None else draft.weight_bytes)
-        return max(LEAST, min(self.largest, both))
-
-    def _limit(self, target: Found, draft: Found | None, rates: Rates, kept: list[float]) -> Limit:
-        assert target.decoder is not None  # as the backend is native
-        return limit(
-            forward_work(target.decoder), _work(draft), rates, kept=kept, rows=self.batch_size, slots=self.context
+        rates = measure_rates(
+            gemm_for=gemm_for,
+            dtypes=[torch.float32, torch.bfloat16, *([] if target is None else [target.loaded.dtype])],
+            device=device,
+            working_set=_working_set(options, target, draft),
+            progress=progress,
+            clock=clock,
         )
+        for found in (target, draft):
+            if found is not None:
+                rates = _with_integers(rates, found, device, progress=progress, clock=clock)
+    limits = [] if target is None else [_limit(options, target, draft, rates, accepted) for accepted in ([], *series)]
+    works = {"target": _work(target), "draft": _work(draft)}
+    known = {name: work for name, work in works.items() if work is not None}
+    if options.json:
+        forwards = {name: asdict(work) for name, work in known.items()}
+        found = {"rates": _rates(rates), "forwards": forwards, "limits": _limits(limits)}
+        print(json.dumps({"machine": str(describe()), **found}))
+    else:
+        _print(rates, known, limits)
+    return EXIT_OK
+
+
+def _read(model: str, dtype: torch.dtype | None, quantization: str | None) -> Found:
+    return read_checkpoint(model, dtype=dtype, revision=None, backend="native", quantization=quantization)
+
+
+def _acceptance(options: Roofline) -> list[list[float]]:
+    """For each draft length that is reckoned, the acceptance rate of each position. Raises ValueError."""
+    check_draft_quantization(options.draft_quantization, draft=options.draft)
+    needing = (
+        ("--draft", options.draft),
+        ("--acceptance", options.acceptance),
+        ("--quantization", options.quantization),
+    )
+    for name, given in needing:
+        if given is not None and options.model is None:
+            raise ValueError(f"{name} {given}: it needs a model, give --model DIR")
+    count = options.num_draft_tokens
+    if options.acceptance is None:
+        return [[1.0] * count]
+    try:
+        shares = [float(share) for share in options.acceptance.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise ValueError(f"--acceptance {options.acceptance}: give a share from 0 to 1, or several: 0.8,0.6,0.5")
+    if len(shares) == 1:
+        return [shares * count]
+    if len(shares) < count:
+        raise ValueError(
+            f"--acceptance {options.acceptance}: {len(shares)} positions for --num-draft-tokens {count}: give a share "
+            "for each, or one for all"
+        )
+    return [shares[:length] for length in range(1, count + 1)]
+
+
+def _working_set(options: Roofline, target: Found | None, draft: Found | None) -> int:
+    """Bytes that a step reads, where the machine's caches may hold them; else more than caches hold."""
+    if target is None:
+        return WORKING_SET
+    both = target.weight_bytes + (0 if draft is None else draft.weight_bytes)
+    return max(LEAST, min(WORKING_SET, both))
+
+
+def _limit(options: Roofline, target: Found, draft: Found | None, rates: Rates, accepted: list[float]) -> Limit:
+    assert target.decoder is not None  # as the backend is native
+    return limit(
+        forward_work(target.decoder),
+        _work(draft),
+        rates,
+        acceptance=accepted,
+        rows=options.batch_size,
+        slots=options.context,
+    )
 
 
 def _with_integers(
@@ -157,7 +145,7 @@ def _with_integers(
         clock=clock,
     )
     read = max(rates.read, products.bytes_per_second[0])  # a product reads too
-    # Integers stand for floats, and no code multiplies them faster than it multiplies those: a limit must be one.
+    # Quantized products are not faster than float products, so the limit stays a limit.
     products = replace(products, peak=max(products.peak, rates.products[work.dtype].peak))
     return replace(rates, read=read, products={**rates.products, work.products: products})
 
@@ -225,47 +213,47 @@ def _print(rates: Rates, works: Mapping[str, Work], limits: list[Limit]) -> None
 
 def _products(rates: Rates) -> Table:
     space = 2 if len(rates.products) <= COMMON else 1
-    table = Table(box=None, padding=(0, space, 0, space))
-    table.add_column("rows", justify="right")
+    found = rates.products.values()
+    titles = ["rows"]
     for name in rates.products:
-        table.add_column(name.replace(" ", "\n") + " GB/s", justify="right")  # of integers: their floats above
-        table.add_column("GFLOP/s", justify="right")
-    found = list(rates.products.values())
-    for at, rows in enumerate(found[0].rows):
-        cells = ((f"{one.bytes_per_second[at] / GIGA:.1f}", f"{one.flops[at] / GIGA:.0f}") for one in found)
-        table.add_row(str(rows), *(cell for pair in cells for cell in pair))
-    table.add_row("most", *(cell for one in found for cell in ("", f"{one.peak / GIGA:.0f}")))
-    return table
+        titles += [name.replace(" ", "\n") + " GB/s", "GFLOP/s"]  # of integers: their floats above
+    rows = [
+        [str(count), *(cell for one in found for cell in (_giga(one.bytes_per_second[at], 1), _giga(one.flops[at])))]
+        for at, count in enumerate(next(iter(found)).rows)
+    ]
+    peaks = ["most", *(cell for one in found for cell in ("", _giga(one.peak)))]
+    return make_table(titles, [*rows, peaks], num_left=0, space=space)
+
+
+def _giga(value: float, digits: int = 0) -> str:
+    return f"{value / GIGA:.{digits}f}"
 
 
 def _forwards(rates: Rates, works: Mapping[str, Work]) -> Table:
     """What each model reads and computes, and from how many nodes on computing takes longer than reading."""
-    table = Table(box=None, padding=(0, 1, 0, 1))
     titles = ("", "reads\nMB", "and KB\n/slot", "computes\nMFLOP/node", "and KFLOP\n/node and slot", "reads for\nms")
-    for title in (*titles, "a node\nms", "equal at\nnodes"):
-        table.add_column(title, justify="right", no_wrap=True)
+    rows: list[tuple[str, ...]] = []
     for name, work in works.items():
         one = bound(work, rates, rows=1, nodes=1, slots=0)
-        table.add_row(
-            name,
-            f"{work.weight_bytes / 1e6:.1f}",
-            f"{work.slot_bytes / 1e3:.1f}",
-            f"{2 * work.num_weights / 1e6:.1f}",
-            f"{work.slot_flops / 1e3:.1f}",
-            f"{1000 * one.memory:.3g}",
-            f"{1000 * one.arithmetic:.3g}",
-            f"{one.memory / one.arithmetic:.1f}",
+        rows.append(
+            (
+                name,
+                f"{work.weight_bytes / 1e6:.1f}",
+                f"{work.slot_bytes / 1e3:.1f}",
+                f"{2 * work.num_weights / 1e6:.1f}",
+                f"{work.slot_flops / 1e3:.1f}",
+                f"{1000 * one.memory:.3g}",
+                f"{1000 * one.arithmetic:.3g}",
+                f"{one.memory / one.arithmetic:.1f}",
+            )
         )
-    return table
+    return make_table((*titles, "a node\nms", "equal at\nnodes"), rows)
 
 
 def _decoding(limits: list[Limit]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 1))
     titles = ("drafted", "tokens\n/step", "least\nms", "bound\nby", "limit\ntokens/s", "attainable\ntokens/s")
-    for title in (*titles, "speed-up", "pays\nfrom"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for one in limits:
-        table.add_row(
+    rows = (
+        (
             str(one.num_draft_tokens),
             f"{one.tokens_per_step:.2f}",
             f"{1000 * one.seconds:.3g}",
@@ -275,4 +263,6 @@ def _decoding(limits: list[Limit]) -> Table:
             f"{one.speed_up(limits[0]):.2f}",
             "" if one.num_draft_tokens == 0 else f"{one.break_even(limits[0]):.2f}",
         )
-    return table
+        for one in limits
+    )
+    return make_table((*titles, "speed-up", "pays\nfrom"), rows, num_left=0)

@@ -1,15 +1,16 @@
-"""Generated text on a terminal, every token marked by who chose it. Decodes nothing.
+"""Generated text as it is printed: token by token, marked by source, one sample after another.
 
-With colour the text is coloured; without, a line of marks stands under each line of text.
+With colour the text is coloured; without, a line of marks follows each line of text.
 """
 
-from typing import final
+from collections import defaultdict, deque
+from typing import Protocol, TextIO, final
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from paceline.api import Source
+from paceline.api import Piece, Source, Stream
 
 STYLES = {
     Source.DRAFTED: "green",
@@ -19,9 +20,9 @@ STYLES = {
 }
 MARKS = {Source.DRAFTED: "~", Source.CORRECTED: "^", Source.BONUS: "+", Source.PLAIN: " "}
 MEANINGS = {
-    Source.DRAFTED: "drafted and kept",
+    Source.DRAFTED: "drafted and accepted",
     Source.CORRECTED: "the target's correction",
-    Source.BONUS: "the target's bonus after a whole draft",
+    Source.BONUS: "the target's bonus token after a fully accepted draft",
 }
 # Escape sequences in a generated text must not reach the terminal: they become visible symbols.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -53,7 +54,7 @@ class SourcePrinter:
         self._open = False  # whether that line holds anything
 
     def prompt(self, text: str) -> None:
-        """Text that was given, not generated."""
+        """Print the prompt."""
         self._put(text, "dim", " ")
 
     def put(self, text: str, source: Source) -> None:
@@ -84,3 +85,95 @@ class SourcePrinter:
         text.tab_size = 8
         self.console.print(text, end="", soft_wrap=True, highlight=False)
         self.console.file.flush()
+
+
+class Printer(Protocol):
+    """Where samples are printed."""
+
+    def begin(self, sample: int) -> None: ...
+
+    def put(self, text: str, source: Source) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def show_samples(texts: Stream, printer: Printer, *, num_samples: int) -> bool:
+    """Print the samples in order; after an interruption, what there is of each. False after an interruption.
+
+    Samples run in one batch: what one generates early is shown when the sample before has ended.
+    """
+    pending: defaultdict[int, deque[Piece]] = defaultdict(deque)
+    num_shown = 0  # characters of the sample whose turn it is
+    current = 0
+    complete = True
+    printer.begin(0)
+    try:
+        for piece in texts:
+            pending[piece.sample].append(piece)
+            while current < num_samples and pending[current]:
+                first = pending[current].popleft()
+                num_shown += len(first.text)
+                printer.put(first.text, first.source)
+                if first.finish_reason is not None:
+                    printer.end()
+                    current, num_shown = current + 1, 0
+                    if current < num_samples:
+                        printer.begin(current)
+    except KeyboardInterrupt:
+        complete = False
+        texts.close()
+    for result in texts.results()[current:]:  # what an interruption, or an error, has left open
+        if result.sample > current:
+            printer.begin(result.sample)
+            num_shown = 0
+        for piece in pending[result.sample]:
+            num_shown += len(piece.text)
+            printer.put(piece.text, piece.source)
+        printer.put((result.text or "")[num_shown:], Source.PLAIN)  # held back until now
+        printer.end()
+    return complete
+
+
+@final
+class AsText:
+    """The bare text; an empty line between samples."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def begin(self, sample: int) -> None:
+        """Separate it from the one before."""
+        if sample:
+            self._file.write("\n")
+
+    def put(self, text: str, source: Source) -> None:
+        """Write it at once."""
+        self._file.write(text)
+        self._file.flush()
+
+    def end(self) -> None:
+        """Close the line."""
+        self._file.write("\n")
+        self._file.flush()
+
+
+@final
+class OnTerminal:
+    """Coloured by source; a rule above each of several samples."""
+
+    def __init__(self, console: Console, *, num_samples: int) -> None:
+        self._console, self._num_samples = console, num_samples
+        self._printer = SourcePrinter(console=console)
+
+    def begin(self, sample: int) -> None:
+        """Print its number."""
+        if self._num_samples > 1:
+            self._console.rule(f"sample {sample + 1} of {self._num_samples}", align="left", style="dim")
+
+    def put(self, text: str, source: Source) -> None:
+        """Write it at once."""
+        self._printer.put(text, source)
+
+    def end(self) -> None:
+        """Close the line."""
+        self._printer.end()

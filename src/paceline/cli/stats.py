@@ -1,4 +1,4 @@
-"""What drafting did, added up over texts and shown as a table. Knows nothing of where it is printed."""
+"""Drafting statistics, summed over outputs and shown as a table."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,25 +13,25 @@ from paceline.engine.watch import Speed
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """Counts of the texts that were added."""
+    """Sums over the outputs added so far."""
 
-    num_texts: int = 0
+    num_outputs: int = 0
     summary: Summary | None = None
     no_draft: Counter[str] = field(default_factory=Counter[str])
     first_tokens: list[float] = field(default_factory=list[float])  # seconds
-    times: Times | None = None  # of the only text, or None
+    times: Times | None = None  # of a single output, or None
     speed: Speed | None = None
     lossless: bool = True
 
     def add(self, result: Result) -> None:
-        """Count one text."""
+        """Add one output."""
         stats = result.stats
         self.summary = stats.summary if self.summary is None else self.summary + stats.summary
         self.no_draft.update(stats.no_draft)
         if stats.times.first_token is not None:
             self.first_tokens.append(stats.times.first_token)
-        self.times = stats.times if self.num_texts == 0 else None
-        self.num_texts += 1
+        self.times = stats.times if self.num_outputs == 0 else None
+        self.num_outputs += 1
         self.speed, self.lossless = stats.speed, stats.lossless
 
 
@@ -42,12 +42,12 @@ def stats_table(totals: Totals, *, seconds: float) -> Table:
     table.add_column(overflow="fold")
     counts = totals.summary
     if counts is None or not counts.steps:
-        table.add_row("texts", "none")
+        table.add_row("outputs", "none")
         return table
-    if totals.num_texts > 1:
-        table.add_row("texts", str(totals.num_texts))
+    if totals.num_outputs > 1:
+        table.add_row("outputs", str(totals.num_outputs))
     table.add_row("tokens", f"{counts.emitted} in {seconds:.2f} s: {counts.emitted / seconds:.1f} tokens/s")
-    table.add_row("target steps", f"{counts.steps}, counted for each text that took part")
+    table.add_row("target steps", f"{counts.steps}, counted per sequence")
     table.add_row("tokens/step", f"{counts.mean_acceptance_length:.2f} = tokens / target steps; 1.00 is plain decoding")
     if sum(counts.drafted):
         table.add_row(
@@ -61,7 +61,7 @@ def stats_table(totals: Totals, *, seconds: float) -> Table:
         table.add_row("without draft", f"{sum(totals.no_draft.values())} steps: {reasons}")
     if totals.first_tokens:
         mean = sum(totals.first_tokens) / len(totals.first_tokens)
-        table.add_row("first token", f"after {mean:.3f} s{' on average' if totals.num_texts > 1 else ''}")
+        table.add_row("first token", f"after {mean:.3f} s{' on average' if totals.num_outputs > 1 else ''}")
     if totals.times is not None:
         times = totals.times
         phases = ("prefill", times.prefill), ("draft", times.draft), ("target", times.target)
@@ -72,5 +72,5 @@ def stats_table(totals: Totals, *, seconds: float) -> Table:
         if totals.speed.warning is not None:
             table.add_row("warning", totals.speed.warning)
     if not totals.lossless:
-        table.add_row("warning", "this verifier does not keep the model's law: the text may differ from its own")
+        table.add_row("warning", "this verifier is lossy: the output may differ from plain decoding")
     return table

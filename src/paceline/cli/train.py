@@ -1,67 +1,58 @@
-"""The command ``paceline train``: reads a configuration, trains, and says in a line what came of it."""
+"""``paceline train``: reads a configuration, trains, and prints the result."""
 
 import os
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
-from paceline.cli.commands import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
-from paceline.train.config import ConfigError, TrainConfig, dump, read_train_config
-from paceline.train.run import Rehearsal, Run
-from paceline.train.stopping import Stopped
-from paceline.train.trainer import Score
+from paceline.cli.commands.train import Train
+from paceline.cli.exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.train.config import TrainConfig
+from paceline.train.config_file import ConfigError, dump, read_train_config
+from paceline.train.loop.stopping import Stopped
+from paceline.train.loop.trainer import Score
+from paceline.train.run import DryRun, Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainModels:
-    """The command's options; ``run`` returns the exit code."""
+def train(options: Train) -> int:
+    """Train; under torchrun, leave the process at once, for gloo may abort an interpreter that ends by itoptions."""
+    code = _run(options)
+    if "WORLD_SIZE" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
-    config: Path
-    settings: list[str]
-    dump_config: bool
-    dry_run: bool
-    resume: bool | None
 
-    def run(self) -> int:
-        """Train; under torchrun, leave the process at once, for gloo may abort an interpreter that ends by itself."""
-        code = self._run()
-        if "WORLD_SIZE" in os.environ:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        return code
-
-    def _run(self) -> int:
-        try:
-            config = read_train_config(self.config, self.settings)
-            if self.dump_config:
-                print(dump(config), end="")
-                return EXIT_OK
-            run = Run(config=config, begins=None if self.resume is None else not self.resume)
-            lines = _rehearsed(run.rehearse()) if self.dry_run else _trained(config, run.train())
-            if run.strategy.main:
-                print("\n".join(lines))
-            run.strategy.close()
+def _run(options: Train) -> int:
+    try:
+        config = read_train_config(options.config, options.settings)
+        if options.dump_config:
+            print(dump(config), end="")
             return EXIT_OK
-        except ConfigError as error:
-            _say(str(error))
-            return EXIT_BAD_INPUT
-        except Stopped as stop:
-            _say(str(stop))
-            return EXIT_INTERRUPTED
-        except (ValueError, OSError) as error:
-            _say(" ".join(str(error).split()))
-            return EXIT_BAD_INPUT
+        run = Run(config=config, fresh=None if options.resume is None else not options.resume)
+        lines = _rehearsed(run.dry_run()) if options.dry_run else _trained(config, run.train())
+        if run.strategy.main:
+            print("\n".join(lines))
+        run.strategy.close()
+        return EXIT_OK
+    except ConfigError as error:
+        _print_error(str(error))
+        return EXIT_BAD_INPUT
+    except Stopped as stop:
+        _print_error(str(stop))
+        return EXIT_INTERRUPTED
+    except (ValueError, OSError) as error:
+        _print_error(" ".join(str(error).split()))
+        return EXIT_BAD_INPUT
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     """A line for each line of ``text``, by one process."""
     if os.environ.get("RANK", "0") == "0":
         for line in text.splitlines():
             print(f"paceline: {line}", file=sys.stderr)
 
 
-def _rehearsed(found: Rehearsal) -> list[str]:
+def _rehearsed(found: DryRun) -> list[str]:
     return [
         f"trained parameters  {found.num_trained:,}",
         f"frozen parameters   {found.num_frozen:,}",
@@ -79,6 +70,6 @@ def _trained(config: TrainConfig, score: Score) -> list[str]:
 
 def _numbers(score: Score) -> list[str]:
     """Loss and tokens per step, each with its name."""
-    told = {name: value for name, value in score.measures.items() if name.endswith(("tokens_per_step", "loss"))}
-    width = max((len(name) for name in told), default=0)
-    return [f"{name:{width}}  {value:.3f}" for name, value in told.items()]
+    shown = {name: value for name, value in score.metrics.items() if name.endswith(("tokens_per_step", "loss"))}
+    width = max((len(name) for name in shown), default=0)
+    return [f"{name:{width}}  {value:.3f}" for name, value in shown.items()]

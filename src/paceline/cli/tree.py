@@ -1,79 +1,47 @@
-"""The command ``paceline tree``: measures what a draft's choices are worth and prints the tree that follows."""
+"""``paceline tree``: measures the acceptance of a draft's choices and prints the best tree."""
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from paceline.api import SamplingParams, build_verifier, load
 from paceline.api.draft_heads import is_head
 from paceline.bench.tree_search import Advice, Candidate, advise_tree
 from paceline.cli.bench_inputs import choose_prompts
-from paceline.cli.commands import EXIT_OK
-from paceline.cli.console import open_notes
+from paceline.cli.commands.tree import Tree
+from paceline.cli.console import make_table, open_notes
+from paceline.cli.exit_codes import EXIT_OK
 from paceline.cli.models import load_target
-from paceline.cli.options import ModelOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
-    """The command's options; ``run`` returns the exit code."""
-
-    model: ModelOptions
-    draft: str
-    num_nodes: int
-    depth: int
-    width: int
-    prompt_file: Path | None
-    num_prompts: int | None
-    max_tokens: int
-    temperature: float
-    seed: int
-    verifier: str
-    json: bool
-
-    def run(self) -> int:
-        """Measure, decode again with what was found, and print."""
-        notes = open_notes(quiet=self.json, log_level=None)
-        self._check()
-        params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
-        target = load_target(self.model)
-        draft = self.draft if is_head(self.draft) else load(self.draft, dtype=target.dtype, device=target.lm.device)
-        prompts = choose_prompts(
-            target, suite="code", prompt_file=self.prompt_file, questions=None, count=self.num_prompts, seed=0
+def find_tree(options: Tree) -> int:
+    """Measure, decode again with what was found, and print."""
+    notes = open_notes(quiet=options.json, log_level=None)
+    build_verifier(options.verifier)  # refuses before anything is loaded
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
+    target = load_target(options.model)
+    draft = (
+        options.draft if is_head(options.draft) else load(options.draft, dtype=target.dtype, device=target.lm.device)
+    )
+    prompts = choose_prompts(
+        target, suite="code", prompt_file=options.prompt_file, questions=None, count=options.num_prompts, seed=0
+    )
+    with notes.status("measuring ..."):
+        advice = advise_tree(
+            target,
+            draft,
+            prompts.tokens,
+            params,
+            num_drafted=options.num_nodes,
+            depth=options.depth,
+            width=options.width,
+            verifier=options.verifier,
         )
-        with notes.status("measuring ..."):
-            advice = advise_tree(
-                target,
-                draft,
-                prompts.tokens,
-                params,
-                num_drafted=self.num_nodes,
-                depth=self.depth,
-                width=self.width,
-                verifier=self.verifier,
-            )
-        if self.json:
-            print(json.dumps(_object(advice)))
-        else:
-            _print(advice)
-        return EXIT_OK
-
-    def _check(self) -> None:
-        """Raise ValueError for a verifier or counts that nothing can be made of, before anything is loaded."""
-        build_verifier(self.verifier)
-        counts = {
-            "--num-nodes": self.num_nodes,
-            "--depth": self.depth,
-            "--width": self.width,
-            "--max-tokens": self.max_tokens,
-            "--num-prompts": 1 if self.num_prompts is None else self.num_prompts,
-        }
-        for name, value in counts.items():
-            if value < 1:
-                raise ValueError(f"{name} {value}: give at least 1")
+    if options.json:
+        print(json.dumps(_object(advice)))
+    else:
+        _print(advice)
+    return EXIT_OK
 
 
 def _object(advice: Advice) -> dict[str, object]:
@@ -95,20 +63,14 @@ def _object(advice: Advice) -> dict[str, object]:
 
 def _print(advice: Advice) -> None:
     console = Console(highlight=False)
-    ranks = Table(box=None, padding=(0, 2, 0, 0))
-    ranks.add_column("the draft's choice")
-    ranks.add_column("kept", justify="right")
-    for rank, rate in enumerate(advice.rates, start=1):
-        ranks.add_row(str(rank), f"{rate:.1%}")
-    console.print(ranks)
+    ranks = ((str(rank), f"{rate:.1%}") for rank, rate in enumerate(advice.rates, start=1))
+    console.print(make_table(("the draft's choice", "accepted"), ranks))
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "draft tokens", "depth", "tokens per step", "expected"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, found in (("tree", advice.tree), ("chain", advice.chain)):
-        shape = found.topology
-        cells = (str(shape.num_drafted), str(shape.depth), f"{found.measured:.2f}", f"{found.expected:.2f}")
-        table.add_row(name, *cells)
-    console.print(table)
+    found = {"tree": advice.tree, "chain": advice.chain}
+    rows = (
+        (name, str(one.topology.num_drafted), str(one.topology.depth), f"{one.measured:.2f}", f"{one.expected:.2f}")
+        for name, one in found.items()
+    )
+    console.print(make_table(("", "draft tokens", "depth", "tokens per step", "expected"), rows))
     console.print()
     console.print(f'"speculative_token_tree": "{list(advice.tree.topology.nodes)}"', soft_wrap=True)

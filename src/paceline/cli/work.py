@@ -1,4 +1,4 @@
-"""Prompts on their way through an engine, into whatever takes their lines. Knows nothing of files or options."""
+"""Runs prompts through an engine and hands their results to a sink."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from paceline.cli.stats import Totals
 from paceline.core.noise import split_seed
 from paceline.core.stats import Summary
 
-AHEAD = 2  # times the rows: so many texts are submitted, so that a row that comes free is never idle
+AHEAD = 2  # times the rows: this many sequences are submitted, so that a free row is never idle
 
 
 class Sink(Protocol):
@@ -33,7 +33,7 @@ class Sink(Protocol):
 
 @final
 class Work:
-    """Prompts on their way through an engine, a few at a time; ``engine`` is None if none of them can be continued."""
+    """Prompts in an engine, a few at a time; ``engine`` is None if all prompts are invalid."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Work:
         self._running: dict[int, tuple[Entry, Stream]] = {}
 
     def through(self, entries: Sequence[Entry], prompts: Sequence[list[int] | str]) -> bool:
-        """Continue ``entries``, whose tokens or errors ``prompts`` holds by index; whether all came to their end.
+        """Continue ``entries``, whose tokens or errors ``prompts`` holds by index; whether all were finished.
 
-        Whatever ends it early, texts in progress are kept as cancelled.
+        After an interruption or an error, partial outputs are saved as cancelled.
         """
         start = time.perf_counter()
         waiting = deque(entries)
@@ -63,13 +63,13 @@ class Work:
                 if self._running and self._engine is not None:
                     self._engine.advance()
                     self._collect()
-                    self._progress.look(self._count)
+                    self._progress.refresh(self._count)
             complete = True
         except KeyboardInterrupt:
-            self._keep()
+            self._save_partial()
         except BaseException:
-            with suppress(OSError):  # the first error is the one to tell
-                self._keep()
+            with suppress(OSError):  # the first error is the one to report
+                self._save_partial()
             raise
         finally:
             self.seconds = time.perf_counter() - start
@@ -77,7 +77,7 @@ class Work:
         return complete
 
     def _submit(self, waiting: deque[Entry], prompts: Sequence[list[int] | str]) -> None:
-        """Queue as many as keep the rows busy; those that cannot be continued are done at once."""
+        """Queue as many as keep the rows busy; invalid ones are finished at once."""
         room = 0 if self._engine is None else AHEAD * self._engine.decoder.batch.rows
         while waiting and (not self._running or len(self._running) * self._params.n < room):
             entry = waiting[0]
@@ -119,8 +119,8 @@ class Work:
         self.num_done += 1
         self._progress.done()
 
-    def _keep(self) -> None:
-        """Texts in progress, as far as they have come."""
+    def _save_partial(self) -> None:
+        """Save partial outputs."""
         for entry, stream in self._running.values():
             stream.close()
             results = stream.results()
@@ -132,7 +132,7 @@ class Work:
         return {"index": entry.index, **named, "run": self._run, "prompt_hash": entry.digest, **outcome}
 
     def _count(self) -> Summary | None:
-        """Of all texts, those in progress included."""
+        """Of all outputs, partial ones included."""
         totals = Totals(summary=self.totals.summary)
         for _, stream in self._running.values():
             for result in stream.results():

@@ -1,1 +1,1 @@
-"""What a machine can do: memory bandwidth, arithmetic rates, and the least time that a forward takes on it."""
+"""Memory bandwidth and arithmetic rates of a machine, and the roofline of a forward on it."""

@@ -1,7 +1,7 @@
-"""How fast a machine reads memory and multiplies matrices of few rows. Knows nothing of models or of decoding.
+"""Measures memory bandwidth and the speed of matrix products with few rows.
 
-Every figure is the best of several passes: other work on the machine can only make a pass slower. Passes that are
-compared with each other take turns, so that it slows all of them alike.
+Every figure is the best of several passes, because other work on the machine can only make a pass slower. Passes that
+are compared with each other are interleaved, so that other work slows them equally.
 """
 
 import time
@@ -14,13 +14,13 @@ from torch import Tensor
 
 ROWS = (1, 2, 4, 6, 8, 16, 32)
 HIDDEN, INNER = 2048, 5632  # of a feed-forward layer of about a billion parameters
-SMALLEST = 256  # hidden size of the layers that stand for the smallest working sets
+SMALLEST = 256  # smallest hidden size of the measured layers
 WORKING_SET = 512 << 20  # bytes, larger than the caches of most processors
-MANY_ROWS = 256  # at which products take as long as their arithmetic
-REPEATS, SECONDS = 5, 0.2  # passes of each measurement, and the least time that those of one kind take together
+MANY_ROWS = 256  # at which products are compute-bound
+REPEATS, SECONDS = 5, 0.2  # fewest passes of each measurement, and least total seconds
 
 Progress = Callable[[str], None]
-MakeProduct = Callable[[Tensor], Callable[[Tensor], Tensor]]  # weight [out, in] to the product of rows [B, in] with it
+MakeProduct = Callable[[Tensor], Callable[[Tensor], Tensor]]  # weight [out, in] to a function of rows [B, in]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class Products:
     """Matrix products in one precision: weights [out, in] times ``rows`` rows, for each number of rows."""
 
     itemsize: float  # bytes of a weight, scales included
-    rows: tuple[int, ...]  # rising
+    rows: tuple[int, ...]  # ascending
     bytes_per_second: tuple[float, ...]  # of weights
-    peak: float  # operations per second at many rows, where reading weights does not count
+    peak: float  # operations per second at many rows, where products are compute-bound
 
     @property
     def flops(self) -> tuple[float, ...]:
@@ -39,7 +39,7 @@ class Products:
         return tuple(2 * rows * speed / self.itemsize for rows, speed in pairs)
 
     def seconds_per_byte(self, rows: int) -> float:
-        """Of weights, at ``rows`` rows: between two measured numbers on the line, beyond the last in proportion."""
+        """Seconds per byte of weights: interpolated linearly between measured rows, and proportional beyond them."""
         cost = [1 / speed for speed in self.bytes_per_second]
         if rows >= self.rows[-1]:
             return cost[-1] * rows / self.rows[-1]
@@ -52,14 +52,14 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What a device does with a working set of this size, on this many threads."""
+    """Rates of a device for a working set of this size, on this many threads."""
 
     device: str
     num_threads: int
     working_set: int  # bytes
     read: float  # bytes per second
     copy: float  # bytes read and written per second
-    products: dict[str, Products]  # by the precision's name; the products that decoding runs
+    products: dict[str, Products]  # by name of the precision; the products that decoding runs
 
 
 def measure_rates(
@@ -74,18 +74,18 @@ def measure_rates(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rates:
-    """Measure a device, on the threads that torch has now; takes some seconds and about twice the working set.
+    """Measure a device with torch's current threads; takes some seconds and about twice the working set in memory.
 
-    ``gemm_for`` makes the matrix products that are timed. ``working_set`` is in bytes: with a model's own size the
-    figures hold for that model even where it fits into a cache.
-    ``clock`` gives seconds; that of the process counts only what one thread computed where other programs run too.
+    ``gemm_for`` makes the matrix products that are timed. ``working_set`` is in bytes: with the size
+    of a model, the rates hold for that model even if it fits into a cache. ``clock`` returns seconds; the clock of the
+    process excludes other programs, for one thread.
 
-    Raises ValueError for a working set below 1 MiB, and for numbers of rows that do not rise from 1 on.
+    Raises ValueError for a working set below 1 MiB, and for numbers of rows that are not ascending from 1 on.
     """
     if working_set < 1 << 20:
         raise ValueError(f"working_set={working_set}: give at least {1 << 20} bytes, or calls are measured, not memory")
     if not rows or rows[0] < 1 or list(rows) != sorted(set(rows)):
-        raise ValueError(f"rows={list(rows)}: give rising numbers, at least 1")
+        raise ValueError(f"rows={list(rows)}: give ascending numbers, at least 1")
     if repeats < 1:
         raise ValueError(f"repeats={repeats}: give at least 1")
     timer = PassClock(device, repeats, seconds, clock)
@@ -102,7 +102,7 @@ def measure_rates(
         products[dtype_name(dtype)] = Products(
             itemsize=dtype.itemsize, rows=tuple(rows), bytes_per_second=speeds, peak=max(most, *at_rows)
         )
-        read = max(read, speeds[0])  # a product reads too, and may ask memory for it more cleverly
+        read = max(read, speeds[0])  # a product reads memory too, possibly faster
     return Rates(
         device=str(device),
         num_threads=torch.get_num_threads(),
@@ -120,7 +120,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _move(working_set: int, device: torch.device, clock: "PassClock") -> tuple[float, float]:
     """Bytes per second of reading, by the fastest of several reductions, and of copying, both ways added."""
-    # Written, not merely taken: the system may give one page of zeros for all that was never written.
+    # Written, not only allocated: the system may map unwritten memory to a single page of zeros.
     source = torch.ones(working_set // 4, dtype=torch.float32, device=device)
     target, whole = torch.empty_like(source), source.view(torch.int32)
     size = source.numel() * source.itemsize
@@ -138,7 +138,7 @@ class _Layer:
 
 
 def reading(source: Tensor, *, repeats: int = REPEATS, seconds: float = SECONDS) -> float:
-    """Bytes per second of reading ``source``, contiguous, where it lies: memory is not equally fast everywhere."""
+    """Bytes per second of reading ``source``, contiguous; memory bandwidth may depend on its location, as with NUMA."""
     whole = source.view(torch.uint8).flatten()
     words = whole[: len(whole) // 4 * 4].view(torch.int32)
     clock = PassClock(source.device, repeats, seconds)

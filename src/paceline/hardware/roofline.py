@@ -1,6 +1,6 @@
-"""What one forward of a model has to read and to compute, and the least time that takes: docs/performance.md in code.
+"""The roofline of one forward: bytes it reads, operations it computes, and the least time for both.
 
-Pure functions of a model's shape and a machine's rates (hardware/rates); runs and measures nothing.
+docs/performance.md derives the formulas.
 """
 
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ class Work:
     """What one forward of a model has to read and to compute."""
 
     dtype: str
-    weight_bytes: int  # W: all weights that are multiplied with; of an embedding that is no head only rows are read
+    weight_bytes: int  # W: all weights in products; an embedding that is not the LM head counts nothing
     num_weights: int  # P: multiplied with once per node
     slot_bytes: int  # K: keys and values of one token
     slot_flops: int  # A: operations of one node's attention with one slot
-    quantization: str | None = None  # how its matrices lie in memory (models/quantised)
+    quantization: str | None = None  # storage format of its matrices
 
     @property
     def products(self) -> str:
-        """Under which name the rates of its products stand."""
+        """The key of its product rates in ``Rates.products``."""
         return self.dtype if self.quantization is None else f"{self.dtype} {self.quantization}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The least seconds of one forward, by each of its two limits."""
+    """The least seconds of one forward, by memory bandwidth and by arithmetic."""
 
     memory: float
     arithmetic: float
@@ -38,12 +38,12 @@ class Bound:
 
     @property
     def binding(self) -> str:
-        """Which of the two is the higher."""
+        """Which of the two limits is higher."""
         return "memory" if self.memory >= self.arithmetic else "arithmetic"
 
 
 def bound(work: Work, rates: Rates, *, rows: int, nodes: float, slots: int) -> Bound:
-    """The least time of a forward of ``nodes`` nodes in each of ``rows`` rows, every one reading ``slots`` slots.
+    """The least time of a forward of ``nodes`` nodes in each of ``rows`` rows with ``slots`` cache slots each.
 
     ``nodes`` may be a mean over steps.
     """

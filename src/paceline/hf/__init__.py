@@ -1,4 +1,4 @@
-"""What users of transformers call: ``paceline.hf.generate`` in place of ``model.generate``."""
+"""Drop-in for transformers: ``paceline.hf.generate`` in place of ``model.generate``."""
 
 from paceline.hf.drop_in import SpeculativeOutput, generate
 

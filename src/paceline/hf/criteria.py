@@ -1,4 +1,4 @@
-"""transformers' stopping criteria, row by row. Knows nothing of models or decoding.
+"""Applies stopping criteria of transformers to each row separately.
 
 N rows, T tokens of their padded prompts.
 """
@@ -14,24 +14,24 @@ from transformers.generation.stopping_criteria import ConfidenceCriteria, EosTok
 
 from paceline.api.completion import Criterion
 
-StoppingCriterion: TypeAlias = Callable[[Any, Any], object]  # input_ids and scores: whether each row ends
+StoppingCriterion: TypeAlias = Callable[[Any, Any], object]  # (input_ids, scores) to whether each row stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criteria:
-    """The stopping criteria of a call, apart from those that options say better.
+    """The stopping criteria of a call; those that sampling parameters cover are converted to these.
 
-    As in transformers, a criterion of the caller's takes the place of the one of its type that options stand for.
+    As in transformers, a criterion from the caller replaces the one of its type that an option would create.
     """
 
-    called: tuple[StoppingCriterion, ...]
-    max_length: int | None  # of padded prompt and continuation, in place of the options'. None: not given
-    eos: tuple[int, ...] | None  # in place of the options'. None: not given
-    pads: bool  # whether rows that ended are filled up by reason of a criterion
+    callables: tuple[StoppingCriterion, ...]
+    max_length: int | None  # of padded prompt and output; replaces the option's. None: not given
+    eos: tuple[int, ...] | None  # replaces the option's. None: not given
+    pads: bool  # whether a criterion makes transformers pad rows that have stopped
 
 
 def read_criteria(given: object, *, stop_strings: Sequence[str], tokenizer: object) -> Criteria:
-    """The caller's criteria, and one for ``stop_strings``. Raises ValueError for what is none, or needs scores."""
+    """The caller's criteria, and one for ``stop_strings``. Raises ValueError for invalid criteria."""
     criteria: list[Any] = []
     if given is not None:
         if not isinstance(given, Sequence):
@@ -53,7 +53,7 @@ def read_criteria(given: object, *, stop_strings: Sequence[str], tokenizer: obje
     lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
     ends = [criterion for criterion in criteria if type(criterion) is EosTokenCriteria]
     return Criteria(
-        called=tuple(criterion for criterion in criteria if type(criterion) not in replaced),
+        callables=tuple(criterion for criterion in criteria if type(criterion) not in replaced),
         max_length=min(lengths, default=None),
         eos=tuple(int(token) for one in ends for token in one.eos_token_id) if ends else None,
         pads=any(isinstance(criterion, EosTokenCriteria) for criterion in criteria),
@@ -61,61 +61,69 @@ def read_criteria(given: object, *, stop_strings: Sequence[str], tokenizer: obje
 
 
 @final
-class Endings:
-    """Where rows end by criteria, each called after every token with the row's padded ids [1, T + t] and no scores.
+class StoppingState:
+    """Evaluates the criteria after every token, with the row's padded ids [1, T + t] and no scores.
 
-    Where nothing fills up rows that ended (``pads``), transformers lets them go on until the last has ended, and so
-    does this: ``cut`` is where all end. ``failure`` is what a criterion raised.
+    Unless stopped rows are padded (``pads``), transformers continues them until the last row stops, and so does this:
+    ``common_length`` is where all stop. ``failure`` is an exception that a criterion raised.
     """
 
     def __init__(
-        self, *, called: Sequence[StoppingCriterion], padded: Tensor, max_tokens: int, pads: bool, device: torch.device
+        self,
+        *,
+        callables: Sequence[StoppingCriterion],
+        padded: Tensor,
+        max_tokens: int,
+        pads: bool,
+        device: torch.device,
     ) -> None:
         self.failure: Exception | None = None
-        self._called, self._padded, self._max_tokens, self._pads = called, padded, max_tokens, pads
+        self._callables, self._padded, self._max_tokens, self._pads = callables, padded, max_tokens, pads
         self._device = device
-        self._ended: dict[int, int] = {}  # how many tokens each row had
+        self._lengths: dict[int, int] = {}  # new tokens of each row that has stopped
 
     @property
-    def cut(self) -> int | None:
-        """New tokens of every row; None where rows end on their own."""
-        return max(self._ended.values(), default=self._max_tokens) if self._called and not self._pads else None
+    def common_length(self) -> int | None:
+        """New tokens of every row; None where each row stops separately."""
+        return max(self._lengths.values(), default=self._max_tokens) if self._callables and not self._pads else None
 
     def criterion(self, row: int) -> Criterion | None:
-        """What the engine asks after every token of ``row``; None where nobody has to be asked."""
-        if not self._called:
+        """The criterion that the engine evaluates after every token of ``row``; None where there is none."""
+        if not self._callables:
             return None
         num_prompt = self._padded.shape[1]
         ids = torch.zeros(1, num_prompt + self._max_tokens, dtype=torch.int64, device=self._device)
         ids[0, :num_prompt] = self._padded[row]
 
-        def ends(tokens: Sequence[int]) -> bool:
+        def stops(tokens: Sequence[int]) -> bool:
             count = len(tokens)
             ids[0, num_prompt + count - 1] = tokens[-1]
-            if row not in self._ended and (self._ask(ids[:, : num_prompt + count], row) or count == self._max_tokens):
-                self._ended[row] = count
+            if row not in self._lengths and (
+                self._evaluate(ids[:, : num_prompt + count], row) or count == self._max_tokens
+            ):
+                self._lengths[row] = count
             if self._pads:
-                return row in self._ended
-            return len(self._ended) == len(self._padded) and count >= max(self._ended.values())
+                return row in self._lengths
+            return len(self._lengths) == len(self._padded) and count >= max(self._lengths.values())
 
-        return ends
+        return stops
 
-    def _ask(self, ids: Tensor, row: int) -> bool:
-        """Whether any criterion ends the row; all are asked, because they may count."""
-        answers = [False]
-        for criterion in self._called:
+    def _evaluate(self, ids: Tensor, row: int) -> bool:
+        """Whether any criterion stops the row. All are called, because they may count their calls."""
+        results = [False]
+        for criterion in self._callables:
             try:
-                answers.append(_answer(criterion(ids, None)))
+                results.append(_as_bool(criterion(ids, None)))
             except Exception as error:
                 error.add_note(f"row {row}: raised by {_name(criterion)}, which was called with scores=None")
                 self.failure = error
                 raise
-        return any(answers)
+        return any(results)
 
 
-def _answer(value: object) -> bool:
+def _as_bool(value: object) -> bool:
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError(f"an answer of shape {list(value.shape)} for one row: give a bool, or a tensor of one element")
+        raise ValueError(f"a result of shape {list(value.shape)} for one row: give a bool, or a tensor of one element")
     return bool(value)
 
 

@@ -1,6 +1,6 @@
-"""``model.generate`` of transformers, with drafts: the same arguments and the same token ids, batches included.
+"""``generate``, a drop-in for transformers' ``model.generate`` with speculative decoding.
 
-What cannot be honoured is refused by name. Knows nothing of text: stop strings are found by transformers' criterion.
+It takes the same arguments and returns the same token ids, for batches too; unsupported arguments raise an error.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,12 +34,12 @@ from paceline.models.native.decoder import DecoderLM
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 DEFAULT_MATCHING_NGRAM_SIZE = 2  # of transformers
 
-_ADOPTED: WeakKeyDictionary[TransformersModel, Loaded] = WeakKeyDictionary()
+_LOADED: WeakKeyDictionary[TransformersModel, Loaded] = WeakKeyDictionary()
 
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """``sequences`` [B * num_return_sequences, T + new], and what each of them cost; the other fields are None."""
+    """``sequences`` [B * num_return_sequences, T + new], and the statistics of each; the other fields are None."""
 
     statistics: tuple[Statistics, ...] | None = None
 
@@ -67,27 +67,27 @@ def generate(
 ) -> Tensor | SpeculativeOutput:
     """What ``model.generate(input_ids, ...)`` gives: int64 [B * num_return_sequences, T + new], on the model's device.
 
-    The padded prompts come first in it; rows that end early are filled up with the padding token. Greedy tokens are
-    those of transformers; sampled ones have its law, with noise from a seed drawn from torch's global generator.
+    The padded prompts come first in it; rows that stop early are filled up with the padding token. Greedy tokens
+    equal those of transformers. Sampled tokens have the same distribution, with a seed from torch's global generator.
 
     - ``model``: a loaded causal LM, used without a second copy of its weights.
     - ``input_ids`` or ``inputs``: [B, T], padded on the left where ``attention_mask`` is 0; None: the model's
       beginning-of-text token. Without a mask padding is inferred as transformers does.
-    - ``negative_prompt_ids``: [B, t], what ``guidance_scale`` sets the prompts against; None: their last tokens.
-    - ``assistant_model``: what drafts: a model, its directory, or a Drafter. ``num_assistant_tokens`` (5) is how many
-      tokens a step. Or ``prompt_lookup_num_tokens``: copies from the text so far. With neither nothing is drafted.
+    - ``negative_prompt_ids``: [B, t], negative prompts for ``guidance_scale``; None: the prompts' last tokens.
+    - ``assistant_model``: the drafter: a model, its directory, or a Drafter. ``num_assistant_tokens`` (5) is the draft
+      length. Or ``prompt_lookup_num_tokens``: n-gram lookup in the tokens so far. With neither, decoding is plain.
     - ``generation_config``, ``**options``: the fields of ``GenerationConfig``; options come first, then the argument's
       fields, then those of ``model.generation_config``.
-    - ``logits_processor``, ``prefix_allowed_tokens_fn``: called for each row alone at every node of its draft, with
-      that node's padded ids [1, t]. What one raises is raised here.
-    - ``stopping_criteria``: asked for each row alone after each of its tokens, with padded ids [1, t] and no scores.
-      What one raises is raised here.
+    - ``logits_processor``, ``prefix_allowed_tokens_fn``: called for each row separately at every node of its
+      draft, with that node's padded ids [1, t]. Their exceptions are raised here.
+    - ``stopping_criteria``: called for each row separately after each of its tokens, with padded ids [1, t] and
+      scores None. Their exceptions are raised here.
     - ``streamer``: gets the prompt, then every token as it is committed; for one row.
     - ``tokenizer``: of transformers; needed for ``stop_strings``.
     - ``return_dict_in_generate``: a ``SpeculativeOutput`` instead, with the statistics of every row.
     - ``verifier`` ("coupled"), ``batch_size`` (None: what fits, at most 16 rows at once): as in ``paceline.generate``.
 
-    Raises ValueError, before any work, for whatever changes the output of transformers and cannot be honoured here.
+    Raises ValueError, before any work, for arguments that change the output of transformers and are not supported.
     """
     if inputs is not None and input_ids is not None:
         raise ValueError("inputs and input_ids are the same argument: give one of them")
@@ -95,10 +95,10 @@ def generate(
     options.update({name: value for name, value in named.items() if value is not None})
     values = merge(_fields(_checked(model).generation_config), _fields(generation_config), options)
     processors = Processors(logits_processor, prefix_allowed_tokens_fn, values=values)
-    asked = generation_options(values)
-    criteria = read_criteria(stopping_criteria, stop_strings=asked.params.stop_strings, tokenizer=tokenizer)
-    drafter, num_draft_tokens = _choose_drafter(assistant_model, asked)
-    target = adopted(model)
+    settings = generation_options(values)
+    criteria = read_criteria(stopping_criteria, stop_strings=settings.params.stop_strings, tokenizer=tokenizer)
+    drafter, num_draft_tokens = _choose_drafter(assistant_model, settings)
+    target = load_cached(model)
     prompts = read_inputs(
         inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size
     )
@@ -109,68 +109,68 @@ def generate(
         values=values,
         vocab_size=target.lm.vocab_size,
     )
-    job = prepare(prompts, negatives, asked, criteria, processors, values, target)
-    if streamer is not None and len(job.texts) > 1:
-        raise ValueError(f"streamer with {len(job.texts)} rows: give one prompt and num_return_sequences=1")
+    job = prepare(prompts, negatives, settings, criteria, processors, values, target)
+    if streamer is not None and len(job.prompts) > 1:
+        raise ValueError(f"streamer with {len(job.prompts)} rows: give one prompt and num_return_sequences=1")
     engine = engine_for(
         target,
         drafter=drafter,
         verifier=verifier,
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
-        num_texts=len(job.texts),
+        num_texts=len(job.prompts),
         max_length=job.longest + job.max_tokens,
-        guidance=asked.params.guidance_scale != 1,
+        guidance=settings.params.guidance_scale != 1,
     )
     results = _run(engine, job, streamer)
     sequences = cast(torch.LongTensor, _join(job, results).to(target.lm.device))
-    if not asked.return_dict:
+    if not settings.return_dict:
         return sequences
     return SpeculativeOutput(sequences=sequences, statistics=tuple(result.stats for result in results))
 
 
-def adopted(model: TransformersModel) -> Loaded:
-    """An LM over the weights of ``model``: the decoder of the last call unless they have moved since, or an adapter."""
-    known = _ADOPTED.get(model)
+def load_cached(model: TransformersModel) -> Loaded:
+    """An LM over the weights of ``model``: the last call's native decoder if they have not moved, or an adapter."""
+    known = _LOADED.get(model)
     if known is not None and isinstance(known.lm, DecoderLM) and is_current(known.lm, model):
         return known
     loaded = load(model)
-    if isinstance(loaded.lm, DecoderLM):  # an adapter holds its model, which would then live as long as the table
-        _ADOPTED[model] = loaded
+    if isinstance(loaded.lm, DecoderLM):  # an adapter references its model, which would then never be freed
+        _LOADED[model] = loaded
     return loaded
 
 
 def _choose_drafter(
-    assistant: TransformersModel | Loaded | str | Path | Drafter | None, asked: GenerationOptions
+    assistant: TransformersModel | Loaded | str | Path | Drafter | None, settings: GenerationOptions
 ) -> tuple[DrafterLike, int]:
-    """What drafts, and how many tokens a step."""
-    num_lookup, count = asked.prompt_lookup_num_tokens, asked.num_assistant_tokens
+    """The drafter and the draft length."""
+    num_lookup, count = settings.prompt_lookup_num_tokens, settings.num_assistant_tokens
     if num_lookup is not None:
         if assistant is not None:
             raise ValueError(
                 f"assistant_model and prompt_lookup_num_tokens={num_lookup} would both draft: give one of them"
             )
-        size = asked.max_matching_ngram_size or DEFAULT_MATCHING_NGRAM_SIZE
+        size = settings.max_matching_ngram_size or DEFAULT_MATCHING_NGRAM_SIZE
         return DRAFTERS.find("ngram")(max_ngram=size), num_lookup
     if is_transformers_model(assistant):
         own = assistant.generation_config
         count = count or (None if own is None else own.num_assistant_tokens)
-        return adopted(assistant), count or DEFAULT_NUM_ASSISTANT_TOKENS
+        return load_cached(assistant), count or DEFAULT_NUM_ASSISTANT_TOKENS
     return assistant, count or DEFAULT_NUM_ASSISTANT_TOKENS
 
 
 def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result]:
-    """Every text to its end. Raises what a criterion or a processor raised, and RuntimeError where a row failed."""
+    """Decode every row. Raises what a criterion or a processor raised, and RuntimeError where a row failed."""
     seed = int(torch.randint(2**63 - 1, ())) if job.params[0].temperature > 0 else 0
     streams = [
         engine.submit(
-            [text],
+            [prompt],
             replace(params, seed=split_seed(seed, row)),
-            criterion=job.endings.criterion(row),
+            criterion=job.stopping.criterion(row),
             rules=job.processors.rules(row, job.padded[row].tolist()),
             name=f"row {row}",
-        )  # apart, because each row has criteria of its own
-        for row, (text, params) in enumerate(zip(job.texts, job.params, strict=True))
+        )  # one request per row, because criteria are per row
+        for row, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
     ]
     if streamer is not None:
         streamer.put(job.padded)
@@ -193,8 +193,8 @@ def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result
 
 
 def _join(job: Job, results: Sequence[Result]) -> Tensor:
-    """Prompts and continuations [N, T + new], filled up on the right."""
-    rows = [result.tokens[: job.endings.cut] for result in results]
+    """Prompts and outputs [N, T + new], padded on the right."""
+    rows = [result.tokens[: job.stopping.common_length] for result in results]
     new = torch.full((len(rows), max(map(len, rows))), job.pad or 0)
     for row, tokens in enumerate(rows):
         new[row, : len(tokens)] = torch.tensor(tokens)
@@ -202,7 +202,7 @@ def _join(job: Job, results: Sequence[Result]) -> Tensor:
 
 
 def _checked(model: object) -> TransformersModel:
-    """``model`` if it can be adopted; its own configuration may be read then."""
+    """``model`` if its weights can be used. Raises ValueError otherwise."""
     if is_transformers_model(model):
         placement(model)
         return model
@@ -213,7 +213,7 @@ def _checked(model: object) -> TransformersModel:
 
 
 def _fields(config: object) -> Values:
-    """The fields of a ``GenerationConfig``; none of None."""
+    """The fields of a ``GenerationConfig``; none for None."""
     if config is None:
         return {}
     if not isinstance(config, GenerationConfig):

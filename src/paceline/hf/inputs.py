@@ -1,6 +1,6 @@
-"""What a call of transformers' ``generate`` asks for: its configuration as it takes effect, and its prompts by row.
+"""Reads the arguments of transformers' ``generate``: the effective configuration, and the prompts without padding.
 
-Imports nothing of transformers and decodes nothing. B rows, T tokens.
+B rows, T tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _POSITIONS = "padding has no positions"
 _CACHE = "the cache is Paceline's own"
 _DECODERS = "only decoders are run"
 
-# Arguments of transformers' call that are no fields of a configuration.
+# Arguments of transformers' ``generate`` that are no fields of a GenerationConfig.
 ARGUMENTS: dict[str, Refusal] = {
     "inputs_embeds": Refusal(reason=_TOKENS),
     "position_ids": Refusal(reason=_POSITIONS),
@@ -36,7 +36,7 @@ ARGUMENTS: dict[str, Refusal] = {
     "use_model_defaults": Refusal(reason="they are always used", neutral=(True,)),
 }
 
-# Arguments that ``generate`` names itself; known here for near matches alone.
+# Arguments that ``paceline.hf.generate`` takes by name, for suggestions in error messages.
 NAMED = (
     "input_ids",
     "inputs",
@@ -57,18 +57,18 @@ NAMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Prompts as they were given and as they are read."""
+    """Prompts with and without padding."""
 
     padded: Tensor  # int64 [B, T] on the host
     rows: tuple[tuple[int, ...], ...]  # without padding
 
 
 def merge(own: Values, given: Values, options: Mapping[str, object]) -> dict[str, Any]:
-    """The configuration as it takes effect: ``options``, else ``given``, else the model's ``own``, field by field.
+    """The effective configuration: ``options``, else ``given``, else the model's ``own``, field by field.
 
     None in ``given`` means not given; in ``options`` it is a value, as in transformers. Fields of ``own`` that
-    transformers does not know are dropped, because nothing reads them. Raises one ValueError naming all that is
-    unknown or cannot be honoured, and how to go without it.
+    transformers does not know are dropped, because nothing reads them. Raises one ValueError naming all options
+    that are unknown or not supported.
     """
     named = {name for name, value in given.items() if value is not None}
     values: dict[str, Any] = {name: value for name, value in own.items() if is_known(name)}
@@ -103,9 +103,10 @@ def first_eos(values: Values) -> int | None:
 def read_negatives(
     ids: object, attention_mask: object, *, prompts: Inputs, values: Values, vocab_size: int
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The negative prompt of every prompt; None where none is given. Raises ValueError where it could not be honoured.
+    """The negative prompt of every prompt; None where none is given.
 
-    Padded ones are refused: transformers gives them positions that depend on the padding.
+    Raises ValueError for what is not supported. Padded ones are refused: in transformers, their positions depend on
+    the padding.
     """
     if ids is None:
         if attention_mask is not None:
@@ -127,7 +128,7 @@ def read_inputs(input_ids: object, attention_mask: object, *, values: Values, vo
     """Prompts [B, T], left-padded where ``attention_mask`` [B, T] is 0; without a mask, where transformers infers it.
 
     ``input_ids`` None is one row of the beginning-of-text token. Raises ValueError, naming the row, for other shapes
-    and types, for padding anywhere but on the left, for rows of nothing else, and for ids that the model does not have.
+    and types, for padding that is not on the left, for rows of padding only, and for ids outside the vocabulary.
     """
     if input_ids is None:
         if values.get("bos_token_id") is None:
@@ -144,27 +145,27 @@ def read_inputs(input_ids: object, attention_mask: object, *, values: Values, vo
                 "give one of the same shape"
             )
     rows: list[tuple[int, ...]] = []
-    for row, (tokens, kept) in enumerate(zip(padded, mask, strict=True)):
-        _check_mask(kept, row)
-        text = tokens[kept]
-        if int(text.min()) < 0 or int(text.max()) >= vocab_size:
+    for row, (tokens, row_mask) in enumerate(zip(padded, mask, strict=True)):
+        _check_mask(row_mask, row)
+        unpadded = tokens[row_mask]
+        if int(unpadded.min()) < 0 or int(unpadded.max()) >= vocab_size:
             raise ValueError(
-                f"row {row}: token ids {int(text.min())}..{int(text.max())} leave the model's vocabulary of "
+                f"row {row}: token ids {int(unpadded.min())}..{int(unpadded.max())} leave the model's vocabulary of "
                 f"{vocab_size}; encode with its own tokenizer, and give attention_mask where ids are padding"
             )
-        rows.append(tuple(text.tolist()))
+        rows.append(tuple(unpadded.tolist()))
     return Inputs(padded=padded, rows=tuple(rows))
 
 
-def padded_runs(padded: Tensor, num_tokens: int, length: int, vocab_size: int) -> TokenLists:
-    """Runs of ``length`` tokens in the prompt ``padded`` [T] that begin before its last ``num_tokens``: in padding.
+def ngrams_in_padding(padded: Tensor, num_tokens: int, length: int, vocab_size: int) -> TokenLists:
+    """N-grams of ``length`` tokens of the prompt ``padded`` [T] that begin in padding, before its last ``num_tokens``.
 
-    transformers counts them when no n-gram may come twice. Those with ids that the model does not have are left out.
+    transformers counts them for ``no_repeat_ngram_size``. Those with ids outside the vocabulary are left out.
     """
     tokens: list[int] = padded.tolist()
     starts = range(min(len(tokens) - num_tokens, len(tokens) + 1 - length)) if length else ()
-    runs = dict.fromkeys(tuple(tokens[start : start + length]) for start in starts)
-    return tuple(run for run in runs if 0 <= min(run) <= max(run) < vocab_size)
+    ngrams = dict.fromkeys(tuple(tokens[start : start + length]) for start in starts)
+    return tuple(ngram for ngram in ngrams if 0 <= min(ngram) <= max(ngram) < vocab_size)
 
 
 def _unknown(name: str) -> str:
@@ -182,7 +183,7 @@ def _integers(name: str, given: object) -> Tensor:
             given = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"{name} is no table of integers ({error}): give rows of one length, padded on the left"
+                f"{name} is no 2-d table of integers ({error}): give rows of one length, padded on the left"
             ) from error
         given = given[None] if given.dim() == 1 else given
     if given.dim() != 2 or 0 in given.shape:
@@ -193,19 +194,19 @@ def _integers(name: str, given: object) -> Tensor:
 
 
 def _inferred(padded: Tensor, values: Values) -> Tensor:
-    """All ones, or zero at padding tokens where those cannot be end-of-text tokens: the rule of transformers."""
+    """As in transformers: zero at padding tokens, unless the padding token is an end-of-text token; else all ones."""
     pad, eos = values.get("pad_token_id"), values.get("eos_token_id")
     ends = eos if isinstance(eos, Sequence) else [eos]
     return torch.ones_like(padded, dtype=torch.bool) if pad is None or pad in ends else padded != pad
 
 
-def _check_mask(kept: Tensor, row: int) -> None:
-    """Raise ValueError unless ``kept`` [T] is padding followed by text."""
-    if not kept.any():
-        raise ValueError(f"row {row} is padding alone: give at least one token (a beginning-of-text token will do)")
-    first, last = int(kept.int().argmax()), len(kept) - 1 - int(kept.flip(0).int().argmax())
-    if last < len(kept) - 1:
+def _check_mask(mask: Tensor, row: int) -> None:
+    """Raise ValueError unless ``mask`` [T] is zeros followed by at least one 1."""
+    if not mask.any():
+        raise ValueError(f"row {row} is padding only: give at least one token (a beginning-of-text token will do)")
+    first, last = int(mask.int().argmax()), len(mask) - 1 - int(mask.flip(0).int().argmax())
+    if last < len(mask) - 1:
         raise ValueError(f"row {row} is padded on the right: set tokenizer.padding_side = 'left' and encode again")
-    if not kept[first:].all():
-        hole = first + int(kept[first:].int().argmin())
-        raise ValueError(f"row {row} has padding amid its text, at token {hole}: give an attention_mask without holes")
+    if not mask[first:].all():
+        hole = first + int(mask[first:].int().argmin())
+        raise ValueError(f"row {row} has padding between tokens, at token {hole}: give an attention_mask without holes")

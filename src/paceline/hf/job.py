@@ -1,6 +1,6 @@
-"""What a call of the drop-in comes to: the texts to continue, their parameters, and where they end. Decodes nothing.
+"""Prepares a call of the drop-in: its prompts, sampling parameters, stopping criteria and logits processors, by row.
 
-N texts, B prompts, T tokens of a padded prompt.
+B prompts, N rows (one for each returned sequence), T tokens of a padded prompt.
 """
 
 from collections.abc import Sequence
@@ -15,47 +15,47 @@ from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
 from paceline.api.values import token_lists
 from paceline.core.request import MAX_STOP_TOKENS
-from paceline.hf.criteria import Criteria, Endings
-from paceline.hf.inputs import Inputs, first_eos, padded_runs
+from paceline.hf.criteria import Criteria, StoppingState
+from paceline.hf.inputs import Inputs, first_eos, ngrams_in_padding
 from paceline.hf.processors import Processors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """N texts to continue: B prompts, each as often as it has sequences."""
+    """N rows to decode: B prompts, each repeated for its sequences."""
 
     padded: Tensor  # int64 [N, T] on the host
-    texts: list[list[int]]  # without padding
-    params: list[SamplingParams]  # of every text
+    prompts: list[list[int]]  # N, without padding
+    params: list[SamplingParams]  # of every row
     max_tokens: int
-    endings: Endings
+    stopping: StoppingState
     processors: Processors
     pad: int | None
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt, those that are set against prompts included."""
-        return max(*map(len, self.texts), *(len(params.negative_prompt or ()) for params in self.params))
+        """Tokens of the longest prompt or negative prompt."""
+        return max(*map(len, self.prompts), *(len(params.negative_prompt or ()) for params in self.params))
 
     @property
     def failure(self) -> Exception | None:
-        """What a criterion or a processor raised."""
-        return self.endings.failure or self.processors.failure
+        """The exception that a criterion or a processor raised."""
+        return self.stopping.failure or self.processors.failure
 
 
 def prepare(
     prompts: Inputs,
     negatives: Sequence[tuple[int, ...]] | None,
-    asked: GenerationOptions,
+    settings: GenerationOptions,
     criteria: Criteria,
     processors: Processors,
     values: Values,
     target: Loaded,
 ) -> Job:
-    """What the call comes to for these prompts. Raises ValueError for lengths that do not fit."""
+    """The rows to decode. Raises ValueError for lengths that do not fit."""
     context = target.lm.max_positions
-    params = _settle(asked, criteria, prompts.padded.shape[1], context=context)
-    processing(target, params)  # refuses ids that the model does not have
+    params = _resolve_params(settings, criteria, prompts.padded.shape[1], context=context)
+    processing(target, params)  # refuses ids outside the vocabulary
     max_tokens = params.max_tokens or 1
     for row, tokens in [*enumerate(prompts.rows), *enumerate(negatives or ())]:
         if len(tokens) + max_tokens > context:
@@ -64,40 +64,46 @@ def prepare(
                 "lower max_new_tokens or shorten the prompt"
             )
     pads = criteria.pads or values.get("eos_token_id") is not None
-    pad = first_eos(values) if asked.pad is None else asked.pad
+    pad = first_eos(values) if settings.pad is None else settings.pad
     if pads and pad is None:
         raise ValueError("nothing to fill up rows that end early: give pad_token_id")
-    count = asked.num_return_sequences
+    count = settings.num_return_sequences
     padded = prompts.padded.repeat_interleave(count, dim=0)
-    own = [_without_runs(params, given, row, target) for given, row in zip(prompts.padded, prompts.rows, strict=True)]
+    row_params = [
+        _ban_padded_ngrams(params, given, row, target) for given, row in zip(prompts.padded, prompts.rows, strict=True)
+    ]
     processors.check(len(padded))
     if negatives is not None:
-        own = [replace(params, negative_prompt=given) for params, given in zip(own, negatives, strict=True)]
+        row_params = [
+            replace(params, negative_prompt=given) for params, given in zip(row_params, negatives, strict=True)
+        ]
     return Job(
         padded=padded,
-        texts=[list(row) for row in prompts.rows for _ in range(count)],
-        params=[params for params in own for _ in range(count)],
+        prompts=[list(row) for row in prompts.rows for _ in range(count)],
+        params=[params for params in row_params for _ in range(count)],
         max_tokens=max_tokens,
-        endings=Endings(
-            called=criteria.called, padded=padded, max_tokens=max_tokens, pads=pads, device=target.lm.device
+        stopping=StoppingState(
+            callables=criteria.callables, padded=padded, max_tokens=max_tokens, pads=pads, device=target.lm.device
         ),
         processors=processors,
         pad=pad,
     )
 
 
-def _without_runs(params: SamplingParams, padded: Tensor, tokens: Sequence[int], target: Loaded) -> SamplingParams:
-    """``params`` of one row, whose n-grams also count where they begin in padding."""
-    runs = padded_runs(padded, len(tokens), params.no_repeat_ngram_size, target.lm.vocab_size)
-    if not runs:
+def _ban_padded_ngrams(params: SamplingParams, padded: Tensor, tokens: Sequence[int], target: Loaded) -> SamplingParams:
+    """``params`` of one row that also ban n-grams which begin in its padding, as transformers does."""
+    ngrams = ngrams_in_padding(padded, len(tokens), params.no_repeat_ngram_size, target.lm.vocab_size)
+    if not ngrams:
         return params
-    return replace(params, bad_words_ids=(*token_lists("bad_words_ids", params.bad_words_ids), *runs))
+    return replace(params, bad_words_ids=(*token_lists("bad_words_ids", params.bad_words_ids), *ngrams))
 
 
-def _settle(asked: GenerationOptions, criteria: Criteria, num_prompt_tokens: int, *, context: int) -> SamplingParams:
-    """The parameters of every row: transformers counts padding as part of the prompt."""
-    params = asked.for_prompt(num_prompt_tokens, context=context)
-    eos, max_tokens = asked.eos or (), params.max_tokens
+def _resolve_params(
+    settings: GenerationOptions, criteria: Criteria, num_prompt_tokens: int, *, context: int
+) -> SamplingParams:
+    """The parameters of every row. As in transformers, padding counts as part of the prompt."""
+    params = settings.for_prompt(num_prompt_tokens, context=context)
+    eos, max_tokens = settings.eos or (), params.max_tokens
     if criteria.max_length is not None:
         max_tokens = max(1, criteria.max_length - num_prompt_tokens)
     if criteria.eos is not None:

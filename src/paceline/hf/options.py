@@ -1,6 +1,6 @@
-"""Every option of ``SamplingParams``: what it is called elsewhere, where it works, and what keeps it. Data alone.
+"""A table of the options of ``SamplingParams``: their names elsewhere, where they run, which verifiers support them.
 
-What is refused is not repeated here: it is what ``params.NOT_YET`` and ``generation_fields.REFUSED`` refuse by.
+Unsupported options are listed in ``params.NOT_YET`` and ``generation_fields.REFUSED``.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from paceline.hf.inputs import ARGUMENTS
 from paceline.verifiers import VERIFIERS
 
 
-class Place(StrEnum):
-    """Where an option does its work."""
+class Stage(StrEnum):
+    """Where and when an option takes effect."""
 
     STEP = "step"  # on the device, in the step; on a CPU by the kernel where there is one
-    LANE = "lane"  # on the host, while a step runs
+    OVERLAPPED = "overlapped"  # on the host, while the device runs a step
     HOST = "host"  # on the host, between steps
     PROMPT = "prompt"  # on the device, before the first step
 
 
-class Keeping(StrEnum):
-    """Which verifiers keep an option's promise, for drafted texts as for plain ones."""
+class Guarantee(StrEnum):
+    """Which verifiers preserve the effect of an option on drafted tokens."""
 
     EVERY = "every"
     LOSSLESS = "lossless"
@@ -30,44 +30,44 @@ class Keeping(StrEnum):
 
     @property
     def verifiers(self) -> tuple[str, ...]:
-        """Their names, of all that are installed with Paceline."""
+        """Names of the built-in verifiers."""
         classes = {name: VERIFIERS.find(name) for name in VERIFIERS.builtin}
-        if self is Keeping.LOSSLESS:
+        if self is Guarantee.LOSSLESS:
             return tuple(name for name, verifier in classes.items() if verifier.lossless)
-        if self is Keeping.SAME_TOKENS:
+        if self is Guarantee.SAME_TOKENS:
             return tuple(name for name, verifier in classes.items() if verifier.same_tokens)
         return tuple(classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One parameter; plain decoding, chains and trees have all that are not refused.
+    """One parameter. Plain decoding, chains and trees support all that are not refused.
 
     ``flags`` of ``paceline generate``; ``field`` is what transformers' ``generate`` takes, None where there is none.
-    ``drafts``: whether a draft model draws from its own law under the option too, so that its drafts fit.
+    ``drafts``: whether the option also applies to the distributions that a draft model samples from.
     """
 
     name: str
     flags: tuple[str, ...] = ()
     field: str | None = None
-    place: Place = Place.STEP
+    stage: Stage = Stage.STEP
     drafts: bool = True
-    keeping: Keeping = Keeping.LOSSLESS
+    guarantee: Guarantee = Guarantee.LOSSLESS
 
     @property
     def refusal(self) -> str | None:
-        """Why it has its default alone; None: it is honoured."""
+        """Why only the default is supported; None: all values are."""
         return NOT_YET[self.name].reason if self.name in NOT_YET else None
 
 
-def _same(name: str, *, keeping: Keeping = Keeping.LOSSLESS) -> Option:
-    """An option of the law that has one name everywhere."""
-    return Option(name=name, flags=(f"--{name.replace('_', '-')}",), field=name, keeping=keeping)
+def _same(name: str, *, guarantee: Guarantee = Guarantee.LOSSLESS) -> Option:
+    """An option of the next-token distribution with the same name everywhere."""
+    return Option(name=name, flags=(f"--{name.replace('_', '-')}",), field=name, guarantee=guarantee)
 
 
-def _host(name: str, *, flags: tuple[str, ...] = (), field: str | None = None, place: Place = Place.HOST) -> Option:
-    """An option that changes no law."""
-    return Option(name=name, flags=flags, field=field, place=place, drafts=False, keeping=Keeping.EVERY)
+def _host(name: str, *, flags: tuple[str, ...] = (), field: str | None = None, stage: Stage = Stage.HOST) -> Option:
+    """An option that does not change the next-token distribution."""
+    return Option(name=name, flags=flags, field=field, stage=stage, drafts=False, guarantee=Guarantee.EVERY)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -75,21 +75,21 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="negative_prompt", flags=("--negative-prompt",), field="negative_prompt_ids"),
     Option(name="logit_bias", flags=("--logit-bias",)),
     _same("sequence_bias"),
-    Option(name="suppress_tokens", flags=("--suppress-token-id",), field="suppress_tokens", keeping=Keeping.EVERY),
-    Option(name="bad_words_ids", flags=("--bad-word-ids",), field="bad_words_ids", keeping=Keeping.EVERY),
-    Option(name="bad_words", flags=("--bad-word",), keeping=Keeping.EVERY),
-    Option(name="allowed_token_ids", flags=("--allowed-token-id",), keeping=Keeping.EVERY),
+    Option(name="suppress_tokens", flags=("--suppress-token-id",), field="suppress_tokens", guarantee=Guarantee.EVERY),
+    Option(name="bad_words_ids", flags=("--bad-word-ids",), field="bad_words_ids", guarantee=Guarantee.EVERY),
+    Option(name="bad_words", flags=("--bad-word",), guarantee=Guarantee.EVERY),
+    Option(name="allowed_token_ids", flags=("--allowed-token-id",), guarantee=Guarantee.EVERY),
     _same("repetition_penalty"),
     Option(name="frequency_penalty", flags=("--frequency-penalty",)),
     Option(name="presence_penalty", flags=("--presence-penalty",)),
-    _same("no_repeat_ngram_size", keeping=Keeping.EVERY),
+    _same("no_repeat_ngram_size", guarantee=Guarantee.EVERY),
     Option(
         name="begin_suppress_tokens",
         flags=("--begin-suppress-token-id",),
         field="begin_suppress_tokens",
-        keeping=Keeping.EVERY,
+        guarantee=Guarantee.EVERY,
     ),
-    Option(name="min_tokens", flags=("--min-tokens",), field="min_new_tokens", keeping=Keeping.EVERY),
+    Option(name="min_tokens", flags=("--min-tokens",), field="min_new_tokens", guarantee=Guarantee.EVERY),
     _same("temperature"),
     _same("top_k"),
     _same("top_p"),
@@ -98,23 +98,23 @@ OPTIONS: tuple[Option, ...] = (
     _same("epsilon_cutoff"),
     _same("eta_cutoff"),
     Option(name="filter_order", flags=("--filter-order",)),
-    Option(name="seed", flags=("--seed",), keeping=Keeping.SAME_TOKENS),
+    Option(name="seed", flags=("--seed",), guarantee=Guarantee.SAME_TOKENS),
     Option(
         name="structured_outputs",
         flags=("--json-schema", "--regex", "--grammar", "--choice"),
-        place=Place.LANE,
+        stage=Stage.OVERLAPPED,
         drafts=False,
-        keeping=Keeping.EVERY,
+        guarantee=Guarantee.EVERY,
     ),
-    Option(name="logits_processors", field="logits_processor", place=Place.LANE, drafts=False),
+    Option(name="logits_processors", field="logits_processor", stage=Stage.OVERLAPPED, drafts=False),
     _host("n", flags=("--n",), field="num_return_sequences"),
-    _host("max_tokens", flags=("--max-tokens",), field="max_new_tokens", place=Place.STEP),
-    _host("stop_token_ids", flags=("--stop-token-id",), field="eos_token_id", place=Place.STEP),
-    _host("ignore_eos", flags=("--ignore-eos",), place=Place.STEP),
+    _host("max_tokens", flags=("--max-tokens",), field="max_new_tokens", stage=Stage.STEP),
+    _host("stop_token_ids", flags=("--stop-token-id",), field="eos_token_id", stage=Stage.STEP),
+    _host("ignore_eos", flags=("--ignore-eos",), stage=Stage.STEP),
     _host("stop", flags=("--stop",), field="stop_strings"),
     _host("include_stop_str_in_output", flags=("--include-stop",)),
-    _host("logprobs", flags=("--logprobs",), place=Place.STEP),
-    _host("prompt_logprobs", place=Place.PROMPT),
+    _host("logprobs", flags=("--logprobs",), stage=Stage.STEP),
+    _host("prompt_logprobs", stage=Stage.PROMPT),
     _host("detokenize"),
     _host("skip_special_tokens", flags=("--skip-special",)),
     _host("truncate_prompt_tokens"),

@@ -1,4 +1,4 @@
-"""transformers' logits processors, row by row, as rules. Decodes nothing."""
+"""Applies logits processors of transformers to each row separately, as constraints."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,7 +11,7 @@ from paceline.api.generation_fields import Values
 from paceline.constraints.external_processors import TransformersRule, name_of, rule_of
 from paceline.core.constraint import Rule
 
-# Where transformers would make one of the same type by an option, the caller's takes its place in the order.
+# Where an option would create a processor of the same type, transformers puts the caller's in its position.
 BY_OPTION: dict[type, str] = {
     known.SequenceBiasLogitsProcessor: "sequence_bias",
     known.RepetitionPenaltyLogitsProcessor: "repetition_penalty",
@@ -24,13 +24,13 @@ BY_OPTION: dict[type, str] = {
 }
 NEUTRAL: dict[str, tuple[object, ...]] = {"repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,)}
 NEUTRAL |= {"min_length": (0,), "min_new_tokens": (0,)}
-# These keep something of the text that they were called with last, which a draft is not.
+# These keep a state of the sequence they were last called with; a draft may be rejected.
 STATEFUL = (
     known.UnbatchedClassifierFreeGuidanceLogitsProcessor,
     known.SynthIDTextWatermarkLogitsProcessor,
 )
-# These tell rows by their place in the batch, and are called with one row.
-BY_PLACE = (
+# These identify rows by their index in the batch; here they are called with one row.
+BY_ROW_INDEX = (
     known.PrefixConstrainedLogitsProcessor,
     known.EncoderNoRepeatNGramLogitsProcessor,
     known.EncoderRepetitionPenaltyLogitsProcessor,
@@ -39,9 +39,10 @@ BY_PLACE = (
 
 @final
 class Processors:
-    """The caller's processors, and the one that ``prefix_allowed_tokens_fn`` makes. ``failure`` is what one raised.
+    """The caller's processors, and the one that ``prefix_allowed_tokens_fn`` makes. ``failure`` is an exception that
+    one raised.
 
-    Raises ValueError for what cannot be called with a text that is only drafted, or not row by row.
+    Raises ValueError for processors that cannot be called with drafted tokens, or with one row.
     """
 
     def __init__(self, given: Iterable[object] | None, allowed: object, *, values: Values) -> None:
@@ -61,8 +62,8 @@ class Processors:
                 )
             if isinstance(processor, STATEFUL):
                 raise ValueError(
-                    f"logits_processor[{index}], {name_of(processor)}, keeps a state of the text that it was called "
-                    "with last, and drafts are no such texts: leave it out"
+                    f"logits_processor[{index}], {name_of(processor)}, keeps a state of the sequence it was last "
+                    "called with, and drafts may be rejected: leave it out"
                 )
             option = BY_OPTION.get(type(processor))
             if option is not None and values.get(option) not in (None, *NEUTRAL.get(option, ())):
@@ -72,16 +73,16 @@ class Processors:
                 )
 
     def check(self, num_rows: int) -> None:
-        """Raise ValueError where a processor would take a row for another."""
+        """Raise ValueError where a processor identifies rows by their index and there are several."""
         for index, processor in enumerate(self._given):
-            if num_rows > 1 and isinstance(processor, BY_PLACE):
+            if num_rows > 1 and isinstance(processor, BY_ROW_INDEX):
                 raise ValueError(
-                    f"logits_processor[{index}], {name_of(processor)}, tells rows by their place, and is called for "
-                    f"one at a time: give one prompt, not {num_rows} rows"
+                    f"logits_processor[{index}], {name_of(processor)}, identifies rows by their index, and is called "
+                    f"with one at a time: give one prompt, not {num_rows} rows"
                 )
 
     def rules(self, row: int, padded: Sequence[int]) -> tuple[Rule, ...]:
-        """For ``row``, whose prompt processors see ``padded``."""
+        """The constraints of ``row``; processors see its prompt as ``padded``."""
         own = [] if self._allowed is None else [self._constrained(self._allowed, row)]
         return tuple(
             TransformersRule(partial(self._call, processor, row), shown=padded, name=name_of(processor))

@@ -1,1 +1,1 @@
-"""Between strings and token ids: tokenizers, text in pieces, stop strings. Imports no model code."""
+"""Tokenizers, chat templates, incremental decoding and stop strings."""

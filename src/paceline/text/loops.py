@@ -1,17 +1,17 @@
-"""How repetitive a text is: looping outputs flatter every drafter and are reported. Knows nothing of models."""
+"""Detects repetitive outputs, which inflate the acceptance rate of every drafter and are therefore reported."""
 
 from collections.abc import Sequence
 
 NGRAM = 4
-LOOPING_BELOW = 0.5  # ordinary code of some hundred tokens keeps well above this share
+LOOPING_BELOW = 0.5  # ordinary code of a few hundred tokens is well above this
 
 
 def distinct_share(tokens: Sequence[int], size: int = NGRAM) -> float:
-    """Distinct n-grams over all n-grams of ``tokens``; 1 for a text too short to repeat one."""
+    """Distinct n-grams over all n-grams of ``tokens``; 1 for fewer tokens than one n-gram."""
     grams = [tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def is_looping(tokens: Sequence[int]) -> bool:
-    """Whether most of a text repeats itself."""
+    """Whether most n-grams of ``tokens`` repeat earlier ones."""
     return distinct_share(tokens) < LOOPING_BELOW

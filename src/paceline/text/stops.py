@@ -1,4 +1,4 @@
-"""Ends a text that arrives in pieces at a stop string, holding back what may be its beginning. Knows no tokens."""
+"""Stops streamed text at a stop string, holding back text that may be the start of one."""
 
 from collections.abc import Sequence
 from typing import final
@@ -6,12 +6,12 @@ from typing import final
 
 @final
 class StopStrings:
-    """A filter for text in pieces. However the text is cut into pushes, the same text comes out.
+    """A filter for streamed text. The result does not depend on how the text is split into pushes.
 
-    The first character at which any stop string completes decides; of those completing there the longest matches. The
-    text ends before it, or with ``include`` after it, and the rest is dropped. Held back is the longest end of the text
-    that begins a stop string without completing it, so nothing shown is ever taken back. Raises ValueError for stops
-    that are no list of strings, or contain an empty one. Takes time linear in the text.
+    The text ends at the first character that completes a stop string, the longest one if several complete there:
+    before the stop string, or with ``include`` after it. The longest suffix of the text that is a proper prefix of a
+    stop string is held back, so nothing returned is ever retracted. Raises ValueError for stops that are no list of
+    strings, or contain an empty one. Takes time linear in the text.
     """
 
     def __init__(self, *, stops: Sequence[str], include: bool = False) -> None:
@@ -28,9 +28,9 @@ class StopStrings:
         return self._matched
 
     def push(self, text: str, *, armed: bool = True) -> str:
-        """What may be shown now that ``text`` has followed; nothing once a stop string has matched.
+        """The text that can be returned after ``text`` has arrived; empty once a stop string has matched.
 
-        Unless ``armed``, no stop string matches by completing in ``text``; one that begins there may complete later.
+        Unless ``armed``, stop strings that complete in ``text`` do not match; one that starts there may complete later.
         """
         if self._matched is not None:
             return ""
@@ -42,7 +42,7 @@ class StopStrings:
             state = state.following.get(character, root)
             if armed and state.matched is not None:
                 return self._end(pending[:end], state.matched)
-        while not state.following and state is not root:  # completed while not armed, and begins no longer one
+        while not state.following and state is not root:  # completed while not armed, and is no prefix of a longer one
             state = state.shorter
         self._state = state
         shown = len(pending) - state.length
@@ -50,7 +50,7 @@ class StopStrings:
         return pending[:shown]
 
     def flush(self) -> str:
-        """What is held back, at the end of the text."""
+        """The text held back, at the end of the stream."""
         held, self._held, self._state = self._held, "", self._root
         return held
 
@@ -60,14 +60,14 @@ class StopStrings:
 
 
 class _State:
-    """The longest end of the text so far that begins a stop string."""
+    """A state of the automaton: the longest suffix of the text that is a prefix of a stop string."""
 
     __slots__ = ("following", "length", "matched", "shorter")
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.following: dict[str, _State] = {}
-        self.shorter: _State = self  # the next shorter such end; the empty one has itself
+        self.shorter: _State = self  # the next shorter such suffix; the empty one has itself
         self.matched: str | None = None  # the longest stop string that ends here
 
 

@@ -1,13 +1,12 @@
-"""A checkpoint's own tokenizer and chat template, its end-of-text ids, and whether two tokenizers agree.
+"""Loads a checkpoint's tokenizer, chat template and end-of-text ids.
 
-tokenizer.json is used as it is: what ``AutoTokenizer`` rebuilds from a model_type may split text differently. Runs no
-code of a checkpoint unless told to, never looks beyond the directory, and knows nothing of models.
+tokenizer.json is used as it is, because ``AutoTokenizer`` may rebuild it from the model_type and split text
+differently. Code in a checkpoint runs only on request, and only files in the directory are read.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast, final
 
@@ -16,10 +15,11 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from paceline.text.turns import TokenizerError as TokenizerError
 from paceline.text.turns import check_messages, find_turns
+from paceline.text.vocabulary import added_tokens, byte_tokens, decode_function, special_ids
 
-GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # around what the assistant writes
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # around the assistant's turns
 TOKENIZER_FILE = "tokenizer.json"
-OTHER_FILES = (  # any of them says that a directory has a tokenizer
+OTHER_FILES = (  # a directory with any of them has a tokenizer
     "tokenizer_config.json",
     "tokenizer.model*",
     "vocab.json",
@@ -35,14 +35,14 @@ OTHER_FILES = (  # any of them says that a directory has a tokenizer
 
 @final
 class Tokenizer:
-    """Encodes prompts and chats, and decodes texts. ``name`` says in messages whose tokenizer it is.
+    """Encodes prompts and chats, and decodes token ids. ``name`` identifies it in error messages.
 
-    Padding and truncation that are stored with ``inner`` do not apply. Raises TokenizerError if it has no tokens.
+    Padding and truncation stored with ``inner`` are ignored. Raises TokenizerError if it has no tokens.
     """
 
     def __init__(self, *, inner: PreTrainedTokenizerBase, name: str) -> None:
         vocabulary = inner.get_vocab()
-        if vocabulary.keys() <= _added(inner):
+        if vocabulary.keys() <= added_tokens(inner):
             raise TokenizerError(
                 f"{name} has a tokenizer of {len(vocabulary)} special tokens and no others: its vocabulary files are "
                 "missing; put tokenizer.json beside tokenizer_config.json"
@@ -50,27 +50,27 @@ class Tokenizer:
         self.name = name
         self._inner = inner
         self._known = frozenset(vocabulary.values())
-        self._special = _special_ids(inner)
-        self._decode = _decoding(inner)
-        self._bytes = _fallback_bytes(vocabulary, self._decode)
+        self._special = special_ids(inner)
+        self._decode = decode_function(inner)
+        self._bytes = byte_tokens(vocabulary, self._decode)
         self._byte_ids = {byte: token for token, byte in self._bytes.items()}
 
     @property
     def size(self) -> int:
-        """Number of tokens, the added ones included."""
+        """Number of tokens, including the added ones."""
         return len(self._inner)
 
     @property
     def base_vocabulary(self) -> dict[str, int]:
-        """Token to id, without the added tokens."""
+        """Token string to id, without the added tokens."""
         if isinstance(self._inner, PreTrainedTokenizerFast):
             return self._inner.backend_tokenizer.get_vocab(with_added_tokens=False)
-        added = _added(self._inner)
+        added = added_tokens(self._inner)
         return {token: number for token, number in self._inner.get_vocab().items() if token not in added}
 
     @property
     def definition(self) -> str | None:
-        """tokenizer.json as it would be, without padding and truncation; None where the library is a slow one."""
+        """The content of tokenizer.json without padding and truncation; None for a slow tokenizer."""
         if not isinstance(self._inner, PreTrainedTokenizerFast):
             return None
         whole = json.loads(self._inner.backend_tokenizer.to_str())
@@ -78,8 +78,8 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> frozenset[str]:
-        """The tokens that were added to the vocabulary, or are treated apart from it."""
-        return frozenset(_added(self._inner))
+        """The tokens that were added to the base vocabulary."""
+        return frozenset(added_tokens(self._inner))
 
     @property
     def has_chat_template(self) -> bool:
@@ -97,15 +97,15 @@ class Tokenizer:
         return token in self._special
 
     def is_known(self, token: int) -> bool:
-        """Whether ``token`` is in the vocabulary. Models padded to a larger one may give others; they have no text."""
+        """Whether ``token`` is in the vocabulary. Models with padded embeddings may return others, without text."""
         return token in self._known
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of ``text``, if ``special`` with those that the tokenizer adds, as one for the text's beginning."""
+        """Token ids of ``text``; ``special`` includes those that the tokenizer adds, such as beginning-of-text."""
         return self.encode_many([text], special=special)[0]
 
     def encode_many(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-        """Token ids of every text, in one call; each as ``encode`` gives them."""
+        """Token ids of every text, as ``encode`` returns them, in one call."""
         if not texts:
             return []
         encoded = self._inner(
@@ -120,10 +120,10 @@ class Tokenizer:
         return cast(list[list[int]], encoded["input_ids"])
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of ``tokens``, spaces as they are.
+        """The text of ``tokens``, without clean-up of spaces.
 
-        Bytes that are no UTF-8 become U+FFFD, one for each maximal part of a character. Complete characters beside them
-        stay, also where the tokenizer falls back to bytes and its library would give up the whole run.
+        Invalid UTF-8 becomes U+FFFD, one for each maximal part of a character. Valid characters next to it are kept,
+        also with byte fallback, where the tokenizers library would replace the whole run of byte tokens.
         """
         known, special = self._known, self._special if skip_special else ()
         kept = [token for token in tokens if token in known and token not in special]
@@ -136,11 +136,11 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[int]:
-        """Token ids of a chat as its template writes it, without another beginning-of-text token before it.
+        """Token ids of a chat rendered by the template, without a second beginning-of-text token.
 
-        messages: each with a role and a content, a string or a list of parts, which the template gets as it is.
+        messages: each with a role and a content, a string or a list of parts, passed to the template unchanged.
         add_generation_prompt: open the assistant's next message. continue_final_message: leave the last message open
-        instead. Raises TokenizerError where there is no template, or it refuses the messages.
+        instead. Raises TokenizerError where there is no template, or it rejects the messages.
         """
         if not self.has_chat_template:
             raise TokenizerError(
@@ -161,7 +161,7 @@ class Tokenizer:
                 return_dict=False,
                 tokenizer_kwargs={"verbose": False},
             )
-        except Exception as error:  # templates are programs: they raise what they like
+        except Exception as error:  # a template may raise anything
             raise TokenizerError(
                 f"the chat template of {self.name} refuses the messages ({error}): change them, or give the prompt "
                 "as text"
@@ -169,9 +169,9 @@ class Tokenizer:
         return cast(list[int], tokens)
 
     def chat_turns(self, messages: Sequence[Mapping[str, object]]) -> tuple[list[int], list[bool]]:
-        """Token ids of a whole chat, and which of them the assistant wrote: by the template's marks, else by its turns.
+        """Token ids of a chat, and which of them are the assistant's: by generation marks, else by rendered prefixes.
 
-        Raises TokenizerError as ``chat`` does, and where it cannot be told (text/turns).
+        Raises TokenizerError as ``chat`` does, and where the assistant's tokens cannot be determined (text/turns).
         """
         whole = self.chat(messages, add_generation_prompt=False)
         if GENERATION_MARK.search(self.template) is None:
@@ -192,7 +192,7 @@ class Tokenizer:
         return whole, [bool(mark) for mark in found["assistant_masks"]]
 
     def _repaired(self, tokens: list[int]) -> list[int]:
-        """``tokens`` with the bytes of U+FFFD where byte tokens are no UTF-8, so that every run of them is."""
+        """``tokens`` with every run of byte tokens made valid UTF-8, by the bytes of U+FFFD."""
         repaired: list[int] = []
         run = bytearray()
         for token in tokens:
@@ -201,21 +201,21 @@ class Tokenizer:
                 run.append(byte)
                 continue
             if run:
-                repaired += self._valid(run)
+                repaired += self._valid_bytes(run)
                 run.clear()
             repaired.append(token)
-        return repaired + self._valid(run)
+        return repaired + self._valid_bytes(run)
 
-    def _valid(self, run: bytearray) -> list[int]:
-        """Byte tokens of ``run``, made valid."""
+    def _valid_bytes(self, run: bytearray) -> list[int]:
+        """Byte tokens of ``run`` with invalid UTF-8 replaced."""
         return [self._byte_ids[byte] for byte in run.decode("utf-8", errors="replace").encode("utf-8")]
 
 
 def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
-    """The tokenizer of a checkpoint directory, or None where there is none: then prompts are token ids.
+    """The tokenizer of a checkpoint directory, or None where there is none: prompts are token ids then.
 
-    tokenizer.json is taken as it is, with the settings beside it; only where it is missing are other files tried, and
-    only for them may ``trust_remote_code`` run the checkpoint's own code. Raises TokenizerError if they cannot be read.
+    tokenizer.json is used as it is, with the settings in the directory. Other files are tried only where it is missing,
+    and only then ``trust_remote_code`` allows the checkpoint's own code. Raises TokenizerError for unreadable files.
     """
     directory = Path(directory)
     path = directory / TOKENIZER_FILE
@@ -243,7 +243,7 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
 
 
 def read_eos(directory: str | Path) -> tuple[int, ...]:
-    """End-of-text ids: of generation_config.json if it gives any, else of config.json, else none."""
+    """End-of-text ids of generation_config.json, or else of config.json, or else none."""
     for name in ("generation_config.json", "config.json"):
         path = Path(directory) / name
         if not path.is_file():
@@ -263,45 +263,15 @@ def read_eos(directory: str | Path) -> tuple[int, ...]:
 
 
 def same_vocabulary(first: Tokenizer, second: Tokenizer) -> bool:
-    """Whether both give every base token the same id. Added tokens and padding of the models may differ."""
+    """Whether both have the same ids for all base tokens. Added tokens and embedding padding may differ."""
     one, other = first.base_vocabulary, second.base_vocabulary
     if one == other:
         return True
     differing = {token for token, _ in one.items() ^ other.items()}
-    # Only some tokenizers count a special token among the base ones; where both do, the ids must agree.
+    # Only some tokenizers have special tokens in the base vocabulary; where both do, the ids must agree.
     return differing.isdisjoint(one.keys() & other.keys()) and differing <= first.added_tokens | second.added_tokens
 
 
-def _added(inner: PreTrainedTokenizerBase) -> set[str]:
-    return {token.content for token in inner.added_tokens_decoder.values()}
-
-
-def _special_ids(inner: PreTrainedTokenizerBase) -> frozenset[int]:
-    """What the tokenizer itself skips: by flag with the fast library, by role and list in the others."""
-    if isinstance(inner, PreTrainedTokenizerFast):
-        return frozenset(number for number, token in inner.added_tokens_decoder.items() if token.special)
-    return frozenset(inner.all_special_ids)
-
-
-def _decoding(inner: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
-    """Decode without skipping and without clean-up, which would change text that has been shown already."""
-    if type(inner) is PreTrainedTokenizerFast:  # subclasses may decode in their own way
-        return partial(inner.backend_tokenizer.decode, skip_special_tokens=False)
-    return partial(
-        cast(Callable[..., str], inner.decode), skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-
-
-def _fallback_bytes(vocabulary: Mapping[str, int], decode: Callable[[list[int]], str]) -> dict[int, int]:
-    """Token to byte if the tokenizer falls back to byte tokens, else empty."""
-    tokens = [vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
-    found = {token: byte for byte, token in enumerate(tokens) if token is not None}
-    numbers = {byte: token for token, byte in found.items()}
-    if len(found) < 256 or decode([numbers[byte] for byte in "é".encode()]) != "é":
-        return {}
-    return found
-
-
 def _reason(error: Exception) -> str:
-    """An error in one line."""
+    """``error`` in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,44 +1,44 @@
-"""What messages are, and which tokens of a chat the assistant wrote. Knows nothing of templates' insides."""
+"""Checks chat messages, and finds the assistant's tokens of a chat by rendering its prefixes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 Message: TypeAlias = Mapping[str, object]
-Render: TypeAlias = Callable[[Sequence[Message], bool], list[int]]  # messages, whether the next turn is opened
+Render: TypeAlias = Callable[[Sequence[Message], bool], list[int]]  # (messages, add_generation_prompt) to token ids
 ASSISTANT = "assistant"
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that is missing or unreadable, or a chat that it cannot spell, with the way out."""
+    """A tokenizer is missing or unreadable, or cannot render a chat; the message says what to do."""
 
 
 def find_turns(messages: Sequence[Message], render: Render) -> tuple[list[int], list[bool]]:
-    """Tokens of the whole chat, and which of them are the assistant's, its end-of-turn token included.
+    """Tokens of the whole chat, and which of them are the assistant's, including its end-of-turn tokens.
 
-    A turn begins where the chat before it, opened for the assistant, ends, and ends where the chat with it does. Both
-    are compared, token by token, with the whole chat. Raises ValueError where they differ: a template that leaves out
-    or changes earlier turns, or a tokenizer that merges across the border, says nothing about whose tokens they are.
+    A turn starts where the chat before it ends with a generation prompt, and ends where the chat including it ends.
+    Raises ValueError where these are no prefixes of the whole chat: the template drops or changes earlier turns, or the
+    tokenizer merges across the boundary.
     """
     whole = render(messages, False)
-    learned = [False] * len(whole)
+    is_assistant = [False] * len(whole)
     for index, message in enumerate(messages):
         if message.get("role") != ASSISTANT:
             continue
         if index == 0:
-            raise ValueError("the chat begins with the assistant: its turn has nothing before it that opens it")
+            raise ValueError("the chat begins with the assistant: no generation prompt before its turn")
         before, after = render(messages[:index], True), render(messages[: index + 1], False)
         if whole[: len(after)] != after:
             raise ValueError(
-                f"the chat template writes messages 0 to {index} otherwise when more follow: it cannot be told which "
-                "tokens are the assistant's; give a template with generation marks, or one chat per turn"
+                f"the chat template renders messages 0 to {index} differently when more follow, so the "
+                "assistant's tokens cannot be found; give a template with generation marks, or one chat per turn"
             )
         if after[: len(before)] != before:
             raise ValueError(
-                f"the chat template opens message {index} otherwise than it writes it, so it cannot be told where the "
-                "assistant's tokens begin; give a template with generation marks"
+                f"the chat template opens message {index} differently than it renders it, so the start of the "
+                "assistant's tokens cannot be found; give a template with generation marks"
             )
-        learned[len(before) : len(after)] = [True] * (len(after) - len(before))
-    return whole, learned
+        is_assistant[len(before) : len(after)] = [True] * (len(after) - len(before))
+    return whole, is_assistant
 
 
 def check_messages(messages: Sequence[Mapping[str, object]]) -> None:

@@ -1,1 +1,1 @@
-"""The only trainer: drafters and small targets learn through the code that later serves them."""
+"""Training: draft heads, draft models and small targets, with the modules that later serve them."""

@@ -1,10 +1,10 @@
-"""How much of a draft the target keeps, by the Decoder that serves it. Trains nothing.
+"""Measures the acceptance of a drafter by decoding with the Decoder that serves it.
 
 P prompts, T tokens each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,36 +25,36 @@ INTERVAL = (2.5, 97.5)  # percentiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """Acceptance over the texts that do not loop; looping ones flatter every drafter."""
+    """Acceptance over the outputs that do not loop; looping outputs are easy for every drafter."""
 
-    texts: tuple[Summary, ...]  # of each text that does not loop
+    outputs: tuple[Summary, ...]  # one per output that does not loop
     summary: Summary
     num_looping: int  # left out
 
     @property
-    def num_texts(self) -> int:
-        return len(self.texts)
+    def num_outputs(self) -> int:
+        return len(self.outputs)
 
     @property
     def by_position(self) -> list[float]:
-        """Share of the steps drafting a position that kept it."""
+        """Acceptance rate of each draft position, over the steps that drafted it."""
         return self.summary.per_position_acceptance
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where 95 % of the mean acceptance lengths lie if as many texts are drawn from these again and again."""
-        emitted, steps = np.array([(text.emitted, text.steps) for text in self.texts]).T
-        drawn = np.random.default_rng(0).integers(len(emitted), size=(NUM_RESAMPLED, len(emitted)))
-        low, high = np.percentile(emitted[drawn].sum(-1) / steps[drawn].sum(-1), INTERVAL)
+        """95 % interval of the mean acceptance length, by resampling the outputs."""
+        emitted, steps = np.array([(output.emitted, output.steps) for output in self.outputs]).T
+        resampled = np.random.default_rng(0).integers(len(emitted), size=(NUM_RESAMPLED, len(emitted)))
+        low, high = np.percentile(emitted[resampled].sum(-1) / steps[resampled].sum(-1), INTERVAL)
         return float(low), float(high)
 
 
 def measure_acceptance(
     target: LM, drafter: Drafter, prompts: np.ndarray, *, num_tokens: int, num_draft_tokens: int, sampling: Sampling
 ) -> Acceptance:
-    """Continue ``prompts`` [P, T] as one batch, each with a seed of its own; see ``require_texts`` for the result.
+    """Continue ``prompts`` [P, T] as one batch, each with its own seed.
 
-    Raises ValueError for texts that the target cannot hold.
+    Raises ValueError for sequences longer than the target's context.
     """
     decoder = Decoder(
         target=target,
@@ -65,7 +65,11 @@ def measure_acceptance(
         max_length=prompts.shape[1] + num_tokens,
     )
     requests = [
-        Request(tokens=prompt.tolist(), max_tokens=num_tokens, sampling=_own(sampling, index))
+        Request(
+            tokens=prompt.tolist(),
+            max_tokens=num_tokens,
+            sampling=replace(sampling, seed=split_seed(sampling.seed, index)),
+        )
         for index, prompt in enumerate(prompts)
     ]
     decoder.admit(requests, range(len(prompts)))
@@ -73,25 +77,21 @@ def measure_acceptance(
         decoder.step()
         if not bool(decoder.batch.active.any()):
             break
-    texts = decoder.batch.tokens[:, prompts.shape[1] : -1].cpu().numpy()
-    sound = [row for row, text in enumerate(texts) if not is_looping(text.tolist())]
-    kept = tuple(decoder.stats.summary([row]) for row in sound)
-    whole = sum(kept, Summary.empty(num_draft_tokens))
-    return Acceptance(texts=kept, summary=whole, num_looping=len(prompts) - len(sound))
+    outputs = decoder.batch.tokens[:, prompts.shape[1] : -1].cpu().numpy()
+    sound = [row for row, output in enumerate(outputs) if not is_looping(output.tolist())]
+    summaries = tuple(decoder.stats.summary([row]) for row in sound)
+    total = sum(summaries, Summary.empty(num_draft_tokens))
+    return Acceptance(outputs=summaries, summary=total, num_looping=len(prompts) - len(sound))
 
 
-def require_texts(found: Acceptance) -> Acceptance:
-    """``found`` itself. Raises ValueError if every continuation loops."""
-    if not found.texts:
-        raise ValueError(f"all {found.num_looping} continuations loop; train the target further or take other prompts")
-    return found
+def require_outputs(acceptance: Acceptance) -> Acceptance:
+    """``acceptance`` itself. Raises ValueError if every output loops."""
+    if not acceptance.outputs:
+        raise ValueError(f"all {acceptance.num_looping} outputs loop; train the target further or take other prompts")
+    return acceptance
 
 
-def _own(sampling: Sampling, index: int) -> Sampling:
-    return Sampling(temperature=sampling.temperature, seed=split_seed(sampling.seed, index))
-
-
-def greedy_and_warm(temperature: float, *, seed: int) -> Sequence[tuple[str, Sampling]]:
-    """How acceptance is measured: greedily, and at ``temperature`` unless that is 0; each with a name."""
-    warm = [(f"t{temperature:g}", Sampling(temperature=temperature, seed=seed))] if temperature > 0 else []
-    return [("greedy", Sampling(seed=seed)), *warm]
+def validation_samplings(temperature: float, *, seed: int) -> Sequence[tuple[str, Sampling]]:
+    """The samplings that a validation measures, by name: greedy, and ``temperature`` unless it is 0."""
+    sampled = [(f"t{temperature:g}", Sampling(temperature=temperature, seed=seed))] if temperature > 0 else []
+    return [("greedy", Sampling(seed=seed)), *sampled]

@@ -1,4 +1,4 @@
-"""Models with weights drawn at random, to be trained. Knows nothing of how they are."""
+"""Randomly initialised models, to be trained from scratch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ from paceline.models.native.fused_weights import split_parts
 STD = 0.02
 
 
-def fresh(raw: Mapping[str, Any], seed: int) -> DecoderLM:
-    """A randomly initialised model; projections back into the residual stream are scaled down with depth.
+def random_model(raw: Mapping[str, Any], seed: int) -> DecoderLM:
+    """A model with random weights; projections back into the residual stream are scaled down with depth.
 
-    ``raw`` is a config.json. Raises ModelError for one that describes no native model.
+    ``raw`` is a config.json. Raises ModelError if it describes no native model.
     """
     config = configure(dict(raw), "a model from scratch")
     generator = torch.Generator().manual_seed(seed)
@@ -26,7 +26,7 @@ def fresh(raw: Mapping[str, Any], seed: int) -> DecoderLM:
         if len(shape) == 1:
             state[name] = torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
             continue
-        back = name.endswith(("attention.output.weight", "ffn.down.weight"))
-        scale = STD / (2 * config.num_layers) ** 0.5 if back else STD
+        residual = name.endswith(("attention.output.weight", "ffn.down.weight"))
+        scale = STD / (2 * config.num_layers) ** 0.5 if residual else STD
         state[name] = torch.randn(shape, generator=generator) * scale
     return build(config, state).requires_grad_(True)

@@ -1,6 +1,6 @@
-"""Whether a folder holds the run that is to go on there. Trains nothing.
+"""Checks that an output folder holds the run that is to be resumed there.
 
-What decides which weights come out must be as it was; how often something is measured or kept may change.
+Every setting that decides the weights must be unchanged; how often something is validated or saved may change.
 """
 
 from pathlib import Path
@@ -8,55 +8,51 @@ from typing import Any
 
 import yaml
 
-from paceline.train.checkpoints import whole_folders
 from paceline.train.config import TrainConfig
 from paceline.train.data.manifest import MANIFEST_FILE, Manifest
+from paceline.train.loop.checkpoints import complete_folders
 
-WAY_OUT = "give it back its former value, another output, or --fresh, which sets the former run aside"
-FREE = frozenset({"validation", "checkpoints", "loggers", "log_every", "output", "distributed", "device", "compile"})
-FREE |= {"card"}
-PARTS = ("checkpoints", "best", "log.jsonl", "config.yaml", MANIFEST_FILE)
+ADVICE = "restore its former value, give another output, or --fresh, which moves the former run aside"
+MAY_CHANGE = {"validation", "checkpoints", "loggers", "log_every", "output", "distributed", "device", "compile", "card"}
+RUN_FILES = ("checkpoints", "best", "log.jsonl", "config.yaml", MANIFEST_FILE)
 
 
-def check_same_run(output: Path, config: TrainConfig, manifest: Manifest, *, demanded: bool) -> None:
-    """Raise ValueError unless ``output`` holds checkpoints of this very run, or none and none is ``demanded``."""
-    if not whole_folders(output / "checkpoints"):
-        if demanded:
-            raise ValueError(f"--resume: {output} holds no checkpoint; leave --resume out to begin there")
+def check_same_run(output: Path, config: TrainConfig, manifest: Manifest, *, required: bool) -> None:
+    """Raise ValueError unless ``output`` holds checkpoints of this run, or none and none is ``required``."""
+    if not complete_folders(output / "checkpoints"):
+        if required:
+            raise ValueError(f"--resume: {output} holds no checkpoint; leave --resume out to start a run there")
         return
-    was = _flat(yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8")))
-    now = _flat(config.model_dump(mode="json"))
-    for name in sorted(was.keys() | now.keys()):
-        if name.split(".")[0] not in FREE and was.get(name) != now.get(name):
+    old = _flatten(yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8")))
+    new = _flatten(config.model_dump(mode="json"))
+    for name in sorted(old.keys() | new.keys()):
+        if name.split(".")[0] not in MAY_CHANGE and old.get(name) != new.get(name):
             raise ValueError(
-                f"the run in {output} began with {name}={was.get(name)!r} and now has {now.get(name)!r}: {WAY_OUT}"
+                f"the run in {output} began with {name}={old.get(name)!r} and now has {new.get(name)!r}: {ADVICE}"
             )
     manifest.check_same(Manifest.from_json((output / MANIFEST_FILE).read_text(encoding="utf-8")))
 
 
 def set_aside(output: Path) -> None:
-    """Move what a run left in ``output`` into a folder there that is numbered."""
-    parts = [output / name for name in PARTS if (output / name).exists()]
-    if not parts:
+    """Move the files of a run in ``output`` into a numbered folder there."""
+    files = [output / name for name in RUN_FILES if (output / name).exists()]
+    if not files:
         return
     number = 1
     while (output / f"former-{number}").exists():
         number += 1
     folder = output / f"former-{number}"
     folder.mkdir()
-    for part in parts:
-        part.replace(folder / part.name)
+    for file in files:
+        file.replace(folder / file.name)
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested fields by their dotted names."""
-    if isinstance(values, dict):
-        pairs = list(values.items())
-    elif isinstance(values, list):
-        pairs = list(enumerate(values))
-    else:
+    if not isinstance(values, dict | list):
         return {prefix: values}
-    found: dict[str, Any] = {}
+    pairs = values.items() if isinstance(values, dict) else enumerate(values)
+    flat: dict[str, Any] = {}
     for name, value in pairs:
-        found |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
-    return found
+        flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat

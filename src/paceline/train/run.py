@@ -1,10 +1,10 @@
-"""A whole run from its configuration: build, train, write out the best with its card. Knows no command line."""
+"""A training run from its configuration: builds everything, trains, and writes the best weights with model cards."""
 
+import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import psutil
 import torch
@@ -13,85 +13,90 @@ from paceline import __version__
 from paceline.draft_heads.files import save_head
 from paceline.models.fingerprint import fingerprint
 from paceline.models.loading import save
+from paceline.models.native.decoder import DecoderLM
 from paceline.text.tokenizer import load_tokenizer
-from paceline.train.cards import copy_companions
-from paceline.train.checkpoints import write_text
-from paceline.train.config import TrainConfig, dump
-from paceline.train.data import Prepared, make_batches
-from paceline.train.distributed import Strategy, open_strategy
-from paceline.train.loggers import Logger, open_loggers
-from paceline.train.progress import TrainProgress
+from paceline.train.config import TrainConfig
+from paceline.train.config_file import dump
+from paceline.train.data import PreparedData, make_batches
+from paceline.train.loop.checkpoints import write_text
+from paceline.train.loop.distributed import Strategy, open_strategy
+from paceline.train.loop.loggers import Logger, open_loggers
+from paceline.train.loop.progress import TrainProgress
+from paceline.train.loop.trainer import Score, Trainer
+from paceline.train.model_cards import RunRecord, model_card
 from paceline.train.resume_check import check_same_run, set_aside
-from paceline.train.run_cards import Recipe, run_card
-from paceline.train.setup import Model, build_draft, build_target, build_task
-from paceline.train.tasks import Distillation, Heads, NextToken, Task
-from paceline.train.trainer import Score, Trainer
+from paceline.train.setup import LoadedModel, build_draft, build_target, build_task
+from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task
 from paceline.train.validation import Validation
 
 CONFIG_FILE = "config.yaml"
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "vocab.*",
+    "merges.txt",
+    "*.jinja",
+)
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
-    """What a dry run found."""
+class DryRun:
+    """The result of a dry run."""
 
     num_trained: int  # parameters
     num_frozen: int
     tokens_per_step: int
     num_processes: int
-    memory: float  # MiB, the most of the accelerator, else of the process as it is
+    memory: float  # MiB, peak of the accelerator, else resident memory of the process
     loss: float
     score: Score
 
 
 @final
 class Run:
-    """Everything of a run, built; raises ValueError for whatever does not fit before any training.
+    """A run, built. Raises ValueError for anything that does not fit, before any training.
 
-    ``begins`` None goes on where there is a checkpoint; True begins anew, with what was there set aside; False demands
-    a checkpoint.
+    ``fresh`` None resumes from a checkpoint if there is one; True starts over and moves the former run aside; False
+    requires a checkpoint.
     """
 
-    def __init__(self, *, config: TrainConfig, begins: bool | None = None) -> None:
-        self.config = config
+    def __init__(self, *, config: TrainConfig, fresh: bool | None = None) -> None:
+        self.config, self.fresh = config, fresh
         self.strategy = open_strategy(config.distributed, device=config.device)
-        self.begins = begins
         device = self.strategy.device
         self.target = build_target(config.target, seed=config.seed, device=device)
         self.draft = None
         if config.draft is not None:
             self.draft = build_draft(config.draft, self.target, seed=config.seed, device=device)
-        self.data = self.strategy.one_by_one(self._prepare)  # the first one tokenises, the others find it done
+        self.data = self.strategy.main_first(self._prepare)  # the others find everything tokenised
         _check_lengths(config, self.target)
         self.task = build_task(config, self.target, self.draft)
-        self.num_frozen = 0 if self.task.frozen is None else _size(self.task.frozen)
-        self.num_trained = sum(parameter.numel() for parameter in self.task.trained().values())
-        # Of a frozen target this is known before; of one that learns only when it is written.
+        # The fingerprint of a frozen target is known now, that of a trained one only at the end.
         self.fingerprint = None if self.task.frozen is None else fingerprint(self.task.frozen)
 
-    def _prepare(self) -> Prepared:
-        folder = self.target.folder
+    def _prepare(self) -> PreparedData:
+        folder, end = self.target.folder, self.target.raw.get("eos_token_id")
         return make_batches(
             self.config.data,
             tokenizer=None if folder is None else load_tokenizer(folder),
             vocab_size=self.target.lm.vocab_size,
-            end_of_text=_end_of_text(self.target.raw),
+            end_of_text=end[0] if isinstance(end, list) else end,
             rows=self.config.batch.rows,
             length=self.config.batch.length,
             seed=self.config.seed,
         )
 
-    def rehearse(self) -> Rehearsal:
-        """One step and one validation; nothing is written."""
+    def dry_run(self) -> DryRun:
+        """One step and one validation; writes nothing."""
         trainer = self._trainer(log_every=self.config.schedule.steps + 1)
-        progress = TrainProgress(total=1, done=0, shown=False)
-        loss = trainer.advance(progress)
+        loss = trainer.advance(TrainProgress(total=1, done=0, shown=False))
         assert loss is not None
-        score = trainer.score()
-        return Rehearsal(
-            num_trained=self.num_trained,
-            num_frozen=self.num_frozen,
+        score, frozen = trainer.score(), self.task.frozen
+        return DryRun(
+            num_trained=sum(parameter.numel() for parameter in self.task.trained().values()),
+            num_frozen=0 if frozen is None else sum(parameter.numel() for parameter in frozen.parameters()),
             tokens_per_step=self.config.batch.rows * self.config.batch.length,
             num_processes=self.strategy.world,
             memory=_memory(self.strategy),
@@ -100,7 +105,7 @@ class Run:
         )
 
     def train(self) -> Score:
-        """Train to the end and write what was learned into the output folder; the score of what was kept."""
+        """Train to the end and write the best weights into the output folder; returns their score."""
         output = self.config.output
         self.strategy.on_main(self._begin)
         loggers: list[Logger] = []
@@ -114,24 +119,34 @@ class Run:
             for logger in loggers:
                 logger.close()
         task = trainer.finished()
-        self.strategy.on_main(lambda: self._write_out(task, score))
+        self.strategy.on_main(lambda: self._write(task, score))
         return score
 
     def _begin(self) -> None:
-        """Write down what is run, once it is sure that a former run of the folder is the same."""
+        """Write the configuration and the manifest, after checking that a former run of the folder is the same."""
         output = self.config.output
-        if self.begins:
+        if self.fresh:
             set_aside(output)
-        check_same_run(output, self.config, self.data.manifest, demanded=self.begins is False)
+        check_same_run(output, self.config, self.data.manifest, required=self.fresh is False)
         output.mkdir(parents=True, exist_ok=True)
         write_text(output / CONFIG_FILE, dump(self.config))
         self.data.manifest.write(output)
 
     def _trainer(self, *, loggers: Sequence[Logger] = (), log_every: int | None = None) -> Trainer:
-        loop = self.config.loop
+        loop, section = self.config.loop, self.config.validation
+        if self.data.held_out is None:
+            raise ValueError(
+                "data: nothing is held out, and validation needs held-out data; raise data.validation.share"
+            )
+        validation = Validation(
+            section=section,
+            prompts=self.data.prompts(section.prompts, section.prompt_tokens),
+            held_out=self.data.held_out,
+            seed=self.config.seed,
+        )
         origin = {
             "paceline": __version__,
-            "commit": commit(),
+            "commit": git_commit(),
             "fingerprint": None if self.fingerprint is None else self.fingerprint.fields(),
             "processes": self.strategy.world,
             "config": self.config.model_dump(mode="json"),
@@ -141,79 +156,57 @@ class Run:
             batches=self.data.batches,
             config=loop if log_every is None else loop.model_copy(update={"log_every": log_every}),
             folder=self.config.output,
-            validate=Validating(validation=self._validation(self.data)),
+            validate=validation,
             strategy=self.strategy,
             loggers=loggers,
             origin=origin,
         )
 
-    def _validation(self, data: Prepared) -> Validation:
-        section = self.config.validation
-        if data.held_out is None:
-            raise ValueError("data: nothing is held out, and a run is judged by that; raise data.validation.share")
-        prompts = data.prompts(section.prompts, section.prompt_tokens)
-        return Validation(section=section, prompts=prompts, held_out=data.held_out, seed=self.config.seed)
-
-    def _write_out(self, task: Task, score: Score) -> None:
-        """Heads and models as directories that serve, each with its card."""
+    def _write(self, task: Task, score: Score) -> None:
+        """Write heads and models as directories that can be served, each with its model card."""
         output, name = self.config.output, self.target_name
-        recipe = Recipe(config=self.config, score=score, manifest=self.data.manifest, commit=commit())
-        if isinstance(task, NextToken | Heads) and self.config.target.learns:
-            learned = task.model if isinstance(task, NextToken) else task.target
-            save(learned, self.target.raw, output / "target", dtype=torch.float32)
-            self._complete(output / "target", recipe, kind="target")
+        record = RunRecord(config=self.config, score=score, manifest=self.data.manifest, commit=git_commit())
+        written: list[str] = []
+        if isinstance(task, NextToken | DraftHeadTask) and self.config.target.is_trained:
+            self._write_model(task.model if isinstance(task, NextToken) else task.target, self.target, "target")
+            written.append("target")
         if isinstance(task, Distillation):
             assert self.draft is not None
-            save(task.draft, self.draft.raw, output / "draft", dtype=torch.float32)
-            self._complete(output / "draft", recipe, kind="draft")
-        if isinstance(task, Heads):
-            whose = fingerprint(task.target)
-            for part in task.parts:
-                save_head(part.head, output / part.name, target_name=name, fingerprint=whose)
-                self._card(output / part.name, recipe, kind=part.name)
+            self._write_model(task.draft, self.draft, "draft")
+            written.append("draft")
+        if isinstance(task, DraftHeadTask):
+            target = fingerprint(task.target)
+            for trained in task.trained_heads:
+                save_head(trained.head, output / trained.name, target_name=name, fingerprint=target)
+                written.append(trained.name)
+        for part in written:
+            write_text(output / part / "README.md", model_card(record, name=part, target=name))
 
-    def _complete(self, folder: Path, recipe: Recipe, *, kind: str) -> None:
-        """A model needs its tokenizer beside it: the target's, if that has one."""
+    def _write_model(self, lm: DecoderLM, model: LoadedModel, name: str) -> None:
+        """Weights, with the target's tokenizer beside them if it has one."""
+        folder = self.config.output / name
+        save(lm, model.raw, folder, dtype=torch.float32)
         if self.target.folder is not None:
-            copy_companions(self.target.folder, folder)
-        self._card(folder, recipe, kind=kind)
-
-    def _card(self, folder: Path, recipe: Recipe, *, kind: str) -> None:
-        write_text(folder / "README.md", run_card(recipe, name=kind, target=self.target_name))
+            for pattern in TOKENIZER_FILES:
+                for path in self.target.folder.glob(pattern):
+                    shutil.copyfile(path, folder / path.name)
 
     @property
     def target_name(self) -> str:
-        """What heads and cards call it."""
+        """The name of the target in heads and model cards."""
         return self.config.target.path or str(self.config.output / "target")
 
 
-@final
-class Validating:
-    """The part of a validation that fits what is trained."""
-
-    def __init__(self, *, validation: Validation) -> None:
-        self.validation = validation
-
-    def __call__(self, task: Task) -> Score:
-        """Measure ``task``."""
-        if isinstance(task, NextToken):
-            return self.validation.of_text(task)
-        if isinstance(task, Distillation):
-            return self.validation.of_draft(task)
-        assert isinstance(task, Heads)
-        return self.validation.of_heads(task)
-
-
-def commit() -> str | None:
-    """The commit of the folder that a run is started in, if that is under git."""
+def git_commit() -> str | None:
+    """The commit of the current folder, if it is under git."""
     try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
+        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
-def _check_lengths(config: TrainConfig, target: Model) -> None:
+def _check_lengths(config: TrainConfig, target: LoadedModel) -> None:
     longest, section = target.lm.max_positions, config.validation
     if config.batch.length > longest:
         raise ValueError(f"batch.length={config.batch.length}: the target reads {longest} tokens at most")
@@ -225,19 +218,9 @@ def _check_lengths(config: TrainConfig, target: Model) -> None:
         )
     if section.prompt_tokens > config.batch.length:
         raise ValueError(
-            f"validation.prompt_tokens={section.prompt_tokens}: prompts are beginnings of rows, whose "
-            f"batch.length is {config.batch.length}"
+            f"validation.prompt_tokens={section.prompt_tokens}: prompts are prefixes of rows, whose batch.length is "
+            f"{config.batch.length}"
         )
-
-
-def _end_of_text(raw: Mapping[str, Any]) -> int | None:
-    """The first id that ends a text, of a config.json."""
-    found = raw.get("eos_token_id")
-    return found[0] if isinstance(found, list) else found
-
-
-def _size(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _memory(strategy: Strategy) -> float:

@@ -1,4 +1,4 @@
-"""From a configuration to what the loop needs: target, what is trained, loss. Trains nothing, writes nothing."""
+"""Builds what a configuration describes: target, draft model, draft heads, and the task that trains them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ from paceline.draft_heads.base import DraftHead
 from paceline.models import hub
 from paceline.models.loading import load, read_config
 from paceline.models.native.decoder import DecoderLM
-from paceline.train.config import ConfigError, DraftSection, HeadSection, TargetSection, TrainConfig, describe
-from paceline.train.init_weights import fresh
-from paceline.train.layer_skip import LayerSkip
-from paceline.train.losses import Comparison
-from paceline.train.tasks import Distillation, Heads, NextToken, Task, Trained
+from paceline.train.config import HeadSection, ModelSection, TargetSection, TrainConfig
+from paceline.train.config_file import ConfigError, describe_errors
+from paceline.train.init_weights import random_model
+from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task, TrainedHead
+from paceline.train.tasks.layer_skip import LayerSkip
+from paceline.train.tasks.losses import DistillationLoss
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -28,42 +29,41 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A model and what its config.json says."""
+class LoadedModel:
+    """A model and its config.json."""
 
     lm: DecoderLM
     raw: dict[str, Any]
     folder: Path | None  # where it was read from; None: from scratch
 
 
-def build_target(section: TargetSection, *, seed: int, device: torch.device) -> Model:
-    """The target, in float32 where it learns. Raises ModelError."""
-    dtype = torch.float32 if section.learns else DTYPES[section.dtype]
-    return _model(section, dtype=dtype, seed=seed, device=device)
+def build_target(section: TargetSection, *, seed: int, device: torch.device) -> LoadedModel:
+    """The target, in float32 if it is trained. Raises ModelError."""
+    dtype = torch.float32 if section.is_trained else DTYPES[section.dtype]
+    return _load(section, dtype=dtype, seed=seed, device=device)
 
 
-def build_draft(section: DraftSection, target: Model, *, seed: int, device: torch.device) -> Model:
-    """The draft model. Raises ValueError for another vocabulary than the target's."""
-    draft = _model(section, dtype=torch.float32, seed=seed, device=device)
-    own, wanted = draft.lm.vocab_size, target.lm.vocab_size
-    if own != wanted:
+def build_draft(section: ModelSection, target: LoadedModel, *, seed: int, device: torch.device) -> LoadedModel:
+    """The draft model. Raises ValueError if its vocabulary is not the target's."""
+    draft = _load(section, dtype=torch.float32, seed=seed, device=device)
+    size, target_size = draft.lm.vocab_size, target.lm.vocab_size
+    if size != target_size:
         raise ValueError(
-            f"draft: a vocabulary of {own}, the target has {wanted}: laws can be compared over one alone; give it "
-            f"vocab_size {wanted}"
+            f"draft: a vocabulary of {size}, the target has {target_size}: distributions are compared over the same "
+            f"tokens; give it vocab_size {target_size}"
         )
     return draft
 
 
-def build_head(section: HeadSection, target: DecoderLM, *, seed: int, place: int) -> DraftHead:
-    """The head at ``place`` of the list; its own parameters in float32. Raises ConfigError naming the field."""
-    found: type[DraftHead] = DRAFT_HEADS.find(section.kind)
+def build_head(section: HeadSection, target: DecoderLM, *, seed: int, index: int) -> DraftHead:
+    """The head at ``index`` of the list; its own parameters in float32. Raises ConfigError naming the field."""
+    kind: type[DraftHead] = DRAFT_HEADS.find(section.kind)
     try:
-        config = found.Config.model_validate(section.config)
+        config = kind.Config.model_validate(section.config)
     except ValidationError as error:
-        lines = describe(error, prefix=("heads", str(place), "config"))
-        raise ConfigError("\n".join(lines)) from error
-    generator = torch.Generator().manual_seed(split_seed(seed, place + 1))
-    head = found.make(config, target, generator=generator)
+        raise ConfigError("\n".join(describe_errors(error, prefix=("heads", str(index), "config")))) from error
+    generator = torch.Generator().manual_seed(split_seed(seed, index + 1))
+    head = kind.make(config, target, generator=generator)
     shared = {id(parameter) for parameter in target.parameters()}
     for parameter in head.parameters():
         if id(parameter) not in shared:
@@ -71,58 +71,53 @@ def build_head(section: HeadSection, target: DecoderLM, *, seed: int, place: int
             parameter.requires_grad_(True)
     if section.weight == 0 and head.own_state():
         raise ConfigError(
-            f"heads.{place}.weight=0: this head has weights of its own, which nothing would train; give it more than 0"
+            f"heads.{index}.weight=0: this head has weights of its own, which nothing would train; give it more than 0"
         )
     return head
 
 
-def build_task(config: TrainConfig, target: Model, draft: Model | None) -> Task:
-    """What is trained, with its loss."""
-    comparison = Comparison(terms=config.loss.terms, chunk=config.loss.chunk)
-    learning = [model.lm for model in (target if config.target.learns else None, draft) if model is not None]
-    for lm in learning:
-        lm.dropout = config.optimiser.dropout
+def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | None) -> Task:
+    """The task, with its loss. Raises ValueError if it has nothing to train."""
+    loss = DistillationLoss(terms=config.loss.terms, chunk=config.loss.chunk)
+    for model in (target if config.target.is_trained else None, draft):
+        if model is not None:
+            model.lm.dropout = config.optimiser.dropout
     if draft is not None:
-        return Distillation(target=target.lm, draft=draft.lm, comparison=comparison)
+        return Distillation(target=target.lm, draft=draft.lm, loss=loss)
+    section, layer_skip = config.target.layer_skip, None
+    if section is not None:
+        layer_skip = LayerSkip(section, num_layers=target.lm.num_layers, num_steps=config.schedule.steps)
     if not config.heads:
-        return NextToken(model=target.lm, layer_skip=_layer_skip(config, target.lm))
+        return NextToken(model=target.lm, layer_skip=layer_skip)
     heads = [
-        Trained(
-            name=section.called,
-            head=build_head(section, target.lm, seed=config.seed, place=place),
-            weight=section.weight,
-            detach=section.detach,
-            depth_weights=section.depth_weights,
+        TrainedHead(
+            name=head.directory,
+            head=build_head(head, target.lm, seed=config.seed, index=index),
+            weight=head.weight,
+            detach=head.detach,
+            depth_weights=head.depth_weights,
         )
-        for place, section in enumerate(config.heads)
+        for index, head in enumerate(config.heads)
     ]
-    weight = config.target.weight if config.target.learns else None
-    task = Heads(
+    task = DraftHeadTask(
         target=target.lm,
         heads=heads,
-        comparison=comparison,
-        text_weight=weight,
+        loss=loss,
+        target_weight=config.target.weight if config.target.is_trained else None,
         rows=config.loss.rows,
-        layer_skip=_layer_skip(config, target.lm),
+        layer_skip=layer_skip,
     )
     if not task.trained():
         raise ValueError(
-            "nothing to train: no head has weights of its own, and the target stands still; let it learn "
-            "(target.trained: true), or give a head some (num_blocks: 1)"
+            "nothing to train: no head has weights of its own, and the target is frozen; train it (target.trained: "
+            "true), or give a head weights (num_blocks: 1)"
         )
     return task
 
 
-def _layer_skip(config: TrainConfig, target: DecoderLM) -> LayerSkip | None:
-    section = config.target.layer_skip
-    if section is None:
-        return None
-    return LayerSkip(section, num_layers=target.num_layers, num_steps=config.schedule.steps)
-
-
-def _model(section: TargetSection | DraftSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> Model:
+def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:
     if section.path is not None:
         folder = hub.fetch(section.path, None) if hub.is_hub_id(section.path) else Path(section.path)
-        return Model(lm=load(folder, dtype=dtype, device=device), raw=dict(read_config(folder)), folder=folder)
+        return LoadedModel(lm=load(folder, dtype=dtype, device=device), raw=dict(read_config(folder)), folder=folder)
     raw = dict(section.config or {})
-    return Model(lm=fresh(raw, seed).to(device), raw=raw, folder=None)
+    return LoadedModel(lm=random_model(raw, seed).to(device), raw=raw, folder=None)

@@ -1,19 +1,26 @@
-"""What a run reads: the corpus that is always there, and any other as batches in a deterministic order."""
+"""Training data: sources, tokenisation, packing, and batches in a deterministic order."""
 
-from paceline.train.data.batches import Prepared, make_batches
+from paceline.train.data.batches import PreparedData, make_batches
 from paceline.train.data.config import DataConfig
-from paceline.train.data.corpus import END_OF_TEXT, HELD_OUT, Document, encode, standard_library, train_tokenizer
 from paceline.train.data.crops import Crops, Stages
 from paceline.train.data.manifest import Manifest
+from paceline.train.data.sources.standard_library import (
+    END_OF_TEXT,
+    HELD_OUT,
+    LibraryFile,
+    encode,
+    standard_library,
+    train_tokenizer,
+)
 
 __all__ = [
     "END_OF_TEXT",
     "HELD_OUT",
     "Crops",
     "DataConfig",
-    "Document",
+    "LibraryFile",
     "Manifest",
-    "Prepared",
+    "PreparedData",
     "Stages",
     "encode",
     "make_batches",

@@ -1,7 +1,4 @@
-"""The section ``data`` of a training run: where texts come from, how they become rows. Reads no file.
-
-Units: lengths in tokens, sizes of bytes in bytes.
-"""
+"""The section ``data`` of a training configuration: sources, tokenisation, packing and what is held out."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,18 +14,18 @@ class _Section(BaseModel):
 
 class _Source(_Section):
     split: SplitName = "auto"  # auto: by hash, as ``validation`` says
-    share: PositiveFloat | None = None  # of the rows, among the shares of all sources; None for all: by their size
+    share: PositiveFloat | None = None  # of the rows; None for all sources: by their size
 
 
 class TextSource(_Source):
-    """Plain text, UTF-8, a document a file: files, folders (all files below) and globs."""
+    """UTF-8 files, folders (all files below) and globs; one document per file."""
 
     kind: Literal["text"]
     paths: tuple[str, ...] = Field(min_length=1)
 
 
 class JsonlSource(_Source):
-    """A JSON object a line, with a text in ``field``."""
+    """One JSON object per line, with a string in ``field``."""
 
     kind: Literal["jsonl"]
     paths: tuple[str, ...] = Field(min_length=1)
@@ -36,7 +33,7 @@ class JsonlSource(_Source):
 
 
 class ChatSource(_Source):
-    """A JSON object a line, with messages in ``field``; only what the assistant says is learned."""
+    """One JSON object per line, with messages in ``field``; only the assistant's tokens are learned."""
 
     kind: Literal["chat"]
     paths: tuple[str, ...] = Field(min_length=1)
@@ -44,7 +41,7 @@ class ChatSource(_Source):
 
 
 class RowsSource(_Source):
-    """A JSON object a line, with ``input_ids`` and, unless all are learned, ``loss_mask``: tokens of the target."""
+    """One JSON object per line, with ``input_ids`` and, unless all are learned, ``loss_mask``."""
 
     kind: Literal["rows"]
     paths: tuple[str, ...] = Field(min_length=1)
@@ -59,7 +56,7 @@ class TokensSource(_Source):
 
 
 class BytesSource(_Source):
-    """The first ``train`` bytes of one file to train on, the next to validate, and more that nobody reads: enwik8."""
+    """One file split at fixed bytes into train, validation and test, such as enwik8."""
 
     kind: Literal["bytes"]
     path: str
@@ -69,29 +66,29 @@ class BytesSource(_Source):
 
 
 class LibrarySource(_Source):
-    """Python's standard library, whose held-out files are a fixed list."""
+    """Python's standard library; the held-out files are a fixed list."""
 
     kind: Literal["standard_library"]
 
 
 class DatasetsSource(_Source):
-    """A data set of the package ``datasets``: a name on the Hub, or its builder (json, parquet, csv ...) and files."""
+    """A dataset of the package ``datasets``: a name on the Hub, or a builder (json, parquet, csv ...) and files."""
 
     kind: Literal["datasets"]
     name: str
     files: tuple[str, ...] = ()
     subset: str | None = None
-    part: str = "train"  # what the data set calls its split
+    part: str = "train"  # the split of the dataset
     holds: Literal["text", "chat", "rows"] = "text"
     field: str | None = None  # the column of texts or messages; None: text or messages
 
 
 class FeaturesSource(_Source):
-    """Hidden states that were computed before, in the layout of vllm-project/speculators."""
+    """Precomputed hidden states, in the layout of vllm-project/speculators."""
 
     kind: Literal["features"]
     path: str
-    taps: tuple[NonNegativeInt, ...] | None = None  # which layers the file has; None: as features.json says
+    taps: tuple[NonNegativeInt, ...] | None = None  # the layers that the files hold; None: as in features.json
 
 
 Source = Annotated[
@@ -109,19 +106,19 @@ Source = Annotated[
 
 
 class ValidationConfig(_Section):
-    """What is held out of the sources whose split is auto."""
+    """What is held out of sources whose split is auto."""
 
     share: float = Field(default=0.05, ge=0, lt=1)
     by: Literal["file", "document"] = "file"  # whose hash decides
 
 
 class DataConfig(_Section):
-    """All that decides which rows a run reads, but for its seed and their size."""
+    """Everything that decides the rows of a run, except seed and row length."""
 
     sources: tuple[Source, ...] = Field(min_length=1)
     tokenizer: Literal["target", "bytes"] = "target"
-    end_of_text: NonNegativeInt | None = None  # closes each text; None: the target's own, if it has one
+    end_of_text: NonNegativeInt | None = None  # appended to each text; None: the target's own, if it has one
     packing: Literal["packed", "documents"] = "packed"
-    segments: bool = True  # texts that share a row do not see each other
+    segments: bool = True  # documents that share a row do not attend to each other
     validation: ValidationConfig = ValidationConfig()
     cache: Path | None = None  # None: paceline/data in the user's cache folder

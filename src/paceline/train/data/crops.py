@@ -1,4 +1,4 @@
-"""Random crops of token arrays, and one source of batches after another. Knows nothing of where tokens come from.
+"""Batches of random crops of token arrays, and stages of batches one after another.
 
 B rows, T sequence length, P sequences, N tokens.
 """
@@ -10,10 +10,10 @@ from paceline.train.batches import Batches, TrainBatch
 
 
 class Crops:
-    """Random crops of token arrays. Batch ``step`` is a function of (seed, step), so resuming needs no state."""
+    """Random crops of token arrays. The batch of a step is a function of (seed, step), so resuming needs no state."""
 
     def __init__(self, sources: list[tuple[np.ndarray, float]], *, rows: int, length: int, seed: int) -> None:
-        """``sources``: token arrays with their share of the rows, one text [N] or sequences taken whole [P, T + 1]."""
+        """``sources``: token arrays with their share of the rows: [N], or sequences [P, T + 1] that are taken whole."""
         total = sum(share for _, share in sources)
         self.sources = [(torch.from_numpy(tokens.astype(np.int32)), share / total) for tokens, share in sources]
         for tokens, _ in self.sources:
@@ -25,16 +25,16 @@ class Crops:
 
     @property
     def rows(self) -> int:
-        """Of a whole batch."""
+        """Rows of a whole batch."""
         return self._rows
 
     def batch(self, step: int, rows: range) -> TrainBatch:
-        """Those ``rows`` of this step's batch: tokens [B, T + 1], all of them learned."""
+        """Those ``rows`` of the step's batch: tokens [B, T + 1], all learned."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         shares = torch.tensor([share for _, share in self.sources])
         chosen = torch.multinomial(shares, self.rows, replacement=True, generator=generator)
         crops = []
-        for source in chosen.tolist():  # of all rows, because one generator serves them in turn
+        for source in chosen.tolist():  # for all rows, because they share a generator
             tokens = self.sources[source][0]
             last = tokens.shape[0] if tokens.dim() == 2 else tokens.shape[0] - self.length
             start = int(torch.randint(last, (), generator=generator))
@@ -44,14 +44,14 @@ class Crops:
 
 
 class Stages:
-    """One source of batches after another: each ``(until, batches)`` serves the steps below ``until``."""
+    """Batches in stages: each ``(until, batches)`` gives the steps below ``until``."""
 
     def __init__(self, *stages: tuple[int, Batches]) -> None:
         self.stages = stages
 
     @property
     def rows(self) -> int:
-        """Of the largest batch; a stage of fewer rows gives those that it has."""
+        """Rows of the largest batch; a stage with fewer rows gives fewer."""
         return max(batches.rows for _, batches in self.stages)
 
     def batch(self, step: int, rows: range) -> TrainBatch:

@@ -1,4 +1,4 @@
-"""Texts and chats to token ids: by a checkpoint's tokenizer, or byte by byte. Knows nothing of files.
+"""Tokenisation of texts and chats: by the target's tokenizer, or byte by byte.
 
 N tokens of a text.
 """
@@ -18,7 +18,7 @@ NUM_BYTES = 256
 
 
 class Encoder(ABC):
-    """Gives token ids. ``end_of_text`` closes texts, None where nothing does; all ids are below ``vocab_size``."""
+    """Text to token ids below ``vocab_size``. ``end_of_text`` is appended to each text; None: nothing is."""
 
     def __init__(self, *, name: str, vocab_size: int, end_of_text: int | None) -> None:
         if end_of_text is not None and not 0 <= end_of_text < vocab_size:
@@ -30,27 +30,27 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Equal for encoders that give every text the same ids."""
+        """Equal for encoders that give the same ids for every text."""
 
     @abstractmethod
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids [N] of every text, not closed by ``end_of_text``."""
+        """Ids [N] of every text, without ``end_of_text``."""
 
     @abstractmethod
     def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [N] of a chat, and bool [N] which of them the assistant wrote. Raises ValueError if it cannot be told."""
+        """Ids [N] of a chat, and bool [N] which are the assistant's. Raises ValueError if they cannot be located."""
 
 
 @final
-class Bytes(Encoder):
-    """Every byte of UTF-8 is a token."""
+class ByteEncoder(Encoder):
+    """A UTF-8 byte is a token."""
 
     @property
     def fingerprint(self) -> str:
         return f"bytes/{self.end_of_text}"
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The bytes themselves."""
+        """The bytes."""
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
     def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
@@ -59,8 +59,8 @@ class Bytes(Encoder):
 
 
 @final
-class Words(Encoder):
-    """A checkpoint's own tokenizer, with the special tokens that it adds to a text by itself."""
+class TokenizerEncoder(Encoder):
+    """The target's tokenizer, with the special tokens that it adds to a text."""
 
     def __init__(self, *, tokenizer: Tokenizer, vocab_size: int, end_of_text: int | None) -> None:
         if tokenizer.size > vocab_size:
@@ -74,29 +74,29 @@ class Words(Encoder):
     @property
     def fingerprint(self) -> str:
         definition = self._tokenizer.definition or json.dumps(self._tokenizer.base_vocabulary, sort_keys=True)
-        whole = json.dumps([definition, self._tokenizer.template, self.end_of_text])
-        return f"tokenizer/{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+        identity = json.dumps([definition, self._tokenizer.template, self.end_of_text])
+        return f"tokenizer/{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """As the target would read them."""
+        """As the target reads them."""
         return [np.asarray(ids, dtype=np.int64) for ids in self._tokenizer.encode_many(texts)]
 
     def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-        """By the tokenizer's own template."""
+        """By the tokenizer's chat template."""
         tokens, learned = self._tokenizer.chat_turns(messages)
         return np.asarray(tokens, dtype=np.int64), np.asarray(learned, dtype=bool)
 
 
 @final
-class NoWords(Encoder):
-    """Of a target without a tokenizer: token ids can be read, texts cannot."""
+class NoTokenizer(Encoder):
+    """For a target without a tokenizer: token ids can be read, texts cannot."""
 
     @property
     def fingerprint(self) -> str:
         return f"ids/{self.end_of_text}"
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Raises ValueError if there are any."""
+        """Raises ValueError if there are texts."""
         if texts:
             raise ValueError(
                 f"data: {self.name} has no tokenizer; put tokenizer.json beside it, give tokenizer: bytes, or token ids"

@@ -1,4 +1,4 @@
-"""Which files a run was trained on: name, size, hash and split of each. Reads no text."""
+"""The manifest of a run's data: name, size, hash and split of every file."""
 
 import json
 from collections.abc import Iterable
@@ -10,16 +10,16 @@ MANIFEST_FILE = "data_manifest.json"
 
 
 class Split(Enum):
-    """What a document is for."""
+    """What a document is used for."""
 
     TRAIN = "train"
     VALIDATION = "validation"
-    TEST = "test"  # read by nobody here
+    TEST = "test"  # not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """What one file gave to one split."""
+    """What one file contributes to one split."""
 
     name: str
     num_bytes: int
@@ -27,53 +27,53 @@ class FileRecord:
     split: str
     num_documents: int
     num_tokens: int
-    num_learned: int  # of these, those that a loss counts
+    num_learned: int  # tokens with a loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All files of a run, and what turned them into rows."""
+    """All files of a run, and the settings that turn them into rows."""
 
     files: tuple[FileRecord, ...]
     settings: tuple[tuple[str, str], ...]  # tokenizer, packing, length: name and value
 
     def to_json(self) -> str:
-        """As it is written beside a run."""
-        whole = {"settings": dict(self.settings), "files": [asdict(record) for record in self.files]}
-        return json.dumps(whole, indent=1) + "\n"
+        """As written beside a run."""
+        values = {"settings": dict(self.settings), "files": [asdict(record) for record in self.files]}
+        return json.dumps(values, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str) -> "Manifest":
-        """Raises ValueError for a text that is no manifest."""
+        """Raises ValueError for anything but a manifest."""
         try:
-            whole = json.loads(text)
-            files = tuple(FileRecord(**record) for record in whole["files"])
-            return Manifest(files=files, settings=tuple(whole["settings"].items()))
+            values = json.loads(text)
+            files = tuple(FileRecord(**record) for record in values["files"])
+            return Manifest(files=files, settings=tuple(values["settings"].items()))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"no data manifest ({type(error).__name__}: {error}): take the one that the run wrote"
             ) from error
 
     def check_same(self, former: "Manifest") -> None:
-        """Raise ValueError, naming the first difference, unless a run that began with ``former`` can go on with this.
+        """Raise ValueError, naming the first difference, unless a run that began with ``former`` can resume with this.
 
-        Files are compared by content, split and order: their names may change, as when a corpus was moved.
+        Files are compared by content, split and order; names may change, as when a corpus was moved.
         """
         was, now = dict(former.settings), dict(self.settings)
         for name in sorted(was.keys() | now.keys()):
             if was.get(name) != now.get(name):
-                raise ValueError(f"the run began with {name} {was.get(name)}, and now has {now.get(name)}: {WAY_OUT}")
+                raise ValueError(f"the run began with {name} {was.get(name)}, and now has {now.get(name)}: {ADVICE}")
         for index in range(max(len(former.files), len(self.files))):
             old, new = (files[index] if index < len(files) else None for files in (former.files, self.files))
             if old is None and new is not None:
-                raise ValueError(f"{new.name} is not among the files that the run began with: {WAY_OUT}")
+                raise ValueError(f"{new.name} is not among the files that the run began with: {ADVICE}")
             if old is not None and new is None:
-                raise ValueError(f"{old.name}, which the run began with, is gone: {WAY_OUT}")
+                raise ValueError(f"{old.name}, which the run began with, is gone: {ADVICE}")
             if old is not None and new is not None and (old.sha256, old.split) != (new.sha256, new.split):
-                raise ValueError(f"{new.name} is not what {old.name} was when the run began: {WAY_OUT}")
+                raise ValueError(f"{new.name} is not what {old.name} was when the run began: {ADVICE}")
 
     def write(self, folder: Path) -> Path:
-        """Into ``folder``, beside the run."""
+        """Write into ``folder``."""
         path = folder / MANIFEST_FILE
         part = path.with_suffix(".part")
         part.write_text(self.to_json(), encoding="utf-8")
@@ -81,29 +81,29 @@ class Manifest:
         return path
 
 
-WAY_OUT = "bring the corpus back as it was, or begin a new run"
+ADVICE = "restore the corpus as it was, or start a new run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
-    """A whole file and the splits that its documents go to."""
+class FileSplits:
+    """A file and the splits of its documents."""
 
     name: str
     sha256: str
     splits: frozenset[Split]
 
 
-def check_apart(files: Iterable[Assigned]) -> None:
-    """Raise ValueError, naming both, if one file is found twice and not for the same splits."""
-    seen: dict[str, Assigned] = {}
+def check_disjoint(files: Iterable[FileSplits]) -> None:
+    """Raise ValueError, naming both, if a file occurs twice with different splits."""
+    seen: dict[str, FileSplits] = {}
     for file in files:
         other = seen.setdefault(file.sha256, file)
         if other.splits != file.splits:
             raise ValueError(
-                f"{other.name} ({_words(other)}) and {file.name} ({_words(file)}) are the same file: what is held out "
-                "must not be trained on; remove one of them"
+                f"{other.name} ({_splits(other)}) and {file.name} ({_splits(file)}) are the same file: what is "
+                "held out must not be trained on; remove one of them"
             )
 
 
-def _words(file: Assigned) -> str:
+def _splits(file: FileSplits) -> str:
     return " and ".join(split.value for split in Split if split in file.splits)

@@ -1,4 +1,4 @@
-"""Rows of several sources as batches, each a function of its step. Knows nothing of files or tokens.
+"""Batches of rows from several sources, as a function of the step.
 
 B rows, T inputs of a row.
 """
@@ -13,12 +13,12 @@ from paceline.train.batches import TrainBatch
 from paceline.train.data.order import Shuffle
 from paceline.train.data.packing import Row, Rows
 
-PERIOD = 1024  # rows in which every source has its share
+PERIOD = 1024  # rows over which every source has its share
 
 
 @final
-class Pool:
-    """Several Rows as one, one behind the other."""
+class ConcatenatedRows:
+    """Several Rows as one."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._parts = parts
@@ -26,26 +26,26 @@ class Pool:
 
     @property
     def num_rows(self) -> int:
-        """Of all."""
+        """Number of rows of all parts."""
         return int(self._ends[-1])
 
     @property
     def segmented(self) -> bool:
-        """Whether any is."""
+        """Whether any part is."""
         return any(part.segmented for part in self._parts)
 
     def row(self, index: int) -> Row:
-        """The row of the part that ``index`` falls to."""
+        """The row ``index`` of the concatenation."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self._parts[number].row(index - (int(self._ends[number - 1]) if number else 0))
 
 
 @final
 class RowBatches:
-    """Batches (train/batches) of several sources, each read again and again in an order of its own for every epoch.
+    """Batches of several sources, each read repeatedly in another order for every epoch.
 
-    Row r of step s is the (s * rows + r)-th that is read, whoever asks for it. In every ``PERIOD`` of them each source
-    has its share, to the nearest row, and at least one.
+    Row r of step s is the (s * rows + r)-th in the order, for any reader. In every ``PERIOD`` of them each source has
+    its share, to the nearest row, and at least one.
     """
 
     def __init__(self, sources: Sequence[tuple[Rows, float]], *, rows: int, seed: int) -> None:
@@ -57,48 +57,48 @@ class RowBatches:
 
     @property
     def rows(self) -> int:
-        """Of a whole batch."""
+        """Rows of a whole batch."""
         return self._rows
 
     @property
     def num_rows(self) -> int:
-        """Of all sources."""
+        """Number of rows of all sources."""
         return sum(source.num_rows for source in self._sources)
 
     def batch(self, step: int, rows: range) -> TrainBatch:
-        """Those ``rows`` of this step's batch: tokens [B, T + 1]."""
-        found = [self.row(step * self._rows + row) for row in rows]
-        taps = found[0].hidden.keys() if found and found[0].hidden is not None else None
+        """Those ``rows`` of the step's batch: tokens [B, T + 1]."""
+        selected = [self.row(step * self._rows + row) for row in rows]
         hidden = None
-        if taps is not None:
-            hidden = {tap: torch.stack([row.hidden[tap] for row in found if row.hidden is not None]) for tap in taps}
+        if selected and selected[0].hidden is not None:
+            taps = selected[0].hidden.keys()
+            hidden = {tap: torch.stack([row.hidden[tap] for row in selected if row.hidden is not None]) for tap in taps}
         return TrainBatch(
-            tokens=torch.from_numpy(np.stack([row.tokens for row in found])),
-            learned=torch.from_numpy(np.stack([row.learned for row in found])),
-            segment=torch.from_numpy(np.stack([row.segment for row in found])) if self.segmented else None,
+            tokens=torch.from_numpy(np.stack([row.tokens for row in selected])),
+            learned=torch.from_numpy(np.stack([row.learned for row in selected])),
+            segment=torch.from_numpy(np.stack([row.segment for row in selected])) if self.segmented else None,
             hidden=hidden,
         )
 
     def row(self, number: int) -> Row:
-        """The ``number``-th row that is read."""
-        which, index = self.place(number)
+        """The ``number``-th row in the order."""
+        which, index = self.locate(number)
         return self._sources[which].row(index)
 
-    def place(self, number: int) -> tuple[int, int]:
-        """Which source the ``number``-th row comes from, and which of its rows it is."""
+    def locate(self, number: int) -> tuple[int, int]:
+        """The source of the ``number``-th row, and the row's index in it."""
         period, slot = divmod(number, PERIOD)
         if len(self._sources) > 1:
             slot = Shuffle(size=PERIOD, seed=self._seed, epoch=period)[slot]
         which = int(np.searchsorted(self._ends, slot, side="right"))
         quota = self._quotas[which]
-        count = period * quota + slot - int(self._ends[which] - quota)  # rows of this source before it
+        count = period * quota + slot - int(self._ends[which] - quota)  # earlier rows of this source
         size = self._sources[which].num_rows
         epoch, index = divmod(count, size)
         return which, Shuffle(size=size, seed=self._seed + which + 1, epoch=epoch)[index]
 
 
 def _quotas(shares: Sequence[float]) -> list[int]:
-    """Whole numbers of at least 1 that add up to PERIOD, each as near to its share as may be."""
+    """Integers of at least 1 that sum to PERIOD, each as close to its share as possible."""
     exact = [PERIOD * share / sum(shares) for share in shares]
     quotas = [max(1, int(value)) for value in exact]
     while sum(quotas) != PERIOD:

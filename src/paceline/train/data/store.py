@@ -1,4 +1,4 @@
-"""Tokenised documents on disk, written whole or not at all and read by memory map. Knows nothing of rows or order.
+"""The cache of tokenised documents: written atomically, read by memory map.
 
 N tokens of a split, D documents.
 """
@@ -16,34 +16,31 @@ from typing import IO, final
 
 import numpy as np
 
-from paceline.train.data.documents import Tokens
 from paceline.train.data.manifest import FileRecord, Split
+from paceline.train.data.sources.documents import Tokens
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where processes may do the same work twice
+except ImportError:  # Windows, where processes may do the same work twice
     fcntl = None
 
 META = "meta.json"
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """The documents of one split of one source, one behind the other. None learns a document's first token."""
+class TokenisedSplit:
+    """The concatenated documents of one split of one source. The first token of a document is never learned."""
 
     tokens: np.ndarray  # [N] memory map
     learned: np.ndarray | None  # [N] bool, memory map; None: all but the first of each document
-    ends: np.ndarray  # [D] int64: where each document ends
-    origin: np.ndarray  # [D] int64: its number in its file
+    ends: np.ndarray  # [D] int64: end of each document
+    origin: np.ndarray  # [D] int64: number of each document in its file
 
 
 @final
-class Writer:
-    """Takes documents in their order into ``folder``; what it leaves is whole only after ``finish``.
-
-    Use as a context manager.
-    """
+class TokenWriter:
+    """Writes documents in order into ``folder``, which is complete only after ``finish``. A context manager."""
 
     def __init__(self, folder: Path, *, dtype: np.dtype) -> None:
         self._folder, self._dtype = folder, dtype
@@ -52,17 +49,17 @@ class Writer:
         self._origin: dict[Split, list[int]] = {}
         self._masked: set[Split] = set()
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "TokenWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
         for files in self._files.values():
             for file in files:
-                with suppress(OSError):  # where the disk is full, the first error is the one to tell
+                with suppress(OSError):  # on a full disk, the first error is the one to report
                     file.close()
 
     def put(self, split: Split, document: Tokens) -> int:
-        """One more document, of at least one token; how many of its tokens are learned."""
+        """Append a document of at least one token; returns how many of its tokens are learned."""
         if split not in self._files:
             self._files[split] = (self._open(split, "tokens"), self._open(split, "learned"))
             self._ends[split], self._origin[split] = [], []
@@ -79,7 +76,7 @@ class Writer:
         return int(learned.sum())
 
     def finish(self, records: list[FileRecord]) -> None:
-        """Write down what there is."""
+        """Flush, and write indices and metadata."""
         for split, files in self._files.items():
             for file in files:
                 file.flush()
@@ -97,18 +94,18 @@ class Writer:
 
 
 def read_records(folder: Path) -> list[FileRecord]:
-    """What the files of a stored source gave."""
+    """The records of the files of a tokenised source."""
     return [FileRecord(**record) for record in json.loads((folder / META).read_text(encoding="utf-8"))["files"]]
 
 
-def open_split(folder: Path, split: Split) -> Stored | None:
-    """The documents of a split, None where there are none."""
+def open_split(folder: Path, split: Split) -> TokenisedSplit | None:
+    """The documents of a split; None if there are none."""
     base = folder / split.value
     if not base.with_suffix(".ends.npy").exists():
         return None
     dtype = np.dtype(json.loads((folder / META).read_text(encoding="utf-8"))["dtype"])
     masked = base.with_suffix(".learned").exists()
-    return Stored(
+    return TokenisedSplit(
         tokens=np.memmap(base.with_suffix(".tokens"), dtype=dtype, mode="r"),
         learned=np.memmap(base.with_suffix(".learned"), dtype=bool, mode="r") if masked else None,
         ends=np.load(base.with_suffix(".ends.npy"), allow_pickle=False),
@@ -116,11 +113,21 @@ def open_split(folder: Path, split: Split) -> Stored | None:
     )
 
 
-@contextmanager
-def making(folder: Path) -> Iterator[Path | None]:
-    """A fresh folder that becomes ``folder`` if all goes well, or None where ``folder`` is there already.
+def write_atomic(path: Path, text: str) -> None:
+    """Write ``text`` to a temporary file, flush it, and rename it to ``path``."""
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
-    Whoever comes second waits for the first, and what a killed process has left is removed.
+
+@contextmanager
+def create_once(folder: Path) -> Iterator[Path | None]:
+    """A temporary folder that is renamed to ``folder`` on success, or None if ``folder`` exists.
+
+    A second process waits for the first. What a killed process has left is removed.
     """
     if folder.exists():
         yield None
@@ -140,7 +147,7 @@ def making(folder: Path) -> Iterator[Path | None]:
             part.rename(folder)
         except BaseException as error:
             shutil.rmtree(part, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in FULL:
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise OSError(
                     f"cannot write {folder.parent}: {error.strerror}; make room there, or give another cache"
                 ) from error

@@ -1,0 +1,105 @@
+"""Readers of text files and of JSON lines, and the parsing of a row into a document."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeGuard, final
+
+import numpy as np
+
+from paceline.train.data.sources.documents import Chat, Document, FileReader, Text, Tokens
+
+Row: TypeAlias = Mapping[str, object]
+Parse: TypeAlias = Callable[[Row, str, str, int], Document]  # row, field, name of the row for errors, its number
+
+
+@final
+class TextFiles(FileReader):
+    """One document per file."""
+
+    def documents(self, index: int) -> Iterator[Document]:
+        """The only document; none for an empty file."""
+        path = self._paths[index]
+        text = _decode(path.read_bytes(), str(path))
+        if text:
+            yield Text(name=str(path), text=text)
+
+
+@final
+class JsonLines(FileReader):
+    """One JSON object per line, each a document; objects with a field ``skip_field`` and empty texts are skipped."""
+
+    def __init__(self, *, paths: Sequence[str], parse: Parse, field: str = "", skip_field: str | None = None) -> None:
+        super().__init__(paths=paths)
+        self._parse, self._field, self._skip_field = parse, field, skip_field
+
+    def documents(self, index: int) -> Iterator[Document]:
+        """The documents of all lines that are not blank."""
+        path = self._paths[index]
+        with path.open("rb") as file:
+            for number, data in enumerate(file):
+                name = f"{path}, line {number + 1}"
+                text = _decode(data, name)
+                if not text.strip():
+                    continue
+                row = _json_object(text, name)
+                if self._skip_field in row:
+                    continue
+                document = self._parse(row, self._field, name, number)
+                if not isinstance(document, Text) or document.text:
+                    yield document
+
+
+def parse_text(row: Row, field: str, name: str, number: int) -> Text:
+    """The text in ``field``. Raises ValueError, beginning with ``name``, if there is none."""
+    value = _field(row, field, name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: {field} is a {type(value).__name__}; a text is wanted")
+    return Text(name=name, text=value)
+
+
+def parse_chat(row: Row, field: str, name: str, number: int) -> Chat:
+    """The messages in ``field``. Raises ValueError, beginning with ``name``, if there are none."""
+    value = _field(row, field, name)
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+        raise ValueError(f"{name}: {field} is no list of messages; give objects with role and content")
+    return Chat(name=name, messages=value)
+
+
+def parse_row(row: Row, field: str, name: str, number: int) -> Tokens:
+    """input_ids and loss_mask. Raises ValueError, beginning with ``name``, if they do not fit each other."""
+    ids, mask = _field(row, "input_ids", name), row.get("loss_mask")
+    if not _are_integers(ids):
+        raise ValueError(f"{name}: input_ids is no list of token ids")
+    if mask is not None and not (_are_integers(mask) and set(mask) <= {0, 1}):
+        raise ValueError(f"{name}: loss_mask is no list of 0 and 1")
+    if mask is not None and len(mask) != len(ids):
+        raise ValueError(f"{name}: input_ids has {len(ids)} entries and loss_mask {len(mask)}; give one for each")
+    learned = None if mask is None else np.asarray(mask, dtype=bool)
+    return Tokens(name=name, tokens=np.asarray(ids, dtype=np.int64), learned=learned, origin=number)
+
+
+def _decode(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: not UTF-8 (byte {error.start}); convert it, or take it as bytes") from error
+
+
+def _json_object(text: str, name: str) -> Row:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: not JSON ({error}); give an object a line") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: a {type(value).__name__}, no JSON object")
+    return value
+
+
+def _field(row: Row, field: str, name: str) -> object:
+    if field not in row:
+        raise ValueError(f"{name}: no {field!r} among {', '.join(map(repr, row)) or 'no fields'}; name the right field")
+    return row[field]
+
+
+def _are_integers(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(entry) is int or entry is True or entry is False for entry in value)

@@ -1,0 +1,127 @@
+"""The model cards of a run: what was measured, the data and the configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from paceline import __version__
+from paceline.train.config import TrainConfig
+from paceline.train.config_file import dump
+from paceline.train.data.manifest import Manifest
+from paceline.train.loop.trainer import Score
+
+TEMPLATE = """---
+{{ card_data }}
+---
+
+# {{ name }}
+
+{{ role }}
+
+## Measured
+
+{{ measured }}
+
+## Data
+
+{{ data }}
+
+## Recipe
+
+Trained by `paceline train` {{ version }}{{ commit }} with this configuration:
+
+```yaml
+{{ recipe }}
+```
+"""
+NUM_FILES = 20  # data files that a card lists
+TARGET_ROLE = "A language model trained from its configuration."
+DRAFT_ROLE = "Drafts for `{target}`, and for no other model: give its directory as the drafter."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What a model card says of a run."""
+
+    config: TrainConfig
+    score: Score
+    manifest: Manifest
+    commit: str | None
+
+
+def model_card(record: RunRecord, *, name: str, target: str) -> str:
+    """The card of the directory ``name`` of a run. A head or draft model names its ``target`` as the base model."""
+    drafts = name != "target"
+    base = target if drafts and record.config.target.path is not None else None
+    tags = ["paceline", *(["speculative-decoding"] if drafts else [])]
+    card = ModelCard.from_template(
+        ModelCardData(
+            library_name="paceline", license=record.config.card.license, base_model=_as_hub_id(base), tags=tags
+        ),
+        template_str=TEMPLATE,
+        name=name,
+        role=DRAFT_ROLE.format(target=target) if drafts else TARGET_ROLE,
+        measured=_measured(record, name),
+        data="\n\n".join(filter(None, (record.config.card.note, _data(record.manifest)))),
+        version=__version__,
+        commit=f", of commit {record.commit}," if record.commit else "",
+        recipe=dump(record.config).strip(),
+    )
+    return str(card)
+
+
+def _as_hub_id(target: str | None) -> str | None:
+    """None for a local folder, which cannot be a base model on the Hub."""
+    return None if target is None or Path(target).exists() else target
+
+
+def _measured(record: RunRecord, name: str) -> str:
+    """A table of the results of the best validation for ``name``."""
+    section, metrics = record.config.validation, record.score.metrics
+    rows = []
+    if "validation.loss" in metrics:
+        rows.append(("held-out loss of the target, nats per token", f"{metrics['validation.loss']:.3f}"))
+    for sampling in _samplings(metrics, name):
+        rows.extend(_acceptance(metrics, f"validation.{name}.{sampling}", sampling, section.k))
+    if not rows:
+        return "Nothing was measured."
+    table = "\n".join(f"| {what} | {value} |" for what, value in rows)
+    return (
+        f"On prefixes of {section.prompts} held-out rows ({section.prompt_tokens} tokens each), continued by "
+        f"{section.tokens} tokens with the decoder that serves. Looping outputs, which are easy for every drafter, "
+        f"are left out.\n\n| what | value |\n|---|---|\n{table}"
+    )
+
+
+def _samplings(metrics: Mapping[str, float], name: str) -> list[str]:
+    start, end = f"validation.{name}.", ".num_texts"
+    return [key.removeprefix(start).removesuffix(end) for key in metrics if key.startswith(start) and key.endswith(end)]
+
+
+def _acceptance(metrics: Mapping[str, float], key: str, sampling: str, k: int) -> list[tuple[str, str]]:
+    mode = "greedy" if sampling == "greedy" else f"at temperature {sampling.removeprefix('t')}"
+    num_outputs, num_looping = (int(metrics[f"{key}.{one}"]) for one in ("num_texts", "num_looping"))
+    if not num_outputs:
+        return [(f"outputs that do not loop, {mode}", f"none of {num_looping}")]
+    length, low, high = (metrics[f"{key}.{one}"] for one in ("tokens_per_step", "low", "high"))
+    shares = ", ".join(f"{metrics[f'{key}.position.{at}']:.2f}" for at in range(1, k + 1))
+    return [
+        (f"tokens per step, {mode}, k = {k} (95 % interval)", f"{length:.2f} ({low:.2f} to {high:.2f})"),
+        (f"acceptance rate, {mode}, by position", shares),
+        (f"outputs measured, {mode} (looping ones left out)", f"{num_outputs} ({num_looping})"),
+    ]
+
+
+def _data(manifest: Manifest) -> str:
+    """The size of each split, and its files with the first digits of their hashes."""
+    files, lines = manifest.files, []
+    for split in sorted({file.split for file in files}):
+        in_split = [file for file in files if file.split == split]
+        tokens = sum(file.num_tokens for file in in_split)
+        lines.append(f"- {split}: {tokens:,} tokens of {sum(file.num_documents for file in in_split):,} documents")
+    shown = files[:NUM_FILES]
+    lines.extend(f"- `{file.name}` ({file.split}, SHA-256 {file.sha256[:16]}…)" for file in shown)
+    more = [f"- and {len(files) - len(shown)} more files"] if len(files) > len(shown) else []
+    return "\n".join([*lines, *more])

@@ -1,0 +1,138 @@
+"""Losses between a draft distribution and the target's at the same positions, and the cross-entropy of the next token.
+
+N positions, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+ETA = 3.0  # how fast the LK mixture moves from KL divergence to total variation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """Both distributions and the next token of the data, in nats."""
+
+    draft: Tensor  # [N, V] log q
+    target: Tensor  # [N, V] log p
+    next_token: Tensor  # [N] the next token of the data
+
+    @property
+    def acceptance(self) -> Tensor:
+        """Acceptance probability of a lossless verifier, the sum of min(p, q): [N]."""
+        return torch.minimum(self.draft, self.target).exp().sum(-1)
+
+
+Loss: TypeAlias = Callable[[LossInputs], Tensor]  # [N]
+
+
+def data_cross_entropy(inputs: LossInputs) -> Tensor:
+    """Cross-entropy of the next token of the data."""
+    return F.nll_loss(inputs.draft, inputs.next_token, reduction="none")
+
+
+def argmax_cross_entropy(inputs: LossInputs) -> Tensor:
+    """Cross-entropy of the target's argmax, which optimises greedy acceptance."""
+    return F.nll_loss(inputs.draft, inputs.target.argmax(-1), reduction="none")
+
+
+def kl_divergence(inputs: LossInputs) -> Tensor:
+    """KL(target || draft)."""
+    return F.kl_div(inputs.draft, inputs.target, log_target=True, reduction="none").sum(-1)
+
+
+def total_variation(inputs: LossInputs) -> Tensor:
+    """Half the sum of abs(p - q): the probability that a draft is rejected."""
+    return 0.5 * (inputs.draft.exp() - inputs.target.exp()).abs().sum(-1)
+
+
+def acceptance_loss(inputs: LossInputs) -> Tensor:
+    """-log of the sum of min(p, q) (2602.23881), in log space, so that distant distributions still have a gradient."""
+    return -torch.minimum(inputs.draft, inputs.target).logsumexp(-1)
+
+
+def acceptance_mixture(inputs: LossInputs) -> Tensor:
+    """KL divergence at low acceptance a, total variation at high (2602.23881): weights exp(-3 a) and 1 - exp(-3 a)."""
+    share = torch.exp(-ETA * inputs.acceptance.detach())
+    return share * kl_divergence(inputs) + (1 - share) * total_variation(inputs)
+
+
+LOSSES: Mapping[str, Loss] = {
+    "text": data_cross_entropy,
+    "argmax": argmax_cross_entropy,
+    "kl": kl_divergence,
+    "tv": total_variation,
+    "lk_alpha": acceptance_loss,
+    "lk_lambda": acceptance_mixture,
+}
+
+
+class LossOutput(NamedTuple):
+    """Values per position: [N] each. Only the loss has a gradient."""
+
+    loss: Tensor
+    acceptance: Tensor
+    greedy: Tensor  # 1 where both distributions have the same argmax
+
+
+@final
+class DistillationLoss:
+    """A weighted sum of losses: ``terms`` maps names in LOSSES to weights. Raises ValueError for other names.
+
+    Computed in float32 for logits of any dtype. At most ``chunk`` positions are held at once and recomputed in the
+    backward pass.
+    """
+
+    def __init__(self, *, terms: Mapping[str, float], chunk: int = 1024) -> None:
+        for name in terms:
+            if name not in LOSSES:
+                raise ValueError(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
+        if not terms:
+            raise ValueError(f"a loss without terms: give at least one of {', '.join(LOSSES)} with its weight")
+        self.terms = [(LOSSES[name], weight) for name, weight in terms.items()]
+        self.chunk = chunk
+
+    def __call__(self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor) -> LossOutput:
+        """Logits ``draft`` [N, V] against the rows ``index`` [N] of logits ``target`` [M, V]; ``next_token`` [N]."""
+        if len(draft) <= self.chunk:
+            return self._chunk_loss(draft, target, index, next_token)
+        chunks = zip(draft.split(self.chunk), index.split(self.chunk), next_token.split(self.chunk), strict=True)
+        outputs = [
+            checkpoint(self._chunk_loss, logits, target, rows, tokens, use_reentrant=False, preserve_rng_state=False)
+            for logits, rows, tokens in chunks
+        ]
+        return LossOutput(*(torch.cat(column) for column in zip(*outputs, strict=True)))
+
+    def _chunk_loss(self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor) -> LossOutput:
+        with torch.no_grad():
+            log_probs = target[index].float().log_softmax(-1)
+        inputs = LossInputs(draft=draft.float().log_softmax(-1), target=log_probs, next_token=next_token)
+        loss = torch.stack([weight * term(inputs) for term, weight in self.terms]).sum(0)
+        with torch.no_grad():
+            greedy = (inputs.draft.argmax(-1) == inputs.target.argmax(-1)).float()
+            return LossOutput(loss, inputs.acceptance, greedy)
+
+
+def cross_entropy(logits: Tensor, next_token: Tensor, *, chunk: int = 1024) -> Tensor:
+    """Cross-entropy of ``next_token`` [N] under ``logits`` [N, V] in nats: [N]; in chunks as above."""
+    if len(logits) <= chunk:
+        return _cross_entropy(logits, next_token)
+    chunks = zip(logits.split(chunk), next_token.split(chunk), strict=True)
+    return torch.cat([recomputed(_cross_entropy, part, tokens) for part, tokens in chunks])
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    """The result of ``function``, whose intermediate values are computed again in the backward pass."""
+    output = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    assert isinstance(output, Tensor)
+    return output
+
+
+def _cross_entropy(logits: Tensor, next_token: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), next_token, reduction="none")

@@ -1,0 +1,120 @@
+"""Mutants of resumed verification and fused drafting in the kernel, and of weights that a head shares."""
+
+from tests.mutants.mutant import (
+    FUSED_DRAFTING,
+    INPUT_PROJECTION,
+    KERNEL_BATCH,
+    PACKED_WEIGHTS,
+    RESUMED,
+    SHARED_LAYERS,
+    Mutant,
+)
+
+MUTANTS = (
+    Mutant(
+        "resume: who was behind stays where it stood",
+        "kernels/cpu/src/step/forward.h:join",
+        ": $buffer($STREAM, --$left);",
+        ": $buffer($STREAM, (--$left, i));",
+        (RESUMED,),
+    ),
+    Mutant(
+        "resume: all nodes of a row get the first one's hidden state",
+        "kernels/cpu/src/step/forward.h:join",
+        "+ $at.$node * $call.resumed_step",
+        "",
+        (RESUMED,),
+    ),
+    Mutant(
+        "resume: keys of all nodes are made anew below",
+        "kernels/cpu/src/step/forward.h:go",
+        "$at < $joined; $at++) $pass($call.$layers[$at], $behind, $attention, $walk);",
+        "$at < $joined; $at++) $pass($call.$layers[$at], nodes_, $attention, $walk);",
+        (RESUMED,),
+    ),
+    Mutant(
+        "fused drafting: the shared layers read a token at the head's position",
+        "kernels/cpu/src/step/fused_drafting.h:read_by_stem",
+        "$Call $call = $one_depth(*$chain.$shared_call, $chain, $depth, &$depth);",
+        "const int64_t last = $depth ? $depth - 1 : 0; $Call $call = $one_depth(*$chain.$shared_call, $chain, "
+        "$depth, &last);",
+        (SHARED_LAYERS,),
+    ),
+    Mutant(
+        "fused drafting: recycled states overwrite the target's",
+        "kernels/cpu/src/step/fused_drafting.h:read_by_stem",
+        "$x[$h] = $narrow<$T>(",
+        "(($T *)chain.hidden)[(row * width + depth) * size + $h] = $x[$h] = $narrow<$T>(",
+        (SHARED_LAYERS,),
+    ),
+    Mutant(
+        "fused drafting: invalid nodes get hidden states",
+        "kernels/cpu/src/step/fused_drafting.h:read_by_stem",
+        "if (!$chain.$valid[$row * $width + $depth]) continue;",
+        "",
+        (SHARED_LAYERS,),
+    ),
+    Mutant(
+        "fused drafting: shared layers of another precision are read as the head's",
+        "models.cpu.decoder:CpuDecoder.run_ahead",
+        "isinstance($lm, $CpuDecoder) and $lm.dtype == self.dtype",
+        "isinstance($lm, $CpuDecoder)",
+        (SHARED_LAYERS,),
+    ),
+    Mutant(
+        "fused drafting: the root's state is read after the longest possible lag",
+        "kernels/cpu/src/step/fused_drafting.h:read_root",
+        "$states.$first + $row * $states.$row_step + $last * $states.$step, $root",
+        "$states.$first + $row * $states.$row_step + chain.most * $states.$step, $root",
+        (SHARED_LAYERS,),
+    ),
+    Mutant(
+        "fused drafting: a draft continues where the cache ended before the root",
+        "kernels/cpu/src/step/fused_drafting.h:read_root",
+        "$lengths[$row] = $call.$length[$row] + $last + 1;",
+        "$lengths[$row] = $call.$length[$row] + 1;",
+        (FUSED_DRAFTING,),
+    ),
+    Mutant(
+        "fused drafting: unread tokens are one position too old",
+        "kernels/cpu/src/step/fused_drafting.h:read_root",
+        "$chain.$length[$row] - 1 - $last + $node]",
+        "$chain.$length[$row] - 2 - $last + $node]",
+        (FUSED_DRAFTING,),
+    ),
+    Mutant(
+        "fused drafting: states are projected without their norm",
+        "kernels/cpu/src/step/fused_drafting.h:enter",
+        "$linear<$T>($product, (const $T *)$normed.data(),",
+        "$linear<$T>($product, (const $T *)given.first,",
+        (INPUT_PROJECTION,),
+    ),
+    Mutant(
+        "fused drafting: a cached input projection is never refreshed",
+        "models.cpu.decoder:CpuDecoder._enter",
+        "$projection is None or $projection[0] != $place",
+        "$projection is None",
+        (INPUT_PROJECTION,),
+    ),
+    Mutant(
+        "fused drafting: a chain exceeds its row's limit",
+        "kernels/cpu/src/step/batch.h:begin_chain",
+        "$t.$limit[$row] - $length - 1, $longest",
+        "$t.$limit[$row] - $length, $longest",
+        (KERNEL_BATCH,),
+    ),
+    Mutant(
+        "packed weights: a matrix that a head shares with its target is packed again",
+        "models.cpu.packed_weights:lay_in_panels",
+        "$holders[layer.$weight.data_ptr()] == 1",
+        "True",
+        (PACKED_WEIGHTS,),
+    ),
+    Mutant(
+        "packed weights: a layer of two blocks is packed twice",
+        "models.cpu.packed_weights:lay_in_panels",
+        "$layer not in $laid",
+        "True",
+        (PACKED_WEIGHTS,),
+    ),
+)
