@@ -15,7 +15,6 @@ from statistics import median
 from typing import Annotated
 
 import torch
-from paceline.core.clock import NoClock
 from rich.console import Console
 from torch import Tensor
 from torch._dynamo.utils import counters
