@@ -203,7 +203,10 @@ class Alternating:
     def __init__(self, *depths):
         self.depths, self.step = depths, -1
 
-    def __call__(self, stats):
+    def observe(self, result):
+        pass
+
+    def __call__(self):
         self.step += 1
         return StepPlan(self.depths[self.step % len(self.depths)])
 

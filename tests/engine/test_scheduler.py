@@ -1,21 +1,19 @@
 """Requests over rows: their order, what becomes of those that fail or are cancelled, and what rows are left with."""
 
-import time
-from functools import partial
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
-from paceline.core.clock import Phase
-from paceline.engine.clock import HostClock
-from paceline.engine.reports import AtOnce, Overlapped
 
 from paceline.core.request import Request
 from paceline.core.step import Finish
 from paceline.core.tree import NoDraft
 from paceline.drafters.model import ModelDrafter
+from paceline.engine.outputs import REASONS
+from paceline.engine.readers import AsyncReader, SyncReader
+from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.timing import HostTimer
 from paceline.engine.watch import Watch
-from paceline.models import prefill
 from tests import tiny
 from tests.engine.wrapped import Breaking
 from tests.harness import decoder_for, expected, request, tiny_drafter
@@ -24,20 +22,20 @@ LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 POISON = 59
 
 
-class QueueClock:
+class QueueTimer(HostTimer):
     """As of a device that runs behind the host: a step's time ends with its last phase, not with its reading."""
 
-    def start(self):
-        self.at, self.seconds = time.perf_counter(), [0.0] * len(Phase)
-        return SimpleNamespace(take=partial(tuple, self.seconds))
-
-    def mark(self, phase):
-        now = time.perf_counter()
-        self.seconds[phase] += now - self.at
-        self.at = now
+    def seconds(self):
+        return replace(super().seconds(), rest=0.0)
 
 
-ORDERS = {"at once": (AtOnce, HostClock), "overlapped": (Overlapped, QueueClock)}
+def overlapped(decoder):
+    reader = AsyncReader(decoder)
+    reader.start = QueueTimer
+    return reader
+
+
+ORDERS = {"at once": SyncReader, "overlapped": overlapped}
 CHOSEN = ["at once"]
 
 
@@ -48,10 +46,8 @@ def order(request):
     return request.param
 
 
-def scheduler_of(decoder, *, watch=None, order=None):
-    reports, clock = ORDERS[order or CHOSEN[0]]
-    decoder.clock = clock()
-    return Scheduler(decoder=decoder, clock=decoder.clock, watch=watch, reports=reports(decoder))
+def scheduler_of(decoder, *, order=None):
+    return Scheduler(Runner(decoder, reader=ORDERS[order or CHOSEN[0]](decoder)))
 
 
 def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3, order=None):
@@ -59,7 +55,7 @@ def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3, order=No
     decoder = decoder_for(tiny_drafter(drafter, tiny.target()[1]), "coupled", target=target, k=k, rows=rows)
     if watch:
         decoder.plan = Watch(plan=decoder.plan)
-    return scheduler_of(decoder, watch=decoder.plan if watch else None, order=order)
+    return scheduler_of(decoder, order=order)
 
 
 def drain(made, gains=()):
@@ -70,7 +66,7 @@ def drain(made, gains=()):
         assert len(gains) < 2000
     texts = {}
     for gain in gains:
-        texts.setdefault(gain.ticket, []).extend(gain.tokens)
+        texts.setdefault(gain.ticket, []).extend(gain.token_ids)
     return texts, gains
 
 
@@ -99,7 +95,7 @@ def test_what_cannot_be_served_is_refused_at_once_and_leaves_no_trace():
     made = scheduler()
     for wrong in (request([1] * 90, max_tokens=7), request([tiny.VOCAB], max_tokens=4)):
         with pytest.raises(ValueError, match=r"exceed the limit|leave the target's vocabulary"):
-            made.submit(wrong)
+            made.decoder.check(wrong)
     assert made.idle and made.advance() == []
 
 
@@ -149,7 +145,7 @@ def test_what_is_forgotten_takes_no_memory():
     made.stats(ticket)
     made.forget(ticket)
     made.forget(ticket)
-    assert not made._closed and not made._running and not made._waiting
+    assert not made._done and not made._running and not made._waiting
 
 
 def test_rows_are_reused_the_longest_unused_first():
@@ -174,7 +170,7 @@ def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
     tickets += [made.submit(one) for one in others[at:]]
     texts, gains = drain(made)
     failures = [gain for gain in gains if gain.error is not None]
-    assert [(gain.ticket, gain.error, gain.tokens) for gain in failures] == [(bad, error, [])]
+    assert [(gain.ticket, gain.error, gain.token_ids) for gain in failures] == [(bad, error, [])]
     assert [texts[ticket] for ticket in tickets] == [expected(one) for one in others]
     assert made.stats(bad).summary.steps == 0
     again = [request([*LONG, index], max_tokens=6) for index in range(6)]
@@ -185,7 +181,7 @@ def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
 
 def test_nobody_copies_from_a_row_whose_admission_failed(monkeypatch):
     """The target had read a part of it, the draft nothing: its cache held another text."""
-    monkeypatch.setattr(prefill, "CHUNK", 4)
+    monkeypatch.setattr("paceline.decode.CHUNK", 4)
     made = scheduler("model", target=Breaking(tiny.target()[1], RuntimeError("poisoned"), poison=POISON), rows=2)
     for other in ([50] * 30, [51] * 30):
         made.submit(request(other, max_tokens=3))
@@ -270,10 +266,8 @@ def test_nobody_is_told_of_a_failure_after_cancelling():
 TORN = {
     "after extending": lambda decoder: (decoder.cache, "commit"),
     "after committing": lambda decoder: (decoder.drafter, "observe"),
-    "after observing": lambda decoder: (decoder.stats, "record"),
-    "after counting": lambda decoder: (decoder.batch, "record_logprobs"),
+    "after counting": lambda decoder: (decoder.stats, "record"),
 }
-UNREAD = {"at once": lambda made: (made.decoder, "read"), "overlapped": lambda made: (made._reports, "post")}
 
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
@@ -285,7 +279,7 @@ def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, order, m
     tickets = [made.submit(one) for one in wanted]
     gains = made.advance()
     with monkeypatch.context() as patch:
-        place = UNREAD[order](made) if case == "before reading" else TORN[case](made.decoder)
+        place = (made.runner._reader, "post") if case == "before reading" else TORN[case](made.decoder)
         patch.setattr(*place, lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             made.advance()
@@ -303,7 +297,7 @@ def test_gains_say_what_the_step_did():
     made = scheduler("model", rows=1)
     ticket = made.submit(request(LONG, max_tokens=30))
     _, gains = drain(made)
-    assert all(gain.num_accepted <= min(gain.num_drafted, len(gain.tokens)) for gain in gains)
+    assert all(gain.num_accepted <= min(gain.num_drafted, len(gain.token_ids)) for gain in gains)
     assert {gain.bonus for gain in gains} == {True, False}
     assert all(gain.bonus == (gain.num_accepted == gain.num_drafted) for gain in gains)
     assert [gain.finish for gain in gains] == [Finish.RUNNING] * (len(gains) - 1) + [Finish.LENGTH]
@@ -311,7 +305,7 @@ def test_gains_say_what_the_step_did():
     assert closing.summary.steps == len(gains)
     assert sum(closing.summary.accepted) == sum(gain.num_accepted for gain in gains)
     assert sum(closing.summary.drafted) == sum(gain.num_drafted for gain in gains)
-    assert closing.no_draft[NoDraft.LIMIT] == sum(gain.num_drafted == 0 for gain in gains)
+    assert closing.no_draft[REASONS[NoDraft.LIMIT]] == sum(gain.num_drafted == 0 for gain in gains)
 
 
 def test_times_are_of_the_request_and_within_its_total():
@@ -320,8 +314,8 @@ def test_times_are_of_the_request_and_within_its_total():
     drain(made)
     first, second = (made.stats(ticket).times for ticket in tickets)
     for times in (first, second):
-        parts = times.draft + times.target + times.verify + times.rest
-        assert 0 < min(times.draft, times.target, times.verify, times.rest) and 0 < times.prefill
+        parts = times.draft + times.score + times.decide + times.rest
+        assert 0 < min(times.draft, times.score, times.decide) and 0 <= times.rest and 0 < times.prefill
         assert times.queue + times.prefill + parts <= times.total
         assert times.queue + times.prefill < times.first_token <= times.total
     assert second.queue > first.total - first.queue - 0.01 and second.queue > first.queue
@@ -330,7 +324,9 @@ def test_times_are_of_the_request_and_within_its_total():
 def test_the_watch_is_told_of_the_rows_that_ran_and_what_they_gained(monkeypatch):
     made = scheduler("ngram", rows=4, watch=True)
     told = []
-    monkeypatch.setattr(made.watch, "took", lambda turn, seconds, *, rows, tokens: told.append((rows, tokens)))
+    monkeypatch.setattr(
+        made.decoder.plan, "observe", lambda result: told.append((result.num_running, result.num_tokens))
+    )
     for length in (2, 3, 3):
         made.submit(request([5], max_tokens=length))
     texts, _ = drain(made)

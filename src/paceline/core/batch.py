@@ -125,8 +125,8 @@ class Batch:
         """
         return self.sampling.warp(logits)
 
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
-        """Put ``requests`` into ``rows``, replacing what was there; they take part in steps once they are active."""
+    def admit(self, rows: Sequence[int], requests: Sequence[Request], *, active: bool = True) -> None:
+        """Put ``requests`` into ``rows``, replacing what was there; rows that are not active take no part in steps."""
         index = torch.tensor(list(rows), device=self.device)
         longest = max(len(request.tokens) for request in requests)
         lengths = [len(request.tokens) for request in requests]
@@ -140,11 +140,12 @@ class Batch:
 
         put(self.length, lengths)
         put(self.limit, [n + r.max_tokens for n, r in zip(lengths, requests, strict=True)])
+        put(self.steps, [0] * len(requests))
         put(self.num_draft, drafts)
         put(self.stop, stops)
         put(self.finish, [int(Finish.RUNNING)] * len(requests))
         put(self.failed, [0] * len(requests))
-        self.active[index] = False
+        self.active[index] = active
         self.sampling.assign(rows, [request.sampling for request in requests])
         self.processing.assign(rows, [request.processors for request in requests], [r.tokens for r in requests])
         for row, request in zip(rows, requests, strict=True):
