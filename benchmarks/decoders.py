@@ -1,17 +1,16 @@
-"""Decoders as the studies need them: the one place where they touch the engine's parts."""
+"""Decoders as the studies need them: the one place where they touch the engine."""
 
 from collections.abc import Sequence
 
 import torch
-from paceline.core.parts import Parts
 
-from paceline.core.batch import Finish
-from paceline.core.noise import Noise
+from paceline.core.noise import Noise, Philox
 from paceline.core.plan import Fixed
+from paceline.core.step import Finish
 from paceline.decode import Decoder
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
-from paceline.engine.runner import parts_for
+from paceline.engine.runner import DecoderParts, parts_for
 from paceline.models.base import LM
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
@@ -28,6 +27,7 @@ def make_decoder(
     eager: bool = False,
 ) -> Decoder:
     """A decoder of ``rows`` rows that drafts ``num_draft_tokens`` in every step; ``eager`` without the kernels."""
+    parts: DecoderParts = {} if eager else parts_for(target.device)
     return Decoder(
         target=target,
         drafter=drafter or NoDrafter(),
@@ -35,19 +35,19 @@ def make_decoder(
         plan=Fixed(num_draft_tokens),
         rows=rows,
         max_length=max_length,
-        parts=Parts() if eager else parts_for(target.device),
+        **parts,
     )
 
 
 def noise_on(device: torch.device) -> Noise:
     """The noise of batches on a device."""
-    return parts_for(device).noise
+    return parts_for(device).get("noise") or Philox()
 
 
 def step(decoder: Decoder) -> bool:
     """One whole step, and what the host reads of it: whether any row goes on."""
     decoder.step()
-    return Finish.RUNNING in decoder.read().finish
+    return Finish.RUNNING in decoder.results().finish
 
 
 def sequences_of(decoder: Decoder) -> list[list[int]]:

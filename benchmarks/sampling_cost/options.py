@@ -145,6 +145,7 @@ class Steps:
             for row, tokens in enumerate(self._sequences)
         ]
         batch.admit(range(len(requests)), requests)
+        batch.activate(torch.arange(len(requests), device=batch.device))
         written = batch.tokens[:, PROMPT:CONTEXT]
         batch.processing.count(written, torch.ones_like(written, dtype=torch.bool))
         self._decoder.cache.truncate(CONTEXT - 1)  # all but the root

@@ -19,9 +19,9 @@ from paceline.bench.raw import RawFile, Record
 from paceline.bench.statistics import is_void, paired_ratios
 from paceline.bench.timing import time_in_turn
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.base import StatelessDrafter
 from paceline.models.base import LM, LogitsFor
@@ -142,7 +142,7 @@ class Step:
     @torch.inference_mode()
     def forward(self) -> None:
         """The target's forward of that step."""
-        self.decoder.target(self._tree, self.decoder.cache, logits_for=LogitsFor.ALL)
+        self.decoder.target.lm(self._tree, self.decoder.cache, logits_for=LogitsFor.ALL)
 
     @torch.inference_mode()
     def rewind(self) -> None:
@@ -156,7 +156,7 @@ class Step:
         batch.finish.zero_()
         batch.active.fill_(True)
         self.decoder.cache.truncate(self.point.context - 1)
-        return self.decoder.drafter.propose(batch, self.decoder.plan(self.decoder.stats))
+        return self.decoder.drafter.propose(batch, self.decoder.plan())
 
 
 def resident() -> int:
