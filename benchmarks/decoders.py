@@ -1,18 +1,13 @@
-"""Decoders as the studies need them: the one place where they touch the engine."""
+"""Decoders as the studies need them: the one place where they touch the engine's parts."""
 
 from collections.abc import Sequence
 
 import torch
 
-<<<<<<< HEAD
 from paceline.core.batch import Batch
 from paceline.core.noise import Noise, Philox
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
-=======
-from paceline.core.noise import Noise, Philox
-from paceline.core.plan import Fixed
->>>>>>> fixbench
 from paceline.core.step import Finish
 from paceline.decode import Decoder
 from paceline.drafters.base import Drafter
@@ -34,7 +29,6 @@ def make_decoder(
     eager: bool = False,
 ) -> Decoder:
     """A decoder of ``rows`` rows that drafts ``num_draft_tokens`` in every step; ``eager`` without the kernels."""
-    parts: DecoderParts = {} if eager else parts_for(target.device)
     return Decoder(
         target=target,
         drafter=drafter or NoDrafter(),
@@ -42,17 +36,12 @@ def make_decoder(
         plan=Fixed(num_draft_tokens),
         rows=rows,
         max_length=max_length,
-<<<<<<< HEAD
         **(DecoderParts() if eager else parts_for(target.device)),
-=======
-        **parts,
->>>>>>> fixbench
     )
 
 
 def noise_on(device: torch.device) -> Noise:
     """The noise of batches on a device."""
-<<<<<<< HEAD
     return parts_for(device).get("noise", Philox())
 
 
@@ -60,9 +49,6 @@ def start_rows(batch: Batch, requests: Sequence[Request]) -> None:
     """Put ``requests`` into the first rows, running, without reading their prompts."""
     batch.admit(range(len(requests)), requests)
     batch.activate(torch.arange(len(requests), device=batch.device))
-=======
-    return parts_for(device).get("noise") or Philox()
->>>>>>> fixbench
 
 
 def step(decoder: Decoder) -> bool:

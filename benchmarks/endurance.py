@@ -9,7 +9,6 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -96,13 +95,8 @@ def endure(
 ) -> list[Snapshot]:
     """Take ``steps`` steps of ``rows`` rows, and record ``snapshots`` times what is alive.
 
-<<<<<<< HEAD
     ``compiled`` runs each phase of a step as one graph of torch's compiler, by its eager backend, instead of the
     kernel. Raises ValueError for fewer steps than snapshots.
-=======
-    ``compiled`` runs draft, score and decide each as one graph of torch's compiler, by its eager backend, instead of
-    the kernel. Raises ValueError for fewer steps than snapshots.
->>>>>>> fixbench
     """
     if not 1 <= snapshots <= steps:
         raise ValueError(f"{snapshots} snapshots at {steps} steps: give at least 1, and no more than steps")
@@ -114,15 +108,9 @@ def endure(
         max_length=max(map(len, prompts)) + max(LENGTHS),
     )
     if compiled:
-<<<<<<< HEAD
         for phase in ("draft", "score", "decide"):
             call = torch.compile(getattr(engine.decoder, phase), fullgraph=True, backend="aot_eager")
             setattr(engine.decoder, phase, call)
-=======
-        decoder, compile_phase = engine.decoder, partial(torch.compile, fullgraph=True, backend="aot_eager")
-        decoder.draft, decoder.score = compile_phase(decoder.draft), compile_phase(decoder.score)
-        decoder.decide = compile_phase(decoder.decide)
->>>>>>> fixbench
     requests = zip(cycle(prompts), cycle(LENGTHS), strict=False)
     running: list[Stream] = []
     found: list[Snapshot] = []
@@ -177,11 +165,7 @@ class Endurance:
     batch: Annotated[int, option("Rows.")] = ROWS
     temperature: Annotated[float, option("Of sampling.")] = 0.0
     threads: Annotated[int, option("Of torch.")] = 1
-<<<<<<< HEAD
     compiled: Annotated[bool, option("Each phase of a step as one graph of torch's compiler.")] = False
-=======
-    compiled: Annotated[bool, option("Draft, score and decide compiled by torch, each to one graph.")] = False
->>>>>>> fixbench
 
     def run(self) -> int:
         """Run and print; the exit code, 1 where something grew."""

@@ -144,12 +144,7 @@ class Steps:
             )
             for row, tokens in enumerate(self._sequences)
         ]
-<<<<<<< HEAD
         start_rows(batch, requests)
-=======
-        batch.admit(range(len(requests)), requests)
-        batch.activate(torch.arange(len(requests), device=batch.device))
->>>>>>> fixbench
         written = batch.tokens[:, PROMPT:CONTEXT]
         batch.processing.count(written, torch.ones_like(written, dtype=torch.bool))
         self._decoder.cache.truncate(CONTEXT - 1)  # all but the root

@@ -10,6 +10,8 @@ from tests import reference, tiny
 from tests.engine.wrapped import Wrapped
 from tests.harness import tiny_drafter
 
+LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]  # more than is worth sharing
+
 
 def bare(lm=None, *, eos=()):
     """The tiny target, or another language model, as a loaded model that takes token ids."""

@@ -40,9 +40,9 @@ def test_texts_and_scores_are_the_eager_ones():
 def test_engines_run_the_kernel_unless_told_otherwise():
     target = load(pair().target, device="cpu")
     engine = Engine(target, drafter=pair().draft, max_length=32)
-    assert isinstance(engine.decoder.target, CpuDecoder)
-    assert isinstance(engine.decoder.drafter.drafter.lm, CpuDecoder)
+    assert isinstance(engine.decoder.target.unguided, CpuDecoder)
+    assert isinstance(engine.decoder.drafter.lm, CpuDecoder)
     eager = replace(target, enforce_eager=True)
     engine = Engine(eager, drafter=pair().draft, max_length=32)
-    assert engine.decoder.target is target.lm
-    assert not isinstance(engine.decoder.drafter.drafter.lm, CpuDecoder)
+    assert engine.decoder.target.unguided is target.lm
+    assert not isinstance(engine.decoder.drafter.lm, CpuDecoder)

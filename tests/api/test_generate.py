@@ -277,7 +277,7 @@ def test_a_stream_that_nobody_holds_frees_its_rows():
     assert [list(result.tokens) for result in running.generate([[8]], greedy(max_tokens=5))] == [
         naive([8], greedy(max_tokens=5), 0)
     ]
-    assert not running._open and not running._scheduler._closed
+    assert not running._open and not running._scheduler._done
 
 
 def test_streams_of_one_engine_move_together_and_keep_their_own_pieces():

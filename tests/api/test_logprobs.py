@@ -12,8 +12,9 @@ import torch
 from paceline import prompt_logprobs, score
 from paceline.api import Engine, SamplingParams
 from tests import harness, reference, tiny
-from tests.api.engines import bare, engine, naive
+from tests.api.engines import LONG, bare, engine, naive
 from tests.api.scripted import DRAFTS, draft, script, target
+from tests.engine.wrapped import Counted
 
 PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [60, 0], [17, 4, 33, 17, 4])
 STOPS = [3, 8, 13, 21, 34, 55]
@@ -63,6 +64,16 @@ def agree(top, wanted, count):
     order = [int(token) for token in np.argsort(-wanted, kind="stable")[:count] if wanted[token] > -np.inf]
     assert [token for token, _ in top] == order
     np.testing.assert_allclose([value for _, value in top], wanted[order], rtol=0, atol=1e-9)
+
+
+def assert_same_scores(found, wanted):
+    """The values may differ in their last bits, as those of forwards of other sizes do."""
+    assert found.tokens == wanted.tokens and found.logprobs[0] is wanted.logprobs[0] is None
+    np.testing.assert_allclose(found.logprobs[1:], wanted.logprobs[1:], rtol=0, atol=1e-12)
+    assert found.top[0] is wanted.top[0] is None and len(found.top) == len(wanted.top)
+    for ours, theirs in zip(found.top[1:], wanted.top[1:], strict=True):
+        assert [token for token, _ in ours] == [token for token, _ in theirs]
+        np.testing.assert_allclose([at for _, at in ours], [at for _, at in theirs], rtol=0, atol=1e-12)
 
 
 @every_pair
@@ -120,7 +131,7 @@ def test_prompt_logprobs_are_those_of_a_full_forward():
             assert result.prompt_logprobs is None
             continue
         found = result.prompt_logprobs
-        assert found == prompt_logprobs(loaded, [prompt], top=top)[0]
+        assert_same_scores(found, prompt_logprobs(loaded, [prompt], top=top)[0])
         assert found.tokens == tuple(prompt) and found.logprobs[0] is None and found.top[0] is None
         logits = logits_of(model, prompt[:1], prompt[1:])
         for at, token in enumerate(prompt[1:], start=1):
@@ -129,9 +140,34 @@ def test_prompt_logprobs_are_those_of_a_full_forward():
             agree(found.top[at], raw, top)
 
 
-def test_samples_share_their_prompts_logprobs():
-    results = engine("none", batch_size=2).generate([PROMPTS[0]], SamplingParams(n=3, prompt_logprobs=1, seed=4))
-    assert len({id(result.prompt_logprobs) for result in results}) == 1 and results[0].prompt_logprobs is not None
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_samples_share_their_prompts_logprobs(rows):
+    """The prompt is scored once: the other samples copy it."""
+    params = SamplingParams(n=3, prompt_logprobs=1, seed=4, max_tokens=2)
+    counted = Counted(tiny.target()[1])
+    results = engine("none", target=bare(counted), batch_size=rows).generate([LONG], params)
+    assert counted.take() == len(LONG) - 1 + 3 * 2  # and the two steps of each sample
+    assert results[0].prompt_logprobs is not None
+    assert all(result.prompt_logprobs == results[0].prompt_logprobs for result in results)
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("where", ["running row", "own row", "other row"])
+def test_prompt_logprobs_of_a_shared_prefix_are_those_of_the_prompt_alone(drafter, where):
+    _, loaded = gpt2()
+    running = engine(drafter, target=loaded, batch_size=1 if where == "own row" else 2)
+    first = running.submit([LONG], SamplingParams(max_tokens=30, seed=1))
+    if where == "running row":
+        for _ in range(3):
+            running.advance()
+        assert not first.done
+    else:
+        first.drain()
+    prompt = [*LONG, *first.results()[0].token_ids[:2], 44]
+    [result] = running.generate([prompt], SamplingParams(max_tokens=4, seed=2, prompt_logprobs=3))
+    assert_same_scores(result.prompt_logprobs, prompt_logprobs(loaded, [prompt], top=3)[0])
+    assert list(result.token_ids) == naive(prompt, SamplingParams(max_tokens=4), 2, gpt2()[0])
+    assert list(first.drain()[0].token_ids) == naive(LONG, SamplingParams(max_tokens=30), 1, gpt2()[0])
 
 
 def test_asking_for_logprobs_changes_no_token_and_no_step():

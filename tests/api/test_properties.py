@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.api import SamplingParams
-from paceline.api.results import MEASURED
+from paceline.core.tree import NoDraft
 from paceline.engine import prefixes, watch
+from paceline.engine.outputs import REASONS
 from paceline.verifiers import VERIFIERS
 from tests import harness
 from tests.api.engines import engine, naive
@@ -123,21 +124,21 @@ def serve(running, todo, seen):
                 "cancelled in its row" if result.stats.times.prefill or result.tokens else "cancelled in the queue"
             )
             seen[cancelled if result.finish_reason == "cancelled" else "ended"] += 1
-            seen["measured"] += MEASURED in result.stats.no_draft
+            seen["measured"] += REASONS[NoDraft.MEASURED] in result.stats.no_draft
 
 
 def note_forks(decoder, seen):
     """Count in ``seen`` the admissions of ``decoder`` by what they share."""
-    admit = decoder.admit
+    begin = decoder.begin
 
     def noting(requests, rows, prefixes):
         active = decoder.batch.active.tolist()
         for row, prefix in zip(rows, prefixes, strict=True):
             where = None if prefix is None else "own" if prefix.row == row else active[prefix.row]
             seen[{None: "alone", "own": "own row", True: "running row", False: "idle row"}[where]] += 1
-        admit(requests, rows, prefixes)
+        return begin(requests, rows, prefixes)
 
-    decoder.admit = noting
+    decoder.begin = noting
 
 
 def holds(drafter, verifier, options):
@@ -154,7 +155,7 @@ def holds(drafter, verifier, options):
         note_forks(running.decoder, seen)
         for todo in rounds:  # a second round finds rows that others have left
             serve(running, todo, seen)
-        assert running.decoder.drafter.error is None, "a drafter that fails costs no token, so nothing else would tell"
+        assert running.runner.drafter_error is None, "a drafter that fails costs no token, so nothing else would tell"
 
     law()
     kinds = ["alone", "own row", "running row", "idle row", "cancelled in the queue", "cancelled in its row", "ended"]

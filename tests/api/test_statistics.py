@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from paceline.api import Engine, SamplingParams, Source, total
-from paceline.api.results import MEASURED
 from paceline.core.plan import Fixed
 from paceline.core.tree import Draw, NoDraft, Tree
 from paceline.drafters.base import StatelessDrafter
 from paceline.drafters.model import ModelDrafter
+from paceline.engine.outputs import REASONS
 from tests import tiny
 from tests.api.engines import bare, engine, greedy, naive
 from tests.api.scripted import DRAFTS, Script, draft, target
@@ -120,7 +120,7 @@ def test_plain_steps_are_taken_where_documented_and_counted_apart():
     """A draft that is never right gives a token a step, so steps can be counted in tokens."""
     _, [result] = recite(draft(DRAFTS["none right"], TOKENS), max_tokens=160)
     assert [at for at, source in enumerate(result.source, start=1) if source is Source.PLAIN] == [*PLAIN_STEPS, 160]
-    assert result.stats.no_draft == {MEASURED: 4, "one token left to max_tokens": 1}
+    assert result.stats.no_draft == {REASONS[NoDraft.MEASURED]: 4, "one token left to max_tokens": 1}
     assert result.stats.speed is not None
 
 

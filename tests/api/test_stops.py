@@ -3,10 +3,11 @@
 from itertools import pairwise
 
 import pytest
-from paceline.engine.reports import AtOnce, Overlapped
 
 from paceline.api import Engine, SamplingParams, Source, generate, load
 from paceline.drafters import DRAFTERS
+from paceline.engine.readers import AsyncReader, SyncReader
+from paceline.engine.runner import Runner
 from paceline.verifiers import VERIFIERS
 from tests import harness
 from tests.api.checkpoints import pair
@@ -19,10 +20,14 @@ PROMPT = list(SCRIPT[:1])
 PLAIN = SCRIPT[1:]  # what every continuation would be if nothing ended it
 
 
-@pytest.fixture(params=[AtOnce, Overlapped], autouse=True)
+@pytest.fixture(params=[SyncReader, AsyncReader], autouse=True)
 def order(request, monkeypatch):
     """Every text here ends in steps that are read at once, and in steps behind which another is already queued."""
-    monkeypatch.setattr("paceline.api.engine.reports_for", request.param)
+
+    def runner_for(decoder, *, eager=False):
+        return Runner(decoder, reader=request.param(decoder))
+
+    monkeypatch.setattr("paceline.api.engine.runner_for", runner_for)
 
 
 every_draft = pytest.mark.parametrize("kind", DRAFTS)

@@ -13,7 +13,7 @@ WORDS = ["audit", str(pair().target), "--num-tokens", "300", "--text-length", "2
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr("paceline.cli.audit.BEGINNINGS", ("def add(", "for item", "return"))
+    monkeypatch.setattr("paceline.cli.audit.DEFAULT_PROMPTS", ("def add(", "for item", "return"))
 
 
 def test_a_sound_model_passes_and_every_check_has_a_line(capsys):
@@ -32,15 +32,15 @@ def test_a_sound_model_passes_and_every_check_has_a_line(capsys):
 def test_json_has_the_figures(capsys):
     assert run([*WORDS, "--drafter", "ngram", "--verifier", "rejection", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["failures"] == [] and found["law"]["num_tokens"] == 300
-    assert found["coupled"] is None and found["acceptance"] is None and found["bitwise"] is False
+    assert found["failures"] == [] and found["goodness_of_fit"]["num_tokens"] == 300
+    assert found["sampled"] is None and found["acceptance"] is None and found["bitwise"] is False
 
 
 def test_wrong_distribution_is_reported_with_exit_code_1(capsys, monkeypatch):
-    real = auditing.laws_of
-    monkeypatch.setattr(auditing, "laws_of", lambda lm, result: (0.3 * real(lm, result).log()).softmax(-1))
+    real = auditing.result_probs
+    monkeypatch.setattr(auditing, "result_probs", lambda lm, result: (0.3 * real(lm, result).log()).softmax(-1))
     assert run([*WORDS, "--draft", str(pair().draft)]) == 1
-    assert "FAILED: sampled tokens do not have the target's law" in capsys.readouterr().out
+    assert "FAILED: sampled tokens do not follow the target's distribution" in capsys.readouterr().out
 
 
 def test_wrong_words_are_refused(capsys):

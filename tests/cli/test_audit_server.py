@@ -6,7 +6,7 @@ import pytest
 
 from paceline.api import load
 from paceline.cli import run
-from tests.audit.spoken import BEGINNINGS, folder
+from tests.audit.character_model import PROMPTS, folder
 from tests.audit.stub import Stub, altered, serving
 
 KEY = "sk-secret-1234"
@@ -15,7 +15,7 @@ FEW = ["--num-tokens", "100", "--text-length", "16", "--dtype", "float32", "--en
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr("paceline.cli.audit_server.BEGINNINGS", BEGINNINGS)
+    monkeypatch.setattr("paceline.cli.audit_server.DEFAULT_PROMPTS", PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +47,23 @@ def test_correct_server_passes_and_every_check_has_a_line(target, capsys):
 
 
 def test_wrong_distribution_is_reported_with_exit_code_1(target, capsys):
-    stub = Stub(target=altered(target, lambda logits: 1.5 * logits), seeds=False, tells="nothing")
+    stub = Stub(target=altered(target, lambda logits: 1.5 * logits), seeds=False, reports="nothing")
     assert audit(stub, "--num-tokens", "700") == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "FAILED: sampled tokens do not have the reference's law" in out
-    assert "note: 8 of 8 sampled texts do not come again with the same seed" in out
-    assert "note: the server names no tokens" in out
+    assert "FAILED: sampled tokens do not follow the reference's distribution" in out
+    assert "note: 8 of 8 sampled completions differ when requested again with the same seed" in out
+    assert "note: the server reports no token ids" in out
 
 
 def test_json_has_the_figures_the_failures_and_the_notes(target, capsys):
     assert audit(Stub(target=target, shift=0.3), "--json", "--served-model", "the-model") == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["model"] == "the-model" and found["law"]["num_tokens"] >= 100
-    assert found["failures"] == ["the server's log-probabilities differ from the reference's by more than 0.1"]
-    assert found["notes"] == [] and found["greedy"]["partings"] == [] and found["asked"]["top_k"] == -1
+    assert found["model"] == "the-model" and found["goodness_of_fit"]["num_tokens"] >= 100
+    assert found["failures"] == ["the server's logprobs differ from the reference's by more than 0.1"]
+    assert (
+        found["notes"] == [] and found["greedy"]["divergence_points"] == [] and found["asked"] == found["extra_fields"]
+    )
+    assert found["extra_fields"]["top_k"] == -1
 
 
 def test_the_key_comes_from_the_environment_and_is_never_shown(target, capsys, monkeypatch):
@@ -117,4 +120,4 @@ def test_text_length_beyond_the_context_is_refused(target, capsys):
     stub = Stub(target=target)
     assert audit(stub, "--text-length", "9999") == 2
     assert "--text-length 9999 exceed the limit of 256 tokens; lower --text-length" in capsys.readouterr().err
-    assert stub.asked == []
+    assert stub.requests == []

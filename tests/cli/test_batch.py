@@ -7,7 +7,7 @@ import pytest
 from paceline.api import SamplingParams, generate, load
 from paceline.cli import run
 from paceline.core.noise import split_seed
-from paceline.decode import Decoder
+from paceline.engine.runner import Runner
 from tests.api.checkpoints import CONTEXT, pair, without_tokenizer
 from tests.cli.files import MAX_TOKENS, PROMPTS, generate_file, journal_of, lines_of, write
 
@@ -23,13 +23,13 @@ def interrupt_after(monkeypatch, steps, error=KeyboardInterrupt):
     """The next run is interrupted in its step number ``steps``."""
     count = [0]
 
-    def step(self, real=Decoder.step):
+    def launch(self, real=Runner.launch):
         count[0] += 1
         if count[0] == steps:
             raise error
-        real(self)
+        return real(self)
 
-    monkeypatch.setattr(Decoder, "step", step)
+    monkeypatch.setattr(Runner, "launch", launch)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -192,9 +192,9 @@ def test_nothing_that_was_finished_is_generated_again(prompts, tmp_path, monkeyp
     done = len(lines_of(output))
     admitted = []
     monkeypatch.setattr(
-        Decoder,
-        "admit",
-        lambda self, requests, *rest, real=Decoder.admit: (admitted.extend(requests), real(self, requests, *rest)),
+        Runner,
+        "begin",
+        lambda self, requests, *rest, real=Runner.begin: admitted.extend(requests) or real(self, requests, *rest),
     )
     assert generate_file(prompts, output, *options) == 0
     left = [line["index"] for line in waiting if line["index"] >= done]

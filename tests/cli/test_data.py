@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from paceline.api import SamplingParams, generate, load
 from paceline.cli import run
 from paceline.core.noise import split_seed
-from paceline.decode import Decoder
+from paceline.engine.runner import Runner
 from paceline.text.loops import is_looping
 from paceline.train.data import DataConfig, make_batches
 from tests.api.checkpoints import EOS, VOCAB, config_of, pair, without_tokenizer
@@ -131,14 +131,14 @@ def test_regeneration_resumes_after_an_interruption(tmp_path, corpus, monkeypatc
     assert from_texts(tmp_path, corpus, whole) == 0
     count = [0]
 
-    def step(self, real=Decoder.step):
+    def launch(self, real=Runner.launch):
         count[0] += 1
         if count[0] == 40:
             raise KeyboardInterrupt
-        real(self)
+        return real(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "step", step)
+        patch.setattr(Runner, "launch", launch)
         assert from_texts(tmp_path, corpus, output) == 130
     assert 0 < len(lines_of(output)) < 12
     assert from_texts(tmp_path, corpus, output) == 0

@@ -11,7 +11,7 @@ import pytest
 from paceline import __version__
 from paceline.api import SamplingParams, generate, load, stream
 from paceline.cli import run
-from paceline.decode import Decoder
+from paceline.engine.runner import Runner
 from tests.api.checkpoints import pair
 
 PROMPT = "def add(first,"
@@ -110,13 +110,13 @@ def test_dash_reads_the_prompt_from_standard_input(expected, capsys, monkeypatch
 def test_interruption_prints_what_was_generated(form, expected, capsys, monkeypatch):
     steps = []
 
-    def interrupted(self, step=Decoder.step):
+    def interrupted(self, launch=Runner.launch):
         steps.append(1)
         if len(steps) == 4:
             raise KeyboardInterrupt
-        step(self)
+        return launch(self)
 
-    monkeypatch.setattr(Decoder, "step", interrupted)
+    monkeypatch.setattr(Runner, "launch", interrupted)
     assert run(command("--max-tokens", 24, "--draft", pair().draft, *(["--json"] if form == "json" else []))) == 130
     printed = capsys.readouterr().out
     if form == "json":
@@ -131,12 +131,12 @@ def test_interruption_prints_what_was_generated(form, expected, capsys, monkeypa
 def test_text_held_back_for_a_stop_string_is_printed_on_interruption(expected, capsys, monkeypatch):
     stop = expected.text[:6] + "?"  # its beginning comes at once, its end never
 
-    def interrupted(self, step=Decoder.step):
-        if int(self.batch.steps[0]) == 2:
+    def interrupted(self, launch=Runner.launch):
+        if int(self.decoder.batch.steps[0]) == 2:
             raise KeyboardInterrupt
-        step(self)
+        return launch(self)
 
-    monkeypatch.setattr(Decoder, "step", interrupted)
+    monkeypatch.setattr(Runner, "launch", interrupted)
     assert run(command("--max-tokens", 24, "--stop", stop)) == 130
     printed = capsys.readouterr().out.removesuffix("\n")
     assert printed and expected.text.startswith(printed)
@@ -147,13 +147,13 @@ def test_held_back_text_of_the_second_sample_is_printed_on_interruption(capsys, 
     first, second = generate(load(pair().target), PROMPT, SamplingParams(n=2, temperature=0.9, max_tokens=12, seed=0))
     steps = []
 
-    def interrupted(self, step=Decoder.step):
+    def interrupted(self, launch=Runner.launch):
         steps.append(1)
         if len(steps) == 12 + 4:
             raise KeyboardInterrupt
-        step(self)
+        return launch(self)
 
-    monkeypatch.setattr(Decoder, "step", interrupted)
+    monkeypatch.setattr(Runner, "launch", interrupted)
     assert run(command(*options, "--stop", second.text[:8] + "?")) == 130
     shown = capsys.readouterr().out.removeprefix(f"{first.text}\n\n").removesuffix("\n")
     assert shown and second.text.startswith(shown)

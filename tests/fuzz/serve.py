@@ -76,7 +76,7 @@ def serve(case, tally):
             judge(result, row.prompt, row.options, same_tokens=kind.same_tokens, lossless=kind.lossless)
             tally.seen.update([result.finish_reason, *result.source, "results"])
             tally.kept[name].update(["texts", *result.source])
-    assert running.decoder.drafter.error is None, "a drafter that fails costs no token, so nothing else would tell"
+    assert running.runner.drafter_error is None, "a drafter that fails costs no token, so nothing else would tell"
 
 
 def _blamed(running, row):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from paceline.draft_heads import HEADS
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.train.config import HeadSection, ScheduleSection
 from paceline.train.data import Crops
 from paceline.train.loop.schedule import learning_rate_factor
@@ -118,7 +118,7 @@ def test_average_of_weights_is_validated_and_saved(tmp_path):
 def test_head_is_validated_and_saved_in_its_targets_dtype(tmp_path, monkeypatch):
     target = tiny.native(tiny.llama(1, dtype=torch.bfloat16))
     section = HeadSection(kind="last")
-    monkeypatch.setitem(HEADS.entries, "last", "tests.train.heads:LastHead")
+    monkeypatch.setitem(DRAFT_HEADS.entries, "last", "tests.train.heads:LastHead")
     head = build_head(section, target, seed=0, index=0)
     assert head.table.weight.dtype == torch.float32
     task = DraftHeadTask(

@@ -192,7 +192,7 @@ class Engine:
 
     def result(self, ticket: int, completion: Completion) -> Result:
         """What a request has got so far, with its statistics."""
-        scores = self._scheduler.prompt_scores(ticket)
+        scores = self._scheduler.prompt_scores(ticket - completion.sample)  # of sample 0, whose prompt alone is scored
         known = None
         if scores is not None:
             tokens = tuple(completion.prompt)

@@ -56,9 +56,9 @@ def read_named(registry: Registry, text: str) -> Named:
 
 
 def _options(kind: type) -> dict[str, Parameter]:
-    """The arguments of a class that have names of their own."""
-    collecting = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    return {name: option for name, option in signature(kind).parameters.items() if option.kind not in collecting}
+    """The arguments of a class that can be given by name."""
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return {name: option for name, option in signature(kind).parameters.items() if option.kind in by_name}
 
 
 def _split(whole: str, text: str) -> dict[str, str]:

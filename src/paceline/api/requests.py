@@ -53,7 +53,7 @@ def prepare(
         try:
             requests.append(
                 [
-                    _request(target, decoder, tokens, option, split_seed(base, first + at), rules)
+                    _request(target, decoder, tokens, option, split_seed(base, first + at), rules, sample=at)
                     for at in range(option.n)
                 ]
             )
@@ -105,7 +105,14 @@ def guidance(target: Loaded, tokens: Sequence[int], params: SamplingParams) -> G
 
 
 def _request(
-    target: Loaded, decoder: Decoder, tokens: list[int], params: SamplingParams, seed: int, rules: Sequence[Rule]
+    target: Loaded,
+    decoder: Decoder,
+    tokens: list[int],
+    params: SamplingParams,
+    seed: int,
+    rules: Sequence[Rule],
+    *,
+    sample: int,
 ) -> Request:
     if params.stop_strings and target.tokenizer is None:
         raise ValueError(
@@ -124,7 +131,7 @@ def _request(
         stop_tokens=stop_tokens(target, params),
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
+        prompt_logprobs=params.prompt_logprobs if sample == 0 else None,  # the prompt is scored once
     )
     decoder.check(request)
     return request

@@ -15,7 +15,7 @@ class NoDrafter(StatelessDrafter):
     origins = ("none",)
     draws = frozenset(Draw)
 
-    def __init__(self, reason: NoDraft = NoDraft.OFF) -> None:
+    def __init__(self, reason: NoDraft = NoDraft.OFF, /) -> None:
         self.reason = reason
 
     def max_nodes(self, num_draft_tokens: int) -> int:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.plan import StepPlan
 from paceline.core.scores import Scores
-from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree, follow
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.verifiers.base import Verifier
