@@ -6,22 +6,22 @@ GUIDED = "tests/conformance/test_guidance.py"
 
 MUTANTS = (
     Mutant(
-        "an unconditional row keeps tokens of its own",
-        "core.guidance:Guiding.copy_outcome",
-        "self.copy($outcome.next)",
-        "$outcome.next",
+        "a negative prompt's last token is read in every step",
+        "models.guided:GuidedView.commit",
+        "self.fresh.logical_and_($num_committed == 0)",
+        "pass",
         (GUIDED,),
     ),
     Mutant(
-        "an unconditional row reads the root of the guided one",
-        "core.guidance:Guiding.copy_draft",
-        'torch.cat(($root[:, None], $rows["tokens"][:, 1:]), dim=1)',
-        '$rows["tokens"]',
+        "a negative prompt's row begins with the root of the prompt's own",
+        "models.guided:GuidedLM._both",
+        "torch.where($fresh, $last, $tokens[:, 0])",
+        "$tokens[:, 0]",
         (GUIDED,),
     ),
     Mutant(
-        "guidance forgets the unconditional logits",
-        "core.guidance:Guiding.combine",
+        "guidance forgets the logits of the negative prompt",
+        "core.guidance:GuidanceState.combine",
         "$scale * ($own - $other) + $other",
         "$scale * ($own - $other)",
         (GUIDED,),
