@@ -139,4 +139,18 @@ MUTANTS = (
         "tree.tokens[index[:, 0]] != torch.tensor([self._drafts[row].tokens for row in forced])",
         (DISTRIBUTIONS,),
     ),
+    Mutant(
+        "draft probabilities are not masked",
+        "verifiers.recursive:Recursive.__call__",
+        "$tree = $masked($tree, scores)",
+        "pass",
+        (DISTRIBUTIONS,),
+    ),
+    Mutant(
+        "a row that is left without a token does not fail",
+        "core.batch:Batch.extend",
+        "self._mark_failed($outcome, $mask)",
+        "pass",
+        (GRAMMARS,),
+    ),
 )

@@ -26,4 +26,32 @@ MUTANTS = (
         "$scale * ($own - $other)",
         (GUIDED,),
     ),
+    Mutant(
+        "a step's tokens are not committed after the negative prompt",
+        "models.guided:GuidedView.commit",
+        "self.negative.commit($num, $path)",
+        "pass",
+        (GUIDED,),
+    ),
+    Mutant(
+        "a negative prompt's last token is not read in the first step",
+        "models.guided:GuidedLM.read_negative",
+        "$fresh[rows] = True",
+        "$fresh[rows] = False",
+        (GUIDED,),
+    ),
+    Mutant(
+        "a tree is committed after the negative prompt as if it were a chain",
+        "models.guided:GuidedView.commit",
+        "self.negative.commit($num, $path)",
+        "self.negative.commit($num, None)",
+        (GUIDED,),
+    ),
+    Mutant(
+        "the negative prompt's row resumes as the prompt's own does",
+        "models.guided:_only_first",
+        "$ready.new_zeros($rows, $ready.shape[1])",
+        "torch.cat(($ready[:1], $ready))",
+        (GUIDED,),
+    ),
 )
