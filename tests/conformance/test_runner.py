@@ -53,6 +53,20 @@ def test_sequences_equal_the_reference_while_rows_are_reused(drafter, reader, re
     assert sequences == [[*one.tokens, *expected(one)] for one in requests]
 
 
+@pytest.mark.parametrize("reader", READERS)
+def test_a_queued_step_of_a_cancelled_request_does_not_extend_its_successor(reader):
+    first, second = request(LONG[:5], max_tokens=40), request([9], max_tokens=12)
+    made = scheduler(tiny_drafter("model", tiny.target()[1]), reader=READERS[reader])
+    made.submit(request(LONG, max_tokens=30))
+    ticket, sequence = made.submit(first), list(second.tokens)
+    made.advance()
+    made.cancel(ticket)  # on the device, a step that it takes part in may be queued
+    made.submit(second, sequence=sequence)
+    while not made.idle:
+        made.advance()
+    assert sequence == [*second.tokens, *expected(second)]
+
+
 @pytest.mark.parametrize("drafter", ["none", "model", "early_exit", "prophet"])
 def test_chunked_prompts_give_the_outputs_of_whole_ones(drafter, monkeypatch):
     monkeypatch.setattr(decode, "CHUNK", 4)
