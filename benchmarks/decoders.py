@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 
 import torch
-from paceline.core.parts import Parts
 
-from paceline.core.batch import Finish
-from paceline.core.noise import Noise
+from paceline.core.batch import Batch
+from paceline.core.noise import Noise, Philox
 from paceline.core.plan import Fixed
+from paceline.core.request import Request
+from paceline.core.step import Finish
 from paceline.decode import Decoder
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
-from paceline.engine.runner import parts_for
+from paceline.engine.runner import DecoderParts, parts_for
 from paceline.models.base import LM
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
@@ -35,19 +36,25 @@ def make_decoder(
         plan=Fixed(num_draft_tokens),
         rows=rows,
         max_length=max_length,
-        parts=Parts() if eager else parts_for(target.device),
+        **(DecoderParts() if eager else parts_for(target.device)),
     )
 
 
 def noise_on(device: torch.device) -> Noise:
     """The noise of batches on a device."""
-    return parts_for(device).noise
+    return parts_for(device).get("noise", Philox())
+
+
+def start_rows(batch: Batch, requests: Sequence[Request]) -> None:
+    """Put ``requests`` into the first rows, running, without reading their prompts."""
+    batch.admit(range(len(requests)), requests)
+    batch.activate(torch.arange(len(requests), device=batch.device))
 
 
 def step(decoder: Decoder) -> bool:
     """One whole step, and what the host reads of it: whether any row goes on."""
     decoder.step()
-    return Finish.RUNNING in decoder.read().finish
+    return Finish.RUNNING in decoder.results().finish
 
 
 def sequences_of(decoder: Decoder) -> list[list[int]]:

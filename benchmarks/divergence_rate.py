@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.study import counts, option, pair_of
 from paceline.api import Loaded, load
 from paceline.api.prompts import encode
-from paceline.audit.divergence import Divergence, measure
+from paceline.audit.divergence import Divergence, measure_divergence
 from paceline.audit.prompts import DEFAULT_PROMPTS
 from paceline.bench.columns import Column, Section, number
 
@@ -34,7 +34,7 @@ COLUMNS: list[Column[Line]] = [
     Column(heading="backend", get=lambda line: line[0], left=True),
     Column(heading="precision", get=lambda line: line[1], left=True),
     Column(heading="batch", get=lambda line: line[2]),
-    _of("outputs", lambda found: found.num_texts),
+    _of("outputs", lambda found: found.num_sequences),
     _of("diverged", lambda found: len(found.divergence_points)),
     _of("per 1,000\ntokens", lambda found: 1000 * found.per_token, number(".2f")),
     _of("margin there\nmedian, most", _margins),
@@ -69,7 +69,7 @@ class DivergenceRate:
                 prompts = [encode(target, text) for text in DEFAULT_PROMPTS]
                 for batch in self.batch:
                     with console.status(f"{backend}, {dtype}, batch {batch}"):
-                        found = measure(
+                        found = measure_divergence(
                             target,
                             prompts,
                             drafter=draft,

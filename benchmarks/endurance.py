@@ -15,7 +15,6 @@ from statistics import median
 from typing import Annotated
 
 import torch
-from paceline.core.clock import NoClock
 from rich.console import Console
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -96,8 +95,8 @@ def endure(
 ) -> list[Snapshot]:
     """Take ``steps`` steps of ``rows`` rows, and record ``snapshots`` times what is alive.
 
-    ``compiled`` runs each step as one graph of torch's compiler, by its eager backend, instead of the kernel. Raises
-    ValueError for fewer steps than snapshots.
+    ``compiled`` runs each phase of a step as one graph of torch's compiler, by its eager backend, instead of the
+    kernel. Raises ValueError for fewer steps than snapshots.
     """
     if not 1 <= snapshots <= steps:
         raise ValueError(f"{snapshots} snapshots at {steps} steps: give at least 1, and no more than steps")
@@ -109,8 +108,9 @@ def endure(
         max_length=max(map(len, prompts)) + max(LENGTHS),
     )
     if compiled:
-        engine.decoder.clock = NoClock()  # a compiled step sees none
-        engine.decoder.step = torch.compile(engine.decoder.step, fullgraph=True, backend="aot_eager")
+        for phase in ("draft", "score", "decide"):
+            call = torch.compile(getattr(engine.decoder, phase), fullgraph=True, backend="aot_eager")
+            setattr(engine.decoder, phase, call)
     requests = zip(cycle(prompts), cycle(LENGTHS), strict=False)
     running: list[Stream] = []
     found: list[Snapshot] = []
@@ -122,7 +122,7 @@ def endure(
             params = SamplingParams(max_tokens=length, temperature=temperature, seed=step, ignore_eos=True)
             running.append(engine.submit([list(prompt)], params))
         engine.advance()
-        tokens += sum(engine.decoder.read().num)
+        tokens += engine.decoder.results().num_tokens
         if step * snapshots // steps > len(found):
             found.append(_snapshot(step, time.perf_counter() - begun, tokens))
             if progress is not None:
@@ -165,7 +165,7 @@ class Endurance:
     batch: Annotated[int, option("Rows.")] = ROWS
     temperature: Annotated[float, option("Of sampling.")] = 0.0
     threads: Annotated[int, option("Of torch.")] = 1
-    compiled: Annotated[bool, option("Each step as one graph of torch's compiler.")] = False
+    compiled: Annotated[bool, option("Each phase of a step as one graph of torch's compiler.")] = False
 
     def run(self) -> int:
         """Run and print; the exit code, 1 where something grew."""

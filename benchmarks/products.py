@@ -54,8 +54,8 @@ def ways(weights: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[int], Pass]
     Making one raises an exception, of whatever class a compiler raises, where this machine or torch has no such way.
     """
 
-    def by_kernel(panels: bool) -> Pass:
-        products = [(weight.shape[1], gemm_with_weight(weight, packed=panels)) for weight in weights]
+    def by_kernel(packed: bool) -> Pass:
+        products = [(weight.shape[1], gemm_with_weight(weight, packed=packed)) for weight in weights]
         return lambda inputs: [multiply(inputs[width]) for width, multiply in products]
 
     def packed(rows: int) -> Pass:

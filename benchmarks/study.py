@@ -20,7 +20,7 @@ from paceline.bench.columns import Section
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.raw import RUN, RawFile, Record, hash_model
 from paceline.bench.timing import Clock
-from paceline.models.loading import name_of
+from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 
 WIDTH = 150  # of the tables where there is no terminal
@@ -95,7 +95,7 @@ def conditions_of(
         "machine": describe().identity(),
         "source": hash_source(),
         "num_threads": torch.get_num_threads(),
-        "dtype": dtype if isinstance(dtype, str) else name_of(dtype),
+        "dtype": dtype if isinstance(dtype, str) else dtype_name(dtype),
         **{use: path and {"name": path.name, "hash": hash_model(path)} for use, path in models.items()},
         **choices,
     }

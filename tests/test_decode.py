@@ -113,9 +113,9 @@ def test_an_exception_while_drafting_or_scoring_leaves_the_committed_state_intac
     wanted = request([5, 9, 2], max_tokens=24)
     decoder.admit([wanted], [0])
     if broken == "propose":
-        decoder.drafter.lm = Failing(decoder.drafter.lm)
+        decoder.drafter.reader = Failing(decoder.drafter.reader)
     elif broken == "target":
-        decoder.target = Failing(decoder.target)
+        decoder.target.lm = Failing(decoder.target.lm)
     else:
         decoder.verifier = Failing(decoder.verifier)
     text, failures = [], 0

@@ -6,9 +6,9 @@ B rows, N nodes, D path depth, V vocabulary.
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from paceline.core.batch import Batch
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.verifiers.coupled import Coupled
 
@@ -29,9 +29,9 @@ class LockStep:
     def __init__(self) -> None:
         self.coupled = Coupled()
 
-    def __call__(self, tree: Tree, logits: Tensor, batch: Batch) -> Outcome:
+    def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """What ``coupled`` decides, cut."""
-        full = self.coupled(tree, logits, batch)
+        full = self.coupled(tree, scores, batch)
         assert full.picks is not None and tree.chain
         accepted = full.num_committed - 1
         least = torch.where(batch.active, accepted, tree.max_depth).min()

@@ -12,13 +12,13 @@ from benchmarks.inflate.model import fields_of, inflate_to
 from benchmarks.inflate.vocabulary import widen_vocabulary
 from benchmarks.inflate.widths import count_parameters
 from benchmarks.study import option
-from paceline.models.loading import ModelError, configure, load, name_of, read_config, save
+from paceline.models.loading import ModelError, configure, dtype_name, load, read_config, save
 from paceline.models.native.decoder import DecoderLM
 
 COMPANIONS = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json")
 COMPANIONS += ("merges.txt", "LICENSE*", "NOTICE*")
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9}
-DTYPES = {name_of(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
+DTYPES = {dtype_name(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
 
 CARD = """---
 library_name: transformers
@@ -55,7 +55,7 @@ def write(
     raw = read_config(source)
     before = configure(raw, source)
     raw = {field: value for field, value in raw.items() if field not in ("dtype", "_name_or_path")}
-    raw |= fields_of(shape) | {"torch_dtype": name_of(dtype), "paceline_inflated_from": name}
+    raw |= fields_of(shape) | {"torch_dtype": dtype_name(dtype), "paceline_inflated_from": name}
     if configure(raw, source) != shape:
         raise ModelError(
             f"{source}: the inflated model's layers are not those of this one; give the directory it is of"
@@ -74,7 +74,7 @@ def write(
         heads=shape.num_heads,
         kv_heads=shape.num_kv_heads,
         vocab=shape.vocab_size,
-        dtype=name_of(dtype),
+        dtype=dtype_name(dtype),
         ids=IDS.format(known=before.vocab_size) if shape.vocab_size > before.vocab_size else "",
     )
     (folder / "README.md").write_text(card, encoding="utf-8")

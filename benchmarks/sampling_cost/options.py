@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from benchmarks.decoders import make_decoder, step
+from benchmarks.decoders import make_decoder, start_rows, step
 from benchmarks.study import (
     check_counts,
     plural,
@@ -144,7 +144,7 @@ class Steps:
             )
             for row, tokens in enumerate(self._sequences)
         ]
-        batch.admit(range(len(requests)), requests)
+        start_rows(batch, requests)
         written = batch.tokens[:, PROMPT:CONTEXT]
         batch.processing.count(written, torch.ones_like(written, dtype=torch.bool))
         self._decoder.cache.truncate(CONTEXT - 1)  # all but the root

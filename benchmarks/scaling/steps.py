@@ -13,15 +13,15 @@ from typing import final
 import psutil
 import torch
 
-from benchmarks.decoders import make_decoder
+from benchmarks.decoders import make_decoder, start_rows
 from benchmarks.study import Progress, Timing, check_counts, missing
 from paceline.bench.raw import RawFile, Record
 from paceline.bench.statistics import is_void, paired_ratios
 from paceline.bench.timing import time_in_turn
 from paceline.core.batch import Batch
-from paceline.core.plan import StepPlan
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.base import StatelessDrafter
 from paceline.models.base import LM, LogitsFor
@@ -122,10 +122,9 @@ class Step:
             rows=point.rows,
             max_length=length,
         )
-        rows = range(point.rows)
         tokens = [token % target.vocab_size for token in range(point.context)]
         request = Request(tokens=tokens, max_tokens=depth + 2, sampling=Sampling(temperature=0.0))
-        self.decoder.batch.admit(rows, [request] * point.rows)
+        start_rows(self.decoder.batch, [request] * point.rows)
         storage = self.decoder.cache.storage
         for store in (storage.keys, storage.values):
             store[:, : point.rows, : point.context].normal_()
@@ -142,7 +141,7 @@ class Step:
     @torch.inference_mode()
     def forward(self) -> None:
         """The target's forward of that step."""
-        self.decoder.target(self._tree, self.decoder.cache, logits_for=LogitsFor.ALL)
+        self.decoder.target.unguided(self._tree, self.decoder.cache, logits_for=LogitsFor.ALL)
 
     @torch.inference_mode()
     def rewind(self) -> None:
@@ -156,7 +155,7 @@ class Step:
         batch.finish.zero_()
         batch.active.fill_(True)
         self.decoder.cache.truncate(self.point.context - 1)
-        return self.decoder.drafter.propose(batch, self.decoder.plan(self.decoder.stats))
+        return self.decoder.drafter.propose(batch, self.decoder.plan())
 
 
 def resident() -> int:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from benchmarks.decoders import noise_on
+from benchmarks.decoders import noise_on, start_rows
 from benchmarks.study import (
     Timing,
     check_counts,
@@ -24,6 +24,7 @@ from paceline.bench.timing import time_in_turn
 from paceline.core.batch import Batch
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.tree.shapes import Topology
 from paceline.drafters.tree.topology import TopologyGrower
@@ -113,11 +114,12 @@ class Calls:
 
     @staticmethod
     def _call(verifier: Verifier, tree: Tree, logits: Tensor, batch: Batch) -> Call:
+        scores = Scores.of(logits)
         return Call(
             draw=verifier.wants[0],
             logits_bytes=logits.nbytes,
             draft_probs_bytes=0 if tree.probs is None else tree.probs.nbytes,
-            run=lambda: verifier(tree, logits, batch),
+            run=lambda: verifier(tree, scores, batch),
         )
 
     def _batch(self, temperature: float) -> Batch:
@@ -131,7 +133,7 @@ class Calls:
             device=CPU,
         )
         options = [Sampling(temperature=temperature, seed=row) for row in range(rows)]
-        batch.admit(range(rows), [Request(tokens=PROMPT, max_tokens=depth + 1, sampling=one) for one in options])
+        start_rows(batch, [Request(tokens=PROMPT, max_tokens=depth + 1, sampling=one) for one in options])
         return batch
 
     @torch.inference_mode()

@@ -198,7 +198,7 @@ class Decoder:
         self.constraints.admit(rows, requests)
         if self.guidance is not None:
             self.guidance.assign(rows, [request.guidance for request in requests])
-        self.batch.admit(rows, requests)
+        self.batch.admit(rows, requests, active=False)
         admission = Admission(
             rows=list(rows),
             prefixes=[self._shortened(prefix, request) for prefix, request in zip(given, requests, strict=True)],

@@ -11,10 +11,10 @@ from benchmarks.batched.lock_step import LockStep
 from benchmarks.batched.modes import AGAIN, LOCK_STEP, PER_ROW, REALIGNED, Cell, prepare
 from benchmarks.batched.study import acceptance, locked_model
 from paceline.api.loading import load
-from paceline.core.batch import Finish
 from paceline.core.cache import SlotCache
 from paceline.core.plan import Fixed
 from paceline.core.stats import Summary
+from paceline.core.step import Finish
 from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.verifiers.coupled import Coupled
@@ -70,7 +70,7 @@ def steps_of(decoder, alignment=None):
     """Reports until all rows have ended; rows are moved after each step where there is an alignment."""
     while bool(decoder.batch.active.any()):
         decoder.step()
-        yield decoder.read()
+        yield decoder.results()
         if alignment is not None:
             alignment.align(decoder.batch.length)
 
@@ -84,9 +84,9 @@ def test_all_ways_write_what_plain_decoding_writes():
     wanted = [expected(one) for one in REQUESTS]
     alignment = Alignment(len(REQUESTS), torch.device("cpu"))
     alone, locked, moved = decoder_of(), decoder_of(LockStep()), decoder_of(alignment=alignment)
-    accepted = [report.accepted for report in steps_of(alone)]
+    accepted = [report.num_accepted for report in steps_of(alone)]
     locked_steps = len(list(steps_of(locked)))
-    assert [report.accepted for report in steps_of(moved, alignment)] == accepted, "who is moved drafts as well"
+    assert [report.num_accepted for report in steps_of(moved, alignment)] == accepted, "who is moved drafts as well"
     assert texts_of(alone) == texts_of(locked) == texts_of(moved) == wanted
     assert locked_steps > len(accepted), "the rows were never apart"
 
@@ -152,7 +152,7 @@ def test_lock_step_keeps_the_least_that_an_active_row_accepts():
         active, own, kept = rule.steps[-1]
         least = min(accepted for accepted, live in zip(own, active, strict=True) if live)
         assert [accepted for accepted, live in zip(kept, active, strict=True) if live] == [least] * sum(active)
-        assert all(number == 0 for number, live in zip(report.num, active, strict=True) if not live)
+        assert all(number == 0 for number, live in zip(map(len, report.tokens), active, strict=True) if not live)
     cut = [(own, kept) for active, own, kept in rule.steps if all(active) and own != kept]
     alone = [kept for active, _, kept in rule.steps if not all(active) and any(kept)]
     assert cut and alone, "no row was cut, or none went on after another had ended"
@@ -193,7 +193,7 @@ def test_ways_take_one_group_of_prompts_after_another():
         first, second, third = way.done
         assert first.sequences == third.sequences != second.sequences
         assert all(len(text) == 8 + 3 * at + 3 for at, text in enumerate(first.sequences + second.sequences))
-        assert not way.decoder.batch.active.any() and Finish.RUNNING not in way.decoder.read().finish
+        assert not way.decoder.batch.active.any() and Finish.RUNNING not in way.decoder.results().finish
         assert first.summary.emitted == 16 and first.num_steps * 2 >= first.summary.steps
         assert first.aligning == (first.num_steps - 1 if way is ways[REALIGNED] else 0), "a tick for every move"
     assert len({tuple(map(tuple, way.done[0].sequences)) for way in ways.values()}) == 1

@@ -43,10 +43,10 @@ def test_a_rewound_step_is_the_same_step_again(k):
         for _ in range(2):
             one.rewind(option)
             one.step()
-            found.append(one._decoder.read())
+            found.append(one._decoder.results())
             one.rewind(SAMPLED)
             one.step()
-        assert found[0].tokens == found[1].tokens and found[0].drafted == [k, k]
+        assert found[0].tokens == found[1].tokens and found[0].num_drafted == [k, k]
         assert (found[0].logprobs == found[1].logprobs) and bool(found[0].logprobs[0]) == (option == ALL)
 
 

@@ -57,14 +57,14 @@ def test_every_cell_is_measured_once_and_shown(tmp_path, capsys):
 
 def test_two_ways_that_differ_are_a_fault_and_no_figure(tmp_path, monkeypatch):
     """As when the hidden states that verification goes on from are not the nodes' own."""
-    right = EarlyExitDrafter._to_resume
+    right = EarlyExitDrafter._resumable
 
     def wrong(self, grown, leading):
         tree = right(self, grown, leading)
         tree.resume.hidden.mul_(-1)
         return tree
 
-    monkeypatch.setattr(EarlyExitDrafter, "_to_resume", wrong)
+    monkeypatch.setattr(EarlyExitDrafter, "_resumable", wrong)
     with pytest.raises(RuntimeError, match="wrote different tokens"):
         study(tmp_path / "resume.jsonl")
     assert not [line for line in lines_of(tmp_path / "resume.jsonl") if line["kind"] == "resume"]

@@ -8,7 +8,7 @@ import importlib
 import pytest
 import torch
 
-from paceline.core.batch import Finish
+from paceline.core.step import Finish
 from paceline.drafters import DRAFTERS
 from tests import tiny
 from tests.harness import (
@@ -61,7 +61,9 @@ def accepted_lengths(result):
     return {
         accepted
         for report in result.reports
-        for accepted, drafted, done, num in zip(report.accepted, report.drafted, report.finish, report.num, strict=True)
+        for accepted, drafted, done, num in zip(
+            report.num_accepted, report.num_drafted, report.finish, report.num, strict=True
+        )
         if num and drafted == K and done is Finish.RUNNING
     }
 
@@ -151,9 +153,9 @@ def test_end_of_output_at_every_draft_position_as_correction_and_as_bonus(drafte
         for report in result.reports:
             for row, done in enumerate(report.finish):
                 if done is Finish.STOP and report.num[row]:
-                    own = report.num[row] > report.accepted[row]
+                    own = report.num[row] > report.num_accepted[row]
                     kind = ("bonus" if report.bonus[row] else "correction") if own else "drafted"
-                    where.add((kind, report.accepted[row]) if kind == "drafted" else kind)
+                    where.add((kind, report.num_accepted[row]) if kind == "drafted" else kind)
     if drafter == "none":
         assert where == {"bonus"}
     else:
@@ -200,7 +202,7 @@ def test_reused_slots_carry_nothing_over(drafter, verifier):
                 sequences[index] = []
                 decoder.admit([r], [row])
         decoder.step()
-        report = decoder.read()
+        report = decoder.results()
         for row in list(holds):
             sequences[holds[row]].extend(report.tokens[row])
             if report.finish[row] is not Finish.RUNNING:
@@ -232,7 +234,7 @@ def test_scratch_is_never_read(drafter, verifier):
     while bool(decoder.batch.active.any()):
         poison()
         decoder.step()
-        report = decoder.read()
+        report = decoder.results()
         for sequence, new_tokens in zip(sequences, report.tokens, strict=True):
             sequence.extend(new_tokens)
     assert sequences == clean
@@ -244,9 +246,9 @@ def test_rows_keep_to_their_own_draft_length(drafter, verifier):
     result = run(new(drafter), verifier, requests, k=K)
     assert result.texts == [expected(r) for r in requests]
     for report in result.reports:
-        assert all(drafted <= cap for cap, drafted in enumerate(report.drafted))
+        assert all(drafted <= cap for cap, drafted in enumerate(report.num_drafted))
     if follows(drafter):
-        longest = [max(report.drafted[row] for report in result.reports) for row in range(len(PROMPTS))]
+        longest = [max(report.num_drafted[row] for report in result.reports) for row in range(len(PROMPTS))]
         assert longest == [0, 1, 2, 3, 3, 3]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from paceline.api import SamplingParams
 from paceline.core.admission import Prefix
-from paceline.core.batch import Finish
+from paceline.core.step import Finish
 from paceline.drafters import DRAFTERS
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
@@ -47,7 +47,7 @@ class Bench:
     def step(self, count):
         for _ in range(count):
             self.decoder.step()
-            report = self.decoder.read()
+            report = self.decoder.results()
             for row, sequence in self.texts.items():
                 sequence.extend(report.tokens[row])
         self.target.take()
@@ -141,7 +141,7 @@ def test_acceptance_after_a_fork_is_that_without(drafter, sampled):
         result = finish(bench.decoder, rows=[1], prompts=[wanted.tokens])
         assert result.texts == [expected(wanted)]
         assert fed[0] == bench.unread(len(wanted.tokens), 0 if prefix is None else prefix.length)
-        return fed[1], [(report.drafted[1], report.accepted[1], report.tokens[1]) for report in result.reports]
+        return fed[1], [(report.num_drafted[1], report.num_accepted[1], report.tokens[1]) for report in result.reports]
 
     draft_alone, without = reports(None)
     draft_forked, after = reports(Prefix(row=0, length=len(known)))
@@ -285,7 +285,7 @@ def test_finish_is_reported_by_rows_that_forked():
     stop = expected(request(LONG, max_tokens=5))[1]
     decoder.admit([request(LONG, max_tokens=5, stop_tokens=[stop])], [0])
     finish(decoder, rows=[0], prompts=[LONG])
-    assert decoder.read().finish[0] is Finish.STOP
+    assert decoder.results().finish[0] is Finish.STOP
     decoder.admit([request([*LONG, 1], max_tokens=5)], [1], [Prefix(row=0, length=len(LONG))])
     decoder.step()
-    assert decoder.read().finish == [Finish.STOP, Finish.RUNNING]
+    assert decoder.results().finish == [Finish.STOP, Finish.RUNNING]

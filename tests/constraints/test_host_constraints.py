@@ -7,11 +7,13 @@ import torch
 
 from paceline.constraints.token_masks import Draft, Refused, commit, masks, prune
 from paceline.core.constraint import Grammar
+from paceline.core.scores import Scores
 from paceline.core.step import Finish
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.model import ModelDrafter
-from paceline.engine.graphs import GraphedStep
+from paceline.engine.runner import Runner
 from paceline.models.prefill import prefill
+from paceline.verifiers.draft_probs import masked
 from tests import tiny
 from tests.constraints.regular import Automaton, Language, Scripted, calling
 from tests.engine.recorded import RecordedGraphs
@@ -115,12 +117,12 @@ def test_a_rule_that_raises_fails_its_request_alone(order, place, drafter):
     bad = ruled([5, 5], Scripted(begin), calling(process), max_tokens=20, temperature=1.0, seed=2)
     made = scheduler(drafter, rows=3)
     tickets = [made.submit(one) for one in (neighbours[0], bad, neighbours[1])]
-    texts, gains = drain(made)
-    failures = [gain for gain in gains if gain.error is not None]
+    texts, outputs = drain(made)
+    failures = [output for output in outputs if output.error is not None]
     if place == "retreat" and drafter == "none":
         assert not failures, "nothing is taken back without a draft"
         return
-    assert [(gain.ticket, gain.error, gain.tokens) for gain in failures] == [(tickets[1], error, [])]
+    assert [(output.ticket, output.error, output.token_ids) for output in failures] == [(tickets[1], error, [])]
     assert texts[tickets[0]] == expected(neighbours[0]) and texts[tickets[2]] == wanted(neighbours[1])
     assert texts[tickets[1]] == wanted(replace(bad, rules=(CIRCLE,)))[: len(texts[tickets[1]])]
     assert (len(texts[tickets[1]]) > 0) is (place != "begin")
@@ -145,37 +147,37 @@ def test_a_step_that_was_cut_off_leaves_the_rules_as_they_were():
     for at in range(2, 8):
         target = Breaking(tiny.target()[1], RuntimeError("no memory"), at=at)
         made = scheduler_of(decoder_for(tiny_drafter("model", tiny.target()[1]), "coupled", target=target))
-        ticket, gains = made.submit(one), []
+        ticket, outputs = made.submit(one), []
         with pytest.raises(RuntimeError, match="no memory"):
             while True:
-                gains += made.advance()
-        assert drain(made, gains)[0][ticket] == wanted(one)
+                outputs += made.advance()
+        assert drain(made, outputs)[0][ticket] == wanted(one)
 
 
 def test_steps_with_rules_are_called_and_others_replayed():
     decoder = decoder_for(tiny_drafter("model", tiny.target()[1]), "coupled")
-    step = GraphedStep(decoder=decoder, graphs=RecordedGraphs())
+    runner = Runner(decoder, graphs=RecordedGraphs())
     free, one = request([5, 5], max_tokens=40), ruled([5, 5], CIRCLE, max_tokens=40)
     for asked in (free, one, free, one):
-        called, replayed = step.num_called, step.num_replayed
+        called, replayed = runner.num_called, runner.num_replayed
         decoder.admit([asked], [0])
         while bool(decoder.batch.active.any()):
-            step()
+            runner.launch()
         text = decoder.batch.tokens[0, 2 : decoder.batch.length[0]].tolist()
         decoder.release([0])
         assert text == (wanted(asked) if asked.rules else expected(asked))
-        assert (step.num_replayed > replayed) is (asked is free) and (asked is free or step.num_called > called)
+        assert (runner.num_replayed > replayed) is (asked is free) and (asked is free or runner.num_called > called)
 
 
 def test_nothing_is_asked_of_the_device_where_no_row_has_rules(monkeypatch):
     """What goes in comes out, the very same objects."""
-    lane = decoder_for(tiny_drafter("none", None), "coupled", rows=2).lane
+    constraints = decoder_for(tiny_drafter("none", None), "coupled", rows=2).constraints
     tree, logits = object(), object()
-    assert lane.look(tree) is tree and lane.process(tree, logits) == (tree, logits) and lane.settle(object()) is None
-    assert not lane.busy
+    assert constraints.prune(tree) is tree and constraints.mask(tree, logits) == (logits, None)
+    assert not constraints.busy
 
 
-def test_laws_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
+def test_distributions_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
     decoder = decoder_for(tiny_drafter("none", None), "recursive", rows=2, k=2)
     few = Language(({token: 0 for token in range(0, tiny.VOCAB, 2)},), size=tiny.VOCAB)
     decoder.admit([ruled([1, 2], few), request([3])], [0, 1])
@@ -186,10 +188,12 @@ def test_laws_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
         torch.ones(2, 3, dtype=torch.bool),
         max_depth=1,
         draw=Draw.NO_REPLACEMENT,
-        law=torch.tensor([[-1, 0, 0]] * 2),
+        source=torch.tensor([[-1, 0, 0]] * 2),
         probs=probs,
     )
-    seen, logits = decoder.constraints.process(decoder.constraints.look(tree), torch.zeros(2, 3, tiny.VOCAB))
+    pruned = decoder.constraints.prune(tree)
+    logits, mask = decoder.constraints.mask(pruned, torch.zeros(2, 3, tiny.VOCAB))
+    seen = masked(pruned, Scores(logits=logits, raw_logits=logits, mask=mask))
     assert seen.valid.tolist() == [[True, False, True], [True, True, True]]
     assert seen.probs[0, 0, 1::2].sum() == 0 and seen.probs[1].equal(probs[1])
     torch.testing.assert_close(seen.probs[0, 0, ::2], probs[0, 0, ::2] / probs[0, 0, ::2].sum())

@@ -9,6 +9,7 @@ from paceline.core.cache import SlotCache
 from paceline.core.noise import Philox
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
+from paceline.core.scores import Scores
 from paceline.core.tree import Outcome, Tree
 
 CPU = torch.device("cpu")
@@ -154,17 +155,17 @@ def test_picks_and_scores_never_name_a_banned_token(temperature):
     logits[..., 3] = 50.0
     logits, position = made.process(logits, after(1, [0, 1, 2])), torch.tensor([[1, 2, 3]])
     assert (made.pick(logits, position) == 3).tolist() == [[False, False, True]]
-    assert (made.scores(logits).softmax(-1)[..., 3] > 0).tolist() == [[False, False, True]]
+    assert (made.warp(logits).softmax(-1)[..., 3] > 0).tolist() == [[False, False, True]]
 
 
-def test_a_released_row_gains_nothing_until_it_is_given_away():
+def test_a_released_row_outputs_nothing_until_it_is_given_away():
     made = batch(Request(tokens=[1, 2], max_tokens=9), Request(tokens=[3], max_tokens=9))
     made.release([0])
     tree = Tree.make_chain(made.root[:, None], made.active[:, None])
     outcome = Outcome(
         path=torch.zeros(2, 0, dtype=torch.int64), num_committed=torch.tensor([1, 1]), next=torch.tensor([5, 6])
     )
-    assert made.extend(tree, outcome).num_committed.tolist() == [0, 1]
+    assert made.extend(tree, outcome, Scores.of(torch.zeros(2, 1, 9))).num_committed.tolist() == [0, 1]
     assert made.length.tolist() == [2, 2] and made.finish.tolist() == [Finish.RUNNING] * 2
     assert made.requests[0] is None
 

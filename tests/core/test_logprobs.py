@@ -7,6 +7,7 @@ from paceline.core.logprobs import gather_logprobs
 from paceline.core.noise import Philox
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
+from paceline.core.scores import Scores
 from paceline.core.tree import Outcome, Tree
 from paceline.models.base import Output
 from tests.drafters.test_none import tiny as no_drafter
@@ -62,11 +63,11 @@ def batch(num_logprobs=2, max_tokens=9):
     return made
 
 
-def extended(made, tree, path, count, following):
+def extended(made, tree, path, count, following, scores=None):
     outcome = Outcome(
         path=torch.tensor(path, dtype=torch.int64), num_committed=torch.tensor(count), next=torch.tensor(following)
     )
-    return made.extend(tree, outcome)
+    return made.extend(tree, outcome, scores or Scores.of(random(*tree.tokens.shape)))
 
 
 def test_each_tokens_distribution_is_that_after_the_node_before_it():
@@ -79,8 +80,7 @@ def test_each_tokens_distribution_is_that_after_the_node_before_it():
         max_depth=2,
     )
     logits = random(2, 4)
-    outcome = extended(made, tree, [[1, 3], [-1, -1]], [3, 1], [0, 6])
-    made.record_logprobs(outcome, logits, logits)
+    extended(made, tree, [[1, 3], [-1, -1]], [3, 1], [0, 6], Scores.of(logits))
     rows = made.step_logprobs.read([2, None], [3, 1])
     wanted = [logits[0, 0].log_softmax(-1)[5], logits[0, 1].log_softmax(-1)[3], logits[0, 3].log_softmax(-1)[0]]
     torch.testing.assert_close([one.raw for one in rows[0]], [float(value) for value in wanted])
@@ -93,9 +93,8 @@ def test_a_output_that_is_cut_by_its_limit_has_the_distributions_of_what_is_left
     made = batch(max_tokens=2)
     tree = Tree.make_chain(torch.tensor([[2, 5, 3, 6]] * 2), torch.ones(2, 4, dtype=torch.bool))
     logits = random(2, 4)
-    outcome = extended(made, tree, [[1, 2, 3]] * 2, [4, 4], [0, 0])
+    outcome = extended(made, tree, [[1, 2, 3]] * 2, [4, 4], [0, 0], Scores.of(logits))
     assert outcome.num_committed.tolist() == [2, 2]
-    made.record_logprobs(outcome, logits, logits)
     [row, _] = made.step_logprobs.read([0, None], [2, 2])
     wanted = [float(logits[0, 0].log_softmax(-1)[5]), float(logits[0, 1].log_softmax(-1)[3])]
     torch.testing.assert_close([one.raw for one in row], wanted)
@@ -104,13 +103,13 @@ def test_a_output_that_is_cut_by_its_limit_has_the_distributions_of_what_is_left
 def test_nothing_is_looked_up_where_no_row_asks():
     made = batch(num_logprobs=None)
     tree = Tree.make_chain(torch.tensor([[2], [4]]), torch.ones(2, 1, dtype=torch.bool))
-    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1), random(2, 1))
+    extended(made, tree, [[], []], [1, 1], [0, 6])
     assert made.step_logprobs is None
     made.admit([0], [Request(tokens=[1], max_tokens=4, logprobs=0)])
-    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1), random(2, 1))
+    extended(made, tree, [[], []], [1, 1], [0, 6])
     assert made.step_logprobs is not None
     made.release([0])
-    made.record_logprobs(extended(made, tree, [[], []], [1, 1], [0, 6]), random(2, 1), random(2, 1))
+    extended(made, tree, [[], []], [1, 1], [0, 6])
     assert made.step_logprobs is None
 
 
@@ -123,8 +122,8 @@ def test_logprobs_are_looked_up_after_the_step_has_decided():
     asked.admit([Request(tokens=one.tokens, max_tokens=8, sampling=one.sampling, logprobs=3)], [0])
     for _ in range(8):
         plain.step(), asked.step()
-        assert plain.read().tokens == asked.read().tokens
-        assert len(asked.read().logprobs[0]) == 1 and plain.read().logprobs == [[]]
+        assert plain.results().tokens == asked.results().tokens
+        assert len(asked.results().logprobs[0]) == 1 and plain.results().logprobs == [[]]
 
 
 def test_outputs_of_models_are_left_as_they_are():

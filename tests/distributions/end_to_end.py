@@ -17,7 +17,6 @@ from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
-from paceline.core.stats import Stats
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.decode import Decoder
@@ -140,7 +139,10 @@ class InTurn:
         self.max_draft_tokens = max(lengths)
         self._lengths = cycle(lengths)
 
-    def __call__(self, stats: Stats) -> StepPlan:
+    def observe(self, result) -> None:
+        pass
+
+    def __call__(self) -> StepPlan:
         return StepPlan(next(self._lengths))
 
 

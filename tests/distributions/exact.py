@@ -54,7 +54,7 @@ def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int
             for step in range(steps):
                 decoder.step()
                 if step == 0:
-                    accepted = float((weights * torch.tensor(decoder.results().accepted)).sum())
+                    accepted = float((weights * torch.tensor(decoder.results().num_accepted)).sum())
                 if step == done and step + 1 < steps:
                     rows, weights = merge(decoder, weights)
                     scripts = [outcomes[rows] for outcomes in scripts]

@@ -42,7 +42,7 @@ def check_steps(target, drafter, *, verifier, k=3, steps=8, **options):
         decoder.step()
         for row, sequence in enumerate(sequences):
             check_distributions(target, drafter.head, trees[-1], row, sequence)
-        accepted.extend(decoder.read().accepted)
+        accepted.extend(decoder.results().num_accepted)
     return accepted
 
 

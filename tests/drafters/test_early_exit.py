@@ -115,7 +115,10 @@ class Alternating:
     def __init__(self, *lengths):
         self.lengths, self.step = lengths, -1
 
-    def __call__(self, stats):
+    def observe(self, result):
+        pass
+
+    def __call__(self):
         self.step += 1
         return StepPlan(self.lengths[self.step % len(self.lengths)])
 
@@ -132,7 +135,7 @@ def test_catches_up_after_pauses(lengths, temperature):
     assert result.summary.acceptance_rate == 1.0, "what the head has not read costs acceptance"
 
 
-def test_a_step_without_drafts_asks_neither_stem_nor_head():
+def test_step_without_drafts_runs_neither_shared_layers_nor_head():
     target = Counted(models.target()[1])
     head = head_of(models.target()[1])
     drafter = EarlyExitDrafter(head=head, lm=Counted(head.decoder))

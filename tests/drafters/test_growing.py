@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import NoDraft
 from paceline.drafters import DRAFTERS
 from paceline.drafters.growing import DraftInput, GrowingDrafter

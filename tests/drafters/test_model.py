@@ -42,7 +42,10 @@ class Alternating:
     def __init__(self, *lengths):
         self.lengths, self.step = lengths, -1
 
-    def __call__(self, stats):
+    def observe(self, result):
+        pass
+
+    def __call__(self):
         self.step += 1
         return StepPlan(self.lengths[self.step % len(self.lengths)])
 

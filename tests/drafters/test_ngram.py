@@ -21,7 +21,7 @@ def drafted(sequence, k=4, **options):
     """What is proposed after ``sequence``."""
     decoder = decoder_for(NgramDrafter(**options), "coupled", k=k, max_length=64)
     decoder.admit([request(sequence, max_tokens=20)], [0])
-    tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    tree = decoder.drafter.propose(decoder.batch, decoder.plan())
     return tree.tokens[0, 1:][tree.valid[0, 1:]].tolist()
 
 
@@ -49,7 +49,7 @@ def test_shorter_matches_than_the_minimum_are_left_alone():
 def test_a_row_drafts_no_further_than_its_limit_lets_it():
     decoder = decoder_for(NgramDrafter(), "coupled", k=4, max_length=64)
     decoder.admit([request([5, 6, 5, 6], max_tokens=3)], [0])
-    tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    tree = decoder.drafter.propose(decoder.batch, decoder.plan())
     assert int(tree.valid.sum()) == 1 + 2
 
 
@@ -58,7 +58,7 @@ def test_never_matches_output_of_a_former_occupant():
     decoder.admit([request([9, 8, 7, 6, 5, 4, 3, 2, 1] * 3, max_tokens=20)], [0])
     decoder.batch.release([0])
     decoder.admit([request([9, 8], max_tokens=20)], [0])
-    tree = decoder.drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    tree = decoder.drafter.propose(decoder.batch, decoder.plan())
     assert int(tree.valid.sum()) == 1
 
 

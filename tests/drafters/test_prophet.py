@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.core.admission import Prefix
-from paceline.core.plan import StepPlan
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.prophet import ProphetConfig, ProphetHead
 from paceline.drafters.prophet import ProphetDrafter
@@ -69,8 +69,8 @@ def decode_all(decoder):
     found = []
     while bool(decoder.batch.active.any()):
         decoder.step()
-        report = decoder.read()
-        found.append((report.tokens, report.accepted))
+        report = decoder.results()
+        found.append((report.tokens, report.num_accepted))
     return found
 
 
@@ -122,7 +122,10 @@ class Alternating:
     def __init__(self, *lengths):
         self.lengths, self.step = lengths, -1
 
-    def __call__(self, stats):
+    def observe(self, result):
+        pass
+
+    def __call__(self):
         self.step += 1
         return StepPlan(self.lengths[self.step % len(self.lengths)])
 

@@ -132,7 +132,7 @@ def test_scratch_is_never_read(name, draw):
                 garbage = 1e3 * torch.randn(store.shape, generator=generator, dtype=store.dtype)
                 store.copy_(torch.where(free[None, :, :, None, None], garbage, store))
         decoder.step()
-        assert decoder.results().accepted == clean.reports[steps].accepted
+        assert decoder.results().num_accepted == clean.reports[steps].num_accepted
         steps += 1
     assert steps == clean.steps
 

@@ -89,7 +89,7 @@ def test_draft_probs_cover_the_draft_vocabulary_alone(draw):
     drafter = mapped(KNOWN, shape=SHAPES["tree"], draws=frozenset({draw}))
     decoder = decoder_for(drafter, "recursive", k=2, rows=len(PROMPTS))
     decoder.admit(requests(1.0), range(len(PROMPTS)))
-    tree = drafter.propose(decoder.batch, decoder.plan(decoder.stats))
+    tree = drafter.propose(decoder.batch, decoder.plan())
     unknown = torch.tensor(sorted(set(range(models.VOCAB)) - set(KNOWN)))
     assert (tree.probs[..., unknown] == 0).all() and not torch.isin(tree.tokens[:, 1:], unknown).any()
     torch.testing.assert_close(tree.probs.sum(-1), torch.ones_like(tree.probs[..., 0]))

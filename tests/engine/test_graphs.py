@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from paceline.core.clock import Phase
-from paceline.engine.clock import HostClock
-from paceline.engine.guard import Guarded
 
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
 from paceline.core.step import StepPlan
+from paceline.core.tree import NoDraft
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -22,9 +20,12 @@ from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.engine import graphs as module
 from paceline.engine import watch
-from paceline.engine.graphs import WARM_UP, CudaGraphs, GraphedStep
-from paceline.engine.runner import step_for
+from paceline.engine.graphs import WARM_UP, CudaGraphs
+from paceline.engine.outputs import REASONS
+from paceline.engine.readers import SyncReader
+from paceline.engine.runner import Runner, runner_for
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.timing import HostTimer
 from paceline.engine.watch import Watch
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs
@@ -39,31 +40,29 @@ class Side:
 
     def __init__(self, drafter, verifier="coupled", *, graphs=None, watch=False, k=3, plan=None, rows=3):
         plan = plan or Fixed(k)
-        watched = Watch(plan=plan) if watch else None
-        self.decoder = decoder_for(Guarded(drafter=drafter), verifier, plan=watched or plan, rows=rows)
-        self.decoder.clock = clock = HostClock()
+        self.decoder = decoder_for(drafter, verifier, plan=Watch(plan=plan) if watch else plan, rows=rows)
         self.graphs = graphs
-        self.step = self.decoder.step if graphs is None else GraphedStep(decoder=self.decoder, graphs=graphs)
-        self.scheduler = Scheduler(decoder=self.decoder, clock=clock, watch=watched, step=self.step)
+        self.runner = Runner(self.decoder, graphs=graphs)
+        self.scheduler = Scheduler(self.runner)
 
     def serve(self, requests, *, cancel=None):
-        """All gains and closings; request number ``cancel`` is taken back after the fifth step."""
+        """All step outputs and statistics; request number ``cancel`` is taken back after the fifth step."""
         tickets = [self.scheduler.submit(one) for one in requests]
-        gains, steps = [], 0
+        outputs, steps = [], 0
         while not self.scheduler.idle:
-            gains += self.scheduler.advance()
+            outputs += self.scheduler.advance()
             steps += 1
             if cancel is not None and steps == 5:
                 self.scheduler.cancel(tickets[cancel])
             assert steps < 600
         closings = [self.scheduler.stats(ticket) for ticket in tickets]
-        return gains, [(one.summary, one.no_draft, one.num_measured) for one in closings]
+        return outputs, [(one.summary, one.no_draft) for one in closings]
 
 
-def texts(gains):
+def texts(outputs):
     found = {}
-    for gain in gains:
-        found.setdefault(gain.ticket, []).extend(gain.tokens)
+    for output in outputs:
+        found.setdefault(output.ticket, []).extend(output.token_ids)
     return [found[ticket] for ticket in sorted(found)]
 
 
@@ -92,8 +91,8 @@ def test_replayed_steps_give_what_called_ones_give(drafter, verifier, sampling):
     plain = Side(tiny_drafter(drafter, target), verifier).serve(ragged(**sampling), cancel=1)
     made = Side(tiny_drafter(drafter, target), verifier, graphs=RecordedGraphs())
     assert made.serve(ragged(**sampling), cancel=1) == plain
-    assert made.step.num_replayed > 2 * made.step.num_called > 0
-    assert made.graphs.num_replayed == len(Phase) * made.step.num_replayed
+    assert made.runner.num_replayed > 2 * made.runner.num_called > 0
+    assert made.graphs.num_replayed == 3 * made.runner.num_replayed
 
 
 TREES = {
@@ -111,7 +110,7 @@ def test_trees_too(tree, verifier, sampling):
     plain = Side(TREES[tree](), verifier).serve(ragged(3, **sampling))
     made = Side(TREES[tree](), verifier, graphs=RecordedGraphs())
     assert made.serve(ragged(3, **sampling)) == plain
-    assert made.step.num_replayed > made.step.num_called
+    assert made.runner.num_replayed > made.runner.num_called
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
@@ -123,9 +122,9 @@ def test_plain_steps_of_the_watch_are_replayed_and_a_draft_catches_up_after_them
     plain = Side(tiny_drafter(drafter, target), watch=True).serve(requests)
     made = Side(tiny_drafter(drafter, target), watch=True, graphs=RecordedGraphs())
     assert made.serve(requests) == plain
-    assert sum(num_measured for _, _, num_measured in plain[1]) >= 8
-    assert made.step.num_recorded == {"ngram": 2, "model": 4}[drafter]
-    assert made.step.num_called == WARM_UP * made.step.num_recorded
+    assert sum(no_draft.get(REASONS[NoDraft.MEASURED], 0) for _, no_draft in plain[1]) >= 8
+    assert made.runner.recorder.num_recorded == {"ngram": 2, "model": 4}[drafter]
+    assert made.runner.num_called == WARM_UP * made.runner.recorder.num_recorded
 
 
 class Alternating:
@@ -136,7 +135,10 @@ class Alternating:
     def __init__(self, *lengths):
         self.lengths, self.asked = lengths, 0
 
-    def __call__(self, stats):
+    def observe(self, result):
+        pass
+
+    def __call__(self):
         self.asked += 1
         return StepPlan(self.lengths[self.asked % len(self.lengths)])
 
@@ -145,8 +147,8 @@ def test_every_length_of_draft_is_recorded_for_itself_and_the_plan_is_asked_once
     plan, same = Alternating(1, 4, 2), Alternating(1, 4, 2)
     made = Side(NgramDrafter(), graphs=RecordedGraphs(), plan=plan)
     assert made.serve(ragged()) == Side(NgramDrafter(), plan=same).serve(ragged())
-    assert made.step.num_recorded == 3
-    assert plan.asked == same.asked == made.step.num_called + made.step.num_replayed
+    assert made.runner.recorder.num_recorded == 3
+    assert plan.asked == same.asked == made.runner.num_called + made.runner.num_replayed
 
 
 CHANGES = {
@@ -166,7 +168,7 @@ def test_what_any_row_uses_at_all_has_recordings_of_its_own(change):
     made = Side(NoDrafter(), graphs=RecordedGraphs())
     for requests in (alike, otherwise, [*alike[:2], otherwise[2]], alike):
         assert texts(made.serve(requests)[0]) == [expected(one) for one in requests]
-    assert made.step.num_recorded >= 2
+    assert made.runner.recorder.num_recorded >= 2
 
 
 def test_stop_tokens_that_come_too_early_for_any_row_have_recordings_of_their_own():
@@ -175,18 +177,18 @@ def test_stop_tokens_that_come_too_early_for_any_row_have_recordings_of_their_ow
     plain, made = Side(NoDrafter()), Side(NoDrafter(), graphs=RecordedGraphs())
     for requests in (first, early, first):
         assert made.serve(requests) == plain.serve(requests)
-    assert made.step.num_recorded == 2
+    assert made.runner.recorder.num_recorded == 2
 
 
 def test_steps_that_look_up_log_probabilities_are_called_and_leave_nothing_behind():
     asking = [Request(tokens=[5, 9], max_tokens=6, logprobs=2)]
     plain, made = Side(NoDrafter()), Side(NoDrafter(), graphs=RecordedGraphs())
     for requests in (ragged(2), asking, ragged(2)):
-        gains, closings = made.serve(requests)
-        assert (gains, closings) == plain.serve(requests)
-        assert any(gain.logprobs for gain in gains) == (requests is asking)
+        outputs, closings = made.serve(requests)
+        assert (outputs, closings) == plain.serve(requests)
+        assert any(output.logprobs for output in outputs) == (requests is asking)
     assert made.decoder.batch.step_logprobs is None
-    assert made.step.num_called == WARM_UP + 6
+    assert made.runner.num_called == WARM_UP + 6
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
@@ -197,7 +199,7 @@ def test_where_recording_fails_steps_are_called(drafter, share, caplog):
     plain = Side(tiny_drafter(drafter, target)).serve(ragged())
     whole = Side(tiny_drafter(drafter, target), graphs=RecordedGraphs())
     assert whole.serve(ragged()) == plain
-    length = whole.graphs.num_operations // whole.step.num_recorded
+    length = whole.graphs.num_operations // whole.runner.recorder.num_recorded
     made = Side(tiny_drafter(drafter, target), graphs=RecordedGraphs(fails_at=1 + int(share * length)))
     with caplog.at_level(logging.WARNING, logger="paceline"):
         assert made.serve(ragged()) == plain
@@ -205,8 +207,8 @@ def test_where_recording_fails_steps_are_called(drafter, share, caplog):
         "steps are called one operation at a time, which is slower: recording one failed: "
         "RuntimeError: the device has had enough"
     ]
-    assert made.step.num_recorded == made.step.num_replayed == 0
-    assert made.decoder.drafter.error is None
+    assert made.runner.recorder.num_recorded == made.runner.num_replayed == 0
+    assert made.runner.drafter_error is None
 
 
 def test_a_draft_whose_recording_fails_knows_how_far_it_is_behind():
@@ -216,7 +218,7 @@ def test_a_draft_whose_recording_fails_knows_how_far_it_is_behind():
     # The first kind to come twice is a plain step, after which the draft has one more token to read.
     made = Side(ModelDrafter(lm=itself), plan=Alternating(0, 3), graphs=RecordedGraphs(fails_at=9))
     assert made.serve(requests) == plain
-    assert made.step.num_recorded == 0 and len(made.graphs.begun) == 1
+    assert made.runner.recorder.num_recorded == 0 and len(made.graphs.begun) == 1
 
 
 def test_what_was_recorded_before_a_failure_goes_on_being_replayed():
@@ -224,16 +226,16 @@ def test_what_was_recorded_before_a_failure_goes_on_being_replayed():
     made.serve(ragged(1))
     made.graphs.fails_at = made.graphs.num_operations + 9
     made.serve([request([5], temperature=1.0)])
-    replayed = made.step.num_replayed
-    assert made.step.num_recorded == 1
+    replayed = made.runner.num_replayed
+    assert made.runner.recorder.num_recorded == 1
     made.serve(ragged(3))
-    assert made.step.num_replayed > replayed
+    assert made.runner.num_replayed > replayed
 
 
 def test_an_interruption_while_recording_leaves_the_step_as_it_was_done():
     """The step before it was done and not yet read: its texts end, as after any step that is cut off."""
     made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs())
-    clock, calls = made.decoder.clock, []
+    calls = []
 
     class Interrupted(Wrapped):
         def __call__(self, *given, **options):
@@ -242,16 +244,16 @@ def test_an_interruption_while_recording_leaves_the_step_as_it_was_done():
                 raise KeyboardInterrupt
             return self.lm(*given, **options)
 
-    made.decoder.target = Interrupted(made.decoder.target)
+    made.decoder.target.lm = Interrupted(made.decoder.target.lm)
     tickets = [made.scheduler.submit(one) for one in ragged(2)]
     with pytest.raises(KeyboardInterrupt):
         for _ in range(9):
             made.scheduler.advance()
-    assert made.decoder.clock is clock and made.decoder.drafter.host_state == (True, 2)
-    gains, _ = made.serve(ragged(3))
-    assert {gain.ticket for gain in gains if gain.error is not None} == set(tickets)
-    assert made.step.num_replayed > 0
-    assert texts([gain for gain in gains if gain.ticket > 2]) == texts(Side(NoDrafter()).serve(ragged(3))[0])
+    assert made.decoder.drafter.host_state == 2
+    outputs, _ = made.serve(ragged(3))
+    assert {output.ticket for output in outputs if output.error is not None} == set(tickets)
+    assert made.runner.num_replayed > 0
+    assert texts([output for output in outputs if output.ticket > 2]) == texts(Side(NoDrafter()).serve(ragged(3))[0])
 
 
 class Reading(Drafter):
@@ -278,7 +280,7 @@ class Reading(Drafter):
             assert batch.length[0] + batch.length.sum().item() > 0
         return self.inner.propose(batch, plan)
 
-    def observe(self, batch, tree, outcome, output):
+    def observe(self, batch, tree, outcome, hidden):
         pass
 
 
@@ -286,25 +288,26 @@ def test_a_drafter_that_says_nothing_of_its_host_state_is_asked_at_every_step():
     assert Drafter.host_state.fget(NgramDrafter()) is None, "unless a drafter says more"
     made = Side(Reading(None), graphs=RecordedGraphs())
     made.serve(ragged())
-    assert made.step.num_replayed == 0 and made.graphs.num_aside == 0
-    assert made.decoder.drafter.drafter.asked == made.step.num_called
+    assert made.runner.num_replayed == 0 and made.graphs.num_aside == 0
+    assert made.decoder.drafter.asked == made.runner.num_called
 
 
 def test_a_drafter_that_reads_on_the_host_after_all_is_called(caplog):
     made, plain = Side(Reading("reads"), graphs=RecordedGraphs()), Side(NgramDrafter())
     assert texts(made.serve(ragged())[0]) == texts(plain.serve(ragged())[0])
-    assert made.step.num_replayed == 0 and made.decoder.drafter.error is None
+    assert made.runner.num_replayed == 0 and made.runner.drafter_error is None
     assert "not permitted when stream is capturing" in caplog.text
 
 
 def test_a_drafter_that_fails_is_no_longer_asked_and_steps_without_it_are_replayed(monkeypatch):
     made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs())
     made.serve(ragged(2))
-    recorded = made.step.num_recorded
-    monkeypatch.setattr(made.decoder.drafter.drafter, "prefill", lambda *given: 1 / 0)
-    gains, _ = made.serve(ragged(3))
-    assert made.decoder.drafter.error is not None and made.step.num_recorded == recorded + 1
-    assert texts(gains) == texts(Side(NoDrafter()).serve(ragged(3))[0])
+    recorded = made.runner.recorder.num_recorded
+    monkeypatch.setattr(made.decoder.drafter, "prefill", lambda *given: 1 / 0)
+    outputs, _ = made.serve(ragged(3))
+    assert made.runner.drafter_error is not None and recorded >= 1
+    assert made.runner.recorder.num_recorded == 1, "those of the drafter are forgotten"
+    assert texts(outputs) == texts(Side(NoDrafter()).serve(ragged(3))[0])
 
 
 def test_a_drafter_that_fails_in_the_step_before_its_recording_leaves_no_recording():
@@ -316,52 +319,52 @@ def test_a_drafter_that_fails_in_the_step_before_its_recording_leaves_no_recordi
         made.scheduler.advance()
     drafter.propose = lambda *given: 1 / 0
     made.scheduler.advance()
-    assert made.step.num_recorded == 0 and made.graphs.num_operations == 0
+    assert made.runner.recorder.num_recorded == 0 and made.graphs.num_operations == 0
 
 
 def test_recordings_and_what_is_remembered_of_kinds_are_bounded(monkeypatch):
     """A draft that falls behind is at a lag of its own in every step."""
-    monkeypatch.setattr(module, "MOST_RECORDED", 2)
-    monkeypatch.setattr(module, "MOST_COUNTED", 5)
+    monkeypatch.setattr(module, "MAX_RECORDED", 2)
+    monkeypatch.setattr(module, "MAX_COUNTED", 5)
     made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs(), k=0)
     made.serve(ragged(2))
-    assert made.step.num_replayed == 0 and len(made.step._counted) == 5
+    assert made.runner.num_replayed == 0 and len(made.runner.recorder._counted) == 5
     plan = Alternating(1, 2, 3, 4)
     made = Side(NgramDrafter(), graphs=RecordedGraphs(), plan=plan)
     assert texts(made.serve(ragged())[0]) == texts(Side(NgramDrafter()).serve(ragged())[0])
-    assert made.step.num_recorded == 2 and made.step.num_replayed > 0
+    assert made.runner.recorder.num_recorded == 2 and made.runner.num_replayed > 0
 
 
-def test_phases_are_marked_between_the_pieces_and_not_while_recording():
+def test_phases_are_marked_between_the_graphs_and_not_while_recording():
     marks = []
 
-    class Noting(HostClock):
-        def mark(self, phase):
-            marks.append((phase, made.graphs.num_replayed))
+    class Noting(HostTimer):
+        def mark(self):
+            marks.append(made.graphs.num_replayed)
 
     made = Side(NoDrafter(), graphs=RecordedGraphs())
-    made.decoder.clock = Noting()
+    made.runner._reader.start = Noting
     made.decoder.admit([request([5], max_tokens=9)], [0])
     for _ in range(WARM_UP):
-        made.step()
-    assert marks == [(phase, 0) for phase in Phase] * WARM_UP
+        made.runner.launch()
+    assert marks == [0, 0, 0] * WARM_UP
     marks.clear()
-    made.step()
-    assert marks == [(phase, 1 + phase) for phase in Phase]
+    made.runner.launch()
+    assert marks == [1, 2, 3]
 
 
 def test_tokens_are_chosen_by_noise_of_the_step_they_are_replayed_in():
     """A recording holds no seed, no position and no option of a row."""
     made = Side(NoDrafter(), graphs=RecordedGraphs(), rows=1)
     wanted = [request(LONG[:3], seed=seed, temperature=0.5 + seed / 4, max_tokens=20) for seed in range(4)]
-    gains, _ = made.serve(wanted)
-    assert texts(gains) == [expected(one) for one in wanted] and len(Counter(map(tuple, texts(gains)))) == 4
-    assert made.step.num_called == WARM_UP
+    outputs, _ = made.serve(wanted)
+    assert texts(outputs) == [expected(one) for one in wanted] and len(Counter(map(tuple, texts(outputs)))) == 4
+    assert made.runner.num_called == WARM_UP
 
 
 def test_a_cpu_does_its_steps_itself():
-    decoder = decoder_for(NoDrafter(), "coupled")
-    assert step_for(decoder) == decoder.step
+    runner = runner_for(decoder_for(NoDrafter(), "coupled"))
+    assert runner.recorder is None and isinstance(runner._reader, SyncReader)
 
 
 class FakeCuda:
@@ -415,7 +418,7 @@ def test_pieces_of_a_gpu_share_a_pool_and_none_is_left_open(monkeypatch):
 
 
 @pytest.mark.parametrize("refuses", [None, 1])
-def test_a_piece_that_is_cut_off_is_ended_and_its_error_is_told(monkeypatch, refuses):
+def test_a_piece_that_is_cut_off_is_ended_and_its_error_is_reported(monkeypatch, refuses):
     cuda = FakeCuda(monkeypatch, refuses=refuses)
     graphs = CudaGraphs(torch.device("cuda"))
     with pytest.raises(ZeroDivisionError), graphs.recording():
@@ -432,14 +435,13 @@ def test_a_piece_that_is_cut_off_is_ended_and_its_error_is_told(monkeypatch, ref
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_replays_its_steps():
     native = copy.deepcopy(tiny.target()[1]).to("cuda")
-    decoder = decoder_for(Guarded(drafter=ModelDrafter(lm=native)), "coupled", target=native, rows=2)
-    step = step_for(decoder)
+    decoder = decoder_for(ModelDrafter(lm=native), "coupled", target=native, rows=2)
+    runner = runner_for(decoder)
     wanted = [request(LONG, max_tokens=40), request([5], max_tokens=40)]
     decoder.admit(wanted, [0, 1])
     found = [[], []]
     while bool(decoder.batch.active.any()):
-        step()
-        for row, tokens in enumerate(decoder.results().tokens):
+        for row, tokens in enumerate(runner.launch().result().tokens):
             found[row] += tokens
     assert found == [expected(one) for one in wanted]
-    assert step.num_called == WARM_UP and step.num_replayed > 2
+    assert runner.num_called == WARM_UP and runner.num_replayed > 2

@@ -40,7 +40,7 @@ class Failing(Drafter):
         self._maybe("propose")
         return self.inner.propose(batch, plan)
 
-    def observe(self, batch, tree, outcome, output):
+    def observe(self, batch, tree, outcome, hidden):
         self._maybe("observe")
 
 

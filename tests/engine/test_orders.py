@@ -6,16 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from paceline.engine.reports import AtOnce, Overlapped
 
-from paceline.core.host import Outbox
 from paceline.core.request import Request
 from paceline.core.stats import Summary
 from paceline.core.step import Finish
 from paceline.core.tree import NoDraft
 from paceline.engine import watch
-from paceline.engine.graphs import GraphedStep
-from paceline.engine.runner import reports_for
+from paceline.engine.graphs import Recorder
+from paceline.engine.outputs import REASONS
+from paceline.engine.readers import AsyncReader, SyncReader
+from paceline.engine.runner import runner_for
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs
 from tests.engine.test_graphs import SAMPLED, ragged, texts
@@ -27,15 +27,15 @@ from tests.harness import expected, request
 def serve(made, requests, *, stop=None):
     """Gains and closings by ticket; texts that hold the token ``stop`` end at the host's word."""
     tickets = [made.submit(one) for one in requests]
-    gains = {ticket: [] for ticket in tickets}
+    outputs = {ticket: [] for ticket in tickets}
     while not made.idle:
-        for gain in made.advance():
-            gains[gain.ticket].append(gain)
-            told = [token for one in gains[gain.ticket] for token in one.tokens]
-            if stop in told:
-                made.cancel(gain.ticket)
+        for output in made.advance():
+            outputs[output.ticket].append(output)
+            seen_results = [token for one in outputs[output.ticket] for token in one.token_ids]
+            if stop in seen_results:
+                made.cancel(output.ticket)
     closings = [made.stats(ticket) for ticket in tickets]
-    return list(gains.values()), [(one.summary, one.no_draft, one.num_measured) for one in closings]
+    return list(outputs.values()), [(one.summary, one.no_draft) for one in closings]
 
 
 def both(*args, **options):
@@ -54,7 +54,7 @@ def test_texts_ends_and_statistics_are_the_same(drafter, rows, sampling):
     once, overlapped = both(drafter, rows=rows)
     found = serve(once, wanted, stop=stop)
     assert serve(overlapped, wanted, stop=stop) == found
-    assert {gains[-1].finish for gains in found[0]} == set(Finish), "stop tokens, limits, and the host"
+    assert {outputs[-1].finish for outputs in found[0]} == set(Finish), "stop tokens, limits, and the host"
 
 
 def test_log_probabilities_are_those_of_their_step():
@@ -62,50 +62,50 @@ def test_log_probabilities_are_those_of_their_step():
     once, overlapped = both("ngram", rows=2)
     found = serve(once, wanted)
     assert serve(overlapped, wanted) == found
-    assert all(any(gain.logprobs for gain in gains) for gains in found[0][1:])
+    assert all(any(output.logprobs for output in outputs) for outputs in found[0][1:])
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
-def test_with_the_watch_texts_are_the_same_and_plain_steps_are_told_from_others(drafter, monkeypatch):
+def test_with_the_watch_texts_are_the_same_and_plain_steps_are_reported_from_others(drafter, monkeypatch):
     monkeypatch.setattr(watch, "PERIOD", 7)
     made = scheduler(drafter, rows=2, watch=True, order="overlapped")
-    turns, took = [], made.watch.took
+    plan, observe, seen = made.decoder.plan, made.decoder.plan.observe, []
 
-    def noted(turn, *given, **told):
-        turns.append(turn)
-        took(turn, *given, **told)
+    def noted(result):
+        seen.append(result.plan.turn)
+        observe(result)
 
-    monkeypatch.setattr(made.watch, "took", noted)
+    monkeypatch.setattr(plan, "observe", noted)
     wanted = [request(LONG[: 2 + index], max_tokens=40) for index in range(4)]
     found, closings = serve(made, wanted)
-    assert [[token for gain in gains for token in gain.tokens] for gains in found] == [expected(one) for one in wanted]
-    measured = [(no_draft[NoDraft.OFF], num_measured) for _, no_draft, num_measured in closings]
-    assert all(off == num for off, num in measured) and sum(num for _, num in measured) >= 4
-    counts = [turn.count for turn in turns]
-    assert counts == sorted(set(counts)), "each step once, in order"
+    assert [[token for output in outputs for token in output.token_ids] for outputs in found] == [
+        expected(one) for one in wanted
+    ]
+    measured = [no_draft.get(REASONS[NoDraft.MEASURED], 0) for _, no_draft in closings]
+    assert sum(measured) >= 4 and not any(REASONS[NoDraft.OFF] in no_draft for _, no_draft in closings)
+    first = [watch.PERIOD + count for count in range(watch.FIRST)]
+    assert seen[: watch.FIRST + 9] == [*first, *range(7), 0, 1], "each step once, in order"
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
 def test_replayed_steps_may_be_read_late_too(drafter):
     once, overlapped = both(drafter, rows=3)
-    overlapped._step = step = GraphedStep(decoder=overlapped.decoder, graphs=RecordedGraphs())
+    runner = overlapped.runner
+    runner.recorder = Recorder(decoder=runner.decoder, graphs=RecordedGraphs())
     assert serve(overlapped, ragged(6)) == serve(once, ragged(6))
-    assert step.num_replayed > step.num_called > 0
+    assert runner.num_replayed > runner.num_called > 0
 
 
 def log_of(made):
     """Which step is queued and which is read, in their order, as it happens."""
-    log, numbers, step, post = [], count(1), made._step, made._reports.post
+    log, numbers, launch = [], count(1), made.runner.launch
 
-    def stepped():
-        step()
-        log.append(("queue", next(numbers)))
+    def launched():
+        number, pending = next(numbers), launch()
+        log.append(("queue", number))
+        return SimpleNamespace(result=lambda: log.append(("read", number)) or pending.result(), summary=pending.summary)
 
-    def posted():
-        number, awaited = log[-1][1], post()
-        return SimpleNamespace(take=lambda: log.append(("read", number)) or awaited.take())
-
-    made._step, made._reports.post = stepped, posted
+    made.runner.launch = launched
     return log
 
 
@@ -127,14 +127,14 @@ def test_a_row_is_given_to_another_while_its_last_step_is_still_under_way():
     closings = []
     for made in (once, overlapped):
         first, second = (made.submit(one) for one in wanted)
-        [gain] = made.advance()
+        [output] = made.advance()
         made.cancel(first)
         rest = []
         while not made.idle:
             rest += made.advance()
-        assert {gain.ticket for gain in rest} == {second} and texts(rest) == [expected(wanted[1])]
+        assert {output.ticket for output in rest} == {second} and texts(rest) == [expected(wanted[1])]
         closings.append([made.stats(ticket).summary for ticket in (first, second)])
-        assert closings[-1][0].steps == 1 and closings[-1][0].emitted == len(gain.tokens)
+        assert closings[-1][0].steps == 1 and closings[-1][0].emitted == len(output.token_ids)
     assert closings[0] == closings[1]
 
 
@@ -143,34 +143,34 @@ def test_an_interruption_while_waiting_for_a_report_loses_nothing(monkeypatch):
     wanted = [request(LONG, max_tokens=12), request([8, 8], max_tokens=14), request([5], max_tokens=3)]
     for one in wanted:
         made.submit(one)
-    gains = made.advance()
+    outputs = made.advance()
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr("paceline.core.host.table", lambda matrix: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr("paceline.engine.readers.integers", lambda vector: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 made.advance()
     while not made.idle:
-        gains += made.advance()
-    assert texts(gains) == [expected(one) for one in wanted]
+        outputs += made.advance()
+    assert texts(outputs) == [expected(one) for one in wanted]
 
 
-def test_what_was_done_before_a_step_failed_is_told_before_the_failure():
+def test_what_was_done_before_a_step_failed_is_reported_before_the_failure():
     broken = RuntimeError("busy")
     target = Breaking(tiny.target()[1], broken)
     made = scheduler("model", target=target, rows=2, order="overlapped")
     wanted = [request([5, 1], max_tokens=14), request([8, 8, 8], max_tokens=14)]
     for one in wanted:
         made.submit(one)
-    gains = made.advance()
+    outputs = made.advance()
     target.at = target.calls + 1
-    told = made.advance()
-    assert len(told) == 2, "of the step in flight"
+    seen_results = made.advance()
+    assert len(seen_results) == 2, "of the step in flight"
     with pytest.raises(RuntimeError, match="busy"):
         made.advance()
-    gains += told
+    outputs += seen_results
     while not made.idle:
-        gains += made.advance()
-    assert texts(gains) == [expected(one) for one in wanted]
+        outputs += made.advance()
+    assert texts(outputs) == [expected(one) for one in wanted]
 
 
 def test_a_step_that_fails_with_none_in_front_fails_at_once():
@@ -181,12 +181,12 @@ def test_a_step_that_fails_with_none_in_front_fails_at_once():
         made.advance()
 
 
-def test_a_failure_that_nobody_needs_to_know_of_is_not_told():
+def test_a_failure_that_nobody_needs_to_know_of_is_not_reported():
     """The step was taken in advance, for texts that had ended by then."""
     made = scheduler(rows=1, order="overlapped")
     ticket = made.submit(request([5, 1], max_tokens=14))
     made.advance()
-    made._step = lambda: 1 / 0
+    made.decoder.score = lambda tree: 1 / 0
     made.advance()
     made.cancel(ticket)
     assert made.idle and made.advance() == []
@@ -208,18 +208,18 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_letter_is_not_changed_by_the_one_sent_after_it(device):
-    outbox = Outbox(rows=2, width=3, device=torch.device(device), places=2)
-    matrix = torch.arange(6, device=device).view(2, 3)
-    first = outbox.send(matrix)
-    matrix += 10
-    second = outbox.send(matrix)
-    matrix += 10
-    assert first.read() == [[0, 1, 2], [3, 4, 5]] and second.read() == [[10, 11, 12], [13, 14, 15]]
-    third = outbox.send(matrix)
-    assert third.read()[0][0] == 20 and second.read()[0][0] == 10
+def test_a_result_on_its_way_is_not_changed_by_the_step_after_it(device):
+    _, made = both("none", rows=2)
+    for one in ragged(2):
+        made.submit(one)
+    made.advance()
+    runner = made.runner
+    first, second = made._queued[0][0], runner.launch()
+    tokens = [list(row) for row in first.result().tokens]
+    assert second.result().tokens != tokens or not any(tokens)
+    assert first.result().tokens == tokens
 
 
 def test_a_cpu_reads_every_step_at_once():
     _, made = both()
-    assert isinstance(reports_for(made.decoder), AtOnce) and isinstance(made._reports, Overlapped)
+    assert isinstance(runner_for(made.decoder)._reader, SyncReader) and isinstance(made.runner._reader, AsyncReader)

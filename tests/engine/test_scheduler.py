@@ -1,21 +1,19 @@
 """Requests over rows: their order, what becomes of those that fail or are cancelled, and what rows are left with."""
 
-import time
-from functools import partial
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
-from paceline.core.clock import Phase
-from paceline.engine.clock import HostClock
-from paceline.engine.reports import AtOnce, Overlapped
 
 from paceline.core.request import Request
 from paceline.core.step import Finish
 from paceline.core.tree import NoDraft
 from paceline.drafters.model import ModelDrafter
+from paceline.engine.outputs import REASONS
+from paceline.engine.readers import AsyncReader, SyncReader
+from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.timing import HostTimer
 from paceline.engine.watch import Watch
-from paceline.models import prefill
 from tests import tiny
 from tests.engine.wrapped import Breaking
 from tests.harness import decoder_for, expected, request, tiny_drafter
@@ -24,20 +22,20 @@ LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 POISON = 59
 
 
-class QueueClock:
+class QueueTimer(HostTimer):
     """As of a device that runs behind the host: a step's time ends with its last phase, not with its reading."""
 
-    def start(self):
-        self.at, self.seconds = time.perf_counter(), [0.0] * len(Phase)
-        return SimpleNamespace(take=partial(tuple, self.seconds))
-
-    def mark(self, phase):
-        now = time.perf_counter()
-        self.seconds[phase] += now - self.at
-        self.at = now
+    def seconds(self):
+        return replace(super().seconds(), rest=0.0)
 
 
-ORDERS = {"at once": (AtOnce, HostClock), "overlapped": (Overlapped, QueueClock)}
+def overlapped(decoder):
+    reader = AsyncReader(decoder)
+    reader.start = QueueTimer
+    return reader
+
+
+ORDERS = {"at once": SyncReader, "overlapped": overlapped}
 CHOSEN = ["at once"]
 
 
@@ -48,10 +46,8 @@ def order(request):
     return request.param
 
 
-def scheduler_of(decoder, *, watch=None, order=None):
-    reports, clock = ORDERS[order or CHOSEN[0]]
-    decoder.clock = clock()
-    return Scheduler(decoder=decoder, clock=decoder.clock, watch=watch, reports=reports(decoder))
+def scheduler_of(decoder, *, order=None):
+    return Scheduler(Runner(decoder, reader=ORDERS[order or CHOSEN[0]](decoder)))
 
 
 def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3, order=None):
@@ -59,19 +55,19 @@ def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3, order=No
     decoder = decoder_for(tiny_drafter(drafter, tiny.target()[1]), "coupled", target=target, k=k, rows=rows)
     if watch:
         decoder.plan = Watch(plan=decoder.plan)
-    return scheduler_of(decoder, watch=decoder.plan if watch else None, order=order)
+    return scheduler_of(decoder, order=order)
 
 
-def drain(made, gains=()):
+def drain(made, outputs=()):
     """Tokens by ticket until nothing is left, and the gains."""
-    gains = list(gains)
+    outputs = list(outputs)
     while not made.idle:
-        gains += made.advance()
-        assert len(gains) < 2000
+        outputs += made.advance()
+        assert len(outputs) < 2000
     texts = {}
-    for gain in gains:
-        texts.setdefault(gain.ticket, []).extend(gain.tokens)
-    return texts, gains
+    for output in outputs:
+        texts.setdefault(output.ticket, []).extend(output.token_ids)
+    return texts, outputs
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
@@ -80,9 +76,9 @@ def test_any_number_of_requests_passes_through_any_number_of_rows(drafter):
     for rows in (1, 2, 5, 9):
         made = scheduler(drafter, rows=rows)
         tickets = [made.submit(one) for one in wanted]
-        texts, gains = drain(made)
+        texts, outputs = drain(made)
         assert [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
-        ends = [gain.ticket for gain in gains if gain.finish is not Finish.RUNNING]
+        ends = [output.ticket for output in outputs if output.finish is not Finish.RUNNING]
         assert sorted(ends) == sorted(tickets), "each ends once"
 
 
@@ -91,7 +87,7 @@ def test_requests_are_admitted_in_the_order_of_their_submission():
     tickets = [made.submit(request([index], max_tokens=2 + index % 2)) for index in range(6)]
     seen = []
     while not made.idle:
-        seen += [gain.ticket for gain in made.advance() if gain.ticket not in seen]
+        seen += [output.ticket for output in made.advance() if output.ticket not in seen]
     assert seen == tickets
 
 
@@ -99,7 +95,7 @@ def test_what_cannot_be_served_is_refused_at_once_and_leaves_no_trace():
     made = scheduler()
     for wrong in (request([1] * 90, max_tokens=7), request([tiny.VOCAB], max_tokens=4)):
         with pytest.raises(ValueError, match=r"exceed the limit|leave the target's vocabulary"):
-            made.submit(wrong)
+            made.decoder.check(wrong)
     assert made.idle and made.advance() == []
 
 
@@ -112,7 +108,7 @@ def test_a_cancelled_request_leaves_its_row_at_once():
     made.cancel(first)
     assert not bool(made.decoder.batch.active.any())
     assert made.stats(first).summary.emitted == made.stats(first).summary.steps == 2
-    assert [gain.ticket for gain in made.advance()] == [second]
+    assert [output.ticket for output in made.advance()] == [second]
     assert made.decoder.batch.requests[0] is wanted[1]
     made.cancel(first)  # again: nothing happens
     assert bool(made.decoder.batch.active.all())
@@ -122,11 +118,11 @@ def test_a_cancelled_request_leaves_its_row_at_once():
 def test_a_cancelled_row_stands_still_while_others_go_on():
     made = scheduler("model", rows=2)
     first, second = made.submit(request(LONG, max_tokens=30)), made.submit(request([4, 4], max_tokens=20))
-    gains = made.advance()
+    outputs = made.advance()
     made.cancel(first)
     length = int(made.decoder.batch.length[0])
-    texts, after = drain(made, gains)
-    assert {gain.ticket for gain in after[2:]} == {second}
+    texts, after = drain(made, outputs)
+    assert {output.ticket for output in after[2:]} == {second}
     assert int(made.decoder.batch.length[0]) == length
     assert texts[second] == expected(request([4, 4], max_tokens=20))
 
@@ -149,7 +145,7 @@ def test_what_is_forgotten_takes_no_memory():
     made.stats(ticket)
     made.forget(ticket)
     made.forget(ticket)
-    assert not made._closed and not made._running and not made._waiting
+    assert not made._done and not made._running and not made._waiting
 
 
 def test_rows_are_reused_the_longest_unused_first():
@@ -172,9 +168,9 @@ def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
     tickets = [made.submit(one) for one in others[:at]]
     bad = made.submit(request([*LONG, POISON, 1], max_tokens=5))
     tickets += [made.submit(one) for one in others[at:]]
-    texts, gains = drain(made)
-    failures = [gain for gain in gains if gain.error is not None]
-    assert [(gain.ticket, gain.error, gain.tokens) for gain in failures] == [(bad, error, [])]
+    texts, outputs = drain(made)
+    failures = [output for output in outputs if output.error is not None]
+    assert [(output.ticket, output.error, output.token_ids) for output in failures] == [(bad, error, [])]
     assert [texts[ticket] for ticket in tickets] == [expected(one) for one in others]
     assert made.stats(bad).summary.steps == 0
     again = [request([*LONG, index], max_tokens=6) for index in range(6)]
@@ -185,7 +181,7 @@ def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
 
 def test_nobody_copies_from_a_row_whose_admission_failed(monkeypatch):
     """The target had read a part of it, the draft nothing: its cache held another text."""
-    monkeypatch.setattr(prefill, "CHUNK", 4)
+    monkeypatch.setattr("paceline.decode.CHUNK", 4)
     made = scheduler("model", target=Breaking(tiny.target()[1], RuntimeError("poisoned"), poison=POISON), rows=2)
     for other in ([50] * 30, [51] * 30):
         made.submit(request(other, max_tokens=3))
@@ -232,48 +228,46 @@ def test_a_step_that_fails_may_be_tried_again(at):
     made = scheduler("model", target=Breaking(tiny.target()[1], RuntimeError("busy"), at=at), rows=2)
     wanted = [request([5, 1], max_tokens=14), request([8, 8, 8], max_tokens=14)]
     tickets = [made.submit(one) for one in wanted]
-    gains, failures = [], 0
+    outputs, failures = [], 0
     while not made.idle:
         try:
-            gains += made.advance()
+            outputs += made.advance()
         except RuntimeError:
             failures += 1
-    texts, _ = drain(made, gains)
+    texts, _ = drain(made, outputs)
     assert failures == 1 and [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
 
 
-def test_a_failure_is_told_even_if_the_step_after_it_fails_too():
+def test_a_failure_is_reported_even_if_the_step_after_it_fails_too():
     target = Breaking(tiny.target()[1], RuntimeError("no"), poison=POISON)
     made = scheduler(target=target, rows=2)
     good, bad = made.submit(request([5], max_tokens=3)), made.submit(request([POISON, 1], max_tokens=3))
     target.at = 3  # read together, then the poisoned one alone, then the step; the other has nothing to read
-    told = []
+    seen_results = []
     for _ in range(12):
         try:
-            told += made.advance()
+            seen_results += made.advance()
         except RuntimeError:
             target.at = None
-    assert [gain.ticket for gain in told if gain.error] == [bad]
-    assert drain(made, told)[0][good] == expected(request([5], max_tokens=3))
+    assert [output.ticket for output in seen_results if output.error] == [bad]
+    assert drain(made, seen_results)[0][good] == expected(request([5], max_tokens=3))
 
 
-def test_nobody_is_told_of_a_failure_after_cancelling():
+def test_nobody_is_reported_of_a_failure_after_cancelling():
     target = Breaking(tiny.target()[1], RuntimeError("no"), poison=POISON, at=3)
     made = scheduler(target=target, rows=2)
     good, bad = made.submit(request([5], max_tokens=3)), made.submit(request([POISON, 1], max_tokens=3))
     with pytest.raises(RuntimeError):
         made.advance()
     made.cancel(bad)
-    assert {gain.ticket for gain in made.advance()} == {good}
+    assert {output.ticket for output in made.advance()} == {good}
 
 
 TORN = {
     "after extending": lambda decoder: (decoder.cache, "commit"),
     "after committing": lambda decoder: (decoder.drafter, "observe"),
-    "after observing": lambda decoder: (decoder.stats, "record"),
-    "after counting": lambda decoder: (decoder.batch, "record_logprobs"),
+    "after counting": lambda decoder: (decoder.stats, "record"),
 }
-UNREAD = {"at once": lambda made: (made.decoder, "read"), "overlapped": lambda made: (made._reports, "post")}
 
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
@@ -283,14 +277,14 @@ def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, order, m
     made = scheduler(drafter, rows=2)
     wanted = [request(LONG, max_tokens=12), request([8, 8], max_tokens=12), request([*LONG, 1], max_tokens=9)]
     tickets = [made.submit(one) for one in wanted]
-    gains = made.advance()
+    outputs = made.advance()
     with monkeypatch.context() as patch:
-        place = UNREAD[order](made) if case == "before reading" else TORN[case](made.decoder)
+        place = (made.runner._reader, "post") if case == "before reading" else TORN[case](made.decoder)
         patch.setattr(*place, lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             made.advance()
-    texts, gains = drain(made, gains)
-    assert [gain.ticket for gain in gains if gain.error is not None] == tickets[:2]
+    texts, outputs = drain(made, outputs)
+    assert [output.ticket for output in outputs if output.error is not None] == tickets[:2]
     assert texts[tickets[2]] == expected(wanted[2])
     for ticket, one in zip(tickets[:2], wanted, strict=False):
         assert 0 < len(texts[ticket]) < 12 and texts[ticket] == expected(one)[: len(texts[ticket])]
@@ -299,19 +293,19 @@ def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, order, m
     assert [texts[ticket] for ticket in again] == [expected(one) for one in wanted]
 
 
-def test_gains_say_what_the_step_did():
+def test_outputs_say_what_the_step_did():
     made = scheduler("model", rows=1)
     ticket = made.submit(request(LONG, max_tokens=30))
-    _, gains = drain(made)
-    assert all(gain.num_accepted <= min(gain.num_drafted, len(gain.tokens)) for gain in gains)
-    assert {gain.bonus for gain in gains} == {True, False}
-    assert all(gain.bonus == (gain.num_accepted == gain.num_drafted) for gain in gains)
-    assert [gain.finish for gain in gains] == [Finish.RUNNING] * (len(gains) - 1) + [Finish.LENGTH]
+    _, outputs = drain(made)
+    assert all(output.num_accepted <= min(output.num_drafted, len(output.token_ids)) for output in outputs)
+    assert {output.bonus for output in outputs} == {True, False}
+    assert all(output.bonus == (output.num_accepted == output.num_drafted) for output in outputs)
+    assert [output.finish for output in outputs] == [Finish.RUNNING] * (len(outputs) - 1) + [Finish.LENGTH]
     closing = made.stats(ticket)
-    assert closing.summary.steps == len(gains)
-    assert sum(closing.summary.accepted) == sum(gain.num_accepted for gain in gains)
-    assert sum(closing.summary.drafted) == sum(gain.num_drafted for gain in gains)
-    assert closing.no_draft[NoDraft.LIMIT] == sum(gain.num_drafted == 0 for gain in gains)
+    assert closing.summary.steps == len(outputs)
+    assert sum(closing.summary.accepted) == sum(output.num_accepted for output in outputs)
+    assert sum(closing.summary.drafted) == sum(output.num_drafted for output in outputs)
+    assert closing.no_draft[REASONS[NoDraft.LIMIT]] == sum(output.num_drafted == 0 for output in outputs)
 
 
 def test_times_are_of_the_request_and_within_its_total():
@@ -320,22 +314,24 @@ def test_times_are_of_the_request_and_within_its_total():
     drain(made)
     first, second = (made.stats(ticket).times for ticket in tickets)
     for times in (first, second):
-        parts = times.draft + times.target + times.verify + times.rest
-        assert 0 < min(times.draft, times.target, times.verify, times.rest) and 0 < times.prefill
+        parts = times.draft + times.score + times.decide + times.rest
+        assert 0 < min(times.draft, times.score, times.decide) and 0 <= times.rest and 0 < times.prefill
         assert times.queue + times.prefill + parts <= times.total
         assert times.queue + times.prefill < times.first_token <= times.total
     assert second.queue > first.total - first.queue - 0.01 and second.queue > first.queue
 
 
-def test_the_watch_is_told_of_the_rows_that_ran_and_what_they_gained(monkeypatch):
+def test_the_watch_is_reported_of_the_rows_that_ran_and_what_they_gained(monkeypatch):
     made = scheduler("ngram", rows=4, watch=True)
-    told = []
-    monkeypatch.setattr(made.watch, "took", lambda turn, seconds, *, rows, tokens: told.append((rows, tokens)))
+    seen_results = []
+    monkeypatch.setattr(
+        made.decoder.plan, "observe", lambda result: seen_results.append((result.num_running, result.num_tokens))
+    )
     for length in (2, 3, 3):
         made.submit(request([5], max_tokens=length))
     texts, _ = drain(made)
-    assert [rows for rows, _ in told][:2] == [3, 3] and len(told) <= 3
-    assert sum(tokens for _, tokens in told) == sum(len(text) for text in texts.values()) == 8
+    assert [rows for rows, _ in seen_results][:2] == [3, 3] and len(seen_results) <= 3
+    assert sum(tokens for _, tokens in seen_results) == sum(len(text) for text in texts.values()) == 8
 
 
 def test_a_draft_of_a_reused_row_is_as_good_as_in_a_fresh_one():

@@ -1,29 +1,41 @@
 """Which steps are plain, what is timed, and what follows from it."""
 
 import pytest
-import torch
 
 from paceline.core.plan import Fixed
-from paceline.core.stats import Stats
+from paceline.core.step import Finish, PhaseSeconds, StepResult
+from paceline.core.tree import NoDraft
 from paceline.engine.watch import ENOUGH, FIRST, MARGIN, PERIOD, PLAIN_STEPS, Speed, Watch
 
 PLAIN = {17, 18, 145, 146, 273, 274}  # counted from 1, as documented
 
 
-def stats():
-    return Stats(1, 3, torch.device("cpu"))
+def result(plan, seconds, *, rows, tokens):
+    """A step of ``rows`` rows that gave ``tokens`` over all of them."""
+    gained = [[0] * (tokens // rows + (row < tokens % rows)) for row in range(rows)]
+    return StepResult(
+        plan=plan,
+        tokens=gained,
+        num_accepted=[0] * rows,
+        num_drafted=[0] * rows,
+        finish=[Finish.RUNNING] * rows,
+        bonus=[False] * rows,
+        no_draft=[NoDraft.DRAFTED] * rows,
+        origins=gained,
+        logprobs=[[]] * rows,
+        seconds=PhaseSeconds(score=seconds),
+    )
 
 
-def walk(watch, steps, took=lambda step, plain: None):
-    """Numbers of the plain steps among ``steps``, counted from 1."""
+def walk(watch, steps, took=lambda step, plain: (0.1, 1, 1)):
+    """Numbers of the plain steps among ``steps``, counted from 1; ``took`` gives seconds, rows and tokens of each."""
     plain = []
     for step in range(1, steps + 1):
-        chosen = watch(stats())
-        assert (chosen.num_draft_tokens == 0) == watch.turn.is_plain
-        assert watch.turn.is_plain or chosen.num_draft_tokens == 3
-        if watch.turn.is_plain:
-            plain.append(step)
-        took(step, watch.turn.is_plain)
+        chosen = watch()
+        assert chosen.num_draft_tokens == (0 if chosen.measured else 3)
+        plain += [step] if chosen.measured else []
+        seconds, rows, tokens = took(step, chosen.measured)
+        watch.observe(result(chosen, seconds, rows=rows, tokens=tokens))
     return plain
 
 
@@ -44,9 +56,7 @@ def measured(drafted, plain, *, steps=40, rows=1, tokens=2):
     walk(
         watch,
         steps,
-        lambda step, is_plain: watch.took(
-            watch.turn, plain if is_plain else drafted, rows=rows, tokens=rows if is_plain else tokens * rows
-        ),
+        lambda step, is_plain: (plain if is_plain else drafted, rows, rows if is_plain else tokens * rows),
     )
     return watch
 
@@ -85,7 +95,7 @@ def test_the_first_steps_the_first_plain_one_and_the_one_after_are_not_timed():
     walk(
         watch,
         160,
-        lambda step, plain: watch.took(watch.turn, 1000.0 if step in slow else 0.1, rows=1, tokens=1 if plain else 2),
+        lambda step, plain: (1000.0 if step in slow else 0.1, 1, 1 if plain else 2),
     )
     assert watch.speed == Speed(drafted=pytest.approx(20), plain=pytest.approx(10))
 
@@ -93,11 +103,10 @@ def test_the_first_steps_the_first_plain_one_and_the_one_after_are_not_timed():
 def test_numbers_of_rows_that_were_not_seen_both_ways_do_not_count():
     """A batch that shrinks is compared with itself alone."""
     watch = Watch(plan=Fixed(3))
-    walk(watch, 40, lambda step, plain: watch.took(watch.turn, 0.1 if plain else 0.2, rows=2, tokens=2 if plain else 4))
+    walk(watch, 40, lambda step, plain: (0.1 if plain else 0.2, 2, 2 if plain else 4))
     before = watch.speed
     for _ in range(40):
-        watch(stats())
-        watch.took(watch.turn, 77.0, rows=1, tokens=1)  # no plain step with one row
+        watch.observe(result(watch(), 77.0, rows=1, tokens=1))  # no plain step with one row
     assert watch.speed == before == Speed(drafted=pytest.approx(20), plain=pytest.approx(20))
 
 
@@ -106,12 +115,11 @@ def test_a_judgement_needs_enough_drafted_steps():
 
     def took(step, plain):
         rows = 1 if plain or step > 20 else 2
-        watch.took(watch.turn, 0.1, rows=rows, tokens=rows)
+        return 0.1, rows, rows
 
     walk(watch, 20 + ENOUGH - 1, took)
     assert watch.speed is None
-    watch(stats())
-    watch.took(watch.turn, 0.1, rows=1, tokens=1)
+    watch.observe(result(watch(), 0.1, rows=1, tokens=1))
     assert watch.speed is not None
 
 
@@ -120,7 +128,7 @@ def test_one_slow_plain_step_among_three_decides_nothing():
     walk(
         watch,
         300,
-        lambda step, plain: watch.took(watch.turn, 50.0 if step == 146 else 0.1, rows=1, tokens=1 if plain else 2),
+        lambda step, plain: (50.0 if step == 146 else 0.1, 1, 1 if plain else 2),
     )
     assert watch.speed.plain == pytest.approx(10)
 
@@ -128,5 +136,5 @@ def test_one_slow_plain_step_among_three_decides_nothing():
 def test_which_steps_are_plain_does_not_depend_on_what_they_took_or_gave():
     one, other = Watch(plan=Fixed(3)), Watch(plan=Fixed(3))
     first = walk(one, 150)
-    second = walk(other, 150, lambda step, plain: other.took(other.turn, step * 1e-3, rows=step % 3 + 1, tokens=step))
+    second = walk(other, 150, lambda step, plain: (step * 1e-3, step % 3 + 1, step))
     assert first == second

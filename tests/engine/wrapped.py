@@ -37,11 +37,13 @@ class Breaking(Wrapped):
         super().__init__(lm)
         self.error, self.poison, self.at, self.calls = error, poison, at, 0
 
-    def __call__(self, tree, cache, *, head, **options):
+    def __call__(self, tree, cache, *, logits_for, **options):
         self.calls += 1
         poisoned = (
-            head is LogitsFor.NONE and self.poison is not None and bool((tree.tokens[tree.valid] == self.poison).any())
+            logits_for is LogitsFor.NONE
+            and self.poison is not None
+            and bool((tree.tokens[tree.valid] == self.poison).any())
         )
         if poisoned or self.calls == self.at:
             raise self.error
-        return self.lm(tree, cache, head=head, **options)
+        return self.lm(tree, cache, logits_for=logits_for, **options)

@@ -16,6 +16,7 @@ from tests.mutants import (
     processing,
     processing_kernel,
     prophet,
+    runner,
     service,
     step,
     training,
@@ -37,6 +38,7 @@ MUTANTS = (
     + processing.MUTANTS
     + processing_kernel.MUTANTS
     + prophet.MUTANTS
+    + runner.MUTANTS
     + service.MUTANTS
     + step.MUTANTS
     + training.MUTANTS

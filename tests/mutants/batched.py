@@ -10,23 +10,23 @@ MOVED = f"{TESTS}::test_moved_rows_end_at_one_slot_and_hold_what_rows_at_rest_ho
 MUTANTS = (
     Mutant(
         "lock-step: by the most that is accepted",
-        "benchmarks.batched.lockstep:LockStep.__call__",
+        "benchmarks.batched.lock_step:LockStep.__call__",
         "torch.where($active, $accepted, $max_depth).min",
         "torch.where($active, $accepted, 0).max",
         (LEAST,),
     ),
     Mutant(
         "lock-step: rows that have ended hold the others",
-        "benchmarks.batched.lockstep:LockStep.__call__",
+        "benchmarks.batched.lock_step:LockStep.__call__",
         "torch.where($active, $accepted, $max_depth).min",
         "$accepted.min",
         (LEAST,),
     ),
     Mutant(
         "lock-step: a row that is cut goes on from the end of its draft",
-        "benchmarks.batched.lockstep:LockStep.__call__",
+        "benchmarks.batched.lock_step:LockStep.__call__",
         "$picks.gather(1, $kept[:, None])[:, 0]",
-        "own.next",
+        "full.next",
         (TEXTS,),
     ),
     Mutant(
@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         "realigned: the draft's cache stays behind",
         "benchmarks.batched.align:Alignment.align",
-        "self._kept",
-        "self._kept[:1]",
+        "self._caches",
+        "self._caches[:1]",
         (TEXTS,),
     ),
     Mutant(
@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         "the model of lock-step has one row",
-        "benchmarks.batched.table:locked_model",
+        "benchmarks.batched.study:locked_model",
         "$num_rows * $depth",
         "$depth",
         (f"{TESTS}::test_the_model_of_lock_step",),

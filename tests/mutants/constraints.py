@@ -10,9 +10,9 @@ PROCESSORS = "tests/constraints/test_processors.py"
 MUTANTS = (
     Mutant(
         "a node's mask is that of its parent",
-        "constraints.host:Lane.process",
-        "$allowed[$place, $nodes] = mask",
-        "$allowed[$place, $nodes] = mask[[$nodes.index(max(self._drafts[row].parents[node], 0)) for node in $nodes]]",
+        "constraints.host:HostConstraints.mask",
+        "$allowed[$place, $nodes] = one",
+        "$allowed[$place, $nodes] = one[[$nodes.index(max(self._drafts[row].parents[node], 0)) for node in $nodes]]",
         (DISTRIBUTIONS,),
     ),
     Mutant(
@@ -31,16 +31,16 @@ MUTANTS = (
     ),
     Mutant(
         "draft probabilities keep tokens that were pruned",
-        "constraints.host:_with_laws",
-        "$probs[$rows] * $kept",
-        "$probs[$rows] * ($kept | True)",
+        "verifiers.draft_probs:masked",
+        "$probs[$mask.rows] * $allowed",
+        "$probs[$mask.rows] * ($allowed | True)",
         (DISTRIBUTIONS,),
     ),
     Mutant(
         "draft probabilities lose what is forbidden after another node",
-        "constraints.host:_with_laws",
-        "$parent.scatter_(1, torch.where($probs >= 0, $probs, $number), $parents)",
-        "$parent.scatter_(1, torch.where($probs >= 0, $probs, $number), torch.zeros_like($parents))",
+        "verifiers.draft_probs:masked",
+        "$parent.scatter_(1, torch.where($source >= 0, $source, $number), $parents)",
+        "$parent.scatter_(1, torch.where($source >= 0, $source, $number), torch.zeros_like($parents))",
         (DISTRIBUTIONS,),
     ),
     Mutant(
@@ -58,14 +58,14 @@ MUTANTS = (
     ),
     Mutant(
         "processors see the sequence without its draft",
-        "constraints.host:Lane._call",
+        "constraints.host:HostConstraints._call_processors",
         "$way[:$depth($node)]",
         "$way[:0]",
         (PROCESSORS,),
     ),
     Mutant(
         "processors are called for nodes that are not valid",
-        "constraints.host:Lane._call",
+        "constraints.host:HostConstraints._call_processors",
         "if $valid:\n"
         "    $way = $ways[$row, $node]\n"
         "    $tokens = torch.cat(($known, $way[:$depth($node)]))\n"
@@ -85,22 +85,22 @@ MUTANTS = (
     ),
     Mutant(
         "tokens of a step without its constraints are reported",
-        "engine.scheduler:Scheduler._tell",
+        "engine.scheduler:Scheduler._give",
         "$row in $failures",
-        "$row in $failures and report.finish[$row] is not Finish.RUNNING",
+        "$row in $failures and result.finish[$row] is not Finish.RUNNING",
         (HOST_CONSTRAINTS,),
     ),
     Mutant(
         "steps with constraints are recorded as graphs",
-        "engine.graphs:GraphedStep.__call__",
-        "$wants_logprobs or $busy",
-        "$wants_logprobs",
+        "engine.graphs:Recorder.kind",
+        "$state is None or $wants_logprobs or $busy",
+        "$state is None or $wants_logprobs",
         (f"{HOST_CONSTRAINTS}::test_steps_with_rules_are_called_and_others_replayed",),
     ),
     Mutant(
         "a released row keeps its constraints",
         "decode:Decoder.release",
-        "$release(rows)",
+        "self.constraints.release(rows)",
         "",
         (HOST_CONSTRAINTS,),
     ),
@@ -134,9 +134,23 @@ MUTANTS = (
     ),
     Mutant(
         "what must come counts as drawn",
-        "constraints.host:Lane._fixed",
+        "constraints.host:HostConstraints._with_forced",
         "($node > 0) & ($node <= $number)",
         "tree.tokens[index[:, 0]] != torch.tensor([self._drafts[row].tokens for row in forced])",
         (DISTRIBUTIONS,),
+    ),
+    Mutant(
+        "draft probabilities are not masked",
+        "verifiers.recursive:Recursive.__call__",
+        "$tree = $masked($tree, scores)",
+        "pass",
+        (DISTRIBUTIONS,),
+    ),
+    Mutant(
+        "a row that is left without a token does not fail",
+        "core.batch:Batch.extend",
+        "self._mark_failed($outcome, $mask)",
+        "pass",
+        (GRAMMARS,),
     ),
 )

@@ -1,6 +1,6 @@
 """Mutants of the CPU kernel."""
 
-from tests.mutants.mutant import FUSED_DRAFTING, INVARIANCE, KERNEL, KERNEL_BATCH, KERNEL_SAMPLING, PRODUCT, Mutant
+from tests.mutants.mutant import FUSED_DRAFTING, GEMM, INVARIANCE, KERNEL, KERNEL_BATCH, KERNEL_SAMPLING, Mutant
 
 MUTANTS = (
     Mutant(
@@ -19,7 +19,7 @@ MUTANTS = (
     ),
     Mutant(
         "kernel: positions by node instead of depth",
-        "kernels/cpu/src/attention/attention.h:turn_and_write",
+        "kernels/cpu/src/attention/attention.h:rotate_and_store",
         "$length + $call.$depth[$at.$row * $call.$depth_step + $at.$node], $model",
         "$length + $call.start + $at.$node, $model",
         (KERNEL,),
@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     Mutant(
         "kernel: a view's rows are taken as the storage's",
-        "kernels/cpu/src/attention/attention.h:slots_of",
+        "kernels/cpu/src/attention/attention.h:kv_slots",
         "$call.$row_index ? $call.$row_index[$row] : $row",
         "$row",
         (KERNEL,),
@@ -58,25 +58,25 @@ MUTANTS = (
         "kernels/cpu/src/gemm/gemm_unpacked.h:tile",
         "$acc[$m][$n] = $first ? $Vec<$T>{} : $sums.$of[$m * $N + $n];",
         "$acc[$m][$n] = $Vec<$T>{};",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "kernel: one block's sums serve all tiles that take turns",
-        "kernels/cpu/src/gemm/gemm_unpacked.h:turn",
+        "kernels/cpu/src/gemm/gemm_unpacked.h:column_block",
         "$sums[$g], $at == 0",
         "$sums[0], $at == 0",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "kernel: fused drafting reads all tokens at one position",
-        "kernels/cpu/src/step/fused_drafting.h:one_depth",
+        "kernels/cpu/src/step/fused_drafting.h:call_at_depth",
         "$next.$start = *$node;",
         "$next.$start = 0;",
         (FUSED_DRAFTING,),
     ),
     Mutant(
         "kernel: fused drafting exceeds the limits of its row",
-        "kernels/cpu/src/step/fused_drafting.h:run_ahead",
+        "kernels/cpu/src/step/fused_drafting.h:draft_fused",
         "if ($chain.$valid[$row * $width + $depth])",
         "if (true)",
         (FUSED_DRAFTING,),
@@ -97,70 +97,70 @@ MUTANTS = (
     ),
     Mutant(
         "kernel: top-p excludes the token that reaches the mass",
-        "kernels/cpu/src/sampling/top_k_top_p.h:boundary",
+        "kernels/cpu/src/sampling/top_k_top_p.h:weight_threshold",
         "if ($reached >= $goal) return $value;",
         "if ($reached > $goal) return $value;",
         (KERNEL_SAMPLING,),
     ),
     Mutant(
         "kernel: top-p takes its share of what top-k has dropped too",
-        "kernels/cpu/src/sampling/sampling.h:kept_from",
+        "kernels/cpu/src/sampling/sampling.h:filter_threshold",
         "$mass(size, $highest, $least, $workspace)",
-        "$mass(size, $highest, NEVER<A>, $workspace)",
+        "$mass(size, $highest, NEG_INF<A>, $workspace)",
         (KERNEL_SAMPLING,),
     ),
     Mutant(
         "kernel: picks use the noise of the position before",
-        "kernels/cpu/src/sampling/sampling.h:law_of",
+        "kernels/cpu/src/sampling/sampling.h:params_of",
         "uint32_t($position), 0, 0",
         "uint32_t($position - 1), 0, 0",
         (KERNEL_SAMPLING,),
     ),
     Mutant(
         "kernel: a listed candidate uses its neighbour's random word",
-        "kernels/cpu/src/sampling/exponential_race.h:race_of",
+        "kernels/cpu/src/sampling/exponential_race.h:exponential_race_over",
         "$tokens[$first + $i] % 4 : 0]",
         "($tokens[$first + $i] + 1) % 4 : 0]",
         (KERNEL_SAMPLING,),
     ),
     Mutant(
         "kernel: candidates that would win by a small margin are skipped",
-        "kernels/cpu/src/sampling/exponential_race.h:enter",
+        "kernels/cpu/src/sampling/exponential_race.h:BestSoFar::add",
         "$bar = $value - ($A(1e-4)",
         "$bar = $value + ($A(0.3)",
         (KERNEL_SAMPLING,),
     ),
     Mutant(
         "kernel: what a wide head has beyond four vectors is added to the first four",
-        "kernels/cpu/src/attention/attention_bf16.h:mix_with",
+        "kernels/cpu/src/attention/attention_bf16.h:accumulate_tiles",
         "&$sums[$query * $vectors + $v]);",
         "&$sums[$query * $vectors]);",
         (KERNEL,),
     ),
     Mutant(
         "kernel: the last element of an odd head is paired with the next head's first",
-        "kernels/cpu/src/attention/attention_parts_bf16.h:load_eight",
+        "kernels/cpu/src/attention/attention_tiles_bf16.h:load_eight",
         "_mm_maskz_loadu_epi16((1u << $count) - 1, $p);",
         "_mm_maskz_loadu_epi16((1u << ($count + $count % 2)) - 1, $p);",
         (KERNEL,),
     ),
     Mutant(
         "kernel: an odd position's value is paired with an unwritten one",
-        "kernels/cpu/src/attention/attention_parts_bf16.h:pair_values",
+        "kernels/cpu/src/attention/attention_tiles_bf16.h:interleave_values",
         "$put($load_sixteen($values + $e, size - $e), __m256i{});",
         "$put($load_sixteen($values + $e, size - $e), $load_sixteen($values + step + $e, size - $e));",
         (KERNEL,),
     ),
     Mutant(
         "kernel: queries of a tile attend to what its last one attends to",
-        "kernels/cpu/src/attention/attention_bf16.h:weigh_all",
+        "kernels/cpu/src/attention/attention_bf16.h:softmax_all",
         "$weigh(&$scores[m * $ld], $places, std::max($places, end), $model.$scale);",
         "$weigh(&$scores[m * $ld], std::max($places, end), std::max($places, end), $model.$scale);",
         (INVARIANCE,),
     ),
     Mutant(
         "kernel: a branch pairs its positions as if it started at an even one",
-        "kernels/cpu/src/attention/attention_bf16.h:mix_shared",
+        "kernels/cpu/src/attention/attention_bf16.h:accumulate_prefix",
         "return $call.$chain ? ($reach(end) + 1) / 2 : $length / 2;",
         "return $call.$chain ? ($reach(end) + 1) / 2 : ($length + 1) / 2;",
         (INVARIANCE,),

@@ -1,6 +1,6 @@
 """Mutants of packed weights, of their kernels, and of the thread pool."""
 
-from tests.mutants.mutant import PACKED_WEIGHTS, PRODUCT, THREAD_POOL, Mutant
+from tests.mutants.mutant import GEMM, PACKED_WEIGHTS, THREAD_POOL, Mutant
 
 MUTANTS = (
     Mutant(
@@ -8,56 +8,56 @@ MUTANTS = (
         "kernels/cpu/src/gemm/gemm_bf16.h:panel_tile",
         "$acc[$m][$v] = $first ? _mm512_setzero_ps() : _mm512_loadu_ps($sums[$m] + $v * $PAIRS);",
         "$acc[$m][$v] = _mm512_setzero_ps();",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "packed gemm: the second half of a partial panel is left out",
-        "kernels/cpu/src/gemm/gemm_bf16.h:Some::Some",
+        "kernels/cpu/src/gemm/gemm_bf16.h:LaneMask::LaneMask",
         "$wide > $PAIRS ? (1 << ($wide - $PAIRS)) - 1 : 0",
         "0",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "packed gemm: every tile reads the rows of the first",
-        "kernels/cpu/src/gemm/gemm_bf16.h:multiply_panels",
+        "kernels/cpu/src/gemm/gemm_bf16.h:gemm_bf16",
         "*$with = $x + $m * $ldx + 2 * $at;",
         "*$with = $x + 2 * $at;",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "packed int4 gemm: a group starts with the sums of the previous one",
-        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:packed_tile",
+        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:quantized_panel_tile",
         "$acc[$m][$v] = $GROUPED || $first ?",
         "$acc[$m][$v] = $first ?",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "packed int4 gemm: all groups use the scales of the first",
-        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:packed_tile",
+        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:quantized_panel_tile",
         "$first = false, $scales += $wide)",
         "$first = false)",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "packed int8 gemm: weights lose their signs",
-        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:PanelBytes::part",
+        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:Int8PanelDecoder::part",
         "$raw.$bytes, $sign, 0xf8);",
         "$raw.$bytes, $sign, 0xf0);",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "packed int8 gemm: sums are scaled by other rows' scales",
-        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:scale_rows",
+        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:reorder_and_scale",
         "_mm512_permutex2var_ps($even, _mm512_load_si512($FOURS[$v]), $odd)",
         "$v ? $odd : $even",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "packed int4 gemm: a block of long rows starts with the first block's scales",
-        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:packed_product",
+        "kernels/cpu/src/gemm/gemm_quantized_bf16.h:gemm_quantized_panels",
         "$w.$scales_from($n, 2 * $at / $Nibbles::$BLOCK)",
         "$w.$scales_from($n, 0)",
-        (PRODUCT,),
+        (GEMM,),
     ),
     Mutant(
         "packed weights: a packed model of another dtype is accepted",
@@ -75,28 +75,28 @@ MUTANTS = (
     ),
     Mutant(
         "packed weights: an embedding in the last panel is read as if the panel were full",
-        "kernels/cpu/src/step/forward.h:look_up",
+        "kernels/cpu/src/step/forward.h:copy_embedding",
         "$wide = std::min($model.$packed_rows, $model.$vocab - ($token - $node));",
         "$wide = $model.$packed_rows;",
         (PACKED_WEIGHTS,),
     ),
     Mutant(
         "packed weights: trainable weights are packed too",
-        "models.cpu.packed_weights:_is_laid",
+        "models.cpu.packed_weights:_is_packable",
         "$fits_packed($weight, $packed_width()) and (not $weight.requires_grad)",
         "$fits_packed($weight, $packed_width())",
         (PACKED_WEIGHTS,),
     ),
     Mutant(
-        "thread pool: a phase ends when its pieces are taken",
-        "kernels/cpu/src/thread_pool.h:Walk::share",
+        "thread pool: a phase ends when its chunks are taken",
+        "kernels/cpu/src/thread_pool.h:Worker::parallel_for",
         "$phase.$done.load(std::memory_order_acquire) < $pieces",
         "$phase.taken.load(std::memory_order_acquire) < $pieces",
         (THREAD_POOL,),
     ),
     Mutant(
         "thread pool: a forked process waits for threads that it does not have",
-        "kernels/cpu/src/thread_pool.h:of_process",
+        "kernels/cpu/src/thread_pool.h:instance",
         "if ($pool->$process != getpid()) new ($pool) $Team;",
         "",
         (THREAD_POOL,),

@@ -5,14 +5,14 @@ from tests.mutants.mutant import KERNEL_PROCESSING, Mutant
 MUTANTS = (
     Mutant(
         "the kernel takes siblings for ancestors",
-        "kernels/cpu/src/sampling/logits_processors.h:follow",
+        "kernels/cpu/src/sampling/logits_processors.h:collect_path",
         "if ($mine[$m] && $levels[$m] > 0",
         "if ($mine[0] && $levels[$m] > 0",
         (KERNEL_PROCESSING,),
     ),
     Mutant(
         "the kernel sees one draft token too many",
-        "kernels/cpu/src/sampling/logits_processors.h:follow",
+        "kernels/cpu/src/sampling/logits_processors.h:collect_path",
         "std::min($node, $paths->$depth)",
         "std::min($node + 1, $paths->$depth)",
         (KERNEL_PROCESSING,),
@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     Mutant(
         "the kernel uses the first row's tokens for all",
-        "kernels/cpu/src/sampling/logits_processors.h:Processing",
+        "kernels/cpu/src/sampling/logits_processors.h:ProcessorRunner",
         "if ($row != $row2) $enter($row);",
         "if ($row2 < 0) $enter($row);",
         (KERNEL_PROCESSING,),

@@ -5,14 +5,14 @@ from tests.mutants.mutant import ADMISSION, CONFORMANCE, FORKS, LOGPROBS, MODEL,
 MUTANTS = (
     Mutant(
         "skip commit",
-        "decode:Decoder.run",
-        "$commit($num_committed, None if $chain else $path)",
+        "decode:Decoder.decide",
+        "self.target.commit($tree, $outcome)",
         "pass",
         (CONFORMANCE,),
     ),
     Mutant(
         "commit a tree as if it were a chain",
-        "decode:Decoder.run",
+        "models.target:Target.commit",
         "None if $chain else $path",
         "None",
         (TREES,),
@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "drop the ancestor mask",
-        "models.native.attention:attended",
+        "models.native.attention:visible_slots",
         "$ancestors[:, $start:].gather(2, $index)",
         "$ancestors[:, $start:].gather(2, $index) | True",
         (CONFORMANCE,),
@@ -62,14 +62,14 @@ MUTANTS = (
     ),
     Mutant(
         "generate past the end-of-text token",
-        "core.batch:Batch.extend",
+        "core.batch:Batch._append",
         "torch.where($stops.any(-1), $stops.int().argmax(-1) + 1, $num_committed)",
         "$num_committed",
         (CONFORMANCE,),
     ),
     Mutant(
         "overshoot the limit",
-        "core.batch:Batch.extend",
+        "core.batch:Batch._append",
         "torch.minimum($until, $limit - $length)",
         "$until",
         (TREES,),
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "a log-probability is read at the token's own node",
-        "core.batch:Batch.record_logprobs",
+        "core.batch:Batch._gather_logprobs",
         "(1, 0)",
         "(0, 1)",
         (LOGPROBS,),

@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "greedy rows draw siblings from a one-token distribution",
-        "drafters.tree.samplers:_or_likeliest",
+        "drafters.tree.samplers:_sampled_or_greedy",
         "$order = torch.where($rows, $likeliest($logits, $width), $order)",
         "",
         (f"{TREE_GROWERS}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
@@ -55,8 +55,8 @@ MUTANTS = (
     Mutant(
         "draft probabilities of the wrong parent",
         "drafters.tree.topology:TopologyGrower.__init__",
-        "{$node: $i for $i, $node in enumerate(inner)}",
-        "{$node: 0 for $node in inner}",
+        "{$node: $i for $i, $node in enumerate(expanded)}",
+        "{$node: 0 for $node in expanded}",
         (f"{TREE_GROWERS}::test_every_node_is_what_a_naive_forward_of_its_path_gives",),
     ),
     Mutant(

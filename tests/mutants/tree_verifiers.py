@@ -5,7 +5,7 @@ from tests.mutants.mutant import BLOCK, CHAINS, NOISE, RECURSIVE, SPECTR, TRAVER
 MUTANTS = (
     Mutant(
         "block: a bonus from the residual of a token that was not drafted",
-        "verifiers.draft_probs:child_laws",
+        "verifiers.draft_probs:child_draft_probs",
         "$valid & ($index >= 0)",
         "$index >= 0",
         (BLOCK,),
@@ -40,14 +40,14 @@ MUTANTS = (
     ),
     Mutant(
         "draws without replacement are tested as with it",
-        "verifiers.draft_probs:law_of",
+        "verifiers.draft_probs:draft_probs_of",
         "int($no_replacement)",
         "-1",
         (RECURSIVE,),
     ),
     Mutant(
         "draws without replacement are not renormalised",
-        "verifiers.draft_probs:law_of",
+        "verifiers.draft_probs:draft_probs_of",
         "$probs = $probs / torch.where($alone & $gone.any(-1, keepdim=True), $probs.sum(-1, keepdim=True), "
         "1.0).clamp(min=1e-37)",
         "pass",
@@ -55,14 +55,14 @@ MUTANTS = (
     ),
     Mutant(
         "a fixed choice is tested by the draft's probability",
-        "verifiers.draft_probs:law_of",
+        "verifiers.draft_probs:draft_probs_of",
         "($index < 0).to($like.dtype)[:, None]",
         "0 * ($index < 0).to($like.dtype)[:, None]",
         (RECURSIVE,),
     ),
     Mutant(
         "invalid siblings are taken for drawn ones",
-        "verifiers.draft_probs:law_of",
+        "verifiers.draft_probs:draft_probs_of",
         "$alone & $valid[:, 1:$node]",
         "$alone",
         (RECURSIVE,),
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "traversal: siblings in any order",
-        "verifiers.traversal:Traversal._turn",
+        "verifiers.traversal:Traversal._test_order",
         "$earlier_siblings($tree) * $size[:, None, :]",
         "$earlier_siblings($tree).mT * $size[:, None, :]",
         (TRAVERSAL,),
@@ -118,14 +118,14 @@ MUTANTS = (
     ),
     Mutant(
         "spectr: rho of one",
-        "verifiers.spectr:SpecTr._plan",
+        "verifiers.spectr:SpecTr._optimal_division",
         "$taken, $beta, $some = $reach(high)",
         "high = torch.ones_like(high)\n$taken, $beta, $some = $reach(high)",
         (SPECTR,),
     ),
     Mutant(
         "spectr: bisection ends on the wrong side",
-        "verifiers.spectr:SpecTr._plan",
+        "verifiers.spectr:SpecTr._optimal_division",
         "(torch.where($valid, $low, $middle), torch.where($valid, $middle, $high))",
         "(torch.where($valid, $middle, $low), torch.where($valid, $high, $middle))",
         (SPECTR,),
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         "spectr: the factor of one candidate",
-        "verifiers.spectr:SpecTr._plan.reach",
+        "verifiers.spectr:SpecTr._optimal_division.at",
         "$number * torch.log1p(-$beta)",
         "torch.log1p(-$beta)",
         (SPECTR,),

@@ -46,7 +46,7 @@ MUTANTS = (
         "un-warped bonus",
         "verifiers.rejection:Rejection.__call__",
         "p.gather",
-        "torch.where((leaf == tree.valid.sum(-1) - 1)[:, None, None], logits.softmax(-1), p).gather",
+        "torch.where((leaf == tree.valid.sum(-1) - 1)[:, None, None], scores.logits.softmax(-1), p).gather",
         (DISTRIBUTIONS,),
     ),
     Mutant(
@@ -60,7 +60,7 @@ MUTANTS = (
         "block: the residual of token-level rejection",
         "verifiers.block:Block.__call__",
         "$probs = $rest.gather(1, $row)",
-        "$probs = (scores.softmax(-1) - q).clamp(min=0).gather(1, $row)",
+        "$probs = (warped.softmax(-1) - q).clamp(min=0).gather(1, $row)",
         (BLOCK,),
     ),
     Mutant(
@@ -73,8 +73,9 @@ MUTANTS = (
     Mutant(
         "block: un-warped bonus",
         "verifiers.block:Block.__call__",
-        "$scores(logits)",
-        "torch.where((tree.depth < tree.valid.sum(-1, keepdim=True) - 1)[..., None], $scores(logits), logits)",
+        "$warp(scores.logits)",
+        "torch.where((tree.depth < tree.valid.sum(-1, keepdim=True) - 1)[..., None], $warp(scores.logits), "
+        "scores.logits)",
         (DISTRIBUTIONS,),
     ),
     Mutant(
@@ -153,8 +154,8 @@ MUTANTS = (
         "verifiers.rejection:Rejection.__call__",
         "$p = $scores($logits).softmax(-1)",
         "$p = $scores($logits).softmax(-1)\n"
-        "low = tree.laws is not None and tree.chain\n"
-        "low = low and (tree.laws.gather(-1, tree.tokens[:, 1:, None])[..., 0] > 0.3).long().cumprod(-1) > 0\n"
+        "low = tree.probs is not None and tree.chain\n"
+        "low = low and (tree.probs.gather(-1, tree.tokens[:, 1:, None])[..., 0] > 0.3).long().cumprod(-1) > 0\n"
         "if low is not False:\n"
         '    tree = __import__("dataclasses").replace(tree, valid=tree.valid & torch.nn.functional.pad(low, (1, 0), '
         "value=True))",

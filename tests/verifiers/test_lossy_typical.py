@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from paceline.core.scores import Scores
 from paceline.core.tree import Tree
 from paceline.verifiers.lossy_typical import LossyTypical
 from tests.verifiers.enumerated import Rows
@@ -33,7 +34,7 @@ def step(parents, tokens, probs=None, valid=None, **options):
         depth.append(depth[parent] + 1)
     tree = Tree.make(torch.tensor([tokens]), torch.tensor([parents]), valid, max_depth=max(depth))
     logits = torch.stack([(probs or {}).get(node, DISTRIBUTION) for node in range(nodes)])[None].log()
-    outcome = LossyTypical(**options)(tree, logits, Picks(1))
+    outcome = LossyTypical(**options)(tree, Scores.of(logits), Picks(1))
     return outcome.path[0].tolist(), int(outcome.next)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline.core.noise import Philox
+from paceline.core.scores import Scores
 from paceline.verifiers.recursive import Recursive
 from paceline.verifiers.rejection import Rejection
 from tests.verifiers.enumerated import (
@@ -73,7 +74,7 @@ def test_distributions_that_run_out_end_the_siblings():
     tree, _ = drafts(shape, given)
     logits = given.target[torch.tensor(2), torch.tensor(1)].expand(len(tree.tokens), 4, 3)
     assert abs(enumerate_step(Recursive(), two, given).accepted - enumerate_step_of_three(given)) < 1e-12
-    outcome = Recursive()(tree, logits, Rows(Heads(), len(tree.tokens)))
+    outcome = Recursive()(tree, Scores.of(logits), Rows(Heads(), len(tree.tokens)))
     exhausted = (tree.tokens[:, 1:3].sort(-1).values == torch.tensor([0, 1])).all(-1)
     assert bool(exhausted.any()) and not bool((outcome.path[exhausted, 0] == 3).any())
 
@@ -103,7 +104,7 @@ def test_on_chains_it_is_rejection_token_for_token(shape, length):
     logits = given.target[before, tree.tokens]
     batch = Rows(Philox(), len(tree.tokens))
     batch.length = batch.length + torch.arange(batch.rows)  # noise of its own for every row
-    ours, theirs = Recursive()(tree, logits, batch), Rejection()(tree, logits, batch)
+    ours, theirs = Recursive()(tree, Scores.of(logits), batch), Rejection()(tree, Scores.of(logits), batch)
     for a, b in ((ours.path, theirs.path), (ours.num_committed, theirs.num_committed), (ours.next, theirs.next)):
         assert torch.equal(a, b)
     assert length == 0 or 1 < float(ours.num_committed.double().mean()) < length + 1

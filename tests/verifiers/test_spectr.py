@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline.core.noise import Philox
+from paceline.core.scores import Scores
 from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.spectr import SpecTr
 from tests.verifiers.enumerated import (
@@ -91,7 +92,7 @@ def test_one_path_is_rejection_token_for_token(length):
     logits = given.target[before, tree.tokens]
     batch = Rows(Philox(), len(tree.tokens))
     batch.length = batch.length + torch.arange(batch.rows)
-    ours, theirs = SpecTr()(tree, logits, batch), Rejection()(tree, logits, batch)
+    ours, theirs = SpecTr()(tree, Scores.of(logits), batch), Rejection()(tree, Scores.of(logits), batch)
     for a, b in ((ours.path, theirs.path), (ours.num_committed, theirs.num_committed), (ours.next, theirs.next)):
         assert torch.equal(a, b)
 
@@ -109,7 +110,7 @@ def test_drafts_without_distributions_are_refused():
     tree = replace_tree(tree, probs=None)
     logits = torch.zeros(len(tree.tokens), 3, 3)
     with pytest.raises(ValueError, match="'spectr' needs drafts drawn from a distribution"):
-        SpecTr()(tree, logits, Rows(Philox(), len(tree.tokens)))
+        SpecTr()(tree, Scores.of(logits), Rows(Philox(), len(tree.tokens)))
 
 
 def test_zeros_in_either_distribution():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline.core.noise import Philox
+from paceline.core.scores import Scores
 from paceline.verifiers.block import Block
 from paceline.verifiers.recursive import Recursive
 from paceline.verifiers.traversal import Traversal
@@ -61,7 +62,7 @@ def test_on_chains_it_is_block_verification_token_for_token(shape, length):
     logits = given.target[before, tree.tokens]
     batch = Rows(Philox(), len(tree.tokens))
     batch.length = batch.length + torch.arange(batch.rows)  # noise of its own for every row
-    ours, theirs = Traversal()(tree, logits, batch), Block()(tree, logits, batch)
+    ours, theirs = Traversal()(tree, Scores.of(logits), batch), Block()(tree, Scores.of(logits), batch)
     for a, b in ((ours.path, theirs.path), (ours.num_committed, theirs.num_committed), (ours.next, theirs.next)):
         assert torch.equal(a, b)
     assert length == 0 or 1 < float(ours.num_committed.double().mean()) < length + 1

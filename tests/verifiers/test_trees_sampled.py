@@ -56,7 +56,7 @@ class TableTree(StatelessDrafter):
             if self.draw is Draw.FIXED:
                 token = left.topk(len(siblings) + 1, dim=-1).indices[:, 0, -1]
             else:
-                token = batch.noise.choose(left, batch.key(position, Stream.DRAFT, lane=node))[:, 0]
+                token = batch.noise.choose(left, batch.key(position, Stream.DRAFT, node=node))[:, 0]
             known.append(current[parent])
             current.append(token)
         depth = torch.tensor(self.depths)
@@ -133,7 +133,7 @@ def test_greedy_output_is_the_targets(verifier, shape, draw):
 def test_the_verifier_compiles_whole_and_runs_on_fake_tensors(verifier, shape, draw):
     decoder = decode(verifier, shape, draw, 4, random_table(1), temperature=1.0)
     verify, batch = decoder.verifier, decoder.batch
-    tree = decoder.drafter.propose(batch, decoder.plan(decoder.stats))
+    tree = decoder.drafter.propose(batch, decoder.plan())
     logits = decoder.target(tree, decoder.cache).logits
 
     def decide(logits):

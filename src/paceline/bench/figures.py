@@ -19,7 +19,7 @@ from paceline.bench.statistics import (
 )
 from paceline.bench.sweep import CANDIDATE, CONTROL, PLAIN, Cell
 
-PHASES = ("draft", "target", "verify", "rest")
+PHASES = ("draft", "score", "decide", "rest")
 K = TypeVar("K")
 Group: TypeAlias = tuple[str, str, float, float, int]  # label of the run, prompts, temperature, top_p, max_tokens
 

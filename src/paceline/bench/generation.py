@@ -62,8 +62,8 @@ def _sample(results: Sequence[Result]) -> Sample:
         texts=tuple(result.stats.summary for result in results),
         phases=(
             sum(one.draft for one in times),
-            sum(one.target for one in times),
-            sum(one.verify for one in times),
+            sum(one.score for one in times),
+            sum(one.decide for one in times),
             sum(one.rest for one in times),
         ),
         decode_seconds=max(one.total for one in times) - max(one.queue + one.prefill for one in times),

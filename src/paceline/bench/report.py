@@ -79,7 +79,7 @@ CELLS: list[Column[Figures]] = [
     _column("ideal", "ideal", form=TWO, timed=True, wide=True),
     _column("efficiency", "efficiency", form=SHARE, timed=True, wide=True),
     *(_column(f"{phase}_ms", get=_step(at)) for at, phase in enumerate(PHASES)),
-    _column("plain_target_ms", get=_step(1, "plain_step_seconds")),
+    _column("plain_score_ms", get=_step(1, "plain_step_seconds")),
     *DIFFERENCES,
 ]
 HEAD_TO_HEAD: list[Column[HeadToHeadFigures]] = [

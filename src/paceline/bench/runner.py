@@ -32,7 +32,9 @@ class Sample:
     tokens: tuple[tuple[int, ...], ...]  # of each prompt
     summary: Summary | None
     texts: tuple[Summary, ...] | None = None  # of each prompt
-    phases: tuple[float, float, float, float] | None = None  # seconds of Phase, a step counting for each row in it
+    phases: tuple[float, float, float, float] | None = (
+        None  # seconds: draft, score, decide, rest; of every row in a step
+    )
     decode_seconds: float | None = None  # of all steps, without the reading of prompts
 
     @property
@@ -49,12 +51,12 @@ def join(samples: Sequence[Sample]) -> Sample:
     texts = [sample.texts for sample in samples if sample.texts is not None]
     phases = [sample.phases for sample in samples if sample.phases is not None]
     decoding = [sample.decode_seconds for sample in samples if sample.decode_seconds is not None]
-    draft, target, verify, rest = (sum(phase) for phase in zip(*phases, strict=True)) if phases else (0.0,) * 4
+    draft, score, decide, rest = (sum(phase) for phase in zip(*phases, strict=True)) if phases else (0.0,) * 4
     return Sample(
         tokens=tuple(chain.from_iterable(sample.tokens for sample in samples)),
         summary=reduce(add, summaries) if len(summaries) == len(samples) else None,
         texts=tuple(chain.from_iterable(texts)) if len(texts) == len(samples) else None,
-        phases=(draft, target, verify, rest) if len(phases) == len(samples) else None,
+        phases=(draft, score, decide, rest) if len(phases) == len(samples) else None,
         decode_seconds=sum(decoding) if len(decoding) == len(samples) else None,
     )
 

@@ -7,6 +7,7 @@ from paceline.core.batch import Batch
 from paceline.core.noise import Philox
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
+from paceline.core.scores import Scores
 from paceline.core.tree import Outcome, Tree
 from paceline.kernels.cpu.batch import CpuBatch
 
@@ -53,8 +54,7 @@ def decided(kind, shape, logits):
         next=torch.full((len(ROWS),), 5),
     )
     processed = batch.process_tree(logits, tree)
-    ended = batch.extend(tree, outcome)
-    batch.record_logprobs(ended, logits, processed)
+    ended = batch.extend(tree, outcome, Scores(logits=processed, raw_logits=logits))
     return batch.step_logprobs.read(batch.num_logprobs, ended.num_committed.tolist())
 
 

@@ -8,6 +8,7 @@ import torch
 from paceline.core.batch import Batch
 from paceline.core.noise import Philox
 from paceline.core.request import Processing, Request
+from paceline.core.scores import Scores
 from paceline.core.tree import Outcome, Tree
 from paceline.kernels.cpu.batch import CpuBatch
 
@@ -88,7 +89,8 @@ def grow(batch, *, seed=0, num=3, alphabet=4):
     tokens = torch.randint(0, alphabet, (batch.rows, num), generator=generator)
     tree = Tree.make_chain(tokens, torch.ones_like(tokens, dtype=torch.bool))
     path = torch.arange(1, num).expand(batch.rows, -1)
-    batch.extend(tree, Outcome(path=path, num_committed=torch.full((batch.rows,), num), next=tokens[:, 0]))
+    outcome = Outcome(path=path, num_committed=torch.full((batch.rows,), num), next=tokens[:, 0])
+    batch.extend(tree, outcome, Scores.of(torch.zeros(batch.rows, num, alphabet)))
 
 
 def assert_same(got, wanted):
