@@ -4,6 +4,7 @@ import importlib
 from dataclasses import dataclass, fields
 
 import pytest
+import torch
 
 from paceline.core.cache import View
 from paceline.core.plan import Fixed
@@ -93,6 +94,15 @@ def decoder_for(drafter, verifier, *, target=None, k=3, rows=1, max_length=96, p
         guidance=guidance,
         **(parts or {}),
     )
+
+
+@torch.inference_mode()
+def planned_step(decoder, plan):
+    """A step of the shape that ``plan`` says; the decoder's own plan is not asked."""
+    tree = decoder.draft(plan)
+    scores = decoder.score(tree)
+    outcome = decoder.decide(tree, scores)
+    decoder.drafter.observe(decoder.batch, tree, outcome, scores.hidden)
 
 
 def finish(decoder, *, rows, prompts, max_steps=500):

@@ -2,10 +2,10 @@
 
 import torch
 
-from paceline.core.constraint import Grammar, Processor, Rule
+from paceline.core.constraint import Constraint, Grammar, Processor
 
 
-class Language(Rule):
+class Language(Constraint):
     """``moves``: for every state, token -> state; a text begins in state 0. ``urges`` tokens are said to come."""
 
     def __init__(self, moves, *, size, urges=0):
@@ -28,7 +28,7 @@ class Automaton(Grammar):
         self.states.append(following)
         return True
 
-    def retreat(self, count):
+    def rollback(self, count):
         assert 0 < count < len(self.states)
         del self.states[-count:]
 
@@ -53,7 +53,7 @@ def follows(language, text):
     return sorted(language.moves[state])
 
 
-class Scripted(Rule):
+class Scripted(Constraint):
     """Begins what ``make`` makes of the prompt."""
 
     def __init__(self, make):

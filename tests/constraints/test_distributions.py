@@ -62,7 +62,7 @@ def found_distribution(*, target, drafter, verifier, k, steps, grammar=LANGUAGE,
             max_length=len(PROMPT) + room,
             noise=Enumerator(scripts),
         )
-        one = replace(request(list(PROMPT), max_tokens=room, temperature=1.0), rules=asked)
+        one = replace(request(list(PROMPT), max_tokens=room, temperature=1.0), constraints=asked)
         decoder.admit([one] * len(weights), range(len(weights)))
         try:
             for step in range(steps):

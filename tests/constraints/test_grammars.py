@@ -50,8 +50,13 @@ def test_every_drafter_gives_the_tokens_of_the_naive_reference(grammar, temperat
 
 def test_every_sample_is_a_document_and_unconstrained_drafts_are_accepted():
     """Nested, at temperature 1; the draft knows nothing of the schema."""
-    rules = (("coupled", "model", 200), ("rejection", "iid", 20), ("spectr", "iid", 20), ("traversal", "tree", 20))
-    for verifier, drafter, count in rules:
+    constraints = (
+        ("coupled", "model", 200),
+        ("rejection", "iid", 20),
+        ("spectr", "iid", 20),
+        ("traversal", "tree", 20),
+    )
+    for verifier, drafter, count in constraints:
         params = SamplingParams(structured_outputs=TIGHT, max_tokens=140, n=count, seed=5)
         results = generate(target(), [PROMPT], params, drafter=drafters()[drafter], verifier=verifier, batch_size=16)
         assert len(results) == count
@@ -180,9 +185,9 @@ def test_an_end_that_was_drafted_is_taken_back():
     state = grammar_of(target(), SamplingParams(structured_outputs={"regex": "ab*"})).begin(())
     assert state.advance(65) and state.advance(EOS)
     assert not state.advance(66) and list(state.forced()) == []
-    state.retreat(1)
+    state.rollback(1)
     assert state.advance(66) and state.advance(EOS)
-    state.retreat(3)
+    state.rollback(3)
     assert state.allowed().nonzero()[:, 0].tolist() == [65]
 
 

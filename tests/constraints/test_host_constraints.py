@@ -43,13 +43,13 @@ class Masked:
         return output
 
 
-def ruled(prompt, *rules, **options):
-    return replace(request(prompt, **options), rules=rules)
+def ruled(prompt, *constraints, **options):
+    return replace(request(prompt, **options), constraints=constraints)
 
 
 def wanted(one):
     """What the naive reference makes of a request under CIRCLE."""
-    return expected(replace(one, rules=()), Masked(CIRCLE, len(one.tokens)))
+    return expected(replace(one, constraints=()), Masked(CIRCLE, len(one.tokens)))
 
 
 @pytest.fixture(params=ORDERS)
@@ -70,7 +70,7 @@ def test_rows_come_and_go_with_rules_and_without(order, drafter):
     tickets = [made.submit(one) for one in asked]
     texts, _ = drain(made)
     for ticket, one in zip(tickets, asked, strict=True):
-        assert texts[ticket] == (wanted(one) if one.rules else expected(one))
+        assert texts[ticket] == (wanted(one) if one.constraints else expected(one))
     assert not made.decoder.constraints.busy
 
 
@@ -89,16 +89,16 @@ class Broken(Automaton):
         self._ask("advance")
         return super().advance(token)
 
-    def retreat(self, count):
-        self._ask("retreat")
-        super().retreat(count)
+    def rollback(self, count):
+        self._ask("rollback")
+        super().rollback(count)
 
     def allowed(self):
         self._ask("allowed")
         return super().allowed()
 
 
-@pytest.mark.parametrize("place", ["begin", "advance", "retreat", "allowed", "process"])
+@pytest.mark.parametrize("place", ["begin", "advance", "rollback", "allowed", "process"])
 @pytest.mark.parametrize("drafter", ["none", "model"])
 def test_a_rule_that_raises_fails_its_request_alone(order, place, drafter):
     error = RuntimeError("a rule of mine")
@@ -119,12 +119,12 @@ def test_a_rule_that_raises_fails_its_request_alone(order, place, drafter):
     tickets = [made.submit(one) for one in (neighbours[0], bad, neighbours[1])]
     texts, outputs = drain(made)
     failures = [output for output in outputs if output.error is not None]
-    if place == "retreat" and drafter == "none":
+    if place == "rollback" and drafter == "none":
         assert not failures, "nothing is taken back without a draft"
         return
     assert [(output.ticket, output.error, output.token_ids) for output in failures] == [(tickets[1], error, [])]
     assert texts[tickets[0]] == expected(neighbours[0]) and texts[tickets[2]] == wanted(neighbours[1])
-    assert texts[tickets[1]] == wanted(replace(bad, rules=(CIRCLE,)))[: len(texts[tickets[1]])]
+    assert texts[tickets[1]] == wanted(replace(bad, constraints=(CIRCLE,)))[: len(texts[tickets[1]])]
     assert (len(texts[tickets[1]]) > 0) is (place != "begin")
     again = made.submit(request([7, 3], max_tokens=20))
     assert drain(made)[0][again] == expected(neighbours[0]), "its row serves the next"
@@ -165,7 +165,7 @@ def test_steps_with_rules_are_called_and_others_replayed():
             runner.launch()
         text = decoder.batch.tokens[0, 2 : decoder.batch.length[0]].tolist()
         decoder.release([0])
-        assert text == (wanted(asked) if asked.rules else expected(asked))
+        assert text == (wanted(asked) if asked.constraints else expected(asked))
         assert (runner.num_replayed > replayed) is (asked is free) and (asked is free or runner.num_called > called)
 
 
@@ -213,7 +213,7 @@ class Spelled(Grammar):
         self.text = longer
         return True
 
-    def retreat(self, count):
+    def rollback(self, count):
         assert 0 < count <= len(self.text)
         self.text = self.text[:-count]
 

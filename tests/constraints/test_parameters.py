@@ -9,7 +9,7 @@ from paceline.api import SamplingParams, generate
 from paceline.api.grammars import MOST_COMPILED, grammar_of
 from paceline.api.structured import KINDS, StructuredOutputs
 from paceline.constraints import grammar as grammars
-from paceline.constraints.external_processors import TransformersRule, VllmRule, rule_of
+from paceline.constraints.external_processors import TransformersConstraint, VllmConstraint, constraint_of
 from tests.api.engines import bare
 from tests.constraints.documents import target
 
@@ -103,6 +103,6 @@ def test_conventions_are_reported_by_the_arguments_that_are_needed():
         def __call__(self, input_ids, scores, **more):
             return scores
 
-    assert isinstance(rule_of(Called()), TransformersRule)
-    assert isinstance(rule_of(lambda ids, scores, extra=3: scores), TransformersRule)
-    assert isinstance(rule_of(lambda prompt, output, logits: logits), VllmRule)
+    assert isinstance(constraint_of(Called()), TransformersConstraint)
+    assert isinstance(constraint_of(lambda ids, scores, extra=3: scores), TransformersConstraint)
+    assert isinstance(constraint_of(lambda prompt, output, logits: logits), VllmConstraint)

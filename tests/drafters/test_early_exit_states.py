@@ -30,7 +30,7 @@ from tests.drafters.test_early_exit import (
 from tests.engine.recorded import RecordedGraphs
 from tests.engine.test_graphs import Side, ragged
 from tests.engine.wrapped import Wrapped
-from tests.harness import decoder_for, expected, finish, request, run
+from tests.harness import decoder_for, expected, finish, planned_step, request, run
 
 
 class Resuming(Wrapped):
@@ -81,7 +81,7 @@ class Heard(Wrapped):
 
     def __call__(self, tree, cache, *, start=0, **options):
         output = self.lm(tree, cache, start=start, **options)
-        if output.logits is not None and options.get("head") is not None:
+        if output.logits is not None and options.get("logits_for") is not None:
             self.root, self.forest, self.said = output.logits, None, []
         elif output.logits is not None:
             self.forest = tree
@@ -128,7 +128,7 @@ def test_what_is_drafted_with_is_what_is_trained(kind, name):
             decoder.admit([request(prompt, max_tokens=20)], [4], [Prefix(row=3, length=length)])
             rows = range(len(PROMPTS) + 1)
         sequences = [decoder.batch.tokens[row, : decoder.batch.length[row]].tolist() for row in rows]
-        decoder.run(plan)
+        planned_step(decoder, plan)
         if plan.num_draft_tokens == 0:
             continue
         heard = drafter.lm
@@ -205,7 +205,7 @@ def test_tokens_that_a_grammar_demands_take_the_place_of_the_drafts(kind):
     asked = [ruled(p, URGED, max_tokens=14) for p in PROMPTS[:2]] + [request(PROMPTS[3], max_tokens=14)]
     result = run(EarlyExitDrafter(head=HEADS[kind]()), "coupled", asked, k=4)
     for one, sequence in zip(asked[:2], result.texts[:2], strict=True):
-        assert all(token in URGED.moves[at % 2] for at, token in enumerate(sequence)) and one.rules
+        assert all(token in URGED.moves[at % 2] for at, token in enumerate(sequence)) and one.constraints
     assert result.texts[2] == expected(asked[2])
 
 
@@ -255,7 +255,7 @@ def test_replayed_steps_with_pauses_give_what_called_ones_give(name):
 
     made = side(graphs=RecordedGraphs())
     assert made.serve(ragged(4)) == side().serve(ragged(4))
-    assert made.step.num_replayed > 0 and made.decoder.drafter.error is None
+    assert made.runner.num_replayed > 0 and made.runner.drafter_error is None
 
 
 @pytest.mark.parametrize("options", [dict(num_blocks=0), dict(recycle=True, own_norm=False)], ids=str)

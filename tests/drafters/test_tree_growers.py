@@ -121,8 +121,8 @@ def check_tree(decoder, tree, draw):
                 elif draw is Draw.SHARED:
                     best = distribution - race(batch, row, position, Stream.TARGET, 0)
                 else:
-                    node = node if draw is Draw.IID else own[0]
-                    best = distribution - race(batch, row, position, Stream.DRAFT, node)
+                    keyed = node if draw is Draw.IID else own[0]
+                    best = distribution - race(batch, row, position, Stream.DRAFT, keyed)
                 among = 0 if draw is Draw.IID else rank
                 assert int(tree.tokens[row, node]) == int(best.argsort(descending=True)[among])
                 if draw is Draw.IID or (draw is Draw.NO_REPLACEMENT and sampled):

@@ -18,15 +18,15 @@ MUTANTS = (
     Mutant(
         "a grammar is not rolled back after a draft",
         "constraints.token_masks:_walk",
-        "$retreat($grammars, len($path) - 1)",
+        "$rollback($grammars, len($path) - 1)",
         "pass",
         (HOST_CONSTRAINTS,),
     ),
     Mutant(
         "a grammar is rolled back by one token where a branch ends",
         "constraints.token_masks:_walk",
-        "$retreat($grammars, back)",
-        "$retreat($grammars, 1)",
+        "$rollback($grammars, back)",
+        "$rollback($grammars, 1)",
         (HOST_CONSTRAINTS,),
     ),
     Mutant(
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "an end that was drafted is not taken back",
-        "constraints.grammar:TextGrammarState.retreat",
+        "constraints.grammar:TextGrammarState.rollback",
         "$ended = False",
         "",
         (GRAMMARS,),

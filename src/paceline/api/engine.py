@@ -16,7 +16,7 @@ from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
 from paceline.api.score import PromptScore
 from paceline.api.streams import Stream
-from paceline.core.constraint import Rule
+from paceline.core.constraint import Constraint
 from paceline.core.plan import Fixed, Plan
 from paceline.decode import Decoder, agree
 from paceline.drafters.none import NoDrafter
@@ -78,17 +78,17 @@ class Engine:
         self.target = target
         drafting = build_drafting(drafter, target=target)
         count = drafting.num_draft_tokens or num_draft_tokens
-        rule = build_verifier(verifier)
+        chosen = build_verifier(verifier)
         plan = Fixed(count) if isinstance(count, int) else count
-        watched = isinstance(count, int) and rule.same_tokens and not isinstance(drafting.drafter, NoDrafter)
+        watched = isinstance(count, int) and chosen.same_tokens and not isinstance(drafting.drafter, NoDrafter)
         self._watch = Watch(plan=plan) if watched else None
-        if target.exact and not rule.same_tokens:
-            name = verifier if isinstance(verifier, str) else type(rule).__name__
+        if target.exact and not chosen.same_tokens:
+            name = verifier if isinstance(verifier, str) else type(chosen).__name__
             raise ValueError(
                 f"verifier {name!r} under exact=True: its tokens depend on what is drafted; choose 'coupled', or "
                 "load the target without exact"
             )
-        agree(drafting.drafter, rule)  # before memory is looked at
+        agree(drafting.drafter, chosen)  # before memory is looked at
         length = max_length
         if length is None:
             length = min(LONGEST, room(target, drafting.drafter.max_nodes(plan.max_draft_tokens)))
@@ -103,7 +103,7 @@ class Engine:
         self.decoder = Decoder(
             target=runnable(target),
             drafter=drafting.drafter,
-            verifier=rule,
+            verifier=chosen,
             plan=self._watch or plan,
             rows=batch_size,
             max_length=length,
@@ -132,8 +132,9 @@ class Engine:
         params: ParamsLike = None,
         *,
         criterion: Criterion | None = None,
-        rules: Sequence[Rule] = (),
+        constraints: Sequence[Constraint] = (),
         name: str | None = None,
+        rules: Sequence[Constraint] = (),
     ) -> Stream:
         """Queue one prompt or several; their stream.
 
@@ -141,12 +142,13 @@ class Engine:
         - ``params`` (None, which is ``SamplingParams()``): one for all prompts, whose seed is then split per prompt and
           sample; or one per prompt, whose seed is split per sample only. Sample 0 of prompt 0 keeps the seed.
         - ``criterion`` (None): called with the tokens of each completion as each arrives; true ends it there.
-        - ``rules`` (none): what else only the host can say of their tokens; asked after those of ``params``.
+        - ``constraints`` (none): further constraints, applied after those of ``params``; ``rules`` is a deprecated
+          name for them.
         - ``name`` (None): what logs call these prompts; None numbers them in the order of all submissions, from 0.
 
         Raises ValueError naming the prompt, before anything is queued.
         """
-        asked = prepare(self.target, self.decoder, prompts, params, criterion, rules)
+        asked = prepare(self.target, self.decoder, prompts, params, criterion, (*constraints, *rules))
         completions = [one.completion for one in asked]
         pieces: deque[Piece] = deque()
         tickets = [self._scheduler.submit(one.request, sequence=one.completion.sequence) for one in asked]

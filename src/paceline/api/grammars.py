@@ -8,9 +8,9 @@ from paceline.api.completion import Criterion
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.structured import StructuredOutputs
-from paceline.constraints.external_processors import rule_of
+from paceline.constraints.external_processors import constraint_of
 from paceline.constraints.grammar import TextGrammar, describe, spelling_of
-from paceline.core.constraint import Rule
+from paceline.core.constraint import Constraint
 from paceline.text.tokenizer import Tokenizer
 
 MOST_COMPILED = 32  # grammars that are kept for a tokenizer
@@ -20,10 +20,10 @@ _COMPILED: WeakKeyDictionary[Tokenizer, OrderedDict[tuple[StructuredOutputs, fro
 )
 
 
-def rules_of(target: Loaded, params: SamplingParams) -> tuple[Rule, ...]:
+def constraints_of(target: Loaded, params: SamplingParams) -> tuple[Constraint, ...]:
     """The rules of ``params``. Raises ValueError for a grammar that cannot be followed, saying why."""
     grammar = grammar_of(target, params)
-    return (*(() if grammar is None else (grammar,)), *map(rule_of, params.logits_processors or ()))
+    return (*(() if grammar is None else (grammar,)), *map(constraint_of, params.logits_processors or ()))
 
 
 def grammar_of(target: Loaded, params: SamplingParams) -> TextGrammar | None:

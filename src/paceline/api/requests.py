@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from paceline.api.completion import Completion, Criterion
-from paceline.api.grammars import closing, rules_of
+from paceline.api.grammars import closing, constraints_of
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
 from paceline.api.prompts import Prompts, encode, split
-from paceline.core.constraint import Rule
+from paceline.core.constraint import Constraint
 from paceline.core.guidance import Guidance
 from paceline.core.noise import split_seed
 from paceline.core.request import Request
@@ -34,11 +34,11 @@ def prepare(
     prompts: Prompts,
     params: ParamsLike,
     criterion: Criterion | None,
-    rules: Sequence[Rule] = (),
+    constraints: Sequence[Constraint] = (),
 ) -> list[Prepared]:
     """Every sample of every prompt, checked; ``Engine.submit`` says how seeds are split. Raises ValueError.
 
-    ``rules`` come after those of the parameters.
+    ``constraints`` come after those of the parameters.
     """
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
@@ -53,7 +53,7 @@ def prepare(
         try:
             requests.append(
                 [
-                    _request(target, decoder, tokens, option, split_seed(base, first + at), rules, sample=at)
+                    _request(target, decoder, tokens, option, split_seed(base, first + at), constraints, sample=at)
                     for at in range(option.n)
                 ]
             )
@@ -110,7 +110,7 @@ def _request(
     tokens: list[int],
     params: SamplingParams,
     seed: int,
-    rules: Sequence[Rule],
+    constraints: Sequence[Constraint],
     *,
     sample: int,
 ) -> Request:
@@ -127,7 +127,7 @@ def _request(
         sampling=params.sampling(seed),
         processing=processing(target, params),
         guidance=guided,
-        rules=(*rules_of(target, params), *rules),
+        constraints=(*constraints_of(target, params), *constraints),
         stop_tokens=stop_tokens(target, params),
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,

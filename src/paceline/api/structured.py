@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from paceline.constraints.external_processors import rule_of
+from paceline.constraints.external_processors import constraint_of
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 NOT_TAKEN = ("disable_additional_properties", "structural_tag")  # of vLLM's
@@ -92,7 +92,7 @@ def read_processors(value: object) -> tuple[object, ...] | None:
         raise ValueError(f"logits_processors={value!r}: give a list of logits processors")
     for index, one in enumerate(value):
         try:
-            rule_of(one)
+            constraint_of(one)
         except ValueError as error:
             raise ValueError(f"logits_processors[{index}]: {error}") from error
     return tuple(value) or None

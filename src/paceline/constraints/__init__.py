@@ -1,1 +1,1 @@
-"""What tokens may come, as the host says: the lane on which it is asked, grammars, and processors of others."""
+"""Constraints on tokens that run on the host: grammars and external logits processors."""

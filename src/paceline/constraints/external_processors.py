@@ -1,6 +1,6 @@
-"""Logits processors that somebody else wrote, as rules: objects of transformers, and callables in the way of vLLM.
+"""External logits processors as constraints: objects of transformers, and callables with vLLM's signature.
 
-Called on the host once for every node of a draft, with that node's own text. Knows nothing of drafts.
+Called on the host once for every node of a draft, with that node's own prefix.
 """
 
 import inspect
@@ -10,13 +10,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from paceline.core.constraint import Processor, Rule
+from paceline.core.constraint import Constraint, Processor
 
 _REQUIRED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @final
-class TransformersRule(Rule):
+class TransformersConstraint(Constraint):
     """Calls ``processor`` with input_ids [1, L] and scores [1, V], as transformers does for one row; it gives scores.
 
     ``shown`` (None: the prompt) stands in place of the prompt in input_ids, as a padded one does. ``name`` (None: its
@@ -36,7 +36,7 @@ class TransformersRule(Rule):
 
 
 @final
-class VllmRule(Rule):
+class VllmConstraint(Constraint):
     """Calls ``processor`` with the ids of the prompt, those of the output so far, and logits [V]; it gives logits."""
 
     def __init__(self, processor: Callable[..., Any]) -> None:
@@ -47,8 +47,8 @@ class VllmRule(Rule):
         return _InLists(self._processor, len(prompt))
 
 
-def rule_of(processor: object) -> Rule:
-    """``processor`` as a rule, by how many arguments it needs: two as in transformers, three as in vLLM.
+def constraint_of(processor: object) -> Constraint:
+    """``processor`` as a constraint, by how many arguments it needs: two as in transformers, three as in vLLM.
 
     Raises ValueError, naming it, for anything else.
     """
@@ -60,9 +60,9 @@ def rule_of(processor: object) -> Rule:
         raise ValueError(f"{name_of(processor)} does not say what arguments it takes: wrap it in a function") from error
     needed = [one for one in parameters if one.kind in _REQUIRED and one.default is inspect.Parameter.empty]
     if len(needed) == 2:
-        return TransformersRule(processor)
+        return TransformersConstraint(processor)
     if len(needed) == 3:
-        return VllmRule(processor)
+        return VllmConstraint(processor)
     raise ValueError(
         f"{name_of(processor)} takes {len(needed)} arguments: give a logits processor of two, (input_ids, scores), or "
         "three, (prompt ids, output ids, logits)"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.constraint import Grammar, Rule
+from paceline.core.constraint import Constraint, Grammar
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def describe(kind: str, value: object, *, spaces: Mapping[str, object]) -> str:
 
 
 @final
-class TextGrammar(Rule):
+class TextGrammar(Constraint):
     """The text of what follows a prompt must be one that ``definition`` describes; ``ends`` are what may follow it.
 
     ``definition`` is llguidance's own, as its ``grammar_from`` makes it. Raises GrammarError naming what it does not
@@ -130,7 +130,7 @@ class TextGrammarState(Grammar):
         _check(self._matcher)
         return taken == 1
 
-    def retreat(self, count: int) -> None:
+    def rollback(self, count: int) -> None:
         """The end of the text is the last to be taken back."""
         if self._ended:
             self._ended = False

@@ -1,7 +1,7 @@
-"""The host lane of a step: rules of requests, asked at every node of their drafts. Knows no models and no grammars.
+"""Constraints that the host applies, at every node of a draft: grammars and external logits processors.
 
-Rows without rules pass by it, and while no row has any it does nothing at all. R rows, r rows of a kind, N nodes,
-D depth, V vocabulary.
+While no row has any, nothing is done and nothing is read from the device. R rows, r rows of a kind, N nodes, V
+vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,10 +23,10 @@ from paceline.core.tree import Draw, Tree, path_tokens
 
 @dataclass(slots=True, kw_only=True)
 class _RowConstraints:
-    """The rules of one row's text."""
+    """The constraints of one row."""
 
     request: Request
-    seen: int  # tokens, prompt included, that the grammars have been told of
+    seen: int  # tokens, prompt included, that the grammars have advanced by
     grammars: list[Grammar] = field(default_factory=list[Grammar])
     processors: list[Processor] = field(default_factory=list[Processor])
 
@@ -37,10 +37,10 @@ _Masks: TypeAlias = "tuple[list[int], Tensor] | Exception"
 
 @final
 class HostConstraints:
-    """What rules demand of the rows of one batch. Where it ``replaces`` drafts, text that must come is drafted instead.
+    """The constraints of the rows of one batch. Where it ``replaces`` drafts, forced tokens are drafted instead.
 
-    A rule that raises fails its row alone: the row goes on without any until somebody takes ``failures``, by row, and
-    releases it; its tokens from that step on mean nothing.
+    A constraint that raises fails its row alone: the error is kept in ``failures`` until it is taken, and the row goes
+    on unconstrained until it is released; its tokens from that step on are to be dropped.
     """
 
     def __init__(self, *, batch: Batch, replaces: bool = False) -> None:
@@ -54,31 +54,31 @@ class HostConstraints:
 
     @property
     def busy(self) -> bool:
-        """Whether any row has rules: such steps read from the device, and cannot be recorded."""
+        """Whether any row has constraints: such steps read from the device, and cannot be recorded."""
         return bool(self._rows)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
-        """Begin the rules of ``requests``. What one raises is raised, and then nothing has changed."""
-        begun = {row: _begin(request) for row, request in zip(rows, requests, strict=True) if request.rules}
+        """Start the constraints of ``requests``. If one raises, nothing has changed."""
+        begun = {row: _begin(request) for row, request in zip(rows, requests, strict=True) if request.constraints}
         self.release(rows)
         self._rows.update(begun)
 
     def release(self, rows: Iterable[int]) -> None:
-        """Rows that ask for nothing any more."""
+        """Drop the constraints of ``rows``."""
         for row in rows:
             self._rows.pop(row, None)
             self.failures.pop(row, None)
 
     def take_failures(self) -> dict[int, Exception]:
-        """What rules have raised since this was asked, by row."""
+        """What constraints have raised since the last call, by row."""
         failures, self.failures = self.failures, {}
         return failures
 
     def prune(self, tree: Tree) -> Tree:
-        """``tree`` as rules allow it, before it is scored; what grammars allow after it is found out meanwhile.
+        """``tree`` without the nodes that a grammar forbids; token masks are computed while the target runs.
 
-        Nodes that a grammar forbids are not valid. The others stay as they were drawn, from distributions that
-        ``process`` restricts to what was allowed: that is the distribution of a token given that it was not forbidden.
+        The remaining nodes have the distribution that they were drawn from, given that the token is allowed; verifiers
+        restrict draft probabilities accordingly.
         """
         self._drafts.clear()
         if not self._rows:
@@ -233,7 +233,7 @@ class HostConstraints:
 
 def _begin(request: Request) -> _RowConstraints:
     text = _RowConstraints(request=request, seen=len(request.tokens))
-    for rule in request.rules:
+    for rule in request.constraints:
         state = rule.begin(request.tokens)
         if isinstance(state, Grammar):
             text.grammars.append(state)

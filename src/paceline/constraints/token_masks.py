@@ -103,11 +103,11 @@ def _advance(grammars: Sequence[Grammar], token: int) -> bool:
     for place, grammar in enumerate(grammars):
         if not grammar.advance(token):
             for before in grammars[:place]:
-                before.retreat(1)
+                before.rollback(1)
             return False
     return True
 
 
 def _retreat(grammars: Sequence[Grammar], count: int) -> None:
     for grammar in grammars:
-        grammar.retreat(count)
+        grammar.rollback(count)

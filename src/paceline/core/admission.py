@@ -1,4 +1,7 @@
-"""Which rows begin anew, and from what. Decided on the host, outside the step."""
+"""Admission: which rows are given to new requests, and what their caches copy.
+
+Decided on the host, outside the step.
+"""
 
 from dataclasses import dataclass
 from typing import final
@@ -9,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """The first ``length`` tokens of ``row`` as they lie in the caches, for a request that begins with them."""
+    """The first ``length`` tokens of ``row`` in the caches, for a request that begins with them."""
 
     row: int
     length: int
@@ -17,7 +20,7 @@ class Prefix:
 
 @final
 class Admission:
-    """Rows [B] being given to requests whose texts lie in the batch; ``prefixes`` says what is copied, not read.
+    """Rows [B] given to requests whose prompts are in the batch; ``prefixes`` says what is copied instead of read.
 
     ``lengths`` are those of the prompts. A row whose prefix is empty starts from nothing.
     """

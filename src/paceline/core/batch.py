@@ -244,7 +244,7 @@ class Batch:
         return gather_logprobs(scores.raw_logits.gather(1, at), warped, tokens, self._num_logprobs)
 
     def _no_draft_reasons(self, tree: Tree) -> Tensor:
-        """Why each row's tree has the root alone [R], values of NoDraft; asked before the text grows."""
+        """Why each row's tree has the root alone [R], values of NoDraft; computed before tokens are appended."""
         none = torch.where(self.limit - self.length <= 1, int(NoDraft.LIMIT), int(tree.no_draft_reason))
         none = torch.where(self.num_draft == 0, int(NoDraft.CAPPED), none)
         if tree.num_nodes == 1:

@@ -1,4 +1,4 @@
-"""Keys and values in fixed slots that only ever commit. Knows nothing of text, trees' tokens or attention.
+"""The key-value cache: fixed slots per row, of which only ``commit`` makes any permanent.
 
 L layers, R rows, S slots (capacity), H key-value heads, E head size; B rows of a view, n nodes, D path depth.
 Slots below a row's length are committed; those above are scratch, free to be overwritten, so rejecting needs no code.

@@ -1,7 +1,7 @@
-"""What a request may demand of its tokens that only the host can say: grammars, and processors that others wrote.
+"""Constraints of a request that run on the host: grammars and external logits processors.
 
-A rule is immutable and belongs to a request; what it begins is the state of one text. Knows nothing of rows, drafts or
-where the host asks. V vocabulary of the target.
+A constraint is immutable and belongs to a request; ``begin`` makes the state for one sequence. V vocabulary of the
+target.
 """
 
 from abc import ABC, abstractmethod
@@ -11,30 +11,30 @@ from torch import Tensor
 
 
 class Grammar(ABC):
-    """Which tokens may follow, of one text. It is asked by one thread at a time, not always by the same."""
+    """Which tokens may follow in one sequence. Called by one thread at a time, not always by the same."""
 
     @abstractmethod
     def advance(self, token: int) -> bool:
-        """Go on by ``token``; False, and nothing has changed, where it may not follow.
+        """Advance by ``token``; returns False, and changes nothing, where it may not follow.
 
-        After a token that ends the text nothing may follow.
+        After a token that ends the sequence nothing may follow.
         """
 
     @abstractmethod
-    def retreat(self, count: int) -> None:
-        """Take back the last ``count`` tokens that it went on by."""
+    def rollback(self, count: int) -> None:
+        """Undo the last ``count`` tokens."""
 
     def forced(self) -> Sequence[int]:
-        """Tokens that will probably come next, because their text must; a good draft, and no more than that."""
+        """Tokens that are likely to come next, because their text is forced: a good draft, and no promise."""
         return ()
 
     @abstractmethod
     def allowed(self) -> Tensor:
-        """Which tokens may follow, bool [n] on the CPU; from n on none may. No token at all: the text is complete."""
+        """Which tokens may follow, bool [n] on the CPU; ids from n on may not. None at all: the text is complete."""
 
 
 class Processor(ABC):
-    """What is done to the logits of one text."""
+    """A logits processor of one sequence."""
 
     @abstractmethod
     def process(self, tokens: Tensor, logits: Tensor) -> Tensor:
@@ -44,9 +44,12 @@ class Processor(ABC):
         """
 
 
-class Rule(ABC):
-    """One demand of a request."""
+class Constraint(ABC):
+    """A constraint of a request."""
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> Grammar | Processor:
-        """The state of a text that begins with ``prompt``."""
+        """The state of a sequence that begins with ``prompt``."""
+
+
+Rule = Constraint  # deprecated name

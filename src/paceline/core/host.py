@@ -1,4 +1,4 @@
-"""Where tensors cross to the host. Nothing inside a step may call this."""
+"""Transfers from the device to the host. Nothing inside a step may call these."""
 
 from typing import cast
 

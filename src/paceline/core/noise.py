@@ -1,4 +1,4 @@
-"""Random choices as a pure function of a key, so that nothing depends on a generator's history.
+"""Counter-based random numbers: every choice is a function of its key, never of a generator's history.
 
 Philox4x32-10 (Salmon et al., SC'11) in 64-bit integer tensor arithmetic. Knows nothing of models or verifiers.
 V vocabulary; keys have any shape [...].
@@ -156,7 +156,7 @@ def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def split_seed(seed: int, index: int) -> int:
-    """A seed for the ``index``-th of several texts that were given one seed; index 0 keeps it (splitmix64)."""
+    """A seed for the ``index``-th of several sequences that share one seed; index 0 keeps it (splitmix64)."""
     if index == 0:
         return seed
     mask = (1 << 64) - 1

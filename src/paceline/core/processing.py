@@ -1,4 +1,4 @@
-"""What is done to logits before temperature and filters: biases, bans and penalties, at every node with its own path.
+"""Logits processors before temperature and filters: biases, bans and penalties, at every node with its own path.
 
 Knows nothing of trees, drafts or models. R rows, n nodes, d drafted tokens on the way to a node, V vocabulary, S biased
 sequences and L their length, E tokens that come later, T text capacity.
@@ -23,7 +23,7 @@ COLUMNS = {  # of a state, and the fields that they hold
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What stands before a node: the row's text, and the drafted tokens on the way."""
+    """The tokens before a node: the row's sequence, and the drafted tokens on its path."""
 
     tokens: Tensor  # [R, T]
     length: Tensor  # [R]
@@ -72,7 +72,7 @@ class ProcessingState:
         self._flag()
 
     def assign(self, rows: Sequence[int], options: Sequence[Processing], prompts: Sequence[Sequence[int]]) -> None:
-        """Give rows their processors, their texts being ``prompts`` so far."""
+        """Give rows their processors; their sequences are ``prompts`` so far."""
         index = torch.tensor(list(rows), device=self.device)
         for row, option in zip(rows, options, strict=True):
             self.rows[row] = option
@@ -223,7 +223,7 @@ class ProcessingState:
         return scores - frequency * counts - presence * (counts > 0)
 
     def _ngram_repeats(self, text: Text) -> Tensor:
-        """Tokens [R, n, V] that would complete a run of tokens that stands in the text already."""
+        """Tokens [R, n, V] that would repeat an n-gram of the sequence."""
         rows, nodes, depth = text.drafted.shape
         column = torch.arange(text.tokens.shape[1] + depth, device=self.device).expand(rows, nodes, -1)
         whole = text.at(column)

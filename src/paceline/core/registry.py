@@ -1,4 +1,4 @@
-"""Names to classes, imported only when asked for: a table of one's own, and what installed packages add to it.
+"""Registries of names to classes, imported on demand: built-in ones and those of installed packages.
 
 Knows nothing of what the classes do.
 """

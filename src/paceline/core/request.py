@@ -1,10 +1,10 @@
-"""What is asked for one text, as values. Knows nothing of rows, tensors or models."""
+"""One request, as values: prompt, limits, sampling, logits processors, constraints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from paceline.core.constraint import Rule
+from paceline.core.constraint import Constraint
 from paceline.core.guidance import Guidance
 from paceline.core.sampling import Sampling
 
@@ -75,20 +75,20 @@ class Processing:
 
     @property
     def counts(self) -> bool:
-        """Whether it matters which tokens stand in the text."""
+        """Whether it matters which tokens the sequence has."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One text to continue. Raises ValueError on an empty prompt or counts out of range."""
+    """One sequence to continue. Raises ValueError on an empty prompt or counts out of range."""
 
     tokens: Sequence[int]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     processing: Processing = field(default_factory=Processing)
     guidance: Guidance | None = None
-    rules: tuple[Rule, ...] = ()  # what only the host can say of its tokens
+    constraints: tuple[Constraint, ...] = ()  # that the host applies
     stop_tokens: Sequence[int] = ()
     min_tokens: int = 0  # no stop token is chosen before this many
     logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for

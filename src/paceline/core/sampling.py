@@ -15,7 +15,7 @@ COLUMNS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutof
 
 
 class FilterOrder(IntEnum):
-    """Where min-p stands among the filters. What it drops is the same, but not what top-p then reaches with."""
+    """Where min-p is applied among the filters: it drops the same tokens, but changes what top-p then keeps."""
 
     TRANSFORMERS = 0  # top-k, top-p, min-p
     VLLM = 1  # min-p, top-k, top-p

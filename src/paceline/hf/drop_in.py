@@ -168,7 +168,7 @@ def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result
             [prompt],
             replace(params, seed=split_seed(seed, row)),
             criterion=job.stopping.criterion(row),
-            rules=job.processors.rules(row, job.padded[row].tolist()),
+            constraints=job.processors.constraints(row, job.padded[row].tolist()),
             name=f"row {row}",
         )  # one request per row, because criteria are per row
         for row, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers.generation import logits_process as known
 
 from paceline.api.generation_fields import Values
-from paceline.constraints.external_processors import TransformersRule, name_of, rule_of
-from paceline.core.constraint import Rule
+from paceline.constraints.external_processors import TransformersConstraint, constraint_of, name_of
+from paceline.core.constraint import Constraint
 
 # Where an option would create a processor of the same type, transformers puts the caller's in its position.
 BY_OPTION: dict[type, str] = {
@@ -53,10 +53,10 @@ class Processors:
         self._allowed: Callable[..., Any] | None = allowed
         for index, processor in enumerate(self._given):
             try:
-                rule = rule_of(processor)
+                rule = constraint_of(processor)
             except ValueError as error:
                 raise ValueError(f"logits_processor[{index}]: {error}") from error
-            if not isinstance(rule, TransformersRule):
+            if not isinstance(rule, TransformersConstraint):
                 raise ValueError(
                     f"logits_processor[{index}], {name_of(processor)}: give a processor of (input_ids, scores)"
                 )
@@ -81,11 +81,11 @@ class Processors:
                     f"with one at a time: give one prompt, not {num_rows} rows"
                 )
 
-    def rules(self, row: int, padded: Sequence[int]) -> tuple[Rule, ...]:
+    def constraints(self, row: int, padded: Sequence[int]) -> tuple[Constraint, ...]:
         """The constraints of ``row``; processors see its prompt as ``padded``."""
         own = [] if self._allowed is None else [self._constrained(self._allowed, row)]
         return tuple(
-            TransformersRule(partial(self._call, processor, row), shown=padded, name=name_of(processor))
+            TransformersConstraint(partial(self._call, processor, row), shown=padded, name=name_of(processor))
             for processor in (*own, *self._given)
         )
 
