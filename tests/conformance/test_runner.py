@@ -14,8 +14,10 @@ from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs
+from tests.engine.wrapped import Breaking
 from tests.harness import decoder_for, expected, request, tiny_drafter
 
+POISON = 59
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 READERS = {"sync": SyncReader, "async": AsyncReader}
 
@@ -108,6 +110,16 @@ def test_a_row_takes_no_part_in_steps_until_its_prompt_is_read(monkeypatch):
     while result.num_running:
         result = runner.take(runner.launch(), [0, 1])
     assert [runner.sequences[row] for row in (0, 1)] == [[*one.tokens, *expected(one)] for one in (first, second)]
+
+
+def test_a_row_whose_admission_failed_does_not_serve_its_former_sequence(monkeypatch):
+    monkeypatch.setattr(decode, "CHUNK", 4)
+    target = Breaking(tiny.target()[1], RuntimeError("poisoned"), poison=POISON)
+    made = scheduler(tiny_drafter("none", tiny.target()[1]), target=target, rows=1)
+    again, broken = request(LONG, max_tokens=8), request([*[50] * 12, POISON, 1], max_tokens=2)
+    serve(made, [again])
+    assert [one.error is not None for one in serve(made, [broken])[2]] == [True]
+    assert serve(made, [again])[1] == [expected(again)]
 
 
 def test_recordings_with_a_failed_drafter_are_not_replayed(monkeypatch):

@@ -1,6 +1,6 @@
 """Mutants of what users call: requests, stop strings, the scheduler."""
 
-from tests.mutants.mutant import FORKS, GENERATE, SCHEDULER, STATISTICS, STOPS, Mutant
+from tests.mutants.mutant import FORKS, GENERATE, RUNNER, SCHEDULER, STATISTICS, STOPS, Mutant
 
 MUTANTS = (
     Mutant(
@@ -64,7 +64,7 @@ MUTANTS = (
         "engine.runner:Runner.begin",
         "$sequences.pop($row, None)",
         "pass",
-        (f"{SCHEDULER}::test_nobody_copies_from_a_row_whose_admission_failed",),
+        (RUNNER,),
     ),
     Mutant(
         "a row is taken to hold less than it does",
