@@ -147,7 +147,7 @@ def _ratio(base: str, other: str) -> Any:
     return lambda record: estimate(paired_ratios(record["seconds"][base], record["seconds"][other]))
 
 
-gain, control = _ratio(WHOLE, RESUMED), _ratio(RESUMED, AGAIN)
+saving, control = _ratio(WHOLE, RESUMED), _ratio(RESUMED, AGAIN)
 MS = number(".2f")
 COLUMNS: list[Column[Record]] = [
     Column(heading="exit", get=lambda record: record["cell"]["exit_layer"]),
@@ -161,7 +161,7 @@ COLUMNS: list[Column[Record]] = [
         get=lambda record: Cell(**record["cell"]).avoided(record["num_layers"]),
         form=number(".0%"),
     ),
-    Column(heading="gain", get=gain, form=interval(".3f", "{} [{}, {}]")),
+    Column(heading="saving", get=saving, form=interval(".3f", "{} [{}, {}]")),
     Column(heading="control", get=lambda record: f"{control(record).value:.3f}{' (void)' if record['void'] else ''}"),
 ]
 NOTES = [
@@ -233,7 +233,7 @@ class Resume(Study):
                 for rows in sorted({record["cell"]["num_rows"] for record in here}):
                     own = [record for record in here if record["cell"]["num_rows"] == rows]
                     drawing.error_bars(
-                        place, [record["cell"]["exit_layer"] for record in own], list(map(gain, own)), plural(rows)
+                        place, [record["cell"]["exit_layer"] for record in own], list(map(saving, own)), plural(rows)
                     )
                 drawing.baseline(place)
                 drawing.finish(place, x="layers before the exit")

@@ -174,8 +174,8 @@ def test_scores_are_those_of_the_model():
     text = PROMPTS[2]
     found = paceline.score(loaded, [text[:1]], [text[1:]])[0]
     with torch.no_grad():
-        law = opt()(torch.tensor([text])).logits[0].log_softmax(-1)
-    wanted = [float(law[at, token]) for at, token in enumerate(text[1:])]
+        distribution = opt()(torch.tensor([text])).logits[0].log_softmax(-1)
+    wanted = [float(distribution[at, token]) for at, token in enumerate(text[1:])]
     assert list(found.logprobs) == pytest.approx(wanted, abs=1e-4)
 
 

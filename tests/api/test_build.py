@@ -306,9 +306,9 @@ class Branching(NgramDrafter.__base__):
 def test_trees_for_a_rule_of_chains_name_rules_that_follow_trees():
     with pytest.raises(
         ValueError, match="Branching proposes trees; choose a verifier that follows trees, such as"
-    ) as told:
+    ) as seen_results:
         agree(Branching(), build_verifier("rejection"))
-    named = re.findall(r"'(\w+)'", str(told.value))
+    named = re.findall(r"'(\w+)'", str(seen_results.value))
     assert named and all(build_verifier(name).branches for name in named)
 
 

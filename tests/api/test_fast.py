@@ -37,7 +37,7 @@ def test_texts_and_scores_are_the_eager_ones():
         assert own.logprobs == pytest.approx(other.logprobs, abs=1e-9)
 
 
-def test_engines_run_the_kernel_unless_told_otherwise():
+def test_engines_run_the_kernel_unless_reported_otherwise():
     target = load(pair().target, device="cpu")
     engine = Engine(target, drafter=pair().draft, max_length=32)
     assert isinstance(engine.decoder.target.unguided, CpuDecoder)

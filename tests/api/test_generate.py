@@ -220,12 +220,12 @@ def test_noise_is_independent_between(case, monkeypatch):
     """Neighbours in pairs: their joint law is the product of the target's."""
     monkeypatch.setattr("paceline.api.requests.secrets.randbits", lambda bits: 123456789)
     make, prompts = INDEPENDENT[case]
-    tokens, law = first_tokens(make(), prompts)
+    tokens, distribution = first_tokens(make(), prompts)
     counts = torch.bincount(3 * tokens[::2] + tokens[1::2], minlength=9).double()
     assert counts.sum() == 800
-    assert deviation(counts, torch.outer(law, law).flatten()) < 4
+    assert deviation(counts, torch.outer(distribution, distribution).flatten()) < 4
     apart = torch.bincount(3 * tokens[1:-1:2] + tokens[2::2], minlength=9).double()
-    assert deviation(apart, torch.outer(law, law).flatten()) < 4
+    assert deviation(apart, torch.outer(distribution, distribution).flatten()) < 4
 
 
 # Streams.

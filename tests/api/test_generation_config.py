@@ -212,7 +212,7 @@ def test_object_its_dict_and_its_file_mean_the_same(case, tmp_path):
     assert from_generation_config(GenerationConfig.from_pretrained(tmp_path)) == params
 
 
-LAWS = [
+DISTRIBUTIONS = [
     SAMPLE,
     dict(SAMPLE, top_k=0, typical_p=0.5),
     dict(SAMPLE, typical_p=0.9, temperature=1.4),
@@ -229,8 +229,8 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize("fields", LAWS, ids=",".join)
-def test_law_of_a_token_is_the_one_of_transformers(model, fields):
+@pytest.mark.parametrize("fields", DISTRIBUTIONS, ids=",".join)
+def test_distribution_of_a_token_is_the_one_of_transformers(model, fields):
     _, theirs = processors(model, GenerationConfig(**fields))
     logits = 3 * torch.randn(8, tiny.VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = theirs(torch.ones(8, 3, dtype=torch.long), logits.clone()).softmax(-1)

@@ -208,24 +208,24 @@ def test_streamer_gets_what_transformers_streams(drafting):
 # Sampling: the law of two tokens together, exactly, beside what many sequences of one call show.
 
 
-def law_of_two(model, ids, top_k):
+def distribution_of_two(model, ids, top_k):
     """Exact probabilities [V, V] of the next two tokens, from transformers' logits."""
 
-    def law(texts):
+    def probs(texts):
         logits = model(texts).logits[:, -1].detach()
         least = logits.topk(top_k).values[:, -1:]
         return logits.masked_fill(logits < least, -torch.inf).softmax(-1)
 
-    first = law(ids)[0]
-    second = law(torch.cat((ids.expand(len(first), -1), torch.arange(len(first))[:, None]), dim=1))
+    first = probs(ids)[0]
+    second = probs(torch.cat((ids.expand(len(first), -1), torch.arange(len(first))[:, None]), dim=1))
     return first[:, None] * second
 
 
-def p_value(counts, law):
+def p_value(counts, probs):
     """Of a chi-square test; outcomes outside the law have none."""
-    if counts[law == 0].any():
+    if counts[probs == 0].any():
         return 0.0
-    counts, expected = counts[law > 0].double(), law[law > 0] * counts.sum()
+    counts, expected = counts[probs > 0].double(), probs[probs > 0] * counts.sum()
     statistic = ((counts - expected) ** 2 / expected).sum()
     return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2))
 
@@ -242,7 +242,7 @@ SAMPLING = dict(do_sample=True, top_k=3, max_new_tokens=2, num_return_sequences=
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("way", SAMPLED)
-def test_sampled_tokens_have_the_law_of_transformers(way, batch):
+def test_sampled_tokens_have_the_distribution_of_transformers(way, batch):
     model, assistant = tiny.llama(), tiny.llama()
     with torch.no_grad():
         assistant = tiny.noisy(assistant, 0.1)
@@ -252,22 +252,30 @@ def test_sampled_tokens_have_the_law_of_transformers(way, batch):
     torch.manual_seed(5)
     found = hf.generate(model, **inputs, **SAMPLING, **options)[:, 7:].view(batch, NUM_SAMPLES, 2)
     for row in range(batch):
-        law = law_of_two(model, inputs["input_ids"][row : row + 1, inputs["attention_mask"][row] == 1], top_k=3)
-        assert int((law > 0).sum()) >= 9 and float(law.max()) < 0.9
+        probs = distribution_of_two(
+            model, inputs["input_ids"][row : row + 1, inputs["attention_mask"][row] == 1], top_k=3
+        )
+        assert int((probs > 0).sum()) >= 9 and float(probs.max()) < 0.9
         index = found[row, :, 0] * tiny.VOCAB + found[row, :, 1]
-        assert p_value(index.bincount(minlength=tiny.VOCAB**2).view_as(law), law) > 1e-4
+        assert p_value(index.bincount(minlength=tiny.VOCAB**2).view_as(probs), probs) > 1e-4
         # Neighbours among the sequences are independent: the same test on pairs of their first tokens.
         pairs = found[row, ::2, 0] * tiny.VOCAB + found[row, 1::2, 0]
-        first = law.sum(1)
-        assert p_value(pairs.bincount(minlength=tiny.VOCAB**2).view_as(law), first[:, None] * first) > 1e-4
+        first = probs.sum(1)
+        assert p_value(pairs.bincount(minlength=tiny.VOCAB**2).view_as(probs), first[:, None] * first) > 1e-4
 
 
-def test_the_law_test_finds_another_temperature():
+def test_the_distribution_test_finds_another_temperature():
     model = tiny.llama()
     torch.manual_seed(5)
     found = hf.generate(model, [[1, 2, 3]], **SAMPLING, temperature=2.0)[:, 3:]
-    law = law_of_two(model, torch.tensor([[1, 2, 3]]), top_k=3)
-    assert p_value((found[:, 0] * tiny.VOCAB + found[:, 1]).bincount(minlength=tiny.VOCAB**2).view_as(law), law) < 1e-4
+    probs = distribution_of_two(model, torch.tensor([[1, 2, 3]]), top_k=3)
+    assert (
+        p_value(
+            (found[:, 0] * tiny.VOCAB + found[:, 1]).bincount(minlength=tiny.VOCAB**2).view_as(probs),
+            probs,
+        )
+        < 1e-4
+    )
 
 
 def test_torch_manual_seed_reproduces_what_is_sampled():

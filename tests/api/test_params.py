@@ -229,7 +229,7 @@ def test_values_are_stored_in_one_form(case):
     assert (params.stop_strings, params.stop_tokens) == (params.stop, params.stop_token_ids)
 
 
-def test_law_is_that_of_the_parameters_with_the_seed_of_the_caller():
+def test_distribution_is_that_of_the_parameters_with_the_seed_of_the_caller():
     params = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, seed=3)
     assert params.sampling(11) == Sampling(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, seed=11)
     assert SamplingParams(temperature=0).sampling(0) == Sampling()

@@ -101,7 +101,7 @@ def logits_of(prompt, tokens):
     return logits[len(prompt) - 1 : -1].clone()
 
 
-def law_of_transformers(fields, num_prompt):
+def distribution_of_transformers(fields, num_prompt):
     """(text, logits [V]) -> log-probabilities [V]."""
     model = gpt2()[0]
     config = GenerationConfig(**{"do_sample": True, "top_k": 0, **fields})
@@ -112,7 +112,7 @@ def law_of_transformers(fields, num_prompt):
     return lambda text, logits: own(torch.tensor([text]), logits[None].clone())[0].log_softmax(-1)
 
 
-def law_of_vllm(
+def distribution_of_vllm(
     *,
     logit_bias=None,
     allowed_token_ids=None,
@@ -128,7 +128,7 @@ def law_of_vllm(
 ):
     """The same by vLLM's sampler: mask, bias, penalties of prompt and output, temperature, min-p, top-k, top-p."""
 
-    def law(text, logits):
+    def distribution(text, logits):
         logits = logits.numpy().copy()
         if allowed_token_ids:
             logits[[token for token in range(len(logits)) if token not in allowed_token_ids]] = -np.inf
@@ -152,16 +152,18 @@ def law_of_vllm(
         with np.errstate(divide="ignore"):
             return torch.from_numpy(np.log(weights / weights.sum()))
 
-    return law
+    return distribution
 
 
-def check(results, law_for):
-    """Every chosen token, and the 20 likeliest, have the log-probabilities of ``law_for`` (number in the prompt)."""
+def check(results, distribution_for):
+    """Every chosen token, and the 20 likeliest, have the log-probabilities of ``distribution_for`` (number in the
+    prompt).
+    """
     for result in results:
         prompt, tokens = list(result.prompt_tokens), list(result.tokens)
-        law = law_for(len(prompt))
+        distribution = distribution_for(len(prompt))
         for at, (logits, found) in enumerate(zip(logits_of(prompt, tokens), result.logprobs, strict=True)):
-            wanted = law([*prompt, *tokens[:at]], logits)
+            wanted = distribution([*prompt, *tokens[:at]], logits)
             assert abs(found.raw - float(logits.log_softmax(-1)[tokens[at]])) < 1e-9
             assert abs(found.processed - float(wanted[tokens[at]])) < 1e-9, (at, tokens[at])
             best = wanted.sort(descending=True, stable=True)
@@ -180,14 +182,14 @@ def run(way, fields):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", THEIRS)
-def test_law_is_softmax_of_transformers_processors(case, way):
-    check(run(way, THEIRS[case]), lambda num_prompt: law_of_transformers(THEIRS[case], num_prompt))
+def test_distribution_is_softmax_of_transformers_processors(case, way):
+    check(run(way, THEIRS[case]), lambda num_prompt: distribution_of_transformers(THEIRS[case], num_prompt))
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", VLLM)
-def test_law_is_that_of_vllm(case, way):
-    check(run(way, VLLM[case]), lambda num_prompt: law_of_vllm(**VLLM[case], num_prompt=num_prompt))
+def test_distribution_is_that_of_vllm(case, way):
+    check(run(way, VLLM[case]), lambda num_prompt: distribution_of_vllm(**VLLM[case], num_prompt=num_prompt))
 
 
 def test_options_of_the_tables_are_felt():
@@ -215,9 +217,9 @@ def test_orders_of_filters_differ_and_rows_choose_their_own():
     for order, result in zip(orders, results, strict=True):
         theirs = dict(min_p=0.1, top_p=0.7)
         own = (
-            law_of_transformers
+            distribution_of_transformers
             if order == "transformers"
-            else lambda fields, num: law_of_vllm(**fields, num_prompt=num)
+            else lambda fields, num: distribution_of_vllm(**fields, num_prompt=num)
         )
         check([result], lambda num_prompt, own=own, theirs=theirs: own(theirs, num_prompt))
     (first,) = running.generate(PROMPTS[0], SamplingParams(**fields))

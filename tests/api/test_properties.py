@@ -150,14 +150,14 @@ def holds(drafter, verifier, options):
         rows=st.integers(1, 5),
         num_draft_tokens=st.integers(1, 4),
     )
-    def law(rounds, rows, num_draft_tokens):
+    def distribution(rounds, rows, num_draft_tokens):
         running = engine(drafter, verifier, batch_size=rows, num_draft_tokens=num_draft_tokens, max_length=64)
         note_forks(running.decoder, seen)
         for todo in rounds:  # a second round finds rows that others have left
             serve(running, todo, seen)
         assert running.runner.drafter_error is None, "a drafter that fails costs no token, so nothing else would tell"
 
-    law()
+    distribution()
     kinds = ["alone", "own row", "running row", "idle row", "cancelled in the queue", "cancelled in its row", "ended"]
     assert not [kind for kind in kinds if not seen[kind]], "examples that do not show what they are for"
     assert drafter == "none" or not VERIFIERS.find(verifier).same_tokens or seen["measured"]

@@ -90,7 +90,7 @@ def test_the_choice_and_what_decided_it_are_recorded(path):
     assert {"speedup": 4.0, "void": False} in [
         {"speedup": entry["speedup"], "void": entry["void"]} for entry in first["considered"]
     ]
-    assert [duel["own"]["drafter"] for duel in first["duels"]] == ["plain", "model"]
+    assert [comparison["own"]["drafter"] for comparison in first["duels"]] == ["plain", "model"]
 
 
 def test_what_is_measured_is_not_measured_again(path):

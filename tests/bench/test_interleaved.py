@@ -242,7 +242,7 @@ def test_cells_of_different_runs_are_not_compared_with_greedy_ones(path):
     assert len(cells_of(records)) == 3 + 3 and sampled_figures_of(records) == []
 
 
-def test_timing_and_starting_are_told_apart(path):
+def test_timing_and_starting_are_reported_apart(path):
     class Slow(Turns):
         def candidate(self, name, cell):
             self.now += 90.0 if cell.drafter.startswith("peer") else 0.0

@@ -170,7 +170,7 @@ def test_llama_cpp_tells_its_steps(tmp_path, setting):
     assert steps == {"llama.cpp": 24, "llama.cpp-draft": 12}
 
 
-def test_a_death_is_told_with_its_last_words(peer):
+def test_a_death_is_reported_with_its_last_words(peer):
     made = peer.decoding("peer", cell(peer.ways.plain), prompts=[*PROMPTS, [DEADLY]], seed=0)
     with pytest.raises(DecodingFailed, match=r"(?s)exit code 7.*\| out of everything") as caught:
         made.run()

@@ -124,7 +124,7 @@ def test_unequal_token_counts_are_refused(tmp_path):
         sweep(tmp_path / "raw.jsonl", Bench(tokens=((1, 2), (3,))))
 
 
-def test_loops_and_differences_are_told_text_by_text(tmp_path):
+def test_loops_and_differences_are_reported_text_by_text(tmp_path):
     (cell,) = sweep(tmp_path / "raw.jsonl", Bench(tokens=((1, 2, 9, 4), TOKENS[1])))
     assert [text["first_difference"] for text in cell["texts"]] == [2, None]
     assert [text["looping"] for text in cell["texts"]] == [False, False]

@@ -45,7 +45,7 @@ def test_packages_compiled_ahead_multiply_too(way):
     multiplied(way)
 
 
-def test_ways_take_turns_and_one_that_is_not_there_is_told(monkeypatch):
+def test_ways_take_turns_and_one_that_is_not_there_is_reported(monkeypatch):
     def broken(rows):
         raise (RuntimeError if rows == 1 else KeyError)("no such thing here\nand more")
 

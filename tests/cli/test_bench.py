@@ -120,8 +120,11 @@ def test_best_configurations_are_compared_with_each_peer(raw, capsys):
     options = ("--k", "1,2", "--drafter", "model", "--batch", "1,2", "--peers")
     assert bench(raw, *options) == 0
     lines = [json.loads(line) for line in raw.read_text().splitlines()]
-    duels = [line["duel"] for line in lines if line["kind"] == "duel"]
-    found = [(duel["own"]["batch_size"], duel["own"]["drafter"], duel["other"]["drafter"]) for duel in duels]
+    comparisons = [line["duel"] for line in lines if line["kind"] == "duel"]
+    found = [
+        (comparison["own"]["batch_size"], comparison["own"]["drafter"], comparison["other"]["drafter"])
+        for comparison in comparisons
+    ]
     assert found[0] == (1, "plain", "transformers") and found[-2:] == [
         (2, "plain", "transformers"),
         (2, "model", "transformers"),
@@ -154,8 +157,8 @@ def test_programs_are_peers_and_missing_ones_are_reported(raw, programs, capsys)
         ("vllm", False),
         ("llama.cpp", True),
     ]
-    duels = [line["duel"] for line in lines if line["kind"] == "duel"]
-    met = [(duel["own"]["drafter"], duel["other"]["drafter"][:5]) for duel in duels]
+    comparisons = [line["duel"] for line in lines if line["kind"] == "duel"]
+    met = [(comparison["own"]["drafter"], comparison["other"]["drafter"][:5]) for comparison in comparisons]
     assert met.count(("plain", "vllm")) == 2 and met.count(("ngram", "vllm-")) == 2
     out, before = capsys.readouterr().out, raw.read_bytes()
     assert "llama.cpp is missing: build it as docs/benchmarks.md says and give --llama-cpp DIR" in out

@@ -308,10 +308,10 @@ def test_configuration_of_vllm_is_a_drafter(expected, capsys):
 
 
 def test_log_level_filters_messages(capsys):
-    for level, told in (("warning", True), ("error", False)):
+    for level, seen_results in (("warning", True), ("error", False)):
         assert run(command("--max-tokens", 2, "--log-level", level)) == 0
         logging.getLogger("paceline").warning("something to %s", "know")
-        assert capsys.readouterr().err == ("warning: something to know\n" if told else "")
+        assert capsys.readouterr().err == ("warning: something to know\n" if seen_results else "")
     assert run(command("--max-tokens", 2, "-q")) == 0
     logging.getLogger("paceline").warning("something")
     assert capsys.readouterr().err == ""

@@ -35,7 +35,7 @@ def tilted(tokens, logits):
 WIDE = Language(({0: 0, 1: 1, 2: 2}, {0: 0, 2: 2, 3: 0}, {0: 1, 1: 3, 3: 2}, {1: 0, 2: 3, 3: 1}), size=4)
 
 
-def naive_law(target, text, *, grammar, tilt):
+def naive_distribution(target, text, *, grammar, tilt):
     """The law of the token after PROMPT and ``text``."""
     whole = [*PROMPT, *text]
     scores = target[whole[-2], whole[-1]].clone()
@@ -47,7 +47,7 @@ def naive_law(target, text, *, grammar, tilt):
     return scores.softmax(-1)
 
 
-def found_law(*, target, drafter, verifier, k, steps, grammar=LANGUAGE, tilt=False):
+def found_distribution(*, target, drafter, verifier, k, steps, grammar=LANGUAGE, tilt=False):
     """Weight by text of the tokens that ``steps`` steps give, and the expected accepted ones of the first."""
     asked = (*((grammar,) if grammar is not None else ()), *((calling(tilted),) if tilt else ()))
     scripts, weights, done, accepted = [], torch.ones(1, dtype=torch.float64), 0, 0.0
@@ -89,17 +89,17 @@ def distance(found, target, length, **options):
     wanted, probs = {(): 1.0}, {}
     reached = defaultdict(float)
 
-    def law(text):
+    def distribution(text):
         if text not in probs:
-            probs[text] = naive_law(target, text, **options).tolist()
+            probs[text] = naive_distribution(target, text, **options).tolist()
         return probs[text]
 
     for _ in range(length):
-        wanted = {(*t, x): w * p for t, w in wanted.items() for x, p in enumerate(law(t)) if p > 0}
+        wanted = {(*t, x): w * p for t, w in wanted.items() for x, p in enumerate(distribution(t)) if p > 0}
     for text, weight in found.items():
         open_ = {text[:length]: weight}
         for _ in range(length - len(text)):
-            open_ = {(*t, x): w * p for t, w in open_.items() for x, p in enumerate(law(t)) if p > 0}
+            open_ = {(*t, x): w * p for t, w in open_.items() for x, p in enumerate(distribution(t)) if p > 0}
         for whole, share in open_.items():
             reached[whole] += share
     return sum(abs(wanted.get(text, 0.0) - reached[text]) for text in {*wanted, *reached}) / 2
@@ -126,11 +126,13 @@ def made(draw, shape, draft):
 
 @pytest.mark.parametrize("table", ["full support", "zeros after some contexts"])
 @pytest.mark.parametrize(("verifier", "draw", "shape"), list(cases()))
-def test_the_law_is_that_of_plain_decoding_under_the_grammar(verifier, draw, shape, table):
+def test_the_distribution_is_that_of_plain_decoding_under_the_grammar(verifier, draw, shape, table):
     target, draft = TABLES[table]
     drafter, depth = made(draw, shape, draft)
     steps = 2 if shape == "chain" else 1
-    found, accepted = found_law(target=target, drafter=drafter, verifier=VERIFIERS.find(verifier), k=depth, steps=steps)
+    found, accepted = found_distribution(
+        target=target, drafter=drafter, verifier=VERIFIERS.find(verifier), k=depth, steps=steps
+    )
     assert abs(sum(found.values()) - 1) < 1e-9
     assert distance(found, target, steps * (depth + 1), grammar=LANGUAGE, tilt=False) <= BOUND
     assert accepted > 0 or (verifier == "spectr" and draw is not Draw.IID)
@@ -138,9 +140,9 @@ def test_the_law_is_that_of_plain_decoding_under_the_grammar(verifier, draw, sha
 
 @pytest.mark.parametrize("grammar", [None, LANGUAGE], ids=["free", "grammar"])
 @pytest.mark.parametrize("verifier", ["rejection", "recursive", "traversal"])
-def test_the_law_is_that_of_plain_decoding_under_a_processor_that_reads_the_whole_text(verifier, grammar):
+def test_the_distribution_is_that_of_plain_decoding_under_a_processor_that_reads_the_whole_text(verifier, grammar):
     target, draft = TABLES["full support, other"]
-    found, accepted = found_law(
+    found, accepted = found_distribution(
         target=target,
         drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({Draw.IID})),
         verifier=VERIFIERS.find(verifier),
@@ -155,12 +157,12 @@ def test_the_law_is_that_of_plain_decoding_under_a_processor_that_reads_the_whol
 
 @pytest.mark.parametrize("draw", [Draw.IID, Draw.NO_REPLACEMENT])
 @pytest.mark.parametrize("verifier", ["recursive", "traversal"])
-def test_the_law_survives_whatever_siblings_are_dropped(verifier, draw):
+def test_the_distribution_survives_whatever_siblings_are_dropped(verifier, draw):
     """How many siblings are left depends on which they are, and no rule may learn from that."""
     for seed, shape in ((1, "three"), (2, "three"), (3, "last deep")):
         target, draft = random_table(seed, vocab=4), random_table(seed + 10, vocab=4, spread=2.0)
         drafter, depth = made(draw, shape, draft)
-        found, accepted = found_law(
+        found, accepted = found_distribution(
             target=target, drafter=drafter, verifier=VERIFIERS.find(verifier), k=depth, steps=1, grammar=WIDE
         )
         assert distance(found, target, depth + 1, grammar=WIDE, tilt=False) <= BOUND
@@ -168,11 +170,11 @@ def test_the_law_survives_whatever_siblings_are_dropped(verifier, draw):
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block", "recursive", "traversal", "spectr"])
-def test_the_law_is_the_same_where_text_is_drafted_that_need_not_come(verifier):
+def test_the_distribution_is_the_same_where_text_is_drafted_that_need_not_come(verifier):
     target, draft = TABLES["full support"]
     for urges in (1, 2):
         grammar = Language(LANGUAGE.moves, size=3, urges=urges)
-        found, _ = found_law(
+        found, _ = found_distribution(
             target=target,
             drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({Draw.IID})),
             verifier=VERIFIERS.find(verifier),
@@ -183,11 +185,11 @@ def test_the_law_is_the_same_where_text_is_drafted_that_need_not_come(verifier):
         assert distance(found, target, 6, grammar=grammar, tilt=False) <= BOUND
 
 
-def test_grown_trees_of_two_steps_have_the_law_too():
+def test_grown_trees_of_two_steps_have_the_distribution_too():
     target, draft = TABLES["full support"]
     topology = Topology(((0,), (1,), (0, 0)))
     for verifier, draw in (("recursive", Draw.NO_REPLACEMENT), ("traversal", Draw.IID)):
-        found, accepted = found_law(
+        found, accepted = found_distribution(
             target=target,
             drafter=lambda draw=draw: ModelDrafter(lm=TableLM(draft), draws=frozenset({draw}), shape=topology),
             verifier=VERIFIERS.find(verifier),

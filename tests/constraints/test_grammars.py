@@ -114,7 +114,7 @@ def test_max_tokens_cuts_a_grammar():
     assert result.finish_reason == "length" and len(result.tokens) == 5 and result.text.startswith("{")
 
 
-def test_log_probabilities_are_of_the_law_under_the_grammar():
+def test_log_probabilities_are_of_the_distribution_under_the_grammar():
     params = SamplingParams(structured_outputs={"regex": "[ab]{4}"}, logprobs=3, seed=4)
     (result,) = generate(target(), [PROMPT], params, drafter="ngram")
     plain = generate(target(), [PROMPT], params)[0]

@@ -117,12 +117,12 @@ def test_a_rule_that_raises_fails_its_request_alone(order, place, drafter):
     bad = ruled([5, 5], Scripted(begin), calling(process), max_tokens=20, temperature=1.0, seed=2)
     made = scheduler(drafter, rows=3)
     tickets = [made.submit(one) for one in (neighbours[0], bad, neighbours[1])]
-    texts, gains = drain(made)
-    failures = [gain for gain in gains if gain.error is not None]
+    texts, outputs = drain(made)
+    failures = [output for output in outputs if output.error is not None]
     if place == "retreat" and drafter == "none":
         assert not failures, "nothing is taken back without a draft"
         return
-    assert [(gain.ticket, gain.error, gain.token_ids) for gain in failures] == [(tickets[1], error, [])]
+    assert [(output.ticket, output.error, output.token_ids) for output in failures] == [(tickets[1], error, [])]
     assert texts[tickets[0]] == expected(neighbours[0]) and texts[tickets[2]] == wanted(neighbours[1])
     assert texts[tickets[1]] == wanted(replace(bad, rules=(CIRCLE,)))[: len(texts[tickets[1]])]
     assert (len(texts[tickets[1]]) > 0) is (place != "begin")
@@ -147,11 +147,11 @@ def test_a_step_that_was_cut_off_leaves_the_rules_as_they_were():
     for at in range(2, 8):
         target = Breaking(tiny.target()[1], RuntimeError("no memory"), at=at)
         made = scheduler_of(decoder_for(tiny_drafter("model", tiny.target()[1]), "coupled", target=target))
-        ticket, gains = made.submit(one), []
+        ticket, outputs = made.submit(one), []
         with pytest.raises(RuntimeError, match="no memory"):
             while True:
-                gains += made.advance()
-        assert drain(made, gains)[0][ticket] == wanted(one)
+                outputs += made.advance()
+        assert drain(made, outputs)[0][ticket] == wanted(one)
 
 
 def test_steps_with_rules_are_called_and_others_replayed():
@@ -177,7 +177,7 @@ def test_nothing_is_asked_of_the_device_where_no_row_has_rules(monkeypatch):
     assert not constraints.busy
 
 
-def test_laws_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
+def test_distributions_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
     decoder = decoder_for(tiny_drafter("none", None), "recursive", rows=2, k=2)
     few = Language(({token: 0 for token in range(0, tiny.VOCAB, 2)},), size=tiny.VOCAB)
     decoder.admit([ruled([1, 2], few), request([3])], [0, 1])

@@ -98,7 +98,7 @@ def test_stop_tokens_without_a_text_end_a_grammar_and_those_with_one_do_not():
     assert grammar_of(target(), params).ends == {310}
 
 
-def test_conventions_are_told_by_the_arguments_that_are_needed():
+def test_conventions_are_reported_by_the_arguments_that_are_needed():
     class Called:
         def __call__(self, input_ids, scores, **more):
             return scores

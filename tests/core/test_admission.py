@@ -158,7 +158,7 @@ def test_picks_and_scores_never_name_a_banned_token(temperature):
     assert (made.warp(logits).softmax(-1)[..., 3] > 0).tolist() == [[False, False, True]]
 
 
-def test_a_released_row_gains_nothing_until_it_is_given_away():
+def test_a_released_row_outputs_nothing_until_it_is_given_away():
     made = batch(Request(tokens=[1, 2], max_tokens=9), Request(tokens=[3], max_tokens=9))
     made.release([0])
     tree = Tree.make_chain(made.root[:, None], made.active[:, None])

@@ -12,11 +12,11 @@ from tests.harness import decoder_for, finish, pairs, request, tiny_drafter
 NOISE = Philox()
 
 
-def key(seed=0, position=0, stream=Stream.TARGET, step=0, lane=0, stage=0, shape=()):
+def key(seed=0, position=0, stream=Stream.TARGET, step=0, node=0, stage=0, shape=()):
     def tensor(x):
         return (x if isinstance(x, torch.Tensor) else torch.tensor(x)).expand(shape or torch.as_tensor(x).shape)
 
-    return Key(seed=tensor(seed), position=tensor(position), stream=stream, step=step, lane=lane, stage=stage)
+    return Key(seed=tensor(seed), position=tensor(position), stream=stream, step=step, node=node, stage=stage)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_words_are_uniform_in_their_high_and_low_bits():
         assert abs(chi_square(counts, torch.full((256,), 1 / 256, dtype=torch.float64))) < 5
 
 
-FIELDS = ("seed", "seed_high", "position", "stream", "step", "lane", "stage", "word")
+FIELDS = ("seed", "seed_high", "position", "stream", "step", "node", "stage", "word")
 
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_neighbouring_values_of_every_key_field_are_independent(field):
     """Pairs of words whose keys differ in one field by one fill a 16 x 16 table evenly."""
-    base = dict(seed=torch.arange(20_000), position=torch.tensor(11), stream=Stream.ACCEPT, step=5, lane=3, stage=1)
+    base = dict(seed=torch.arange(20_000), position=torch.tensor(11), stream=Stream.ACCEPT, step=5, node=3, stage=1)
     other = dict(base)
     if field == "seed":
         base["seed"] = base["seed"] * 2
@@ -87,12 +87,12 @@ def test_neighbouring_values_of_every_key_field_are_independent(field):
 def test_the_targets_key_ignores_step_and_draft_node():
     decoder = decoder_for(tiny_drafter("none", None), "coupled")
     decoder.admit([request([1, 2], max_tokens=9, temperature=1.0, seed=4)], [0])
-    before = decoder.batch.key(torch.tensor([[5]]), Stream.TARGET, lane=7)
+    before = decoder.batch.key(torch.tensor([[5]]), Stream.TARGET, node=7)
     decoder.step()
-    after = decoder.batch.key(torch.tensor([[5]]), Stream.TARGET, lane=9)
+    after = decoder.batch.key(torch.tensor([[5]]), Stream.TARGET, node=9)
     assert torch.equal(NOISE.bits(before, 8), NOISE.bits(after, 8))
     assert not torch.equal(
-        NOISE.bits(decoder.batch.key(torch.tensor([[5]]), Stream.DRAFT, lane=7), 8), NOISE.bits(before, 8)
+        NOISE.bits(decoder.batch.key(torch.tensor([[5]]), Stream.DRAFT, node=7), 8), NOISE.bits(before, 8)
     )
 
 
@@ -180,11 +180,11 @@ def test_a_race_never_picks_an_excluded_token(word, dtype):
 def test_words_that_differ_in_single_precision_decide_differently(word, dtype, step):
     """A uniform in half precision, as of models, would take thousands of words for one."""
     at, one = torch.tensor([word * 2.0**-32], dtype=dtype), torch.ones(1, dtype=dtype)
-    lane = key(torch.arange(1), 0, shape=(1,))
-    assert Scripted(word - step).coin(at, one, lane).tolist() == [True]
-    assert Scripted(word).coin(at, one, lane).tolist() == [False]
+    node = key(torch.arange(1), 0, shape=(1,))
+    assert Scripted(word - step).coin(at, one, node).tolist() == [True]
+    assert Scripted(word).coin(at, one, node).tolist() == [False]
     for order in ([word - step, word], [word, word - step]):
-        winner = Scripted(torch.tensor(order)).choose(torch.zeros(1, 2, dtype=dtype), lane)
+        winner = Scripted(torch.tensor(order)).choose(torch.zeros(1, 2, dtype=dtype), node)
         assert winner.tolist() == [order.index(word - step)]
 
 
@@ -224,7 +224,7 @@ class Ledger(Philox):
         self.used = []
 
     def bits(self, key, count):
-        fields = torch.broadcast_tensors(*(torch.as_tensor(x) for x in (key.seed, key.position, key.step, key.lane)))
+        fields = torch.broadcast_tensors(*(torch.as_tensor(x) for x in (key.seed, key.position, key.step, key.node)))
         rows = torch.stack([field.flatten() for field in fields], dim=1).tolist()
         self.used.extend((int(key.stream), key.stage, *row) for row in rows)
         return super().bits(key, count)

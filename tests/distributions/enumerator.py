@@ -108,7 +108,7 @@ class Enumerator:
 def _hash(key, shape) -> Tensor:
     """A number for each key [R, ...] but for its seed: rows are scripts of one and the same sequence."""
     total = torch.zeros(shape, dtype=torch.int64)
-    for field, size in ((int(key.stream), 8), (key.stage, 256), (key.lane, 1 << 12), (key.step, 1 << 12)):
+    for field, size in ((int(key.stream), 8), (key.stage, 256), (key.node, 1 << 12), (key.step, 1 << 12)):
         total = total * size + field
     return total * (1 << 12) + key.position
 

@@ -52,8 +52,8 @@ def main() -> int:
 def judge(found: dict[Case, Sampled], seconds: float) -> int:
     """Print what was found; 1 if anything is not as it should be."""
     values = {case: chances(sampled, case.source) for case, sampled in found.items()}
-    honest = [case for case in found if case.lossless]
-    flat = [(case, name, chance) for case in honest for name, chance in values[case].items()]
+    exact = [case for case in found if case.lossless]
+    flat = [(case, name, chance) for case in exact for name, chance in values[case].items()]
     failed = [flat[i] for i, bad in enumerate(holm([chance for *_, chance in flat], LEVEL)) if bad]
     failing = {case for case, *_ in failed}
     num_tests = sum(len(values[case]) for case in found)
@@ -71,9 +71,13 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
     for case, sampled in found.items():
         where = min(values[case], key=values[case].__getitem__)
         least = values[case][where]
-        told = least * num_tests < LEVEL if not case.lossless else case in failing
-        wrong += told is case.lossless
-        verdict = ("FAILED" if told else "ok") if case.lossless else ("told apart" if told else "NOT TOLD APART")
+        seen_results = least * num_tests < LEVEL if not case.lossless else case in failing
+        wrong += seen_results is case.lossless
+        judgement = (
+            ("FAILED" if seen_results else "ok")
+            if case.lossless
+            else ("told apart" if seen_results else "NOT TOLD APART")
+        )
         table.add_row(
             case.verifier,
             case.draw.name.lower().replace("_", " "),
@@ -85,7 +89,7 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
             f"{sampled.num_sequences:,}",
             f"{sum(sampled.accepted) / sum(sampled.drafted):.2f}",
             f"{sampled.tokens_per_step:.2f}",
-            verdict,
+            judgement,
         )
     Console(width=140).print(table)
     for case, name, chance in failed:
@@ -93,8 +97,8 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
     sequences = sum(sampled.num_sequences for sampled in found.values())
     least = min((chance for *_, chance in flat), default=1.0)
     print(
-        f"{len(flat):,} tests of {len(honest)} lossless cases, smallest p {least:.1e}, {len(failed)} fail at the "
-        f"family-wise level {LEVEL:g} (Holm); {len(found) - len(honest)} lossy cases; "
+        f"{len(flat):,} tests of {len(exact)} lossless cases, smallest p {least:.1e}, {len(failed)} fail at the "
+        f"family-wise level {LEVEL:g} (Holm); {len(found) - len(exact)} lossy cases; "
         f"{sequences:,} texts in {seconds:.0f} s"
     )
     return min(wrong, 1)

@@ -93,8 +93,8 @@ def test_the_joint_distribution_of_real_outputs_is_the_targets(case):
 def test_the_joint_distribution_of_outputs_that_heads_drafted_is_the_targets(case):
     found = sample(case, num_sequences=SEQUENCES, rows=ROWS, seed=len(CASES) + OF_HEADS.index(case))
     assert found.num_sequences == SEQUENCES
-    told = chances(found, case.source)
-    assert min(told.values()) >= BOUND, told
+    seen_results = chances(found, case.source)
+    assert min(seen_results.values()) >= BOUND, seen_results
     near, blind = FLOORS[case.source]
     follows = case.draw == Draw.SHARED or (case.knows_distributions and case.draw != Draw.FIXED)
     chain, tree = near if follows else blind
@@ -144,7 +144,7 @@ def test_a_small_error_of_the_distribution_is_seen():
     assert sum(seen) >= 90
 
 
-def test_p_values_of_honest_outputs_are_as_small_as_they_should_be():
+def test_p_values_of_exact_outputs_are_as_small_as_they_should_be():
     generator = torch.Generator().manual_seed(2)
     probs = [exact(group) for group in GROUPS]
     found = [chances(imagined(probs, generator)) for _ in range(600)]

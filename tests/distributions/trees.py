@@ -79,8 +79,8 @@ class TableTrees(StatelessDrafter):
         if self.draw is Draw.FIXED:
             return scores.sort(dim=-1, descending=True, stable=True).indices[:, : len(children)].unbind(1)
         if self.draw is Draw.NO_REPLACEMENT:
-            key = batch.key(position, Stream.DRAFT, lane=parent)
+            key = batch.key(position, Stream.DRAFT, node=parent)
             return batch.noise.order(scores[:, None], key, len(children))[:, 0].unbind(1)
-        lanes = torch.tensor(children).expand(batch.rows, -1)
+        nodes = torch.tensor(children).expand(batch.rows, -1)
         wide = scores[:, None].expand(-1, len(children), -1)
-        return batch.noise.choose(wide, batch.key(position.expand_as(lanes), Stream.DRAFT, lane=lanes)).unbind(1)
+        return batch.noise.choose(wide, batch.key(position.expand_as(nodes), Stream.DRAFT, node=nodes)).unbind(1)

@@ -135,7 +135,7 @@ def test_catches_up_after_pauses(lengths, temperature):
     assert result.summary.acceptance_rate == 1.0, "what the head has not read costs acceptance"
 
 
-def test_a_step_without_drafts_asks_neither_stem_nor_head():
+def test_step_without_drafts_runs_neither_shared_layers_nor_head():
     target = Counted(models.target()[1])
     head = head_of(models.target()[1])
     drafter = EarlyExitDrafter(head=head, lm=Counted(head.decoder))

@@ -95,9 +95,9 @@ def naive_scores(decoder, paths):
     return found
 
 
-def race(batch, row, position, stream, lane):
+def race(batch, row, position, stream, node):
     """Logarithms of the exponentials [V] of one race of ``row``."""
-    words = Philox().bits(batch.key(torch.full((batch.rows, 1), position), stream, lane=lane), models.VOCAB)[row, 0]
+    words = Philox().bits(batch.key(torch.full((batch.rows, 1), position), stream, node=node), models.VOCAB)[row, 0]
     return (-torch.log1p(-(words.double() + 0.5) * 2.0**-32)).log()
 
 
@@ -121,8 +121,8 @@ def check_tree(decoder, tree, draw):
                 elif draw is Draw.SHARED:
                     best = distribution - race(batch, row, position, Stream.TARGET, 0)
                 else:
-                    lane = node if draw is Draw.IID else own[0]
-                    best = distribution - race(batch, row, position, Stream.DRAFT, lane)
+                    node = node if draw is Draw.IID else own[0]
+                    best = distribution - race(batch, row, position, Stream.DRAFT, node)
                 among = 0 if draw is Draw.IID else rank
                 assert int(tree.tokens[row, node]) == int(best.argsort(descending=True)[among])
                 if draw is Draw.IID or (draw is Draw.NO_REPLACEMENT and sampled):

@@ -25,7 +25,7 @@ def scheduler(drafter="model", *, rows=3, target=None, **options):
 
 
 @pytest.mark.parametrize("drafter", ["none", "model", "early_exit", "prophet", "ngram"])
-def test_running_rows_gain_a_token_in_every_step_while_a_long_prompt_is_read(drafter):
+def test_running_rows_output_a_token_in_every_step_while_a_long_prompt_is_read(drafter):
     made = scheduler(drafter, prefill_tokens=8)
     wanted = [request([5, 9], max_tokens=30), request(LONG, max_tokens=9), request([3], max_tokens=20)]
     first, long, second = made.submit(wanted[0]), *[None] * 2

@@ -48,21 +48,21 @@ class Side:
     def serve(self, requests, *, cancel=None):
         """All step outputs and statistics; request number ``cancel`` is taken back after the fifth step."""
         tickets = [self.scheduler.submit(one) for one in requests]
-        gains, steps = [], 0
+        outputs, steps = [], 0
         while not self.scheduler.idle:
-            gains += self.scheduler.advance()
+            outputs += self.scheduler.advance()
             steps += 1
             if cancel is not None and steps == 5:
                 self.scheduler.cancel(tickets[cancel])
             assert steps < 600
         closings = [self.scheduler.stats(ticket) for ticket in tickets]
-        return gains, [(one.summary, one.no_draft) for one in closings]
+        return outputs, [(one.summary, one.no_draft) for one in closings]
 
 
-def texts(gains):
+def texts(outputs):
     found = {}
-    for gain in gains:
-        found.setdefault(gain.ticket, []).extend(gain.token_ids)
+    for output in outputs:
+        found.setdefault(output.ticket, []).extend(output.token_ids)
     return [found[ticket] for ticket in sorted(found)]
 
 
@@ -184,9 +184,9 @@ def test_steps_that_look_up_log_probabilities_are_called_and_leave_nothing_behin
     asking = [Request(tokens=[5, 9], max_tokens=6, logprobs=2)]
     plain, made = Side(NoDrafter()), Side(NoDrafter(), graphs=RecordedGraphs())
     for requests in (ragged(2), asking, ragged(2)):
-        gains, closings = made.serve(requests)
-        assert (gains, closings) == plain.serve(requests)
-        assert any(gain.logprobs for gain in gains) == (requests is asking)
+        outputs, closings = made.serve(requests)
+        assert (outputs, closings) == plain.serve(requests)
+        assert any(output.logprobs for output in outputs) == (requests is asking)
     assert made.decoder.batch.step_logprobs is None
     assert made.runner.num_called == WARM_UP + 6
 
@@ -250,10 +250,10 @@ def test_an_interruption_while_recording_leaves_the_step_as_it_was_done():
         for _ in range(9):
             made.scheduler.advance()
     assert made.decoder.drafter.host_state == 2
-    gains, _ = made.serve(ragged(3))
-    assert {gain.ticket for gain in gains if gain.error is not None} == set(tickets)
+    outputs, _ = made.serve(ragged(3))
+    assert {output.ticket for output in outputs if output.error is not None} == set(tickets)
     assert made.runner.num_replayed > 0
-    assert texts([gain for gain in gains if gain.ticket > 2]) == texts(Side(NoDrafter()).serve(ragged(3))[0])
+    assert texts([output for output in outputs if output.ticket > 2]) == texts(Side(NoDrafter()).serve(ragged(3))[0])
 
 
 class Reading(Drafter):
@@ -304,10 +304,10 @@ def test_a_drafter_that_fails_is_no_longer_asked_and_steps_without_it_are_replay
     made.serve(ragged(2))
     recorded = made.runner.recorder.num_recorded
     monkeypatch.setattr(made.decoder.drafter, "prefill", lambda *given: 1 / 0)
-    gains, _ = made.serve(ragged(3))
+    outputs, _ = made.serve(ragged(3))
     assert made.runner.drafter_error is not None and recorded >= 1
     assert made.runner.recorder.num_recorded == 1, "those of the drafter are forgotten"
-    assert texts(gains) == texts(Side(NoDrafter()).serve(ragged(3))[0])
+    assert texts(outputs) == texts(Side(NoDrafter()).serve(ragged(3))[0])
 
 
 def test_a_drafter_that_fails_in_the_step_before_its_recording_leaves_no_recording():
@@ -357,8 +357,8 @@ def test_tokens_are_chosen_by_noise_of_the_step_they_are_replayed_in():
     """A recording holds no seed, no position and no option of a row."""
     made = Side(NoDrafter(), graphs=RecordedGraphs(), rows=1)
     wanted = [request(LONG[:3], seed=seed, temperature=0.5 + seed / 4, max_tokens=20) for seed in range(4)]
-    gains, _ = made.serve(wanted)
-    assert texts(gains) == [expected(one) for one in wanted] and len(Counter(map(tuple, texts(gains)))) == 4
+    outputs, _ = made.serve(wanted)
+    assert texts(outputs) == [expected(one) for one in wanted] and len(Counter(map(tuple, texts(outputs)))) == 4
     assert made.runner.num_called == WARM_UP
 
 
@@ -418,7 +418,7 @@ def test_pieces_of_a_gpu_share_a_pool_and_none_is_left_open(monkeypatch):
 
 
 @pytest.mark.parametrize("refuses", [None, 1])
-def test_a_piece_that_is_cut_off_is_ended_and_its_error_is_told(monkeypatch, refuses):
+def test_a_piece_that_is_cut_off_is_ended_and_its_error_is_reported(monkeypatch, refuses):
     cuda = FakeCuda(monkeypatch, refuses=refuses)
     graphs = CudaGraphs(torch.device("cuda"))
     with pytest.raises(ZeroDivisionError), graphs.recording():

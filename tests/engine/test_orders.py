@@ -27,15 +27,15 @@ from tests.harness import expected, request
 def serve(made, requests, *, stop=None):
     """Gains and closings by ticket; texts that hold the token ``stop`` end at the host's word."""
     tickets = [made.submit(one) for one in requests]
-    gains = {ticket: [] for ticket in tickets}
+    outputs = {ticket: [] for ticket in tickets}
     while not made.idle:
-        for gain in made.advance():
-            gains[gain.ticket].append(gain)
-            told = [token for one in gains[gain.ticket] for token in one.token_ids]
-            if stop in told:
-                made.cancel(gain.ticket)
+        for output in made.advance():
+            outputs[output.ticket].append(output)
+            seen_results = [token for one in outputs[output.ticket] for token in one.token_ids]
+            if stop in seen_results:
+                made.cancel(output.ticket)
     closings = [made.stats(ticket) for ticket in tickets]
-    return list(gains.values()), [(one.summary, one.no_draft) for one in closings]
+    return list(outputs.values()), [(one.summary, one.no_draft) for one in closings]
 
 
 def both(*args, **options):
@@ -54,7 +54,7 @@ def test_texts_ends_and_statistics_are_the_same(drafter, rows, sampling):
     once, overlapped = both(drafter, rows=rows)
     found = serve(once, wanted, stop=stop)
     assert serve(overlapped, wanted, stop=stop) == found
-    assert {gains[-1].finish for gains in found[0]} == set(Finish), "stop tokens, limits, and the host"
+    assert {outputs[-1].finish for outputs in found[0]} == set(Finish), "stop tokens, limits, and the host"
 
 
 def test_log_probabilities_are_those_of_their_step():
@@ -62,11 +62,11 @@ def test_log_probabilities_are_those_of_their_step():
     once, overlapped = both("ngram", rows=2)
     found = serve(once, wanted)
     assert serve(overlapped, wanted) == found
-    assert all(any(gain.logprobs for gain in gains) for gains in found[0][1:])
+    assert all(any(output.logprobs for output in outputs) for outputs in found[0][1:])
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
-def test_with_the_watch_texts_are_the_same_and_plain_steps_are_told_from_others(drafter, monkeypatch):
+def test_with_the_watch_texts_are_the_same_and_plain_steps_are_reported_from_others(drafter, monkeypatch):
     monkeypatch.setattr(watch, "PERIOD", 7)
     made = scheduler(drafter, rows=2, watch=True, order="overlapped")
     plan, observe, seen = made.decoder.plan, made.decoder.plan.observe, []
@@ -78,7 +78,7 @@ def test_with_the_watch_texts_are_the_same_and_plain_steps_are_told_from_others(
     monkeypatch.setattr(plan, "observe", noted)
     wanted = [request(LONG[: 2 + index], max_tokens=40) for index in range(4)]
     found, closings = serve(made, wanted)
-    assert [[token for gain in gains for token in gain.token_ids] for gains in found] == [
+    assert [[token for output in outputs for token in output.token_ids] for outputs in found] == [
         expected(one) for one in wanted
     ]
     measured = [no_draft.get(REASONS[NoDraft.MEASURED], 0) for _, no_draft in closings]
@@ -127,14 +127,14 @@ def test_a_row_is_given_to_another_while_its_last_step_is_still_under_way():
     closings = []
     for made in (once, overlapped):
         first, second = (made.submit(one) for one in wanted)
-        [gain] = made.advance()
+        [output] = made.advance()
         made.cancel(first)
         rest = []
         while not made.idle:
             rest += made.advance()
-        assert {gain.ticket for gain in rest} == {second} and texts(rest) == [expected(wanted[1])]
+        assert {output.ticket for output in rest} == {second} and texts(rest) == [expected(wanted[1])]
         closings.append([made.stats(ticket).summary for ticket in (first, second)])
-        assert closings[-1][0].steps == 1 and closings[-1][0].emitted == len(gain.token_ids)
+        assert closings[-1][0].steps == 1 and closings[-1][0].emitted == len(output.token_ids)
     assert closings[0] == closings[1]
 
 
@@ -143,34 +143,34 @@ def test_an_interruption_while_waiting_for_a_report_loses_nothing(monkeypatch):
     wanted = [request(LONG, max_tokens=12), request([8, 8], max_tokens=14), request([5], max_tokens=3)]
     for one in wanted:
         made.submit(one)
-    gains = made.advance()
+    outputs = made.advance()
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr("paceline.engine.readers.integers", lambda vector: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 made.advance()
     while not made.idle:
-        gains += made.advance()
-    assert texts(gains) == [expected(one) for one in wanted]
+        outputs += made.advance()
+    assert texts(outputs) == [expected(one) for one in wanted]
 
 
-def test_what_was_done_before_a_step_failed_is_told_before_the_failure():
+def test_what_was_done_before_a_step_failed_is_reported_before_the_failure():
     broken = RuntimeError("busy")
     target = Breaking(tiny.target()[1], broken)
     made = scheduler("model", target=target, rows=2, order="overlapped")
     wanted = [request([5, 1], max_tokens=14), request([8, 8, 8], max_tokens=14)]
     for one in wanted:
         made.submit(one)
-    gains = made.advance()
+    outputs = made.advance()
     target.at = target.calls + 1
-    told = made.advance()
-    assert len(told) == 2, "of the step in flight"
+    seen_results = made.advance()
+    assert len(seen_results) == 2, "of the step in flight"
     with pytest.raises(RuntimeError, match="busy"):
         made.advance()
-    gains += told
+    outputs += seen_results
     while not made.idle:
-        gains += made.advance()
-    assert texts(gains) == [expected(one) for one in wanted]
+        outputs += made.advance()
+    assert texts(outputs) == [expected(one) for one in wanted]
 
 
 def test_a_step_that_fails_with_none_in_front_fails_at_once():
@@ -181,7 +181,7 @@ def test_a_step_that_fails_with_none_in_front_fails_at_once():
         made.advance()
 
 
-def test_a_failure_that_nobody_needs_to_know_of_is_not_told():
+def test_a_failure_that_nobody_needs_to_know_of_is_not_reported():
     """The step was taken in advance, for texts that had ended by then."""
     made = scheduler(rows=1, order="overlapped")
     ticket = made.submit(request([5, 1], max_tokens=14))

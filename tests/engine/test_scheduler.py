@@ -58,16 +58,16 @@ def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3, order=No
     return scheduler_of(decoder, order=order)
 
 
-def drain(made, gains=()):
+def drain(made, outputs=()):
     """Tokens by ticket until nothing is left, and the gains."""
-    gains = list(gains)
+    outputs = list(outputs)
     while not made.idle:
-        gains += made.advance()
-        assert len(gains) < 2000
+        outputs += made.advance()
+        assert len(outputs) < 2000
     texts = {}
-    for gain in gains:
-        texts.setdefault(gain.ticket, []).extend(gain.token_ids)
-    return texts, gains
+    for output in outputs:
+        texts.setdefault(output.ticket, []).extend(output.token_ids)
+    return texts, outputs
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
@@ -76,9 +76,9 @@ def test_any_number_of_requests_passes_through_any_number_of_rows(drafter):
     for rows in (1, 2, 5, 9):
         made = scheduler(drafter, rows=rows)
         tickets = [made.submit(one) for one in wanted]
-        texts, gains = drain(made)
+        texts, outputs = drain(made)
         assert [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
-        ends = [gain.ticket for gain in gains if gain.finish is not Finish.RUNNING]
+        ends = [output.ticket for output in outputs if output.finish is not Finish.RUNNING]
         assert sorted(ends) == sorted(tickets), "each ends once"
 
 
@@ -87,7 +87,7 @@ def test_requests_are_admitted_in_the_order_of_their_submission():
     tickets = [made.submit(request([index], max_tokens=2 + index % 2)) for index in range(6)]
     seen = []
     while not made.idle:
-        seen += [gain.ticket for gain in made.advance() if gain.ticket not in seen]
+        seen += [output.ticket for output in made.advance() if output.ticket not in seen]
     assert seen == tickets
 
 
@@ -108,7 +108,7 @@ def test_a_cancelled_request_leaves_its_row_at_once():
     made.cancel(first)
     assert not bool(made.decoder.batch.active.any())
     assert made.stats(first).summary.emitted == made.stats(first).summary.steps == 2
-    assert [gain.ticket for gain in made.advance()] == [second]
+    assert [output.ticket for output in made.advance()] == [second]
     assert made.decoder.batch.requests[0] is wanted[1]
     made.cancel(first)  # again: nothing happens
     assert bool(made.decoder.batch.active.all())
@@ -118,11 +118,11 @@ def test_a_cancelled_request_leaves_its_row_at_once():
 def test_a_cancelled_row_stands_still_while_others_go_on():
     made = scheduler("model", rows=2)
     first, second = made.submit(request(LONG, max_tokens=30)), made.submit(request([4, 4], max_tokens=20))
-    gains = made.advance()
+    outputs = made.advance()
     made.cancel(first)
     length = int(made.decoder.batch.length[0])
-    texts, after = drain(made, gains)
-    assert {gain.ticket for gain in after[2:]} == {second}
+    texts, after = drain(made, outputs)
+    assert {output.ticket for output in after[2:]} == {second}
     assert int(made.decoder.batch.length[0]) == length
     assert texts[second] == expected(request([4, 4], max_tokens=20))
 
@@ -168,9 +168,9 @@ def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
     tickets = [made.submit(one) for one in others[:at]]
     bad = made.submit(request([*LONG, POISON, 1], max_tokens=5))
     tickets += [made.submit(one) for one in others[at:]]
-    texts, gains = drain(made)
-    failures = [gain for gain in gains if gain.error is not None]
-    assert [(gain.ticket, gain.error, gain.token_ids) for gain in failures] == [(bad, error, [])]
+    texts, outputs = drain(made)
+    failures = [output for output in outputs if output.error is not None]
+    assert [(output.ticket, output.error, output.token_ids) for output in failures] == [(bad, error, [])]
     assert [texts[ticket] for ticket in tickets] == [expected(one) for one in others]
     assert made.stats(bad).summary.steps == 0
     again = [request([*LONG, index], max_tokens=6) for index in range(6)]
@@ -228,39 +228,39 @@ def test_a_step_that_fails_may_be_tried_again(at):
     made = scheduler("model", target=Breaking(tiny.target()[1], RuntimeError("busy"), at=at), rows=2)
     wanted = [request([5, 1], max_tokens=14), request([8, 8, 8], max_tokens=14)]
     tickets = [made.submit(one) for one in wanted]
-    gains, failures = [], 0
+    outputs, failures = [], 0
     while not made.idle:
         try:
-            gains += made.advance()
+            outputs += made.advance()
         except RuntimeError:
             failures += 1
-    texts, _ = drain(made, gains)
+    texts, _ = drain(made, outputs)
     assert failures == 1 and [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
 
 
-def test_a_failure_is_told_even_if_the_step_after_it_fails_too():
+def test_a_failure_is_reported_even_if_the_step_after_it_fails_too():
     target = Breaking(tiny.target()[1], RuntimeError("no"), poison=POISON)
     made = scheduler(target=target, rows=2)
     good, bad = made.submit(request([5], max_tokens=3)), made.submit(request([POISON, 1], max_tokens=3))
     target.at = 3  # read together, then the poisoned one alone, then the step; the other has nothing to read
-    told = []
+    seen_results = []
     for _ in range(12):
         try:
-            told += made.advance()
+            seen_results += made.advance()
         except RuntimeError:
             target.at = None
-    assert [gain.ticket for gain in told if gain.error] == [bad]
-    assert drain(made, told)[0][good] == expected(request([5], max_tokens=3))
+    assert [output.ticket for output in seen_results if output.error] == [bad]
+    assert drain(made, seen_results)[0][good] == expected(request([5], max_tokens=3))
 
 
-def test_nobody_is_told_of_a_failure_after_cancelling():
+def test_nobody_is_reported_of_a_failure_after_cancelling():
     target = Breaking(tiny.target()[1], RuntimeError("no"), poison=POISON, at=3)
     made = scheduler(target=target, rows=2)
     good, bad = made.submit(request([5], max_tokens=3)), made.submit(request([POISON, 1], max_tokens=3))
     with pytest.raises(RuntimeError):
         made.advance()
     made.cancel(bad)
-    assert {gain.ticket for gain in made.advance()} == {good}
+    assert {output.ticket for output in made.advance()} == {good}
 
 
 TORN = {
@@ -277,14 +277,14 @@ def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, order, m
     made = scheduler(drafter, rows=2)
     wanted = [request(LONG, max_tokens=12), request([8, 8], max_tokens=12), request([*LONG, 1], max_tokens=9)]
     tickets = [made.submit(one) for one in wanted]
-    gains = made.advance()
+    outputs = made.advance()
     with monkeypatch.context() as patch:
         place = (made.runner._reader, "post") if case == "before reading" else TORN[case](made.decoder)
         patch.setattr(*place, lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             made.advance()
-    texts, gains = drain(made, gains)
-    assert [gain.ticket for gain in gains if gain.error is not None] == tickets[:2]
+    texts, outputs = drain(made, outputs)
+    assert [output.ticket for output in outputs if output.error is not None] == tickets[:2]
     assert texts[tickets[2]] == expected(wanted[2])
     for ticket, one in zip(tickets[:2], wanted, strict=False):
         assert 0 < len(texts[ticket]) < 12 and texts[ticket] == expected(one)[: len(texts[ticket])]
@@ -293,19 +293,19 @@ def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, order, m
     assert [texts[ticket] for ticket in again] == [expected(one) for one in wanted]
 
 
-def test_gains_say_what_the_step_did():
+def test_outputs_say_what_the_step_did():
     made = scheduler("model", rows=1)
     ticket = made.submit(request(LONG, max_tokens=30))
-    _, gains = drain(made)
-    assert all(gain.num_accepted <= min(gain.num_drafted, len(gain.token_ids)) for gain in gains)
-    assert {gain.bonus for gain in gains} == {True, False}
-    assert all(gain.bonus == (gain.num_accepted == gain.num_drafted) for gain in gains)
-    assert [gain.finish for gain in gains] == [Finish.RUNNING] * (len(gains) - 1) + [Finish.LENGTH]
+    _, outputs = drain(made)
+    assert all(output.num_accepted <= min(output.num_drafted, len(output.token_ids)) for output in outputs)
+    assert {output.bonus for output in outputs} == {True, False}
+    assert all(output.bonus == (output.num_accepted == output.num_drafted) for output in outputs)
+    assert [output.finish for output in outputs] == [Finish.RUNNING] * (len(outputs) - 1) + [Finish.LENGTH]
     closing = made.stats(ticket)
-    assert closing.summary.steps == len(gains)
-    assert sum(closing.summary.accepted) == sum(gain.num_accepted for gain in gains)
-    assert sum(closing.summary.drafted) == sum(gain.num_drafted for gain in gains)
-    assert closing.no_draft[REASONS[NoDraft.LIMIT]] == sum(gain.num_drafted == 0 for gain in gains)
+    assert closing.summary.steps == len(outputs)
+    assert sum(closing.summary.accepted) == sum(output.num_accepted for output in outputs)
+    assert sum(closing.summary.drafted) == sum(output.num_drafted for output in outputs)
+    assert closing.no_draft[REASONS[NoDraft.LIMIT]] == sum(output.num_drafted == 0 for output in outputs)
 
 
 def test_times_are_of_the_request_and_within_its_total():
@@ -321,17 +321,17 @@ def test_times_are_of_the_request_and_within_its_total():
     assert second.queue > first.total - first.queue - 0.01 and second.queue > first.queue
 
 
-def test_the_watch_is_told_of_the_rows_that_ran_and_what_they_gained(monkeypatch):
+def test_the_watch_is_reported_of_the_rows_that_ran_and_what_they_gained(monkeypatch):
     made = scheduler("ngram", rows=4, watch=True)
-    told = []
+    seen_results = []
     monkeypatch.setattr(
-        made.decoder.plan, "observe", lambda result: told.append((result.num_running, result.num_tokens))
+        made.decoder.plan, "observe", lambda result: seen_results.append((result.num_running, result.num_tokens))
     )
     for length in (2, 3, 3):
         made.submit(request([5], max_tokens=length))
     texts, _ = drain(made)
-    assert [rows for rows, _ in told][:2] == [3, 3] and len(told) <= 3
-    assert sum(tokens for _, tokens in told) == sum(len(text) for text in texts.values()) == 8
+    assert [rows for rows, _ in seen_results][:2] == [3, 3] and len(seen_results) <= 3
+    assert sum(tokens for _, tokens in seen_results) == sum(len(text) for text in texts.values()) == 8
 
 
 def test_a_draft_of_a_reused_row_is_as_good_as_in_a_fresh_one():

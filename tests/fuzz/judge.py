@@ -29,15 +29,15 @@ def judge(result, prompt, options, *, same_tokens, lossless):
         scores = reference.process(given, prompt, text[:at], **processing)
         if same_tokens:
             assert token == reference.choose(scores, len(prompt) + at, seed=result.seed, **sampling), f"token {at}"
-        law = reference.distribution_after(scores, **sampling)
-        assert not (lossless or sampling["temperature"] == 0) or law[token] > 0, (
+        distribution = reference.distribution_after(scores, **sampling)
+        assert not (lossless or sampling["temperature"] == 0) or distribution[token] > 0, (
             f"token {at}: {token} has no probability"
         )
         if wants_logprobs:
             found = result.logprobs[at]
             count = options["logprobs"]
             _agree(found.raw, found.top_raw, reference.warp(logits), token, count)
-            _agree(found.processed, found.top_processed, law, token, count)
+            _agree(found.processed, found.top_processed, distribution, token, count)
 
 
 def _logits(prompt, text):
@@ -55,12 +55,12 @@ def _guided(logits, prompt, text, options):
     return scale * (own - other) + other
 
 
-def _agree(value, top, law, token, count):
+def _agree(value, top, distribution, token, count):
     """``value`` is the log-probability of ``token``, ``top`` are the ``count`` likeliest, best first."""
     with np.errstate(divide="ignore"):
-        known = np.log(law)
+        known = np.log(distribution)
     assert value == known[token] or abs(value - known[token]) < CLOSE
-    assert len(top) == min(count, int((law > 0).sum())) == len({other for other, _ in top})
+    assert len(top) == min(count, int((distribution > 0).sum())) == len({other for other, _ in top})
     np.testing.assert_allclose([found for _, found in top], [known[other] for other, _ in top], rtol=0, atol=CLOSE)
     best = np.sort(known)[::-1][: len(top)]
     np.testing.assert_allclose([found for _, found in top], best, rtol=0, atol=CLOSE)

@@ -17,10 +17,10 @@ def serve_made_up(among, number, tally):
         max_examples=number, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(case=cases(among))
-    def law(case):
+    def distribution(case):
         serve(case, tally)
 
-    law()
+    distribution()
 
 
 def test_every_token_is_one_that_its_request_allows():

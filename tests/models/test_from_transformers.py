@@ -388,7 +388,7 @@ def test_precision_and_device_are_those_of_the_parameters():
     assert placement(fresh("gpt2", torch.bfloat16)) == (torch.bfloat16, torch.device("cpu"))
 
 
-def test_transformers_models_are_told_from_others():
+def test_transformers_models_are_reported_from_others():
     model = tiny.llama()
     assert is_transformers_model(model)
     assert not any(is_transformers_model(other) for other in (tiny.native(model), nn.Linear(2, 2), "model", None))

@@ -123,7 +123,7 @@ def test_coarser_precision_does_not_hide_it(kind, dtype):
         adapt(instance(kind).to(dtype))
 
 
-def test_a_failure_of_the_models_own_code_is_told_in_one_line():
+def test_a_failure_of_the_models_own_code_is_reported_in_one_line():
     with pytest.raises(ModelError, match=r"four axes over slots \(IndexError: of two axes, please\); give a model"):
         adapt(instance(Failing))
 

@@ -75,7 +75,7 @@ def test_configuring_leaves_the_config_as_it_was():
     assert json.dumps(raw, default=str) == before
 
 
-def test_files_in_bfloat16_stay_so_unless_told_otherwise(tmp_path):
+def test_files_in_bfloat16_stay_so_unless_reported_otherwise(tmp_path):
     model = shaken(tiny.llama(dtype=torch.bfloat16))
     model.save_pretrained(tmp_path)
     assert {tensor.dtype for tensor in load(tmp_path).state_dict().values()} == {torch.bfloat16}
@@ -111,7 +111,7 @@ def test_what_is_saved_loads_again_here_and_in_transformers(layout, tmp_path):
     torch.testing.assert_close(plain(theirs, text), plain(model, text), rtol=0, atol=0)
 
 
-def test_saving_rounds_to_bfloat16_unless_told_otherwise(tmp_path):
+def test_saving_rounds_to_bfloat16_unless_reported_otherwise(tmp_path):
     model, ours = pair("tied")
     save(ours, model.config.to_dict(), tmp_path)
     stored = load_file(tmp_path / "model.safetensors")

@@ -32,9 +32,9 @@ def trees():
 def resumed(lm, tree, layer, ready, *, taps, first=0, spoilt=True):
     """``tree`` after its ready nodes alone have gone through ``layer`` layers; logits and taps."""
     view = begun(lm)
-    stem = view.apart(layers=range(layer))
-    hidden = lm(tree, stem, taps=(layer,)).hidden[layer].clone()
-    if spoilt:  # what never passed the stem is nowhere
+    shared = view.apart(layers=range(layer))
+    hidden = lm(tree, shared, taps=(layer,)).hidden[layer].clone()
+    if spoilt:  # what never passed the shared is nowhere
         hidden[~ready] = 1e3
         for index in range(layer):
             rows, nodes = (~ready).nonzero().T
@@ -93,8 +93,8 @@ def test_resumed_keys_are_committed_as_any_other():
         view = begun(lm)
         resume = None
         if use:
-            stem = view.apart(layers=range(2))
-            hidden = lm(tree, stem, taps=(2,)).hidden[2]
+            shared = view.apart(layers=range(2))
+            hidden = lm(tree, shared, taps=(2,)).hidden[2]
             resume = Resume(layer=2, hidden=hidden, ready=tree.valid, first=0)
         lm(tree, view, resume=resume)
         view.commit(torch.tensor([3, 2]), path)

@@ -32,24 +32,24 @@ def passages():
 
 def by_transformers(model, passage):
     """(log-probabilities of the scored tokens, laws [n, V] they come from)."""
-    laws = plain(model, list(passage.tokens)).log_softmax(-1)[passage.first - 1 : -1]
+    distributions = plain(model, list(passage.tokens)).log_softmax(-1)[passage.first - 1 : -1]
     tokens = torch.tensor(passage.tokens[passage.first :], dtype=torch.int64)
-    return laws.gather(1, tokens[:, None])[:, 0], laws
+    return distributions.gather(1, tokens[:, None])[:, 0], distributions
 
 
 @pytest.mark.parametrize(("family", "dtype"), CLOSE, ids=str)
 def test_log_probabilities_equal_transformers(family, dtype):
     close, (model, ours) = CLOSE[family, dtype], models(family, dtype)
     for passage, found in zip(passages(), score_passages(ours, passages(), top=4), strict=True):
-        expected, laws = by_transformers(model, passage)
+        expected, distributions = by_transformers(model, passage)
         torch.testing.assert_close(torch.tensor(found.logprobs, dtype=dtype), expected, rtol=0, atol=close)
-        best = laws.topk(4, dim=-1)
+        best = distributions.topk(4, dim=-1)
         values = [[value for _, value in row] for row in found.top]
         torch.testing.assert_close(torch.tensor(values, dtype=dtype).view(-1, 4), best.values, rtol=0, atol=close)
         if dtype is torch.float64:
             assert [[token for token, _ in row] for row in found.top] == best.indices.tolist()
             tokens = torch.tensor(passage.tokens[passage.first :])
-            assert list(found.greedy) == (laws.argmax(-1) == tokens).tolist()
+            assert list(found.greedy) == (distributions.argmax(-1) == tokens).tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,8 +58,8 @@ def test_log_probabilities_equal_one_uncached_forward(family):
     _, ours = models(family)
     for passage, found in zip(passages(), score_passages(ours, passages()), strict=True):
         tokens = torch.tensor([passage.tokens])
-        law = ours.causal(tokens).logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])[0, :, 0]
-        assert found.logprobs == pytest.approx(law[passage.first - 1 :].tolist(), abs=1e-9)
+        distribution = ours.causal(tokens).logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])[0, :, 0]
+        assert found.logprobs == pytest.approx(distribution[passage.first - 1 :].tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, None])
@@ -92,11 +92,11 @@ def test_logits_are_reduced_in_single_precision_at_least():
     half = ours.to(torch.bfloat16)
     scored = score_sequences(half, text, torch.tensor([30, 12]), 1, top=2)
     assert scored.logprobs.dtype == scored.top_logprobs.dtype == torch.float32
-    law = torch.tensor([[value for _, value in row] for row in _whole_law(half, text)]).exp().sum(-1)
-    torch.testing.assert_close(law, torch.ones(29), rtol=0, atol=1e-5)
+    distribution = torch.tensor([[value for _, value in row] for row in _whole_distribution(half, text)]).exp().sum(-1)
+    torch.testing.assert_close(distribution, torch.ones(29), rtol=0, atol=1e-5)
 
 
-def _whole_law(lm, text):
+def _whole_distribution(lm, text):
     return score_passages(lm, [Passage(tokens=tuple(text[0].tolist()), first=1)], top=tiny.VOCAB)[0].top
 
 

@@ -72,14 +72,14 @@ class Scripted:
 
     def coin(self, numerator, denominator, key):
         assert key.stream is Stream.ACCEPT
-        lane = torch.as_tensor(key.lane).expand(numerator.shape)
-        thrown = lane < self.coins.shape[1]
+        node = torch.as_tensor(key.node).expand(numerator.shape)
+        thrown = node < self.coins.shape[1]
         assert not bool((numerator[~thrown] > 0).any()), "a coin that can be accepted has a node's lane"
         u = (numerator / denominator).clamp(max=1)
         chance = torch.where(numerator > 0, u, 0.0)  # also 0 where both are 0
-        lands = self.coins.gather(1, lane.clamp(max=self.coins.shape[1] - 1)) & thrown
+        lands = self.coins.gather(1, node.clamp(max=self.coins.shape[1] - 1)) & thrown
         self.weight *= torch.where(thrown, torch.where(lands, chance, 1 - chance), 1.0).prod(-1)
-        at = torch.where(thrown, lane, 0)
+        at = torch.where(thrown, node, 0)
         assert not bool((self.thrown.gather(1, at) & thrown).any()), "one coin for each node"
         self.thrown = self.thrown.scatter(1, at, torch.ones_like(thrown))
         return lands
@@ -102,8 +102,8 @@ class Rows:
     def scores(self, logits):
         return logits
 
-    def key(self, position, stream, lane=0, stage=0):
-        return Key(seed=torch.zeros_like(position), position=position, stream=stream, lane=lane, stage=stage)
+    def key(self, position, stream, node=0, stage=0):
+        return Key(seed=torch.zeros_like(position), position=position, stream=stream, node=node, stage=stage)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class TableTree(StatelessDrafter):
             if self.draw is Draw.FIXED:
                 token = left.topk(len(siblings) + 1, dim=-1).indices[:, 0, -1]
             else:
-                token = batch.noise.choose(left, batch.key(position, Stream.DRAFT, lane=node))[:, 0]
+                token = batch.noise.choose(left, batch.key(position, Stream.DRAFT, node=node))[:, 0]
             known.append(current[parent])
             current.append(token)
         depth = torch.tensor(self.depths)

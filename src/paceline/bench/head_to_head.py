@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from paceline.bench.figures import Figures, Group, attempts_by, differences_in, group_of, label_of
 from paceline.bench.interleaved import plain_cell
-from paceline.bench.raw import CELL, CHOICE, DUEL, RawFile, Record
+from paceline.bench.raw import CELL, CHOICE, HEAD_TO_HEAD, RawFile, Record
 from paceline.bench.runner import Configuration
 from paceline.bench.statistics import Estimate, estimate, first_difference, paired_ratios
 from paceline.bench.sweep import CANDIDATE, CONTROL, PLAIN, Axes, Cell, Sides, Workbench
@@ -33,7 +33,7 @@ class HeadToHead:
 
     def identity(self) -> Record:
         """The fields of its records that no other task's have."""
-        return {"kind": DUEL, "duel": self.as_record()}
+        return {"kind": HEAD_TO_HEAD, "duel": self.as_record()}
 
     def as_record(self) -> Record:
         """Both cells."""
@@ -137,7 +137,7 @@ def head_to_head_figures(records: Sequence[Record]) -> list[HeadToHeadFigures]:
     Sides that were interleaved in one run need no run of their own: their ratio is of the same repeats. Raises
     ValueError for a pair whose run is described nowhere in the file.
     """
-    taken = attempts_by(records, DUEL, lambda record: _pair(record["duel"]))
+    taken = attempts_by(records, HEAD_TO_HEAD, lambda record: _pair(record["duel"]))
     timed = {(run, pair): (conditions, attempts) for run, pair, conditions, attempts in taken}
     cells = _cells_of(records)
     chosen = [(record["run"], _pair(pair)) for record in _last_choices(records).values() for pair in record["duels"]]

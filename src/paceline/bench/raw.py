@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 Record: TypeAlias = Mapping[str, Any]
-RUN, CELL, CHOICE, DUEL = "run", "cell", "choice", "duel"
+RUN, CELL, CHOICE, HEAD_TO_HEAD = "run", "cell", "choice", "duel"
 PEER, FAILURE = "peer", "failure"
 
 

@@ -67,7 +67,7 @@ def _audit_model(options: Audit) -> int:
 def _print(found: ModelAudit) -> None:
     console = Console(highlight=False)
     table = new_table()
-    greedy, law = found.greedy, found.goodness_of_fit
+    greedy, fit = found.greedy, found.goodness_of_fit
     same = greedy.num_sequences - len(greedy.divergence_points)
     table.add_row(
         "greedy outputs equal to plain decoding",
@@ -81,7 +81,7 @@ def _print(found: ModelAudit) -> None:
         own = found.sampled
         equality = _equal(own.num_equal, own.num_sequences, found)
         table.add_row("sampled outputs equal to plain decoding", f"{own.num_equal} of {own.num_sequences}", *equality)
-    add_distribution_tests(table, law)
+    add_distribution_tests(table, fit)
     if found.acceptance is not None:
         rate = found.acceptance
         expected = f"{rate.expected:.4f} +- {rate.half_width:.4f}"

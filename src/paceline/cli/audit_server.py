@@ -74,7 +74,7 @@ def _key(variable: str | None) -> str | None:
 def _print(found: ServerAudit) -> None:
     console = Console(highlight=False)
     table = new_table()
-    greedy, repeats, law, sampled = found.greedy, found.seed_repeats, found.goodness_of_fit, found.recovery
+    greedy, repeats, fit, sampled = found.greedy, found.seed_repeats, found.goodness_of_fit, found.recovery
     if found.miscounted_prompts is not None:
         same = found.num_prompts - len(found.miscounted_prompts)
         table.add_row(
@@ -89,7 +89,7 @@ def _print(found: ServerAudit) -> None:
         table.add_row("  largest margin where they diverge", f"{largest:.3g}", f"at most {greedy.near_tie:g}", "")
     again = "ok" if repeats.num_equal == repeats.num_sequences else "see note"
     table.add_row("same output for the same seed", f"{repeats.num_equal} of {repeats.num_sequences}", "all", again)
-    add_distribution_tests(table, law)
+    add_distribution_tests(table, fit)
     if found.logprobs is not None:
         near = found.logprobs
         expected = f"at most {MAX_LOGPROB_ERROR:g}"

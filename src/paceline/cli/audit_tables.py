@@ -14,16 +14,16 @@ def new_table() -> Table:
     return Table("check", "found", "expected", "", box=None, padding=(0, 2, 0, 0))
 
 
-def add_distribution_tests(table: Table, law: GoodnessOfFit) -> None:
+def add_distribution_tests(table: Table, fit: GoodnessOfFit) -> None:
     """The three tests of sampled tokens."""
     table.add_row(
-        f"surprisal of {law.num_tokens:,} sampled tokens, nats",
-        f"{law.nll:.4f}",
-        f"{law.entropy:.4f} +- {law.half_width:.4f}",
-        show_p(law.nll_p_value),
+        f"surprisal of {fit.num_tokens:,} sampled tokens, nats",
+        f"{fit.nll:.4f}",
+        f"{fit.entropy:.4f} +- {fit.half_width:.4f}",
+        show_p(fit.nll_p_value),
     )
-    table.add_row("  Kolmogorov-Smirnov distance", f"{law.ks_statistic:.4f}", "", show_p(law.ks_p_value))
-    table.add_row("  frequency of the most likely tokens", "", "", show_p(law.rank_p_value))
+    table.add_row("  Kolmogorov-Smirnov distance", f"{fit.ks_statistic:.4f}", "", show_p(fit.ks_p_value))
+    table.add_row("  frequency of the most likely tokens", "", "", show_p(fit.rank_p_value))
 
 
 def show_p(p: float) -> str:

@@ -99,11 +99,11 @@ def run_bench(options: Bench) -> int:
             else:
                 run = measure(cells, "cells")
             choices = choose_pairs(figures_of(raw.records), run=run, axes=axes)
-            duels = keep_choices(choices, raw=raw, run=run)
+            comparisons = keep_choices(choices, raw=raw, run=run)
             if options.together:
-                duels = unpaired(duels, raw.records, run=run)
-            if duels:
-                measure(duels, "best against best")
+                comparisons = unpaired(comparisons, raw.records, run=run)
+            if comparisons:
+                measure(comparisons, "best against best")
     except KeyboardInterrupt:
         print(
             f"paceline: interrupted; {options.output} keeps what is done: run the same command to continue",

@@ -28,8 +28,8 @@ def write_and_print(path: Path, records: list[Record], *, html: bool, console: C
         raise ValueError(f"{path}: no cells in it: there is nothing to report yet")
     written = write_reports(path, html=html)
     print_tables(records, console)
-    duels = head_to_head_figures(records)
-    for lines, what in ((figures, "cells are void: plain decoding"), (duels, "duels are void: the other side")):
+    comparisons = head_to_head_figures(records)
+    for lines, what in ((figures, "cells are void: plain decoding"), (comparisons, "duels are void: the other side")):
         void = sum(line.void for line in lines)
         if not void:
             continue

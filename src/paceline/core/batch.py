@@ -74,13 +74,13 @@ class Batch:
         tokens[:, 0] = self.root
         return tokens, valid
 
-    def key(self, position: Tensor, stream: Stream, lane: Tensor | int = 0, stage: int = 0) -> Key:
+    def key(self, position: Tensor, stream: Stream, node: Tensor | int = 0, stage: int = 0) -> Key:
         """Key of a choice at ``position`` [R, ...] of each row; the step enters for every stream but the target's."""
         shape = (self.rows,) + (1,) * (position.dim() - 1)
         seed = self.sampling.seed.view(shape)
         if stream is Stream.TARGET:
             return Key(seed=seed, position=position, stream=stream)
-        return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), lane=lane, stage=stage)
+        return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), node=node, stage=stage)
 
     def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
         """``logits`` [R, n, V] after every row's logits processors; as they are where no row has any.
@@ -213,7 +213,7 @@ class Batch:
         num = torch.where(self.active, num, 0)
         stopped = (stops & (depth < num[:, None])).any(-1)
         full = self.length + num >= self.limit
-        no_draft_reason = self._blame(tree)
+        no_draft_reason = self._no_draft_reasons(tree)
 
         into = torch.where(depth < num[:, None], self.length[:, None] + depth, self.max_length)
         self.tokens.scatter_(1, into, emitted)
@@ -243,7 +243,7 @@ class Batch:
         warped = self.warp(scores.logits.gather(1, at))
         return gather_logprobs(scores.raw_logits.gather(1, at), warped, tokens, self._num_logprobs)
 
-    def _blame(self, tree: Tree) -> Tensor:
+    def _no_draft_reasons(self, tree: Tree) -> Tensor:
         """Why each row's tree has the root alone [R], values of NoDraft; asked before the text grows."""
         none = torch.where(self.limit - self.length <= 1, int(NoDraft.LIMIT), int(tree.no_draft_reason))
         none = torch.where(self.num_draft == 0, int(NoDraft.CAPPED), none)

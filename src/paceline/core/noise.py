@@ -30,7 +30,7 @@ class Stream(IntEnum):
 class Key:
     """Names one random choice; the fields broadcast against each other.
 
-    Under TARGET, ``step``, ``lane`` and ``stage`` stay 0: the choice depends on the row's seed and the position alone.
+    Under TARGET, ``step``, ``node`` and ``stage`` stay 0: the choice depends on the row's seed and the position alone.
     Every other stream carries the row's step and the node (lane), so that a position drafted again, a sibling or a
     nested stage never meets used noise.
     """
@@ -39,7 +39,7 @@ class Key:
     position: Tensor  # int64, absolute index of the token being chosen
     stream: Stream
     step: Tensor | int = 0
-    lane: Tensor | int = 0  # < 2**20
+    node: Tensor | int = 0  # < 2**20
     stage: int = 0  # < 2**8
 
 
@@ -75,11 +75,11 @@ class Philox:
 
     def bits(self, key: Key, count: int) -> Tensor:
         """``count`` words [..., count], int64 holding 32 random bits each."""
-        zero = key.seed * 0 + key.position * 0 + key.step * 0 + key.lane * 0  # the shape that the fields broadcast to
+        zero = key.seed * 0 + key.position * 0 + key.step * 0 + key.node * 0  # the shape that the fields broadcast to
         group = torch.arange((count + 3) // 4, device=zero.device)
-        position, step, lane = ((zero + field)[..., None] + group * 0 for field in (key.position, key.step, key.lane))
+        position, step, node = ((zero + field)[..., None] + group * 0 for field in (key.position, key.step, key.node))
         seed = (zero + key.seed)[..., None]
-        counter = (position * 0 + group, position & MASK, step & MASK, tag_of(key) | lane)
+        counter = (position * 0 + group, position & MASK, step & MASK, tag_of(key) | node)
         words = philox(counter, (seed & MASK, (seed >> 32) & MASK))
         return torch.stack(words, dim=-1).flatten(-2)[..., :count]
 

@@ -50,7 +50,7 @@ class Block:
         accepted = batch.noise.coin(
             left[:, 1:],
             (left + 1 - weight)[:, 1:],
-            batch.key(position[:, :-1], Stream.ACCEPT, lane=tree.depth[:, 1:]),
+            batch.key(position[:, :-1], Stream.ACCEPT, node=tree.depth[:, 1:]),
         )
         leaf = torch.where(accepted & tree.valid[:, 1:], tree.depth[:, 1:], 0)
         leaf = torch.nn.functional.pad(leaf, (1, 0)).amax(-1)  # the last accepted one, whatever comes before it
@@ -58,5 +58,5 @@ class Block:
         row = at[..., None].expand(-1, 1, rest.shape[-1])
         probs = rest.gather(1, row)
         probs = torch.where(probs.sum(-1, keepdim=True) > 0, probs, warped.gather(1, row).softmax(-1))
-        key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
+        key = batch.key(position.gather(1, at), Stream.RESIDUAL, node=at)
         return outcome_at(tree, leaf, batch.noise.draw(probs, key)[:, 0])

@@ -45,7 +45,7 @@ class LossyLenient:
         accepted = batch.noise.coin(
             p[:, :-1].gather(-1, token)[..., 0],
             self.lenience * q[:, :-1].gather(-1, token)[..., 0],
-            batch.key(position[:, :-1], Stream.ACCEPT, lane=tree.depth[:, 1:]),
+            batch.key(position[:, :-1], Stream.ACCEPT, node=tree.depth[:, 1:]),
         )
         leaf, path, length = follow(tree, torch.nn.functional.pad(accepted, (1, 0)))
         at = leaf[:, None]
@@ -53,5 +53,5 @@ class LossyLenient:
         probs = p.gather(1, row)
         residual = (probs - q.gather(1, row)).clamp(min=0)
         probs = torch.where(residual.sum(-1, keepdim=True) > 0, residual, probs)
-        key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
+        key = batch.key(position.gather(1, at), Stream.RESIDUAL, node=at)
         return Outcome(path=path, num_committed=length + 1, next=batch.noise.draw(probs, key)[:, 0])

@@ -54,13 +54,13 @@ class Recursive:
         accepted = batch.noise.coin(
             torch.stack(target, dim=1)[:, 1:],
             torch.stack(draft, dim=1)[:, 1:],
-            batch.key(position[:, 1:] - 1, Stream.ACCEPT, lane=torch.arange(1, tree.num_nodes, device=residual.device)),
+            batch.key(position[:, 1:] - 1, Stream.ACCEPT, node=torch.arange(1, tree.num_nodes, device=residual.device)),
         )
         accepted = torch.nn.functional.pad(accepted, (1, 0)) & tree.valid
         if not tree.chain:
             accepted = accepted & ~(earlier_siblings(tree) & accepted[:, None, :]).any(-1)
         leaf, path, length = follow(tree, accepted)
         at = leaf[:, None]
-        key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
+        key = batch.key(position.gather(1, at), Stream.RESIDUAL, node=at)
         token = batch.noise.draw(residual[rows, leaf][:, None], key)[:, 0]
         return Outcome(path=path, num_committed=length + 1, next=token)

@@ -42,7 +42,7 @@ class Rejection:
         accepted = batch.noise.coin(
             p[:, :-1].gather(-1, token)[..., 0],
             q[:, :-1].gather(-1, token)[..., 0],
-            batch.key(position[:, :-1], Stream.ACCEPT, lane=node),
+            batch.key(position[:, :-1], Stream.ACCEPT, node=node),
         )
         leaf, path, length = follow(tree, torch.nn.functional.pad(accepted, (1, 0)))
         at = leaf[:, None]
@@ -51,5 +51,5 @@ class Rejection:
         rejected = q.gather(1, row)  # 0 after a whole draft: the bonus token comes from p
         residual = (probs - rejected).clamp(min=0)
         probs = torch.where(residual.sum(-1, keepdim=True) > 0, residual, probs)
-        key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
+        key = batch.key(position.gather(1, at), Stream.RESIDUAL, node=at)
         return Outcome(path=path, num_committed=length + 1, next=batch.noise.draw(probs, key)[:, 0])

@@ -60,7 +60,7 @@ class SpecTr:
                 torch.where(candidate, probs.gather(1, tree.tokens), 0.0),
                 divisor[:, None] * q.gather(1, tree.tokens),
                 # Every depth draws noise for all nodes; nodes that are no candidates get keys of their own.
-                batch.key(position - 1, Stream.ACCEPT, lane=torch.where(candidate, node, node + depth * len(node))),
+                batch.key(position - 1, Stream.ACCEPT, node=torch.where(candidate, node, node + depth * len(node))),
             )
             hit, chosen = accepted.any(-1), accepted.int().argmax(-1)
             residual = (probs - share[:, None] * taken).clamp_(min=0)
@@ -70,7 +70,7 @@ class SpecTr:
             leaf = torch.where(hit, chosen, leaf)
             alive = candidate & hit[:, None] & (tree.tokens == tree.tokens[rows, chosen][:, None])
         at = leaf[:, None]
-        key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
+        key = batch.key(position.gather(1, at), Stream.RESIDUAL, node=at)
         return outcome_at(tree, leaf, batch.noise.draw(probs[:, None], key)[:, 0])
 
     @staticmethod

@@ -60,12 +60,12 @@ class Traversal:
         accepted = batch.noise.coin(
             weight[:, 1:],
             torch.ones_like(weight)[:, 1:],
-            batch.key(position[:, 1:] - 1, Stream.ACCEPT, lane=torch.arange(1, tree.num_nodes, device=residual.device)),
+            batch.key(position[:, 1:] - 1, Stream.ACCEPT, node=torch.arange(1, tree.num_nodes, device=residual.device)),
         )
         accepted = torch.nn.functional.pad(accepted & tree.valid[:, 1:], (1, 0))
         leaf = torch.where(accepted, self._test_order(tree), 2 * tree.num_nodes).argmin(-1)  # else the root, node 0
         at = leaf[:, None]
-        key = batch.key(position.gather(1, at), Stream.RESIDUAL, lane=at)
+        key = batch.key(position.gather(1, at), Stream.RESIDUAL, node=at)
         probs = residual[rows, leaf]
         # Only rounding leaves an empty residual at the accepted node, and only at the root.
         probs = torch.where(probs.sum(-1, keepdim=True) > 0, probs, first)

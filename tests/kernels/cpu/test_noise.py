@@ -13,9 +13,9 @@ def keys():
     position = torch.arange(12).reshape(4, 3) * 1_000_000_007
     yield Key(seed=seed, position=position, stream=Stream.TARGET)
     step = torch.tensor([0, 1, 5, 2**33])[:, None]
-    yield Key(seed=seed, position=position, stream=Stream.DRAFT, step=step, lane=torch.tensor([1, 2, 2**20 - 1]))
-    yield Key(seed=seed[:, 0], position=position[:, 1], stream=Stream.RESIDUAL, step=step[:, 0], lane=3, stage=255)
-    yield Key(seed=seed, position=position.T.contiguous().T, stream=Stream.ACCEPT, step=9, lane=torch.tensor(4))
+    yield Key(seed=seed, position=position, stream=Stream.DRAFT, step=step, node=torch.tensor([1, 2, 2**20 - 1]))
+    yield Key(seed=seed[:, 0], position=position[:, 1], stream=Stream.RESIDUAL, step=step[:, 0], node=3, stage=255)
+    yield Key(seed=seed, position=position.T.contiguous().T, stream=Stream.ACCEPT, step=9, node=torch.tensor(4))
 
 
 @pytest.mark.parametrize("count", COUNTS)

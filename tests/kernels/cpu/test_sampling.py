@@ -96,7 +96,7 @@ def test_a_large_vocabulary(size):
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 20.0, 1e3])
 @pytest.mark.parametrize("size", [5, 700, 5000])
-def test_flat_laws_and_sharp_ones(size, spread):
+def test_flat_distributions_and_sharp_ones(size, spread):
     options = [
         Sampling(),
         *(Sampling(temperature=t, top_p=p, seed=3) for t in (0.3, 1.0, 2.5) for p in (0.2, 0.9, 0.999, 1.0)),
@@ -175,7 +175,7 @@ def test_thousands_of_picks_are_the_plain_ones(dtype, share, size):
     assert different <= share * 4 * len(options) * nodes
 
 
-def test_picks_follow_their_law():
+def test_picks_follow_their_distribution():
     """Counts of tokens over many positions, for each way the kernel goes through the runners."""
     logits = logits_of(1, 1, 48, torch.float32, seed=4, spread=1.5)
     chances = []
@@ -183,12 +183,12 @@ def test_picks_follow_their_law():
         _, ours = batches([Sampling(temperature=0.9, seed=11, **given)])
         position = torch.arange(40_000)[None]
         counts = ours.pick(logits.expand(1, 40_000, 48), position)[0].bincount(minlength=48)
-        law = ours.scores(logits)[0, 0].double().softmax(-1)
-        chances.append(tail(*g_test(counts, law)))
+        distribution = ours.scores(logits)[0, 0].double().softmax(-1)
+        chances.append(tail(*g_test(counts, distribution)))
     assert min(chances) > 1e-3, chances
 
 
-def test_the_law_of_a_long_race_has_no_seam():
+def test_the_distribution_of_a_long_race_has_no_seam():
     """Equal runners win equally often in every block and lane, whether they are listed or run among all."""
     size, draws = 4096, 60_000
     logits = torch.zeros(1, 1, size)

@@ -68,7 +68,7 @@ def no_replacement(batch: Batch, logits: Tensor, position: Tensor, level: TreeLe
     A greedy distribution leaves nothing for a second child to be drawn from, so there tokens are fixed choices.
     """
     scores = batch.warp(logits)
-    order = batch.noise.order(scores, batch.key(position, Stream.DRAFT, lane=level.first), level.width)
+    order = batch.noise.order(scores, batch.key(position, Stream.DRAFT, node=level.first), level.width)
     sampled, greedy = _sampled_or_greedy(batch, logits, scores, order, level)
     return SampledChildren(
         tokens=sampled.tokens, possible=sampled.possible, probs=scores.softmax(-1), fixed_rows=greedy
@@ -78,7 +78,7 @@ def no_replacement(batch: Batch, logits: Tensor, position: Tensor, level: TreeLe
 def iid(batch: Batch, logits: Tensor, position: Tensor, level: TreeLevel) -> SampledChildren:
     """Each from its parent's distribution with noise of its own: siblings may be the same token."""
     scores = batch.warp(logits)
-    key = batch.key(position, Stream.DRAFT, lane=level.node)
+    key = batch.key(position, Stream.DRAFT, node=level.node)
     tokens = batch.noise.choose(select_nodes(scores, level.parent), key)
     return SampledChildren(tokens=tokens, probs=scores.softmax(-1))
 

@@ -65,7 +65,7 @@ def _prepare(function: Any) -> Callable[..., None]:
 
 def _fields(key: Key) -> list[Tensor]:
     """Seed, position, step and lane in one shape."""
-    given = (key.seed, key.position, torch.as_tensor(key.step), torch.as_tensor(key.lane))
+    given = (key.seed, key.position, torch.as_tensor(key.step), torch.as_tensor(key.node))
     return [field.contiguous() for field in torch.broadcast_tensors(*given)]
 
 

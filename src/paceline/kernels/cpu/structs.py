@@ -166,7 +166,7 @@ class Decision(Structure):
     __slots__ = ()
 
     _fields_ = [
-        *((name, c_int64) for name in "nodes depth blame".split()),
+        *((name, c_int64) for name in "nodes depth no_draft_reason".split()),
         *((name, RowView) for name in "tokens parents levels valid origin path".split()),
         *((name, c_void_p) for name in "committed next num".split()),
     ]

@@ -97,9 +97,9 @@ class ThreadPool {
    public:
     // The pool of this process. Never destroyed, since its threads may outlive static objects.
     static ThreadPool &instance() {
-        static ThreadPool *team = new ThreadPool;
-        if (team->pid_ != getpid()) new (team) ThreadPool;  // after a fork only the calling thread exists
-        return *team;
+        static ThreadPool *threads = new ThreadPool;
+        if (threads->pid_ != getpid()) new (threads) ThreadPool;  // after a fork only the calling thread exists
+        return *threads;
     }
 
     // Runs job(worker) on up to threads threads; on the caller alone if the pool is busy.

@@ -22,7 +22,7 @@ struct Sequences {
 };
 
 struct Decision {
-    int64_t nodes, depth, blame;
+    int64_t nodes, depth, no_draft_reason;
     RowView tokens, parents, levels, valid, origin, path;
     const int64_t *committed, *next;
     int64_t *num;  // output: committed, clipped
@@ -69,9 +69,9 @@ inline void extend(const Sequences &t, const Decision &d) {
         const bool stopped = stops && until <= num, full = length + num >= limit;
         int64_t drafted = -1;
         for (int64_t n = 0; n < d.nodes; n++) drafted += d.valid.flag(row, n);
-        int64_t blame = d.nodes == 1 ? d.blame : limit - length <= 1 ? LIMIT : d.blame;
-        if (d.nodes > 1 && t.num_draft[row] == 0) blame = CAPPED;
-        if (drafted > 0) blame = DRAFTED;
+        int64_t no_draft_reason = d.nodes == 1 ? d.no_draft_reason : limit - length <= 1 ? LIMIT : d.no_draft_reason;
+        if (d.nodes > 1 && t.num_draft[row] == 0) no_draft_reason = CAPPED;
+        if (drafted > 0) no_draft_reason = DRAFTED;
         const int64_t leaf = accepted > 0 ? d.path.integer(row, accepted - 1) : 0;
         bool children = false;
         for (int64_t n = 0; n < d.nodes; n++) children |= d.valid.flag(row, n) && d.parents.integer(row, n) == leaf;
@@ -86,7 +86,7 @@ inline void extend(const Sequences &t, const Decision &d) {
         d.num[row] = num;
 
         int64_t *report = t.report + row * (t.head + 2 * (t.max_depth + 1));
-        const int64_t head[] = {num, std::min(accepted, num), drafted, t.finish[row], !children, blame};
+        const int64_t head[] = {num, std::min(accepted, num), drafted, t.finish[row], !children, no_draft_reason};
         std::copy(head, head + t.head, report);
         for (int64_t at = 0; at <= d.depth; at++) {
             report[t.head + at] = emitted(at);
