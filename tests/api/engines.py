@@ -6,6 +6,7 @@ from functools import cache
 import torch
 
 from paceline.api import Engine, Loaded, SamplingParams
+from paceline.engine.runner import Runner
 from tests import reference, tiny
 from tests.engine.wrapped import Wrapped
 from tests.harness import tiny_drafter
@@ -25,6 +26,15 @@ def engine(drafter="none", verifier="coupled", *, target=None, **options):
     lm = target.lm.lm if isinstance(target.lm, Wrapped) else target.lm
     given = tiny_drafter(drafter, lm) if isinstance(drafter, str) else drafter
     return Engine(target, drafter=given, verifier=verifier, **{"num_draft_tokens": 3, "max_length": 96, **options})
+
+
+def read_by(monkeypatch, reader):
+    """Let every engine's runner read results by ``reader``, a class of engine.readers."""
+
+    def runner_for(decoder, *, eager=False):
+        return Runner(decoder, reader=reader(decoder))
+
+    monkeypatch.setattr("paceline.api.engine.runner_for", runner_for)
 
 
 class Banned:

@@ -53,7 +53,7 @@ def test_a_known_architecture_runs_by_transformers_where_that_is_asked():
     assert other.tokenizer.encode("def") == own.tokenizer.encode("def")
     params = paceline.SamplingParams(max_tokens=20, temperature=0.7, seed=4)
     texts = [paceline.generate(one, PROMPTS, params, drafter="ngram") for one in (own, other)]
-    assert [result.tokens for result in texts[0]] == [result.tokens for result in texts[1]]
+    assert [result.token_ids for result in texts[0]] == [result.token_ids for result in texts[1]]
 
 
 @pytest.mark.parametrize("backend", ["auto", "hf"])
@@ -64,7 +64,7 @@ def test_another_architecture_runs_by_transformers(backend, folder):
         params = paceline.SamplingParams(max_tokens=24, temperature=0)
         results = paceline.generate(loaded, PROMPTS, params, drafter=loaded, num_draft_tokens=3)
         for prompt, result in zip(PROMPTS, results, strict=True):
-            assert list(result.tokens) == reference.decode(opt(), prompt, max_tokens=24)
+            assert list(result.token_ids) == reference.decode(opt(), prompt, max_tokens=24)
             assert result.stats.acceptance_rate == 1
 
 
@@ -123,7 +123,7 @@ def test_code_of_a_checkpoint_is_transformers_affair_alone(folder, tmp_path, mon
 def test_a_window_is_refused_before_any_work_with_both_numbers():
     loaded = load(make("Starcoder2", SIZES, sliding_window=48))
     params = paceline.SamplingParams(max_tokens=20, temperature=0)
-    assert len(paceline.generate(loaded, [[1, 2, 3]], params)[0].tokens) == 20
+    assert len(paceline.generate(loaded, [[1, 2, 3]], params)[0].token_ids) == 20
     with pytest.raises(ValueError, match=r"sequences of up to \d+ slots, drafts included, are longer than 48"):
         paceline.generate(loaded, [[1] * 40], params)
 
@@ -195,7 +195,7 @@ def test_an_option_that_the_native_decoder_refuses_names_the_other_backend(tmp_p
     params = paceline.SamplingParams(max_tokens=24, temperature=0)
     results = paceline.generate(load(tmp_path, backend="hf"), PROMPTS, params, drafter="ngram")
     for prompt, result in zip(PROMPTS, results, strict=True):
-        assert list(result.tokens) == reference.decode(model, prompt, max_tokens=24)
+        assert list(result.token_ids) == reference.decode(model, prompt, max_tokens=24)
 
 
 QUANTIZED = {

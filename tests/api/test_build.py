@@ -221,7 +221,7 @@ def test_thresholds_of_lossy_rules_are_set_by_name_and_change_what_is_kept(targe
 
     easy, strict = (run_with(f"lossy_typical:epsilon={value}") for value in ("1e-9", "1.0,delta=1"))
     assert easy.stats.acceptance_rate == 1.0 > strict.stats.acceptance_rate
-    assert run_with(LossyTypical(epsilon=1e-9)).tokens == easy.tokens
+    assert run_with(LossyTypical(epsilon=1e-9)).token_ids == easy.token_ids
 
 
 def test_a_verifier_itself_is_taken_as_it_is():
@@ -318,7 +318,7 @@ def test_a_configured_tree_is_drafted_to_its_depth_and_leaves_the_text_alone(tar
     assert drafting.num_draft_tokens == 3 and drafting.drafter.max_nodes(3) == 6
     params = paceline.SamplingParams(max_tokens=12, temperature=0.8, seed=3)
     plain, drafted = (paceline.generate(target, [[5, 9, 2], [7]], params, drafter=d) for d in (None, config))
-    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
     assert [len(r.stats.per_position_acceptance) for r in drafted] == [3, 3]
 
 

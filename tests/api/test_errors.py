@@ -167,7 +167,7 @@ def test_wrong_submission_leaves_nothing_in_the_queue(case, monkeypatch):
             running.submit(**options)
         running.advance()
     [result] = running.generate([[5]], greedy(max_tokens=4))
-    assert list(result.tokens) == naive([5], greedy(max_tokens=4), 0)
+    assert list(result.token_ids) == naive([5], greedy(max_tokens=4), 0)
 
 
 def test_rows_beyond_the_memory_are_refused_with_the_batch_size_that_fits(target, monkeypatch):
@@ -210,13 +210,13 @@ def test_a_criterion_that_raises_ends_its_own_text_alone(kind, caplog):
     assert [result.finish_reason for result in results] == ["length", "cancelled", "length"]
     assert [record.message for record in caplog.records] == ["prompt 1 failed: out of ink"]
     failed = results[1]
-    assert failed.tokens == script()[1:7] and failed.stats.summary.emitted == len(failed.source) == 6
+    assert failed.token_ids == script()[1:7] and failed.stats.summary.emitted == len(failed.source) == 6
     own = [piece for piece in pieces if piece.index == 1]
-    assert tuple(piece.token for piece in own) == failed.tokens and "".join(p.text for p in own) == failed.text
+    assert tuple(piece.token for piece in own) == failed.token_ids and "".join(p.text for p in own) == failed.text
     assert own[-1].finish_reason == "cancelled"
-    assert all(result.tokens == script()[1:13] for result in (results[0], results[2]))
+    assert all(result.token_ids == script()[1:13] for result in (results[0], results[2]))
     [again] = running.generate([list(script()[:1])], greedy(max_tokens=20))
-    assert again.tokens == script()[1:21], "its row serves again"
+    assert again.token_ids == script()[1:21], "its row serves again"
 
 
 def test_logs_number_prompts_through_all_submissions_or_call_them_by_name(caplog):
@@ -249,9 +249,9 @@ def test_a_prompt_that_cannot_be_read_fails_alone_and_its_row_serves_again(draft
     again = running.generate(prompts[:1] * 5, greedy(max_tokens=5))
     for result in results:
         wanted = [] if result.error else naive(prompts[result.index], greedy(max_tokens=9), 0)
-        assert list(result.tokens) == wanted and result.stats.steps <= len(wanted)
+        assert list(result.token_ids) == wanted and result.stats.steps <= len(wanted)
         assert result.finish_reason == ("cancelled" if result.error else "length")
-    assert {tuple(result.tokens) for result in again} == {tuple(naive(LONG, greedy(max_tokens=5), 0))}
+    assert {tuple(result.token_ids) for result in again} == {tuple(naive(LONG, greedy(max_tokens=5), 0))}
     assert running.runner.drafter_error is None
 
 
@@ -269,14 +269,14 @@ def test_an_interruption_carries_what_there_is(drafter, at):
         running.generate(prompts, greedy(max_tokens=9))
     results = caught.value.results
     assert isinstance(caught.value, KeyboardInterrupt) and [result.index for result in results] == [0, 1, 2]
-    assert sum(len(result.tokens) for result in results) == sum(result.stats.summary.emitted for result in results)
+    assert sum(len(result.token_ids) for result in results) == sum(result.stats.summary.emitted for result in results)
     for result, prompt in zip(results, prompts, strict=True):
         wanted = naive(prompt, greedy(max_tokens=9), 0)
-        assert list(result.tokens) == wanted[: len(result.tokens)]
-        assert result.finish_reason == ("length" if len(result.tokens) == 9 else "cancelled")
+        assert list(result.token_ids) == wanted[: len(result.token_ids)]
+        assert result.finish_reason == ("length" if len(result.token_ids) == 9 else "cancelled")
     assert any(result.finish_reason == "cancelled" for result in results)
     again = running.generate(prompts, greedy(max_tokens=9))
-    assert [list(result.tokens) for result in again] == [naive(p, greedy(max_tokens=9), 0) for p in prompts]
+    assert [list(result.token_ids) for result in again] == [naive(p, greedy(max_tokens=9), 0) for p in prompts]
 
 
 def test_generate_interrupted_carries_its_results(target, monkeypatch):
@@ -285,8 +285,9 @@ def test_generate_interrupted_carries_its_results(target, monkeypatch):
         generate(broken, ["x", "def add("], greedy(max_tokens=12, ignore_eos=True))
     whole = generate(target, ["x", "def add("], greedy(max_tokens=12, ignore_eos=True))
     for part, result in zip(caught.value.results, whole, strict=True):
-        assert part.finish_reason == "cancelled" and 0 < len(part.tokens) < 12
-        assert part.tokens == result.tokens[: len(part.tokens)] and result.text.startswith(part.text.rstrip("\ufffd"))
+        assert part.finish_reason == "cancelled" and 0 < len(part.token_ids) < 12
+        assert part.token_ids == result.token_ids[: len(part.token_ids)]
+        assert result.text.startswith(part.text.rstrip("\ufffd"))
 
 
 # Models.

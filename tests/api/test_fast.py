@@ -15,7 +15,7 @@ SAMPLED = [replace(LONG, temperature=0.9, top_p=0.9, seed=seed) for seed in rang
 
 def tokens(target, params, **options):
     results = generate(target, PROMPTS, params, **options)
-    return [result.tokens for result in results], sum(sum(result.stats.accepted) for result in results)
+    return [result.token_ids for result in results], sum(sum(result.stats.accepted) for result in results)
 
 
 @pytest.mark.parametrize("params", [LONG, SAMPLED], ids=["greedy", "sampled"])

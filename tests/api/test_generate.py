@@ -5,15 +5,19 @@ import logging
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.api import Engine, Loaded, SamplingParams, Source, generate, load, stream, total
+from paceline.api import Engine, Loaded, SamplingParams, Source, generate, load, prompt_logprobs, stream, total
 from paceline.core.noise import split_seed
-from tests import harness, reference
+from paceline.core.plan import Fixed
+from paceline.engine.readers import AsyncReader, SyncReader
+from paceline.engine.scheduler import PREFILL_TOKENS
+from tests import harness, reference, tiny
 from tests.api.checkpoints import CONTEXT, pair, without_tokenizer
-from tests.api.engines import bare, engine, greedy, naive
+from tests.api.engines import bare, engine, greedy, naive, read_by
 from tests.tables import TableLM, deviation, random_table
 
 PROMPTS = ["def add(first,", "x", "for item in items:\n    print(item)\nfor item in"]
@@ -47,7 +51,7 @@ def test_every_drafter_gives_the_reference_tokens(target, name, kind):
     for index, (prompt, result) in enumerate(zip(PROMPTS, results, strict=True)):
         assert (result.index, result.sample, result.seed) == (index, 0, split_seed(params.seed, index))
         assert result.prompt_tokens == tuple(target.tokenizer.encode(prompt))
-        assert list(result.tokens) == reference.decode(
+        assert list(result.token_ids) == reference.decode(
             transformers_model(),
             list(result.prompt_tokens),
             max_tokens=20,
@@ -56,7 +60,7 @@ def test_every_drafter_gives_the_reference_tokens(target, name, kind):
             top_p=params.top_p,
             seed=result.seed,
         )
-        whole = target.tokenizer.decode([*result.prompt_tokens, *result.tokens])
+        whole = target.tokenizer.decode([*result.prompt_tokens, *result.token_ids])
         assert result.text == whole[len(prompt) :]
         assert set(result.origin) <= {None, name}
     if name == "model":
@@ -80,43 +84,43 @@ def test_a_text_of_a_batch_equals_that_text_alone(target, name):
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 def test_the_batch_size_changes_no_token(target, rows):
     params = SamplingParams(n=2, seed=8)
-    assert [(r.index, r.sample, r.tokens) for r in generate(target, PROMPTS, params, batch_size=rows)] == [
-        (r.index, r.sample, r.tokens) for r in generate(target, PROMPTS, params)
+    assert [(r.index, r.sample, r.token_ids) for r in generate(target, PROMPTS, params, batch_size=rows)] == [
+        (r.index, r.sample, r.token_ids) for r in generate(target, PROMPTS, params)
     ]
 
 
 def test_defaults_are_those_of_vllm(target):
     [result] = generate(replace(target, eos=()), "x")  # a fresh seed may end the text at any place
-    assert len(result.tokens) == 16 and result.finish_reason == "length" and result.logprobs is None
-    assert generate(target, "x")[0].tokens != result.tokens, "fresh noise every call"
+    assert len(result.token_ids) == 16 and result.finish_reason == "length" and result.logprobs is None
+    assert generate(target, "x")[0].token_ids != result.token_ids, "fresh noise every call"
 
 
 def test_without_a_limit_the_text_goes_on_to_the_end_of_the_context(target):
     prompt = [5] * (CONTEXT - 9)
     [result] = generate(target, [prompt], greedy(max_tokens=None, ignore_eos=True), drafter=pair().draft)
-    assert len(result.tokens) == 9 and result.finish_reason == "length"
+    assert len(result.token_ids) == 9 and result.finish_reason == "length"
     [short] = Engine(target, max_length=24, batch_size=1).generate([[5] * 10], greedy(max_tokens=None, ignore_eos=True))
-    assert len(short.tokens) == 14
+    assert len(short.token_ids) == 14
 
 
 @every_drafter
 def test_end_of_text_stops_unless_ignored(target, name):
     long = generate(target, "x", greedy(max_tokens=20, ignore_eos=True), drafter=drafter(name))[0]
-    end = next(token for at, token in enumerate(long.tokens) if at >= 6 and token not in long.tokens[:at])
+    end = next(token for at, token in enumerate(long.token_ids) if at >= 6 and token not in long.token_ids[:at])
     ending = replace(target, eos=(end,))
     stopped = generate(ending, "x", greedy(max_tokens=20), drafter=drafter(name))[0]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", None)
-    assert stopped.tokens == long.tokens[: long.tokens.index(end) + 1]
+    assert stopped.token_ids == long.token_ids[: long.token_ids.index(end) + 1]
     ignored = generate(ending, "x", greedy(max_tokens=20, ignore_eos=True), drafter=drafter(name))[0]
-    assert ignored.tokens == long.tokens and ignored.finish_reason == "length"
+    assert ignored.token_ids == long.token_ids and ignored.finish_reason == "length"
 
 
 def test_token_prompts_need_no_tokenizer(tmp_path, target):
     bare_target = load(without_tokenizer(tmp_path / "bare"), device="cpu")
     [result] = generate(bare_target, [[5, 6, 7]], SamplingParams(max_tokens=5))
-    assert result.text is None and len(result.tokens) == 5
+    assert result.text is None and len(result.token_ids) == 5
     params = SamplingParams(max_tokens=5, seed=2)
-    assert generate(target, [5, 6], params)[0].tokens == generate(target, [[5, 6]], params)[0].tokens
+    assert generate(target, [5, 6], params)[0].token_ids == generate(target, [[5, 6]], params)[0].token_ids
 
 
 def test_verifier_with_its_own_noise_is_reproducible(target):
@@ -125,8 +129,8 @@ def test_verifier_with_its_own_noise_is_reproducible(target):
         generate(target, PROMPTS, SamplingParams(max_tokens=20, seed=seed, ignore_eos=True), **options)
         for seed in (4, 4, 5)
     )
-    assert [result.tokens for result in first] == [result.tokens for result in again]
-    assert [result.tokens for result in first] != [result.tokens for result in other]
+    assert [result.token_ids for result in first] == [result.token_ids for result in again]
+    assert [result.token_ids for result in first] != [result.token_ids for result in other]
     assert total(first).acceptance_rate > 0.3
 
 
@@ -182,7 +186,7 @@ def test_without_a_seed_no_two_texts_of_two_calls_share_their_noise(case):
 @every_drafter
 def test_identical_prompts_and_samples_have_texts_of_their_own(name):
     results = engine(name, batch_size=4).generate([[5, 9]] * 3, SamplingParams(n=3, seed=6, max_tokens=12))
-    assert len({result.tokens for result in results}) == 9
+    assert len({result.token_ids for result in results}) == 9
 
 
 @pytest.mark.parametrize(("drafter_name", "verifier"), harness.pairs())
@@ -191,9 +195,9 @@ def test_a_results_seed_gives_its_text_alone(drafter_name, verifier):
     for result in results:
         params = SamplingParams(seed=result.seed, max_tokens=10)
         [alone] = engine(drafter_name, verifier, batch_size=1).generate([result.prompt_tokens], params)
-        assert alone.tokens == result.tokens and alone.seed == result.seed
+        assert alone.token_ids == result.token_ids and alone.seed == result.seed
         if verifier == "coupled":
-            assert list(result.tokens) == naive(result.prompt_tokens, params, result.seed)
+            assert list(result.token_ids) == naive(result.prompt_tokens, params, result.seed)
 
 
 class Table(TableLM):
@@ -205,7 +209,7 @@ def first_tokens(params, prompts):
     table = random_table(4)
     loaded = Loaded(lm=Table(table), tokenizer=None, eos=(), name="table", dtype=torch.float64, config={})
     results = Engine(loaded, batch_size=64, max_length=8).generate([[1]] * prompts, params)
-    return torch.tensor([result.tokens[0] for result in results]), table[0, 1].softmax(-1)
+    return torch.tensor([result.token_ids[0] for result in results]), table[0, 1].softmax(-1)
 
 
 INDEPENDENT = {
@@ -238,7 +242,7 @@ def test_pieces_are_the_results_in_parts(target, name):
     assert generation.done
     for result in generation.results():
         own = [piece for piece in pieces if piece.index == result.index]
-        for field, values in (("token", result.tokens), ("source", result.source), ("origin", result.origin)):
+        for field, values in (("token", result.token_ids), ("source", result.source), ("origin", result.origin)):
             assert tuple(getattr(piece, field) for piece in own) == values
         assert "".join(piece.text for piece in own) == result.text
         assert [piece.finish_reason for piece in own[:-1]] == [None] * (len(own) - 1)
@@ -250,7 +254,7 @@ def test_pieces_come_as_they_are_committed(target):
     steps = []
     for count, _ in enumerate(generation, start=1):
         steps.append(generation.results()[0].stats.steps)
-        assert len(generation.results()[0].tokens) >= count
+        assert len(generation.results()[0].token_ids) >= count
     assert steps[0] == 1 and steps == sorted(steps) and steps[-1] < 40
 
 
@@ -260,7 +264,7 @@ def test_a_closed_stream_keeps_what_it_has(target):
         pieces = [next(generation) for _ in range(4)]
     [part] = generation.results()
     assert part.finish_reason == "cancelled" and part.error is None
-    assert part.tokens == whole.tokens[:4] == tuple(piece.token for piece in pieces)
+    assert part.token_ids == whole.token_ids[:4] == tuple(piece.token for piece in pieces)
     assert whole.text.startswith(part.text.rstrip("\ufffd")) and list(generation) == [] and generation.done
     generation.close()
     assert generation.results() == [part]
@@ -274,7 +278,7 @@ def test_a_stream_that_nobody_holds_frees_its_rows():
     del generation
     gc.collect()
     assert not bool(running.decoder.batch.active.any())
-    assert [list(result.tokens) for result in running.generate([[8]], greedy(max_tokens=5))] == [
+    assert [list(result.token_ids) for result in running.generate([[8]], greedy(max_tokens=5))] == [
         naive([8], greedy(max_tokens=5), 0)
     ]
     assert not running._open and not running._scheduler._done
@@ -291,7 +295,33 @@ def test_streams_of_one_engine_move_together_and_keep_their_own_pieces():
             own += [piece.token] if piece is not None else []
     for one, own, prompt in zip(streams, taken, prompts, strict=True):
         own += [piece.token for piece in one]
-        assert own == list(one.results()[0].tokens) == naive(prompt, greedy(max_tokens=9), 0)
+        assert own == list(one.results()[0].token_ids) == naive(prompt, greedy(max_tokens=9), 0)
+
+
+@pytest.mark.parametrize("reader", [SyncReader, AsyncReader])
+@pytest.mark.parametrize("scored", [None, 0])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "prophet"])
+def test_a_long_prompt_does_not_hold_up_the_rows_that_run(drafter, scored, reader, monkeypatch):
+    """Its chunks are read between their steps, and neither output changes."""
+    read_by(monkeypatch, reader)
+    model = tiny.llama(1, max_position_embeddings=2048)
+    target = bare(tiny.native(model))
+    running = engine(drafter, target=target, batch_size=2, max_length=1700, num_draft_tokens=Fixed(3))
+    prompt, gained = [(7 * at * at + at // 3) % 61 for at in range(1600)], []
+    short = running.submit([[5, 9, 2]], greedy(max_tokens=60))
+    running.advance()
+    long = running.submit([prompt], greedy(max_tokens=3, prompt_logprobs=scored))
+    while not long.results()[0].token_ids:
+        before = len(short.results()[0].token_ids)
+        running.advance()
+        gained.append(len(short.results()[0].token_ids) - before)
+    assert len(gained) >= len(prompt) // PREFILL_TOKENS and min(gained) > 0
+    [result] = long.drain()
+    assert list(result.token_ids) == naive(prompt, greedy(max_tokens=3), 0, model)
+    assert list(short.drain()[0].token_ids) == naive([5, 9, 2], greedy(max_tokens=60), 0, model)
+    if scored is not None:
+        [alone] = prompt_logprobs(target, [prompt])
+        np.testing.assert_allclose(result.prompt_logprobs.logprobs[1:], alone.logprobs[1:], rtol=0, atol=1e-9)
 
 
 def test_results_of_a_stream_in_progress_are_what_there_is_so_far():
@@ -299,9 +329,9 @@ def test_results_of_a_stream_in_progress_are_what_there_is_so_far():
     for _ in range(3):
         next(generation)
     first, second = generation.results()
-    assert list(first.tokens) == naive([5], greedy(max_tokens=9), 0)[:3] and second.tokens == ()
+    assert list(first.token_ids) == naive([5], greedy(max_tokens=9), 0)[:3] and second.token_ids == ()
     assert {first.finish_reason, second.finish_reason} == {"cancelled"} and not generation.done
-    assert [len(result.tokens) for result in generation.drain()] == [9, 9]
+    assert [len(result.token_ids) for result in generation.drain()] == [9, 9]
 
 
 def test_nothing_is_logged_where_nothing_is_wrong(caplog):

@@ -33,7 +33,7 @@ def test_texts_are_those_of_transformers(drafter):
     ]
     results = generate(target, PROMPTS, asked, drafter=target if drafter == "itself" else drafter)
     wanted = [theirs(model, PROMPTS[0], 1.6, None), theirs(model, PROMPTS[1], 0.3, [5] * 11)]
-    assert [list(result.tokens) for result in results] == wanted
+    assert [list(result.token_ids) for result in results] == wanted
     if drafter == "itself":
         assert sum(sum(result.stats.accepted) for result in results) > 0
 
@@ -44,9 +44,9 @@ def test_guided_and_free_texts_share_an_engine_and_its_rows():
     guided = SamplingParams(temperature=0, max_tokens=7, guidance_scale=2.5, negative_prompt=[1, 2])
     plain = SamplingParams(temperature=0, max_tokens=7)
     results = engine.generate([PROMPTS[0]] * 5, [guided, plain, plain, guided, plain])
-    texts = [list(result.tokens) for result in results]
+    texts = [list(result.token_ids) for result in results]
     assert texts[0] == texts[3] == theirs(model, PROMPTS[0], 2.5, [1, 2], max_tokens=7)
-    assert texts[1] == texts[2] == texts[4] == list(generate(load(model), [PROMPTS[0]], plain)[0].tokens)
+    assert texts[1] == texts[2] == texts[4] == list(generate(load(model), [PROMPTS[0]], plain)[0].token_ids)
     assert texts[0] != texts[1]
 
 
@@ -60,7 +60,7 @@ def test_a_session_may_be_guided():
     model, _ = tiny.target()
     session = Session(load(model), guidance=True, max_length=60)
     result = session.send(PROMPTS[0], SamplingParams(temperature=0, max_tokens=9, guidance_scale=1.6))
-    assert list(result.tokens) == theirs(model, PROMPTS[0], 1.6, None)
+    assert list(result.token_ids) == theirs(model, PROMPTS[0], 1.6, None)
 
 
 def test_what_guidance_cannot_mean_is_refused():

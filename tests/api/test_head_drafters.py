@@ -48,7 +48,7 @@ def test_a_directory_drafts_and_changes_no_text(kind, folder):
         drafter = build_drafter(given, target=target)
         assert type(drafter) is KINDS[kind] and isinstance(drafter.lm, CpuDecoder)
         [result] = paceline.generate(target, [PROMPT], PARAMS, drafter=given, num_draft_tokens=3)
-        assert result.tokens == plain[0].tokens and sum(result.stats.drafted) > 0
+        assert result.token_ids == plain[0].token_ids and sum(result.stats.drafted) > 0
 
 
 @every_kind
@@ -74,20 +74,20 @@ def test_a_quantised_target_takes_the_heads_of_the_whole_one(kind, folder):
     pytest.importorskip("torchao")
     target = load(pair().target, device="cpu", quantization="int8")
     plain, drafted = (paceline.generate(target, [PROMPT], PARAMS, drafter=given)[0] for given in (None, folder / kind))
-    assert drafted.tokens == plain.tokens and sum(drafted.stats.drafted) > 0
+    assert drafted.token_ids == plain.token_ids and sum(drafted.stats.drafted) > 0
 
 
 @every_kind
 def test_a_configuration_of_vllm_may_name_a_head_and_a_tree_of_it(kind, folder):
     target = load(pair().target, device="cpu")
-    plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)[0].tokens
+    plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)[0].token_ids
     tree = "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"
     for asked in ({"num_speculative_tokens": 3}, {"speculative_token_tree": tree}):
         config = {"model": str(folder / kind), "draft_sample_method": "greedy", **asked}
         drafter = build_drafter(config, target=target)
         assert type(drafter) is KINDS[kind] and drafter.branches == ("speculative_token_tree" in asked)
         [result] = paceline.generate(target, [PROMPT], PARAMS, drafter=config)
-        assert result.tokens == plain and sum(result.stats.drafted) > 0
+        assert result.token_ids == plain and sum(result.stats.drafted) > 0
 
 
 @every_kind
@@ -123,7 +123,7 @@ def test_an_exit_without_weights_needs_no_directory(options):
     target = load(pair().target, device="cpu", **options)
     plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)
     [result] = paceline.generate(target, [PROMPT], PARAMS, drafter="early_exit:exit_layer=2", num_draft_tokens=3)
-    assert result.tokens == plain[0].tokens and sum(result.stats.drafted) > 0
+    assert result.token_ids == plain[0].token_ids and sum(result.stats.drafted) > 0
     drafter = build_drafter("early_exit:exit_layer=2", target=target)
     assert type(drafter) is EarlyExitDrafter and not drafter.head.own_state()
     assert drafter.head.decoder.norm is target.lm.norm and drafter.head.decoder.embed is target.lm.embed

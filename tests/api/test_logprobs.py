@@ -84,13 +84,13 @@ def test_raw_and_processed_logprobs_are_those_of_a_full_forward(drafter, verifie
     )  # fewer than there are prompts: rows change their options
     for result, prompt, params in zip(running.generate(PROMPTS, PARAMS), PROMPTS, PARAMS, strict=True):
         if verifier == "coupled":
-            assert list(result.tokens) == naive(prompt, params, result.seed, model)
+            assert list(result.token_ids) == naive(prompt, params, result.seed, model)
         if params.logprobs is None:
             assert result.logprobs is None
             continue
-        assert len(result.logprobs) == len(result.tokens)
+        assert len(result.logprobs) == len(result.token_ids)
         for at, (logits, token, found) in enumerate(
-            zip(logits_of(model, prompt, result.tokens), result.tokens, result.logprobs, strict=True)
+            zip(logits_of(model, prompt, result.token_ids), result.token_ids, result.logprobs, strict=True)
         ):
             raw, processed = log_softmax(logits), draft_probs_of(logits, params, at)
             assert abs(found.raw - raw[token]) < 1e-9
@@ -105,7 +105,7 @@ def test_pieces_carry_the_logprobs_of_the_result(drafter, verifier):
     pieces = list(stream)
     for result, params in zip(stream.results(), PARAMS, strict=True):
         own = tuple(piece.logprob for piece in pieces if piece.index == result.index)
-        assert own == (result.logprobs if params.logprobs is not None else (None,) * len(result.tokens))
+        assert own == (result.logprobs if params.logprobs is not None else (None,) * len(result.token_ids))
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
@@ -114,7 +114,7 @@ def test_sum_of_raw_logprobs_is_the_score_of_the_continuation(drafter, dtype, to
     loaded = bare(tiny.native(tiny.llama(1, dtype)))
     results = engine(drafter, target=loaded, batch_size=3).generate(PROMPTS, PARAMS)
     results = [result for result in results if result.logprobs is not None]
-    scores = score(loaded, [result.prompt_tokens for result in results], [result.tokens for result in results])
+    scores = score(loaded, [result.prompt_tokens for result in results], [result.token_ids for result in results])
     for result, one in zip(results, scores, strict=True):
         assert abs(sum(found.raw for found in result.logprobs) - one.total) < tolerance
         np.testing.assert_allclose([found.raw for found in result.logprobs], one.logprobs, rtol=0, atol=tolerance)
@@ -126,7 +126,7 @@ def test_prompt_logprobs_are_those_of_a_full_forward():
     params = [SamplingParams(max_tokens=3, seed=1, prompt_logprobs=top) for top in tops]
     results = engine("model", target=loaded, batch_size=3).generate(PROMPTS, params)
     for prompt, top, result in zip(PROMPTS, tops, results, strict=True):
-        assert list(result.tokens) == naive(prompt, params[0], 1, model)
+        assert list(result.token_ids) == naive(prompt, params[0], 1, model)
         if top is None:
             assert result.prompt_logprobs is None
             continue
@@ -174,7 +174,7 @@ def test_asking_for_logprobs_changes_no_token_and_no_step():
     def tokens(**options):
         params = [SamplingParams(max_tokens=20, seed=seed, **options) for seed in range(6)]
         results = engine("model", batch_size=3).generate(PROMPTS, params)
-        return [(result.tokens, result.source) for result in results]
+        return [(result.token_ids, result.source) for result in results]
 
     assert tokens() == tokens(logprobs=5, prompt_logprobs=2)
 
@@ -190,5 +190,5 @@ def test_logprobs_end_with_the_text(kind):
     pieces = list(stream)
     for result in stream.results():
         assert result.finish_reason == "stop"
-        assert len(result.logprobs) == len(result.tokens) == sum(piece.index == result.index for piece in pieces)
-        assert [found.top_raw[0][0] for found in result.logprobs] == list(result.tokens)
+        assert len(result.logprobs) == len(result.token_ids) == sum(piece.index == result.index for piece in pieces)
+        assert [found.top_raw[0][0] for found in result.logprobs] == list(result.token_ids)

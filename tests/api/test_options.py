@@ -106,8 +106,8 @@ def test_what_is_not_refused_runs_plainly_on_chains_and_on_trees(name):
     plain = run("none", ACTIVE[name])
     for path in ("chain", "tree"):
         found = run(drafter(path), ACTIVE[name])
-        assert [(one.tokens, one.text, one.finish_reason) for one in found] == [
-            (one.tokens, one.text, one.finish_reason) for one in plain
+        assert [(one.token_ids, one.text, one.finish_reason) for one in found] == [
+            (one.token_ids, one.text, one.finish_reason) for one in plain
         ]
         assert any(sum(one.stats.accepted) for one in found)
 
@@ -122,7 +122,7 @@ def test_options_of_the_table_are_felt():
 
 def describe(result):
     """All that options may change."""
-    return result.tokens, result.text, result.logprobs, result.prompt_logprobs, result.sample
+    return result.token_ids, result.text, result.logprobs, result.prompt_logprobs, result.sample
 
 
 @pytest.mark.parametrize("name", [option.name for option in OPTIONS if option.drafts and option.refusal is None])
@@ -135,7 +135,7 @@ def test_draft_of_the_same_model_is_kept_whole(name):
 
 
 def banned(results, tokens):
-    return any(token in tokens for one in results for token in one.tokens)
+    return any(token in tokens for one in results for token in one.token_ids)
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS.builtin)
@@ -144,9 +144,9 @@ def test_bans_are_kept_by_every_verifier(verifier):
     bans = {
         "suppress_tokens": lambda found: not banned(found, FREE),
         "allowed_token_ids": lambda found: not banned(found, range(200)),
-        "no_repeat_ngram_size": lambda found: all(len(set(one.tokens)) == len(one.tokens) for one in found),
-        "begin_suppress_tokens": lambda found: all(one.tokens[0] not in FREE for one in found),
-        "min_tokens": lambda found: all(len(one.tokens) >= 12 for one in found),
+        "no_repeat_ngram_size": lambda found: all(len(set(one.token_ids)) == len(one.token_ids) for one in found),
+        "begin_suppress_tokens": lambda found: all(one.token_ids[0] not in FREE for one in found),
+        "min_tokens": lambda found: all(len(one.token_ids) >= 12 for one in found),
         "bad_words_ids": lambda found: not banned(found, FREE),
     }
     for name, holds in bans.items():

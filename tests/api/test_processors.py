@@ -160,7 +160,7 @@ def check(results, distribution_for):
     prompt).
     """
     for result in results:
-        prompt, tokens = list(result.prompt_tokens), list(result.tokens)
+        prompt, tokens = list(result.prompt_tokens), list(result.token_ids)
         distribution = distribution_for(len(prompt))
         for at, (logits, found) in enumerate(zip(logits_of(prompt, tokens), result.logprobs, strict=True)):
             wanted = distribution([*prompt, *tokens[:at]], logits)
@@ -176,7 +176,7 @@ def run(way, fields):
     drafter, verifier = drafters()[way]
     options = SamplingParams(max_tokens=LENGTH, seed=3, logprobs=20, **fields)
     results = engine(drafter, verifier, target=gpt2()[1], batch_size=3).generate(PROMPTS, options)
-    assert all(len(result.tokens) == LENGTH for result in results)
+    assert all(len(result.token_ids) == LENGTH for result in results)
     return results
 
 
@@ -193,19 +193,19 @@ def test_distribution_is_that_of_vllm(case, way):
 
 
 def test_options_of_the_tables_are_felt():
-    plain = [result.tokens for result in run("plain", {})]
+    plain = [result.token_ids for result in run("plain", {})]
     for fields in (*THEIRS.values(), *VLLM.values()):
-        assert sum(result.tokens != other for result, other in zip(run("plain", fields), plain, strict=True)) > 1, (
+        assert sum(result.token_ids != other for result, other in zip(run("plain", fields), plain, strict=True)) > 1, (
             fields
         )
 
 
 @pytest.mark.parametrize("case", THEIRS)
 def test_tokens_are_the_same_whatever_drafts(case):
-    plain = [result.tokens for result in run("plain", THEIRS[case])]
+    plain = [result.token_ids for result in run("plain", THEIRS[case])]
     for way in ("chain", "tree"):
         results = run(way, THEIRS[case])
-        assert [result.tokens for result in results] == plain
+        assert [result.token_ids for result in results] == plain
         assert sum(result.stats.accepted[0] for result in results) > 0
 
 
@@ -230,21 +230,21 @@ def test_orders_of_filters_differ_and_rows_choose_their_own():
 def test_several_greedy_samples_are_equal():
     results = engine("model", target=None, batch_size=3).generate(PROMPTS[:2], greedy(n=3, max_tokens=9))
     assert [(result.index, result.sample) for result in results] == [(i, s) for i in range(2) for s in range(3)]
-    assert all(results[i].tokens == results[i // 3 * 3].tokens for i in range(6))
+    assert all(results[i].token_ids == results[i // 3 * 3].token_ids for i in range(6))
 
 
 def test_many_stop_tokens_are_heard():
     stops = list(range(61 - MAX_STOP_TOKENS + 4, 61))
     (free,) = engine(target=gpt2()[1]).generate(PROMPTS[0], greedy(max_tokens=30))
     (ended,) = engine(target=gpt2()[1]).generate(PROMPTS[0], greedy(max_tokens=30, stop_token_ids=stops))
-    at = next(place for place, token in enumerate(free.tokens) if token in stops)
-    assert ended.tokens == free.tokens[: at + 1] and ended.finish_reason == "stop"
+    at = next(place for place, token in enumerate(free.token_ids) if token in stops)
+    assert ended.token_ids == free.token_ids[: at + 1] and ended.finish_reason == "stop"
 
 
 def test_nothing_left_is_token_0():
     options = greedy(max_tokens=4, allowed_token_ids=[5, 6], suppress_tokens=[5, 6])
     (result,) = engine("model", target=None).generate(PROMPTS[0], options)
-    assert result.tokens == (0, 0, 0, 0)
+    assert result.token_ids == (0, 0, 0, 0)
 
 
 # Words.
@@ -277,10 +277,10 @@ def test_bad_word_does_not_come_in_the_text():
     target = load(pair().target, dtype="float64", device="cpu")
     running = engine("model", target=target)
     (free,) = running.generate("for item in items:", greedy(max_tokens=30, ignore_eos=True))
-    word = target.tokenizer.decode(free.tokens[4:6])
+    word = target.tokenizer.decode(free.token_ids[4:6])
     tokens = target.tokenizer.encode(word.lstrip(), special=False)
     (held,) = running.generate("for item in items:", greedy(max_tokens=30, ignore_eos=True, bad_words=[word]))
-    runs = [list(held.tokens[at : at + len(tokens)]) for at in range(len(held.tokens))]
+    runs = [list(held.token_ids[at : at + len(tokens)]) for at in range(len(held.token_ids))]
     assert tokens not in runs
 
 

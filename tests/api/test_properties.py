@@ -87,14 +87,14 @@ def check(call, pieces, results, *, cancelled):
     for result in results:
         wanted = expected(call, result)
         own = [piece for piece in pieces if (piece.index, piece.sample) == (result.index, result.sample)]
-        assert [piece.token for piece in own] == list(result.tokens)
+        assert [piece.token for piece in own] == list(result.token_ids)
         assert [piece.source for piece in own] == list(result.source)
-        assert len(result.tokens) == result.stats.summary.emitted
+        assert len(result.token_ids) == result.stats.summary.emitted
         if result.finish_reason == "cancelled":
             assert cancelled and result.error is None
-            assert list(result.tokens) == wanted[: len(result.tokens)]
+            assert list(result.token_ids) == wanted[: len(result.token_ids)]
         else:
-            assert list(result.tokens) == wanted
+            assert list(result.token_ids) == wanted
             assert own[-1].finish_reason == result.finish_reason
 
 
@@ -121,7 +121,7 @@ def serve(running, todo, seen):
         check(call, pieces, results, cancelled=call.life is not None)
         for result in results:
             cancelled = (
-                "cancelled in its row" if result.stats.times.prefill or result.tokens else "cancelled in the queue"
+                "cancelled in its row" if result.stats.times.prefill or result.token_ids else "cancelled in the queue"
             )
             seen[cancelled if result.finish_reason == "cancelled" else "ended"] += 1
             seen["measured"] += REASONS[NoDraft.MEASURED] in result.stats.no_draft

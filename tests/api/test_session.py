@@ -61,8 +61,8 @@ def test_a_turn_equals_one_call_over_the_whole_text(target, name, verifier, para
         result = session.send(said, params)
         assert list(result.prompt_tokens[: len(before)]) == before == text
         (whole,) = generate(target, list(result.prompt_tokens), params)
-        assert result.tokens == whole.tokens
-        text = [*result.prompt_tokens, *result.tokens]
+        assert result.token_ids == whole.token_ids
+        text = [*result.prompt_tokens, *result.token_ids]
     assert list(session.tokens) == text
     if name == "model":
         # Tokens that know nothing of the target's noise are kept less often.
@@ -73,7 +73,7 @@ def test_a_turn_reads_only_what_is_new(target, monkeypatch):
     session = Session(replace(target, enforce_eager=True))  # the eager decoder is what is counted
     counts = fed(monkeypatch, target)
     first = session.send("def add(first, second):" * 4, GREEDY)
-    assert sum(counts) == len(first.prompt_tokens) - 1 + len(first.tokens)
+    assert sum(counts) == len(first.prompt_tokens) - 1 + len(first.token_ids)
     counts.clear()
     session.send([1, 2, 3], GREEDY)
     # the newest token of the first turn was in no cache yet; of the three added, the last is the root
@@ -86,7 +86,7 @@ def test_a_chat_turn_equals_one_call_over_the_messages(chatty):
         messages = [*session.messages, {"role": "user", "content": said}]
         result = session.chat(said, SAMPLED)
         (whole,) = generate(chatty, messages, SAMPLED)
-        assert result.tokens == whole.tokens and result.text == whole.text
+        assert result.token_ids == whole.token_ids and result.text == whole.text
         assert session.messages == (*messages, {"role": "assistant", "content": result.text})
 
 
@@ -96,10 +96,10 @@ def test_a_turn_that_is_closed_keeps_what_it_wrote(target):
     given = [next(stream).token for _ in range(3)]
     stream.close()
     assert session.result.finish_reason == "cancelled"
-    assert list(session.result.tokens[:3]) == given
-    assert session.tokens == (*session.result.prompt_tokens, *session.result.tokens)
+    assert list(session.result.token_ids[:3]) == given
+    assert session.tokens == (*session.result.prompt_tokens, *session.result.token_ids)
     after = session.send([5], GREEDY)
-    assert after.tokens == generate(target, list(after.prompt_tokens), GREEDY)[0].tokens
+    assert after.token_ids == generate(target, list(after.prompt_tokens), GREEDY)[0].token_ids
 
 
 def test_a_refused_turn_leaves_the_session_as_it_was(target):

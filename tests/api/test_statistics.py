@@ -95,7 +95,7 @@ def test_reason_no_match():
 def test_reason_context():
     short = ModelDrafter(lm=tiny.native(tiny.llama(1, max_position_embeddings=24)))
     [result] = engine(short, num_draft_tokens=Fixed(3), batch_size=1).generate([[6] * 20], greedy(max_tokens=20))
-    assert list(result.tokens) == naive([6] * 20, greedy(max_tokens=20), 0)
+    assert list(result.token_ids) == naive([6] * 20, greedy(max_tokens=20), 0)
     drafted = result.stats.drafted[0]
     assert result.stats.no_draft == {
         "draft context full": result.stats.steps - drafted - 1,
@@ -169,7 +169,7 @@ def test_drafting_that_does_not_pay_is_said_once_and_stands_in_the_results(caplo
     with caplog.at_level(logging.WARNING, logger="paceline"):
         running, [result] = recite(Slow(), max_tokens=28)
         again = running.generate([PROMPT], greedy(max_tokens=4, detokenize=False))[0]
-    assert result.tokens == tuple(TOKENS[1:29])
+    assert result.token_ids == tuple(TOKENS[1:29])
     assert not running.speed.pays and 0 < running.speed.drafted < running.speed.plain
     assert result.stats.speed is not None and result.stats.warning == result.stats.speed.warning
     assert "tokens/s where plain decoding would give" in result.stats.warning and again.stats.warning is not None

@@ -7,11 +7,10 @@ import pytest
 from paceline.api import Engine, SamplingParams, Source, generate, load
 from paceline.drafters import DRAFTERS
 from paceline.engine.readers import AsyncReader, SyncReader
-from paceline.engine.runner import Runner
 from paceline.verifiers import VERIFIERS
 from tests import harness
 from tests.api.checkpoints import pair
-from tests.api.engines import bare, engine, greedy, naive
+from tests.api.engines import bare, engine, greedy, naive, read_by
 from tests.api.scripted import DRAFTS, TEXT, draft, script, target, tokenizer
 
 K = 4
@@ -23,11 +22,7 @@ PLAIN = SCRIPT[1:]  # what every continuation would be if nothing ended it
 @pytest.fixture(params=[SyncReader, AsyncReader], autouse=True)
 def order(request, monkeypatch):
     """Every text here ends in steps that are read at once, and in steps behind which another is already queued."""
-
-    def runner_for(decoder, *, eager=False):
-        return Runner(decoder, reader=request.param(decoder))
-
-    monkeypatch.setattr("paceline.api.engine.runner_for", runner_for)
+    read_by(monkeypatch, request.param)
 
 
 every_draft = pytest.mark.parametrize("kind", DRAFTS)
@@ -72,7 +67,7 @@ def run(kind, params, *, eos=(), **options):
 def check(result, pieces, *, tokens, text, reason, stop):
     """Everything about a result that its tokens decide."""
     own = [piece for piece in pieces if piece.index == result.index]
-    assert result.tokens == tuple(tokens)
+    assert result.token_ids == tuple(tokens)
     assert result.text == text == "".join(piece.text for piece in own)
     assert (result.finish_reason, result.stop_reason) == (reason, stop)
     assert [piece.finish_reason for piece in own] == [None] * (len(tokens) - 1) + [reason]
@@ -83,11 +78,11 @@ def check(result, pieces, *, tokens, text, reason, stop):
 def counts_follow(result):
     """The statistics are those of the tokens that were kept, no more."""
     stats, source = result.stats, result.source
-    assert stats.summary.emitted == len(result.tokens) == len(source)
+    assert stats.summary.emitted == len(result.token_ids) == len(source)
     assert sum(stats.accepted) == source.count(Source.DRAFTED)
     own = len(source) - source.count(Source.DRAFTED)
     assert stats.steps == own + (source[-1] is Source.DRAFTED), "a step ends with the target's own token, or is cut"
-    assert stats.mean_acceptance_length == len(result.tokens) / stats.steps
+    assert stats.mean_acceptance_length == len(result.token_ids) / stats.steps
     assert stats.drafted[0] == stats.steps - sum(stats.no_draft.values())
     depth, accepted = 0, [0] * len(stats.accepted)
     for one in source:
@@ -169,7 +164,7 @@ def test_min_tokens_hold_for_stop_strings(kind):
     assert len({count for _, _, (count, _, _) in cases}) > 10
     results, pieces = run(kind, [greedy(max_tokens=100, stop=stop, min_tokens=least) for stop, least, _ in cases])
     for (_, least, (count, text, stop)), result in zip(cases, results, strict=True):
-        assert len(result.tokens) > least
+        assert len(result.token_ids) > least
         check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
 
 
@@ -208,7 +203,7 @@ def test_a_stop_at_the_last_token_wins_over_the_limit(kind):
     firsts = [PLAIN.index(token) + 1 for token in dict.fromkeys(PLAIN)]
     params = [greedy(max_tokens=count, stop_token_ids=[PLAIN[count - 1]]) for count in firsts]
     for count, result in zip(firsts, run(kind, params)[0], strict=True):
-        assert (result.finish_reason, len(result.tokens)) == ("stop", count)
+        assert (result.finish_reason, len(result.token_ids)) == ("stop", count)
 
 
 @every_draft
@@ -228,7 +223,7 @@ def test_stop_strings_in_the_text_of_a_model(drafter, temperature):
     given = pair().draft if drafter == "model" else drafter
     plain = generate(loaded, "x", SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True))[0]
     prompt, spell = list(plain.prompt_tokens), loaded.tokenizer.decode
-    texts = [spell([*prompt, *plain.tokens[:count]])[len(spell(prompt)) :] for count in range(25)]
+    texts = [spell([*prompt, *plain.token_ids[:count]])[len(spell(prompt)) :] for count in range(25)]
     texts = [text.removesuffix("\ufffd") for text in texts]
     stops = [texts[-1][at : at + 2] for at in range(0, len(texts[-1]) - 2)]
     params = [
@@ -236,7 +231,7 @@ def test_stop_strings_in_the_text_of_a_model(drafter, temperature):
     ]
     for stop, result in zip(stops, generate(loaded, ["x"] * len(stops), params, drafter=given), strict=True):
         count, text, _ = stopped([stop], texts=texts)
-        assert (result.tokens, result.text, result.stop_reason) == (plain.tokens[:count], text, stop)
+        assert (result.token_ids, result.text, result.stop_reason) == (plain.token_ids[:count], text, stop)
         counts_follow(result)
 
 
@@ -260,11 +255,11 @@ def test_min_tokens_hold_for_stop_tokens(drafter, verifier, own, temperature):
         eos = tuple(likely) if own else ()
         running = engine(drafter, verifier, target=bare(eos=eos), batch_size=3)
         for result in running.generate(prompts, [params] * 3):
-            assert len(result.tokens) > least or result.finish_reason == "length"
-            assert not set(result.tokens[:least]) & set(likely)
+            assert len(result.token_ids) > least or result.finish_reason == "length"
+            assert not set(result.token_ids[:least]) & set(likely)
             if temperature == 0 or same_tokens:
                 plain = naive(prompts[result.index], params, result.seed, eos=eos)
-                assert list(result.tokens) == plain
+                assert list(result.token_ids) == plain
                 changed += plain != naive(prompts[result.index], endless, result.seed)[: len(plain)]
     assert changed or (temperature > 0 and not same_tokens), "a ban that changes no text shows nothing"
 
@@ -279,7 +274,7 @@ def test_a_ban_ends_exactly_after_min_tokens():
             [result] = engine(drafter, batch_size=1).generate(
                 [prompt], greedy(max_tokens=12, min_tokens=least, stop_token_ids=[plain[at]])
             )
-            assert (len(result.tokens) == at + 1 and list(result.tokens) == plain[: at + 1]) is ends
+            assert (len(result.token_ids) == at + 1 and list(result.token_ids) == plain[: at + 1]) is ends
 
 
 def test_special_tokens_are_left_out_of_the_text_unless_asked_for():
@@ -296,14 +291,14 @@ def test_special_tokens_are_left_out_of_the_text_unless_asked_for():
         ]
         results = running.generate([PROMPT] * 3, [params for params, _, _ in wanted])
         for (_, num_tokens, num_spelled), result in zip(wanted, results, strict=True):
-            assert list(result.tokens) == plain[:num_tokens]
+            assert list(result.token_ids) == plain[:num_tokens]
             whole = spell([*PROMPT, *plain[:num_spelled]], skip_special=skip)
             assert result.text == whole[len(spell(PROMPT)) :]
 
 
 def test_without_detokenizing_there_is_no_text():
     [result] = Engine(target(), batch_size=1, max_length=64).generate([PROMPT], greedy(detokenize=False))
-    assert result.text is None and result.tokens == PLAIN[:16]
+    assert result.text is None and result.token_ids == PLAIN[:16]
 
 
 @every_draft

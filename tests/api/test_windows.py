@@ -42,8 +42,8 @@ def test_the_default_length_is_the_window_less_the_draft_and_gives_the_plain_tex
     assert engine.decoder.batch.max_length == longest
     params = greedy(max_tokens=longest - len(PROMPT), ignore_eos=True)
     (result,) = engine.generate(PROMPT, params)
-    assert len(result.prompt_tokens) + len(result.tokens) == longest
-    assert list(result.tokens) == naive(PROMPT, params, 0, model=phi())
+    assert len(result.prompt_tokens) + len(result.token_ids) == longest
+    assert list(result.token_ids) == naive(PROMPT, params, 0, model=phi())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -51,11 +51,11 @@ def test_texts_without_a_limit_go_on_to_the_end_of_the_window(backend):
     unlimited = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
     (plain,) = generate(target(backend), PROMPT, unlimited)
     (drafted,) = generate(target(backend), PROMPT, unlimited, drafter="ngram", num_draft_tokens=3)
-    assert len(plain.tokens) == WINDOW - 1 - len(PROMPT)
-    assert drafted.tokens == plain.tokens[: WINDOW - 4 - len(PROMPT)]
+    assert len(plain.token_ids) == WINDOW - 1 - len(PROMPT)
+    assert drafted.token_ids == plain.token_ids[: WINDOW - 4 - len(PROMPT)]
     assert plain.finish_reason == drafted.finish_reason == "length"
     session = Session(target(backend))
-    assert session.send(PROMPT, unlimited).tokens == plain.tokens
+    assert session.send(PROMPT, unlimited).token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -43,7 +43,7 @@ def test_prompt_file_equals_one_call_over_all_prompts(prompts, tmp_path, n, opti
     assert [line["index"] for line in lines] == list(range(len(PROMPTS)))
     found = [sample for line in lines for sample in line["samples"]]
     assert [(s["seed"], s["tokens"], s["text"], s["finish_reason"]) for s in found] == [
-        (r.seed, list(r.tokens), r.text, r.finish_reason) for r in expected
+        (r.seed, list(r.token_ids), r.text, r.finish_reason) for r in expected
     ]
     assert [line["num_prompt_tokens"] for line in lines] == [len(r.prompt_tokens) for r in expected[::n]]
     assert found[-1]["seed"] == split_seed(5, n * len(PROMPTS) - 1)
@@ -83,7 +83,7 @@ def test_lines_may_have_their_own_params(tmp_path, options):
         seed, first = (params["seed"], 0) if "seed" in params else (5, 2 * index)
         for sample, tokens in enumerate(found[index]):
             alone = replace(shared.updated(params), n=1, seed=split_seed(seed, first + sample))
-            assert tokens == list(generate(target, text, alone)[0].tokens)
+            assert tokens == list(generate(target, text, alone)[0].token_ids)
     assert len(found[1][0]) == MAX_TOKENS + 9 and found[0][0] == found[0][1]
     assert "logprobs" in lines_of(output)[1]["samples"][0] and "logprobs" not in lines_of(output)[0]["samples"][0]
 

@@ -90,7 +90,7 @@ def test_every_output_equals_plain_decoding_at_its_temperature_and_seed(tmp_path
             max_tokens=16, temperature=TEMPERATURES[line["index"] % 4], seed=split_seed(5, line["index"])
         )
         (expected,) = generate(target, [prompt], params)
-        assert line["input_ids"][6:] == list(expected.tokens) and not is_looping(expected.tokens)
+        assert line["input_ids"][6:] == list(expected.token_ids) and not is_looping(expected.token_ids)
     assert num_kept > 6
 
 

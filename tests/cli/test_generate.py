@@ -39,7 +39,7 @@ def test_json_holds_the_whole_result(expected, capsys):
     assert run(command("--max-tokens", 24, "--draft", pair().draft, "--num-draft-tokens", 3, "--json")) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["text"] == expected.text
-    assert printed["tokens"] == list(expected.tokens)
+    assert printed["tokens"] == list(expected.token_ids)
     assert printed["prompt_tokens"] == list(expected.prompt_tokens)
     assert printed["finish_reason"] == "length"
     assert len(printed["source"]) == 24 and set(printed["source"]) >= {"drafted", "corrected"}
@@ -56,7 +56,7 @@ def test_sampling_options_reach_the_target(capsys):
         target = load(pair().target)
         params = SamplingParams(max_tokens=24, **options)
         same = generate(target, PROMPT, params, drafter=pair().draft, verifier=verifier)
-        assert tokens == list(same[0].tokens)
+        assert tokens == list(same[0].token_ids)
 
 
 SAMPLING_OPTIONS = {  # words of the command line, and the parameters that they are
@@ -123,7 +123,7 @@ def test_interruption_prints_what_was_generated(form, expected, capsys, monkeypa
         printed = json.loads(printed)
         assert printed["finish_reason"] == "cancelled"
         assert 3 <= len(printed["tokens"]) < 24
-        assert printed["tokens"] == list(expected.tokens[: len(printed["tokens"])])
+        assert printed["tokens"] == list(expected.token_ids[: len(printed["tokens"])])
     else:
         assert len(printed) > 3 and expected.text.startswith(printed[:-1]) and printed != expected.text + "\n"
 
@@ -291,7 +291,7 @@ def test_chat_prompts_use_the_chat_template(case, in_file, chatty, tmp_path, cap
         words = [*words[:-1], "--prompt-file", str(tmp_path / "p.jsonl"), "--output", "-"]
     assert run(["generate", "--model", str(chatty), "--chat", "--max-tokens", "8", "--json", *words]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["samples"][0] if in_file else printed)["tokens"] == list(expected.tokens)
+    assert (printed["samples"][0] if in_file else printed)["tokens"] == list(expected.token_ids)
 
 
 def test_text_that_looks_like_messages_stays_text_without_chat(chatty, capsys):

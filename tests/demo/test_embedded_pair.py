@@ -85,8 +85,8 @@ def test_drafting_changes_nothing_and_is_accepted(given, pair):
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     plain = generate(target, PYTHON_PROMPTS, params)
     fast = generate(target, PYTHON_PROMPTS, params, drafter=draft, num_draft_tokens=5)
-    assert [r.tokens for r in fast] == [r.tokens for r in plain]
-    sound = [r for r in fast if not is_looping(r.tokens)]
+    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+    sound = [r for r in fast if not is_looping(r.token_ids)]
     assert len(sound) >= 3
     counts = total(sound)
     assert counts.mean_acceptance_length > 2.2
@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_text_with_any_drafter(pair):
     target, draft = pair
     params = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95, seed=3)
     texts = [
-        [r.tokens for r in generate(target, PYTHON_PROMPTS[:3], params, drafter=drafter)]
+        [r.token_ids for r in generate(target, PYTHON_PROMPTS[:3], params, drafter=drafter)]
         for drafter in (None, "ngram", draft, *HEADS)
     ]
     assert all(text == texts[0] for text in texts)

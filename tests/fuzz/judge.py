@@ -14,7 +14,7 @@ FILTERS = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff
 
 def judge(result, prompt, options, *, same_tokens, lossless):
     """Raise AssertionError unless ``result`` could have come of ``prompt`` and ``options``."""
-    text = list(result.tokens)
+    text = list(result.token_ids)
     assert result.error is None and result.prompt_tokens == tuple(prompt)
     if options["seed"] is not None:
         assert result.seed == split_seed(options["seed"], result.sample)

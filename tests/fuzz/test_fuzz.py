@@ -7,7 +7,7 @@ from tests.fuzz.serve import Tally, everything_is_shared_and_measured_often, ser
 from tests.fuzz.target import designs, heads
 
 OTHERS = sorted({drafter for drafter, *_ in designs()}.difference(heads()))
-MANY, FEW = 75, 11  # examples of all drafters that are no heads together, and of each head
+MANY, FEW = 25, 11  # examples of each drafter that is no head, and of each head
 
 
 def serve_made_up(among, number, tally):
@@ -26,7 +26,8 @@ def serve_made_up(among, number, tally):
 def test_every_token_is_one_that_its_request_allows():
     tally = Tally()
     with everything_is_shared_and_measured_often():
-        serve_made_up(OTHERS, MANY, tally)
+        for name in OTHERS:  # apart: which examples Hypothesis makes up depends on the modules that are loaded
+            serve_made_up([name], MANY, tally)
         for head in heads():
             serve_made_up([head], FEW, tally)
     assert not tally.broken

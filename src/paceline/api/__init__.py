@@ -11,6 +11,7 @@ from paceline.api.results import Piece, Result, Source, Statistics, total
 from paceline.api.score import Perplexity, PromptScore, Score, TextScore, perplexity, prompt_logprobs, score
 from paceline.api.session import Session
 from paceline.api.streams import Interrupted, Stream
+from paceline.engine.outputs import RequestStats
 
 __all__ = [
     "DTYPES",
@@ -20,6 +21,7 @@ __all__ = [
     "Perplexity",
     "Piece",
     "PromptScore",
+    "RequestStats",
     "Result",
     "SamplingParams",
     "Score",

@@ -102,7 +102,7 @@ class Session:
             finally:
                 stream.close()
                 (self._result,) = stream.results()
-                self._tokens = [*tokens, *self._result.tokens]
+                self._tokens = [*tokens, *self._result.token_ids]
                 if said is not None:
                     self._messages += [said, {"role": "assistant", "content": self._result.text or ""}]
 

@@ -66,7 +66,7 @@ def measure_divergence(
     )
     points, compared, smallest = [], 0, float("inf")
     for prompt, (own, other) in enumerate(zip(plain, drafted, strict=True)):
-        pairs = enumerate(zip(own.tokens, other.tokens, strict=True))
+        pairs = enumerate(zip(own.token_ids, other.token_ids, strict=True))
         position = next((position for position, (one, two) in pairs if one != two), None)
         end = num_tokens if position is None else position + 1
         compared += end
@@ -79,7 +79,7 @@ def measure_divergence(
         num_tokens=compared,
         divergence_points=tuple(points),
         smallest_margin=smallest,
-        mean_acceptance_length=sum(len(result.tokens) for result in drafted) / steps,
+        mean_acceptance_length=sum(len(result.token_ids) for result in drafted) / steps,
     )
 
 

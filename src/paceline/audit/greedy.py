@@ -48,11 +48,11 @@ def first_divergence(tokenizer: Tokenizer, result: Result, completion: Completio
     """The first token of ``result`` whose text differs from the server's completion; None if they are equal."""
     stream, text = TextStream(tokenizer=tokenizer, prompt=result.prompt_tokens), ""
     stopped = result.finish_reason == "stop"
-    for position, token in enumerate(result.tokens[:-1] if stopped else result.tokens):
+    for position, token in enumerate(result.token_ids[:-1] if stopped else result.token_ids):
         text += stream.push(token)
         if not completion.text.startswith(text):
             return position
     text += stream.flush()
     if text.rstrip(REPLACEMENT) == completion.text.rstrip(REPLACEMENT) and stopped == completion.stopped:
         return None
-    return len(result.tokens) - 1
+    return len(result.token_ids) - 1

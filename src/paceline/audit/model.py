@@ -115,10 +115,10 @@ def audit(
         results = sample(num_draft_tokens, index)
         if index == 0 and built_verifier.same_tokens:
             plain = sample(0, index, drafter=None, verifier="coupled")
-            equal = sum(one.tokens == other.tokens for one, other in zip(results, plain, strict=True))
+            equal = sum(one.token_ids == other.token_ids for one, other in zip(results, plain, strict=True))
             sampled = SampledEquality(num_sequences=len(plain), num_tokens=len(plain) * text_length, num_equal=equal)
         for result in results:
-            test.add(result_probs(target.lm, result), torch.tensor(result.tokens))
+            test.add(result_probs(target.lm, result), torch.tensor(result.token_ids))
     on_progress("acceptance rate")
     return ModelAudit(
         greedy=greedy,
@@ -139,7 +139,7 @@ def check_lengths(*, num_tokens: int, text_length: int) -> None:
 
 def result_probs(lm: LM, result: Result) -> Tensor:
     """The distribution [T, V] before each token of a result."""
-    return next_token_probs(lm, result.prompt_tokens, result.tokens)
+    return next_token_probs(lm, result.prompt_tokens, result.token_ids)
 
 
 def _acceptance(

@@ -127,4 +127,4 @@ class SampledCompletions:
 def _as_completion(result: Result) -> Completion:
     """The completion that a server without token ids would return for ``result``."""
     assert result.text is not None
-    return Completion(text=result.text, stopped=result.finish_reason == "stop", num_tokens=len(result.tokens))
+    return Completion(text=result.text, stopped=result.finish_reason == "stop", num_tokens=len(result.token_ids))

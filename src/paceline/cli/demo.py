@@ -140,14 +140,16 @@ def _describe(loaded: Loaded) -> str:
 def _compare(console: Console, plain: Result, fast: Result) -> bool:
     """Print whether both runs generated the same tokens, and where they diverge."""
     counts = (
-        f"plainly {len(plain.tokens)} tokens in {plain.stats.steps} steps, "
-        f"drafted {len(fast.tokens)} tokens in {fast.stats.steps} steps"
+        f"plainly {len(plain.token_ids)} tokens in {plain.stats.steps} steps, "
+        f"drafted {len(fast.token_ids)} tokens in {fast.stats.steps} steps"
     )
-    if plain.tokens == fast.tokens and plain.text == fast.text:
+    if plain.token_ids == fast.token_ids and plain.text == fast.text:
         console.print(f"[dim]{counts}: identical[/dim]\n", soft_wrap=True)
         return True
-    pairs = zip(plain.tokens, fast.tokens, strict=False)
-    at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(plain.tokens), len(fast.tokens)))
+    pairs = zip(plain.token_ids, fast.token_ids, strict=False)
+    at = next(
+        (at for at, (one, other) in enumerate(pairs) if one != other), min(len(plain.token_ids), len(fast.token_ids))
+    )
     console.print(f"[bold red]{counts}: DIFFERENT from token {at + 1} on[/bold red]; plainly it is:\n", soft_wrap=True)
     console.print(plain.text or "", markup=False, soft_wrap=True)
     return False

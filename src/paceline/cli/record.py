@@ -1,11 +1,17 @@
-"""Results as JSON objects, with the names of the Python interface."""
+"""Results as JSON objects, with the names of the Python interface, or with former ones that files already have."""
 
 import math
 
 from paceline.api import Result
 from paceline.core.logprobs import TokenLogprobs
 
-SAMPLE = ("text", "tokens", "finish_reason", "stop_reason", "seed")
+SAMPLE = {  # of Result
+    "text": "text",
+    "tokens": "token_ids",
+    "finish_reason": "finish_reason",
+    "stop_reason": "stop_reason",
+    "seed": "seed",
+}
 WHOLE = ("sample", "prompt_tokens", "source", "origin")
 DRAFTING = (
     "drafted",
@@ -15,14 +21,23 @@ DRAFTING = (
     "per_position_acceptance",
     "no_draft",
 )
-TIMES = ("total", "queue", "prefill", "first_token", "draft", "target", "verify", "rest")
+TIMES = {  # of Times
+    "total": "total",
+    "queue": "queue",
+    "prefill": "prefill",
+    "first_token": "first_token",
+    "draft": "draft",
+    "target": "score",
+    "verify": "decide",
+    "rest": "rest",
+}
 DIGITS = 4  # of log-probabilities in files, whose last bits depend on the batch
 
 
 def result_object(result: Result) -> dict[str, object]:
     """Everything about one output, with its drafting statistics."""
     stats = result.stats
-    shown: dict[str, object] = {name: getattr(result, name) for name in (*SAMPLE, *WHOLE)}
+    shown: dict[str, object] = {**_sample(result), **{name: getattr(result, name) for name in WHOLE}}
     if result.logprobs is not None:
         shown["logprobs"] = [_chosen(chosen, None) for chosen in result.logprobs]
     if result.error is not None:
@@ -31,7 +46,7 @@ def result_object(result: Result) -> dict[str, object]:
         "steps": stats.steps,
         "emitted": stats.summary.emitted,
         **{name: getattr(stats, name) for name in DRAFTING},
-        "seconds": {name: getattr(stats.times, name) for name in TIMES},
+        "seconds": {key: getattr(stats.times, name) for key, name in TIMES.items()},
         "warning": stats.warning,
     }
     return shown
@@ -39,10 +54,14 @@ def result_object(result: Result) -> dict[str, object]:
 
 def sample_object(result: Result) -> dict[str, object]:
     """The fields that do not depend on drafting or interruptions: the same in every run."""
-    shown: dict[str, object] = {name: getattr(result, name) for name in SAMPLE}
+    shown = _sample(result)
     if result.logprobs is not None:
         shown["logprobs"] = [_chosen(chosen, DIGITS) for chosen in result.logprobs]
     return shown
+
+
+def _sample(result: Result) -> dict[str, object]:
+    return {key: getattr(result, name) for key, name in SAMPLE.items()}
 
 
 def _chosen(chosen: TokenLogprobs, digits: int | None) -> dict[str, object]:

@@ -124,7 +124,7 @@ class Work:
         for entry, stream in self._running.values():
             stream.close()
             results = stream.results()
-            if any(result.tokens for result in results):
+            if any(result.token_ids for result in results):
                 self._sink.put_cancelled(self._line(entry, _samples(results)))
 
     def _line(self, entry: Entry, outcome: Mapping[str, object]) -> Line:

@@ -20,10 +20,11 @@ from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
 from paceline.api.loading import Loaded, load, placement
-from paceline.api.results import Result, Statistics
+from paceline.api.results import Result
 from paceline.core.noise import split_seed
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
+from paceline.engine.outputs import RequestStats
 from paceline.hf.criteria import StoppingCriterion, read_criteria
 from paceline.hf.inputs import merge, read_inputs, read_negatives
 from paceline.hf.job import Job, prepare
@@ -41,7 +42,7 @@ _LOADED: WeakKeyDictionary[TransformersModel, Loaded] = WeakKeyDictionary()
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """``sequences`` [B * num_return_sequences, T + new], and the statistics of each; the other fields are None."""
 
-    statistics: tuple[Statistics, ...] | None = None
+    statistics: tuple[RequestStats, ...] | None = None
 
 
 def generate(
@@ -194,7 +195,7 @@ def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result
 
 def _join(job: Job, results: Sequence[Result]) -> Tensor:
     """Prompts and outputs [N, T + new], padded on the right."""
-    rows = [result.tokens[: job.stopping.common_length] for result in results]
+    rows = [result.token_ids[: job.stopping.common_length] for result in results]
     new = torch.full((len(rows), max(map(len, rows))), job.pad or 0)
     for row, tokens in enumerate(rows):
         new[row, : len(tokens)] = torch.tensor(tokens)
