@@ -56,7 +56,7 @@ def test_different_tokens_are_named(models, monkeypatch):
         results = real(target, prompts, params, **options)
         if options.get("drafter") is None:
             return results
-        return [replace(results[0], tokens=(*results[0].tokens[:-1], 0)), *results[1:]]
+        return [replace(results[0], token_ids=(*results[0].token_ids[:-1], 0)), *results[1:]]
 
     monkeypatch.setattr(auditing, "generate", changed)
     assert run(*models, "coupled").failures[:1] == ["1 sampled sequences differ from plain decoding"]

@@ -62,7 +62,7 @@ def accepted_lengths(result):
         accepted
         for report in result.reports
         for accepted, drafted, done, num in zip(
-            report.num_accepted, report.num_drafted, report.finish, report.num, strict=True
+            report.num_accepted, report.num_drafted, report.finish, report.tokens, strict=True
         )
         if num and drafted == K and done is Finish.RUNNING
     }

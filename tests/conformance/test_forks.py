@@ -225,22 +225,23 @@ class CountedEngine:
         if self.draft is not None:
             instance.lm = self.draft
         self.engine = engine(instance, target=bare(self.target), batch_size=rows)
-        self._admit, self.engine.decoder.admit = self.engine.decoder.admit, self._count
+        self._read, self.engine.runner.read = self.engine.runner.read, self._count
         self.fed = self.draft_fed = 0
 
-    def _count(self, *given):
+    def _count(self, reading):
         lms = [lm for lm in (self.target, self.draft) if lm is not None]
         for lm in lms:
             lm.take()
-        self._admit(*given)
+        size = self._read(reading)
         fed, *draft_fed = [lm.take() for lm in lms]
         self.fed, self.draft_fed = self.fed + fed, self.draft_fed + sum(draft_fed)
+        return size
 
     def generate(self, prompts, params):
         """Tokens of every continuation; ``fed`` and ``draft_fed`` then say what admitting them took."""
         self.fed = self.draft_fed = 0
         results = self.engine.generate(prompts, params)
-        assert self.engine.decoder.drafter.error is None
+        assert self.engine.runner.drafter_error is None
         return results
 
 

@@ -99,7 +99,7 @@ class Rows:
         self.noise, self.rows = noise, rows
         self.length = torch.full((rows,), 2)
 
-    def scores(self, logits):
+    def warp(self, logits):
         return logits
 
     def key(self, position, stream, node=0, stage=0):

@@ -47,7 +47,7 @@ class TableTree(StatelessDrafter):
         for node, parent in enumerate(self.parents, 1):
             position = batch.length[:, None] + self.depths[parent]
             if parent not in scores:
-                scores[parent] = batch.scores(self.table[known[parent], current[parent]][:, None])
+                scores[parent] = batch.warp(self.table[known[parent], current[parent]][:, None])
             left = scores[parent]
             siblings = [i for i in range(1, node) if self.parents[i - 1] == parent]
             if self.draw is Draw.NO_REPLACEMENT:
@@ -134,7 +134,7 @@ def test_the_verifier_compiles_whole_and_runs_on_fake_tensors(verifier, shape, d
     decoder = decode(verifier, shape, draw, 4, random_table(1), temperature=1.0)
     verify, batch = decoder.verifier, decoder.batch
     tree = decoder.drafter.propose(batch, decoder.plan())
-    logits = decoder.target(tree, decoder.cache).logits
+    logits = decoder.target.lm(tree, decoder.cache).logits
 
     def decide(logits):
         outcome = verify(tree, logits, batch)

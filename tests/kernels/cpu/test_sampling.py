@@ -60,7 +60,7 @@ def assert_same(options, logits, position=None):
     """The same scores and the same tokens."""
     position = places(*logits.shape[:2]) if position is None else position
     plain, ours = batches(options)
-    torch.testing.assert_close(ours.scores(logits), plain.scores(logits), rtol=0, atol=0)
+    torch.testing.assert_close(ours.warp(logits), plain.warp(logits), rtol=0, atol=0)
     assert torch.equal(ours.pick(logits, position), plain.pick(logits, position))
     assert torch.equal(ours.argmax(logits), plain.argmax(logits))
 
@@ -73,7 +73,7 @@ def test_every_filter_keeps_what_plain_operations_keep(filters, dtype, size):
     options = [Sampling(temperature=0.8, seed=seed, **given) for seed, given in enumerate(some)]
     plain, ours = batches(options)
     logits = logits_of(len(options), 1, size, dtype)
-    wanted, got = plain.scores(logits), ours.scores(logits)
+    wanted, got = plain.warp(logits), ours.warp(logits)
     assert got.dtype == wanted.dtype
     both = (wanted > -torch.inf) & (got > -torch.inf)
     assert torch.equal(wanted[both], got[both])
@@ -113,9 +113,9 @@ def test_ties_at_the_boundary_are_all_kept(dtype):
     logits[..., 77] = logits[..., 590] = 3.0
     options = [Sampling(temperature=1, top_k=3), Sampling(temperature=1, top_p=0.3), Sampling(temperature=1, min_p=0.3)]
     plain, ours = batches([*options, Sampling(temperature=1, top_k=2)])
-    kept = (ours.scores(logits) > -torch.inf).sum(-1)[:, 0]
+    kept = (ours.warp(logits) > -torch.inf).sum(-1)[:, 0]
     assert kept.tolist() == [102, 102, 102, 2]
-    assert torch.equal(plain.scores(logits), ours.scores(logits))
+    assert torch.equal(plain.warp(logits), ours.warp(logits))
 
 
 def one(size, at):
@@ -183,7 +183,7 @@ def test_picks_follow_their_distribution():
         _, ours = batches([Sampling(temperature=0.9, seed=11, **given)])
         position = torch.arange(40_000)[None]
         counts = ours.pick(logits.expand(1, 40_000, 48), position)[0].bincount(minlength=48)
-        distribution = ours.scores(logits)[0, 0].double().softmax(-1)
+        distribution = ours.warp(logits)[0, 0].double().softmax(-1)
         chances.append(tail(*g_test(counts, distribution)))
     assert min(chances) > 1e-3, chances
 
@@ -216,19 +216,19 @@ def test_an_entry_alone_is_as_in_a_batch_and_threads_change_nothing(dtype):
     ]
     _, ours = batches(options)
     logits, position = logits_of(4, 3, 12_345, dtype), places(4, 3)
-    wanted, scores = ours.pick(logits, position), ours.scores(logits)
+    wanted, scores = ours.pick(logits, position), ours.warp(logits)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         try:
             assert torch.equal(ours.pick(logits, position), wanted)
-            assert torch.equal(ours.scores(logits), scores)
+            assert torch.equal(ours.warp(logits), scores)
         finally:
             torch.set_num_threads(1)
     for row, node in itertools.product(range(4), range(3)):
         _, alone = batches([options[row]])
         entry = logits[row : row + 1, node : node + 1], position[row : row + 1, node : node + 1]
         assert torch.equal(alone.pick(*entry)[0, 0], wanted[row, node])
-        assert torch.equal(alone.scores(entry[0])[0, 0], scores[row, node])
+        assert torch.equal(alone.warp(entry[0])[0, 0], scores[row, node])
 
 
 def test_strides_of_logits_and_positions_are_followed():
