@@ -152,8 +152,8 @@ def test_end_of_output_at_every_draft_position_as_correction_and_as_bonus(drafte
         assert result.texts == [expected(r, model) for r in requests]
         for report in result.reports:
             for row, done in enumerate(report.finish):
-                if done is Finish.STOP and report.num[row]:
-                    own = report.num[row] > report.num_accepted[row]
+                if done is Finish.STOP and report.tokens[row]:
+                    own = len(report.tokens[row]) > report.num_accepted[row]
                     kind = ("bonus" if report.bonus[row] else "correction") if own else "drafted"
                     where.add((kind, report.num_accepted[row]) if kind == "drafted" else kind)
     if drafter == "none":

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.core.noise import Stream
+from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.base import StatelessDrafter
 from paceline.verifiers import VERIFIERS
@@ -137,7 +138,7 @@ def test_the_verifier_compiles_whole_and_runs_on_fake_tensors(verifier, shape, d
     logits = decoder.target.lm(tree, decoder.cache).logits
 
     def decide(logits):
-        outcome = verify(tree, logits, batch)
+        outcome = verify(tree, Scores.of(logits), batch)
         return outcome.path, outcome.num_committed, outcome.next
 
     torch._dynamo.reset()
