@@ -29,4 +29,4 @@ class Scores:
     @staticmethod
     def of(logits: Tensor) -> "Scores":
         """Of ``logits`` [R, N, V] that nothing has changed."""
-        return Scores(logits=logits, raw_logits=logits)
+        return Scores(logits=logits, raw_logits=logits, hidden={})

@@ -13,7 +13,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.fused_chain import FusedChain
 from paceline.engine.runner import parts_for
 from paceline.kernels.cpu.batch import CpuBatch
-from paceline.models.base import LogitsFor, Missing
+from paceline.models.base import LogitsFor, PendingInputs
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.prefill import feed
 from tests.harness import decoder_for, finish, request
@@ -33,7 +33,7 @@ def begun(model):
     cache = model.new_cache(3, 24).view()
     read = torch.tensor(LENGTHS) - 1 - torch.tensor(COUNT)
     feed(model, cache, KNOWN, read, max(LENGTHS))
-    return cache, Missing(count=torch.tensor(COUNT), most=1)
+    return cache, PendingInputs(count=torch.tensor(COUNT), max_count=1)
 
 
 PENALTIES = Processing(repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.2, no_repeat_ngram=2)
@@ -72,7 +72,9 @@ def asked(processing=NONE, *, vocab=64):
 
 def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
     count = torch.where(valid[:, 0], missing.count + 1, 0)
-    logits = feed(model, cache, batch.tokens, count, missing.most + 1, logits_for=LogitsFor.LAST).logits[..., :vocab]
+    logits = feed(model, cache, batch.tokens, count, missing.max_count + 1, logits_for=LogitsFor.LAST).logits[
+        ..., :vocab
+    ]
     for depth in range(1, tokens.shape[1]):
         pick = batch.argmax if greedy else batch.pick
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])

@@ -76,7 +76,7 @@ def one_by_one(both, batch, tokens, valid, greedy, vocab):
             logits = both.head(forest, both.cache, start=depth - 1, resume=resumed(read, valid[:, now])).logits
         processed = batch.process(logits[:, -1:, :vocab], tokens[:, None, 1 : depth + 1])
         where = () if greedy else (batch.length[:, None] + depth,)
-        picked = (batch.likeliest if greedy else batch.pick)(processed, *where)[:, 0]
+        picked = (batch.argmax if greedy else batch.pick)(processed, *where)[:, 0]
         tokens[:, depth + 1] = torch.where(valid[:, depth + 1], picked, tokens[:, depth + 1])
 
 
@@ -154,7 +154,7 @@ def test_a_head_that_is_the_rest_of_the_target_drafts_what_the_target_says(dtype
     resume = Resume(layer=layers, hidden=both.shared.hidden, ready=ready, first=0)
     found = both.target(tree, both.whole, resume=resume).logits
     batch = asked(vocab=both.target.vocab_size)
-    said = batch.likeliest(batch.process_tree(found, tree))[:, :-1]
+    said = batch.argmax(batch.process_tree(found, tree))[:, :-1]
     assert torch.equal(torch.where(valid[:, 1:], said, 0), torch.where(valid[:, 1:], tokens[:, 1:], 0))
     assert torch.equal(both.target(tree, both.whole).logits, found), (
         "and verifies it from where the shared layers ended"
