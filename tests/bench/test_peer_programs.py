@@ -256,7 +256,14 @@ def test_a_program_does_not_outlive_us(tmp_path, state):
         os.kill(os.getpid(), 9)
     """)
     pid = int(subprocess.run([sys.executable, "-c", owner], capture_output=True, text=True).stdout)
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: has_ended(pid))
+
+
+def has_ended(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_what_is_not_there_is_missing_with_the_way_to_it(tmp_path, setting):
