@@ -57,7 +57,7 @@ def decoding(
 def _sample(results: Sequence[Result]) -> Sample:
     times = [result.stats.times for result in results]
     return Sample(
-        tokens=tuple(result.tokens for result in results),
+        tokens=tuple(result.token_ids for result in results),
         summary=total(results),
         texts=tuple(result.stats.summary for result in results),
         phases=(
