@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from paceline.core.guidance import Guidance
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
 from paceline.core.step import StepPlan
@@ -38,9 +39,13 @@ LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 class Side:
     """A scheduler over a decoder of three rows, whose steps are called, or replayed where they can be."""
 
-    def __init__(self, drafter, verifier="coupled", *, graphs=None, watch=False, k=3, plan=None, rows=3):
+    def __init__(
+        self, drafter, verifier="coupled", *, graphs=None, watch=False, k=3, plan=None, rows=3, guidance=False
+    ):
         plan = plan or Fixed(k)
-        self.decoder = decoder_for(drafter, verifier, plan=Watch(plan=plan) if watch else plan, rows=rows)
+        self.decoder = decoder_for(
+            drafter, verifier, plan=Watch(plan=plan) if watch else plan, rows=rows, guidance=guidance
+        )
         self.graphs = graphs
         self.runner = Runner(self.decoder, graphs=graphs)
         self.scheduler = Scheduler(self.runner)
@@ -169,6 +174,19 @@ def test_what_any_row_uses_at_all_has_recordings_of_its_own(change):
     for requests in (alike, otherwise, [*alike[:2], otherwise[2]], alike):
         assert texts(made.serve(requests)[0]) == [expected(one) for one in requests]
     assert made.runner.recorder.num_recorded >= 2
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_guided_rows_have_recordings_of_their_own(drafter):
+    """With none, the target reads the prompts alone; with any, the negative prompts too."""
+    free = request([3, 1, 4], max_tokens=20)
+    guided = Request(tokens=[3, 1, 4], max_tokens=20, guidance=Guidance(scale=2.5, prompt=[9, 9, 5]))
+    found = []
+    for graphs in (None, RecordedGraphs()):
+        made = Side(tiny_drafter(drafter, tiny.target()[1]), graphs=graphs, rows=1, guidance=True)
+        found.append([texts(made.serve([one])[0]) for one in (free, guided, free, guided)])
+    assert found[0] == found[1] and found[0][0] != found[0][1]
+    assert made.runner.num_replayed > made.runner.num_called
 
 
 def test_stop_tokens_that_come_too_early_for_any_row_have_recordings_of_their_own():

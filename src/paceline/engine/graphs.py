@@ -1,7 +1,7 @@
 """Steps recorded once and replayed: the device then runs through them without being called for each operation.
 
-A step is the same operations on the same tensors for each plan, flags of the batch and host state of the drafter, so
-one recording serves for each of these.
+A step is the same operations on the same tensors for each plan, flags of the batch, presence of guided rows and host
+state of the drafter, so one recording serves for each of these.
 """
 
 import logging
@@ -149,10 +149,12 @@ class Recorder:
 
     def kind(self, plan: StepPlan) -> Hashable:
         """What the next step is under ``plan``; None where it cannot be recorded."""
-        state, batch = self._decoder.drafter.host_state, self._decoder.batch
-        if state is None or batch.wants_logprobs or self._decoder.constraints.busy:
+        decoder = self._decoder
+        state, batch = decoder.drafter.host_state, decoder.batch
+        if state is None or batch.wants_logprobs or decoder.constraints.busy:
             return None
-        return plan, batch.flags, state
+        guided = decoder.guidance is not None and decoder.guidance.any  # then the target reads twice as many rows
+        return plan, batch.flags, guided, state
 
     def find(self, kind: Hashable) -> RecordedStep | None:
         """The recording of a kind."""
