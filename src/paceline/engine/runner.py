@@ -67,14 +67,13 @@ class Runner:
 
     def read(self, reading: Reading) -> int:
         """Read the next chunk of prompts, and with the last one let their rows take part in steps."""
-        rows = integers(reading.admission.rows)
         try:
             size = 0 if reading.done else self.decoder.read(reading)
             if reading.done:
                 self._prefill_drafter(reading)
                 self.decoder.activate(reading)
         except BaseException:
-            self.release(rows)
+            self.release(integers(reading.admission.rows))
             raise
         return size
 

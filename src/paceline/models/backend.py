@@ -55,4 +55,5 @@ def gemm_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 @cache
 def warn_eager(reason: str) -> None:
+    """Say once for each ``reason`` that the torch operations run in place of the kernel."""
     logger.warning("models run eagerly, which is slower: %s", reason)

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 
 def added_tokens(inner: PreTrainedTokenizerBase) -> set[str]:
+    """The tokens that were added to the vocabulary of the tokenizer's model, as strings."""
     return {token.content for token in inner.added_tokens_decoder.values()}
 
 
