@@ -1,7 +1,6 @@
 """``paceline data prepare``: tokenises and packs a corpus, and prints counts."""
 
 import json
-from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
@@ -39,7 +38,8 @@ def _counts(found: PreparedData, split: Split) -> dict[str, object]:
         "documents": sum(record.num_documents for record in records),
         "tokens": sum(record.num_tokens for record in records),
         "learned": sum(record.num_learned for record in records),
-        **{name.removeprefix("num_"): value for name, value in asdict(found.counts[split]).items()},
+        "rows": found.num_rows(split),
+        "unused": found.num_unused(split),
     }
 
 

@@ -18,7 +18,7 @@ from paceline.text.tokenizer import load_tokenizer
 from paceline.train.config import TrainConfig
 from paceline.train.config_file import dump
 from paceline.train.data import PreparedData, make_batches
-from paceline.train.loop.checkpoints import write_text
+from paceline.train.files import write_text
 from paceline.train.loop.distributed import Strategy, open_strategy
 from paceline.train.loop.loggers import Logger, open_loggers
 from paceline.train.loop.progress import TrainProgress

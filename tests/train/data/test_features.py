@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.train.data.sources.feature_extraction import Chunk, check_taps, compute_hidden_states, prepare_folder
-from paceline.train.data.sources.features import sample_path
+from paceline.train.data.sources.features import sample_path, save_rows
 from tests import tiny
 from tests.train.data.corpora import ordered, prepared
 
@@ -105,6 +105,18 @@ def test_files_have_the_layout_of_speculators(folder):
         assert file["hidden_states"].shape == (len(piece.tokens), len(TAPS), 32)
         assert file["hidden_states"].dtype == torch.bfloat16
         assert row["loss_mask"] == piece.learned.astype(int).tolist()
+
+
+def test_rows_saved_as_a_dataset_are_those_of_the_lines(tmp_path, folder, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    fields = dict(validation={"share": 0}, length=7, vocab_size=tiny.VOCAB, end=None, tokenizer="target")
+    lines = prepared(tmp_path, source(folder), **fields)
+    assert save_rows(folder)
+    (folder / "rows.jsonl").unlink()  # as speculators leaves it
+    saved = prepared(tmp_path, source(folder), **fields)
+    assert saved.manifest.files == lines.manifest.files
+    assert torch.equal(saved.batches.batch(0, range(4)).hidden[3], lines.batches.batch(0, range(4)).hidden[3])
 
 
 def test_only_missing_rows_are_computed_again(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -142,45 +141,6 @@ def test_standard_library_holds_out_its_fixed_list(tmp_path):
     found = prepared(tmp_path, {"kind": "standard_library"}, length=128)
     assert "argparse.py" in held_out(found) and "abc.py" not in held_out(found)
     assert found.held_out is not None and found.batches.num_rows > 10 * found.held_out.num_rows > 0
-
-
-class Rows(list):
-    """A dataset, as far as the reader uses it."""
-
-    def with_format(self, _):
-        return self
-
-
-@pytest.fixture
-def package(monkeypatch):
-    """A stand-in for the package datasets; its calls are in ``calls``."""
-    module = types.ModuleType("datasets")
-    module.calls, module.rows = [], []
-
-    def load_dataset(*names, **options):
-        module.calls.append((names, options))
-        return Rows(module.rows)
-
-    module.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    return module
-
-
-def test_datasets_source_gives_texts_or_rows(tmp_path, package):
-    package.rows = [{"text": text} for text in TEXTS]
-    found = prepared(
-        tmp_path,
-        {"kind": "datasets", "name": "owner/set", "part": "train[:9]"},
-        validation={"share": 0.3, "by": "document"},
-    )
-    assert package.calls == [(("owner/set", None), {"split": "train[:9]", "data_files": None})]
-    train, validation = found.manifest.files
-    assert train.name == "datasets/owner/set/train[:9]" and train.num_documents + validation.num_documents == len(TEXTS)
-    package.rows = [{"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1]}]
-    source = {"kind": "datasets", "name": "parquet", "files": ["a.parquet"], "holds": "rows"}
-    rows = prepared(tmp_path, source, packing="documents", length=2, **NONE_HELD_OUT)
-    assert ordered(rows.batches)[0].learned.tolist() == [False, False, True]
-    assert package.calls[-1] == (("parquet", None), {"split": "train", "data_files": ["a.parquet"]})
 
 
 def test_missing_datasets_package_is_named_with_its_extra(tmp_path, monkeypatch):

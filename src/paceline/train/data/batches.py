@@ -7,26 +7,17 @@ from itertools import islice
 import numpy as np
 
 from paceline.text.tokenizer import Tokenizer
-from paceline.train.data.config import DataConfig, FeaturesSource
-from paceline.train.data.encoders import NUM_BYTES, ByteEncoder, Encoder, NoTokenizer, TokenizerEncoder
+from paceline.train.data.config import DataConfig, FeaturesSource, Source
+from paceline.train.data.encoders import make_encoder
 from paceline.train.data.manifest import Manifest, Split, check_disjoint
 from paceline.train.data.mixture import ConcatenatedRows, RowBatches
+from paceline.train.data.order import Shuffle
 from paceline.train.data.packing import PACKINGS, Packing, Rows
-from paceline.train.data.prompts import choose_prompts
 from paceline.train.data.sources.features import RowsWithHidden
-from paceline.train.data.sources.readers import open_reader
-from paceline.train.data.store import default_cache, open_split
-from paceline.train.data.tokenise import TokenisedSource, tokenise
+from paceline.train.data.store import open_split
+from paceline.train.data.tokenise import TokenisedSource, tokenise_sources
 
 HELD_OUT_SEED = 0  # every run is validated on the same rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitCounts:
-    """Counts of one split."""
-
-    num_rows: int
-    num_unused: int  # tokens that fill no row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +27,15 @@ class PreparedData:
     batches: RowBatches
     held_out: RowBatches | None  # None if nothing is held out
     manifest: Manifest
-    counts: Mapping[Split, SplitCounts]
-    packings: Mapping[Split, Sequence[Packing]]  # of every source
+    packings: Mapping[Split, Sequence[Packing]]  # of every source that has rows
+
+    def num_rows(self, split: Split) -> int:
+        """Number of rows of ``split``."""
+        return sum(packing.num_rows for packing in self.packings[split])
+
+    def num_unused(self, split: Split) -> int:
+        """Tokens of ``split`` that fill no row."""
+        return sum(packing.num_unused for packing in self.packings[split])
 
     def prompts(self, count: int, length: int, *, split: Split = Split.VALIDATION, seed: int = 0) -> np.ndarray:
         """Prefixes [count, length] of rows of ``split``, chosen by ``seed``; fewer if there are fewer.
@@ -45,7 +43,11 @@ class PreparedData:
         Each is of one document. If some tokens are not learned, it ends before the first learned one, provided
         ``length`` tokens are before it. Raises ValueError if no row has ``length`` tokens of one document.
         """
-        prompts = list(islice(choose_prompts(self.packings[split], length=length, seed=seed), count))
+        pool = ConcatenatedRows(self.packings[split])
+        order = Shuffle(size=max(1, pool.num_rows), seed=seed, epoch=0)
+        places = (pool.locate(order[number]) for number in range(pool.num_rows))
+        found = (packing.prompt(index, length) for packing, index in places)
+        prompts = list(islice((prompt for prompt in found if prompt is not None), count))
         if not prompts:
             raise ValueError(
                 f"data: no document of the split {split.value} has a prompt of {length} tokens; ask for shorter ones, "
@@ -71,24 +73,28 @@ def make_batches(
     a row, of another vocabulary, or without learned tokens.
     """
     encoder = make_encoder(config, tokenizer=tokenizer, vocab_size=vocab_size, end_of_text=end_of_text)
-    cache = config.cache or default_cache()
-    have_share = {source.share is not None for source in config.sources}
-    if len(have_share) > 1:
+    if len({source.share is None for source in config.sources}) > 1:
         raise ValueError("data: some sources have a share and others none; give one to all, or to none")
-    sources = [
-        tokenise(source, open_reader(source, encoder), encoder, config.validation, cache) for source in config.sources
-    ]
     if len({isinstance(source, FeaturesSource) for source in config.sources}) > 1:
         raise ValueError("data: hidden states for some sources and not for others; compute them for all, or for none")
-    check_disjoint(file for source in sources for file in source.splits)
-    splits = {
-        split: [_rows(source, split, config, length) for source in sources] for split in (Split.TRAIN, Split.VALIDATION)
+    sources = tokenise_sources(config, encoder)
+    check_disjoint(file for source in sources for file in source.files)
+    packed = {
+        split: [(source, _pack(source, split, config, length)) for source in sources]
+        for split in (Split.TRAIN, Split.VALIDATION)
     }
-    training, held_out = splits[Split.TRAIN], splits[Split.VALIDATION]
-    _check(sources, training, config, length)
-    batches, validation = _batches(training, rows=rows, seed=seed), _batches(held_out, rows=rows, seed=HELD_OUT_SEED)
-    assert batches is not None
-    if validation is None and any(_held_out_tokens(source) for source in sources):
+    _check(packed[Split.TRAIN], length)
+    batches = _batches(packed[Split.TRAIN], rows=rows, seed=seed)
+    held_out = _batches(packed[Split.VALIDATION], rows=rows, seed=HELD_OUT_SEED)
+    if batches is None:
+        raise ValueError("data: everything is held out; give a source to train on, or a smaller validation share")
+    num_held_out = sum(source.num_tokens(Split.VALIDATION) for source in sources)
+    if config.validation.share and not num_held_out:
+        raise ValueError(
+            f"data: nothing falls to validation (share {config.validation.share} by {config.validation.by}); give by: "
+            "document, a source with split: validation, or share: 0 for none"
+        )
+    if held_out is None and num_held_out:
         raise ValueError(
             f"data: what is held out fills no row of {length + 1} tokens; hold out more, or lower the length"
         )
@@ -98,77 +104,49 @@ def make_batches(
         "segments": str(config.segments),
         "length": str(length),
     }
+    records = tuple(record for source in sources for record in source.records)
     return PreparedData(
         batches=batches,
-        held_out=validation,
-        manifest=Manifest(
-            files=tuple(record for source in sources for record in source.records), settings=tuple(settings.items())
-        ),
-        counts={split: _counts(parts) for split, parts in splits.items()},
-        packings={split: _present(parts) for split, parts in splits.items()},
+        held_out=held_out,
+        manifest=Manifest(files=records, settings=tuple(settings.items())),
+        packings={split: [packing for _, packing in parts if packing is not None] for split, parts in packed.items()},
     )
 
 
-def make_encoder(
-    config: DataConfig, *, tokenizer: Tokenizer | None, vocab_size: int, end_of_text: int | None
-) -> Encoder:
-    """The encoder of the section. Raises ValueError if it does not fit the target."""
-    end = config.end_of_text if config.end_of_text is not None else end_of_text
-    if config.tokenizer == "bytes":
-        if vocab_size < NUM_BYTES:
-            raise ValueError(f"data: tokenizer: bytes needs a target of {NUM_BYTES} tokens; it has {vocab_size}")
-        return ByteEncoder(name="bytes", vocab_size=vocab_size, end_of_text=end)
-    if tokenizer is None:
-        return NoTokenizer(name="the target", vocab_size=vocab_size, end_of_text=end)
-    return TokenizerEncoder(tokenizer=tokenizer, vocab_size=vocab_size, end_of_text=end)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """The rows of one split of one source."""
-
-    packing: Packing
-    rows: Rows
-    share: float | None
-
-
-def _rows(source: TokenisedSource, split: Split, config: DataConfig, length: int) -> _Part | None:
+def _pack(source: TokenisedSource, split: Split, config: DataConfig, length: int) -> Packing | None:
+    """The rows of a split; None if it has none."""
     tokens = open_split(source.folder, split)
     if tokens is None:
         return None
     segmented = config.packing == "packed" and config.segments and len(tokens.ends) > 1
     packing = PACKINGS[config.packing](tokens, length=length, segmented=segmented)
-    if not packing.num_rows:
+    return packing if packing.num_rows else None
+
+
+def _batches(parts: Sequence[tuple[TokenisedSource, Packing | None]], *, rows: int, seed: int) -> RowBatches | None:
+    pools = [(_with_hidden(packing, part.source), part.source.share) for part, packing in parts if packing is not None]
+    if not pools:
         return None
-    rows: Rows = packing
-    if isinstance(source.source, FeaturesSource):
-        rows = RowsWithHidden(packing, path=source.source.path, taps=source.source.taps)
-    return _Part(packing=packing, rows=rows, share=source.source.share)
+    shares = [(pool, share) for pool, share in pools if share is not None]
+    return RowBatches(shares or [(ConcatenatedRows([pool for pool, _ in pools]), 1.0)], rows=rows, seed=seed)
 
 
-def _batches(parts: Sequence[_Part | None], *, rows: int, seed: int) -> RowBatches | None:
-    present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    if any(part.share is not None for part in present):
-        return RowBatches([(part.rows, part.share or 0.0) for part in present], rows=rows, seed=seed)
-    pool = present[0].rows if len(present) == 1 else ConcatenatedRows([part.rows for part in present])
-    return RowBatches([(pool, 1.0)], rows=rows, seed=seed)
+def _with_hidden(packing: Packing, source: Source) -> Rows:
+    if not isinstance(source, FeaturesSource):
+        return packing
+    return RowsWithHidden(packing, path=source.path, taps=source.taps)
 
 
-def _check(
-    sources: Sequence[TokenisedSource], training: Sequence[_Part | None], config: DataConfig, length: int
-) -> None:
-    """Raise ValueError for a source without training rows, and if nothing is held out although a share was given."""
-    for source, part in zip(sources, training, strict=True):
-        records = [record for record in source.records if record.split == Split.TRAIN.value]
-        num_tokens, num_learned = sum(r.num_tokens for r in records), sum(r.num_learned for r in records)
+def _check(training: Sequence[tuple[TokenisedSource, Packing | None]], length: int) -> None:
+    """Raise ValueError for a source that is empty, or whose training tokens give no row."""
+    for source, packing in training:
+        num_tokens = source.num_tokens(Split.TRAIN)
         name = f"data: {source.records[0].name}{' and more' if len(source.records) > 1 else ''}"
         if not any(record.num_tokens for record in source.records):
             raise ValueError(f"{name}: no text in it; give a corpus that is not empty")
-        if part is not None or not num_tokens:
+        if packing is not None or not num_tokens:
             continue
-        if not num_learned:
+        if not any(record.num_learned for record in source.records if record.split == Split.TRAIN.value):
             raise ValueError(
                 f"{name}: none of its {num_tokens} tokens is learned; check loss_mask, or whose turns these are"
             )
@@ -176,24 +154,3 @@ def _check(
             f"{name}: {num_tokens} tokens to train on, and a row has {length + 1}; give more text, a lower length, or "
             "packing: documents"
         )
-    if not any(part is not None for part in training):
-        raise ValueError("data: everything is held out; give a source to train on, or a smaller validation share")
-    held_out = sum(_held_out_tokens(source) for source in sources)
-    if config.validation.share and not held_out:
-        raise ValueError(
-            f"data: nothing falls to validation (share {config.validation.share} by {config.validation.by}); give by: "
-            "document, a source with split: validation, or share: 0 for none"
-        )
-
-
-def _held_out_tokens(source: TokenisedSource) -> int:
-    return sum(record.num_tokens for record in source.records if record.split == Split.VALIDATION.value)
-
-
-def _present(parts: Sequence[_Part | None]) -> list[Packing]:
-    return [part.packing for part in parts if part is not None]
-
-
-def _counts(parts: Sequence[_Part | None]) -> SplitCounts:
-    packings = _present(parts)
-    return SplitCounts(num_rows=sum(p.num_rows for p in packings), num_unused=sum(p.num_unused for p in packings))

@@ -8,50 +8,53 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 SplitName = Literal["auto", "train", "validation"]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A section of a configuration: immutable, and unknown fields are refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _Source(_Section):
+class _Source(Section):
     split: SplitName = "auto"  # auto: by hash, as ``validation`` says
     share: PositiveFloat | None = None  # of the rows; None for all sources: by their size
 
 
-class TextSource(_Source):
-    """UTF-8 files, folders (all files below) and globs; one document per file."""
+class FilesSource(_Source):
+    """Files, folders (all files below) and globs."""
 
-    kind: Literal["text"]
     paths: tuple[str, ...] = Field(min_length=1)
 
 
-class JsonlSource(_Source):
+class TextSource(FilesSource):
+    """UTF-8 files; one document per file."""
+
+    kind: Literal["text"]
+
+
+class JsonlSource(FilesSource):
     """One JSON object per line, with a string in ``field``."""
 
     kind: Literal["jsonl"]
-    paths: tuple[str, ...] = Field(min_length=1)
     field: str = "text"
 
 
-class ChatSource(_Source):
+class ChatSource(FilesSource):
     """One JSON object per line, with messages in ``field``; only the assistant's tokens are learned."""
 
     kind: Literal["chat"]
-    paths: tuple[str, ...] = Field(min_length=1)
     field: str = "messages"
 
 
-class RowsSource(_Source):
+class RowsSource(FilesSource):
     """One JSON object per line, with ``input_ids`` and, unless all are learned, ``loss_mask``."""
 
     kind: Literal["rows"]
-    paths: tuple[str, ...] = Field(min_length=1)
 
 
-class TokensSource(_Source):
+class TokensSource(FilesSource):
     """Token ids of the target: .npy arrays [N] or [P, T], or raw .bin files of ``dtype``."""
 
     kind: Literal["tokens"]
-    paths: tuple[str, ...] = Field(min_length=1)
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = "uint16"
 
 
@@ -81,6 +84,8 @@ class DatasetsSource(_Source):
     part: str = "train"  # the split of the dataset
     holds: Literal["text", "chat", "rows"] = "text"
     field: str | None = None  # the column of texts or messages; None: text or messages
+    streaming: bool = False  # read the rows as they arrive, without a copy of the whole dataset on disk
+    take: PositiveInt | None = None  # only so many rows, from the first
 
 
 class FeaturesSource(_Source):
@@ -105,14 +110,14 @@ Source = Annotated[
 ]
 
 
-class ValidationConfig(_Section):
+class ValidationConfig(Section):
     """What is held out of sources whose split is auto."""
 
     share: float = Field(default=0.05, ge=0, lt=1)
     by: Literal["file", "document"] = "file"  # whose hash decides
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Everything that decides the rows of a run, except seed and row length."""
 
     sources: tuple[Source, ...] = Field(min_length=1)

@@ -12,6 +12,7 @@ from typing import TypeAlias, final
 import numpy as np
 
 from paceline.text.tokenizer import Tokenizer
+from paceline.train.data.config import DataConfig
 
 Message: TypeAlias = Mapping[str, object]
 NUM_BYTES = 256
@@ -20,12 +21,12 @@ NUM_BYTES = 256
 class Encoder(ABC):
     """Text to token ids below ``vocab_size``. ``end_of_text`` is appended to each text; None: nothing is."""
 
-    def __init__(self, *, name: str, vocab_size: int, end_of_text: int | None) -> None:
+    def __init__(self, *, vocab_size: int, end_of_text: int | None) -> None:
         if end_of_text is not None and not 0 <= end_of_text < vocab_size:
             raise ValueError(
                 f"end_of_text {end_of_text}: the vocabulary has {vocab_size} tokens; give an id below that"
             )
-        self.name, self.vocab_size, self.end_of_text = name, vocab_size, end_of_text
+        self.vocab_size, self.end_of_text = vocab_size, end_of_text
 
     @property
     @abstractmethod
@@ -60,49 +61,50 @@ class ByteEncoder(Encoder):
 
 @final
 class TokenizerEncoder(Encoder):
-    """The target's tokenizer, with the special tokens that it adds to a text."""
+    """The target's tokenizer, with the special tokens that it adds to a text. Without one, only token ids are read."""
 
-    def __init__(self, *, tokenizer: Tokenizer, vocab_size: int, end_of_text: int | None) -> None:
-        if tokenizer.size > vocab_size:
+    def __init__(self, *, tokenizer: Tokenizer | None, vocab_size: int, end_of_text: int | None) -> None:
+        if tokenizer is not None and tokenizer.size > vocab_size:
             raise ValueError(
                 f"the tokenizer of {tokenizer.name} has {tokenizer.size} tokens and the target {vocab_size}: give the "
                 "target's own tokenizer"
             )
-        super().__init__(name=tokenizer.name, vocab_size=vocab_size, end_of_text=end_of_text)
+        super().__init__(vocab_size=vocab_size, end_of_text=end_of_text)
         self._tokenizer = tokenizer
 
     @property
     def fingerprint(self) -> str:
+        if self._tokenizer is None:
+            return f"ids/{self.end_of_text}"
         definition = self._tokenizer.definition or json.dumps(self._tokenizer.base_vocabulary, sort_keys=True)
         identity = json.dumps([definition, self._tokenizer.template, self.end_of_text])
         return f"tokenizer/{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """As the target reads them."""
+        """As the target reads them. Raises ValueError for texts without a tokenizer."""
+        if not texts:
+            return []
+        if self._tokenizer is None:
+            raise ValueError(
+                "data: the target has no tokenizer; put tokenizer.json beside it, give tokenizer: bytes, or token ids"
+            )
         return [np.asarray(ids, dtype=np.int64) for ids in self._tokenizer.encode_many(texts)]
 
     def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
         """By the tokenizer's chat template."""
+        if self._tokenizer is None:
+            raise ValueError("the target has no tokenizer, and so no chat template; put tokenizer.json beside it")
         tokens, learned = self._tokenizer.chat_turns(messages)
         return np.asarray(tokens, dtype=np.int64), np.asarray(learned, dtype=bool)
 
 
-@final
-class NoTokenizer(Encoder):
-    """For a target without a tokenizer: token ids can be read, texts cannot."""
-
-    @property
-    def fingerprint(self) -> str:
-        return f"ids/{self.end_of_text}"
-
-    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Raises ValueError if there are texts."""
-        if texts:
-            raise ValueError(
-                f"data: {self.name} has no tokenizer; put tokenizer.json beside it, give tokenizer: bytes, or token ids"
-            )
-        return []
-
-    def chat(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-        """Raises ValueError."""
-        raise ValueError(f"{self.name} has no tokenizer, and so no chat template; put tokenizer.json beside it")
+def make_encoder(
+    config: DataConfig, *, tokenizer: Tokenizer | None, vocab_size: int, end_of_text: int | None
+) -> Encoder:
+    """The encoder of the section. Raises ValueError if it does not fit the target."""
+    end = config.end_of_text if config.end_of_text is not None else end_of_text
+    if config.tokenizer == "target":
+        return TokenizerEncoder(tokenizer=tokenizer, vocab_size=vocab_size, end_of_text=end)
+    if vocab_size < NUM_BYTES:
+        raise ValueError(f"data: tokenizer: bytes needs a target of {NUM_BYTES} tokens; it has {vocab_size}")
+    return ByteEncoder(vocab_size=vocab_size, end_of_text=end)

@@ -4,7 +4,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
+from itertools import zip_longest
 from pathlib import Path
+
+from paceline.train.files import write_atomic
 
 MANIFEST_FILE = "data_manifest.json"
 
@@ -15,6 +18,16 @@ class Split(Enum):
     TRAIN = "train"
     VALIDATION = "validation"
     TEST = "test"  # not used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file of documents with its content hash. ``split`` None: not decided yet, or each document has its own."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+    split: Split | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,47 +76,34 @@ class Manifest:
         for name in sorted(was.keys() | now.keys()):
             if was.get(name) != now.get(name):
                 raise ValueError(f"the run began with {name} {was.get(name)}, and now has {now.get(name)}: {ADVICE}")
-        for index in range(max(len(former.files), len(self.files))):
-            old, new = (files[index] if index < len(files) else None for files in (former.files, self.files))
-            if old is None and new is not None:
+        for old, new in zip_longest(former.files, self.files):
+            if old is None:
                 raise ValueError(f"{new.name} is not among the files that the run began with: {ADVICE}")
-            if old is not None and new is None:
+            if new is None:
                 raise ValueError(f"{old.name}, which the run began with, is gone: {ADVICE}")
-            if old is not None and new is not None and (old.sha256, old.split) != (new.sha256, new.split):
+            if (old.sha256, old.split) != (new.sha256, new.split):
                 raise ValueError(f"{new.name} is not what {old.name} was when the run began: {ADVICE}")
 
     def write(self, folder: Path) -> Path:
         """Write into ``folder``."""
-        path = folder / MANIFEST_FILE
-        part = path.with_suffix(".part")
-        part.write_text(self.to_json(), encoding="utf-8")
-        part.replace(path)
-        return path
+        write_atomic(folder / MANIFEST_FILE, self.to_json())
+        return folder / MANIFEST_FILE
 
 
 ADVICE = "restore the corpus as it was, or start a new run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSplits:
-    """A file and the splits of its documents."""
-
-    name: str
-    sha256: str
-    splits: frozenset[Split]
-
-
-def check_disjoint(files: Iterable[FileSplits]) -> None:
+def check_disjoint(files: Iterable[File]) -> None:
     """Raise ValueError, naming both, if a file occurs twice with different splits."""
-    seen: dict[str, FileSplits] = {}
+    seen: dict[str, File] = {}
     for file in files:
         other = seen.setdefault(file.sha256, file)
-        if other.splits != file.splits:
+        if other.split != file.split:
             raise ValueError(
-                f"{other.name} ({_splits(other)}) and {file.name} ({_splits(file)}) are the same file: what is "
+                f"{other.name} ({_used_for(other)}) and {file.name} ({_used_for(file)}) are the same file: what is "
                 "held out must not be trained on; remove one of them"
             )
 
 
-def _splits(file: FileSplits) -> str:
-    return " and ".join(split.value for split in Split if split in file.splits)
+def _used_for(file: File) -> str:
+    return "train and validation" if file.split is None else file.split.value

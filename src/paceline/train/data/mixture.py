@@ -4,7 +4,7 @@ B rows, T inputs of a row.
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import Generic, TypeVar, final
 
 import numpy as np
 import torch
@@ -13,31 +13,29 @@ from paceline.train.batches import TrainBatch
 from paceline.train.data.order import Shuffle
 from paceline.train.data.packing import Row, Rows
 
+RowsT = TypeVar("RowsT", bound=Rows)
 PERIOD = 1024  # rows over which every source has its share
 
 
 @final
-class ConcatenatedRows:
+class ConcatenatedRows(Generic[RowsT]):
     """Several Rows as one."""
 
-    def __init__(self, parts: Sequence[Rows]) -> None:
+    def __init__(self, parts: Sequence[RowsT]) -> None:
         self._parts = parts
-        self._ends = np.cumsum([part.num_rows for part in parts])
+        self._starts = np.cumsum([0, *(part.num_rows for part in parts)])
+        self.num_rows = int(self._starts[-1])
+        self.segmented = any(part.segmented for part in parts)
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of all parts."""
-        return int(self._ends[-1])
-
-    @property
-    def segmented(self) -> bool:
-        """Whether any part is."""
-        return any(part.segmented for part in self._parts)
+    def locate(self, index: int) -> tuple[RowsT, int]:
+        """The part that has the row ``index``, and the row's index in it."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._parts[number], index - int(self._starts[number])
 
     def row(self, index: int) -> Row:
         """The row ``index`` of the concatenation."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._parts[number].row(index - (int(self._ends[number - 1]) if number else 0))
+        part, at = self.locate(index)
+        return part.row(at)
 
 
 @final
@@ -50,24 +48,15 @@ class RowBatches:
 
     def __init__(self, sources: Sequence[tuple[Rows, float]], *, rows: int, seed: int) -> None:
         self._sources = [source for source, _ in sources]
-        self._rows, self._seed = rows, seed
+        self.rows, self._seed = rows, seed
         self._quotas = _quotas([share for _, share in sources])
         self._ends = np.cumsum(self._quotas)
         self.segmented = any(source.segmented for source in self._sources)
-
-    @property
-    def rows(self) -> int:
-        """Rows of a whole batch."""
-        return self._rows
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of all sources."""
-        return sum(source.num_rows for source in self._sources)
+        self.num_rows = sum(source.num_rows for source in self._sources)
 
     def batch(self, step: int, rows: range) -> TrainBatch:
         """Those ``rows`` of the step's batch: tokens [B, T + 1]."""
-        selected = [self.row(step * self._rows + row) for row in rows]
+        selected = [self.row(step * self.rows + row) for row in rows]
         hidden = None
         if selected and selected[0].hidden is not None:
             taps = selected[0].hidden.keys()

@@ -106,6 +106,14 @@ class Packing(ABC):
             at += span.stop - span.start
         return Row(tokens=tokens, learned=learned, segment=segment)
 
+    def prompt(self, index: int, length: int) -> np.ndarray | None:
+        """A prefix [length] of a row's first document, before its first learned token if it can be; None: too short."""
+        row, span = self.row(index), self.spans(index)[0]
+        stop, size = length, span.stop - span.start
+        if self.split.learned is not None and row.learned[:size].any():
+            stop = max(length, int(np.argmax(row.learned)))
+        return row.tokens[stop - length : stop] if stop < size else None  # the document goes on after the prompt
+
     def _start(self, index: int) -> int:
         return int(self._first[index if self._learned_rows is None else self._learned_rows[index]])
 

@@ -113,16 +113,6 @@ def open_split(folder: Path, split: Split) -> TokenisedSplit | None:
     )
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write ``text`` to a temporary file, flush it, and rename it to ``path``."""
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 @contextmanager
 def create_once(folder: Path) -> Iterator[Path | None]:
     """A temporary folder that is renamed to ``folder`` on success, or None if ``folder`` exists.

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,14 +13,17 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paceline.train.data.config import Source, ValidationConfig
+from paceline.train.data.config import DataConfig, Source, ValidationConfig
 from paceline.train.data.encoders import Encoder
-from paceline.train.data.manifest import FileRecord, FileSplits, Split
-from paceline.train.data.sources.documents import Chat, Document, File, Reader, Text, Tokens
-from paceline.train.data.store import TokenWriter, create_once, read_records
+from paceline.train.data.manifest import File, FileRecord, Split
+from paceline.train.data.sources.documents import Chat, Document, Reader, Text, Tokens
+from paceline.train.data.sources.readers import open_reader
+from paceline.train.data.store import TokenWriter, create_once, default_cache, read_records
 
 BATCH_SIZE = 256  # documents that are encoded in one call
 CACHE_VERSION = 1  # another number tokenises everything again
+# Fields of a source that change no token of its files, or whose effect is in the hashes of its files.
+NOT_IN_KEY = {"share", "paths", "path", "files", "taps", "streaming", "take"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,51 +32,43 @@ class TokenisedSource:
 
     source: Source
     folder: Path
+    files: tuple[File, ...]  # without empty ones
     records: tuple[FileRecord, ...]
-    splits: tuple[FileSplits, ...]
+
+    def num_tokens(self, split: Split) -> int:
+        """Tokens of ``split``."""
+        return sum(record.num_tokens for record in self.records if record.split == split.value)
 
 
-def tokenise(
-    source: Source, reader: Reader, encoder: Encoder, validation: ValidationConfig, cache: Path
-) -> TokenisedSource:
-    """The documents of ``source`` as tokens in ``cache``, tokenised now unless they are there.
+def tokenise_sources(config: DataConfig, encoder: Encoder) -> list[TokenisedSource]:
+    """The documents of every source as tokens in the cache, tokenised now unless they are there.
 
     Raises ValueError, naming file and line, for whatever cannot be read or is outside the vocabulary.
     """
-    files = reader.files()
-    splits = [_split(file, source, validation) for file in files]
+    cache = config.cache or default_cache()
+    return [_tokenise(source, encoder, config.validation, cache) for source in config.sources]
+
+
+def _tokenise(source: Source, encoder: Encoder, validation: ValidationConfig, cache: Path) -> TokenisedSource:
+    reader = open_reader(source, encoder)
+    files = [replace(file, split=_split(file, source, validation)) for file in reader.files()]
     key = {
         "layout": CACHE_VERSION,
         "encoder": encoder.fingerprint,
         "vocab_size": encoder.vocab_size,
-        "source": source.model_dump(mode="json", exclude={"share", "paths", "path", "files", "taps"}),
+        "source": source.model_dump(mode="json", exclude=NOT_IN_KEY),
         "validation": validation.model_dump(mode="json"),
         "files": [[file.name, file.sha256] for file in files],
     }
     folder = cache / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     with create_once(folder) as part:
         if part is not None:
-            _write(part, reader, files, splits, encoder, validation)
-    file_splits = [
-        FileSplits(
-            name=file.name,
-            sha256=file.sha256,
-            splits=frozenset((Split.TRAIN, Split.VALIDATION) if split is None else (split,)),
-        )
-        for file, split in zip(files, splits, strict=True)
-        if file.num_bytes
-    ]
-    return TokenisedSource(source=source, folder=folder, records=tuple(read_records(folder)), splits=tuple(file_splits))
+            _write(part, reader, files, encoder, validation)
+    sized = tuple(file for file in files if file.num_bytes)
+    return TokenisedSource(source=source, folder=folder, files=sized, records=tuple(read_records(folder)))
 
 
-def _write(
-    part: Path,
-    reader: Reader,
-    files: Sequence[File],
-    splits: Sequence[Split | None],
-    encoder: Encoder,
-    validation: ValidationConfig,
-) -> None:
+def _write(part: Path, reader: Reader, files: Sequence[File], encoder: Encoder, validation: ValidationConfig) -> None:
     records: list[FileRecord] = []
     columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -80,28 +76,17 @@ def _write(
     with shown as progress, TokenWriter(part, dtype=np.min_scalar_type(encoder.vocab_size - 1)) as writer:
         task = progress.add_task("", total=sum(file.num_bytes for file in files))
         for index, file in enumerate(files):
-            counts: dict[Split, tuple[int, int, int]] = {}
+            counts: dict[Split, Counter[str]] = {}
             for document in _encode(reader.documents(index), encoder):
-                split = splits[index] or _split_by_hash(hash_tokens(document.tokens), validation.share)
+                split = file.split or _split_by_hash(hash_tokens(document.tokens), validation.share)
                 num_learned = writer.put(split, document)
-                documents, tokens, learned = counts.get(split, (0, 0, 0))
-                counts[split] = (documents + 1, tokens + len(document.tokens), learned + num_learned)
+                counted = {"num_documents": 1, "num_tokens": len(document.tokens), "num_learned": num_learned}
+                counts.setdefault(split, Counter()).update(counted)
             if not counts:
-                counts[splits[index] or Split.TRAIN] = (0, 0, 0)
-            for split in Split:
-                if split in counts:
-                    documents, tokens, learned = counts[split]
-                    records.append(
-                        FileRecord(
-                            name=file.name,
-                            num_bytes=file.num_bytes,
-                            sha256=file.sha256,
-                            split=split.value,
-                            num_documents=documents,
-                            num_tokens=tokens,
-                            num_learned=learned,
-                        )
-                    )
+                counts[file.split or Split.TRAIN] = Counter()
+            for split in filter(counts.__contains__, Split):
+                of_split = {name: counts[split][name] for name in ("num_documents", "num_tokens", "num_learned")}
+                records.append(FileRecord(**{**asdict(file), "split": split.value, **of_split}))
             progress.advance(task, file.num_bytes)
         writer.finish(records)
 

@@ -14,15 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from paceline.train.loop.checkpoints import (
-    META_FILE,
-    CheckpointError,
-    complete_folders,
-    make_empty,
-    replace_folder,
-    step_folder,
-    write_text,
-)
+from paceline.train.files import make_empty, replace_folder, write_text
+from paceline.train.loop.checkpoints import META_FILE, CheckpointError, complete_folders, step_folder
 from paceline.train.loop.distributed import Strategy
 
 WEIGHTS_FILE = "weights.safetensors"

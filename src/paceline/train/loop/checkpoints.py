@@ -4,7 +4,6 @@ A checkpoint is a folder named by its step: tensors, and meta.json. It is writte
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from paceline.train.files import make_empty, replace_folder, write_text
 from paceline.train.loop.distributed import Strategy
 
 META_FILE = "meta.json"
@@ -84,30 +84,3 @@ def step_folder(folder: Path, step: int) -> Path:
 def complete_folders(folder: Path) -> list[Path]:
     """The complete checkpoints in ``folder``."""
     return [path.parent for path in folder.glob(f"*/{META_FILE}") if path.parent.name.isdigit()]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write and flush to disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_folder(part: Path, path: Path) -> None:
-    """Rename ``part`` to ``path``. An existing folder is from an earlier run of the same step and is deleted."""
-    if path.exists():
-        shutil.rmtree(path)
-    part.replace(path)
-    if os.name == "posix":
-        parent = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
-
-
-def make_empty(folder: Path) -> None:
-    """Create ``folder``, or delete what is in it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, final
 
 from paceline.core.registry import Registry
-from paceline.train.loop.checkpoints import write_text
+from paceline.train.files import write_atomic
 
 Number: TypeAlias = float | list[float] | None
 LOG_FILE = "log.jsonl"
@@ -43,9 +43,7 @@ class JsonLines:
         if not self.path.exists():
             return
         lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-        part = self.path.with_suffix(".part")
-        write_text(part, "".join(f"{line}\n" for line in lines))
-        part.replace(self.path)
+        write_atomic(self.path, "".join(f"{line}\n" for line in lines))
 
     def log(self, step: int, values: Mapping[str, Number]) -> None:
         """Append a line."""

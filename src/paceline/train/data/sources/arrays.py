@@ -4,15 +4,17 @@ N tokens of a file, P sequences of T tokens.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
-from paceline.train.data.manifest import Split
-from paceline.train.data.sources.documents import Document, File, FileReader, Reader, Tokens
+from paceline.train.data.config import BytesSource, TokensSource
+from paceline.train.data.encoders import ByteEncoder, Encoder
+from paceline.train.data.manifest import File, Split
+from paceline.train.data.sources.documents import Document, FileReader, Reader, Tokens
 
 ENWIK8 = "http://mattmahoney.net/dc/enwik8.zip"
 
@@ -21,9 +23,9 @@ ENWIK8 = "http://mattmahoney.net/dc/enwik8.zip"
 class TokenFiles(FileReader):
     """Arrays of token ids. A document ends at each ``end_of_text``; two-dimensional arrays have one per row."""
 
-    def __init__(self, *, paths: Sequence[str], dtype: str, end_of_text: int | None) -> None:
-        super().__init__(paths=paths)
-        self._dtype, self._end = np.dtype(dtype), end_of_text
+    def __init__(self, source: TokensSource, encoder: Encoder) -> None:
+        super().__init__(source, encoder)
+        self._dtype, self._end = np.dtype(source.dtype), encoder.end_of_text
 
     def documents(self, index: int) -> Iterator[Document]:
         """Slices of a memory map."""
@@ -58,10 +60,13 @@ class TokenFiles(FileReader):
 class ByteRanges(Reader):
     """One file split at fixed bytes, by default enwik8's usual 90, 5 and 5 million."""
 
-    def __init__(self, *, path: str, train: int, validation: int, test: int) -> None:
+    def __init__(self, source: BytesSource, encoder: Encoder) -> None:
+        path, sizes = source.path, (source.train, source.validation, source.test)
+        if not isinstance(encoder, ByteEncoder):
+            raise ValueError(f"data: {path}: a source of bytes wants tokenizer: bytes; or take it as text")
         if not Path(path).is_file():
             raise ValueError(f"data: {path}: no such file; enwik8 is in {ENWIK8}: unpack it, and give its path")
-        self._path, sizes = Path(path), (train, validation, test)
+        self._path = Path(path)
         size = self._path.stat().st_size
         if size < sum(sizes):
             raise ValueError(

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from paceline.train.data.manifest import Split
+from paceline.train.data.config import FilesSource
+from paceline.train.data.encoders import Encoder
+from paceline.train.data.manifest import File
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +44,14 @@ class Tokens:
 Document: TypeAlias = Text | Chat | Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
-    """A source of documents with its content hash; ``split`` None: the hash decides."""
-
-    name: str
-    num_bytes: int
-    sha256: str
-    split: Split | None = None
-
-
 class Reader(ABC):
-    """A source of documents, file by file. Raises ValueError naming file and line for whatever it cannot read."""
+    """The documents of a source, file by file. Raises ValueError naming file and line for whatever it cannot read.
+
+    A reader is made of the section that configures it, and of the encoder of its texts.
+    """
+
+    @abstractmethod
+    def __init__(self, source: Any, encoder: Encoder) -> None: ...
 
     @abstractmethod
     def files(self) -> list[File]:
@@ -67,8 +65,8 @@ class Reader(ABC):
 class FileReader(Reader):
     """A reader of files on disk. Raises ValueError if there are none."""
 
-    def __init__(self, *, paths: Sequence[str]) -> None:
-        self._paths = find_files(paths)
+    def __init__(self, source: FilesSource, encoder: Encoder) -> None:
+        self._paths = find_files(source.paths)
 
     def files(self) -> list[File]:
         """Each file with its size and hash."""

@@ -15,7 +15,8 @@ import torch
 from paceline.models.base import LM
 from paceline.models.prefill import prefill
 from paceline.train.data.sources.features import HIDDEN_FOLDER, META_FILE, ROWS_FILE, sample_path, write_sample
-from paceline.train.data.store import TokenisedSplit, write_atomic
+from paceline.train.data.store import TokenisedSplit
+from paceline.train.files import write_atomic
 
 STORED_DTYPE = torch.bfloat16  # as vLLM writes them
 

@@ -10,15 +10,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.train.data.config import FeaturesSource, RowsSource
+from paceline.train.data.encoders import Encoder
+from paceline.train.data.manifest import File
 from paceline.train.data.packing import Packing, Row
-from paceline.train.data.sources.documents import Document, File, Reader, Tokens
+from paceline.train.data.sources.documents import Document, Reader, Tokens
 from paceline.train.data.sources.hub_datasets import import_datasets
 from paceline.train.data.sources.text_files import JsonLines, parse_row
 
@@ -29,17 +32,18 @@ ROWS_FILE, META_FILE, HIDDEN_FOLDER = "rows.jsonl", "features.json", "hidden_sta
 class FeatureFolder(Reader):
     """The rows whose hidden states are there; others were skipped when they were computed."""
 
-    def __init__(self, *, path: str) -> None:
+    def __init__(self, source: FeaturesSource, encoder: Encoder) -> None:
+        path = source.path
         self._path = Path(path)
         if not self._path.is_dir():
             raise ValueError(f"data: {path}: no such folder; paceline data features writes one")
-        self._lines = (
-            JsonLines(paths=[str(self._path / ROWS_FILE)], parse=parse_row, skip_field="left_out")
-            if (self._path / ROWS_FILE).exists()
-            else None
-        )
-        package = import_datasets(f"data: {path} has no {ROWS_FILE}") if self._lines is None else None
-        self._rows: Any = None if package is None else package.load_from_disk(str(path)).with_format(None)
+        self._lines, self._rows = None, []
+        if (self._path / ROWS_FILE).exists():
+            rows = RowsSource(kind="rows", paths=(str(self._path / ROWS_FILE),))
+            self._lines = JsonLines(rows, encoder)
+        else:
+            package = import_datasets(f"data: {path} has no {ROWS_FILE}")
+            self._rows = package.load_from_disk(path).with_format(None)
         self._found = {number for number in map(_number, (self._path / HIDDEN_FOLDER).glob("hs_*.safetensors"))}
         if not self._found:
             raise ValueError(f"data: {path}: no {HIDDEN_FOLDER}/hs_0.safetensors or any other; compute them first")

@@ -11,8 +11,10 @@ from typing import final
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from paceline.train.data.manifest import Split
-from paceline.train.data.sources.documents import Document, File, Reader, Text
+from paceline.train.data.config import LibrarySource
+from paceline.train.data.encoders import Encoder
+from paceline.train.data.manifest import File, Split
+from paceline.train.data.sources.documents import Document, Reader, Text
 
 END_OF_TEXT = "<|endoftext|>"
 EXCLUDED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"})
@@ -61,7 +63,7 @@ class LibraryFile:
 class StandardLibrary(Reader):
     """Python's own source and its pydoc topics; the held-out files are a fixed list."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: LibrarySource, encoder: Encoder) -> None:
         self._files = standard_library()
 
     def files(self) -> list[File]:

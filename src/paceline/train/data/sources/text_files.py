@@ -1,14 +1,17 @@
 """Readers of text files and of JSON lines, and the parsing of a row into a document."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias, TypeGuard, final
 
 import numpy as np
 
+from paceline.train.data.config import ChatSource, JsonlSource, RowsSource
+from paceline.train.data.encoders import Encoder
 from paceline.train.data.sources.documents import Chat, Document, FileReader, Text, Tokens
 
 Row: TypeAlias = Mapping[str, object]
+LEFT_OUT = "left_out"  # the field in which paceline data regenerate gives the reason
 Parse: TypeAlias = Callable[[Row, str, str, int], Document]  # row, field, name of the row for errors, its number
 
 
@@ -26,11 +29,13 @@ class TextFiles(FileReader):
 
 @final
 class JsonLines(FileReader):
-    """One JSON object per line, each a document; objects with a field ``skip_field`` and empty texts are skipped."""
+    """One JSON object per line, each a document; empty texts, and rows that say why they are left out, are skipped."""
 
-    def __init__(self, *, paths: Sequence[str], parse: Parse, field: str = "", skip_field: str | None = None) -> None:
-        super().__init__(paths=paths)
-        self._parse, self._field, self._skip_field = parse, field, skip_field
+    def __init__(self, source: JsonlSource | ChatSource | RowsSource, encoder: Encoder) -> None:
+        super().__init__(source, encoder)
+        self._parse = PARSERS[source.kind]
+        self._field = "" if isinstance(source, RowsSource) else source.field
+        self._skipped = LEFT_OUT if isinstance(source, RowsSource) else None
 
     def documents(self, index: int) -> Iterator[Document]:
         """The documents of all lines that are not blank."""
@@ -42,7 +47,7 @@ class JsonLines(FileReader):
                 if not text.strip():
                     continue
                 row = _json_object(text, name)
-                if self._skip_field in row:
+                if self._skipped in row:
                     continue
                 document = self._parse(row, self._field, name, number)
                 if not isinstance(document, Text) or document.text:
@@ -76,6 +81,9 @@ def parse_row(row: Row, field: str, name: str, number: int) -> Tokens:
         raise ValueError(f"{name}: input_ids has {len(ids)} entries and loss_mask {len(mask)}; give one for each")
     learned = None if mask is None else np.asarray(mask, dtype=bool)
     return Tokens(name=name, tokens=np.asarray(ids, dtype=np.int64), learned=learned, origin=number)
+
+
+PARSERS: Mapping[str, Parse] = {"text": parse_text, "jsonl": parse_text, "chat": parse_chat, "rows": parse_row}
 
 
 def _decode(data: bytes, name: str) -> str:
