@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -14,15 +12,9 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.train.data.config import DataConfig
+from paceline.train.data.config import DataConfig, Section
 from paceline.train.tasks.layer_skip import LayerSkipSection
-from paceline.train.tasks.losses import LOSSES
-
-
-class Section(BaseModel):
-    """A section of the configuration: immutable, and unknown fields are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from paceline.train.tasks.losses import check_terms
 
 
 class ModelSection(Section):
@@ -63,7 +55,7 @@ class HeadSection(Section):
 
     kind: str
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]+$")  # of its directory; None: the kind
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = Field(default={})
     weight: NonNegativeFloat = 1.0  # 0: nothing is trained for it, and it must have no weights of its own
     detach: bool = False  # its gradient stops at the target's hidden states
     depth_weights: tuple[NonNegativeFloat, ...] | None = None
@@ -84,15 +76,13 @@ class BatchSection(Section):
 class LossSection(Section):
     """Weighted losses against the target's distribution; ``chunk`` positions are held in float32 at once."""
 
-    terms: dict[str, PositiveFloat] = {"kl": 0.5, "argmax": 0.5}
+    terms: dict[str, PositiveFloat] = Field(default={"kl": 0.5, "argmax": 0.5})
     chunk: PositiveInt = 1024
     rows: PositiveInt = 1  # rows that a head unrolls at once
 
     @model_validator(mode="after")
     def _known_terms(self) -> Self:
-        unknown = sorted(self.terms.keys() - LOSSES.keys())
-        if unknown or not self.terms:
-            raise ValueError(f"unknown terms {unknown}; give some of {', '.join(LOSSES)} with their weights")
+        check_terms(self.terms)
         return self
 
 
@@ -139,43 +129,41 @@ class CardSection(Section):
     note: str | None = None  # a paragraph about the data
 
 
-class LoopConfig(Section):
+class _LoopSettings(Section):
+    optimiser: OptimiserSection
+    schedule: ScheduleSection
+    precision: Literal["bf16", "fp32"] = "bf16"
+    ema: float | None = Field(default=None, gt=0, lt=1)  # decay of the moving average of the weights
+    compile: bool = False
+    checkpoints: CheckpointSection = CheckpointSection()
+    log_every: PositiveInt = 20
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+
+class LoopConfig(_LoopSettings):
     """The settings of the training loop."""
 
-    schedule: ScheduleSection
-    optimiser: OptimiserSection
-    checkpoints: CheckpointSection = CheckpointSection()
-    precision: Literal["bf16", "fp32"] = "bf16"
     accumulate: PositiveInt = 1
-    ema: float | None = Field(default=None, gt=0, lt=1)  # decay of the moving average of the weights
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    log_every: PositiveInt = 20
     validate_every: PositiveInt = 100
-    compile: bool = False
 
 
-class TrainConfig(Section):
-    """A whole run."""
-
+class _Models(Section):
     target: TargetSection
     heads: tuple[HeadSection, ...] = ()
     draft: ModelSection | None = None
     data: DataConfig
     batch: BatchSection = BatchSection()
     loss: LossSection = LossSection()
-    optimiser: OptimiserSection
-    schedule: ScheduleSection
-    precision: Literal["bf16", "fp32"] = "bf16"
-    ema: float | None = Field(default=None, gt=0, lt=1)
-    compile: bool = False
+
+
+class TrainConfig(_LoopSettings, _Models):
+    """A whole run. In files its fields have this order: models and data, the loop, and the rest."""
+
     distributed: Literal["single", "ddp", "fsdp2"] = "single"
     device: str | None = None  # None: the accelerator if there is one
     validation: ValidationSection = ValidationSection()
-    checkpoints: CheckpointSection = CheckpointSection()
     loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    log_every: PositiveInt = 20
     card: CardSection = CardSection()
-    seed: int = Field(default=0, ge=0, lt=2**31)
     output: Path
 
     @model_validator(mode="after")
@@ -200,15 +188,5 @@ class TrainConfig(Section):
     @property
     def loop(self) -> LoopConfig:
         """The settings of the training loop."""
-        return LoopConfig(
-            schedule=self.schedule,
-            optimiser=self.optimiser,
-            checkpoints=self.checkpoints,
-            precision=self.precision,
-            accumulate=self.batch.accumulate,
-            ema=self.ema,
-            seed=self.seed,
-            log_every=self.log_every,
-            validate_every=self.validation.every,
-            compile=self.compile,
-        )
+        shared = {name: getattr(self, name) for name in _LoopSettings.model_fields}
+        return LoopConfig(**shared, accumulate=self.batch.accumulate, validate_every=self.validation.every)

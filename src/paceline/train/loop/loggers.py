@@ -78,31 +78,12 @@ class TensorBoard:
         self._writer.close()
 
 
-@final
-class WeightsAndBiases:
-    """A run in ``folder``/wandb; offline if WANDB_MODE says so, to be uploaded by ``wandb sync``."""
+class _Service:
+    """A run of a package with ``init``, ``log`` and ``finish``."""
 
-    def __init__(self, *, folder: Path, name: str, config: Mapping[str, object]) -> None:
-        self._run: Any = _import("wandb").init(
-            project="paceline", name=name, id=name, dir=str(folder), config=dict(config), resume="allow"
-        )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One record."""
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
-
-
-@final
-class Trackio:
-    """A run in trackio's own local store."""
-
-    def __init__(self, *, folder: Path, name: str, config: Mapping[str, object]) -> None:
-        self._module: Any = _import("trackio")
-        self._module.init(project="paceline", name=name, config=dict(config), resume="allow")
+    def __init__(self, package: str, *, name: str, config: Mapping[str, object], **options: str) -> None:
+        self._module: Any = _import(package)
+        self._module.init(project="paceline", name=name, config=dict(config), resume="allow", **options)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """One record."""
@@ -111,6 +92,22 @@ class Trackio:
     def close(self) -> None:
         """Finish the run."""
         self._module.finish()
+
+
+@final
+class WeightsAndBiases(_Service):
+    """A run in ``folder``/wandb; offline if WANDB_MODE says so, to be uploaded by ``wandb sync``."""
+
+    def __init__(self, *, folder: Path, name: str, config: Mapping[str, object]) -> None:
+        super().__init__("wandb", name=name, config=config, id=name, dir=str(folder))
+
+
+@final
+class Trackio(_Service):
+    """A run in trackio's own local store."""
+
+    def __init__(self, *, folder: Path, name: str, config: Mapping[str, object]) -> None:
+        super().__init__("trackio", name=name, config=config)
 
 
 def open_loggers(names: Sequence[str], *, folder: Path, name: str, config: Mapping[str, object]) -> list[Logger]:

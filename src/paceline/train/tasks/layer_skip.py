@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, final
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.batches import TrainBatch
+from paceline.train.data.config import Section
 from paceline.train.tasks.losses import recomputed
 from paceline.train.tasks.terms import LossTerm, next_token_term
 
 
-class LayerSkipSection(BaseModel):
+class LayerSkipSection(Section):
     """The section ``target.layer_skip``: layer dropout, and the weights and schedule of early exits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dropout: float = Field(default=0.1, ge=0, lt=1)  # probability that a row skips the last layer; the first never is
     ramp: bool = False  # probabilities grow from zero at the first step; meant for targets from scratch

@@ -73,6 +73,14 @@ LOSSES: Mapping[str, Loss] = {
 }
 
 
+def check_terms(terms: Mapping[str, float]) -> Mapping[str, float]:
+    """``terms`` themselves. Raises ValueError if there are none, or for a name that is not in LOSSES."""
+    unknown = sorted(terms.keys() - LOSSES.keys())
+    if unknown or not terms:
+        raise ValueError(f"unknown terms {unknown}; give some of {', '.join(LOSSES)} with their weights")
+    return terms
+
+
 class LossOutput(NamedTuple):
     """Values per position: [N] each. Only the loss has a gradient."""
 
@@ -90,12 +98,7 @@ class DistillationLoss:
     """
 
     def __init__(self, *, terms: Mapping[str, float], chunk: int = 1024) -> None:
-        for name in terms:
-            if name not in LOSSES:
-                raise ValueError(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
-        if not terms:
-            raise ValueError(f"a loss without terms: give at least one of {', '.join(LOSSES)} with its weight")
-        self.terms = [(LOSSES[name], weight) for name, weight in terms.items()]
+        self.terms = [(LOSSES[name], weight) for name, weight in check_terms(terms).items()]
         self.chunk = chunk
 
     def __call__(self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor) -> LossOutput:
