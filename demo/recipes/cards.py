@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
+from corpus import END_OF_TEXT
 from tokenizers import Tokenizer
-
-from paceline.train.data import END_OF_TEXT
 
 CARD = """---
 library_name: transformers

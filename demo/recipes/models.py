@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from cards import make_card, write_model_files
+from corpus import encode, train_tokenizer
+from crops import Crops, Stages
 from regenerate import regenerate
 
 from paceline.core.sampling import Sampling
@@ -22,7 +24,7 @@ from paceline.models.native.decoder import DecoderLM
 from paceline.train.acceptance import Acceptance, measure_acceptance, require_outputs
 from paceline.train.batches import Batches
 from paceline.train.config import LoopConfig, OptimiserSection, ScheduleSection
-from paceline.train.data import Crops, LibraryFile, Stages, encode, standard_library, train_tokenizer
+from paceline.train.data import LibraryFile, standard_library
 from paceline.train.init_weights import random_model
 from paceline.train.loop.distributed import Single
 from paceline.train.loop.trainer import Score, Trainer

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from demo.recipes.crops import Crops
 from paceline.api import Engine, SamplingParams, load, total
 from paceline.cli import run
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
@@ -15,7 +16,6 @@ from paceline.draft_heads.files import load_head
 from paceline.text.loops import is_looping
 from paceline.train.config import ValidationSection
 from paceline.train.config_file import read_train_config
-from paceline.train.data import Crops
 from paceline.train.init_weights import random_model
 from paceline.train.loop.trainer import Trainer
 from paceline.train.run import Run

@@ -6,9 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from demo.recipes.crops import Crops
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.train.config import HeadSection, ScheduleSection
-from paceline.train.data import Crops
 from paceline.train.loop.schedule import learning_rate_factor
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.setup import build_head

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from demo.recipes.crops import Crops
 from paceline.core.sampling import Sampling
 from paceline.drafters.model import ModelDrafter
 from paceline.train.acceptance import measure_acceptance
 from paceline.train.config import ValidationSection
-from paceline.train.data import Crops
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, TrainedHead
 from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.validation import Validation, text_loss

@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from demo.recipes.corpus import END_OF_TEXT, encode, train_tokenizer
+from demo.recipes.crops import Crops, Stages
 from paceline.train.batches import TrainBatch
-from paceline.train.data import (
-    END_OF_TEXT,
-    HELD_OUT,
-    Crops,
-    LibraryFile,
-    Stages,
-    encode,
-    standard_library,
-    train_tokenizer,
-)
+from paceline.train.data import HELD_OUT, LibraryFile, standard_library
 from paceline.train.data.manifest import Split
 
 TEXTS = ["def f(x):\n    return x + 1\n", "für 木 🌲 \x00\x7f\r\n\ttabs", "", "    " * 20 + "deep", "a" * 500]

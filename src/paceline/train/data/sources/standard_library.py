@@ -1,22 +1,18 @@
-"""Python's standard library as a corpus that every machine has, and a tokenizer trained on it."""
+"""Python's standard library as a corpus that every machine has."""
 
 import hashlib
 import pydoc_data.topics
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
-
-import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from paceline.train.data.config import LibrarySource
 from paceline.train.data.encoders import Encoder
 from paceline.train.data.manifest import File, Split
 from paceline.train.data.sources.documents import Document, Reader, Text
 
-END_OF_TEXT = "<|endoftext|>"
 EXCLUDED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"})
 # Never trained on: validation loss and acceptance are measured on these.
 HELD_OUT = frozenset(
@@ -91,27 +87,3 @@ def standard_library() -> list[LibraryFile]:
             continue
         files.append(LibraryFile(name.as_posix(), text, name.as_posix() in HELD_OUT))
     return files
-
-
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE over ``texts``; id 0 is the end-of-text token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def encode(tokenizer: Tokenizer, files: Iterable[LibraryFile]) -> np.ndarray:
-    """All files in one token array, each followed by the end-of-text token."""
-    tokens: list[int] = []
-    for encoding in tokenizer.encode_batch([file.text for file in files]):
-        tokens.extend(encoding.ids)
-        tokens.append(0)
-    return np.asarray(tokens, dtype=np.uint16)
