@@ -39,6 +39,11 @@ def files(folder, texts=TEXTS):
     return str(folder)
 
 
+def texts(folder, content=TEXTS, **fields):
+    """A source of one file per text."""
+    return {"kind": "text", "paths": [files(folder, content)], **fields}
+
+
 def lines(path, objects):
     """A file of JSON lines."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in objects), encoding="utf-8")
@@ -57,6 +62,11 @@ def prepared(tmp_path, *sources, length=16, rows=4, seed=0, tok=None, vocab_size
     config = DataConfig.model_validate({"sources": sources, "cache": tmp_path / "cache", **fields})
     size = vocab_size or (256 if tok is None else tok.size)
     return make_batches(config, tokenizer=tok, vocab_size=size, end_of_text=end, rows=rows, length=length, seed=seed)
+
+
+def undivided(tmp_path, *sources, **fields):
+    """``prepared``, with nothing held out."""
+    return prepared(tmp_path, *sources, **{"validation": {"share": 0}, **fields})
 
 
 def epoch(batches):

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.train.data.corpora import CHAT, array, files, lines, prepared, tokenizer
-
-TRAIN = {"split": "train"}
+from tests.train.data.corpora import CHAT, array, lines, texts, tokenizer, undivided
 
 
 def refused(tmp_path, *sources, **section):
     """The message."""
     with pytest.raises(ValueError) as caught:
-        prepared(tmp_path, *sources, **{"validation": {"share": 0}, **section})
+        undivided(tmp_path, *sources, **section)
     return str(caught.value)
 
 
@@ -76,7 +74,7 @@ def test_corpus_shorter_than_a_row_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789abcde")
     source = {"kind": "text", "paths": [str(tmp_path / "a.txt")]}
     assert "16 tokens to train on, and a row has 17" in refused(tmp_path, source)
-    assert prepared(tmp_path, source, length=15, validation={"share": 0}).batches.num_rows == 1
+    assert undivided(tmp_path, source, length=15).batches.num_rows == 1
 
 
 def test_corpus_with_all_tokens_masked_is_refused(tmp_path):
@@ -100,7 +98,7 @@ def test_wrong_token_files_are_refused(tmp_path):
 
 
 def test_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
-    source, tok = {"kind": "text", "paths": [files(tmp_path / "texts")]}, tokenizer(tmp_path / "tok")
+    source, tok = texts(tmp_path / "texts"), tokenizer(tmp_path / "tok")
     message = refused(tmp_path, source, tok=tok, vocab_size=tok.size - 1)
     assert f"has {tok.size} tokens and the target {tok.size - 1}: give the target's own" in message
     assert "needs a target of 256 tokens; it has 200" in refused(tmp_path, source, vocab_size=200)
@@ -113,12 +111,12 @@ def test_empty_validation_split_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("a text of one file\n" * 9)
     message = refused(tmp_path, {"kind": "text", "paths": [str(tmp_path / "a.txt")]}, validation={"share": 1e-9})
     assert "nothing falls to validation (share 1e-09 by file); give by: document, a source with split" in message
-    message = refused(tmp_path, {"kind": "text", "paths": [files(tmp_path / "t")], "split": "validation"})
+    message = refused(tmp_path, texts(tmp_path / "t", split="validation"))
     assert "everything is held out; give a source to train on" in message
 
 
 def test_incompatible_sources_are_refused(tmp_path):
-    source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
+    source = texts(tmp_path / "texts")
     message = refused(tmp_path, {**source, "share": 1.0}, source)
     assert "some sources have a share and others none" in message
     (tmp_path / "b").write_bytes(b"123")

@@ -9,21 +9,14 @@ import torch
 
 from paceline.train.data import Manifest
 from paceline.train.data.store import create_once
-from tests.train.data.corpora import TEXTS, files, held_out, lines, ordered, prepared
-
-ALL = {"split": "train"}
-NONE_HELD_OUT = {"validation": {"share": 0}}
+from tests.train.data.corpora import TEXTS, held_out, lines, ordered, prepared, texts, undivided
 
 
 @pytest.mark.parametrize("by", ["file", "document"])
 def test_held_out_documents_are_never_trained_on(tmp_path, by):
-    texts = [*TEXTS, TEXTS[3], TEXTS[11]]  # some twice
-    path = lines(tmp_path / "a.jsonl", [{"text": text} for text in texts])
-    source = (
-        {"kind": "jsonl", "paths": [path]}
-        if by == "document"
-        else {"kind": "text", "paths": [files(tmp_path / "t", texts)]}
-    )
+    doubled = [*TEXTS, TEXTS[3], TEXTS[11]]
+    path = lines(tmp_path / "a.jsonl", [{"text": text} for text in doubled])
+    source = {"kind": "jsonl", "paths": [path]} if by == "document" else texts(tmp_path / "t", doubled)
     found = prepared(tmp_path, source, validation={"share": 0.4, "by": by}, packing="documents", length=400)
     assert found.held_out is not None
     train, validation = ({bytes(row.tokens.tolist()) for row in ordered(b)} for b in (found.batches, found.held_out))
@@ -32,23 +25,19 @@ def test_held_out_documents_are_never_trained_on(tmp_path, by):
 
 
 def test_split_of_a_file_does_not_depend_on_other_files(tmp_path):
-    folder = files(tmp_path / "texts")
-    before = prepared(tmp_path, {"kind": "text", "paths": [folder]})
-    files(tmp_path / "texts", [*TEXTS, "more and more text", "and still more"])
-    after = prepared(tmp_path, {"kind": "text", "paths": [folder]})
+    before = prepared(tmp_path, texts(tmp_path / "texts"))
+    after = prepared(tmp_path, texts(tmp_path / "texts", [*TEXTS, "more and more text", "and still more"]))
     assert held_out(before) <= held_out(after) and held_out(before)
 
 
 def test_same_file_in_both_splits_is_refused_by_name(tmp_path):
-    one, other = files(tmp_path / "one"), files(tmp_path / "other", ["new", TEXTS[5]])
-    sources = [{"kind": "text", "paths": [one], **ALL}, {"kind": "text", "paths": [other], "split": "validation"}]
+    sources = texts(tmp_path / "one", split="train"), texts(tmp_path / "other", ["new", TEXTS[5]], split="validation")
     with pytest.raises(ValueError, match=r"one/05.txt \(train\) and .*other/01.txt \(validation\) are the same file"):
         prepared(tmp_path, *sources)
 
 
 def test_manifest_round_trips_and_names_changes(tmp_path):
-    folder = files(tmp_path / "texts")
-    source = {"kind": "text", "paths": [folder]}
+    source = texts(tmp_path / "texts")
     found = prepared(tmp_path, source).manifest
     read = Manifest.from_json(found.write(tmp_path).read_text(encoding="utf-8"))
     assert read == found
@@ -66,16 +55,14 @@ def test_manifest_round_trips_and_names_changes(tmp_path):
 
 def test_manifest_counts_match_the_rows(tmp_path):
     path = lines(tmp_path / "a.jsonl", [{"input_ids": [1, 2, 3, 4, 5], "loss_mask": [1, 0, 1, 0, 1]}] * 7)
-    (record,) = prepared(
-        tmp_path, {"kind": "rows", "paths": [path]}, packing="documents", length=4, **NONE_HELD_OUT
-    ).manifest.files
+    found = undivided(tmp_path, {"kind": "rows", "paths": [path]}, packing="documents", length=4)
+    (record,) = found.manifest.files
     assert (record.num_documents, record.num_tokens, record.num_learned) == (7, 35, 14)
     assert record.num_bytes == (tmp_path / "a.jsonl").stat().st_size
 
 
 def test_corpus_is_tokenised_once_until_it_changes(tmp_path, monkeypatch):
-    folder = files(tmp_path / "texts")
-    source = {"kind": "text", "paths": [folder]}
+    source = texts(tmp_path / "texts")
     first = prepared(tmp_path, source)
     calls = []
     encode = "paceline.train.data.encoders.ByteEncoder.encode_many"
@@ -87,8 +74,8 @@ def test_corpus_is_tokenised_once_until_it_changes(tmp_path, monkeypatch):
 
 
 def test_interrupted_tokenisation_leaves_no_cache_entry(tmp_path, monkeypatch):
-    source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
-    whole = prepared(tmp_path / "other", {"kind": "text", "paths": [files(tmp_path / "texts")]})
+    source = texts(tmp_path / "texts")
+    whole = prepared(tmp_path / "other", source)
     with monkeypatch.context() as patch:
         patch.setattr(
             "paceline.train.data.store.TokenWriter.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
@@ -130,5 +117,5 @@ def test_full_disk_names_the_folder_and_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(
         OSError, match=r"cannot write .*cache: No space left on device; make room there, or give another"
     ):
-        prepared(tmp_path, {"kind": "text", "paths": [files(tmp_path / "texts")]})
+        prepared(tmp_path, texts(tmp_path / "texts"))
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]

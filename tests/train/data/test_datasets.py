@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.train.data.corpora import CHAT, TEMPLATE, TEXTS, ordered, prepared, tokenizer
+from tests.train.data.corpora import CHAT, TEMPLATE, TEXTS, ordered, prepared, tokenizer, undivided
 
 datasets = pytest.importorskip("datasets")
-NONE_HELD_OUT = {"validation": {"share": 0}}
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +21,7 @@ def source(tmp_path, rows, **fields):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_texts_of_a_dataset_are_documents(tmp_path, streaming):
     described = source(tmp_path, [{"text": text} for text in TEXTS], streaming=streaming)
-    found = prepared(tmp_path, described, packing="documents", length=400, **NONE_HELD_OUT)
+    found = undivided(tmp_path, described, packing="documents", length=400)
     assert [bytes(row.tokens.tolist()).rstrip(b"\0").decode() for row in ordered(found.batches)] == TEXTS
     (record,) = found.manifest.files
     assert (record.name, record.num_documents) == ("datasets/parquet/train", len(TEXTS))
@@ -40,11 +39,11 @@ def test_streamed_rows_have_the_tokens_and_hash_of_loaded_ones(tmp_path, monkeyp
 
 def test_columns_of_chats_and_rows(tmp_path):
     rows = [{"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1]}]
-    found = prepared(tmp_path, source(tmp_path, rows, holds="rows"), packing="documents", length=2, **NONE_HELD_OUT)
+    found = undivided(tmp_path, source(tmp_path, rows, holds="rows"), packing="documents", length=2)
     assert ordered(found.batches)[0].learned.tolist() == [False, False, True]
     tok = tokenizer(tmp_path / "tok", TEMPLATE)
     described = source(tmp_path, [{"turns": CHAT}], holds="chat", field="turns")
-    (row,) = ordered(prepared(tmp_path, described, tok=tok, packing="documents", length=40, **NONE_HELD_OUT).batches)
+    (row,) = ordered(undivided(tmp_path, described, tok=tok, packing="documents", length=40).batches)
     assert tok.decode([int(t) for t, learned in zip(row.tokens, row.learned, strict=True) if learned]) == "sum \nabc\n"
 
 

@@ -35,8 +35,11 @@ def written(folder, lm, numbers=None):
     return folder
 
 
-def source(folder, **options):
-    return {"kind": "features", "path": str(folder), **options}
+def read(tmp_path, folder, *, length=7, taps=None, **fields):
+    """The data of ``folder``, of which nothing is held out."""
+    source = {"kind": "features", "path": str(folder), "taps": taps}
+    options = {"validation": {"share": 0}, "vocab_size": tiny.VOCAB, "end": None, "tokenizer": "target", **fields}
+    return prepared(tmp_path, source, length=length, **options)
 
 
 @pytest.fixture
@@ -47,24 +50,14 @@ def folder(tmp_path):
 @pytest.mark.parametrize("packing", ["packed", "documents"])
 def test_batch_has_the_targets_hidden_states_at_its_tokens(tmp_path, folder, packing):
     lm = tiny.target()[1]
-    found = prepared(
-        tmp_path,
-        source(folder),
-        packing=packing,
-        validation={"share": 0},
-        length=7,
-        vocab_size=tiny.VOCAB,
-        end=None,
-        tokenizer="target",
-    )
+    found = read(tmp_path, folder, packing=packing)
     batch = found.batches.batch(0, range(found.batches.rows))
     assert batch.hidden is not None and set(batch.hidden) == set(TAPS)
-    every = {piece.tokens.tobytes(): lm.causal(torch.from_numpy(piece.tokens)[None], taps=TAPS) for piece in pieces()}
-    stream = {}  # (token before, token) -> hidden states, of every document
+    stream = {}  # the last four tokens -> hidden states, of every document
     for piece in pieces():
-        output = every[piece.tokens.tobytes()]
+        hidden = lm.causal(torch.from_numpy(piece.tokens)[None], taps=TAPS).hidden
         for at in range(len(piece.tokens)):
-            stream[tuple(piece.tokens[: at + 1].tolist())[-4:]] = {tap: output.hidden[tap][0, at] for tap in TAPS}
+            stream[tuple(piece.tokens[: at + 1].tolist())[-4:]] = {tap: hidden[tap][0, at] for tap in TAPS}
     num_checked = 0
     for row in range(found.batches.rows):
         tokens, segment = batch.tokens[row].tolist(), None if batch.segment is None else batch.segment[row].tolist()
@@ -79,16 +72,7 @@ def test_batch_has_the_targets_hidden_states_at_its_tokens(tmp_path, folder, pac
 
 
 def test_row_of_several_documents_has_hidden_states_of_each(tmp_path, folder):
-    found = prepared(
-        tmp_path,
-        source(folder),
-        validation={"share": 0},
-        length=30,
-        vocab_size=tiny.VOCAB,
-        end=None,
-        tokenizer="target",
-    )
-    row = ordered(found.batches)[0]
+    row = ordered(read(tmp_path, folder, length=30).batches)[0]
     files = [load_file(sample_path(folder, number)) for number in range(len(LENGTHS))]
     whole = torch.cat([file["hidden_states"] for file in files])[:30]
     assert row.hidden is not None
@@ -110,11 +94,10 @@ def test_files_have_the_layout_of_speculators(folder):
 def test_rows_saved_as_a_dataset_are_those_of_the_lines(tmp_path, folder, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    fields = dict(validation={"share": 0}, length=7, vocab_size=tiny.VOCAB, end=None, tokenizer="target")
-    lines = prepared(tmp_path, source(folder), **fields)
+    lines = read(tmp_path, folder)
     assert save_rows(folder)
     (folder / "rows.jsonl").unlink()  # as speculators leaves it
-    saved = prepared(tmp_path, source(folder), **fields)
+    saved = read(tmp_path, folder)
     assert saved.manifest.files == lines.manifest.files
     assert torch.equal(saved.batches.batch(0, range(4)).hidden[3], lines.batches.batch(0, range(4)).hidden[3])
 
@@ -142,26 +125,22 @@ def test_only_missing_rows_are_computed_again(tmp_path):
 
 def test_rows_without_hidden_states_are_left_out(tmp_path):
     folder = written(tmp_path / "cache", tiny.target()[1], numbers=[1, 4])
-    fields = dict(validation={"share": 0}, vocab_size=tiny.VOCAB, end=None, tokenizer="target", packing="documents")
-    found = prepared(tmp_path, source(folder), length=30, **fields)
+    found = read(tmp_path, folder, length=30, packing="documents")
     assert [len(row.tokens[: 1 + int(np.flatnonzero(row.tokens)[-1])]) for row in ordered(found.batches)] == [14, 20]
 
 
 def test_files_without_metadata_require_taps(tmp_path, folder):
     (folder / "features.json").unlink()
-    fields = dict(validation={"share": 0}, vocab_size=tiny.VOCAB, end=None, tokenizer="target")
     with pytest.raises(ValueError, match=r"no features.json says which layers it holds; give taps"):
-        prepared(tmp_path, source(folder), length=7, **fields)
+        read(tmp_path, folder)
     with pytest.raises(ValueError, match="its files hold 3 layers, and taps names 2"):
-        prepared(tmp_path, source(folder, taps=[1, 3]), length=7, **fields)
-    found = prepared(tmp_path, source(folder, taps=[0, 2, 3]), length=7, **fields)
-    hidden = ordered(found.batches)[0].hidden
+        read(tmp_path, folder, taps=[1, 3])
+    hidden = ordered(read(tmp_path, folder, taps=[0, 2, 3]).batches)[0].hidden
     assert hidden is not None and set(hidden) == {0, 2, 3}
 
 
 def test_broken_or_mismatched_file_is_named(tmp_path, folder):
-    fields = dict(validation={"share": 0}, vocab_size=tiny.VOCAB, end=None, tokenizer="target")
-    found = prepared(tmp_path, source(folder), length=7, **fields)
+    found = read(tmp_path, folder)
     path = sample_path(folder, 0)
     file = load_file(path)
     save_file({**file, "token_ids": file["token_ids"] + 1}, path)
@@ -176,9 +155,9 @@ def test_a_folder_without_hidden_states_is_refused(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "rows.jsonl").write_text('{"input_ids": [1, 2]}\n')
     with pytest.raises(ValueError, match=r"no hidden_states/hs_0.safetensors or any other; compute them first"):
-        prepared(tmp_path, source(tmp_path / "a"))
+        read(tmp_path, tmp_path / "a")
     with pytest.raises(ValueError, match="no such folder; paceline data features writes one"):
-        prepared(tmp_path, source(tmp_path / "b"))
+        read(tmp_path, tmp_path / "b")
 
 
 def test_taps_end_with_the_last_layer():

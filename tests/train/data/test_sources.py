@@ -20,11 +20,10 @@ from tests.train.data.corpora import (
     lines,
     ordered,
     prepared,
+    texts,
     tokenizer,
+    undivided,
 )
-
-ALL = {"split": "train"}
-NONE_HELD_OUT = {"validation": {"share": 0}}
 
 
 def text_of(rows):
@@ -33,7 +32,7 @@ def text_of(rows):
 
 
 def test_texts_are_packed_in_file_order_each_with_end_of_text(tmp_path):
-    found = prepared(tmp_path, {"kind": "text", "paths": [files(tmp_path / "texts")], **ALL}, **NONE_HELD_OUT)
+    found = undivided(tmp_path, texts(tmp_path / "texts", split="train"))
     stream = b"".join(text.encode() + b"\0" for text in TEXTS)
     assert stream.startswith(text_of(ordered(found.batches)))
     assert len(stream) - len(text_of(ordered(found.batches))) < 16
@@ -49,13 +48,8 @@ def test_folders_and_globs_find_the_same_files(tmp_path, pattern):
 
 def test_jsonl_reads_the_named_field(tmp_path):
     path = lines(tmp_path / "a.jsonl", [{"body": text, "other": 1} for text in TEXTS])
-    found = prepared(
-        tmp_path,
-        {"kind": "jsonl", "paths": [path], "field": "body"},
-        validation={"share": 0},
-        packing="documents",
-        length=400,
-    )
+    source = {"kind": "jsonl", "paths": [path], "field": "body"}
+    found = undivided(tmp_path, source, packing="documents", length=400)
     assert [bytes(row.tokens.tolist()).rstrip(b"\0").decode() for row in ordered(found.batches)] == TEXTS
 
 
@@ -63,9 +57,7 @@ def test_jsonl_reads_the_named_field(tmp_path):
 def test_only_the_assistants_tokens_of_a_chat_are_learned(tmp_path, template):
     tok = tokenizer(tmp_path / "tok", template)
     path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    found = prepared(
-        tmp_path, {"kind": "chat", "paths": [path]}, tok=tok, packing="documents", length=40, **NONE_HELD_OUT
-    )
+    found = undivided(tmp_path, {"kind": "chat", "paths": [path]}, tok=tok, packing="documents", length=40)
     (row,) = ordered(found.batches)
     whole = tok.chat(CHAT, add_generation_prompt=False)
     assert row.tokens[: len(whole)].tolist() == whole and not row.learned[len(whole) :].any()
@@ -102,7 +94,7 @@ def test_rows_preserve_their_loss_mask(tmp_path):
     masks = [[0, 0, 1, 1], [1, 1, 1], [0, 1]]
     rows = [{"input_ids": list(range(1, len(mask) + 1)), "loss_mask": mask} for mask in masks]
     path = lines(tmp_path / "a.jsonl", [*rows, {"left_out": "loops"}, {"input_ids": [9, 9]}])
-    found = prepared(tmp_path, {"kind": "rows", "paths": [path]}, packing="documents", length=3, **NONE_HELD_OUT)
+    found = undivided(tmp_path, {"kind": "rows", "paths": [path]}, packing="documents", length=3)
     learned = [row.learned.astype(int).tolist() for row in ordered(found.batches)]
     assert learned == [[0, 0, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0], [0, 1, 0, 0]], "nothing predicts a first token"
 
@@ -111,14 +103,8 @@ def test_token_files_split_at_end_of_text_and_arrays_by_row(tmp_path):
     flat, whole = array(tmp_path / "a.npy", [1, 2, 0, 3, 0, 4, 5]), array(tmp_path / "b.npy", [[1, 2, 3], [4, 5, 6]])
     raw = tmp_path / "c.bin"
     np.asarray([7, 8, 0, 9, 10], dtype=np.int32).tofile(raw)
-    found = prepared(
-        tmp_path,
-        {"kind": "tokens", "paths": [flat, whole]},
-        {"kind": "tokens", "paths": [str(raw)], "dtype": "int32"},
-        packing="documents",
-        length=3,
-        **NONE_HELD_OUT,
-    )
+    sources = {"kind": "tokens", "paths": [flat, whole]}, {"kind": "tokens", "paths": [str(raw)], "dtype": "int32"}
+    found = undivided(tmp_path, *sources, packing="documents", length=3)
     documents = [record.num_documents for record in found.manifest.files]
     assert documents == [3, 2, 2]
     rows = sorted(row.tokens[: 1 + int(row.learned.sum())].tolist() for row in epoch(found.batches))
@@ -150,8 +136,7 @@ def test_missing_datasets_package_is_named_with_its_extra(tmp_path, monkeypatch)
 
 
 def test_prompts_are_prefixes_of_held_out_documents(tmp_path):
-    source = {"kind": "text", "paths": [files(tmp_path / "texts")]}
-    found = prepared(tmp_path, source, packing="documents", length=400)
+    found = prepared(tmp_path, texts(tmp_path / "texts"), packing="documents", length=400)
     assert found.held_out is not None
     prefixes = [row.tokens.tolist() for row in ordered(found.held_out)]
     prompts = found.prompts(3, 8, seed=1)
@@ -165,8 +150,7 @@ def test_prompts_are_prefixes_of_held_out_documents(tmp_path):
 def test_prompt_of_a_chat_ends_before_the_assistants_turn(tmp_path):
     tok = tokenizer(tmp_path / "tok", TEMPLATE)
     path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    fields = dict(tok=tok, packing="documents", length=40, **NONE_HELD_OUT)
-    found = prepared(tmp_path, {"kind": "chat", "paths": [path]}, **fields)
+    found = undivided(tmp_path, {"kind": "chat", "paths": [path]}, tok=tok, packing="documents", length=40)
     opened = tok.chat(CHAT[:1])
     assert found.prompts(3, 3, split=Split.TRAIN).tolist() == [opened[-3:]]
     assert found.prompts(3, 9, split=Split.TRAIN).tolist() == [tok.chat(CHAT)[:9]], "there are not so many before it"
