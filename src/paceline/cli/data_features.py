@@ -12,7 +12,7 @@ from paceline.cli.exit_codes import EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.fingerprint import model_hash
 from paceline.cli.models import load_target
 from paceline.models.base import max_sequence_length
-from paceline.train.data.encoders import make_encoder
+from paceline.train.data.batches import make_encoder
 from paceline.train.data.manifest import Split
 from paceline.train.data.sources.feature_extraction import (
     check_taps,
@@ -21,8 +21,9 @@ from paceline.train.data.sources.feature_extraction import (
     prepare_folder,
 )
 from paceline.train.data.sources.features import save_rows
-from paceline.train.data.store import open_split
-from paceline.train.data.tokenise import tokenise_sources
+from paceline.train.data.sources.readers import open_reader
+from paceline.train.data.store import default_cache, open_split
+from paceline.train.data.tokenise import tokenise
 
 
 def compute_features(options: DataFeatures) -> int:
@@ -36,7 +37,11 @@ def compute_features(options: DataFeatures) -> int:
         vocab_size=vocabulary.size,
         end_of_text=vocabulary.end_of_text,
     )
-    found = (open_split(one.folder, Split(options.split)) for one in tokenise_sources(corpus.data, encoder))
+    cache, validation = corpus.data.cache or default_cache(), corpus.data.validation
+    made = [
+        tokenise(source, open_reader(source, encoder), encoder, validation, cache) for source in corpus.data.sources
+    ]
+    found = (open_split(one.folder, Split(options.split)) for one in made)
     pieces = chunk_documents([stored for stored in found if stored is not None], length=corpus.length)
     if not pieces:
         raise ValueError(f"--split {options.split}: no document of two tokens in it; give more text")

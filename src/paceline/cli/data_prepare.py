@@ -1,6 +1,7 @@
 """``paceline data prepare``: tokenises and packs a corpus, and prints counts."""
 
 import json
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
@@ -38,8 +39,7 @@ def _counts(found: PreparedData, split: Split) -> dict[str, object]:
         "documents": sum(record.num_documents for record in records),
         "tokens": sum(record.num_tokens for record in records),
         "learned": sum(record.num_learned for record in records),
-        "rows": found.num_rows(split),
-        "unused": found.num_unused(split),
+        **{name.removeprefix("num_"): value for name, value in asdict(found.counts[split]).items()},
     }
 
 

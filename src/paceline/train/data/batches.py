@@ -21,6 +21,14 @@ HELD_OUT_SEED = 0  # every run is validated on the same rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SplitCounts:
+    """Counts of one split."""
+
+    num_rows: int
+    num_unused: int  # tokens that fill no row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedData:
     """The data of a run."""
 
@@ -29,13 +37,16 @@ class PreparedData:
     manifest: Manifest
     packings: Mapping[Split, Sequence[Packing]]  # of every source that has rows
 
-    def num_rows(self, split: Split) -> int:
-        """Number of rows of ``split``."""
-        return sum(packing.num_rows for packing in self.packings[split])
-
-    def num_unused(self, split: Split) -> int:
-        """Tokens of ``split`` that fill no row."""
-        return sum(packing.num_unused for packing in self.packings[split])
+    @property
+    def counts(self) -> Mapping[Split, SplitCounts]:
+        """Of training and held-out rows."""
+        return {
+            split: SplitCounts(
+                num_rows=sum(packing.num_rows for packing in packings),
+                num_unused=sum(packing.num_unused for packing in packings),
+            )
+            for split, packings in self.packings.items()
+        }
 
     def prompts(self, count: int, length: int, *, split: Split = Split.VALIDATION, seed: int = 0) -> np.ndarray:
         """Prefixes [count, length] of rows of ``split``, chosen by ``seed``; fewer if there are fewer.

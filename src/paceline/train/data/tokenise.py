@@ -46,11 +46,15 @@ def tokenise_sources(config: DataConfig, encoder: Encoder) -> list[TokenisedSour
     Raises ValueError, naming file and line, for whatever cannot be read or is outside the vocabulary.
     """
     cache = config.cache or default_cache()
-    return [_tokenise(source, encoder, config.validation, cache) for source in config.sources]
+    return [
+        tokenise(source, open_reader(source, encoder), encoder, config.validation, cache) for source in config.sources
+    ]
 
 
-def _tokenise(source: Source, encoder: Encoder, validation: ValidationConfig, cache: Path) -> TokenisedSource:
-    reader = open_reader(source, encoder)
+def tokenise(
+    source: Source, reader: Reader, encoder: Encoder, validation: ValidationConfig, cache: Path
+) -> TokenisedSource:
+    """The documents of one source, as above."""
     files = [replace(file, split=_split(file, source, validation)) for file in reader.files()]
     key = {
         "layout": CACHE_VERSION,
