@@ -3,10 +3,12 @@
 Every setting that decides the weights must be unchanged; how often something is validated or saved may change.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from paceline.train.config import TrainConfig
 from paceline.train.data.manifest import MANIFEST_FILE, Manifest
@@ -23,7 +25,10 @@ def check_same_run(output: Path, config: TrainConfig, manifest: Manifest, *, req
         if required:
             raise ValueError(f"--resume: {output} holds no checkpoint; leave --resume out to start a run there")
         return
-    old = _flatten(yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8")))
+    written = yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8"))
+    with suppress(ValidationError):  # fields that are newer than the run have their defaults
+        written = TrainConfig.model_validate(written).model_dump(mode="json")
+    old = _flatten(written)
     new = _flatten(config.model_dump(mode="json"))
     for name in sorted(old.keys() | new.keys()):
         if name.split(".")[0] not in MAY_CHANGE and old.get(name) != new.get(name):
