@@ -34,47 +34,37 @@ def launch(folder, name, *, joint, processes=2, accumulate=1, until=None, skips=
     return load_file(folder / "weights.safetensors")
 
 
-def alone(folder, *, joint, accumulate=1, skips=False):
-    single = Single(device=torch.device("cpu"))
-    return worker.train(folder, single, 6, joint=joint, accumulate=accumulate, skips=skips)
-
-
 def losses(folder):
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def assert_close(found, wanted):
+def assert_matches_one_process(tmp_path, found, **fields):
+    """Weights and losses of the run in ``two``."""
+    wanted = worker.train(tmp_path / "one", Single(device=torch.device("cpu")), 6, **fields)
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=name)
-
-
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-@pytest.mark.parametrize(("joint", "accumulate"), [(True, 1), (False, 2)], ids=["joint", "frozen-accumulated"])
-def test_two_processes_match_one(name, joint, accumulate, tmp_path):
-    wanted = alone(tmp_path / "one", joint=joint)
-    found = launch(tmp_path / "two", name, joint=joint, accumulate=accumulate)
-    assert_close(found, wanted)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_two_processes_skip_the_same_layers_as_one(name, tmp_path):
-    wanted = alone(tmp_path / "one", joint=True, skips=True)
-    found = launch(tmp_path / "two", name, joint=True, skips=True)
-    assert_close(found, wanted)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+@pytest.mark.parametrize(
+    ("fields", "accumulate"),
+    [({"joint": True}, 1), ({"joint": False}, 2), ({"joint": True, "skips": True}, 1)],
+    ids=["joint", "frozen-accumulated", "skipped layers"],
+)
+def test_two_processes_match_one(name, fields, accumulate, tmp_path):
+    found = launch(tmp_path / "two", name, **fields, accumulate=accumulate)
+    assert_matches_one_process(tmp_path, found, **fields)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_run_resumes_with_another_number_of_processes(name, tmp_path):
-    wanted = alone(tmp_path / "one", joint=True)
     launch(tmp_path / "two", name, joint=True, processes=2, until=4)
     assert max(complete_folders(tmp_path / "two" / "checkpoints")).name == "00000004"
     found = launch(tmp_path / "two", name, joint=True, processes=1)
-    assert_close(found, wanted)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    assert_matches_one_process(tmp_path, found, joint=True)
 
 
 def test_processes_that_do_not_fit_the_strategy_are_refused(monkeypatch):

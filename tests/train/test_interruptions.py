@@ -13,9 +13,16 @@ from paceline.train.loop.trainer import Diverged
 from tests.train.trainers import Cut, assert_same, trainer, weights, without_speed
 
 
+def assert_resumes(tmp_path):
+    """The run in ``cut`` goes on to the weights and log of one without interruption."""
+    for name in ("cut", "whole"):
+        trainer(tmp_path / name).run()
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_run_after_its_step_with_a_checkpoint(number, tmp_path):
-    trainer(tmp_path / "whole").run()
     run = trainer(tmp_path / "cut")
     batches = run.batches
 
@@ -33,9 +40,7 @@ def test_signal_stops_the_run_after_its_step_with_a_checkpoint(number, tmp_path)
         run.run()
     assert signal.getsignal(number) == before
     assert max((tmp_path / "cut" / "checkpoints").iterdir()).name == "00000007"
-    trainer(tmp_path / "cut").run()
-    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
-    assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole")
+    assert_resumes(tmp_path)
 
 
 def test_second_signal_ends_the_process_unless_repeats_are_ignored():
@@ -65,13 +70,11 @@ def test_nan_loss_ends_the_run_and_names_step_and_rows(tmp_path):
         run.run()
     again = trainer(tmp_path)
     again.run()
-    trainer(tmp_path / "whole").run()
     assert again.step == 12
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
 def test_full_disk_leaves_the_previous_checkpoint(error, tmp_path, monkeypatch):
-    trainer(tmp_path / "whole").run()
     real = distributed.save_file
 
     def failing(tensors, path, metadata=None):
@@ -85,12 +88,10 @@ def test_full_disk_leaves_the_previous_checkpoint(error, tmp_path, monkeypatch):
         trainer(tmp_path / "cut").run()
     monkeypatch.undo()
     assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["00000005"]
-    trainer(tmp_path / "cut").run()
-    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    assert_resumes(tmp_path)
 
 
 def test_crash_while_writing_leaves_the_previous_checkpoint_usable(tmp_path, monkeypatch):
-    trainer(tmp_path / "whole").run()
     real = distributed.save_file
 
     def dying(tensors, path, metadata=None):
@@ -105,6 +106,5 @@ def test_crash_while_writing_leaves_the_previous_checkpoint_usable(tmp_path, mon
         trainer(tmp_path / "cut").run()
     monkeypatch.undo()
     assert (tmp_path / "cut" / "checkpoints" / "00000010.part").exists(), "an incomplete checkpoint"
-    trainer(tmp_path / "cut").run()
-    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    assert_resumes(tmp_path)
     assert not list((tmp_path / "cut" / "checkpoints").glob("*.part"))

@@ -12,7 +12,7 @@ from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection
 from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.validation import text_loss
 from tests import tiny
-from tests.train.test_tasks import DRAWS, batch, part_of
+from tests.train.test_tasks import DRAWS, assert_gradients, assert_micro_batches_match, batch
 
 LAYERS = 4
 HALF = {"dropout": 0.6, "curriculum": "none", "exit_scale": 0.5}
@@ -177,19 +177,7 @@ def test_held_out_loss_uses_all_layers():
 
 @pytest.mark.parametrize("make", [next_token, joint])
 def test_skipped_layers_of_a_row_do_not_depend_on_the_micro_batch(make):
-    whole = batch(masked=True, texts=2)
-    first, second = make(model(), **HALF).train(), make(model(), **HALF).train()
-    result = first(whole, DRAWS)
-    result.loss.backward()
-    metrics = []
-    for rows in (slice(0, 1), slice(1, 3), slice(3, 4)):
-        one = second(part_of(whole, rows), dataclasses.replace(DRAWS, first_row=rows.start))
-        one.loss.backward()
-        metrics.append(one.metrics)
-    for name, wanted in result.metrics.items():
-        torch.testing.assert_close(sum(one[name] for one in metrics), wanted)
-    for name, parameter in first.trained().items():
-        torch.testing.assert_close(second.trained()[name].grad, parameter.grad)
+    assert_micro_batches_match(lambda: make(model(), **HALF).train(), batch(masked=True, texts=2))
 
 
 def test_skips_depend_on_step_and_seed_and_not_on_the_heads_stream():
@@ -213,11 +201,7 @@ def test_head_without_weights_trains_the_target_unless_its_loss_weight_is_zero()
     for result in results:
         result.loss.backward()
     assert results[1].metrics.keys() == {"target.text"} and "exit.acceptance" in results[2].metrics
-    differs = False
-    for name, parameter in alone.named_parameters():
-        assert torch.equal(unweighted.get_parameter(name).grad, parameter.grad), name
-        differs |= not torch.allclose(trained.get_parameter(name).grad, parameter.grad)
-    assert differs
+    assert_gradients(unweighted, trained, alone)
 
 
 def test_target_of_a_single_layer_is_refused():

@@ -53,6 +53,31 @@ def heads(target, *, detach=False, target_weight=None, anchors=None, **options):
     return DraftHeadTask(target=target, heads=trained_heads, loss=loss, target_weight=target_weight)
 
 
+def assert_micro_batches_match(make, whole):
+    """Gradients and metrics of the tasks that ``make`` gives."""
+    first, second = make(), make()
+    result = first(whole, DRAWS)
+    result.loss.backward()
+    metrics = []
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 4)):
+        one = second(part_of(whole, rows), dataclasses.replace(DRAWS, first_row=rows.start))
+        one.loss.backward()
+        metrics.append(one.metrics)
+    for name, wanted in result.metrics.items():
+        torch.testing.assert_close(sum(one[name] for one in metrics), wanted)
+    for name, parameter in first.trained().items():
+        torch.testing.assert_close(second.trained()[name].grad, parameter.grad)
+
+
+def assert_gradients(same, other, wanted):
+    """The target's gradients in ``same`` are those in ``wanted``; in ``other`` some are not."""
+    differs = False
+    for name, parameter in wanted.named_parameters():
+        assert torch.equal(same.get_parameter(name).grad, parameter.grad), name
+        differs |= not torch.allclose(other.get_parameter(name).grad, parameter.grad)
+    assert differs
+
+
 def test_next_token_loss_matches_transformers():
     reference = tiny.llama(1)
     whole = batch()
@@ -147,22 +172,8 @@ def test_head_loss_is_the_mean_over_anchors_and_depths(masked):
 @pytest.mark.parametrize("masked", [False, True])
 def test_micro_batches_match_the_whole_batch(anchors, masked):
     """In loss, gradients and metrics, with random anchors too."""
-    whole = batch(masked=masked, texts=2)
-    first, second = (
-        heads(model(), target_weight=1.0, anchors=anchors),
-        heads(model(), target_weight=1.0, anchors=anchors),
-    )
-    result = first(whole, DRAWS)
-    result.loss.backward()
-    metrics = []
-    for rows in (slice(0, 1), slice(1, 3), slice(3, 4)):
-        one = second(part_of(whole, rows), dataclasses.replace(DRAWS, first_row=rows.start))
-        one.loss.backward()
-        metrics.append(one.metrics)
-    for name, wanted in result.metrics.items():
-        torch.testing.assert_close(sum(one[name] for one in metrics), wanted)
-    for name, parameter in first.trained().items():
-        torch.testing.assert_close(second.trained()[name].grad, parameter.grad)
+    make = lambda: heads(model(), target_weight=1.0, anchors=anchors)  # noqa: E731
+    assert_micro_batches_match(make, batch(masked=masked, texts=2))
 
 
 def test_anchors_depend_on_step_and_seed():
@@ -180,11 +191,7 @@ def test_detached_heads_do_not_change_the_targets_gradients():
     NextToken(model=alone)(whole, DRAWS).loss.backward()
     heads(detached, detach=True, target_weight=1.0)(whole, DRAWS).loss.backward()
     heads(joint, detach=False, target_weight=1.0)(whole, DRAWS).loss.backward()
-    differs = False
-    for name, parameter in alone.named_parameters():
-        assert torch.equal(detached.get_parameter(name).grad, parameter.grad), name
-        differs |= not torch.allclose(joint.get_parameter(name).grad, parameter.grad)
-    assert differs, "without detach, the heads train the target too"
+    assert_gradients(detached, joint, alone)
 
 
 def test_precomputed_hidden_states_replace_the_targets_forward():
