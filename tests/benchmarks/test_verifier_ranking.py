@@ -3,13 +3,12 @@ import json
 import pytest
 
 from benchmarks.study import Timing
-from benchmarks.verifier_ranking.measure import CONTROL, PLAIN, Condition, Way, all_ways, measure_conditions
-from benchmarks.verifier_ranking.study import rankings_of
+from benchmarks.verifier_ranking import CONTROL, PLAIN, Condition, Way, all_ways, measure_conditions, rankings_of
 from paceline.api import build_drafter, load
 from paceline.bench.raw import RawFile, read_records
 from paceline.verifiers import VERIFIERS
 from tests.api.checkpoints import pair
-from tests.benchmarks.command import run
+from tests.benchmarks.command import measured
 
 CONDITION = Condition(temperature=0.8, top_p=0.95)
 WAYS = all_ways(chains=[(1, 1)], trees=[(2, 1)])
@@ -97,15 +96,7 @@ def test_several_conditions_are_added_up():
     assert both.plain.value == pytest.approx(20 / 6) and both.best("block").tokens_per_step.value == 2.5
 
 
-def test_the_command_writes_figures_a_picture_and_tables(tmp_path, capsys):
-    path = tmp_path / "ranking.jsonl"
-    models = ("--target", pair().target, "--draft", pair().draft, "--dtype", "float32")
-    counts = ("--num-prompts", 1, "--seeds", 1, "--max-tokens", 4, "--temperature", 1, "--top-p", 1)
-    assert run("verifier-ranking", *models, *counts, "--output", path) == 0
-    shown = capsys.readouterr().out
-    assert all(str(way.verifier) in shown for way in all_ways()) and "T=1" in shown
-    assert path.with_suffix(".svg").read_text(encoding="utf-8").startswith("<svg")
-    size = path.stat().st_size
-    assert run("verifier-ranking", "--output", path, "--report") == 0 and path.stat().st_size == size
-    assert run("verifier-ranking", "--target", pair().target, "--output", path) == 2
-    assert "give both" in capsys.readouterr().err
+def test_the_command_writes_figures_a_picture_and_tables(tmp_path, capsys, still_machine):
+    _, out = measured("verifier-ranking", tmp_path / "ranking.jsonl", capsys)
+    assert all(str(way.verifier) in out for way in all_ways()) and "T=1" in out
+    assert (tmp_path / "ranking.svg").read_text(encoding="utf-8").startswith("<svg")

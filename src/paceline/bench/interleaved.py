@@ -99,15 +99,15 @@ def run_interleaved(
 
 
 def _keep(measured: Mapping[Cell, Record], failures: Mapping[Cell, str], *, raw: RawFile, run: str) -> None:
-    """Write down one run of a group, at once; ``together`` numbers the runs of the file."""
-    number = 1 + max((record.get("together") or 0 for record in raw.records), default=0)
+    """Write down one run of a group, at once; ``interleaved`` numbers the runs of the file."""
+    number = 1 + max((record.get("interleaved") or 0 for record in raw.records), default=0)
     raw.append(
         *({"kind": FAILURE, "run": run, "task": cell.identity(), "message": failures[cell]} for cell in failures),
         *(
             {
                 "run": run,
                 **cell.identity(),
-                "together": number,
+                "interleaved": number,
                 "attempt": attempts_of(raw.records, run, cell),
                 **found,
             }

@@ -17,6 +17,7 @@ from paceline.bench.record import record_of
 from paceline.bench.runner import Configuration, DecodingFailed, compare
 
 PLAIN, CONTROL, CANDIDATE = "plain", "control", "candidate"
+OURS, OTHER = "ours", "other"  # the sides of a head-to-head comparison
 Sides: TypeAlias = tuple[Configuration, Configuration, Configuration]  # a base, a candidate, the base again
 
 

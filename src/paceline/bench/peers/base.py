@@ -25,7 +25,7 @@ class PeerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class PeerUnavailable:
     """A peer that is not there; the reason says what would bring it."""
 
     name: str

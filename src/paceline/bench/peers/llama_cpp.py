@@ -20,7 +20,7 @@ from operator import add
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
-from paceline.bench.peers.base import Missing, PeerSettings, cache_folder, room
+from paceline.bench.peers.base import PeerSettings, PeerUnavailable, cache_folder, room
 from paceline.bench.peers.process import PATIENCE, Process
 from paceline.bench.peers.programs import ProgramPool
 from paceline.bench.raw import hash_model
@@ -203,23 +203,25 @@ def server_of(folder: Path) -> Path:
     return folder / "build" / "bin" / "llama-server"
 
 
-def find(folder: Path | None, setting: PeerSettings, *, num_open: int = 1) -> LlamaCpp | Missing:
+def find(folder: Path | None, setting: PeerSettings, *, num_open: int = 1) -> LlamaCpp | PeerUnavailable:
     """llama.cpp in ``folder``, or why it is not there."""
     if setting.device.type != "cpu":
-        return Missing(name=LLAMA_CPP, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
+        return PeerUnavailable(
+            name=LLAMA_CPP, reason=f"its CPU build meets no model on {setting.device}; give --device cpu"
+        )
     if folder is None:
-        return Missing(name=LLAMA_CPP, reason=HOW_TO)
+        return PeerUnavailable(name=LLAMA_CPP, reason=HOW_TO)
     if str(setting.dtype) not in TYPES:
-        return Missing(name=LLAMA_CPP, reason=f"its files hold no {setting.dtype}; give --dtype bfloat16")
+        return PeerUnavailable(name=LLAMA_CPP, reason=f"its files hold no {setting.dtype}; give --dtype bfloat16")
     for needed in (server_of(folder), folder / "convert_hf_to_gguf.py"):
         if not needed.is_file():
-            return Missing(name=LLAMA_CPP, reason=f"no {needed}; {HOW_TO}")
+            return PeerUnavailable(name=LLAMA_CPP, reason=f"no {needed}; {HOW_TO}")
     try:
         said = subprocess.run(
             [str(server_of(folder)), "--version"], capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Missing(name=LLAMA_CPP, reason=f"{server_of(folder)} does not run ({error}); {HOW_TO}")
+        return PeerUnavailable(name=LLAMA_CPP, reason=f"{server_of(folder)} does not run ({error}); {HOW_TO}")
     version = next((line for line in (said.stdout + said.stderr).splitlines() if line.startswith("version")), "unknown")
     return LlamaCpp(
         folder=folder,

@@ -15,7 +15,7 @@ from operator import add
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
-from paceline.bench.peers.base import Missing, PeerSettings, cache_folder, room
+from paceline.bench.peers.base import PeerSettings, PeerUnavailable, cache_folder, room
 from paceline.bench.peers.heads import widen_heads, width_for
 from paceline.bench.peers.process import Answering, first_cores
 from paceline.bench.peers.programs import ProgramPool
@@ -141,24 +141,24 @@ class Vllm:
         }
 
 
-def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vllm | Missing:
+def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vllm | PeerUnavailable:
     """vLLM under ``python``, or why it is not there; ``num_open`` of its processes are held open at most.
 
     Raises ValueError for more threads than cores.
     """
     if setting.device.type != "cpu":
-        return Missing(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
+        return PeerUnavailable(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
     if str(setting.dtype) not in DTYPES:
-        return Missing(name=VLLM, reason=f"it knows no {setting.dtype}; give --dtype bfloat16")
+        return PeerUnavailable(name=VLLM, reason=f"it knows no {setting.dtype}; give --dtype bfloat16")
     if python is None:
-        return Missing(name=VLLM, reason=HOW_TO)
+        return PeerUnavailable(name=VLLM, reason=HOW_TO)
     try:
         found = subprocess.run([str(python), "-c", PROBE], capture_output=True, text=True, check=True, timeout=60)
         answer = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return Missing(name=VLLM, reason=f"{python} is no Python that runs ({error}); {HOW_TO}")
+        return PeerUnavailable(name=VLLM, reason=f"{python} is no Python that runs ({error}); {HOW_TO}")
     if answer["version"] is None:
-        return Missing(name=VLLM, reason=f"{python} has no vLLM; {HOW_TO}")
+        return PeerUnavailable(name=VLLM, reason=f"{python} has no vLLM; {HOW_TO}")
     first_cores(setting.cores, setting.num_threads)
     return Vllm(
         python=python,

@@ -1,33 +1,150 @@
-"""The study ``verifier-ranking``: has all ways to draft and verify timed, and ranks the verifiers."""
+"""Which verifier gains most, by measurement: every verifier with every draft that suits it, in turn.
 
-from collections.abc import Sequence
+A condition is one way to sample: a temperature and a top-p. In it plain decoding, twice, and all ways to draft decode
+the same prompts with the same seeds, prompt by prompt in turn (bench/runner).
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from benchmarks.study import (
+    Draft,
+    Precision,
+    ProcessorTime,
     Progress,
     Study,
+    Suite,
+    Target,
     Timing,
+    check_counts,
     conditions_of,
     date,
     last_of,
+    missing,
     named,
     option,
     pair_of,
 )
-from benchmarks.verifier_ranking.measure import CONTROL, KIND, PLAIN, Condition, Way, all_ways, measure_conditions
-from paceline.api import build_drafter, load
+from paceline.api import Loaded, build_drafter, load
 from paceline.api.prompts import encode
-from paceline.bench.columns import Column, Section, interval, number
+from paceline.bench.columns import Column, Section
+from paceline.bench.generation import decoding
 from paceline.bench.raw import RawFile, Record, fingerprint
-from paceline.bench.statistics import Estimate, pooled_ratio
+from paceline.bench.runner import Configuration, Measured, compare
+from paceline.bench.statistics import Estimate, is_void, pooled_ratio
 from paceline.bench.suites import prompts_of
 from paceline.drafters.model import ModelDrafter
+from paceline.drafters.tree.shapes import Topology
+from paceline.models.base import LM
 
+KIND = "contest"
 ALL = "all together"
 SIZE = (7.2, 5.6)  # inches
+PLAIN, CONTROL = "plain", "control"
+CHAINS = ((1, 1), (1, 1, 1, 1), (1, 1, 1, 1, 1, 1))
+TREES = ((2, 1), (2, 1, 1), (2, 2, 1))
+OF_CHAINS = ("coupled", "rejection", "block")
+OF_TREES = ("coupled", "recursive", "traversal", "spectr")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A verifier, and the draft that it verifies: how many children every node of a level has."""
+
+    verifier: str
+    shape: tuple[int, ...]
+
+    @property
+    def draft(self) -> str:
+        """What the shape is called."""
+        return f"chain of {len(self.shape)}" if max(self.shape) == 1 else "tree " + "x".join(map(str, self.shape))
+
+    def __str__(self) -> str:
+        return f"{self.verifier} {self.draft}"
+
+
+def all_ways(chains: Sequence[tuple[int, ...]] = CHAINS, trees: Sequence[tuple[int, ...]] = TREES) -> list[Way]:
+    """Every verifier with every shape that it is meant for."""
+    return [
+        Way(verifier=verifier, shape=shape)
+        for shapes, verifiers in ((chains, OF_CHAINS), (trees, OF_TREES))
+        for shape in shapes
+        for verifier in verifiers
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """How the target is sampled."""
+
+    temperature: float
+    top_p: float
+
+    @property
+    def name(self) -> str:
+        return f"T={self.temperature:g}" + (f", top-p {self.top_p:g}" if self.top_p < 1 else "")
+
+
+def measure_conditions(
+    conditions: Sequence[Condition],
+    ways: Sequence[Way],
+    *,
+    target: Loaded,
+    draft: LM,
+    prompts: Sequence[Sequence[int]],
+    num_seeds: int,
+    num_tokens: int,
+    seed: int,
+    raw: RawFile,
+    run: str,
+    clock: Callable[[], float],
+    say: Progress = lambda _: None,
+) -> None:
+    """Put into ``raw`` what it lacks of ``conditions``.
+
+    Every prompt is continued by ``num_tokens`` tokens with ``num_seeds`` seeds of its own.
+    """
+    check_counts(num_seeds=num_seeds, num_tokens=num_tokens, num_prompts=len(prompts))
+
+    def identify(condition: Condition) -> Record:
+        return {"kind": KIND, "run": run, "contest": asdict(condition)}
+
+    for condition, identity in missing(raw, conditions, identify, say):
+
+        def configure(name: str, way: Way | None = None, condition: Condition = condition) -> Configuration:
+            return decoding(
+                name,
+                target=target,
+                prompts=[prompt for _ in range(num_seeds) for prompt in prompts],
+                num_tokens=num_tokens,
+                drafter=None if way is None else ModelDrafter(lm=draft, shape=Topology.branching(way.shape)),
+                num_draft_tokens=0 if way is None else len(way.shape),
+                batch_size=1,
+                temperature=condition.temperature,
+                top_p=condition.top_p,
+                seed=seed,
+                verifier="coupled" if way is None else way.verifier,
+            )
+
+        sides = [configure(PLAIN), *(configure(str(way), way) for way in ways), configure(CONTROL)]
+        for side in sides:  # one prompt each, so that nothing is built or compiled while others are timed
+            side.parts[0]()
+        compared = compare(sides, baseline=PLAIN, repeats=1, warm_up=0, clock=clock, progress=say)
+        taken = {measured.name: _record(measured) for measured in compared.measured}
+        raw.append({**identity, "void": is_void([compared[CONTROL].speedup.median]), "sides": taken})
+
+
+def _record(measured: Measured) -> dict[str, list[float] | list[int]]:
+    """Of every prompt: seconds, tokens and steps."""
+    sample = measured.sample
+    assert sample.texts is not None
+    return {
+        "seconds": list(measured.part_seconds[0]),
+        "tokens": [len(tokens) for tokens in sample.tokens],
+        "steps": [summary.steps for summary in sample.texts],
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +209,13 @@ def _rank(name: str, records: Sequence[Record], ways: Sequence[Way]) -> Ranking:
     )
 
 
-RATIO = interval(".2f", "{} ({}-{})")
 COLUMNS: list[Column[Placed]] = [
-    Column(heading="draft", get=lambda placed: placed.way.draft, left=True),
-    Column(heading="verifier", get=lambda placed: placed.way.verifier, left=True),
-    Column(heading="tokens/step", get=lambda placed: placed.tokens_per_step, form=RATIO),
-    Column(heading="tokens/s", get=lambda placed: placed.tokens_per_second.value, form=number(".0f")),
-    Column(heading="over plain", get=lambda placed: placed.speedup, form=RATIO),
-    Column(
-        heading="over coupled",
-        get=lambda placed: None if placed.way.verifier == "coupled" else placed.over_coupled,
-        form=RATIO,
-    ),
+    Column("draft", "way.draft", left=True),
+    Column("verifier", "way.verifier", left=True),
+    Column("tokens/step", "tokens_per_step", ".2f"),
+    Column("tokens/s", "tokens_per_second.value", ".0f"),
+    Column("over plain", "speedup", ".2f"),
+    Column("over coupled", lambda one: None if one.way.verifier == "coupled" else one.over_coupled, ".2f"),
 ]
 PLAIN_RATE, PLAIN_RATIO = "plain, tokens/s", "plain over itself"
 
@@ -119,11 +231,9 @@ def _best_column(ranking: Ranking) -> Column[str]:
         placed = ranking.best(line)
         if placed is None:
             return None
-        speed = placed.speedup
-        faster = f"{speed.value:.2f}x ({speed.low:.2f}-{speed.high:.2f})"
-        return f"{faster}\n{placed.tokens_per_step.value:.2f}, {placed.way.draft}"
+        return f"{placed.speedup:.2f}\n{placed.tokens_per_step.value:.2f}, {placed.way.draft}"
 
-    return Column(heading=ranking.name, get=text)
+    return Column(ranking.name, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +247,17 @@ class VerifierRanking(Study):
     title: ClassVar[str] = "Verifiers"
     needs_drawing: ClassVar[bool] = True
 
-    target: Annotated[Path | None, option("Directory of the target; the embedded pair by default.")] = None
-    draft: Annotated[Path | None, option("Directory of its draft model.")] = None
-    dtype: Annotated[Literal["bfloat16", "float32"], option("Precision.")] = "bfloat16"
-    suite: Annotated[str, option("Prompts, as those of paceline bench.")] = "mixed"
+    target: Target = None
+    draft: Draft = None
+    dtype: Precision = "bfloat16"
+    suite: Suite = "mixed"
     num_prompts: Annotated[int, option("How many.")] = 6
     seeds: Annotated[int, option("Outputs of every prompt.")] = 3
     seed: Annotated[int, option("Of the prompts' choice, and the first of the outputs'.")] = 0
     max_tokens: Annotated[int, option("New tokens of every prompt.")] = 48
     temperature: Annotated[tuple[float, ...], option("May be repeated.")] = (0.5, 0.7, 1.0)
     top_p: Annotated[tuple[float, ...], option("May be repeated.")] = (1.0, 0.95)
-    processor_time: Annotated[bool, option("Count what the thread computed, where other programs run.")] = False
+    processor_time: ProcessorTime = False
 
     def check(self) -> None:
         """Raise ValueError for one model of a pair."""
@@ -188,7 +298,7 @@ class VerifierRanking(Study):
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Any]]:
         """Every way in every condition, then every verifier at its fastest draft."""
         rankings = rankings_of(run, records)
-        columns = [Column(heading="verifier", get=str, left=True), *map(_best_column, rankings)]
+        columns = [Column("verifier", str, left=True), *map(_best_column, rankings)]
         best = Section(
             title="the fastest draft of each verifier",
             columns=columns,
