@@ -18,20 +18,18 @@ from benchmarks.scaling_calls import (
     CONTROL,
     FORWARD,
     KERNEL,
-    MIXES,
     PEER,
     STEP,
     TORCH,
     TREE,
     Axis,
-    Mix,
     Point,
     axes_of,
     axis_turns,
     measure_first,
     measure_prefill,
-    measure_ragged,
 )
+from benchmarks.scaling_ragged import MIXES, Mix, measure_ragged
 from benchmarks.study import (
     Precision,
     ProcessorTime,

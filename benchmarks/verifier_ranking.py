@@ -6,6 +6,7 @@ the same prompts with the same seeds, prompt by prompt in turn (bench/runner).
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import Annotated, Any, ClassVar
 
@@ -148,75 +149,68 @@ def _record(measured: Measured) -> dict[str, list[float] | list[int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """One way in one condition."""
-
-    way: Way
-    tokens_per_step: Estimate
-    tokens_per_second: Estimate
-    speedup: Estimate  # over plain decoding of the same prompts
-    over_coupled: Estimate | None  # speed-up over ``coupled`` with a draft of the same shape, where that was measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """All ways in one condition or in several together, in the order given."""
 
     name: str  # the condition's, or ALL
-    plain: Estimate  # tokens per second
-    control: Estimate  # plain decoding's speed-up over itself
+    ways: tuple[Way, ...]
+    sides: Record  # seconds, tokens and steps of every prompt, by side
     void: bool  # the machine was not quiet, so times say nothing; tokens per step do not depend on it
-    placed: tuple[Placed, ...]
 
-    def best(self, verifier: str, by: str = "speedup") -> Placed | None:
-        """The shape of a verifier with the largest ``speedup`` or ``tokens_per_step``."""
-        found = [placed for placed in self.placed if placed.way.verifier == verifier]
-        return max(found, key=lambda placed: getattr(placed, by).value, default=None)
+    def tokens_per_step(self, way: Way) -> Estimate:
+        """Of a way."""
+        return self._pooled("tokens", str(way), "steps")
+
+    def tokens_per_second(self, way: Way | str) -> Estimate:
+        """Of a way, or of plain decoding."""
+        return self._pooled("tokens", str(way), "seconds")
+
+    def speedup(self, way: Way | str, base: Way | str = PLAIN) -> Estimate:
+        """Over plain decoding, or another way, of the same prompts."""
+        return pooled_ratio(self.sides[str(base)]["seconds"], self.sides[str(way)]["seconds"])
+
+    def over_coupled(self, way: Way) -> Estimate | None:
+        """Speed-up over ``coupled`` with a draft of the same shape, where that was measured."""
+        rival = Way(verifier="coupled", shape=way.shape)
+        return None if way == rival or str(rival) not in self.sides else self.speedup(way, rival)
+
+    def best(self, verifier: str, by: Callable[[Way], Estimate] | None = None) -> Way | None:
+        """The shape of a verifier with the largest speed-up, or what is given."""
+        found = [way for way in self.ways if way.verifier == verifier]
+        return max(found, key=lambda way: (by or self.speedup)(way).value, default=None)
+
+    def section(self) -> Section[Way]:
+        """A line for every way."""
+        columns: list[Column[Way]] = [
+            Column("draft", "draft", left=True),
+            Column("verifier", "verifier", left=True),
+            Column("tokens/step", self.tokens_per_step, ".2f"),
+            Column("tokens/s", lambda way: self.tokens_per_second(way).value, ".0f"),
+            Column("over plain", self.speedup, ".2f"),
+            Column("over coupled", self.over_coupled, ".2f"),
+        ]
+        return Section(title=self.name, columns=columns, lines=self.ways)
+
+    def _pooled(self, above: str, side: str, below: str) -> Estimate:
+        return pooled_ratio(self.sides[side][above], self.sides[side][below])
 
 
 def rankings_of(run: Record, records: Sequence[Record]) -> list[Ranking]:
     """Of one run, every condition by its last measurement that is not void, then all of several together."""
-    ways = [Way(verifier=way["verifier"], shape=tuple(way["shape"])) for way in run["conditions"]["ways"]]
+    ways = tuple(Way(verifier=way["verifier"], shape=tuple(way["shape"])) for way in run["conditions"]["ways"])
     chosen = last_of(records, run["run"], KIND, lambda record: tuple(record["contest"].values()))
-    rankings = [_rank(Condition(**record["contest"]).name, [record], ways) for record in chosen]
-    return [*rankings, _rank(ALL, chosen, ways)] if len(rankings) > 1 else rankings
+
+    def rank(name: str, records: Sequence[Record]) -> Ranking:
+        sides = {
+            side: {field: [value for record in records for value in record["sides"][side][field]] for field in fields}
+            for side, fields in records[0]["sides"].items()
+        }
+        return Ranking(name=name, ways=ways, sides=sides, void=any(record["void"] for record in records))
+
+    rankings = [rank(Condition(**record["contest"]).name, [record]) for record in chosen]
+    return [*rankings, rank(ALL, chosen)] if len(rankings) > 1 else rankings
 
 
-def _rank(name: str, records: Sequence[Record], ways: Sequence[Way]) -> Ranking:
-    sides = {
-        side: {field: [value for record in records for value in record["sides"][side][field]] for field in fields}
-        for side, fields in records[0]["sides"].items()
-    }
-    plain = sides[PLAIN]
-
-    def place(way: Way) -> Placed:
-        side = sides[str(way)]
-        rival = sides.get(str(Way(verifier="coupled", shape=way.shape)))
-        return Placed(
-            way=way,
-            tokens_per_step=pooled_ratio(side["tokens"], side["steps"]),
-            tokens_per_second=pooled_ratio(side["tokens"], side["seconds"]),
-            speedup=pooled_ratio(plain["seconds"], side["seconds"]),
-            over_coupled=None if rival is None else pooled_ratio(rival["seconds"], side["seconds"]),
-        )
-
-    return Ranking(
-        name=name,
-        plain=pooled_ratio(plain["tokens"], plain["seconds"]),
-        control=pooled_ratio(plain["seconds"], sides[CONTROL]["seconds"]),
-        void=any(record["void"] for record in records),
-        placed=tuple(map(place, ways)),
-    )
-
-
-COLUMNS: list[Column[Placed]] = [
-    Column("draft", "way.draft", left=True),
-    Column("verifier", "way.verifier", left=True),
-    Column("tokens/step", "tokens_per_step", ".2f"),
-    Column("tokens/s", "tokens_per_second.value", ".0f"),
-    Column("over plain", "speedup", ".2f"),
-    Column("over coupled", lambda one: None if one.way.verifier == "coupled" else one.over_coupled, ".2f"),
-]
 PLAIN_RATE, PLAIN_RATIO = "plain, tokens/s", "plain over itself"
 
 
@@ -225,13 +219,13 @@ def _best_column(ranking: Ranking) -> Column[str]:
 
     def text(line: str) -> str | None:
         if line == PLAIN_RATE:
-            return f"{ranking.plain.value:.0f}"
+            return f"{ranking.tokens_per_second(PLAIN).value:.0f}"
         if line == PLAIN_RATIO:
-            return f"{ranking.control.value:.2f}{' void' if ranking.void else ''}"
-        placed = ranking.best(line)
-        if placed is None:
+            return f"{ranking.speedup(CONTROL).value:.2f}{' void' if ranking.void else ''}"
+        way = ranking.best(line)
+        if way is None:
             return None
-        return f"{placed.speedup:.2f}\n{placed.tokens_per_step.value:.2f}, {placed.way.draft}"
+        return f"{ranking.speedup(way):.2f}\n{ranking.tokens_per_step(way).value:.2f}, {way.draft}"
 
     return Column(ranking.name, text)
 
@@ -304,7 +298,7 @@ class VerifierRanking(Study):
             columns=columns,
             lines=[*_verifiers(rankings), PLAIN_RATE, PLAIN_RATIO],
         )
-        return [*(Section(title=one.name, columns=COLUMNS, lines=one.placed) for one in rankings), best]
+        return [*(ranking.section() for ranking in rankings), best]
 
     def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:
         """Above, the speed-up of every verifier at its fastest shape; below, its most tokens per step."""
@@ -314,12 +308,15 @@ class VerifierRanking(Study):
         names = _verifiers(rankings)
 
         def panels(axes: Sequence[Any]) -> None:
-            for place, field in zip(axes, ("speedup", "tokens_per_step"), strict=True):
+            for place, field in zip(axes, (Ranking.speedup, Ranking.tokens_per_step), strict=True):
                 for at, name in enumerate(names):
                     shift = 0.11 * (at - (len(names) - 1) / 2)
-                    found = [(column, ranking.best(name, field)) for column, ranking in enumerate(rankings)]
-                    points = [(column + shift, getattr(best, field)) for column, best in found if best is not None]
-                    x, values = [x for x, _ in points], [value for _, value in points]
+                    found = [
+                        (column + shift, field(ranking, best))
+                        for column, ranking in enumerate(rankings)
+                        if (best := ranking.best(name, partial(field, ranking))) is not None
+                    ]
+                    x, values = [x for x, _ in found], [value for _, value in found]
                     drawing.error_bars(place, x, values, name, fmt="o", marker=None, markersize=4, capsize=2)
             drawing.baseline(axes[0])
             axes[0].set_ylabel("speed-up over plain")
@@ -332,4 +329,4 @@ class VerifierRanking(Study):
 
 def _verifiers(rankings: Sequence[Ranking]) -> list[str]:
     """The verifiers that take part, in the order given."""
-    return list(dict.fromkeys(placed.way.verifier for ranking in rankings for placed in ranking.placed))
+    return list(dict.fromkeys(way.verifier for ranking in rankings for way in ranking.ways))

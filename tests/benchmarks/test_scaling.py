@@ -12,20 +12,14 @@ from benchmarks.rates import rates_of
 from benchmarks.scaling import Scaling, identify_axis, points_of
 from benchmarks.scaling_calls import (
     CHAIN,
-    CHAT,
-    EVEN,
-    MIXES,
-    ONE_LONG,
     TREE,
     Axis,
-    Mix,
     Point,
     Step,
     axes_of,
     axis_turns,
-    measure_ragged,
-    occupy,
 )
+from benchmarks.scaling_ragged import CHAT, EVEN, MIXES, ONE_LONG, Mix, measure_ragged, occupy
 from benchmarks.study import Timing, time_cells
 from paceline.api import load
 from paceline.api.loading import runnable

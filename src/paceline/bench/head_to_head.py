@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TypeAlias
 
-from paceline.bench.figures import Line, attempts_by
+from paceline.bench.figures import attempts_by
 from paceline.bench.interleaved import plain_cell
+from paceline.bench.line import Line
 from paceline.bench.raw import CELL, CHOICE, HEAD_TO_HEAD, RawFile, Record
 from paceline.bench.runner import Configuration
 from paceline.bench.statistics import first_difference

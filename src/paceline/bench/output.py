@@ -10,7 +10,8 @@ from markupsafe import Markup
 from rich.console import Console
 
 from paceline.bench.columns import Section, to_csv
-from paceline.bench.figures import Line, figures_of
+from paceline.bench.figures import figures_of
+from paceline.bench.line import Line
 from paceline.bench.missing_peers import failures_of, peers_of
 from paceline.bench.raw import RUN, Record, read_records
 from paceline.bench.report import cell_sections, csv_tables, sections_of

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from paceline.bench.drawing import baseline, draw_panels, error_bars, finish, powers_of_two
-from paceline.bench.figures import PHASES, Line, best
+from paceline.bench.figures import best
+from paceline.bench.line import PHASES, Line
 from paceline.bench.sweep import PLAIN
 
 SIZE = (6.4, 3.4)  # inches

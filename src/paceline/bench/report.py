@@ -8,9 +8,6 @@ from rich.table import Table
 
 from paceline.bench.columns import Column, Section, grouped
 from paceline.bench.figures import (
-    PHASES,
-    Group,
-    Line,
     Sampled,
     best,
     break_evens,
@@ -21,6 +18,7 @@ from paceline.bench.figures import (
     steps_of,
 )
 from paceline.bench.head_to_head import head_to_head_figures
+from paceline.bench.line import PHASES, Group, Line
 from paceline.bench.raw import Record
 from paceline.bench.runner import Comparison, Measured
 from paceline.bench.statistics import BreakEven
