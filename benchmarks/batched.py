@@ -217,7 +217,7 @@ class Batched(Study):
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Record]]:
         """A table for every runtime and draft length, a line for every number of rows."""
-        return grouped(lambda kind: f"{kind[0]}, k = {kind[1]}", COLUMNS, _last(records), _kind)
+        return grouped(lambda kind: f"{kind[0]}, k = {kind[1]}", COLUMNS, self.last(run, records), _kind)
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are."""
@@ -227,7 +227,7 @@ class Batched(Study):
         """A panel of times for every runtime, and one of tokens a step, over the rows; lines for each draft length."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
-        lines = _last(records)
+        lines = self.last(run, records)
         runtimes = list(dict.fromkeys(line["cell"]["runtime"] for line in lines))
 
         def times(axes: Any, lines: Sequence[Record]) -> None:
@@ -265,12 +265,6 @@ class Batched(Study):
 
 def _kind(record: Record) -> tuple[str, int]:
     return record["cell"]["runtime"], record["cell"]["num_draft_tokens"]
-
-
-def _last(records: Sequence[Record]) -> list[Record]:
-    """Of every cell of every run; where one was measured again, the newest."""
-    found = {(one["run"], Cell(**one["cell"])): one for one in records if one["kind"] == Batched.kind}
-    return list(found.values())
 
 
 def _by_length(lines: Sequence[Record]) -> Iterator[tuple[int, list[int], list[Record]]]:

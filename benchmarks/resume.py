@@ -215,7 +215,7 @@ class Resume(Study):
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Record]]:
         """A line for every cell."""
-        return [Section(title="steps that resume", columns=COLUMNS, lines=_measured(records))]
+        return [Section(title="steps that resume", columns=COLUMNS, lines=self.last(run, records))]
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are."""
@@ -225,7 +225,7 @@ class Resume(Study):
         """Gain over the exit's layer, a panel for every context and a line for every batch."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
-        lines = sorted(_measured(records), key=lambda record: record["cell"]["exit_layer"])
+        lines = sorted(self.last(run, records), key=lambda record: record["cell"]["exit_layer"])
         contexts = sorted({record["cell"]["context"] for record in lines})
 
         def panels(axes: Sequence[Any]) -> None:
@@ -243,7 +243,3 @@ class Resume(Study):
 
         size = (SIZE[0] * len(contexts), SIZE[1])
         return drawing.draw_panels(panels, size=size, title=title, columns=len(contexts), sharey=True)
-
-
-def _measured(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record["kind"] == Resume.kind]

@@ -243,6 +243,10 @@ class Study(ABC):
     def sections(self, run: Record, records: Sequence[Record]) -> Sequence[Section[Any] | Table]:
         """The tables of one run."""
 
+    def last(self, run: Record, records: Sequence[Record]) -> list[Record]:
+        """The last measurement of every cell in a run, one whose control held if there is one."""
+        return last_of(records, run["run"], self.kind, lambda record: tuple(record["cell"].items()))
+
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are, and what follows from them."""
         return []
