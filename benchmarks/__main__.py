@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 STUDIES = {
-    "batched": "benchmarks.batched.study:Batched",
+    "batched": "benchmarks.batched:Batched",
     "divergence": "benchmarks.divergence_rate:DivergenceRate",
     "endurance": "benchmarks.endurance:Endurance",
-    "gpu": "benchmarks.gpu.study:Gpu",
+    "gpu": "benchmarks.gpu:Gpu",
     "inflate": "benchmarks.inflate.command:Inflate",
     "products": "benchmarks.products:Products",
     "resume": "benchmarks.resume:Resume",
-    "sampling-cost": "benchmarks.sampling_cost.study:SamplingCost",
-    "scaling": "benchmarks.scaling.study:Scaling",
-    "verifier-cost": "benchmarks.verifier_cost.study:VerifierCost",
-    "verifier-ranking": "benchmarks.verifier_ranking.study:VerifierRanking",
+    "sampling-cost": "benchmarks.sampling_cost:SamplingCost",
+    "scaling": "benchmarks.scaling:Scaling",
+    "verifier-cost": "benchmarks.verifier_cost:VerifierCost",
+    "verifier-ranking": "benchmarks.verifier_ranking:VerifierRanking",
 }
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 

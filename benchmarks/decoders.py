@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import psutil
 import torch
 
 from paceline.core.batch import Batch
@@ -66,3 +67,8 @@ def sequences_of(decoder: Decoder) -> list[list[int]]:
 def longest(prompts: Sequence[Sequence[int]]) -> int:
     """Tokens of the longest prompt."""
     return max(map(len, prompts))
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return psutil.Process().memory_info().rss

@@ -1,45 +1,40 @@
 """How often drafting changes an output at near ties, by backend and precision."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from rich.console import Console
 
-from benchmarks.study import counts, option, pair_of
+from benchmarks.study import Draft, Target, Threads, counts, option, pair_of
 from paceline.api import Loaded, load
 from paceline.api.prompts import encode
 from paceline.audit.divergence import Divergence, measure_divergence
 from paceline.audit.prompts import DEFAULT_PROMPTS
-from paceline.bench.columns import Column, Section, number
+from paceline.bench.columns import Column, Section
 
 BACKENDS = ("kernel", "eager", "hf")
 DTYPES = ("bfloat16", "float32")
 Line = tuple[str, str, int, Divergence]  # backend, precision, batch, what was found
 
 
-def _of(heading: str, get: Callable[[Divergence], Any], form: Callable[[Any], str] = str) -> Column[Line]:
-    return Column(heading=heading, get=lambda line: get(line[3]), form=form)
-
-
-def _margins(found: Divergence) -> str | None:
-    margins = [one.margin for one in found.divergence_points]
+def _margins(line: Line) -> str | None:
+    margins = [one.margin for one in line[3].divergence_points]
     return f"{median(margins):.2g}, {max(margins):.2g}" if margins else None
 
 
 COLUMNS: list[Column[Line]] = [
-    Column(heading="backend", get=lambda line: line[0], left=True),
-    Column(heading="precision", get=lambda line: line[1], left=True),
-    Column(heading="batch", get=lambda line: line[2]),
-    _of("outputs", lambda found: found.num_sequences),
-    _of("diverged", lambda found: len(found.divergence_points)),
-    _of("per 1,000\ntokens", lambda found: 1000 * found.per_token, number(".2f")),
-    _of("margin there\nmedian, most", _margins),
-    _of("least\nmargin", lambda found: found.smallest_margin, number(".2g")),
-    _of("tokens\n/step", lambda found: found.mean_acceptance_length, number(".2f")),
+    Column("backend", "0", left=True),
+    Column("precision", "1", left=True),
+    Column("batch", "2"),
+    Column("outputs", "3.num_sequences"),
+    Column("diverged", lambda line: len(line[3].divergence_points)),
+    Column("per 1,000\ntokens", lambda line: 1000 * line[3].per_token, ".2f"),
+    Column("margin there\nmedian, most", _margins),
+    Column("least\nmargin", "3.smallest_margin", ".2g"),
+    Column("tokens\n/step", "3.mean_acceptance_length", ".2f"),
 ]
 
 
@@ -47,14 +42,14 @@ COLUMNS: list[Column[Line]] = [
 class DivergenceRate:
     """How often drafting changes an output at near ties, by backend and precision."""
 
-    target: Annotated[Path | None, option("Directory of the target; the embedded pair by default.")] = None
-    draft: Annotated[Path | None, option("Directory of its draft.")] = None
+    target: Target = None
+    draft: Draft = None
     backend: Annotated[tuple[str, ...], option("kernel, eager or hf; may be repeated.")] = BACKENDS
     dtype: Annotated[tuple[str, ...], option("Precision; may be repeated.")] = DTYPES
     max_tokens: Annotated[int, option("Of every output.")] = 128
     num_draft_tokens: Annotated[int, option("Per step.")] = 5
     batch: Annotated[tuple[int, ...], counts("Rows of a batch.")] = (1, 8)
-    threads: Annotated[int | None, option("Of torch; its own choice by default.")] = None
+    threads: Threads = None
 
     def run(self) -> int:
         """Measure every combination and print the table."""

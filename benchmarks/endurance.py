@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -19,11 +18,11 @@ from rich.console import Console
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from benchmarks.scaling.steps import resident
-from benchmarks.study import option, pair_of
+from benchmarks.decoders import resident
+from benchmarks.study import Draft, Target, option, pair_of
 from paceline.api import Engine, Loaded, SamplingParams, Stream, load
 from paceline.api.prompts import encode
-from paceline.bench.columns import Column, Section, number
+from paceline.bench.columns import Column, Section
 from paceline.bench.suites import prompts_of
 from paceline.core.plan import Fixed
 
@@ -72,11 +71,15 @@ def growth_of(snapshots: Sequence[Snapshot]) -> Growth:
         raise ValueError(f"{len(snapshots)} snapshots: give at least 5")
     kept = snapshots[max(1, round(WARM_UP * len(snapshots))) :]
     third = max(1, len(kept) // 3)
-    first, last = kept[:third], kept[-third:]
+
+    def grown(name: str) -> float:
+        first, last = (median(getattr(one, name) for one in some) for some in (kept[:third], kept[-third:]))
+        return last - first
+
     return Growth(
-        mib=(median(one.resident for one in last) - median(one.resident for one in first)) / MIB,
-        tensors=round(median(one.tensors for one in last) - median(one.tensors for one in first)),
-        objects=round(median(one.objects for one in last) - median(one.objects for one in first)),
+        mib=grown("resident") / MIB,
+        tensors=round(grown("tensors")),
+        objects=round(grown("objects")),
         graphs=kept[-1].graphs - kept[0].graphs,
     )
 
@@ -145,12 +148,12 @@ def _snapshot(steps: int, seconds: float, tokens: int) -> Snapshot:
 
 
 COLUMNS: list[Column[Snapshot]] = [
-    Column(heading="steps", get=lambda snapshot: snapshot.steps, form=number(",")),
-    Column(heading="tokens/s", get=lambda snapshot: snapshot.tokens / snapshot.seconds, form=number(".0f")),
-    Column(heading="resident MiB", get=lambda snapshot: snapshot.resident / MIB, form=number(".1f")),
-    Column(heading="tensors", get=lambda snapshot: snapshot.tensors, form=number(",")),
-    Column(heading="objects", get=lambda snapshot: snapshot.objects, form=number(",")),
-    Column(heading="graphs", get=lambda snapshot: snapshot.graphs),
+    Column("steps", "steps", ","),
+    Column("tokens/s", lambda snapshot: snapshot.tokens / snapshot.seconds, ".0f"),
+    Column("resident MiB", lambda snapshot: snapshot.resident / MIB, ".1f"),
+    Column("tensors", "tensors", ","),
+    Column("objects", "objects", ","),
+    Column("graphs", "graphs"),
 ]
 
 
@@ -158,8 +161,8 @@ COLUMNS: list[Column[Snapshot]] = [
 class Endurance:
     """Ten thousand steps, and whether memory, objects or compilations grow."""
 
-    target: Annotated[Path | None, option("Directory of the target; the embedded pair by default.")] = None
-    draft: Annotated[Path | None, option("Directory of its draft.")] = None
+    target: Target = None
+    draft: Draft = None
     steps: Annotated[int, option("How many.")] = STEPS
     snapshots: Annotated[int, option("How often memory is sampled.")] = SNAPSHOTS
     batch: Annotated[int, option("Rows.")] = ROWS

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._inductor import aoti_compile_and_package, aoti_load_package
 from torch._inductor import config as inductor
 
-from benchmarks.study import check_counts, counts, option
+from benchmarks.study import Threads, check_counts, counts, option
 from paceline.bench.columns import Column, Section
 from paceline.bench.machine import describe
 from paceline.bench.statistics import estimate, paired_ratios
@@ -161,11 +161,11 @@ def section_of(found: Sequence[Timed], size: int) -> Section[str]:
                 return speed
             return f"{speed} ({estimate(paired_ratios(one.seconds, first.seconds)).value:.2f})"
 
-        return Column(heading=f"{rows} rows", get=text)
+        return Column(f"{rows} rows", text)
 
     return Section(
         title="weights read, GB/s (time over that of the first)",
-        columns=[Column(heading="way", get=str, left=True), *map(column, sorted({one.rows for one in found}))],
+        columns=[Column("way", str, left=True), *map(column, sorted({one.rows for one in found}))],
         lines=list(dict.fromkeys(one.way for one in sorted(found, key=lambda one: one.way != PANELS))),
     )
 
@@ -178,7 +178,7 @@ class Products:
     layers: Annotated[int, option("Of four matrices each.")] = LAYERS
     repeats: Annotated[int, option("Of every pass.")] = REPEATS
     way: Annotated[tuple[str, ...], option("Beside the first; all by default; may be repeated.")] = ()
-    threads: Annotated[int | None, option("Of torch; its own choice by default.")] = None
+    threads: Threads = None
 
     def run(self) -> int:
         """Measure and print."""

@@ -4,10 +4,9 @@ B rows, k draft tokens, e layers before the exit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
 
 import torch
@@ -16,21 +15,25 @@ from benchmarks.decoders import make_decoder, sequences_of, step
 from benchmarks.study import (
     Progress,
     Study,
+    Taken,
+    Target,
+    Threads,
+    Timing,
+    Turns,
     check_counts,
     conditions_of,
     counts,
     date,
-    missing,
     native,
     option,
     plural,
     run_cells,
+    time_cells,
 )
 from paceline.api import embedded_pair, load
-from paceline.bench.columns import Column, Section, interval, number
+from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
-from paceline.bench.statistics import estimate, is_void, paired_ratios
-from paceline.bench.timing import time_in_turn
+from paceline.bench.statistics import estimate, paired_ratios
 from paceline.core.admission import Prefix
 from paceline.core.request import Request
 from paceline.decode import Decoder
@@ -58,8 +61,7 @@ class Cell:
     num_draft_tokens: int
 
     def __post_init__(self) -> None:
-        for name in ("exit_layer", "num_rows", "context", "num_draft_tokens"):
-            check_counts(**{name: getattr(self, name)})
+        check_counts(**asdict(self))
 
     @property
     def name(self) -> str:
@@ -120,49 +122,39 @@ def _begun(cell: Cell, target: LM, drafter: Drafter | None, num_draft_tokens: in
     return decoder
 
 
-def measure_cells(
-    cells: Sequence[Cell], *, target: DecoderLM, raw: RawFile, run: str, num_steps: int, say: Progress
-) -> None:
-    """Put into ``raw`` what it lacks of ``cells``: seconds of ``num_steps`` steps of every way, step by step in turn.
+def turns_of(cell: Cell, *, target: DecoderLM, num_steps: int) -> Turns:
+    """``num_steps`` steps of every way. Raises RuntimeError, once timed, where what was drafted is not the target's."""
+    steps = Steps(cell, target=target, num_steps=num_steps + WARM_UP)
 
-    Raises ValueError for fewer steps than 1, and RuntimeError where what was drafted is not what the target says.
-    """
-    check_counts(num_steps=num_steps)
-    for cell, identity in missing(raw, cells, run_cells(Resume.kind, run), say):
-        steps = Steps(cell, target=target, num_steps=num_steps + WARM_UP)
-        taken = time_in_turn(
-            {name: partial(steps.step, name) for name in (*DRAFTED, PLAIN)},
-            repeats=num_steps,
-            seconds=0.0,
-            warm_up=WARM_UP,
-        )
+    def found(taken: Taken) -> Record:
         if steps.differ():
             raise RuntimeError(f"{cell.name}: drafted and plain steps wrote different tokens; please report it")
-        void = is_void(paired_ratios(taken[RESUMED], taken[AGAIN]))
         seconds = {name: list(values) for name, values in taken.items()}
-        raw.append({**identity, "num_layers": target.num_layers, "void": void, "seconds": seconds})
+        return {"num_layers": target.num_layers, "seconds": seconds}
+
+    calls = {name: partial(steps.step, name) for name in (*DRAFTED, PLAIN)}
+    return Turns(calls=calls, controls={RESUMED: AGAIN}, found=found)
 
 
 def _ratio(base: str, other: str) -> Any:
     return lambda record: estimate(paired_ratios(record["seconds"][base], record["seconds"][other]))
 
 
+def _milliseconds(name: str) -> Any:
+    return lambda record: 1000 * estimate(record["seconds"][name]).value
+
+
 saving, control = _ratio(WHOLE, RESUMED), _ratio(RESUMED, AGAIN)
-MS = number(".2f")
 COLUMNS: list[Column[Record]] = [
-    Column(heading="exit", get=lambda record: record["cell"]["exit_layer"]),
-    Column(heading="rows", get=lambda record: record["cell"]["num_rows"]),
-    Column(heading="context", get=lambda record: record["cell"]["context"]),
-    Column(heading="k", get=lambda record: record["cell"]["num_draft_tokens"]),
-    Column(heading="plain ms", get=lambda record: 1000 * estimate(record["seconds"][PLAIN]).value, form=MS),
-    Column(heading="resumed ms", get=lambda record: 1000 * estimate(record["seconds"][RESUMED]).value, form=MS),
-    Column(
-        heading="avoided",
-        get=lambda record: Cell(**record["cell"]).avoided(record["num_layers"]),
-        form=number(".0%"),
-    ),
-    Column(heading="saving", get=saving, form=interval(".3f", "{} [{}, {}]")),
-    Column(heading="control", get=lambda record: f"{control(record).value:.3f}{' (void)' if record['void'] else ''}"),
+    Column("exit", "cell.exit_layer"),
+    Column("rows", "cell.num_rows"),
+    Column("context", "cell.context"),
+    Column("k", "cell.num_draft_tokens"),
+    Column("plain ms", _milliseconds(PLAIN), ".2f"),
+    Column("resumed ms", _milliseconds(RESUMED), ".2f"),
+    Column("avoided", lambda record: Cell(**record["cell"]).avoided(record["num_layers"]), ".0%"),
+    Column("saving", saving, ".3f"),
+    Column("control", lambda record: f"{control(record).value:.3f}{' (void)' if record['void'] else ''}"),
 ]
 NOTES = [
     "gain: time of a step that verifies from the embeddings over that of one that resumes, above 1 where resuming "
@@ -184,17 +176,18 @@ class Resume(Study):
     kind: ClassVar[str] = "resume"
     title: ClassVar[str] = "Resuming from the exit"
 
-    target: Annotated[Path | None, option("Directory of the target model; the embedded one by default.")] = None
+    target: Target = None
     exits: Annotated[tuple[int, ...], counts("Layers before the exit.", name="--exit")] = (2, 4, 8, 12)
     batch: Annotated[tuple[int, ...], counts("Rows of a batch.")] = (1, 4, 16)
     context: Annotated[tuple[int, ...], counts("Tokens of each row before the first step.")] = (64, 512)
     num_draft_tokens: Annotated[int, option("Tokens drafted per step.", name="--k")] = 5
     num_steps: Annotated[int, option("Timed steps of each way.")] = 25
     dtype: Annotated[str | None, option("Precision; the files' own by default.")] = None
-    threads: Annotated[int | None, option("Of torch; its own choice by default.")] = None
+    threads: Threads = None
 
     def check(self) -> None:
         """Raise ValueError for counts that leave no step."""
+        check_counts(num_steps=self.num_steps)
         self.cells()
 
     def cells(self) -> list[Cell]:
@@ -210,11 +203,19 @@ class Resume(Study):
         target = load(path, dtype=self.dtype, device="cuda" if torch.cuda.is_available() else "cpu")
         lm = native(target, path)
         run = raw.begin(conditions_of({"target": path}, target.dtype, num_steps=self.num_steps), date)
-        measure_cells(self.cells(), target=lm, raw=raw, run=run, num_steps=self.num_steps, say=say)
+        time_cells(
+            self.cells(),
+            partial(turns_of, target=lm, num_steps=self.num_steps),
+            raw=raw,
+            identify=run_cells(self.kind, run),
+            timing=Timing(repeats=self.num_steps, seconds=0.0),
+            warm_up=WARM_UP,
+            say=say,
+        )
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Record]]:
         """A line for every cell."""
-        return [Section(title="steps that resume", columns=COLUMNS, lines=_measured(records))]
+        return [Section(title="steps that resume", columns=COLUMNS, lines=self.last(run, records))]
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are."""
@@ -224,7 +225,7 @@ class Resume(Study):
         """Gain over the exit's layer, a panel for every context and a line for every batch."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
-        lines = sorted(_measured(records), key=lambda record: record["cell"]["exit_layer"])
+        lines = sorted(self.last(run, records), key=lambda record: record["cell"]["exit_layer"])
         contexts = sorted({record["cell"]["context"] for record in lines})
 
         def panels(axes: Sequence[Any]) -> None:
@@ -242,7 +243,3 @@ class Resume(Study):
 
         size = (SIZE[0] * len(contexts), SIZE[1])
         return drawing.draw_panels(panels, size=size, title=title, columns=len(contexts), sharey=True)
-
-
-def _measured(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record["kind"] == Resume.kind]

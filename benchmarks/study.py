@@ -1,4 +1,7 @@
-"""What the studies share: their options, which cells a file lacks, and how figures are shown. Measures nothing."""
+"""What the studies share: their options, how cells are timed and kept, and how figures are shown.
+
+A study is a file: cells, the calls that are timed in turn for each of them, and columns of what was found.
+"""
 
 import sys
 import time
@@ -8,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from cyclopts import Parameter, Token
@@ -19,7 +22,8 @@ from paceline.api import Loaded, embedded_pair
 from paceline.bench.columns import Section
 from paceline.bench.machine import describe, hash_source
 from paceline.bench.raw import RUN, RawFile, Record, hash_model
-from paceline.bench.timing import Clock
+from paceline.bench.statistics import is_void, paired_ratios
+from paceline.bench.timing import Clock, time_in_turn
 from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 
@@ -48,6 +52,16 @@ def read_counts(type_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
 def counts(help: str, **given: Any) -> Any:
     """An option of several counts, such as "1,2,8-10"; may be repeated too."""
     return Parameter(help=help, converter=read_counts, negative="", **given)
+
+
+Target = Annotated[Path | None, option("Directory of the target; the embedded pair by default.")]
+Draft = Annotated[Path | None, option("Directory of its draft model.")]
+Precision = Annotated[Literal["bfloat16", "float32"], option("Precision.")]
+Suite = Annotated[str, option("Prompts, as those of paceline bench.")]
+Repeats = Annotated[int, option("Of every call at least.")]
+Seconds = Annotated[float, option("That the repeats of a cell take at least.")]
+ProcessorTime = Annotated[bool, option("Count what one thread computed, where other programs run.")]
+Threads = Annotated[int | None, option("Of torch; its own choice by default.")]
 
 
 def check_counts(least: int = 1, **given: int | Sequence[int]) -> None:
@@ -143,6 +157,48 @@ def missing(
             yield cell, identity
 
 
+Taken = Mapping[str, Sequence[float]]  # seconds of every repeat, by call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What is timed in turn for a cell.
+
+    ``before`` runs untimed before a call's turn. ``controls`` are calls of the same work by two names: where they
+    differ by over 3 %, the machine was not quiet. ``found`` makes of the seconds what the cell's record says.
+    """
+
+    calls: Mapping[str, Callable[[], object]]
+    found: Callable[[Taken], Record]
+    controls: Mapping[str, str]
+    before: Mapping[str, Callable[[], object]] | None = None
+
+
+def time_cells(
+    cells: Sequence[C],
+    prepare: Callable[[C], Turns],
+    *,
+    raw: RawFile,
+    identify: Callable[[C], Record],
+    timing: Timing,
+    say: Progress = lambda _: None,
+    warm_up: int = 1,
+) -> None:
+    """Put into ``raw`` what it lacks of ``cells``: what ``prepare`` makes of a cell is timed in turn."""
+    for cell, identity in missing(raw, cells, identify, say):
+        turns = prepare(cell)
+        taken = time_in_turn(
+            turns.calls,
+            before=turns.before,
+            repeats=timing.repeats,
+            seconds=timing.seconds,
+            warm_up=warm_up,
+            clock=timing.clock,
+        )
+        void = any(is_void(paired_ratios(taken[name], taken[again])) for name, again in turns.controls.items())
+        raw.append({**identity, "void": void, **turns.found(taken)})
+
+
 def run_cells(kind: str, run: str) -> Callable[[Any], Record]:
     """Identities of cells that are dataclasses."""
     return lambda cell: {"kind": kind, "run": run, "cell": asdict(cell)}
@@ -186,6 +242,10 @@ class Study(ABC):
     @abstractmethod
     def sections(self, run: Record, records: Sequence[Record]) -> Sequence[Section[Any] | Table]:
         """The tables of one run."""
+
+    def last(self, run: Record, records: Sequence[Record]) -> list[Record]:
+        """The last measurement of every cell in a run, one whose control held if there is one."""
+        return last_of(records, run["run"], self.kind, lambda record: tuple(record["cell"].items()))
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are, and what follows from them."""

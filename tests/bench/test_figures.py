@@ -36,13 +36,13 @@ def one(folder, bench=None):
 def test_figures_follow_from_the_raw_numbers(tmp_path):
     line = one(tmp_path)
     assert (line.speedup.value, line.speedup.low, line.speedup.high, line.control) == (2, 2, 2, 1)
-    assert (line.tokens_per_second, line.plain_tokens_per_second) == (8, 4)
+    assert (line.tokens_per_second, line.base_tokens_per_second) == (8, 4)
     assert line.tokens_per_step == 8 / 5 and line.accepted_per_step == 3 / 5
     assert line.acceptance == 3 / 10 and line.by_position == (3 / 5, 0)
     assert line.step_seconds == pytest.approx((0.02, 0.12, 0.01, 0.01))
-    assert line.plain_step_seconds == pytest.approx((0, 0.1, 0, 0.025))
+    assert line.base_step_seconds == pytest.approx((0, 0.1, 0, 0.025))
     assert line.ideal == pytest.approx(1.6 / 1.2) and line.efficiency == pytest.approx(2 / (1.6 / 1.2))
-    assert (line.num_texts, line.num_looping, line.num_different, line.first_difference) == (2, 0, 0, None)
+    assert (len(line.texts), line.num_looping, line.differences) == (2, 0, [])
 
 
 def test_looping_texts_count_for_speed_but_not_for_acceptance(tmp_path):
@@ -57,7 +57,7 @@ def test_looping_texts_count_for_speed_but_not_for_acceptance(tmp_path):
 
 def test_differences_are_counted_beside_the_speed(tmp_path):
     line = one(tmp_path, Bench(tokens=((1, 2, 9, 4), TOKENS[1])))
-    assert (line.num_different, line.first_difference) == (1, 2)
+    assert line.differences == [2]
 
 
 def test_void_cells_decide_nothing(tmp_path):
@@ -67,37 +67,21 @@ def test_void_cells_decide_nothing(tmp_path):
 
 
 def test_the_best_length_is_the_fastest_of_each_drafter(tmp_path):
-    figures = figures_of(measure(tmp_path).records)
-    slow = [
-        replace(line, speedup=replace(line.speedup, value=1.1)) if line.cell.num_draft_tokens == 1 else line
-        for line in figures
-    ]
-    assert [line.cell.num_draft_tokens for line in best(slow)] == [2] * 8
-    void = [replace(line, void=line.cell.num_draft_tokens == 2) for line in slow]
-    assert [line.cell.num_draft_tokens for line in best(void)] == [1] * 8
+    slow = Bench(seconds={f"{name} k=1": 1.9 for name in AXES.drafters})
+    figures = figures_of(measure(tmp_path, slow).records)
+    assert [line.cell.num_draft_tokens for line in best(figures)] == [2] * 8
+    for line in figures:
+        line.record["void"] = line.cell.num_draft_tokens == 2
+    assert [line.cell.num_draft_tokens for line in best(figures)] == [1] * 8
 
 
 def test_break_even_and_grid_take_what_belongs_together(tmp_path):
     figures = figures_of(measure(tmp_path).records)
     assert len(figures) == 16
-    assert {(name, count, str(crossing)) for _, name, count, crossing in break_evens(figures)} == {
-        (name, count, "> 4") for name in AXES.drafters for count in (1, 2)
+    assert {(line.cell.way, str(crossing)) for line, crossing in break_evens(figures)} == {
+        (f"{name} k={count}", "> 4") for name in AXES.drafters for count in (1, 2)
     }
-    assert [line.max_tokens for line in grid(figures)] == [(8, 16)] * 8
-
-
-def test_means_of_the_grid_are_over_its_lengths(tmp_path):
-    figures = figures_of(measure(tmp_path).records)
-    slower = [
-        replace(line, tokens_per_second=2.0, speedup=replace(line.speedup, value=1.0))
-        if line.cell.max_tokens == 16
-        else line
-        for line in figures
-    ]
-    (line,) = [
-        line for line in grid(slower) if (line.drafter, line.num_draft_tokens, line.batch_size) == ("ngram", 2, 4)
-    ]
-    assert (line.speedup, line.tokens_per_second, line.temperature) == (1.5, 5, 0)
+    assert [[line.cell.max_tokens for line in lines] for lines in grid(figures)] == [[8, 16]] * 8
 
 
 def test_runs_of_other_conditions_have_grids_of_their_own(tmp_path):

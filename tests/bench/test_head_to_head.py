@@ -45,9 +45,7 @@ def measure(path, bench=None, axes=AXES, protocol=PROTOCOL, conditions=CONDITION
 
 
 def pairs(records):
-    return [
-        (line.pair.ours.batch_size, line.pair.ours.way, line.pair.other.way) for line in head_to_head_figures(records)
-    ]
+    return [(line.cell.batch_size, line.cell.way, line.other.way) for line in head_to_head_figures(records)]
 
 
 def kinds(records, kind):
@@ -67,7 +65,7 @@ def test_the_fastest_of_each_side_meet(path):
         (4, "plain", "peer"),
         (4, "model k=2", "peer"),
     ]
-    assert [line.ratio.value for line in head_to_head_figures(records)] == [2, 1.5, 2, 8]
+    assert [line.speedup.value for line in head_to_head_figures(records)] == [2, 1.5, 2, 8]
 
 
 def test_a_plain_peer_that_overtakes_its_drafting_is_met_too(path):
@@ -78,9 +76,9 @@ def test_a_plain_peer_that_overtakes_its_drafting_is_met_too(path):
 def test_both_sides_alternate_and_the_other_runs_twice(path):
     """The ratio is of the seconds of the pair itself, not of those of the cells."""
     bench = Bench(seconds=SECONDS)
-    record = kinds(measure(path, bench), "duel")[1]
-    assert record["seconds"] == {"other": [0.75] * 3, "own": [0.5] * 3, "control": [0.75] * 3}
-    assert (record["duel"]["own"]["drafter"], record["duel"]["other"]["drafter"]) == ("model", "assisted")
+    record = kinds(measure(path, bench), "head-to-head")[1]
+    assert record["seconds"] == {"other": [0.75] * 3, "ours": [0.5] * 3, "control": [0.75] * 3}
+    assert (record["pair"]["ours"]["drafter"], record["pair"]["other"]["drafter"]) == ("model", "assisted")
 
 
 def test_the_choice_and_what_decided_it_are_recorded(path):
@@ -90,7 +88,7 @@ def test_the_choice_and_what_decided_it_are_recorded(path):
     assert {"speedup": 4.0, "void": False} in [
         {"speedup": entry["speedup"], "void": entry["void"]} for entry in first["considered"]
     ]
-    assert [comparison["own"]["drafter"] for comparison in first["duels"]] == ["plain", "model"]
+    assert [comparison["ours"]["drafter"] for comparison in first["pairs"]] == ["plain", "model"]
 
 
 def test_what_is_measured_is_not_measured_again(path):
@@ -121,7 +119,7 @@ def test_a_new_best_replaces_the_old_one_in_the_report(path):
     assert pairs(measure(path, axes=few)) == [(1, "plain", "peer"), (1, "ngram k=1", "assisted k=1")]
     records = measure(path)
     assert pairs(records)[:2] == [(1, "plain", "peer"), (1, "model k=2", "assisted k=1")]
-    assert len(kinds(records, "choice")) == 3 and len(kinds(records, "duel")) == 5
+    assert len(kinds(records, "choice")) == 3 and len(kinds(records, "head-to-head")) == 5
 
 
 def test_every_peer_is_met_at_its_own_best(path):
@@ -171,7 +169,7 @@ def test_void_pairs_are_timed_again(path):
     assert line.void and line.control == 0.5
     again = measure(path, protocol=Protocols(repeats=3, attempts=2))
     line = head_to_head_figures(again)[0]
-    assert not line.void and line.attempts == 2 and len(kinds(again, "duel")) == 5
+    assert not line.void and len(line.attempts) == 2 and len(kinds(again, "head-to-head")) == 5
 
 
 def test_without_peers_nobody_meets(path):
@@ -182,5 +180,18 @@ def test_without_peers_nobody_meets(path):
 def test_differing_outputs_are_counted_between_the_sides(path):
     records = measure(path, Bench(seconds=SECONDS, tokens=((1, 2, 9, 4), TOKENS[1])))
     plain, drafted = head_to_head_figures(records)[:2]
-    assert (plain.num_different, plain.first_difference) == (1, 2)  # the scripted peer's text is another
-    assert (drafted.num_different, drafted.first_difference) == (0, None)
+    assert plain.differences == [2]  # the scripted peer's text is another
+    assert drafted.differences == []
+
+
+def test_files_in_the_former_words_are_read_and_continued(path):
+    """A pair was called a duel, ours our own, and the number of an interleaved run was that of what ran together."""
+    now = measure(path)
+    former = path.read_text()
+    words = {"head-to-head": "duel", "pair": "duel", "pairs": "duels", "ours": "own", "interleaved": "together"}
+    for name, old in words.items():
+        former = former.replace(f'"{name}"', f'"{old}"')
+    assert '"duels"' in former and '"own"' in former
+    path.write_text(former)
+    again = Bench(seconds=SECONDS)
+    assert measure(path, again) == now and again.made == [] and path.read_text() == former

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.bench.figures import durations_of, figures_of
+from paceline.bench.figures import durations_of, figures_of, sampled_figures_of
 from paceline.bench.head_to_head import choose_pairs, head_to_head_figures, keep_choices, unpaired
 from paceline.bench.interleaved import MOST_OPEN, check_programs, groups_of, run_interleaved
 from paceline.bench.missing_peers import failures_of
 from paceline.bench.raw import RawFile
 from paceline.bench.runner import Configuration, DecodingFailed, Sample
-from paceline.bench.sampled import sampled_figures_of
 from paceline.bench.sweep import Axes, Protocols, Ways
 from tests.bench.scripted import TOKENS, Bench, counts
 
@@ -95,9 +94,7 @@ def cells_of(records):
 
 
 def pairs(records):
-    return [
-        (line.pair.ours.batch_size, line.pair.ours.way, line.pair.other.way) for line in head_to_head_figures(records)
-    ]
+    return [(line.cell.batch_size, line.cell.way, line.other.way) for line in head_to_head_figures(records)]
 
 
 @pytest.fixture
@@ -118,7 +115,7 @@ def test_every_side_runs_once_in_every_repeat_and_the_order_turns_round(path):
 def test_cells_have_the_same_plain_seconds_and_plain_is_a_cell(path):
     records, _ = measure(path)
     cells = cells_of(records)
-    assert len(cells) == 2 * 8 and {record["together"] for record in cells} == {1, 2}
+    assert len(cells) == 2 * 8 and {record["interleaved"] for record in cells} == {1, 2}
     plain = cells[0]
     assert plain["cell"]["drafter"] == "plain" and plain["seconds"] == {
         "plain": [2.0] * 3,
@@ -136,26 +133,26 @@ def test_cells_have_the_same_plain_seconds_and_plain_is_a_cell(path):
 
 def test_the_best_meet_in_the_repeats_they_shared(path):
     records, lacking = measure(path)
-    assert lacking == [] and not any(record["kind"] == "duel" for record in records)
+    assert lacking == [] and not any(record["kind"] == "head-to-head" for record in records)
     assert pairs(records)[:2] == [(1, "plain", "peer"), (1, "model k=2", "peer-draft k=1")]
-    assert [line.ratio.value for line in head_to_head_figures(records)][:2] == [2, 1.5]
+    assert [line.speedup.value for line in head_to_head_figures(records)][:2] == [2, 1.5]
     assert [line.control for line in head_to_head_figures(records)][:2] == [1, 1]
 
 
 @pytest.mark.parametrize(
     ("own", "other", "expected"),
     [
-        (TOKENS, TOKENS, (0, None)),
-        (((1, 2, 9, 4), TOKENS[1]), TOKENS, (1, 2)),
-        (((1, 2, 9, 4), TOKENS[1]), ((1, 2, 9, 4), TOKENS[1]), (0, None)),
-        (((1, 2, 9, 4), TOKENS[1]), ((1, 2, 9, 5), TOKENS[1]), (1, 3)),
-        (((1, 2, 9, 4), TOKENS[1]), ((1, 8, 3, 4), (5, 6, 7, 1)), (2, 1)),
+        (TOKENS, TOKENS, []),
+        (((1, 2, 9, 4), TOKENS[1]), TOKENS, [2]),
+        (((1, 2, 9, 4), TOKENS[1]), ((1, 2, 9, 4), TOKENS[1]), []),
+        (((1, 2, 9, 4), TOKENS[1]), ((1, 2, 9, 5), TOKENS[1]), [3]),
+        (((1, 2, 9, 4), TOKENS[1]), ((1, 8, 3, 4), (5, 6, 7, 1)), [1, 3]),
     ],
 )
 def test_texts_are_compared_between_the_sides(path, own, other, expected):
     records, _ = measure(path, Turns(seconds=SECONDS, texts={"model k=2": own, "peer-draft k=1": other}))
     line = head_to_head_figures(records)[1]
-    assert (line.num_different, line.first_difference) == expected
+    assert line.differences == expected
 
 
 @pytest.mark.parametrize(("drift", "repeats"), [([1.1], 3), ([1.0, 1.1], 3), ([1.1] * 3, 7), ([1.1] * 4, 9)])
@@ -230,8 +227,8 @@ def test_each_temperature_has_its_own_plain_side(path):
     records, _ = measure(path, bench, axes)
     assert len(set(bench.order)) == 2 + 4 + 2 and "plain, temperature 0.7, top-p 0.95, again" in bench.order
     samplings = {(record["cell"]["temperature"], record["cell"]["top_p"]) for record in cells_of(records)}
-    assert samplings == {(0.0, 1.0), (0.7, 0.95)} and {record["together"] for record in cells_of(records)} == {1}
-    lines = {line.cell.way: line.ratio.value for line in sampled_figures_of(records)}
+    assert samplings == {(0.0, 1.0), (0.7, 0.95)} and {record["interleaved"] for record in cells_of(records)} == {1}
+    lines = {one.line.cell.way: one.ratio.value for one in sampled_figures_of(figures_of(records))}
     assert lines == {"plain": 1, "model k=1": pytest.approx(0.8), "model k=2": pytest.approx(0.8)}
 
 
@@ -239,7 +236,7 @@ def test_cells_of_different_runs_are_not_compared_with_greedy_ones(path):
     axes = replace(AXES, batch_sizes=[1], peers=[], drafters=["model"])
     measure(path, axes=axes)
     records, _ = measure(path, axes=replace(axes, temperatures=[0.0, 0.7]))
-    assert len(cells_of(records)) == 3 + 3 and sampled_figures_of(records) == []
+    assert len(cells_of(records)) == 3 + 3 and sampled_figures_of(figures_of(records)) == []
 
 
 def test_timing_and_starting_are_reported_apart(path):

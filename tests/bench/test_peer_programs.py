@@ -16,7 +16,7 @@ from paceline.bench.missing_peers import keep_peers, missing_of, peers_of
 from paceline.bench.peers import PEERS, find_peers
 from paceline.bench.peers import llama_cpp as llama_module
 from paceline.bench.peers import vllm as vllm_module
-from paceline.bench.peers.base import Missing, PeerSettings
+from paceline.bench.peers.base import PeerSettings, PeerUnavailable
 from paceline.bench.peers.process import Answering, first_cores
 from paceline.bench.peers.programs import ProgramPool
 from paceline.bench.raw import RawFile
@@ -285,14 +285,14 @@ def test_what_is_not_there_is_missing_with_the_way_to_it(tmp_path, setting):
         (llama_module.find(tmp_path / "llama", odd), "no torch.float64"),
         (llama_module.find(None, cuda), "give --device cpu"),
     ):
-        assert isinstance(found, Missing) and message in found.reason
+        assert isinstance(found, PeerUnavailable) and message in found.reason
 
 
 def test_peers_are_found_by_name(tmp_path, setting):
     places = dict(vllm_python=vllm_python(tmp_path / "vllm"), llama_cpp_folder=None)
     found = find_peers(PEERS, setting, **places)
     assert [peer.name for peer in found] == list(PEERS)
-    assert [isinstance(peer, Missing) for peer in found] == [False, False, True]
+    assert [isinstance(peer, PeerUnavailable) for peer in found] == [False, False, True]
     assert found[1].version == "0.0.1" and llama(tmp_path, setting).version == "17 (abc)"
     assert [peer.name for peer in find_peers(["vllm"], setting, **places)] == ["vllm"]
     with pytest.raises(ValueError, match="unknown peer sglang; known: transformers, vllm"):
@@ -313,7 +313,7 @@ def test_threads_have_a_core_each(tmp_path, setting):
 
 def test_who_took_part_is_kept_and_versions_do_not_mix(tmp_path, setting):
     raw = RawFile(tmp_path / "raw.jsonl")
-    gone = Missing(name="vllm", reason="install it")
+    gone = PeerUnavailable(name="vllm", reason="install it")
     keep_peers([gone], raw=raw, run="a")
     keep_peers([gone], raw=raw, run="a")
     assert len(raw.records) == 1 and str(missing_of(raw.records)[0]) == "vllm is missing: install it"

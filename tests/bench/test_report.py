@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from paceline.bench import output
-from paceline.bench.columns import Column, Section, interval, spread, to_csv
+from paceline.bench.columns import Column, Section, spread, to_csv
 from paceline.bench.raw import RawFile
 from paceline.bench.statistics import Estimate
 from tests.bench import test_categories as categories
@@ -38,10 +38,10 @@ def test_committed_csv_follows_from_the_committed_raw_figures(tmp_path, name):
 
 def test_columns_give_csv_and_tables():
     columns = [
-        Column(name="name", heading="who", get=lambda line: line[0], left=True),
-        Column(name="time", heading="ms", get=lambda line: line[1], form=interval(), estimate=True),
-        Column(name="hidden", get=lambda line: 0.123456789),
-        Column(heading="spread", get=lambda line: line[1], form=spread(".0f", 100), wide=True),
+        Column("who", "0", name="name", left=True),
+        Column("ms", "1", ".2f", name="time", estimate=True),
+        Column(None, lambda line: 0.123456789, name="hidden"),
+        Column("spread", "1", spread(".0f", 100), wide=True),
     ]
     lines = [("a", Estimate(value=2.0, low=1.0, high=2.5)), ("b", None)]
     assert to_csv(columns, lines).splitlines() == [
@@ -51,7 +51,7 @@ def test_columns_give_csv_and_tables():
     ]
     section = Section(title="t", columns=columns, lines=lines)
     assert section.headings() == ["who", "ms", "spread"] and section.headings(wide=False) == ["who", "ms"]
-    assert section.rows() == [["a", "2.00 1.00-2.50", "200 ±50%"], ["b", "-", "-"]]
+    assert section.rows() == [["a", "2.00 [1.00, 2.50]", "200 ±50%"], ["b", "-", "-"]]
 
 
 def test_csv_has_a_line_for_every_cell(tmp_path):

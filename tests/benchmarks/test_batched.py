@@ -1,15 +1,15 @@
 """Rows that advance independently, in lock-step and realigned: the same outputs, the least accepted, one end."""
 
+import json
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
 import pytest
 import torch
 
-from benchmarks.batched.align import AlignedLM, Alignment
-from benchmarks.batched.lock_step import LockStep
-from benchmarks.batched.modes import AGAIN, LOCK_STEP, PER_ROW, REALIGNED, Cell, prepare
-from benchmarks.batched.study import acceptance, locked_model
+from benchmarks.batched import acceptance, locked_model
+from benchmarks.batched_modes import AGAIN, LOCK_STEP, PER_ROW, REALIGNED, AlignedLM, Alignment, Cell, LockStep, prepare
 from paceline.api.loading import load
 from paceline.core.cache import SlotCache
 from paceline.core.plan import Fixed
@@ -20,6 +20,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.verifiers.coupled import Coupled
 from tests import tiny
 from tests.api.checkpoints import other_vocabulary, pair
+from tests.benchmarks.command import measured, records_of, run, small
 from tests.harness import expected, request
 
 K = 3
@@ -210,3 +211,45 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             ways_of(**options)
+
+
+def test_every_batch_is_decoded_in_all_modes_and_shown(tmp_path, capsys, still_machine):
+    records, out = measured("batched", tmp_path / "batched.jsonl", capsys)
+    cells = [line for line in records if line["kind"] == "batched"]
+    kinds = [(c["cell"]["runtime"], c["cell"]["num_rows"]) for c in cells]
+    assert kinds == [("eager", 1), ("eager", 2), ("kernel", 1), ("kernel", 2)]
+    for cell in cells:
+        ways, rows = cell["ways"], cell["cell"]["num_rows"]
+        assert ("realigned" in ways) == (cell["cell"]["runtime"] == "eager")
+        assert all(way["same"] == 3 * rows and len(way["num_steps"]) == 3 for way in ways.values())
+        alone, locked = ways["per row"], ways["lock-step"]
+        assert alone["summary"]["emitted"] == locked["summary"]["emitted"] == 27 * rows
+        assert locked["summary"]["steps"] >= alone["summary"]["steps"]
+    assert "100% 100%" in out, "outputs of both other modes"
+    assert (tmp_path / "batched.svg").read_text().startswith("<svg")
+
+
+def test_a_cell_that_is_measured_again_stands_once(tmp_path, capsys, still_machine):
+    one, output = ("--runtime", "eager", "--batch", "1", "--repeats", "1"), tmp_path / "batched.jsonl"
+    assert small("batched", output, *one) == 0
+    kept = records_of(output)
+    output.write_text("".join(json.dumps({**line, "void": True}) + "\n" for line in kept))
+    capsys.readouterr()
+    assert run("batched", "--report", "--output", output) == 0
+    assert capsys.readouterr().out.count("1.000 (void)") == 1
+    assert small("batched", output, *one) == 0
+    assert len(records_of(output)) == len(kept) + 1 and "1.000 (void)" not in capsys.readouterr().out
+
+
+def test_outputs_that_differ_by_the_kernel_are_a_fault_and_no_figure(tmp_path, monkeypatch, still_machine):
+    """As when a row that is cut goes on with what it would have said at the end of its draft."""
+    right, output = LockStep.__call__, tmp_path / "batched.jsonl"
+
+    def wrong(self, tree, logits, batch):
+        outcome = right(self, tree, logits, batch)
+        return replace(outcome, next=outcome.picks[:, -1])
+
+    monkeypatch.setattr(LockStep, "__call__", wrong)
+    with pytest.raises(RuntimeError, match="wrote different tokens"):
+        small("batched", output, "--runtime", "kernel")
+    assert not [line for line in records_of(output) if line["kind"] == "batched"]

@@ -6,17 +6,16 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from benchmarks import __main__ as command
-from benchmarks.gpu import measure
-from benchmarks.gpu.measure import CONTROL, PLAIN, Plan, run_plan
-from benchmarks.gpu.study import batches_of, goals_of, least_seconds
-from benchmarks.inflate.on_device import make_models
+from benchmarks import gpu_sides
+from benchmarks.gpu import SPEEDUPS, batches_of, goals_of, least_seconds
+from benchmarks.gpu_sides import CONTROL, PLAIN, Plan, make_models, run_plan
 from paceline.bench.peers.transformers import PLAIN as PEER
 from paceline.bench.raw import RUN, RawFile
 from paceline.hardware.rates import Products, Rates
 from paceline.hardware.roofline import Work, bound
 from paceline.models.native.attention import TreeAttention
 from tests.api.checkpoints import pair
+from tests.benchmarks.command import measured, run, small
 
 RATES = Rates(
     device="cuda",
@@ -27,33 +26,11 @@ RATES = Rates(
     products={"bfloat16": Products(itemsize=2, rows=(1,), bytes_per_second=(1e9,), peak=1e12)},
 )
 WORK = Work(dtype="bfloat16", weight_bytes=10**8, num_weights=5 * 10**7, slot_bytes=1000, slot_flops=1000)
-SMALL = ["--device", "cpu", "--parameters", "0.5M", "--dtype", "float64", "--target", str(pair().target)]
-SMALL += ["--draft", str(pair().draft), "--max-tokens", "6", "--batch", "1", "--batch", "2", "--k", "2"]
-
-
-def main(words):
-    return command.main(["gpu", *words])
 
 
 def models():
     return make_models(
         pair().target, pair().draft, num_parameters=500_000, dtype=torch.float64, device=torch.device("cpu")
-    )
-
-
-def quick(monkeypatch):
-    """Machines whose rates are known without measuring."""
-    monkeypatch.setattr("benchmarks.rates.measure_rates", lambda **_: rates_for("float64"))
-
-
-def rates_for(dtype):
-    return Rates(
-        device="cpu",
-        num_threads=1,
-        working_set=1 << 20,
-        read=1e9,
-        copy=1e9,
-        products={dtype: Products(itemsize=8, rows=(1,), bytes_per_second=(1e9,), peak=1e9)},
     )
 
 
@@ -72,46 +49,34 @@ def test_both_targets_are_one_model_in_one_memory():
 
 
 def test_a_device_without_room_is_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr("benchmarks.inflate.on_device.free_memory", lambda device: 4 << 20)
-    monkeypatch.setattr("benchmarks.inflate.on_device.inflate_to", None)
+    monkeypatch.setattr("benchmarks.gpu_sides.free_memory", lambda device: 4 << 20)
+    monkeypatch.setattr("benchmarks.gpu_sides.inflate_to", None)
     with pytest.raises(ValueError, match=r"500,000 parameters take .* give --parameters 0M or fewer"):
         models()
 
 
-def test_the_command_measures_draws_and_goes_on(monkeypatch, tmp_path, capsys):
-    quick(monkeypatch)
-    path = tmp_path / "gpu.jsonl"
-    assert main([*SMALL, "--output", str(path)]) == 0
-    out = capsys.readouterr().out
+def test_the_command_measures_draws_and_goes_on(tmp_path, capsys, still_machine):
+    records, out = measured("gpu", tmp_path / "gpu.jsonl", capsys)
     assert "plain decoding reaches" in out and "times as fast as transformers-assisted k=2 (goal 2)" in out
-    assert path.with_suffix(".svg").read_text().startswith("<svg")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (tmp_path / "gpu.svg").read_text().startswith("<svg")
     assert [record["kind"] for record in records] == [RUN, "device", "device"]
     one, two = records[1:]
     assert set(one["sides"]) == {PLAIN, CONTROL, PEER, "drafted k=2", "transformers-assisted k=2"}
     assert set(two["sides"]) == {PLAIN, CONTROL, PEER, "drafted k=2"}
     assert all(side["tokens"] == 4 * 6 for record in (one, two) for side in record["sides"].values())
     assert all(side["identical"] for side in one["sides"].values()), "greedy in float64: all say the same"
-    assert main(["--output", str(path), "--report"]) == 0
-    assert capsys.readouterr().out == out
 
 
-def test_dense_attention_is_for_comparing_with_flex(monkeypatch, tmp_path, capsys):
-    quick(monkeypatch)
-    arguments = [*SMALL, "--dense", "--output", str(tmp_path / "gpu.jsonl")]
-    assert main(arguments) == 2
-    assert "--dense compares with FlexAttention, which is not used on cpu" in capsys.readouterr().err
-    monkeypatch.setattr("benchmarks.gpu.study.DEVICES", {"cpu"})
+def test_dense_attention_is_for_comparing_with_flex(monkeypatch, tmp_path, still_machine):
+    monkeypatch.setattr("benchmarks.gpu.DEVICES", {"cpu"})
     made = []
-    monkeypatch.setattr("benchmarks.gpu.study.run_plan", lambda *_, models, **__: made.append(models) or [])
-    main(arguments)
+    monkeypatch.setattr("benchmarks.gpu.run_plan", lambda *_, models, **__: made.append(models) or [])
+    small("gpu", tmp_path / "gpu.jsonl", "--dense")
     assert [loaded.lm.attention for loaded in (made[0].target, made[0].draft)] == [TreeAttention] * 2
 
 
-def test_batches_that_there_is_no_time_for_are_left_out_and_said(monkeypatch, tmp_path, capsys):
-    quick(monkeypatch)
-    path = tmp_path / "gpu.jsonl"
-    assert main([*SMALL, "--minutes", "0.00001", "--output", str(path)]) == 2, "there is nothing to show"
+def test_batches_that_there_is_no_time_for_are_left_out_and_said(tmp_path, capsys, still_machine):
+    assert small("gpu", tmp_path / "gpu.jsonl", "--minutes", "0.00001") == 2, "there is nothing to show"
     out = capsys.readouterr().out
     assert "no time was left for batch 1:" in out and "no time was left for batch 2:" in out
 
@@ -124,14 +89,14 @@ def test_repeats_fill_an_even_share_of_the_time(monkeypatch, tmp_path):
             now[0] += 5.0
 
     taken = []
-    monkeypatch.setattr(measure, "_sides", lambda *_: [Side(), Side()])  # ten seconds for all sides together
+    monkeypatch.setattr(gpu_sides, "_sides", lambda *_: [Side(), Side()])  # ten seconds for all sides together
 
     def compare(sides, *, repeats, **_):
         taken.append(repeats)
         now[0] += 10.0 * repeats
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "compare", compare)
+    monkeypatch.setattr(gpu_sides, "compare", compare)
     for minutes, repeats in ((2.0, 5), (1.4, 3), (20.0, 7)):
         now[0] = 0.0
         with pytest.raises(KeyboardInterrupt):
@@ -173,31 +138,15 @@ def test_figures_are_shares_of_the_limit_and_ratios_of_times():
     found = records_of(plain=8.0, control=8.0, transformers=12.0, drafted=4.0, assisted=10.0)
     (line,) = batches_of(found[0], found)
     assert line.share.value == pytest.approx(4 * (10 * (1e8 + 25_000) + 1e8 + 10_000) / 1e9 / 8)
-    assert (line.plain, line.drafted, line.tokens_per_step) == (5.0, 10.0, 2.0)
-    assert (line.over_plain.value, line.over_assisted.value, line.over_peer.value) == (2.0, 2.5, 3.0)
-    assert line.plain_over_peer.value == 1.5 and line.best == "drafted k=3" and line.forward_share is None
+    assert (line.rate(PLAIN), line.rate(line.best), line.tokens_per_step) == (5.0, 10.0, 2.0)
+    assert [speedup(line).value for speedup in SPEEDUPS.values()] == [2.0, 3.0, 1.5, 2.5]
+    assert line.best == "drafted k=3" and line.forward_share is None
     assert goals_of([line])[1] == ("drafted decoding is 2.50 times as fast as transformers-assisted k=3 (goal 2)")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--device", "cpu", "--parameters", "20M", "--batch", "0"], "batch=(0,): give at least 1"),
-        (["--device", "cpu", "--parameters", "some"], "--parameters some"),
-        (["--device", "cpu", "--minutes", "0"], "minutes=0.0"),
-        (["--device", "cpu", "--target", "nowhere"], "give both"),
-        (["--report"], "holds no figures of this study"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_what_cannot_be_honoured_is_refused_by_name(words, message, tmp_path, capsys):
-    assert main([*words, "--output", str(tmp_path / "gpu.jsonl")]) == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_without_a_device_the_command_says_what_is_missing(tmp_path, capsys):
-    assert main(["--output", str(tmp_path / "gpu.jsonl")]) == 2
+    assert run("gpu", "--output", tmp_path / "gpu.jsonl") == 2
     error = capsys.readouterr().err
     assert "no CUDA device" in error and "--device cpu --parameters 20M" in error
     assert not (tmp_path / "gpu.jsonl").exists()
@@ -207,5 +156,5 @@ def test_without_a_device_the_command_says_what_is_missing(tmp_path, capsys):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
 def test_a_small_target_is_measured_on_the_device(tmp_path, capsys):
     path = tmp_path / "gpu.jsonl"
-    words = ["--parameters", "100M", "--max-tokens", "8", "--batch", "1", "--k", "3", "--output", str(path)]
-    assert main(words) == 0 and "plain decoding reaches" in capsys.readouterr().out
+    words = ("--parameters", "100M", "--max-tokens", 8, "--batch", 1, "--k", 3, "--output", path)
+    assert run("gpu", *words) == 0 and "plain decoding reaches" in capsys.readouterr().out

@@ -2,47 +2,33 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
 
-from benchmarks import __main__ as command
+from benchmarks import study
 from benchmarks.rates import rates_of
-from benchmarks.scaling import steps
-from benchmarks.scaling.ragged import CHAT, EVEN, MIXES, ONE_LONG, Mix, measure_ragged, occupy
-from benchmarks.scaling.steps import CHAIN, TREE, Axis, Point, Step, axes_of, measure_axes
-from benchmarks.scaling.study import Scaling, points_of
-from benchmarks.study import Timing
+from benchmarks.scaling import Scaling, identify_axis, points_of
+from benchmarks.scaling_calls import (
+    CHAIN,
+    TREE,
+    Axis,
+    Point,
+    Step,
+    axes_of,
+    axis_turns,
+)
+from benchmarks.scaling_ragged import CHAT, EVEN, MIXES, ONE_LONG, Mix, measure_ragged, occupy
+from benchmarks.study import Timing, time_cells
 from paceline.api import load
 from paceline.api.loading import runnable
 from paceline.bench.raw import RUN, RawFile
-from paceline.hardware.rates import Products, Rates
 from paceline.hardware.roofline import bound
 from paceline.models.work import forward_work
 from tests import tiny
 from tests.api.checkpoints import pair
-
-RATES = Rates(
-    device="cpu",
-    num_threads=1,
-    working_set=1 << 20,
-    read=1e9,
-    copy=1e9,
-    products={"bfloat16": Products(itemsize=2, rows=(1, 2), bytes_per_second=(1e9, 1e9), peak=1e10)},
-)
-SMALL = ["--target", str(pair().target), "--draft", str(pair().draft), "--rows", "1", "--rows", "3", "--nodes", "1"]
-SMALL += ["--nodes", "4", "--context", "8", "--context", "600", "--length", "5", "--prompt", "9"]
-SMALL += ["--repeats", "2", "--seconds", "0"]
-
-
-def main(words):
-    return command.main(["scaling", *words])
-
-
-@pytest.fixture
-def rates(monkeypatch):
-    """A machine whose rates are known without measuring."""
-    monkeypatch.setattr("benchmarks.rates.measure_rates", lambda **_: RATES)
+from tests.benchmarks.command import RATES, measured
 
 
 def test_axes_move_one_count_and_hold_the_others():
@@ -91,18 +77,22 @@ def test_points_take_turns_and_what_the_file_holds_is_not_timed_again(tmp_path, 
     run = raw.begin({"a": 1}, dict)
     assert raw.begin({"a": 1}, None) == run and len(raw.records) == 1
     axis = Axis(name="rows", points=tuple(Point(rows=count, nodes=2, context=6) for count in (1, 2)))
-    said, scripted = [], []
+    scripted = []
 
-    def in_turn(calls, *, before, repeats, seconds, clock):
+    def in_turn(calls, *, before, repeats, **_):
         scripted.append(list(calls))
         for name, call in calls.items():
             before[name]()
             call()
         return {name: (float(at + 1),) * repeats for at, name in enumerate(calls)}
 
-    monkeypatch.setattr(steps, "time_in_turn", in_turn)
-    for _ in range(2):
-        measure_axes([axis], target=target, raw=raw, run=run, timing=Timing(repeats=3), say=said.append)
+    def measure():
+        identify = partial(identify_axis, run)
+        time_cells([axis], lambda axis: axis_turns(axis, target), identify=identify, timing=Timing(repeats=3), raw=raw)
+
+    monkeypatch.setattr(study, "time_in_turn", in_turn)
+    measure()
+    measure()
     assert scripted[0] == ["control", "forward 0", "step 0", "forward 1", "step 1"]
     assert len(scripted) == 2, "the step differed from itself, so it is timed again"
     one = raw.records[1]
@@ -112,29 +102,19 @@ def test_points_take_turns_and_what_the_file_holds_is_not_timed_again(tmp_path, 
         ([4.0] * 3, [5.0] * 3),
     ]
     raw.append({**one, "void": False})
-    measure_axes([axis], target=target, raw=raw, run=run, timing=Timing(repeats=3), say=said.append)
+    measure()
     assert len(scripted) == 2
 
 
-def test_the_command_measures_everything_and_shows_its_file_again(rates, tmp_path, capsys):
-    path = tmp_path / "scaling.jsonl"
-    assert main([*SMALL, "--output", str(path)]) == 0
-    out = capsys.readouterr().out
+def test_the_command_measures_everything_and_shows_its_file_again(tmp_path, capsys, still_machine):
+    records, out = measured("scaling", tmp_path / "scaling.jsonl", capsys)
     assert all(title in out for title in ("ragged lengths", "a prompt in one forward", "time to the first token"))
-    assert "4 tree" in out and "with the draft" in out and path.with_suffix(".svg").read_text().startswith("<svg")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "4 tree" in out and "with the draft" in out and (tmp_path / "scaling.svg").read_text().startswith("<svg")
     assert [record["kind"] for record in records] == [RUN, "first", "prefill", *["axis"] * 3, *["ragged"] * len(MIXES)]
     first = records[1]
     assert first["num_tokens"] == 9 and all(len(seconds) == 2 for seconds in first["seconds"].values())
     context = records[5]["points"]
     assert [point["context"] for point in context] == [8, 600], "beyond what the model was made for"
-    count = len(records)
-    assert main([*SMALL, "--output", str(path)]) == 0
-    again = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(record["kind"] in ("axis", "first") and record["run"] == records[0]["run"] for record in again[count:])
-    capsys.readouterr()
-    assert main(["--report", "--output", str(path)]) == 0
-    assert "time to the first token" in capsys.readouterr().out
 
 
 def test_figures_stand_beside_the_floor(tmp_path):
@@ -150,8 +130,8 @@ def test_figures_stand_beside_the_floor(tmp_path):
     assert line.point == point and (line.forward.value, line.step.value, line.rest) == (3e-3, 6e-3, 0.5)
     assert line.floor == bound(work, RATES, rows=2, nodes=3, slots=50)
     assert line.share == pytest.approx(line.floor.seconds / 3e-3)
-    study = Scaling(output=tmp_path / "scaling.jsonl", report=True)
-    assert len(study.sections(records[0], records)) == 1
+    shown = Scaling(output=tmp_path / "scaling.jsonl", report=True)
+    assert len(shown.sections(records[0], records)) == 1
 
 
 def test_rows_are_reused_as_their_requests_end():
@@ -176,29 +156,3 @@ def test_sequences_are_cut_and_never_empty():
     sequences = mix.sequences()
     assert all(1 <= prompt < end <= 200 for prompt, end in sequences) and max(end for _, end in sequences) == 200
     assert sequences == mix.sequences()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rows", "0"], "rows=(0,): give at least 1"),
-        (["--nodes", "0"], "nodes=(0,): give at least 1"),
-        (["--context", "0"], "context=(0,): give at least 1"),
-        (["--repeats", "0"], "repeats=0: give at least 1"),
-        (["--seconds", "-1"], "seconds=-1.0: give 0 or more"),
-        (["--threads", "0"], "threads=0: give at least 1"),
-        (["--threads", "2", "--processor-time"], "processor time of 2 threads"),
-        (["--prompt", "600"], "a prompt of 600 tokens and a first one leave the target's context of 512"),
-        (["--report"], "holds no figures of this study"),
-        (["--draft", "somewhere"], "give --target too"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_honoured_is_refused_by_name(rates, words, message, tmp_path, capsys):
-    threads = torch.get_num_threads()
-    models = [] if "--draft" in words else SMALL[:4]
-    try:
-        assert main([*models, *words, "--output", str(tmp_path / "scaling.jsonl")]) == 2
-    finally:
-        torch.set_num_threads(threads)
-    assert message in capsys.readouterr().err

@@ -1,159 +1,120 @@
-"""Studies by the command line: all ways write the same, figures are kept, and what cannot be measured is refused."""
+"""Every study by the command line: its help, the reports of its committed figures, and what it refuses.
 
-import json
-from dataclasses import replace
-from importlib import import_module
-from itertools import count
+``python -m tests.benchmarks.test_studies`` writes the reports anew, after a table was changed on purpose.
+"""
+
+import contextlib
+import io
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.batched.lock_step import LockStep
-from paceline.drafters.early_exit import EarlyExitDrafter
+from benchmarks.__main__ import STUDIES, main
 from tests.api.checkpoints import pair, without_tokenizer
-from tests.benchmarks.command import run
+from tests.benchmarks.command import SMALL, run, small
+
+DOCS, REPORTS = Path(__file__).parents[2] / "docs", Path(__file__).parent / "reports"
+COMMITTED = {
+    "experiments/batched": "batched",
+    "experiments/resume": "resume",
+    "benchmarks/sampling-cost": "sampling-cost",
+    "benchmarks/scaling": "scaling",
+    "benchmarks/verifiers-cost": "verifier-cost",
+    "benchmarks/verifiers-embedded": "verifier-ranking",
+}
+KEPT = ("batched", "gpu", "resume", "sampling-cost", "scaling", "verifier-cost", "verifier-ranking")
+MODELS = ("batched", "gpu", "verifier-ranking")
 
 
-@pytest.fixture(autouse=True)
-def ticking(monkeypatch):
-    """Nothing depends on the machine: everything takes a second."""
-    for name in ("resume", "batched.study"):
-        module = import_module(f"benchmarks.{name}")
-        monkeypatch.setattr(module, "time_in_turn", by_ticks(module.time_in_turn))
-    monkeypatch.setattr(import_module("benchmarks.study"), "hash_source", lambda: "unchanged")
+def report_of(raw, folder):
+    """What a study prints and writes of a committed file of raw figures."""
+    copied = shutil.copy(DOCS / f"{raw}.jsonl", folder)
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        assert main([COMMITTED[raw], "--report", "--output", copied]) == 0
+    return stream.getvalue().replace(f"{folder}/", "")
 
 
-def by_ticks(timer):
-    return lambda *given, **options: timer(*given, **{**options, "clock": count().__next__})
+@pytest.mark.parametrize("raw", COMMITTED)
+def test_reports_of_committed_figures_are_unchanged(raw, tmp_path):
+    assert report_of(raw, tmp_path) == (REPORTS / f"{Path(raw).name}.txt").read_text()
+    for written in tmp_path.glob("*.csv"):
+        assert written.read_bytes() == (DOCS / raw).with_suffix(".csv").read_bytes()
 
 
-def study(output, *options, exits="1,2"):
-    small = ("--exit", exits, "--batch", "1,3", "--context", "9", "--k", 2, "--num-steps", 3, "--dtype", "float64")
-    return run("resume", "--target", pair().target, *small, "--output", output, *options)
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_study_has_help(study, capsys):
+    assert main([study, "--help"]) == 0
+    assert study in capsys.readouterr().out
 
 
-def rows_study(output, *options):
-    small = ("--batch", "1,2", "--k", 2, "--suite", "prose", "--num-prompts", 2, "--max-tokens", 9, "--repeats", 3)
-    pairs = ("--target", pair().target, "--draft", pair().draft, "--dtype", "float64")
-    return run("batched", *pairs, *small, "--output", output, *options)
+@pytest.mark.parametrize(
+    ("study", "words", "said"),
+    [
+        *((study, ["--report"], "holds no figures of this study") for study in KEPT),
+        *((study, ["--draft"], "give both") for study in MODELS),
+        *((study, ["--repeats", 0], "repeats=0: give at least 1") for study in ("batched", "scaling", "verifier-cost")),
+        *((study, ["--seconds", -1], "give 0 or more") for study in ("sampling-cost", "scaling", "verifier-cost")),
+        *((study, ["--threads", 0], "threads=0: give at least 1") for study in KEPT),
+        *(
+            (study, ["--threads", 2, "--processor-time"], "processor time of 2 threads")
+            for study in ("sampling-cost", "scaling", "verifier-cost")
+        ),
+        ("batched", ["--k", 0], "k=0: give at least 1"),
+        ("batched", ["--max-tokens", 0], "max_tokens=0: give at least 1"),
+        ("batched", ["--max-tokens", 600], "context of 512"),
+        ("batched", ["--batch", 3], "2 prompts and batch size 3"),
+        ("batched", ["--runtime", "gpu"], "known are eager, kernel"),
+        ("gpu", ["--batch", 0], "batch=(0,): give at least 1"),
+        ("gpu", ["--parameters", "some"], "--parameters some"),
+        ("gpu", ["--minutes", 0], "minutes=0.0"),
+        ("gpu", ["--dense"], "--dense compares with FlexAttention, which is not used on cpu"),
+        ("resume", ["--k", 0], "num_draft_tokens=0: give at least 1"),
+        ("resume", ["--num-steps", 0], "num_steps=0: give at least 1"),
+        ("resume", ["--exit", 3], "exit_layer=3: the target has 3 layers"),
+        ("resume", ["--target", "short"], "context of 12"),
+        ("sampling-cost", ["--rows", 0], "rows=0: give at least 1"),
+        ("sampling-cost", ["--k", "few"], "few: give numbers such as 1,2,4 or 1-8"),
+        ("sampling-cost", ["--target", "elsewhere"], "elsewhere"),
+        ("scaling", ["--rows", 0], "rows=(0,): give at least 1"),
+        ("scaling", ["--nodes", 0], "nodes=(0,): give at least 1"),
+        ("scaling", ["--context", 0], "context=(0,): give at least 1"),
+        ("scaling", ["--prompt", 600], "a prompt of 600 tokens and a first one leave the target's context of 512"),
+        ("verifier-cost", ["--rows", 0], "rows=0: give at least 1"),
+        ("verifier-cost", ["--vocab", 3], "vocab=3: give at least 16"),
+        ("verifier-cost", ["--k", 0], "k=(0,): give at least 1"),
+        ("verifier-cost", ["--verifier", "wish"], "unknown verifier 'wish'"),
+        ("verifier-cost", ["--output", "nowhere/at/all.jsonl"], "no such directory"),
+        ("verifier-ranking", ["--suite", "novel"], "unknown suite 'novel'"),
+        ("verifier-ranking", ["--seeds", 0], "num_seeds=0: give at least 1"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_honoured_is_refused_by_name(study, words, said, tmp_path, capsys, still_machine, monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.chdir(tmp_path)
+    without_tokenizer(tmp_path / "short", max_position_embeddings=12)
+    given = [*words, pair().target] if words == ["--draft"] else words
+    try:
+        code = run(study, *given, "--output", "raw.jsonl") if given != words else small(study, "raw.jsonl", *words)
+    finally:
+        torch.set_num_threads(threads)
+    assert code == 2 and said in " ".join(capsys.readouterr().err.split())
 
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def test_a_draft_needs_its_target(tmp_path, capsys):
+    assert run("scaling", "--draft", "somewhere", "--output", tmp_path / "raw.jsonl") == 2
+    assert "give --target too" in capsys.readouterr().err
 
 
-def test_every_cell_is_measured_once_and_shown(tmp_path, capsys):
-    output = tmp_path / "resume.jsonl"
-    assert study(output) == 0
-    cells = [line for line in lines_of(output) if line["kind"] == "resume"]
-    assert [(c["cell"]["num_rows"], c["cell"]["exit_layer"]) for c in cells] == [(1, 1), (1, 2), (3, 1), (3, 2)]
-    assert all(len(seconds) == 3 for cell in cells for seconds in cell["seconds"].values())
-    out = capsys.readouterr().out
-    assert "1.000 [1.000, 1.000]" in out and "44%" in out, "two of three nodes skip two of three layers"
-    assert output.with_suffix(".svg").read_text().startswith("<svg")
-    before = output.read_bytes()
-    assert study(output) == 0 and study(output, "--report") == 0
-    assert output.read_bytes() == before
+def test_every_kept_study_has_a_smallest_form():
+    assert set(SMALL) == set(KEPT) and set(COMMITTED.values()) < set(KEPT)
 
 
-def test_two_ways_that_differ_are_a_fault_and_no_figure(tmp_path, monkeypatch):
-    """As when the hidden states that verification goes on from are not the nodes' own."""
-    right = EarlyExitDrafter._resumable
-
-    def wrong(self, grown, leading):
-        tree = right(self, grown, leading)
-        tree.resume.hidden.mul_(-1)
-        return tree
-
-    monkeypatch.setattr(EarlyExitDrafter, "_resumable", wrong)
-    with pytest.raises(RuntimeError, match="wrote different tokens"):
-        study(tmp_path / "resume.jsonl")
-    assert not [line for line in lines_of(tmp_path / "resume.jsonl") if line["kind"] == "resume"]
-
-
-def test_bad_input_is_one_line(tmp_path, capsys):
-    output = tmp_path / "resume.jsonl"
-    for options, said in (
-        (("--k", "0"), "num_draft_tokens=0: give at least 1"),
-        (("--num-steps", "0"), "num_steps=0: give at least 1"),
-        (("--report",), "holds no figures of this study"),
-    ):
-        assert study(output, *options) == 2
-        assert said in capsys.readouterr().err
-    assert study(output, exits="3") == 2
-    assert "exit_layer=3: the target has 3 layers" in capsys.readouterr().err
-    short = without_tokenizer(tmp_path / "short", max_position_embeddings=12)
-    assert study(output, "--target", short) == 2
-    assert "context of 12" in capsys.readouterr().err
-
-
-def test_every_batch_is_decoded_in_all_modes_and_shown(tmp_path, capsys):
-    output = tmp_path / "batched.jsonl"
-    assert rows_study(output) == 0
-    cells = [line for line in lines_of(output) if line["kind"] == "batched"]
-    assert [(c["cell"]["runtime"], c["cell"]["num_rows"]) for c in cells] == [
-        ("eager", 1),
-        ("eager", 2),
-        ("kernel", 1),
-        ("kernel", 2),
-    ]
-    for cell in cells:
-        ways = cell["ways"]
-        assert ("realigned" in ways) == (cell["cell"]["runtime"] == "eager")
-        assert all(way["same"] == 3 * cell["cell"]["num_rows"] for way in ways.values())
-        assert all(way["seconds"] == [1, 1, 1] and len(way["num_steps"]) == 3 for way in ways.values())
-        alone, locked = ways["per row"], ways["lock-step"]
-        assert alone["summary"]["emitted"] == locked["summary"]["emitted"] == 27 * cell["cell"]["num_rows"]
-        assert locked["summary"]["steps"] >= alone["summary"]["steps"]
-    assert output.with_suffix(".svg").read_text().startswith("<svg")
-    before = output.read_bytes()
-    capsys.readouterr()
-    assert rows_study(output) == 0 and rows_study(output, "--report") == 0
-    assert output.read_bytes() == before
-    out = capsys.readouterr().out
-    assert "eager, k = 2" in out and "kernel, k = 2" in out and "1.000 [1.000, 1.000]" in out
-    assert "100% 100%" in out, "outputs of both other modes"
-
-
-def test_a_cell_that_is_measured_again_stands_once(tmp_path, capsys):
-    one = ("--runtime", "eager", "--batch", "1", "--repeats", "1")
-    output = tmp_path / "batched.jsonl"
-    assert rows_study(output, *one) == 0
-    kept = lines_of(output)
-    output.write_text("".join(json.dumps({**line, "void": True}) + "\n" for line in kept))
-    capsys.readouterr()
-    assert rows_study(output, "--report") == 0
-    assert capsys.readouterr().out.count("1.000 (void)") == 1
-    assert rows_study(output, *one) == 0
-    out = capsys.readouterr().out
-    assert len(lines_of(output)) == len(kept) + 1 and "1.000 (void)" not in out
-
-
-def test_outputs_that_differ_by_the_kernel_are_a_fault_and_no_figure(tmp_path, monkeypatch):
-    """As when a row that is cut goes on with what it would have said at the end of its draft."""
-    right = LockStep.__call__
-
-    def wrong(self, tree, logits, batch):
-        outcome = right(self, tree, logits, batch)
-        return replace(outcome, next=outcome.picks[:, -1])
-
-    monkeypatch.setattr(LockStep, "__call__", wrong)
-    with pytest.raises(RuntimeError, match="wrote different tokens"):
-        rows_study(tmp_path / "batched.jsonl", "--runtime", "kernel")
-    assert not [line for line in lines_of(tmp_path / "batched.jsonl") if line["kind"] == "batched"]
-
-
-def test_bad_input_of_the_rows_study_is_one_line(tmp_path, capsys):
-    output = tmp_path / "batched.jsonl"
-    for options, said in (
-        (("--k", "0"), "k=0: give at least 1"),
-        (("--repeats", "0"), "repeats=0: give at least 1"),
-        (("--max-tokens", "0"), "max_tokens=0: give at least 1"),
-        (("--batch", "3"), "2 prompts and batch size 3"),
-        (("--runtime", "gpu"), "known are eager, kernel"),
-        (("--max-tokens", "600"), "context of 512"),
-        (("--report",), "holds no figures of this study"),
-    ):
-        assert rows_study(output, *options) == 2
-        assert said in capsys.readouterr().err
-    assert run("batched", "--target", pair().target, "--output", output) == 2
-    assert "give both" in capsys.readouterr().err
+if __name__ == "__main__":
+    REPORTS.mkdir(exist_ok=True)
+    for raw in COMMITTED:
+        with tempfile.TemporaryDirectory() as folder:
+            (REPORTS / f"{Path(raw).name}.txt").write_text(report_of(raw, folder))

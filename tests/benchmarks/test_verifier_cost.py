@@ -1,20 +1,16 @@
 """Every verifier is timed wherever it applies, on trees that drafters could have drawn."""
 
 import csv
-import json
-from itertools import count
 
 import pytest
 import torch
 
-from benchmarks import __main__ as command
-from benchmarks.study import Timing
-from benchmarks.verifier_cost import calls, study
-from benchmarks.verifier_cost.calls import PLAIN_PICK, TREE, Calls, Cell, measure_cell, name_of
-from benchmarks.verifier_cost.study import VerifierCost, figures_of
+from benchmarks.verifier_calls import TREE, Calls, Cell
+from benchmarks.verifier_cost import PLAIN_PICK, VerifierCost, figures_of, name_of, turns_of
 from paceline.bench.timing import read_rate, time_in_turn
 from paceline.core.tree import Draw
 from paceline.verifiers import VERIFIERS
+from tests.benchmarks.command import measured, run
 
 GREEDY = {"coupled, T = 0", "rejection, T = 0"}
 NAMES = {*VERIFIERS.builtin, *GREEDY}
@@ -22,24 +18,18 @@ CHAINS_ALONE = {name for name in VERIFIERS.builtin if not VERIFIERS.find(name).b
 EVERY = [*((name, 1.0) for name in VERIFIERS.builtin), ("coupled", 0.0), ("rejection", 0.0)]
 
 
-@pytest.fixture(autouse=True)
-def rate(monkeypatch):
-    """Memory that is read at 1 GB/s, found without reading any."""
-    monkeypatch.setattr(study, "read_rate", lambda **_: 1e9)
-
-
 def cell(k=3, rows=2, vocab=64):
     return Cell(num_rows=rows, vocab_size=vocab, num_draft_tokens=k)
 
 
-def main(output, *words):
-    quick = ("--quick", "--k", "1,3", "--repeats", "1", "--seconds", "0", "--output", str(output))
-    return command.main(["verifier-cost", *quick, *words])
+def measure_cell(cell, repeats=2):
+    turns = turns_of(Calls(cell), EVERY)
+    return turns.found(time_in_turn(turns.calls, repeats=repeats, seconds=0))
 
 
 @pytest.mark.parametrize("k", [1, 3, 0])
 def test_every_verifier_is_timed_where_it_applies_and_refused_nowhere_else(k):
-    found = measure_cell(Calls(cell(k)), EVERY, timing=Timing(repeats=2, seconds=0))
+    found = measure_cell(cell(k))
     refused = set() if k else CHAINS_ALONE
     assert found["refused"] == dict.fromkeys(sorted(refused, key=list(found["refused"]).index), "takes chains alone")
     assert found["timed"].keys() == {PLAIN_PICK, f"{PLAIN_PICK}, T = 0", *NAMES} - refused
@@ -92,7 +82,7 @@ def test_memory_is_read_at_some_speed():
 
 
 def test_figures_follow_from_the_records():
-    record = {"kind": "verifier", "run": "r", **measure_cell(Calls(cell()), EVERY, timing=Timing(seconds=0))}
+    record = {"kind": "verifier", "run": "r", **measure_cell(cell(), repeats=7)}
     run = {"kind": "run", "run": "r", "notes": {"bytes_per_second": 1e9}}
     figures = {line.name: line for line in figures_of([run, record])}
     line, timed = figures["rejection"], record["timed"]["rejection"]
@@ -101,29 +91,18 @@ def test_figures_follow_from_the_records():
     assert figures[PLAIN_PICK].picks == figures[name_of(PLAIN_PICK, 0.0)].picks == 1
 
 
-def test_the_command_keeps_its_file_shows_it_again_and_shows_a_part(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(calls, "time_in_turn", by_ticks)
-    monkeypatch.setattr("benchmarks.study.hash_source", lambda: "unchanged")
+def test_the_command_keeps_its_file_shows_it_again_and_shows_a_part(tmp_path, capsys, still_machine):
     path = tmp_path / "cost.jsonl"
-    assert main(path, "--rows", "1,3") == 0
-    out = capsys.readouterr().out
+    records, out = measured("verifier-cost", path, capsys)
     assert all(name in out for name in (*NAMES, PLAIN_PICK, "takes chains alone"))
-    with path.with_suffix(".csv").open() as stream:
-        rows = list(csv.DictReader(stream))
+    assert [record["kind"] for record in records] == ["run"] + ["verifier"] * 6
+    rows = list(csv.DictReader(path.with_suffix(".csv").read_text().splitlines()))
     assert {row["verifier"] for row in rows} == {PLAIN_PICK, f"{PLAIN_PICK}, T = 0", *NAMES}
-    before = path.read_bytes()
-    assert [json.loads(line)["kind"] for line in before.splitlines()] == ["run"] + ["verifier"] * 6
-    assert main(path, "--rows", "1,3") == 0 and path.read_bytes() == before, "what is there is not measured again"
-    capsys.readouterr()
-    assert command.main(["verifier-cost", "--report", "--output", str(path), "--rows", "3"]) == 0
+    assert run("verifier-cost", "--report", "--output", path, "--rows", 3) == 0
     out = capsys.readouterr().out
     assert "3 rows, vocabulary 512" in out and "1 row, vocabulary" not in out
-    assert command.main(["verifier-cost", "--report", "--output", str(path), "--vocab", "64"]) == 2
+    assert run("verifier-cost", "--report", "--output", path, "--vocab", 64) == 2
     assert "1 x 512, 3 x 512" in capsys.readouterr().err
-
-
-def by_ticks(calls, **options):
-    return time_in_turn(calls, **{**options, "clock": count().__next__})
 
 
 def test_many_rows_are_for_the_common_verifiers(tmp_path):
@@ -132,29 +111,3 @@ def test_many_rows_are_for_the_common_verifiers(tmp_path):
     assert {name_of(*timed) for timed in work[32, 131072]} == {"coupled", "rejection", *GREEDY}
     assert {name_of(*timed) for timed in work[8, 4096]} == NAMES
     assert {cell.shape for cell, _ in VerifierCost(output=output, quick=True).work()} >= {TREE, "k = 8"}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rows", "0"], "rows=0: give at least 1"),
-        (["--vocab", "3"], "vocab=3: give at least 16"),
-        (["--k", "0"], "k=(0,): give at least 1"),
-        (["--k", "few"], "few: give numbers such as 1,2,4 or 1-8"),
-        (["--repeats", "0"], "repeats=0: give at least 1"),
-        (["--seconds", "-1"], "seconds=-1.0: give 0 or more"),
-        (["--threads", "0"], "threads=0: give at least 1"),
-        (["--verifier", "wish"], "unknown verifier 'wish'"),
-        (["--output", "nowhere/at/all.jsonl"], "no such directory"),
-        (["--report"], "holds no figures of this study"),
-        (["--processor-time", "--threads", "2"], "processor time of 2 threads"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_what_cannot_be_honoured_is_refused_by_name(words, message, tmp_path, capsys):
-    threads, output = torch.get_num_threads(), [] if "--output" in words else ["--output", str(tmp_path / "cost.jsonl")]
-    try:
-        assert command.main(["verifier-cost", "--quick", *output, *words]) == 2
-    finally:
-        torch.set_num_threads(threads)
-    assert message in " ".join(capsys.readouterr().err.split())

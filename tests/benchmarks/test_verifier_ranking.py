@@ -3,13 +3,12 @@ import json
 import pytest
 
 from benchmarks.study import Timing
-from benchmarks.verifier_ranking.measure import CONTROL, PLAIN, Condition, Way, all_ways, measure_conditions
-from benchmarks.verifier_ranking.study import rankings_of
+from benchmarks.verifier_ranking import CONTROL, PLAIN, Condition, Way, all_ways, measure_conditions, rankings_of
 from paceline.api import build_drafter, load
 from paceline.bench.raw import RawFile, read_records
 from paceline.verifiers import VERIFIERS
 from tests.api.checkpoints import pair
-from tests.benchmarks.command import run
+from tests.benchmarks.command import measured
 
 CONDITION = Condition(temperature=0.8, top_p=0.95)
 WAYS = all_ways(chains=[(1, 1)], trees=[(2, 1)])
@@ -75,17 +74,18 @@ RUN = {
 def test_figures_are_ratios_of_whole_times_and_counts():
     (ranking,) = rankings_of(RUN, [scripted(void=False)])
     block = ranking.best("block")
-    assert block is not None and block.way == Way(verifier="block", shape=(1, 1))
-    assert block.tokens_per_step.value == 2.5 and block.speedup.value == pytest.approx(2.5)
-    assert block.over_coupled is not None and block.over_coupled.value == pytest.approx(1.25)
-    assert ranking.plain.value == 5.0 and ranking.control.value == 1.0
+    assert block == Way(verifier="block", shape=(1, 1))
+    assert ranking.tokens_per_step(block).value == 2.5 and ranking.speedup(block).value == pytest.approx(2.5)
+    assert ranking.over_coupled(block).value == pytest.approx(1.25)
+    assert ranking.over_coupled(ranking.best("coupled")) is None
+    assert ranking.tokens_per_second(PLAIN).value == 5.0 and ranking.speedup(CONTROL).value == 1.0
     assert ranking.best("spectr") is None
 
 
 def test_a_sound_measurement_stands_before_a_void_one():
     for records in ([scripted(True), scripted(False, 2.0)], [scripted(False, 2.0), scripted(True)]):
         (ranking,) = rankings_of(RUN, records)
-        assert not ranking.void and ranking.plain.value == 2.5
+        assert not ranking.void and ranking.tokens_per_second(PLAIN).value == 2.5
     (ranking,) = rankings_of(RUN, [scripted(True)])
     assert ranking.void
 
@@ -94,18 +94,11 @@ def test_several_conditions_are_added_up():
     other = {**scripted(False, 2.0), "contest": {"temperature": 0.5, "top_p": 1.0}}
     one, two, both = rankings_of(RUN, [scripted(False), other])
     assert [one.name, two.name, both.name] == ["T=1", "T=0.5", "all together"]
-    assert both.plain.value == pytest.approx(20 / 6) and both.best("block").tokens_per_step.value == 2.5
+    assert both.tokens_per_second(PLAIN).value == pytest.approx(20 / 6)
+    assert both.tokens_per_step(both.best("block")).value == 2.5
 
 
-def test_the_command_writes_figures_a_picture_and_tables(tmp_path, capsys):
-    path = tmp_path / "ranking.jsonl"
-    models = ("--target", pair().target, "--draft", pair().draft, "--dtype", "float32")
-    counts = ("--num-prompts", 1, "--seeds", 1, "--max-tokens", 4, "--temperature", 1, "--top-p", 1)
-    assert run("verifier-ranking", *models, *counts, "--output", path) == 0
-    shown = capsys.readouterr().out
-    assert all(str(way.verifier) in shown for way in all_ways()) and "T=1" in shown
-    assert path.with_suffix(".svg").read_text(encoding="utf-8").startswith("<svg")
-    size = path.stat().st_size
-    assert run("verifier-ranking", "--output", path, "--report") == 0 and path.stat().st_size == size
-    assert run("verifier-ranking", "--target", pair().target, "--output", path) == 2
-    assert "give both" in capsys.readouterr().err
+def test_the_command_writes_figures_a_picture_and_tables(tmp_path, capsys, still_machine):
+    _, out = measured("verifier-ranking", tmp_path / "ranking.jsonl", capsys)
+    assert all(str(way.verifier) in out for way in all_ways()) and "T=1" in out
+    assert (tmp_path / "ranking.svg").read_text(encoding="utf-8").startswith("<svg")

@@ -120,9 +120,9 @@ def test_best_configurations_are_compared_with_each_peer(raw, capsys):
     options = ("--k", "1,2", "--drafter", "model", "--batch", "1,2", "--peers")
     assert bench(raw, *options) == 0
     lines = [json.loads(line) for line in raw.read_text().splitlines()]
-    comparisons = [line["duel"] for line in lines if line["kind"] == "duel"]
+    comparisons = [line["pair"] for line in lines if line["kind"] == "head-to-head"]
     found = [
-        (comparison["own"]["batch_size"], comparison["own"]["drafter"], comparison["other"]["drafter"])
+        (comparison["ours"]["batch_size"], comparison["ours"]["drafter"], comparison["other"]["drafter"])
         for comparison in comparisons
     ]
     assert found[0] == (1, "plain", "transformers") and found[-2:] == [
@@ -130,7 +130,9 @@ def test_best_configurations_are_compared_with_each_peer(raw, capsys):
         (2, "model", "transformers"),
     ]
     assert found[1][:2] == (1, "model") and found[1][2].startswith("transformers-")
-    assert all(text["first_difference"] is None for line in lines if line["kind"] == "duel" for text in line["texts"])
+    assert all(
+        text["first_difference"] is None for line in lines if line["kind"] == "head-to-head" for text in line["texts"]
+    )
     out, before = capsys.readouterr().out, raw.read_bytes()
     assert "best against best" in out and raw.with_suffix(".head-to-head.csv").exists()
     assert bench(raw, *options) == 0 and raw.read_bytes() == before
@@ -157,8 +159,8 @@ def test_programs_are_peers_and_missing_ones_are_reported(raw, programs, capsys)
         ("vllm", False),
         ("llama.cpp", True),
     ]
-    comparisons = [line["duel"] for line in lines if line["kind"] == "duel"]
-    met = [(comparison["own"]["drafter"], comparison["other"]["drafter"][:5]) for comparison in comparisons]
+    comparisons = [line["pair"] for line in lines if line["kind"] == "head-to-head"]
+    met = [(comparison["ours"]["drafter"], comparison["other"]["drafter"][:5]) for comparison in comparisons]
     assert met.count(("plain", "vllm")) == 2 and met.count(("ngram", "vllm-")) == 2
     out, before = capsys.readouterr().out, raw.read_bytes()
     assert "llama.cpp is missing: build it as docs/benchmarks.md says and give --llama-cpp DIR" in out

@@ -58,9 +58,12 @@ def test_one_run_pairs_ours_and_the_peers(raw, programs, tmp_path, capsys):
     assert bench(raw, *options, "vllm-lookup=none", "--peer-k", "transformers=none") == 0
     each = [("plain", 0), ("model", 1), ("model", 2), ("model tree 4", 2), ("vllm", 0), ("vllm-draft", 2)]
     assert ways_of(raw) == each * 2
-    assert [record["together"] for record in records_of(raw)] == [1] * 6 + [2] * 6
+    assert [record["interleaved"] for record in records_of(raw)] == [1] * 6 + [2] * 6
     assert all(len(record["rates"]) == 2 for record in records_of(raw))
-    assert records_of(raw, "duel") == [] and len(raw.with_suffix(".head-to-head.csv").read_text().splitlines()) == 5
+    assert (
+        records_of(raw, "head-to-head") == []
+        and len(raw.with_suffix(".head-to-head.csv").read_text().splitlines()) == 5
+    )
     out, before = capsys.readouterr().out, raw.read_bytes()
     assert "best against best" in out and "llama.cpp is missing" in out and "minutes of timing" in out
     assert "transformers" not in out

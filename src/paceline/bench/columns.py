@@ -1,8 +1,8 @@
-"""Lists of columns, from which CSV, terminal tables and HTML are made: a name, a value and a format for each."""
+"""Lists of columns, from which CSV, terminal tables and HTML are made: a heading, a value and a format for each."""
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -13,20 +13,9 @@ from paceline.bench.statistics import Estimate
 
 NARROWEST = 13  # characters of a column of names, which folds where the terminal is narrow
 T = TypeVar("T")
-Format = Callable[[Any], str]
 
 
-def number(spec: str) -> Format:
-    """A format specification as a format."""
-    return lambda value: format(value, spec)
-
-
-def interval(spec: str = ".2f", template: str = "{} {}-{}") -> Format:
-    """An estimate with its interval, its three numbers in one format specification."""
-    return lambda value: template.format(*(format(part, spec) for part in (value.value, value.low, value.high)))
-
-
-def spread(spec: str = ".1f", scale: float = 1.0) -> Format:
+def spread(spec: str = ".1f", scale: float = 1.0) -> Callable[[Estimate], str]:
     """A scaled estimate with the distance of the farther end of its interval, in percent."""
 
     def form(value: Estimate) -> str:
@@ -36,31 +25,44 @@ def spread(spec: str = ".1f", scale: float = 1.0) -> Format:
     return form
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def follow(line: Any, path: str) -> Any:
+    """What a dotted path such as ``cell.num_rows`` leads to, through attributes, keys and indices."""
+    for part in path.split("."):
+        keyed = isinstance(line, Mapping)
+        line = line[part] if keyed else line[int(part)] if part.isdigit() else getattr(line, part)
+    return line
+
+
+@dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
     """One column of a list of lines.
 
-    ``name`` is its name in CSV, where an Estimate takes three columns; None leaves it out. ``heading`` is its heading
-    in tables; None leaves it out. ``wide`` columns are shown in HTML alone. A ``timed`` value says nothing where the
-    line is void.
+    ``heading`` is its heading in tables; None leaves it out. ``get`` is a dotted path or a function of the line.
+    ``form`` is a format specification, also of an Estimate, or a function of the value. ``name`` is its name in CSV,
+    where an Estimate takes three columns; None leaves it out. ``wide`` columns are shown in HTML alone. A ``timed``
+    value is not shown where the line is void.
     """
 
-    get: Callable[[T], Any]
+    heading: str | None
+    get: str | Callable[[T], Any]
+    form: str | Callable[[Any], str] = ""
     name: str | None = None
-    heading: str | None = None
-    form: Format = str
     left: bool = False
     wide: bool = False
     timed: bool = False
     estimate: bool = False  # the value is an Estimate, even where it is None
+
+    def value(self, line: T) -> Any:
+        """What the column shows of a line."""
+        return follow(line, self.get) if isinstance(self.get, str) else self.get(line)
 
     def text(self, line: T) -> str:
         """The value as tables show it."""
         if self.timed and getattr(line, "void", False):
             control = getattr(line, "control", None)
             return "-" if not self.estimate else "void" if control is None else f"void, A/A {control:.2f}"
-        value = self.get(line)
-        return "-" if value is None else self.form(value)
+        value = self.value(line)
+        return "-" if value is None else self.form(value) if callable(self.form) else format(value, self.form)
 
     def names(self) -> list[str]:
         """Of its CSV columns."""
@@ -72,7 +74,7 @@ class Column(Generic[T]):
         """In CSV. Times are there for void lines too, which a column of their own marks."""
         if self.name is None:
             return []
-        value = self.get(line)
+        value = self.value(line)
         if self.estimate:
             return [None] * 3 if value is None else [value.value, value.low, value.high]
         return [value]

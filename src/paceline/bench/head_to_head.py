@@ -7,17 +7,15 @@ timed in one interleaved run. The other side is the base of the ratio, and its c
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from statistics import median
 from typing import TypeAlias
 
-from paceline.bench.figures import Figures, Group, attempts_by, differences_in, group_of, label_of
+from paceline.bench.figures import attempts_by
 from paceline.bench.interleaved import plain_cell
+from paceline.bench.line import Line
 from paceline.bench.raw import CELL, CHOICE, HEAD_TO_HEAD, RawFile, Record
 from paceline.bench.runner import Configuration
-from paceline.bench.statistics import Estimate, estimate, first_difference, paired_ratios
-from paceline.bench.sweep import CANDIDATE, CONTROL, PLAIN, Axes, Cell, Sides, Workbench
-
-OURS, OTHER = "own", "other"  # as records have them
+from paceline.bench.statistics import first_difference
+from paceline.bench.sweep import CANDIDATE, CONTROL, OTHER, OURS, PLAIN, Axes, Cell, Sides, Workbench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,7 @@ class HeadToHead:
 
     def identity(self) -> Record:
         """The fields of its records that no other task's have."""
-        return {"kind": HEAD_TO_HEAD, "duel": self.as_record()}
+        return {"kind": HEAD_TO_HEAD, "pair": self.as_record()}
 
     def as_record(self) -> Record:
         """Both cells."""
@@ -54,7 +52,7 @@ class Choice:
 
     base: Cell  # our plain decoding
     pairs: tuple[HeadToHead, ...]
-    considered: tuple[Figures, ...]
+    considered: tuple[Line, ...]
 
     def as_record(self, run: str) -> Record:
         """What was chosen, and the speed-ups over our plain decoding that decided it; void cells decide nothing."""
@@ -63,7 +61,7 @@ class Choice:
             "kind": CHOICE,
             "run": run,
             "group": {name: getattr(self.base, name) for name in fields},
-            "duels": [pair.as_record() for pair in self.pairs],
+            "pairs": [pair.as_record() for pair in self.pairs],
             "considered": [
                 {"cell": asdict(line.cell), "speedup": line.speedup.value, "void": line.void}
                 for line in self.considered
@@ -71,32 +69,7 @@ class Choice:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadToHeadFigures:
-    """What one pair came to."""
-
-    run: str
-    label: str  # the run in words: precision and threads
-    suite: str
-    pair: HeadToHead
-    void: bool  # its control failed at every attempt: the times say nothing
-    attempts: int
-    control: float  # the other side against itself; 1 but for noise
-    ratio: Estimate  # the other's seconds over ours, paired: above 1 ours is faster
-    tokens_per_second: float
-    other_tokens_per_second: float
-    num_texts: int
-    num_looping: int
-    num_different: int  # 0: both sides emitted the same tokens
-    first_difference: int | None  # the earliest
-
-    @property
-    def group(self) -> Group:
-        """What must be equal for lines to belong to one table, batch sizes aside."""
-        return group_of(self.label, self.suite, self.pair.ours)
-
-
-def choose_pairs(figures: Iterable[Figures], *, run: str, axes: Axes) -> list[Choice]:
+def choose_pairs(figures: Iterable[Line], *, run: str, axes: Axes) -> list[Choice]:
     """Who meets whom, for every batch size, temperature and length of ``axes``; nothing where it has no peers.
 
     Chosen from all cells of ``run`` that are not void. Our plain decoding meets each peer's. Our fastest drafter at its
@@ -131,18 +104,21 @@ def keep_choices(choices: Iterable[Choice], *, raw: RawFile, run: str) -> list[H
     return pairs
 
 
-def head_to_head_figures(records: Sequence[Record]) -> list[HeadToHeadFigures]:
+def head_to_head_figures(records: Sequence[Record]) -> list[Line]:
     """A line for every pair of every group's last choice that was timed, of its last attempt.
 
     Sides that were interleaved in one run need no run of their own: their ratio is of the same repeats. Raises
     ValueError for a pair whose run is described nowhere in the file.
     """
-    taken = attempts_by(records, HEAD_TO_HEAD, lambda record: _pair(record["duel"]))
+    taken = attempts_by(records, HEAD_TO_HEAD, lambda record: _pair(record["pair"]))
     timed = {(run, pair): (conditions, attempts) for run, pair, conditions, attempts in taken}
     cells = _cells_of(records)
-    chosen = [(record["run"], _pair(pair)) for record in _last_choices(records).values() for pair in record["duels"]]
-    found = ((key, _shared(cells, *key) or timed.get(key)) for key in chosen)
-    return [_figures(*key, *attempts) for key, attempts in found if attempts is not None]
+    chosen = [(record["run"], _pair(pair)) for record in _last_choices(records).values() for pair in record["pairs"]]
+    return [
+        Line(run=run, conditions=found[0], cell=pair.ours, other=pair.other, attempts=found[1])
+        for run, pair in chosen
+        if (found := _shared(cells, run, pair) or timed.get((run, pair))) is not None
+    ]
 
 
 def unpaired(pairs: Iterable[HeadToHead], records: Sequence[Record], *, run: str) -> list[HeadToHead]:
@@ -160,11 +136,11 @@ def undecided(records: Sequence[Record]) -> list[str]:
     return [
         "batch {batch_size}, temperature {temperature:g}, {max_tokens} tokens".format(**record["group"])
         for record in _last_choices(records).values()
-        if all(pair[OURS]["drafter"] == PLAIN for pair in record["duels"])
+        if all(pair[OURS]["drafter"] == PLAIN for pair in record["pairs"])
     ]
 
 
-def _pairs(lines: Sequence[Figures], *, axes: Axes, base: Cell) -> Iterator[HeadToHead]:
+def _pairs(lines: Sequence[Line], *, axes: Axes, base: Cell) -> Iterator[HeadToHead]:
     ours = _fastest(line for line in lines if line.cell.drafter in axes.our_drafters)
     for peer in axes.peers:
         plain_peer = replace(base, drafter=peer.plain)
@@ -181,7 +157,7 @@ def _pairs(lines: Sequence[Figures], *, axes: Axes, base: Cell) -> Iterator[Head
             yield HeadToHead(ours=ours.cell, other=plain_peer)
 
 
-def _fastest(lines: Iterable[Figures]) -> Figures | None:
+def _fastest(lines: Iterable[Line]) -> Line | None:
     return max((line for line in lines if not line.void), key=lambda line: line.speedup.value, default=None)
 
 
@@ -204,7 +180,7 @@ def _shared(cells: Mapping[tuple[str, Cell], _Attempts], run: str, pair: HeadToH
         return None
     (conditions, attempts), (_, other_attempts) = sides
     ours, other = attempts[-1], other_attempts[-1]
-    if ours.get("together") is None or ours["together"] != other.get("together"):
+    if ours.get("interleaved") is None or ours["interleaved"] != other.get("interleaved"):
         return None
     seconds = {
         OTHER: other["seconds"][CANDIDATE],
@@ -236,21 +212,3 @@ def _choice_key(record: Record) -> tuple[object, ...]:
 
 def _last_choices(records: Iterable[Record]) -> dict[tuple[object, ...], Record]:
     return {_choice_key(record): record for record in records if record["kind"] == CHOICE}
-
-
-def _figures(run: str, pair: HeadToHead, conditions: Record, attempts: Sequence[Record]) -> HeadToHeadFigures:
-    record = attempts[-1]
-    seconds = record["seconds"]
-    return HeadToHeadFigures(
-        run=run,
-        label=label_of(conditions, record),
-        suite=conditions["suite"],
-        pair=pair,
-        void=record["void"],
-        attempts=len(attempts),
-        control=median(paired_ratios(seconds.get(PLAIN, seconds[OTHER]), seconds[CONTROL])),
-        ratio=estimate(paired_ratios(seconds[OTHER], seconds[OURS])),
-        tokens_per_second=median(record["num_tokens"] / each for each in seconds[OURS]),
-        other_tokens_per_second=median(record["num_tokens"] / each for each in seconds[OTHER]),
-        **differences_in(record["texts"]),
-    )

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.bench.raw import FAILURE, RawFile, Record
+from paceline.bench.raw import RawFile, Record
 from paceline.bench.record import record_of, rests_of
-from paceline.bench.runner import Comparison, Configuration, DecodingFailed, compare
+from paceline.bench.runner import Configuration, DecodingFailed, compare
 from paceline.bench.statistics import is_void
 from paceline.bench.sweep import (
     CANDIDATE,
@@ -25,6 +25,7 @@ from paceline.bench.sweep import (
     attempts_of,
     begin_run,
     describe_sampling,
+    failure_of,
     is_settled,
 )
 
@@ -82,8 +83,8 @@ def run_interleaved(
     """Measure what ``raw`` lacks of ``cells``, group by group; the fingerprint of the run.
 
     A group has more repeats while its controls fail, up to ``protocol.attempts`` times as many, all of which count, and
-    is written down whole. Cells that cannot run are written down as such, and the others go on. ``close`` ends what a
-    group has opened. Otherwise as ``sweep.run_sweep``.
+    is written down whole, with the number of the run in the file. Cells that cannot run are written down as such, and
+    the others go on. ``close`` ends what a group has opened. Otherwise as ``sweep.run_sweep``.
     """
     run = begin_run(raw, conditions=conditions, notes=notes, protocol=protocol)
     for done, group in enumerate(groups_of(cells)):
@@ -91,111 +92,94 @@ def run_interleaved(
             lacking = _lacking(group, raw.records, run, protocol)
             if any(cell.drafter != PLAIN for cell in lacking):
                 say = partial(progress, group, done)
-                timing = _Timing(workbench=workbench, cells=lacking, clock=clock, progress=say, beside=beside)
-                _keep(*timing.run(protocol), raw=raw, run=run)
+                measured, failures = _time_group(
+                    lacking, workbench=workbench, protocol=protocol, clock=clock, progress=say, beside=beside
+                )
+                number = 1 + max((record.get("interleaved") or 0 for record in raw.records), default=0)
+                raw.append(
+                    *(failure_of(run, cell, message) for cell, message in failures.items()),
+                    *(
+                        {"run": run, **cell.identity(), "interleaved": number, "attempt": attempt, **record}
+                        for cell, record in measured.items()
+                        for attempt in [attempts_of(raw.records, run, cell)]
+                    ),
+                )
         finally:
             close()
     return run
 
 
-def _keep(measured: Mapping[Cell, Record], failures: Mapping[Cell, str], *, raw: RawFile, run: str) -> None:
-    """Write down one run of a group, at once; ``together`` numbers the runs of the file."""
-    number = 1 + max((record.get("together") or 0 for record in raw.records), default=0)
-    raw.append(
-        *({"kind": FAILURE, "run": run, "task": cell.identity(), "message": failures[cell]} for cell in failures),
-        *(
-            {
-                "run": run,
-                **cell.identity(),
-                "together": number,
-                "attempt": attempts_of(raw.records, run, cell),
-                **found,
-            }
-            for cell, found in measured.items()
-        ),
-    )
+def _time_group(
+    cells: Sequence[Cell],
+    *,
+    workbench: Workbench,
+    protocol: Protocols,
+    clock: Callable[[], float],
+    progress: Callable[[str], None],
+    beside: Callable[[], Mapping[str, float]] | None,
+) -> tuple[dict[Cell, Record], dict[Cell, str]]:
+    """One run of a group's sides: what was measured of each cell, and what the others said when they failed."""
+    named = {_name(cell): cell for cell in cells if cell.drafter != PLAIN}
+    plain = list(dict.fromkeys(map(plain_cell, cells)))
+    controls = {_name(cell): _name(cell, again=True) for cell in plain}
+    failures: dict[Cell, str] = {}
+    start_seconds: dict[str, float] = {}
 
-
-class _Timing:
-    """One run of a group's sides."""
-
-    def __init__(
-        self,
-        *,
-        workbench: Workbench,
-        cells: Sequence[Cell],
-        clock: Callable[[], float],
-        progress: Callable[[str], None],
-        beside: Callable[[], Mapping[str, float]] | None,
-    ) -> None:
-        self._workbench, self._clock, self._say, self._beside = workbench, clock, progress, beside
-        self._cells = {_name(cell): cell for cell in cells if cell.drafter != PLAIN}
-        self._plain = list(dict.fromkeys(map(plain_cell, cells)))
-        self._wanted = set(cells)
-        self._failures: dict[Cell, str] = {}
-        self._start_seconds: dict[str, float] = {}
-
-    def run(self, protocol: Protocols) -> tuple[dict[Cell, Record], dict[Cell, str]]:
-        """What was measured of each cell, and what the others said when they failed."""
-        candidates = [side for name in self._cells if (side := self._make(name)) is not None]
-        sides = [
-            *(self._workbench.plain(_name(cell), cell) for cell in self._plain),
-            *candidates,
-            *(self._workbench.plain(_name(cell, again=True), cell) for cell in self._plain),
-        ]
-        most = protocol.repeats * protocol.attempts
-        controls = [(_name(cell), _name(cell, again=True)) for cell in self._plain]
-        begin = self._clock()
-        comparison = compare(
-            sides,
-            baseline=sides[0].name,
-            repeats=protocol.repeats,
-            warm_up=protocol.warm_up,
-            clock=self._clock,
-            progress=self._say,
-            beside=self._beside,
-            failed=self._fail,
-            lacks=lambda turns: (
-                len(turns) < most
-                and any(is_void([turn[one] / turn[again] for turn in turns]) for one, again in controls)
-            ),
-        )
-        return self._records(comparison, self._clock() - begin), self._failures
-
-    def _make(self, name: str) -> Configuration | None:
-        """The side of a cell; None where it does not start."""
-        self._say(f"starting {name}")
-        begin = self._clock()
+    def make(name: str) -> Configuration | None:
+        """The side of a cell; none where it does not start."""
+        progress(f"starting {name}")
+        begin = clock()
         try:
-            return self._workbench.candidate(name, self._cells[name])
+            return workbench.candidate(name, named[name])
         except DecodingFailed as error:
-            self._failures[self._cells[name]] = str(error)
+            fail(name, error)
             return None
         finally:
-            self._start_seconds[name] = self._clock() - begin
+            start_seconds[name] = clock() - begin
 
-    def _fail(self, name: str, error: DecodingFailed) -> None:
-        if name not in self._cells:
+    def fail(name: str, error: DecodingFailed) -> None:
+        if name not in named:
             raise error
-        self._failures[self._cells[name]] = str(error)
+        failures[named[name]] = str(error)
 
-    def _records(self, comparison: Comparison, seconds: float) -> dict[Cell, Record]:
-        named = {measured.name: measured for measured in comparison.measured}
-        found: dict[Cell, dict[str, object]] = {}
-        for cell in (*self._plain, *self._cells.values()):
-            plain = plain_cell(cell)
-            again = _name(plain, again=True)
-            own = again if cell == plain else _name(cell)
-            if own in named:
-                sides = {PLAIN: named[_name(plain)], CANDIDATE: named[own], CONTROL: named[again]}
-                found[cell] = {
-                    **record_of(sides, comparison),
-                    "rests": rests_of(sides[CANDIDATE], sides[PLAIN]),
-                    "start_seconds": self._start_seconds.get(own, 0.0),
-                    "timing_seconds": seconds,  # of the whole group
-                }
-        void = any(record["void"] for record in found.values())
-        return {cell: {**record, "void": void} for cell, record in found.items() if cell in self._wanted}
+    def lacks(turns: Sequence[Mapping[str, float]]) -> bool:
+        """Whether a control fails, and there are repeats left."""
+        pairs = ([turn[one] / turn[again] for turn in turns] for one, again in controls.items())
+        return len(turns) < protocol.repeats * protocol.attempts and any(map(is_void, pairs))
+
+    candidates = [side for name in named if (side := make(name)) is not None]
+    begin = clock()
+    comparison = compare(
+        [
+            *(workbench.plain(_name(cell), cell) for cell in plain),
+            *candidates,
+            *(workbench.plain(_name(cell, again=True), cell) for cell in plain),
+        ],
+        baseline=_name(plain[0]),
+        repeats=protocol.repeats,
+        warm_up=protocol.warm_up,
+        clock=clock,
+        progress=progress,
+        beside=beside,
+        failed=fail,
+        lacks=lacks,
+    )
+    seconds = clock() - begin  # of the whole group
+    measured = {one.name: one for one in comparison.measured}
+    found: dict[Cell, Record] = {}
+    for cell in (*plain, *named.values()):
+        base = _name(plain_cell(cell))
+        own = controls.get(_name(cell), _name(cell))  # plain decoding has its control as the candidate
+        if own in measured:
+            sides = {PLAIN: measured[base], CANDIDATE: measured[own], CONTROL: measured[controls[base]]}
+            found[cell] = {
+                **record_of(sides, comparison),
+                "rests": rests_of(sides[CANDIDATE], sides[PLAIN]),
+                "start_seconds": start_seconds.get(own, 0.0),
+                "timing_seconds": seconds,
+            }
+    void = any(record["void"] for record in found.values())
+    return {cell: {**record, "void": void} for cell, record in found.items() if cell in set(cells)}, failures
 
 
 def _lacking(group: Group, records: Sequence[Record], run: str, protocol: Protocols) -> list[Cell]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.bench.peers.base import Missing, Peer
+from paceline.bench.peers.base import Peer, PeerUnavailable
 from paceline.bench.raw import FAILURE, PEER, RUN, RawFile, Record
 
 
@@ -32,7 +32,7 @@ class Failure:
         return f"{self.task} failed: {self.message}"
 
 
-def keep_peers(found: Sequence[Peer | Missing], *, raw: RawFile, run: str) -> None:
+def keep_peers(found: Sequence[Peer | PeerUnavailable], *, raw: RawFile, run: str) -> None:
     """Write to ``raw`` who takes part in ``run`` and who is missing, where that is news.
 
     Raises ValueError where ``raw`` has figures of another version of a peer: they do not belong together.
@@ -44,7 +44,7 @@ def keep_peers(found: Sequence[Peer | Missing], *, raw: RawFile, run: str) -> No
         if record["kind"] == PEER and record["run"] == run and record["version"] is not None
     }
     for peer in found:
-        version, missing = (None, peer.reason) if isinstance(peer, Missing) else (peer.version, None)
+        version, missing = (None, peer.reason) if isinstance(peer, PeerUnavailable) else (peer.version, None)
         if version is not None and versions.get(peer.name, version) != version:
             raise ValueError(
                 f"{raw.path} holds figures of {peer.name} {versions[peer.name]}, and here is {version}; "
@@ -88,8 +88,8 @@ def _words(record: Record) -> str:
     """A task in words, from the fields that no other task's records have."""
     if "cell" in record:
         return _cell(record["cell"])
-    if "duel" in record:
-        return " against ".join(_cell(side) for side in record["duel"].values())
+    if "pair" in record:
+        return " against ".join(_cell(side) for side in record["pair"].values())
     return str(record["kind"])
 
 

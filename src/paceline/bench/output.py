@@ -4,20 +4,17 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
 from rich.console import Console
 
-from paceline.bench.categories import category_figures_of
 from paceline.bench.columns import Section, to_csv
-from paceline.bench.figures import Figures, figures_of, runs_of
-from paceline.bench.head_to_head import head_to_head_figures
+from paceline.bench.figures import figures_of
+from paceline.bench.line import Line
 from paceline.bench.missing_peers import failures_of, peers_of
-from paceline.bench.raw import Record, read_records
-from paceline.bench.report import CATEGORIES, CELLS, HEAD_TO_HEAD, SAMPLED, cell_sections, sections_of
-from paceline.bench.sampled import sampled_figures_of
+from paceline.bench.raw import RUN, Record, read_records
+from paceline.bench.report import cell_sections, csv_tables, sections_of
 from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW
 
 
@@ -42,15 +39,11 @@ def write_reports(path: Path, *, html: bool) -> list[Path]:
     if html:
         check_drawing()
     records = read_records(path)
-    texts = {path.with_suffix(".csv"): to_csv(CELLS, figures_of(records))}
-    others: list[tuple[str, Any, Sequence[Any]]] = [
-        (".head-to-head.csv", HEAD_TO_HEAD, head_to_head_figures(records)),
-        (".sampled.csv", SAMPLED, sampled_figures_of(records)),
-        (".categories.csv", CATEGORIES, category_figures_of(records)),
-    ]
-    for suffix, columns, lines in others:
-        if lines:
-            texts[path.with_suffix(suffix)] = to_csv(columns, lines)
+    texts = {
+        path.with_suffix(suffix): to_csv(columns, lines)
+        for suffix, (columns, lines) in csv_tables(records).items()
+        if lines or suffix == ".csv"
+    }
     if html:
         texts[path.with_suffix(".html")] = make_page(records, title=f"Paceline benchmark: {path.stem}")
     for file, text in texts.items():
@@ -72,7 +65,7 @@ def make_page(records: Sequence[Record], *, title: str) -> str:
         title=title,
         control_low=CONTROL_LOW,
         control_high=CONTROL_HIGH,
-        runs=[_describe(run) for run in runs_of(records)],
+        runs=[_describe(record) for record in records if record["kind"] == RUN],
         peers=list(dict.fromkeys(map(str, peers_of(records)))),
         failures=list(map(str, failures_of(records))),
         sections=[
@@ -82,7 +75,7 @@ def make_page(records: Sequence[Record], *, title: str) -> str:
     )
 
 
-def _drawings(section: Section[Figures]) -> list[tuple[str, Markup]]:
+def _drawings(section: Section[Line]) -> list[tuple[str, Markup]]:
     from paceline.bench import plots  # needs the optional matplotlib
 
     sound = [line for line in section.lines if not line.void]

@@ -8,18 +8,19 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from paceline.bench.drawing import baseline, draw_panels, error_bars, finish, powers_of_two
-from paceline.bench.figures import PHASES, Figures, best
+from paceline.bench.figures import best
+from paceline.bench.line import PHASES, Line
 from paceline.bench.sweep import PLAIN
 
 SIZE = (6.4, 3.4)  # inches
 
 
-def drawings_of(figures: Sequence[Figures]) -> list[tuple[str, str]]:
+def drawings_of(figures: Sequence[Line]) -> list[tuple[str, str]]:
     """Captions and drawings of cells that are not void; none for no cells."""
     if not figures:
         return []
     several = len({line.cell.batch_size for line in figures}) > 1
-    chosen: list[tuple[str, Callable[[Axes, Sequence[Figures]], None]]] = [
+    chosen: list[tuple[str, Callable[[Axes, Sequence[Line]], None]]] = [
         ("Speed-up over the draft length; bars are 95 % intervals.", speedup_over_k),
         *(
             [("Speed-up over the batch size, each drafter at its best length for the smallest.", speedup_over_batch)]
@@ -35,7 +36,7 @@ def drawings_of(figures: Sequence[Figures]) -> list[tuple[str, str]]:
     ]
 
 
-def speedup_over_k(axes: Axes, figures: Sequence[Figures]) -> None:
+def speedup_over_k(axes: Axes, figures: Sequence[Line]) -> None:
     """Speed-up over the draft length at the smallest batch size, one line per drafter, with intervals."""
     smallest = min(line.cell.batch_size for line in figures)
     for name, lines in _by_drafter(line for line in figures if line.cell.batch_size == smallest).items():
@@ -49,7 +50,7 @@ def speedup_over_k(axes: Axes, figures: Sequence[Figures]) -> None:
     baseline(axes)
 
 
-def speedup_over_batch(axes: Axes, figures: Sequence[Figures]) -> None:
+def speedup_over_batch(axes: Axes, figures: Sequence[Line]) -> None:
     """Speed-up over the batch size, every drafter at its best length for the smallest batch; 1 is break-even."""
     smallest = min(line.cell.batch_size for line in figures)
     chosen = {
@@ -70,7 +71,7 @@ def speedup_over_batch(axes: Axes, figures: Sequence[Figures]) -> None:
     finish(axes, x="batch size", y="speed-up over plain")
 
 
-def acceptance_by_position(axes: Axes, figures: Sequence[Figures]) -> None:
+def acceptance_by_position(axes: Axes, figures: Sequence[Line]) -> None:
     """Share of drafted tokens that were accepted, by their place in the draft, for every drafter's longest draft."""
     for name, lines in _by_drafter(line for line in figures if line.by_position).items():
         longest = max(lines, key=lambda line: (line.cell.num_draft_tokens, -line.cell.batch_size))
@@ -81,13 +82,13 @@ def acceptance_by_position(axes: Axes, figures: Sequence[Figures]) -> None:
     finish(axes, x="position in the draft", y="accepted of those drafted there")
 
 
-def time_split(axes: Axes, figures: Sequence[Figures]) -> None:
+def time_split(axes: Axes, figures: Sequence[Line]) -> None:
     """Milliseconds of a step by phase, for plain decoding and every drafter and length at the smallest batch size."""
     smallest = min(line.cell.batch_size for line in figures)
     timed = [line for line in figures if line.cell.batch_size == smallest and line.step_seconds]
     bars = {line.cell.way.replace("k=", ""): line.step_seconds for line in timed if line.cell.drafter != PLAIN}
     if timed:
-        bars = {PLAIN: timed[0].plain_step_seconds, **bars}
+        bars = {PLAIN: timed[0].base_step_seconds, **bars}
     bottom = [0.0] * len(bars)
     for at, phase in enumerate(PHASES):
         heights = [1e3 * seconds[at] for seconds in bars.values()]
@@ -97,8 +98,8 @@ def time_split(axes: Axes, figures: Sequence[Figures]) -> None:
     finish(axes, y=f"ms per step, batch {smallest}")
 
 
-def _by_drafter(figures: Iterable[Figures]) -> dict[str, list[Figures]]:
-    found: defaultdict[str, list[Figures]] = defaultdict(list)
+def _by_drafter(figures: Iterable[Line]) -> dict[str, list[Line]]:
+    found: defaultdict[str, list[Line]] = defaultdict(list)
     for line in figures:
         found[line.cell.drafter].append(line)
     return found

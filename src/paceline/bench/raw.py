@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 Record: TypeAlias = Mapping[str, Any]
-RUN, CELL, CHOICE, HEAD_TO_HEAD = "run", "cell", "choice", "duel"
+RUN, CELL, CHOICE, HEAD_TO_HEAD = "run", "cell", "choice", "head-to-head"
 PEER, FAILURE = "peer", "failure"
+FORMER_KEYS = {"duel": "pair", "duels": "pairs", "own": "ours", "together": "interleaved"}  # as older files have them
+FORMER_KINDS = {"duel": HEAD_TO_HEAD}
 
 
 def fingerprint(conditions: Record) -> str:
@@ -32,8 +34,16 @@ def hash_model(folder: Path) -> str:
     return total.hexdigest()
 
 
+def _renamed(record: dict[str, Any]) -> dict[str, Any]:
+    """A record in today's words."""
+    renamed = {FORMER_KEYS.get(name, name): value for name, value in record.items()}
+    if renamed.get("kind") in FORMER_KINDS:
+        renamed["kind"] = FORMER_KINDS[renamed["kind"]]
+    return renamed
+
+
 def read_records(path: Path) -> list[Record]:
-    """Every whole line; what an interruption tore off is left out.
+    """Every whole line, in today's words; what an interruption tore off is left out.
 
     Raises ValueError for a file that cannot be read or holds anything else.
     """
@@ -46,7 +56,7 @@ def read_records(path: Path) -> list[Record]:
         if not line:
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line, object_hook=_renamed)
         except ValueError:  # torn; the next line begins anew
             continue
         if not isinstance(record, dict) or not {"kind", "run"} <= record.keys():

@@ -1,152 +1,179 @@
 """The tables of paceline bench: their columns, and the sections of a file of raw figures. Measures nothing."""
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from paceline.bench.categories import CategoryFigures, at_best, category_figures_of
-from paceline.bench.columns import Column, Section, grouped, interval, number
-from paceline.bench.figures import PHASES, Figures, Group, best, break_evens, figures_of, grid
-from paceline.bench.head_to_head import HeadToHeadFigures, head_to_head_figures
+from paceline.bench.columns import Column, Section, grouped
+from paceline.bench.figures import (
+    Sampled,
+    best,
+    break_evens,
+    category_figures_of,
+    figures_of,
+    grid,
+    sampled_figures_of,
+    steps_of,
+)
+from paceline.bench.head_to_head import head_to_head_figures
+from paceline.bench.line import PHASES, Group, Line
 from paceline.bench.raw import Record
-from paceline.bench.runner import Comparison
-from paceline.bench.sampled import sampled_figures_of
+from paceline.bench.runner import Comparison, Measured
+from paceline.bench.statistics import BreakEven
 from paceline.bench.sweep import describe_sampling
 
-RATIO, TWO, RATE, SHARE = interval(), number(".2f"), number(".0f"), number(".0%")
+
+def _named(name: str, get: str | Callable[[Any], Any] | None = None, heading: str | None = None, **given: Any) -> Any:
+    """A column that CSV has too; its value is the attribute of that name unless ``get`` says otherwise."""
+    return Column(heading, get or name, given.pop("form", ""), name=name, **given)
 
 
-def _column(name: str, heading: str | None = None, get: str | Callable[[Any], Any] | None = None, **given: Any) -> Any:
-    """A column of CSV; its value is the attribute of that name unless ``get`` says otherwise."""
-    getter = get if callable(get) else attrgetter(get or name)
-    return Column(name=name, heading=heading, get=getter, **given)
+def _mean(path: str) -> Callable[[Sequence[Line]], float]:
+    """Over several lines."""
+    return lambda lines: fmean(Column(None, path).value(line) for line in lines)
 
 
-def _shown(heading: str, get: Callable[[Any], Any], **given: Any) -> Any:
-    """A column of tables alone."""
-    return Column(heading=heading, get=get, **given)
-
-
-def _step(at: int, name: str = "step_seconds") -> Callable[[Any], float | None]:
+def _step(at: int, path: str = "step_seconds") -> Callable[[Line], float | None]:
     """Milliseconds of a phase of a step."""
-    return lambda line: 1e3 * getattr(line, name)[at] if getattr(line, name) else None
+    return lambda line: 1e3 * getattr(line, path)[at] if getattr(line, path) else None
 
 
 def _sampling(cell: str) -> list[Any]:
-    """How the texts were sampled, in CSV."""
-    return [_column(name, get=f"{cell}.{name}") for name in ("temperature", "top_p", "max_tokens")]
+    return [_named(name, f"{cell}.{name}") for name in ("temperature", "top_p", "max_tokens")]
 
 
-RUN: list[Any] = [_column(name) for name in ("run", "label", "suite")]
-CELL: list[Any] = [
-    *RUN,
-    _column("drafter", get="cell.drafter"),
-    _column("num_draft_tokens", get="cell.num_draft_tokens"),
-    _column("batch_size", get="cell.batch_size"),
+def _cell(line: str = "") -> list[Any]:
+    """The columns of CSV that say which cell it is."""
+    return [
+        *(_named(name, line + name) for name in ("run", "label", "suite")),
+        *(_named(name, f"{line}cell.{name}") for name in ("drafter", "num_draft_tokens", "batch_size")),
+        *_sampling(f"{line}cell"),
+    ]
+
+
+ATTEMPTS = _named("attempts", lambda line: len(line.attempts))
+CONTROL = _named("control", heading="A/A", form=".3f", wide=True)
+PER_STEP = _named("tokens_per_step", heading="/step", form=".2f")
+ACCEPT = _named("acceptance", heading="accept", form=".0%")
+LOOPING = _named("num_looping", heading="looping", wide=True)
+BATCH: Column[Line] = Column("batch", "cell.batch_size")
+WAY: Column[Line] = Column("drafter", "cell.way", left=True)
+NUM_TEXTS = _named("num_texts", lambda line: len(line.texts))
+DIFFERENCES: list[Column[Line]] = [
+    Column("differ", lambda line: f"{len(line.differences)}/{len(line.texts)}"),
+    NUM_TEXTS,
+    LOOPING,
+    _named("num_different", lambda line: len(line.differences)),
+    _named("first_difference", lambda line: min(line.differences, default=None), "first at", wide=True),
+]
+DRAFTER: Column[Line] = Column("drafter", "cell.drafter", left=True)
+DRAFT_TOKENS: Column[Line] = Column("k", lambda line: line.cell.num_draft_tokens or None)
+SPEEDUP = _named("speedup", heading="speed-up 95 %", form=".2f", timed=True, estimate=True)
+SPEED = _named("tokens_per_second", heading="tokens/s", form=".0f", timed=True)
+CELLS: list[Column[Line]] = [
+    *_cell(),
+    DRAFTER,
+    DRAFT_TOKENS,
+    BATCH,
+    _named("void"),
+    ATTEMPTS,
+    CONTROL,
+    SPEEDUP,
+    SPEED,
+    _named("plain_tokens_per_second", "base_tokens_per_second", "plain", form=".0f", wide=True),
+    _named("decoding_tokens_per_second", heading="decode", form=".0f", timed=True),
+    _named("limit_tokens_per_second"),
+    _named("of_limit", heading="limit", form=".0%", timed=True),
+    _named("start_seconds"),
+    PER_STEP,
+    _named("accepted_per_step", heading="drafted ones", form=".2f", wide=True),
+    ACCEPT,
+    _named("acceptance_by_position", lambda line: " ".join(f"{rate:.4f}" for rate in line.by_position)),
+    _named("ideal", heading="ideal", form=".2f", timed=True, wide=True),
+    _named("efficiency", heading="efficiency", form=".0%", timed=True, wide=True),
+    *(_named(f"{phase}_ms", _step(at)) for at, phase in enumerate(PHASES)),
+    _named("plain_score_ms", _step(1, "base_step_seconds")),
+    *DIFFERENCES,
+]
+HEAD_TO_HEAD: list[Column[Line]] = [
+    *(_named(name) for name in ("run", "label", "suite")),
+    _named("batch_size", "cell.batch_size", "batch"),
     *_sampling("cell"),
-]
-DIFFERENCES: list[Any] = [
-    _shown("differ", lambda line: f"{line.num_different}/{line.num_texts}"),
-    _column("num_texts"),
-    _column("num_looping", "looping", wide=True),
-    _column("num_different"),
-    _column("first_difference", "first at", wide=True),
-]
-BATCH = _shown("batch", attrgetter("cell.batch_size"))
-WAY = _shown("drafter", attrgetter("cell.way"), left=True)
-CELLS: list[Column[Figures]] = [
-    *CELL,
-    _shown("drafter", attrgetter("cell.drafter"), left=True),
-    _shown("k", lambda line: line.cell.num_draft_tokens or None),
-    BATCH,
-    _column("void"),
-    _column("attempts"),
-    _column("control", "A/A", form=number(".3f"), wide=True),
-    _column("speedup", "speed-up 95 %", form=RATIO, timed=True, estimate=True),
-    _column("tokens_per_second", "tokens/s", form=RATE, timed=True),
-    _column("plain_tokens_per_second", "plain", form=RATE, wide=True),
-    _column("decoding_tokens_per_second", "decode", form=RATE, timed=True),
-    _column("limit_tokens_per_second"),
-    _column("of_limit", "limit", form=SHARE, timed=True),
-    _column("start_seconds"),
-    _column("tokens_per_step", "/step", form=TWO),
-    _column("accepted_per_step", "drafted ones", form=TWO, wide=True),
-    _column("acceptance", "accept", form=SHARE),
-    _column("acceptance_by_position", get=lambda line: " ".join(f"{rate:.4f}" for rate in line.by_position)),
-    _column("ideal", "ideal", form=TWO, timed=True, wide=True),
-    _column("efficiency", "efficiency", form=SHARE, timed=True, wide=True),
-    *(_column(f"{phase}_ms", get=_step(at)) for at, phase in enumerate(PHASES)),
-    _column("plain_score_ms", get=_step(1, "plain_step_seconds")),
+    Column("ours", "cell.way", left=True),
+    _named("ours", "cell.drafter"),
+    _named("ours_num_draft_tokens", "cell.num_draft_tokens"),
+    Column("other", "other.way", left=True),
+    _named("other", "other.drafter"),
+    _named("other_num_draft_tokens", "other.num_draft_tokens"),
+    _named("void"),
+    ATTEMPTS,
+    CONTROL,
+    _named("ratio", "speedup", "ratio 95 %", form=".2f", timed=True, estimate=True),
+    Column("tokens/s", lambda line: f"{line.tokens_per_second:.0f} : {line.base_tokens_per_second:.0f}", timed=True),
+    _named("tokens_per_second"),
+    _named("other_tokens_per_second", "base_tokens_per_second"),
     *DIFFERENCES,
 ]
-HEAD_TO_HEAD: list[Column[HeadToHeadFigures]] = [
-    *RUN,
-    _column("batch_size", "batch", get="pair.ours.batch_size"),
-    *_sampling("pair.ours"),
-    _shown("ours", attrgetter("pair.ours.way"), left=True),
-    _column("own", get="pair.ours.drafter"),
-    _column("own_num_draft_tokens", get="pair.ours.num_draft_tokens"),
-    _shown("other", attrgetter("pair.other.way"), left=True),
-    _column("other", get="pair.other.drafter"),
-    _column("other_num_draft_tokens", get="pair.other.num_draft_tokens"),
-    _column("void"),
-    _column("attempts"),
-    _column("control", "A/A", form=number(".3f"), wide=True),
-    _column("ratio", "ratio 95 %", form=RATIO, timed=True, estimate=True),
-    _shown("tokens/s", lambda line: f"{line.tokens_per_second:.0f} : {line.other_tokens_per_second:.0f}", timed=True),
-    _column("tokens_per_second"),
-    _column("other_tokens_per_second"),
-    *DIFFERENCES,
-]
-CATEGORIES: list[Column[CategoryFigures]] = [
-    *CELL,
+CATEGORIES: list[Column[Line]] = [
+    *_cell(),
     BATCH,
     WAY,
-    _column("category", "category", left=True),
-    _column("void"),
-    _column("speedup", "speed-up 95 %", form=RATIO, estimate=True),
-    _column("tokens_per_step", "/step", form=TWO),
-    _column("acceptance", "accept", form=SHARE),
-    _column("num_texts", "texts"),
-    _column("num_looping", "looping", wide=True),
+    _named("category", heading="category", left=True),
+    _named("void"),
+    _named("speedup", "category_speedup", "speed-up 95 %", form=".2f", estimate=True),
+    PER_STEP,
+    ACCEPT,
+    _named("num_texts", lambda line: len(line.texts), "texts"),
+    LOOPING,
 ]
-SAMPLED: list[Any] = [
-    *CELL,
-    _shown("sampling", lambda line: describe_sampling(line.cell.temperature, line.cell.top_p), left=True),
-    _shown("tokens", attrgetter("cell.max_tokens")),
-    BATCH,
-    WAY,
-    _column("void"),
-    _column("ratio", "ratio 95 %", form=interval(".3f"), timed=True, estimate=True),
-    _column("tokens_per_step", "/step", form=TWO),
-    _column("greedy_tokens_per_step", "greedy's", form=TWO),
+SAMPLED: list[Column[Sampled]] = [
+    *_cell("line."),
+    Column("sampling", lambda one: describe_sampling(one.line.cell.temperature, one.line.cell.top_p), left=True),
+    Column("tokens", "line.cell.max_tokens"),
+    Column("batch", "line.cell.batch_size"),
+    Column("drafter", "line.cell.way", left=True),
+    _named("void"),
+    _named("ratio", heading="ratio 95 %", form=".3f", timed=True, estimate=True),
+    *(
+        _named(name, lambda one, at=at: one[at].record["num_tokens"] / steps_of(one[at]), heading, form=".2f")
+        for at, (name, heading) in enumerate((("tokens_per_step", "/step"), ("greedy_tokens_per_step", "greedy's")))
+    ),
 ]
-BEST: list[Column[Figures]] = [
-    _shown("precision", attrgetter("label"), left=True),
-    _shown("temp", attrgetter("cell.temperature"), form=number("g")),
-    _shown("tokens", attrgetter("cell.max_tokens")),
-    *(column for column in CELLS if column.heading in ("drafter", "k", "batch", "speed-up 95 %", "tokens/s")),
+BEST: list[Column[Line]] = [
+    Column("precision", "label", left=True),
+    Column("temp", "cell.temperature", "g"),
+    Column("tokens", "cell.max_tokens"),
+    *(DRAFTER, DRAFT_TOKENS, BATCH, SPEEDUP, SPEED),
 ]
-BREAK_EVEN: list[Any] = [
-    _shown("precision", lambda line: line[0][0], left=True),
-    _shown("temp", lambda line: line[0][2], form=number("g")),
-    _shown("tokens", lambda line: line[0][4]),
-    _shown("drafter", lambda line: line[1], left=True),
-    _shown("k", lambda line: line[2]),
-    _shown("break-even", lambda line: line[3]),
+BREAK_EVEN: list[Column[tuple[Line, BreakEven]]] = [
+    Column("precision", "0.label", left=True),
+    Column("temp", "0.cell.temperature", "g"),
+    Column("tokens", "0.cell.max_tokens"),
+    Column("drafter", "0.cell.drafter", left=True),
+    Column("k", "0.cell.num_draft_tokens"),
+    Column("break-even", "1", str),
 ]
-GRID: list[Any] = [
-    _shown("precision", attrgetter("label"), left=True),
-    _shown("temp", attrgetter("temperature"), form=number("g")),
-    _shown("batch", attrgetter("batch_size")),
-    _shown("drafter", attrgetter("drafter"), left=True),
-    _shown("tokens", lambda line: ", ".join(map(str, line.max_tokens))),
-    _shown("gamma", attrgetter("num_draft_tokens")),
-    _shown("speed-up", attrgetter("speedup"), form=TWO),
-    _shown("tokens/s", attrgetter("tokens_per_second"), form=number(".1f")),
+GRID: list[Column[list[Line]]] = [
+    Column("precision", "0.label", left=True),
+    Column("temp", "0.cell.temperature", "g"),
+    Column("batch", "0.cell.batch_size"),
+    Column("drafter", "0.cell.drafter", left=True),
+    Column("tokens", lambda lines: ", ".join(str(line.cell.max_tokens) for line in lines)),
+    Column("gamma", "0.cell.num_draft_tokens"),
+    Column("speed-up", _mean("speedup.value"), ".2f"),
+    Column("tokens/s", _mean("tokens_per_second"), ".1f"),
+]
+COMPARISON: list[Column[Measured]] = [
+    Column("", "name", left=True),
+    Column("tokens/s (spread)", lambda one: "{:.0f} ({:.0f}-{:.0f})".format(*one.tokens_per_second.summary)),
+    Column("tokens/step", lambda one: one.sample.summary and one.sample.summary.mean_acceptance_length, ".2f"),
+    Column("accepted", lambda one: one.acceptance_rate, ".0%"),
+    Column(
+        "speed-up (spread)",
+        lambda one: "{:.2f} ({:.2f}-{:.2f})".format(*one.speedup.summary) if set(one.speedup.values) != {1} else "1",
+    ),
 ]
 CATEGORY_NOTE = """Each drafter at the draft length that was fastest over all categories. There is a speed-up where a
 category's prompts were timed without others between them."""
@@ -161,9 +188,9 @@ def describe_group(group: Group) -> str:
     return f"{label}, {suite}, {describe_sampling(temperature, top_p)}, {max_tokens} tokens"
 
 
-def cell_sections(figures: Sequence[Figures]) -> list[Section[Figures]]:
+def cell_sections(figures: Sequence[Line]) -> list[Section[Line]]:
     """For all that was timed alike, one line per cell."""
-    return grouped(describe_group, CELLS, figures, attrgetter("group"))
+    return grouped(describe_group, CELLS, figures, lambda line: line.group)
 
 
 def sections_of(records: Sequence[Record]) -> list[Section[Any]]:
@@ -174,8 +201,8 @@ def sections_of(records: Sequence[Record]) -> list[Section[Any]]:
     found: list[Section[Any]] = grouped(
         lambda group: f"by category, each drafter at its best k, {describe_group(group)}",
         CATEGORIES,
-        at_best(category_figures_of(records), figures),
-        attrgetter("group"),
+        category_figures_of(line for line in figures if line in chosen),
+        lambda line: line.group,
         note=CATEGORY_NOTE,
     )
     found += [
@@ -186,32 +213,29 @@ def sections_of(records: Sequence[Record]) -> list[Section[Any]]:
             lambda group: f"best against best, {describe_group(group)}; above 1 ours is faster",
             HEAD_TO_HEAD,
             head_to_head_figures(records),
-            attrgetter("group"),
+            lambda line: line.group,
         ),
         Section(
             title="sampling beside greedy decoding: steps per second over its, in one run",
             columns=SAMPLED,
-            lines=sampled_figures_of(records),
+            lines=sampled_figures_of(figures),
             note=SAMPLED_NOTE,
         ),
     ]
     return [section for section in found if section.lines]
 
 
-def make_table(comparison: Comparison, *, title: str | None = None) -> Table:
+def csv_tables(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column[Any]], Sequence[Any]]]:
+    """Columns and lines of the CSV files beside a file of raw figures, by suffix; the first is always written."""
+    figures = figures_of(records)
+    return {
+        ".csv": (CELLS, figures),
+        ".head-to-head.csv": (HEAD_TO_HEAD, head_to_head_figures(records)),
+        ".sampled.csv": (SAMPLED, sampled_figures_of(figures)),
+        ".categories.csv": (CATEGORIES, category_figures_of(figures)),
+    }
+
+
+def make_table(comparison: Comparison, *, title: str = "") -> Table:
     """One line per configuration: median and range over the repeats, then what happened in a step."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    for name in ("tokens/s (spread)", "tokens/step", "accepted", "speed-up (spread)"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for measured in comparison.measured:
-        rate, ratio, summary = measured.tokens_per_second, measured.speedup, measured.sample.summary
-        drafted = 0 if summary is None else sum(summary.drafted)
-        table.add_row(
-            measured.name,
-            f"{rate.median:.0f} ({rate.low:.0f}-{rate.high:.0f})",
-            "-" if summary is None else f"{summary.mean_acceptance_length:.2f}",
-            "-" if summary is None or not drafted else f"{summary.acceptance_rate:.0%}",
-            "1" if measured.name == comparison.baseline else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
-        )
-    return table
+    return Section(title=title, columns=COMPARISON, lines=comparison.measured).table()

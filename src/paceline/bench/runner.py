@@ -87,12 +87,9 @@ class Spread:
         return median(self.values)
 
     @property
-    def low(self) -> float:
-        return min(self.values)
-
-    @property
-    def high(self) -> float:
-        return max(self.values)
+    def summary(self) -> tuple[float, float, float]:
+        """Median, least and most."""
+        return self.median, min(self.values), max(self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +109,12 @@ class Measured:
     def sample(self) -> Sample:
         """Of the last repeat."""
         return self.samples[-1]
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """None for what drafts nothing, or does not count it."""
+        summary = self.sample.summary
+        return summary.acceptance_rate if summary is not None and sum(summary.drafted) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,10 @@ class Estimate:
     low: float
     high: float
 
+    def __format__(self, spec: str) -> str:
+        """The median and its interval, all three numbers in one format."""
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
 
 class Relation(StrEnum):
     """Where a sweep's break-even is."""

@@ -17,6 +17,7 @@ from paceline.bench.record import record_of
 from paceline.bench.runner import Configuration, DecodingFailed, compare
 
 PLAIN, CONTROL, CANDIDATE = "plain", "control", "candidate"
+OURS, OTHER = "ours", "other"  # the sides of a head-to-head comparison
 Sides: TypeAlias = tuple[Configuration, Configuration, Configuration]  # a base, a candidate, the base again
 
 
@@ -222,12 +223,17 @@ def run_sweep(
                     beside=beside,
                 )
             except DecodingFailed as error:
-                raw.append({"kind": FAILURE, "run": run, "task": task.identity(), "message": str(error)})
+                raw.append(failure_of(run, task, str(error)))
                 break
             found = record_of({side.name: comparison[side.name] for side in sides}, comparison)
             seconds = {"start_seconds": started - begin, "timing_seconds": clock() - started}
             raw.append({"run": run, **task.identity(), "attempt": attempt, **found, **seconds})
     return run
+
+
+def failure_of(run: str, task: Task, message: str) -> Record:
+    """That a task could not be timed."""
+    return {"kind": FAILURE, "run": run, "task": task.identity(), "message": message}
 
 
 def attempts_of(records: Sequence[Record], run: str, task: Task) -> int:

@@ -19,7 +19,7 @@ from paceline.bench.machine import describe, hash_source
 from paceline.bench.missing_peers import keep_peers
 from paceline.bench.output import check_drawing
 from paceline.bench.peers import PEERS, find_peers
-from paceline.bench.peers.base import Missing, Peer
+from paceline.bench.peers.base import Peer, PeerUnavailable
 from paceline.bench.raw import RawFile, Record, fingerprint, hash_model
 from paceline.bench.sweep import Axes, Protocols, Task, begin_run, run_sweep
 from paceline.bench.trees import MODEL, nodes_of, read_trees
@@ -58,7 +58,7 @@ def run_bench(options: Bench) -> int:
     check_batches(len(bench.prompts), axes.batch_sizes)
     check_lengths(bench.target, bench.prompts, axes.max_tokens, num_nodes=_most_nodes(axes))
     found = _peers(options, bench)
-    bench = replace(bench, peers=[peer for peer in found if not isinstance(peer, Missing)])
+    bench = replace(bench, peers=[peer for peer in found if not isinstance(peer, PeerUnavailable)])
     axes = replace(axes, peers=[peer.ways for peer in bench.peers])
     check_peer_counts(
         axes.peer_counts,
@@ -149,7 +149,7 @@ def _axes(options: Bench) -> Axes:
     )
 
 
-def _peers(options: Bench, bench: ModelBench) -> list[Peer | Missing]:
+def _peers(options: Bench, bench: ModelBench) -> list[Peer | PeerUnavailable]:
     """The peers of the options. Raises ValueError for one that is given by name and missing."""
     left_out = [name for name, counts in read_peer_counts(options.peer_counts or []).items() if not counts]
     names = [name for name in (PEERS if options.peers else options.peer or []) if name not in left_out]
@@ -163,7 +163,7 @@ def _peers(options: Bench, bench: ModelBench) -> list[Peer | Missing]:
         num_open=MOST_OPEN if options.together else 1,
     )
     for peer in found:
-        if isinstance(peer, Missing) and peer.name in (options.peer or []):
+        if isinstance(peer, PeerUnavailable) and peer.name in (options.peer or []):
             raise ValueError(f"--peer {peer.name} is missing: {peer.reason}")
     return found
 

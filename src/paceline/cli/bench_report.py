@@ -29,7 +29,10 @@ def write_and_print(path: Path, records: list[Record], *, html: bool, console: C
     written = write_reports(path, html=html)
     print_tables(records, console)
     comparisons = head_to_head_figures(records)
-    for lines, what in ((figures, "cells are void: plain decoding"), (comparisons, "duels are void: the other side")):
+    for lines, what in (
+        (figures, "cells are void: plain decoding"),
+        (comparisons, "pairs are void: the other side"),
+    ):
         void = sum(line.void for line in lines)
         if not void:
             continue

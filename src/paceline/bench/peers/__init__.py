@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.bench.peers import llama_cpp, vllm
-from paceline.bench.peers.base import Missing, Peer, PeerSettings
+from paceline.bench.peers.base import Peer, PeerSettings, PeerUnavailable
 from paceline.bench.peers.transformers import TRANSFORMERS, Transformers
 
 PEERS = (TRANSFORMERS, vllm.VLLM, llama_cpp.LLAMA_CPP)
@@ -20,7 +20,7 @@ def find_peers(
     vllm_python: Path | None,
     llama_cpp_folder: Path | None,
     num_open: int = 1,
-) -> list[Peer | Missing]:
+) -> list[Peer | PeerUnavailable]:
     """Those of PEERS that ``names`` names, found or missing, in the order of PEERS. Loads no model.
 
     Of the programs of each, ``num_open`` are held open at most: a further one ends the oldest.
@@ -29,7 +29,7 @@ def find_peers(
     for name in names:
         if name not in PEERS:
             raise ValueError(f"unknown peer {name}; known: {', '.join(PEERS)}")
-    found: list[Peer | Missing] = []
+    found: list[Peer | PeerUnavailable] = []
     if TRANSFORMERS in names:
         found.append(Transformers(setting=setting))
     if vllm.VLLM in names:

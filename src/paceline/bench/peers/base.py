@@ -3,13 +3,16 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from paceline.bench.runner import Configuration
+from paceline.bench.runner import Configuration, Sample
 from paceline.bench.sweep import Cell, Ways
+from paceline.core.stats import Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class PeerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class PeerUnavailable:
     """A peer that is not there; the reason says what would bring it."""
 
     name: str
@@ -56,6 +59,15 @@ class Peer(Protocol):
     def close(self) -> None:
         """End what it started; a configuration made before cannot run any more."""
         ...
+
+
+def counted(tokens: Sequence[Sequence[int]], steps: Sequence[int]) -> Sample:
+    """Outputs and the steps that each took, where nothing is known of drafts."""
+    texts = tuple(
+        Summary(steps=number, emitted=len(text), drafted=[], accepted=[])
+        for text, number in zip(tokens, steps, strict=True)
+    )
+    return Sample(tokens=tuple(map(tuple, tokens)), summary=reduce(add, texts), texts=texts)
 
 
 def room(cell: Cell, prompts: Sequence[Sequence[int]]) -> int:

@@ -15,18 +15,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import add
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import Any, ClassVar, Final, final
 
-from paceline.bench.peers.base import Missing, PeerSettings, cache_folder, room
+from paceline.bench.peers.base import PeerSettings, PeerUnavailable, cache_folder, counted
 from paceline.bench.peers.process import PATIENCE, Process
-from paceline.bench.peers.programs import ProgramPool
+from paceline.bench.peers.programs import Key, ProgramPeer, ProgramPool
 from paceline.bench.raw import hash_model
-from paceline.bench.runner import Configuration, DecodingFailed, Sample
-from paceline.bench.sweep import Cell, Ways
-from paceline.core.stats import Summary
+from paceline.bench.runner import DecodingFailed, Sample
+from paceline.bench.sweep import Cell
 
 LLAMA_CPP: Final = "llama.cpp"
 PLAIN, DRAFT, CONFIDENT, LOOKUP = LLAMA_CPP, "llama.cpp-draft", "llama.cpp-draft-confident", "llama.cpp-lookup"
@@ -39,58 +36,67 @@ TYPES: Final = {"torch.bfloat16": "bf16", "torch.float16": "f16", "torch.float32
 WRITER: Final = Path(__file__).with_name("scripts") / "write_gguf.py"
 HOST: Final = "127.0.0.1"
 
-_Key: TypeAlias = tuple[str, int, int, int]  # way, draft length, batch size, tokens of the longest text
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server; it answers only while it is awake."""
+
+    process: Process
+    port: int
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.has_ended
+
+    def close(self) -> None:
+        """End it."""
+        self.process.close()
+
+    def complete(self, order: Mapping[str, object]) -> Any:
+        """The server's answer. Raises DecodingFailed where it gives none, or an error."""
+        try:
+            status, text = _request(self.port, "POST", "/completion", body=json.dumps(order))
+        except (OSError, http.client.HTTPException) as error:
+            raise self.process.failure(f"no answer ({error})") from error
+        if status != http.client.OK:
+            raise self.process.failure(f"it answers {status}: {text[:200].decode(errors='replace')}")
+        return json.loads(text)
 
 
 @final
 @dataclass(slots=True, kw_only=True)
-class LlamaCpp:
+class LlamaCpp(ProgramPeer[Server]):
     """The server and the converter in ``folder``, llama.cpp's sources with a build in them. Made by ``find``."""
 
+    plain: ClassVar[str] = PLAIN
+    drafts: ClassVar[tuple[str, ...]] = (DRAFT, CONFIDENT)
+    lookup: ClassVar[str] = LOOKUP
+
     folder: Path
-    setting: PeerSettings
-    version: str
     cache: Path
-    programs: "ProgramPool[Server]"
-    name: str = LLAMA_CPP
 
-    @property
-    def ways(self) -> Ways:
-        """It drafts for whole batches."""
-        drafting = (LOOKUP,) if self.setting.draft is None else (DRAFT, CONFIDENT, LOOKUP)
-        return Ways(plain=PLAIN, drafting=drafting, batches=True, programs=True)
+    def decode(self, program: Server, cell: Cell, prompts: list[list[int]], seed: int) -> Sample:
+        """What the server answers to one request; its steps are the tokens that it did not draft."""
+        order = {
+            "prompt": prompts,
+            "n_predict": cell.max_tokens,
+            "temperature": cell.temperature,
+            "top_p": cell.top_p,
+            "samplers": ["temperature", "top_p"],  # in our order
+            "seed": seed,
+            "ignore_eos": True,
+            "cache_prompt": False,  # every call reads its prompts, as ours does
+            "return_tokens": True,
+        }
+        with program.process.awake():
+            answers = program.complete(order)
+        rows = sorted(answers if isinstance(answers, list) else [answers], key=lambda row: row["index"])
+        steps = [len(row["tokens"]) - row.get("timings", {}).get("draft_n_accepted", 0) for row in rows]
+        return counted([row["tokens"] for row in rows], steps)
 
-    def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
-        """One of its ways over all ``prompts``; a group is one request."""
-        key = (cell.drafter, cell.num_draft_tokens, cell.batch_size, room(cell, prompts))
-        server = self.programs.get(key, lambda: self._start(key))
-
-        def part(at: int) -> Sample:
-            order = {
-                "prompt": [list(prompt) for prompt in prompts[at : at + cell.batch_size]],
-                "n_predict": cell.max_tokens,
-                "temperature": cell.temperature,
-                "top_p": cell.top_p,
-                "samplers": ["temperature", "top_p"],  # in our order
-                "seed": seed + at,
-                "ignore_eos": True,
-                "cache_prompt": False,  # every call reads its prompts, as ours does
-                "return_tokens": True,
-            }
-            with server.process.awake():
-                answers = server.complete(order)
-            rows = answers if isinstance(answers, list) else [answers]
-            rows = sorted(rows, key=lambda row: row["index"])
-            return _sample(rows)
-
-        starts = range(0, len(prompts), cell.batch_size)
-        return Configuration(name=name, parts=[partial(part, at) for at in starts])
-
-    def close(self) -> None:
-        """End the servers."""
-        self.programs.close()
-
-    def _start(self, key: _Key) -> "Server":
+    def start(self, key: Key) -> Server:
+        """A server with the settings of what is timed."""
         way, num_draft_tokens, batch_size, longest = key
         threads = str(self.setting.num_threads)
         each = -(-longest // BLOCK) * BLOCK
@@ -131,44 +137,6 @@ class LlamaCpp:
         return path
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A running server; it answers only while it is awake."""
-
-    process: Process
-    port: int
-
-    @property
-    def has_ended(self) -> bool:
-        return self.process.has_ended
-
-    def close(self) -> None:
-        """End it."""
-        self.process.close()
-
-    def complete(self, order: Mapping[str, object]) -> Any:
-        """The server's answer. Raises DecodingFailed where it gives none, or an error."""
-        try:
-            status, text = _request(self.port, "POST", "/completion", body=json.dumps(order))
-        except (OSError, http.client.HTTPException) as error:
-            raise self.process.failure(f"no answer ({error})") from error
-        if status != http.client.OK:
-            raise self.process.failure(f"it answers {status}: {text[:200].decode(errors='replace')}")
-        return json.loads(text)
-
-
-def _sample(rows: Sequence[Mapping[str, Any]]) -> Sample:
-    """What the server answered; its steps are the tokens that it did not draft."""
-    tokens = tuple(tuple(row["tokens"]) for row in rows)
-    accepted = [row.get("timings", {}).get("draft_n_accepted", 0) for row in rows]
-    texts = tuple(
-        Summary(steps=len(text) - kept, emitted=len(text), drafted=[], accepted=[])
-        for text, kept in zip(tokens, accepted, strict=True)
-    )
-    return Sample(tokens=tokens, summary=reduce(add, texts), texts=texts)
-
-
 def start_server(name: str, command: Sequence[str]) -> Server:
     """The server of ``command`` on a free port, once it answers."""
     with socket.socket() as free:
@@ -203,23 +171,25 @@ def server_of(folder: Path) -> Path:
     return folder / "build" / "bin" / "llama-server"
 
 
-def find(folder: Path | None, setting: PeerSettings, *, num_open: int = 1) -> LlamaCpp | Missing:
+def find(folder: Path | None, setting: PeerSettings, *, num_open: int = 1) -> LlamaCpp | PeerUnavailable:
     """llama.cpp in ``folder``, or why it is not there."""
     if setting.device.type != "cpu":
-        return Missing(name=LLAMA_CPP, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
+        return PeerUnavailable(
+            name=LLAMA_CPP, reason=f"its CPU build meets no model on {setting.device}; give --device cpu"
+        )
     if folder is None:
-        return Missing(name=LLAMA_CPP, reason=HOW_TO)
+        return PeerUnavailable(name=LLAMA_CPP, reason=HOW_TO)
     if str(setting.dtype) not in TYPES:
-        return Missing(name=LLAMA_CPP, reason=f"its files hold no {setting.dtype}; give --dtype bfloat16")
+        return PeerUnavailable(name=LLAMA_CPP, reason=f"its files hold no {setting.dtype}; give --dtype bfloat16")
     for needed in (server_of(folder), folder / "convert_hf_to_gguf.py"):
         if not needed.is_file():
-            return Missing(name=LLAMA_CPP, reason=f"no {needed}; {HOW_TO}")
+            return PeerUnavailable(name=LLAMA_CPP, reason=f"no {needed}; {HOW_TO}")
     try:
         said = subprocess.run(
             [str(server_of(folder)), "--version"], capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Missing(name=LLAMA_CPP, reason=f"{server_of(folder)} does not run ({error}); {HOW_TO}")
+        return PeerUnavailable(name=LLAMA_CPP, reason=f"{server_of(folder)} does not run ({error}); {HOW_TO}")
     version = next((line for line in (said.stdout + said.stderr).splitlines() if line.startswith("version")), "unknown")
     return LlamaCpp(
         folder=folder,

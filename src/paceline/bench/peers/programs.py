@@ -1,7 +1,16 @@
-"""Programs held open between the configurations that use them. Starts none by itself, knows no peer."""
+"""Peers that are programs: held open between the configurations that use them. Knows no particular one."""
 
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar, final
+
+from paceline.bench.peers.base import PeerSettings, room
+from paceline.bench.runner import Configuration, Sample
+from paceline.bench.sweep import Cell, Ways
+
+Key: TypeAlias = tuple[str, int, int, int]  # way, draft length, batch size, tokens of the longest text
 
 
 class Program(Protocol):
@@ -45,3 +54,49 @@ class ProgramPool(Generic[P]):
         """Close all."""
         while self._programs:
             self._programs.popitem()[1].close()
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgramPeer(ABC, Generic[P]):
+    """A peer whose program is started anew for every way, draft length, batch size and length of text."""
+
+    plain: ClassVar[str]  # the way without a draft, which is the peer's own name too
+    drafts: ClassVar[tuple[str, ...]]  # the ways that need a draft model
+    lookup: ClassVar[str]
+
+    setting: PeerSettings
+    version: str
+    programs: ProgramPool[P]
+
+    @property
+    def name(self) -> str:
+        return self.plain
+
+    @property
+    def ways(self) -> Ways:
+        """It drafts for whole batches."""
+        drafting = () if self.setting.draft is None else self.drafts
+        return Ways(plain=self.plain, drafting=(*drafting, self.lookup), batches=True, programs=True)
+
+    def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
+        """One of its ways over all ``prompts``; a group is one call."""
+        key = (cell.drafter, cell.num_draft_tokens, cell.batch_size, room(cell, prompts))
+        program = self.programs.get(key, lambda: self.start(key))
+
+        def part(at: int) -> Sample:
+            group = [list(prompt) for prompt in prompts[at : at + cell.batch_size]]
+            return self.decode(program, cell, group, seed + at)
+
+        return Configuration(name=name, parts=[partial(part, at) for at in range(0, len(prompts), cell.batch_size)])
+
+    def close(self) -> None:
+        """End its programs."""
+        self.programs.close()
+
+    @abstractmethod
+    def start(self, key: Key) -> P:
+        """A program for what is timed alike. Raises DecodingFailed where it does not start."""
+
+    @abstractmethod
+    def decode(self, program: P, cell: Cell, prompts: list[list[int]], seed: int) -> Sample:
+        """What it emits for ``prompts``, in its turn; ``seed`` is that of the first."""

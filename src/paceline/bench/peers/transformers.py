@@ -7,9 +7,8 @@ made once. End-of-text is off and the length fixed, so that every call does the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from itertools import count
-from operator import add
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -18,10 +17,9 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
-from paceline.bench.peers.base import PeerSettings
+from paceline.bench.peers.base import PeerSettings, counted
 from paceline.bench.runner import Configuration, Sample
 from paceline.bench.sweep import Cell, Ways
-from paceline.core.stats import Summary
 
 TRANSFORMERS: Final = "transformers"
 PLAIN, ASSISTED, CONFIDENT, LOOKUP = (
@@ -160,8 +158,7 @@ def transformers_decoding(
         texts = tuple(tuple(row) for row in rows[:, tokens.shape[1] :].tolist())
         if not counts_steps:
             return Sample(tokens=texts, summary=None)
-        each = Summary(steps=next(forwards), emitted=num_tokens, drafted=[], accepted=[])
-        return Sample(tokens=texts, summary=reduce(add, [each] * len(texts)), texts=(each,) * len(texts))
+        return counted(texts, [next(forwards)] * len(texts))
 
     starts = range(0, len(prompts), batch_size)
     parts = [partial(part, at, *_padded(prompts[at : at + batch_size], model.device)) for at in starts]

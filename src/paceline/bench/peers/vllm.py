@@ -10,19 +10,16 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import add
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import Any, ClassVar, Final, final
 
-from paceline.bench.peers.base import Missing, PeerSettings, cache_folder, room
+from paceline.bench.peers.base import PeerSettings, PeerUnavailable, cache_folder, counted
 from paceline.bench.peers.heads import widen_heads, width_for
 from paceline.bench.peers.process import Answering, first_cores
-from paceline.bench.peers.programs import ProgramPool
+from paceline.bench.peers.programs import Key, ProgramPeer, ProgramPool
 from paceline.bench.raw import hash_model
-from paceline.bench.runner import Configuration, Sample
-from paceline.bench.sweep import Cell, Ways
-from paceline.core.stats import Summary
+from paceline.bench.runner import Sample
+from paceline.bench.sweep import Cell
 
 VLLM: Final = "vllm"
 PLAIN, DRAFT, LOOKUP = VLLM, "vllm-draft", "vllm-lookup"
@@ -48,53 +45,34 @@ preload += [name for name in [ctypes.util.find_library("tcmalloc_minimal")] if n
 print(json.dumps({"version": version, "preload": preload}))
 """
 
-_Key: TypeAlias = tuple[str, int, int, int]  # way, draft length, batch size, tokens of the longest text
-
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Vllm:
+class Vllm(ProgramPeer[Answering]):
     """vLLM under ``python``. Made by ``find``."""
 
+    plain: ClassVar[str] = PLAIN
+    drafts: ClassVar[tuple[str, ...]] = (DRAFT,)
+    lookup: ClassVar[str] = LOOKUP
+
     python: Path
-    setting: PeerSettings
-    version: str
     preload: Sequence[str]
-    programs: ProgramPool[Answering]
-    name: str = VLLM
 
-    @property
-    def ways(self) -> Ways:
-        """It drafts for whole batches."""
-        drafting = (LOOKUP,) if self.setting.draft is None else (DRAFT, LOOKUP)
-        return Ways(plain=PLAIN, drafting=drafting, batches=True, programs=True)
+    def decode(self, program: Answering, cell: Cell, prompts: list[list[int]], seed: int) -> Sample:
+        """What the worker answers to one order."""
+        order: Mapping[str, object] = {
+            "prompts": prompts,
+            "num_tokens": cell.max_tokens,
+            "temperature": cell.temperature,
+            "top_p": cell.top_p,
+            "seeds": [seed + row for row in range(len(prompts))],
+        }
+        with program.awake():
+            answer = program.ask(order)
+        return _sample(answer, drafting=cell.drafter != PLAIN)
 
-    def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
-        """One of its ways over all ``prompts``; a group is one call."""
-        key = (cell.drafter, cell.num_draft_tokens, cell.batch_size, room(cell, prompts))
-        process = self.programs.get(key, lambda: self._start(key))
-
-        def part(at: int) -> Sample:
-            group = [list(prompt) for prompt in prompts[at : at + cell.batch_size]]
-            order: Mapping[str, object] = {
-                "prompts": group,
-                "num_tokens": cell.max_tokens,
-                "temperature": cell.temperature,
-                "top_p": cell.top_p,
-                "seeds": [seed + at + row for row in range(len(group))],
-            }
-            with process.awake():
-                answer = process.ask(order)
-            return _sample(answer, drafting=cell.drafter != PLAIN)
-
-        starts = range(0, len(prompts), cell.batch_size)
-        return Configuration(name=name, parts=[partial(part, at) for at in starts])
-
-    def close(self) -> None:
-        """End its processes."""
-        self.programs.close()
-
-    def _start(self, key: _Key) -> Answering:
+    def start(self, key: Key) -> Answering:
+        """An engine with the settings of what is timed."""
         way, num_draft_tokens, batch_size, longest = key
         engine: dict[str, object] = {
             "model": str(_fitting(self.setting.target)),
@@ -141,24 +119,24 @@ class Vllm:
         }
 
 
-def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vllm | Missing:
+def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vllm | PeerUnavailable:
     """vLLM under ``python``, or why it is not there; ``num_open`` of its processes are held open at most.
 
     Raises ValueError for more threads than cores.
     """
     if setting.device.type != "cpu":
-        return Missing(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
+        return PeerUnavailable(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
     if str(setting.dtype) not in DTYPES:
-        return Missing(name=VLLM, reason=f"it knows no {setting.dtype}; give --dtype bfloat16")
+        return PeerUnavailable(name=VLLM, reason=f"it knows no {setting.dtype}; give --dtype bfloat16")
     if python is None:
-        return Missing(name=VLLM, reason=HOW_TO)
+        return PeerUnavailable(name=VLLM, reason=HOW_TO)
     try:
         found = subprocess.run([str(python), "-c", PROBE], capture_output=True, text=True, check=True, timeout=60)
         answer = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return Missing(name=VLLM, reason=f"{python} is no Python that runs ({error}); {HOW_TO}")
+        return PeerUnavailable(name=VLLM, reason=f"{python} is no Python that runs ({error}); {HOW_TO}")
     if answer["version"] is None:
-        return Missing(name=VLLM, reason=f"{python} has no vLLM; {HOW_TO}")
+        return PeerUnavailable(name=VLLM, reason=f"{python} has no vLLM; {HOW_TO}")
     first_cores(setting.cores, setting.num_threads)
     return Vllm(
         python=python,
@@ -180,11 +158,7 @@ def _sample(answer: Mapping[str, Any], *, drafting: bool) -> Sample:
     drafts = answer["drafts"] if drafting else [[]] * len(tokens)
     if None in drafts:
         return Sample(tokens=tokens, summary=None)
-    texts = tuple(
-        Summary(steps=_steps(len(text), counts), emitted=len(text), drafted=[], accepted=[])
-        for text, counts in zip(tokens, drafts, strict=True)
-    )
-    return Sample(tokens=tokens, summary=reduce(add, texts), texts=texts)
+    return counted(tokens, [_steps(len(text), counts) for text, counts in zip(tokens, drafts, strict=True)])
 
 
 def _steps(num_tokens: int, drafts: Sequence[int]) -> int:

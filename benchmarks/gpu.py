@@ -1,21 +1,36 @@
-"""What a GPU does: a large target made on it, plain decoding beside its bandwidth, drafted decoding beside others."""
+"""What a GPU does: a large target made on it, plain decoding beside its bandwidth, drafted decoding beside others.
+
+All sides of a batch size are timed in turn, within a given time.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from benchmarks.gpu.measure import BATCHES, CONTROL, DRAFTED, KIND, PLAIN, Plan, run_plan
+from benchmarks.gpu_sides import (
+    BATCHES,
+    CONTROL,
+    DRAFTED,
+    KIND,
+    PLAIN,
+    Plan,
+    attend_densely,
+    find,
+    make_models,
+    run_plan,
+)
 from benchmarks.inflate.command import DTYPES, read_count
-from benchmarks.inflate.on_device import attend_densely, make_models
 from benchmarks.rates import floor_notes, rates_of
 from benchmarks.study import (
+    Draft,
     Progress,
     Study,
+    Target,
+    Threads,
     conditions_of,
     counts,
     last_of,
@@ -25,7 +40,7 @@ from benchmarks.study import (
     pair_of,
 )
 from paceline.api.prompts import encode
-from paceline.bench.columns import Column, Section, interval, number
+from paceline.bench.columns import Column, Section
 from paceline.bench.machine import describe
 from paceline.bench.peers.transformers import ASSISTED
 from paceline.bench.peers.transformers import PLAIN as PEER
@@ -42,45 +57,82 @@ SHARE_GOAL, SPEEDUP_GOAL = 0.7, 2.0
 SIZE = (9.0, 3.8)  # inches
 
 
-def find(name: str) -> torch.device:
-    """The device of this name. Raises ValueError, saying what is missing, where there is none."""
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        reason = (
-            "torch finds no device (is there one, and does its driver run?)"
-            if torch.version.cuda
-            else f"torch {torch.__version__} was built without CUDA; install a build that has it"
-        )
-        raise ValueError(f"no CUDA device: {reason}. --device cpu --parameters 20M runs the same in a small form")
-    return device
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFigures:
+@dataclass(frozen=True, kw_only=True)
+class Batch:
     """One batch size; speed-ups are ratios of seconds within a repeat."""
 
-    batch: int
-    void: bool
-    control: float
-    plain: float  # tokens per second
-    limit: float  # tokens per second of plain decoding, at most
-    share: Estimate  # of the limit that plain decoding reaches
-    forward_share: float | None  # the same of the target's forward alone
-    best: str  # our fastest drafted side
-    drafted: float  # its tokens per second
-    tokens_per_step: float
-    over_plain: Estimate
-    assisted: str | None  # transformers' fastest assisted side
-    over_assisted: Estimate | None  # of our fastest
-    plain_over_peer: Estimate  # our plain decoding over transformers'
-    over_peer: Estimate  # our drafted decoding over transformers' plain
+    record: Record
+    work: Work
+    rates: Rates
+
+    @property
+    def void(self) -> bool:
+        return self.record["void"]
+
+    @property
+    def best(self) -> str:
+        """Our fastest drafted side."""
+        name = self._fastest(DRAFTED)
+        assert name is not None  # as every plan drafts
+        return name
+
+    @property
+    def assisted(self) -> str | None:
+        """transformers' fastest assisted side."""
+        return self._fastest(ASSISTED)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of our fastest drafted side."""
+        side = self.record["sides"][self.best]
+        return side["tokens"] / side["steps"]
+
+    def rate(self, side: str) -> float:
+        """Tokens per second."""
+        return self.record["sides"][PLAIN]["tokens"] / median(self._seconds(side))
+
+    def over(self, side: str, base: str) -> Estimate:
+        """How many times as fast a side is as another."""
+        return estimate(paired_ratios(self._seconds(base), self._seconds(side)))
+
+    @property
+    def limit(self) -> float:
+        """Tokens per second of plain decoding, at most."""
+        return self.record["sides"][PLAIN]["tokens"] / least_seconds(self.record, self.work, self.rates)
+
+    @property
+    def share(self) -> Estimate:
+        """Of the limit that plain decoding reaches."""
+        least = least_seconds(self.record, self.work, self.rates)
+        return estimate([least / seconds for seconds in self._seconds(PLAIN)])
+
+    @property
+    def forward_share(self) -> float | None:
+        """The same of the target's forward alone."""
+        side = self.record["sides"][PLAIN]
+        if not side["phases"] or not side["steps"]:
+            return None
+        context = round(mean(self.record["prompts"])) + self.record["num_tokens"] // 2
+        least = bound(self.work, self.rates, rows=self.record["batch"], nodes=1, slots=context).seconds
+        # A step's time counts for every row in it, and so does the step.
+        return least * side["steps"] / median(phases[1] for phases in side["phases"])
+
+    def _seconds(self, side: str) -> Sequence[float]:
+        return self.record["sides"][side]["seconds"]
+
+    def _fastest(self, kind: str) -> str | None:
+        """Of the sides whose names begin with ``kind``."""
+        names = [name for name in self.record["sides"] if name.startswith(kind)]
+        return min(names, key=lambda name: median(self._seconds(name)), default=None)
 
 
-def batches_of(run: Record, records: Sequence[Record]) -> list[BatchFigures]:
+def batches_of(run: Record, records: Sequence[Record]) -> list[Batch]:
     """Of one run, every batch size by its last measurement, one whose control held if there is one; rising."""
     work, rates = Work(**run["notes"]["work"]), rates_of(run)
     chosen = last_of(records, run["run"], KIND, lambda record: record["batch"])
-    return [_figures(record, work, rates) for record in sorted(chosen, key=lambda record: record["batch"])]
+    return [
+        Batch(record=record, work=work, rates=rates) for record in sorted(chosen, key=lambda record: record["batch"])
+    ]
 
 
 def least_seconds(record: Record, work: Work, rates: Rates) -> float:
@@ -92,82 +144,42 @@ def least_seconds(record: Record, work: Work, rates: Rates) -> float:
     return len(lengths) // batch * (tokens * step + prompt)
 
 
-def _figures(record: Record, work: Work, rates: Rates) -> BatchFigures:
-    sides = record["sides"]
-    plain, peer = sides[PLAIN]["seconds"], sides[PEER]["seconds"]
-    tokens = sides[PLAIN]["tokens"]
-    least = least_seconds(record, work, rates)
-    best, assisted = _fastest(sides, DRAFTED), _fastest(sides, ASSISTED)
-    assert best is not None  # as every plan drafts
-    ours = sides[best]["seconds"]
-    return BatchFigures(
-        batch=record["batch"],
-        void=record["void"],
-        control=median(paired_ratios(plain, sides[CONTROL]["seconds"])),
-        plain=tokens / median(plain),
-        limit=tokens / least,
-        share=estimate([least / seconds for seconds in plain]),
-        forward_share=_forward_share(record, work, rates),
-        best=best,
-        drafted=tokens / median(ours),
-        tokens_per_step=tokens / sides[best]["steps"],
-        over_plain=estimate(paired_ratios(plain, ours)),
-        assisted=assisted,
-        over_assisted=None if assisted is None else estimate(paired_ratios(sides[assisted]["seconds"], ours)),
-        plain_over_peer=estimate(paired_ratios(peer, plain)),
-        over_peer=estimate(paired_ratios(peer, ours)),
-    )
-
-
-def _fastest(sides: Record, kind: str) -> str | None:
-    """Of the sides whose names begin with ``kind``."""
-    names = [name for name in sides if name.startswith(kind)]
-    return min(names, key=lambda name: median(sides[name]["seconds"]), default=None)
-
-
-def _forward_share(record: Record, work: Work, rates: Rates) -> float | None:
-    """Of the limit that the forwards of plain steps reach by themselves."""
-    side = record["sides"][PLAIN]
-    if not side["phases"] or not side["steps"]:
-        return None
-    context = round(mean(record["prompts"])) + record["num_tokens"] // 2
-    least = bound(work, rates, rows=record["batch"], nodes=1, slots=context).seconds
-    # A step's time counts for every row in it, and so does the step.
-    return least * side["steps"] / median(phases[1] for phases in side["phases"])
-
-
-def goals_of(figures: Sequence[BatchFigures]) -> list[str]:
+def goals_of(figures: Sequence[Batch]) -> list[str]:
     """The two goals, in words; only what a sound measurement at batch 1 decides."""
-    single = next((line for line in figures if line.batch == 1), None)
+    single = next((line for line in figures if line.record["batch"] == 1), None)
     if single is None:
         return ["batch 1 was not measured: neither goal is decided"]
     words = [f"plain decoding reaches {single.share.value:.0%} of its limit (goal {SHARE_GOAL:.0%})"]
-    if single.over_assisted is not None:
-        words.append(
-            f"drafted decoding is {single.over_assisted.value:.2f} times as fast as {single.assisted} "
-            f"(goal {SPEEDUP_GOAL:g})"
-        )
+    if single.assisted is not None:
+        over = single.over(single.best, single.assisted)
+        words.append(f"drafted decoding is {over.value:.2f} times as fast as {single.assisted} (goal {SPEEDUP_GOAL:g})")
     return [*words, *(["batch 1 is void: the device was not quiet"] if single.void else [])]
 
 
-RATIO = interval(".2f", "{} ({}-{})")
-PLAIN_COLUMNS: list[Column[BatchFigures]] = [
-    Column(heading="batch", get=lambda line: line.batch),
-    Column(heading="tokens/s", get=lambda line: line.plain, form=number(".1f")),
-    Column(heading="limit", get=lambda line: line.limit, form=number(".1f")),
-    Column(heading="share", get=lambda line: line.share, form=interval(".0%", "{} ({}-{})")),
-    Column(heading="forward alone", get=lambda line: line.forward_share, form=number(".0%")),
-    Column(heading="over itself", get=lambda line: f"{line.control:.2f}{' void' if line.void else ''}"),
+SPEEDUPS: dict[str, Callable[[Batch], Estimate | None]] = {
+    "drafted over plain": lambda line: line.over(line.best, PLAIN),
+    f"drafted over {PEER}": lambda line: line.over(line.best, PEER),
+    f"plain over {PEER}": lambda line: line.over(PLAIN, PEER),
+    f"drafted over {PEER}-assisted": lambda line: line.over(line.best, line.assisted) if line.assisted else None,
+}
+PLAIN_COLUMNS: list[Column[Batch]] = [
+    Column("batch", "record.batch"),
+    Column("tokens/s", lambda line: line.rate(PLAIN), ".1f"),
+    Column("limit", "limit", ".1f"),
+    Column("share", "share", ".0%"),
+    Column("forward alone", "forward_share", ".0%"),
+    Column("over itself", lambda line: f"{line.over(CONTROL, PLAIN).value:.2f}{' void' if line.void else ''}"),
 ]
-DRAFTED_COLUMNS: list[Column[BatchFigures]] = [
-    Column(heading="batch", get=lambda line: line.batch),
-    Column(heading="best", get=lambda line: line.best),
-    Column(heading="tokens/s", get=lambda line: line.drafted, form=number(".1f")),
-    Column(heading="tokens/step", get=lambda line: line.tokens_per_step, form=number(".2f")),
-    Column(heading="over plain", get=lambda line: line.over_plain, form=RATIO),
-    Column(heading="over assisted", get=lambda line: line.over_assisted, form=RATIO),
-    Column(heading=f"over {PEER}", get=lambda line: line.over_peer, form=RATIO),
-    Column(heading=f"plain over {PEER}", get=lambda line: line.plain_over_peer, form=RATIO),
+DRAFTED_COLUMNS: list[Column[Batch]] = [
+    Column("batch", "record.batch"),
+    Column("best", "best"),
+    Column("tokens/s", lambda line: line.rate(line.best), ".1f"),
+    Column(
+        "tokens/step",
+        lambda line: line.record["sides"][line.best]["tokens"] / line.record["sides"][line.best]["steps"],
+        ".2f",
+    ),
+    *(Column(name, get, ".2f") for name, get in SPEEDUPS.items()),
 ]
 
 
@@ -182,15 +194,15 @@ class Gpu(Study):
     device: Annotated[str, option("cpu runs the same, in a small form.")] = "cuda"
     parameters: Annotated[str, option("Of the target, such as 8B or 20M.")] = "8B"
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"], option("Precision.")] = "bfloat16"
-    target: Annotated[Path | None, option("Directory of the small target; the embedded pair by default.")] = None
-    draft: Annotated[Path | None, option("Directory of its draft.")] = None
+    target: Target = None
+    draft: Draft = None
     batch: Annotated[tuple[int, ...], counts("Batch sizes.")] = BATCHES
     k: Annotated[tuple[int, ...], counts("Draft tokens.")] = (3, 5)
     max_tokens: Annotated[int, option("Of every output.")] = 48
     minutes: Annotated[float, option("For all batch sizes, models not counted.")] = 6.0
     enforce_eager: Annotated[bool, option("Call every operation of our steps, to compare with replaying them.")] = False
     dense: Annotated[bool, option("Attention over all slots, to compare with FlexAttention's.")] = False
-    threads: Annotated[int | None, option("Of torch; its own choice by default.")] = None
+    threads: Threads = None
 
     def plan(self) -> Plan:
         """What is timed."""
@@ -239,7 +251,7 @@ class Gpu(Study):
         for batch in run_plan(plan, models=models, prompts=prompts, raw=raw, run=run, say=say):
             print(f"no time was left for batch {batch}: the same command goes on, or give more --minutes")
 
-    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[BatchFigures]]:
+    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Batch]]:
         """Plain decoding beside its limit, and drafted decoding beside the others."""
         figures = batches_of(run, records)
         return [
@@ -264,24 +276,18 @@ class Gpu(Study):
         from paceline.bench import drawing  # needs the optional matplotlib
 
         figures = batches_of(run, records)
-        sizes = [line.batch for line in figures]
+        sizes = [line.record["batch"] for line in figures]
 
         def panels(axes: Sequence[Any]) -> None:
             left, right = axes
             left.plot(sizes, [line.limit for line in figures], color="black", label="limit of plain decoding")
-            left.plot(sizes, [line.plain for line in figures], marker="o", label="plain")
-            left.plot(sizes, [line.drafted for line in figures], marker="o", label="drafted")
+            left.plot(sizes, [line.rate(PLAIN) for line in figures], marker="o", label="plain")
+            left.plot(sizes, [line.rate(line.best) for line in figures], marker="o", label="drafted")
             left.set_yscale("log")
             drawing.plain_log(left.yaxis)
-            for label, name in (
-                ("drafted over plain", "over_plain"),
-                (f"drafted over {PEER}", "over_peer"),
-                (f"plain over {PEER}", "plain_over_peer"),
-                (f"drafted over {PEER}-assisted", "over_assisted"),
-            ):
-                lines = [line for line in figures if getattr(line, name) is not None]
-                values = [getattr(line, name) for line in lines]
-                drawing.error_bars(right, [line.batch for line in lines], values, label, capsize=2)
+            for label, speedup in SPEEDUPS.items():
+                found = [(line.record["batch"], value) for line in figures if (value := speedup(line)) is not None]
+                drawing.error_bars(right, [at for at, _ in found], [value for _, value in found], label, capsize=2)
             drawing.baseline(right)
             for place, what in ((left, "tokens per second"), (right, "times as fast")):
                 drawing.powers_of_two(place, sizes)

@@ -1,26 +1,19 @@
-"""Trees and logits to time verifiers on, and calls of verifiers in turn.
+"""Trees and logits to time verifiers on, and calls of verifiers. Times nothing.
 
 B rows, N nodes, D depth, V vocabulary. Trees are grown as a drafter grows them, from distributions made for the
 purpose. After a depth every sequence has the same distribution, so siblings that are the same token have the same
 distribution after them too, as every verifier may suppose.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from benchmarks.decoders import noise_on, start_rows
-from benchmarks.study import (
-    Timing,
-    check_counts,
-    plural,
-)
-from paceline.bench.statistics import is_void, paired_ratios
-from paceline.bench.timing import time_in_turn
+from benchmarks.study import check_counts, plural
 from paceline.core.batch import Batch
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
@@ -34,7 +27,6 @@ from paceline.verifiers.base import Verifier
 SPREAD = 2.0  # standard deviation of the draft's logits
 # Of the target's logits from the draft's: two distributions of many tokens share 2 Phi(-0.77 / 2) = 70 % of their mass.
 DISTANCE = 0.77
-PLAIN_PICK, CONTROL = "plain pick", "plain pick again"
 PROMPT = [0] * 16
 CPU = torch.device("cpu")
 TREE = "tree of 48"
@@ -143,49 +135,3 @@ class Calls:
 
         grower = TopologyGrower(self.topology, draw, CPU)
         return grower.grow(batch, self.draft[:, :1], batch.draft_room, read, NoDraft.DECLINED).tree
-
-
-def name_of(name: str, temperature: float) -> str:
-    return name if temperature else f"{name}, T = 0"
-
-
-def measure_cell(calls: Calls, verifiers: Sequence[Timed], *, timing: Timing) -> dict[str, Any]:
-    """Seconds of every verifier in a cell, in turn, beside a plain pick, which is timed twice as the control."""
-    ready: dict[str, tuple[float, Call]] = {
-        name_of(PLAIN_PICK, at): (at, calls.plain(at))
-        for at in dict.fromkeys([1.0, *(temperature for _, temperature in verifiers)])
-    }
-    refused: dict[str, str] = {}
-    for name, temperature in verifiers:
-        try:
-            ready[name_of(name, temperature)] = temperature, calls.call(name, temperature)
-        except ValueError as error:
-            refused[name_of(name, temperature)] = str(error)
-    with torch.inference_mode():  # the warm-up, too
-        tokens = {name: float(call.run().num_committed.double().mean()) for name, (_, call) in ready.items()}
-    runs = {name: call.run for name, (_, call) in ready.items()}
-    taken = time_in_turn(
-        {**runs, CONTROL: runs[PLAIN_PICK]},
-        repeats=timing.repeats,
-        seconds=timing.seconds,
-        warm_up=0,
-        clock=timing.clock,
-    )
-    control = paired_ratios(taken[PLAIN_PICK], taken.pop(CONTROL))
-    return {
-        "num_nodes": calls.topology.num_drafted + 1,
-        "control": median(control),
-        "void": is_void(control),
-        "timed": {
-            name: {
-                "temperature": ready[name][0],
-                "draw": ready[name][1].draw.name.lower(),
-                "logits_bytes": ready[name][1].logits_bytes,
-                "draft_probs_bytes": ready[name][1].draft_probs_bytes,
-                "tokens_per_step": tokens[name],
-                "seconds": list(values),
-            }
-            for name, values in taken.items()
-        },
-        "refused": refused,
-    }

@@ -7,16 +7,15 @@ takes.
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.scaling.steps import resident
-from benchmarks.study import Progress, check_counts, missing
-from paceline.bench.raw import RawFile
+from benchmarks.decoders import resident
+from benchmarks.study import check_counts
 from paceline.models.base import LM
 
 
@@ -98,9 +97,3 @@ def measure_ragged(mix: Mix, target: LM) -> dict[str, Any]:
         "cache_bytes": storage.keys.nbytes + storage.values.nbytes,
         "resident_bytes": grown,
     }
-
-
-def measure_mixes(mixes: Sequence[Mix], *, target: LM, raw: RawFile, run: str, say: Progress) -> None:
-    """Put into ``raw`` what it lacks of ``mixes``: slots reserved and used, and bytes in memory."""
-    for mix, identity in missing(raw, mixes, lambda mix: {"kind": "ragged", "run": run, "mix": asdict(mix)}, say):
-        raw.append({**identity, **measure_ragged(mix, target)})

@@ -1,24 +1,54 @@
-"""The study ``scaling``: loads the target, has steps, prompts and mixes measured, and shows them beside the floor."""
+"""How a step grows with rows, nodes and context, beside its floor, and the time to the first token of a long prompt."""
 
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from benchmarks.inflate.command import write
 from benchmarks.inflate.model import inflate_to
 from benchmarks.rates import floor_notes, rates_of
-from benchmarks.scaling import prompts, ragged, steps
-from benchmarks.scaling.prompts import CONTROL, KERNEL, PEER, TORCH
-from benchmarks.scaling.steps import FORWARD, STEP, Point, axes_of
-from benchmarks.study import Progress, Study, Timing, conditions_of, counts, last_of, native, option
+from benchmarks.scaling_calls import (
+    CHAIN,
+    CONTROL,
+    FORWARD,
+    KERNEL,
+    PEER,
+    STEP,
+    TORCH,
+    TREE,
+    Axis,
+    Point,
+    axes_of,
+    axis_turns,
+    measure_first,
+    measure_prefill,
+)
+from benchmarks.scaling_ragged import MIXES, Mix, measure_ragged
+from benchmarks.study import (
+    Precision,
+    ProcessorTime,
+    Progress,
+    Repeats,
+    Seconds,
+    Study,
+    Timing,
+    conditions_of,
+    counts,
+    last_of,
+    missing,
+    native,
+    option,
+    time_cells,
+)
 from paceline.api import embedded_pair, load
 from paceline.api.loading import runnable
-from paceline.bench.columns import Column, Section, interval, number, spread
+from paceline.bench.columns import Column, Section, follow, spread
 from paceline.bench.raw import RawFile, Record
 from paceline.bench.statistics import Estimate, estimate, paired_ratios
 from paceline.hardware.rates import Rates
@@ -28,7 +58,8 @@ from paceline.models.loading import load as load_decoder
 NUM_PARAMETERS = 200_000_000  # of the target by default
 RATE_REPEATS = 15  # the best of them counts, and the machine may be busy
 MIB, MS, GIGA = 1 << 20, 1000.0, 1e9
-MILLISECONDS, RATIO = spread(scale=MS), interval(".2f", "{} ({}-{})")
+MILLISECONDS = spread(scale=MS)
+SIZE = (10.0, 6.0)  # inches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,28 +94,23 @@ def points_of(axis: Record, work: Work, rates: Rates) -> list[PointFigures]:
     ]
 
 
-def _bytes(name: str) -> Any:
-    return lambda line: line.sizes[name] / MIB
+def _mib(path: str, place: str = "sizes.") -> Any:
+    return lambda line: follow(line, place + path) / MIB
 
 
-ONE = number(".1f")
 STEPS: list[Column[PointFigures]] = [
-    Column(heading="rows", get=lambda line: line.point.rows),
-    Column(
-        heading="nodes",
-        get=lambda line: f"{line.point.nodes} {line.point.shape}" if line.point.nodes > 1 else "1",
-        left=True,
-    ),
-    Column(heading="context", get=lambda line: line.point.context),
-    Column(heading="floor ms", get=lambda line: MS * line.floor.seconds, form=ONE),
-    Column(heading="by", get=lambda line: line.floor.binding),
-    Column(heading="forward ms", get=lambda line: line.forward, form=MILLISECONDS),
-    Column(heading="of floor", get=lambda line: line.share, form=number(".0%")),
-    Column(heading="step ms", get=lambda line: line.step, form=MILLISECONDS),
-    Column(heading="rest", get=lambda line: line.rest, form=number(".1%")),
-    Column(heading="cache MiB", get=_bytes("cache_bytes"), form=ONE),
-    Column(heading="used", get=_bytes("used_bytes"), form=ONE),
-    Column(heading="resident", get=_bytes("resident_bytes"), form=ONE),
+    Column("rows", "point.rows"),
+    Column("nodes", lambda line: f"{line.point.nodes} {line.point.shape}" if line.point.nodes > 1 else "1", left=True),
+    Column("context", "point.context"),
+    Column("floor ms", lambda line: MS * line.floor.seconds, ".1f"),
+    Column("by", "floor.binding"),
+    Column("forward ms", "forward", MILLISECONDS),
+    Column("of floor", "share", ".0%"),
+    Column("step ms", "step", MILLISECONDS),
+    Column("rest", "rest", ".1%"),
+    Column("cache MiB", _mib("cache_bytes"), ".1f"),
+    Column("used", _mib("used_bytes"), ".1f"),
+    Column("resident", _mib("resident_bytes"), ".1f"),
 ]
 
 
@@ -92,18 +118,17 @@ def _share(above: str, below: str) -> Any:
     return lambda record: record[above] / record[below]
 
 
-TWO, WHOLE = number(".2f"), number(",.0f")
 RAGGED: list[Column[Record]] = [
-    Column(heading="mix", get=lambda record: record["mix"]["name"], left=True),
-    Column(heading="rows", get=lambda record: record["mix"]["rows"]),
-    Column(heading="reserved", get=lambda record: record["reserved_slots"], form=WHOLE),
-    Column(heading="used", get=lambda record: record["used_slots"], form=WHOLE),
-    Column(heading="reserved/used", get=_share("reserved_slots", "used_slots"), form=TWO),
-    Column(heading="written", get=lambda record: record["touched_slots"], form=WHOLE),
-    Column(heading="written/used", get=_share("touched_slots", "used_slots"), form=TWO),
-    Column(heading="written/most used", get=_share("touched_slots", "most_used_slots"), form=TWO),
-    Column(heading="reserved MiB", get=lambda record: record["cache_bytes"] / MIB, form=number(".0f")),
-    Column(heading="resident MiB", get=lambda record: record["resident_bytes"] / MIB, form=number(".0f")),
+    Column("mix", "mix.name", left=True),
+    Column("rows", "mix.rows"),
+    Column("reserved", "reserved_slots", ",.0f"),
+    Column("used", "used_slots", ",.0f"),
+    Column("reserved/used", _share("reserved_slots", "used_slots"), ".2f"),
+    Column("written", "touched_slots", ",.0f"),
+    Column("written/used", _share("touched_slots", "used_slots"), ".2f"),
+    Column("written/most used", _share("touched_slots", "most_used_slots"), ".2f"),
+    Column("reserved MiB", _mib("cache_bytes", ""), ".0f"),
+    Column("resident MiB", _mib("resident_bytes", ""), ".0f"),
 ]
 
 
@@ -117,11 +142,11 @@ def prefill_columns(work: Work, rates: Rates) -> list[Column[tuple[int, Sequence
 
     peak = rates.products[work.dtype].peak
     return [
-        Column(heading="tokens", get=lambda line: line[0]),
-        Column(heading="ms", get=lambda line: estimate(line[1]), form=MILLISECONDS),
-        Column(heading="tokens/s", get=lambda line: line[0] / estimate(line[1]).value, form=number(".0f")),
-        Column(heading="GFLOP/s", get=lambda line: speed(line) / GIGA, form=number(".0f")),
-        Column(heading="of the products' best", get=lambda line: speed(line) / peak, form=number(".0%")),
+        Column("tokens", "0"),
+        Column("ms", lambda line: estimate(line[1]), MILLISECONDS),
+        Column("tokens/s", lambda line: line[0] / estimate(line[1]).value, ".0f"),
+        Column("GFLOP/s", lambda line: speed(line) / GIGA, ".0f"),
+        Column("of the products' best", lambda line: speed(line) / peak, ".0%"),
     ]
 
 
@@ -130,14 +155,14 @@ def _gflops(side: str) -> Any:
 
 
 PRODUCTS: list[Column[Record]] = [
-    Column(heading="matrix", get=lambda line: f"{line['matrix']} {line['shape'][0]} x {line['shape'][1]}", left=True),
-    Column(heading="rows", get=lambda line: line["rows"]),
-    Column(heading="ours", get=_gflops(KERNEL), form=number(".0f")),
-    Column(heading="torch's", get=_gflops(TORCH), form=number(".0f")),
+    Column("matrix", lambda line: f"{line['matrix']} {line['shape'][0]} x {line['shape'][1]}", left=True),
+    Column("rows", "rows"),
+    Column("ours", _gflops(KERNEL), ".0f"),
+    Column("torch's", _gflops(TORCH), ".0f"),
     Column(
-        heading="ours over torch's",
-        get=lambda line: estimate(paired_ratios(line["flops"][KERNEL], line["flops"][TORCH])),
-        form=RATIO,
+        "ours over torch's",
+        lambda line: estimate(paired_ratios(line["flops"][KERNEL], line["flops"][TORCH])),
+        ".2f",
     ),
 ]
 
@@ -148,15 +173,15 @@ def _first_ratio(line: tuple[Record, str]) -> Estimate | None:
 
 
 FIRST: list[Column[tuple[Record, str]]] = [
-    Column(heading="prompt", get=lambda line: f"{line[0]['num_tokens']} tokens"),
+    Column("prompt", lambda line: f"{line[0]['num_tokens']} tokens"),
     Column(
-        heading="who",
-        get=lambda line: f"{PEER} again{' (void)' if line[0]['void'] else ''}" if line[1] == CONTROL else line[1],
+        "who",
+        lambda line: f"{PEER} again{' (void)' if line[0]['void'] else ''}" if line[1] == CONTROL else line[1],
         left=True,
     ),
-    Column(heading="ms", get=lambda line: estimate(line[0]["seconds"][line[1]]), form=MILLISECONDS),
-    Column(heading=f"{PEER}'s time over it", get=_first_ratio, form=RATIO),
-    Column(heading="same token", get=lambda line: "yes" if line[0]["same"][line[1]] else "no"),
+    Column("ms", lambda line: estimate(line[0]["seconds"][line[1]]), MILLISECONDS),
+    Column(f"{PEER}'s time over it", _first_ratio, ".2f"),
+    Column("same token", lambda line: "yes" if line[0]["same"][line[1]] else "no"),
 ]
 
 
@@ -170,15 +195,15 @@ class Scaling(Study):
 
     target: Annotated[Path | None, option("Directory; the embedded target inflated to 200M by default.")] = None
     draft: Annotated[Path | None, option("Directory of its draft, for the time to the first token.")] = None
-    dtype: Annotated[Literal["bfloat16", "float32"], option("Precision.")] = "bfloat16"
+    dtype: Precision = "bfloat16"
     rows: Annotated[tuple[int, ...], counts("Of a batch.")] = (1, 2, 4, 8, 16, 32, 64)
     nodes: Annotated[tuple[int, ...], counts("Of a tree.")] = (1, 2, 4, 8, 16, 32, 64)
     context: Annotated[tuple[int, ...], counts("Tokens before a step.")] = (128, 256, 512, 1024, 2048, 4096, 8192)
     length: Annotated[tuple[int, ...], counts("Of prompts read at once.")] = (64, 256, 512, 1000)
     prompt: Annotated[int, option("Tokens before the first one.")] = 1000
-    repeats: Annotated[int, option("Of every call at least.")] = 7
-    seconds: Annotated[float, option("That an axis takes at least.")] = 10.0
-    processor_time: Annotated[bool, option("Count what the thread computed, where other programs run.")] = False
+    repeats: Repeats = 7
+    seconds: Seconds = 10.0
+    processor_time: ProcessorTime = False
 
     def check(self) -> None:
         """Raise ValueError for counts below 1, and a draft without a target."""
@@ -198,15 +223,18 @@ class Scaling(Study):
             lambda: floor_notes(decoder, say, repeats=RATE_REPEATS, clock=timing.clock),
         )
         kept = {"raw": raw, "run": run, "say": say}
-        prompts.measure_first(self.prompt, target=target, draft=draft, path=path, timing=timing, **kept)
+        measure_first(self.prompt, target=target, draft=draft, path=path, timing=timing, **kept)
         lm = runnable(target)
-        prompts.measure_prefill(self.length, target=lm, eager=decoder, timing=timing, **kept)
+        measure_prefill(self.length, target=lm, eager=decoder, timing=timing, **kept)
         # What a step costs does not depend on how long a context the model was trained for.
         axes = axes_of(self.rows, self.nodes, self.context)
         longest = max(point.context + point.nodes for axis in axes for point in axis.points) + 1
         decoder.config = replace(decoder.config, max_positions=max(longest, decoder.config.max_positions))
-        steps.measure_axes(axes, target=lm, timing=timing, **kept)
-        ragged.measure_mixes(ragged.MIXES, target=lm, **kept)
+        time_cells(
+            axes, partial(axis_turns, target=lm), identify=partial(identify_axis, run), timing=timing, raw=raw, say=say
+        )
+        for mix, identity in missing(raw, MIXES, partial(_identify_mix, run), say):
+            raw.append({**identity, **measure_ragged(mix, lm)})
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Any]]:
         """Steps beside their floor, mixes, prompts, products, and the first token."""
@@ -239,11 +267,40 @@ class Scaling(Study):
 
     def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:
         """Times above, memory below, a column for every axis."""
-        from benchmarks.scaling.plot import draw  # needs the optional matplotlib
+        from paceline.bench import drawing  # needs the optional matplotlib
 
         work, rates = Work(**run["notes"]["work"]), rates_of(run)
-        axes = last_of(records, run["run"], "axis", lambda record: record["axis"])
-        return draw([(axis, points_of(axis, work, rates)) for axis in axes], title=title)
+        last = last_of(records, run["run"], "axis", lambda record: record["axis"])
+        axes = [(axis, points_of(axis, work, rates)) for axis in last]
+
+        def panels(places: Sequence[Any]) -> None:
+            for column, (axis, lines) in enumerate(axes):
+                above, below = places[column], places[len(axes) + column]
+                chains = [line for line in lines if line.point.shape == CHAIN]
+                trees = [line for line in lines if line.point.shape == TREE]
+                x = [getattr(line.point, axis["axis"]) for line in chains]
+                style = {"scale": MS, "markersize": 3, "capsize": 2}
+                drawing.error_bars(above, x, [line.step for line in chains], "step", **style)
+                drawing.error_bars(above, x, [line.forward for line in chains], "the target's forward", **style)
+                if trees:
+                    at = [line.point.nodes for line in trees]
+                    drawing.error_bars(above, at, [line.step for line in trees], "step, tree", **style)
+                    drawing.error_bars(above, at, [line.forward for line in trees], "forward, tree", **style)
+                above.plot(x, [MS * line.floor.seconds for line in chains], color="black", label="floor")
+                above.plot(x, [MS * line.floor.memory for line in chains], ":", color="0.4", label="floor of memory")
+                for label, name in (("resident growth", "resident"), ("reserved", "cache"), ("used slots", "used")):
+                    sizes = [line.sizes[f"{name}_bytes"] / MIB for line in chains]
+                    below.plot(x, sizes, marker="o", markersize=3, label=label)
+                for place, what in ((above, "ms"), (below, "MiB")):
+                    drawing.powers_of_two(place, x, [f"{size // 1024}k" if size >= 1024 else str(size) for size in x])
+                    place.set_yscale("log")
+                    drawing.plain_log(place.yaxis)
+                    place.set_xlabel(axis["axis"] + (" (void)" if axis["void"] else ""))
+                    place.set_ylabel(what if column == 0 else "")
+                    if trees or column == 0:
+                        place.legend(fontsize=7)
+
+        return drawing.draw_panels(panels, size=SIZE, title=title, rows=2, columns=len(axes))
 
     def _models(self, say: Progress) -> tuple[Path, Path | None]:
         """Directories of the target and of its draft."""
@@ -256,3 +313,12 @@ class Scaling(Study):
             lm = inflate_to(load_decoder(small, dtype=torch.bfloat16), num_parameters=NUM_PARAMETERS)
             write(lm, folder, source=small, name="paceline-demo-target")
         return folder, draft
+
+
+def identify_axis(run: str, axis: Axis) -> Record:
+    """What an axis of a run is known by."""
+    return {"kind": "axis", "run": run, "axis": axis.name, "points": [asdict(point) for point in axis.points]}
+
+
+def _identify_mix(run: str, mix: Mix) -> Record:
+    return {"kind": "ragged", "run": run, "mix": asdict(mix)}

@@ -1,4 +1,4 @@
-"""The study ``verifier-cost``: has verifiers timed, and shows what a call of each costs."""
+"""What a call of each verifier costs, by rows, vocabulary and draft. No model runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,30 +6,77 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
-from rich.table import Table
+import torch
 
 from benchmarks.study import (
+    ProcessorTime,
     Progress,
+    Repeats,
+    Seconds,
     Study,
+    Taken,
     Timing,
+    Turns,
     check_counts,
     conditions_of,
     counts,
     date,
     last_of,
-    missing,
     option,
     plural,
+    time_cells,
 )
-from benchmarks.verifier_cost.calls import DISTANCE, PLAIN_PICK, SPREAD, Calls, Cell, Timed, measure_cell, name_of
-from paceline.bench.columns import Column, Section, number, to_csv
+from benchmarks.verifier_calls import DISTANCE, SPREAD, Call, Calls, Cell, Timed
+from paceline.bench.columns import Column, Section, to_csv
 from paceline.bench.raw import RUN, RawFile, Record
 from paceline.bench.statistics import Estimate, estimate, is_void, paired_ratios
 from paceline.bench.timing import read_rate
 from paceline.verifiers import VERIFIERS
 
+PLAIN_PICK, CONTROL = "plain pick", "plain pick again"
 MANY_ROWS, MANY_VOCAB = 32, 131072
 COMMON = ("coupled", "rejection")  # timed at many rows, and greedily too
+
+
+def name_of(name: str, temperature: float) -> str:
+    return name if temperature else f"{name}, T = 0"
+
+
+def turns_of(calls: Calls, verifiers: Sequence[Timed]) -> Turns:
+    """Every verifier in a cell, in turn, beside a plain pick, which is timed twice as the control."""
+    ready: dict[str, tuple[float, Call]] = {
+        name_of(PLAIN_PICK, at): (at, calls.plain(at))
+        for at in dict.fromkeys([1.0, *(temperature for _, temperature in verifiers)])
+    }
+    refused: dict[str, str] = {}
+    for name, temperature in verifiers:
+        try:
+            ready[name_of(name, temperature)] = temperature, calls.call(name, temperature)
+        except ValueError as error:
+            refused[name_of(name, temperature)] = str(error)
+    with torch.inference_mode():  # the warm-up, too
+        tokens = {name: float(call.run().num_committed.double().mean()) for name, (_, call) in ready.items()}
+
+    def found(taken: Taken) -> Record:
+        return {
+            "num_nodes": calls.topology.num_drafted + 1,
+            "control": median(paired_ratios(taken[PLAIN_PICK], taken[CONTROL])),
+            "timed": {
+                name: {
+                    "temperature": temperature,
+                    "draw": call.draw.name.lower(),
+                    "logits_bytes": call.logits_bytes,
+                    "draft_probs_bytes": call.draft_probs_bytes,
+                    "tokens_per_step": tokens[name],
+                    "seconds": list(taken[name]),
+                }
+                for name, (temperature, call) in ready.items()
+            },
+            "refused": refused,
+        }
+
+    runs = {name: call.run for name, (_, call) in ready.items()}
+    return Turns(calls={**runs, CONTROL: runs[PLAIN_PICK]}, controls={PLAIN_PICK: CONTROL}, found=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +88,11 @@ class VerifierFigures:
     time: Estimate  # of a call
     floor: float  # what reading the bytes that it must read would take
     picks: float  # its time over that of a plain pick, repeat by repeat, median
+
+    @property
+    def timed(self) -> Record:
+        """What its cell's record says of it."""
+        return self.record["timed"][self.name]
 
 
 def figures_of(records: Sequence[Record]) -> list[VerifierFigures]:
@@ -63,28 +115,19 @@ def figures_of(records: Sequence[Record]) -> list[VerifierFigures]:
     return found
 
 
-def _of(name: str, form: Callable[[Any], str] = str) -> Column[VerifierFigures]:
-    return Column(name=name, get=lambda line: form(line.record[name]))
-
-
-def _timed(name: str, form: Callable[[Any], str] = str) -> Column[VerifierFigures]:
-    return Column(name=name, get=lambda line: form(line.record["timed"][line.name][name]))
-
-
-G, FOUR = number("g"), number(".4g")
 COLUMNS: list[Column[VerifierFigures]] = [
-    *map(_of, ("run", "rows", "vocab", "shape", "num_nodes")),
-    Column(name="verifier", get=lambda line: line.name),
-    _timed("temperature", G),
-    _timed("draw"),
-    Column(name="ms", get=lambda line: line.time, estimate=True),
-    Column(name="floor_ms", get=lambda line: line.floor),
-    Column(name="times_floor", get=lambda line: FOUR(line.time.value / line.floor)),
-    Column(name="plain_picks", get=lambda line: FOUR(line.picks)),
-    _timed("tokens_per_step", FOUR),
-    Column(name="repeats", get=lambda line: len(line.record["timed"][line.name]["seconds"])),
-    _of("control", FOUR),
-    Column(name="void", get=lambda line: int(is_void([line.record["control"]]))),
+    *(Column(None, f"record.{name}", name=name) for name in ("run", "rows", "vocab", "shape", "num_nodes")),
+    Column(None, "name", name="verifier"),
+    Column(None, lambda line: f"{line.timed['temperature']:g}", name="temperature"),
+    Column(None, "timed.draw", name="draw"),
+    Column(None, "time", name="ms", estimate=True),
+    Column(None, "floor", name="floor_ms"),
+    Column(None, lambda line: f"{line.time.value / line.floor:.4g}", name="times_floor"),
+    Column(None, lambda line: f"{line.picks:.4g}", name="plain_picks"),
+    Column(None, lambda line: f"{line.timed['tokens_per_step']:.4g}", name="tokens_per_step"),
+    Column(None, lambda line: len(line.timed["seconds"]), name="repeats"),
+    Column(None, lambda line: f"{line.record['control']:.4g}", name="control"),
+    Column(None, lambda line: int(is_void([line.record["control"]])), name="void"),
 ]
 
 
@@ -110,9 +153,9 @@ class VerifierCost(Study):
     vocab: Annotated[tuple[int, ...], counts("4096, 32768 and 131072 by default.")] = ()
     k: Annotated[tuple[int, ...], counts("Lengths of chains.")] = (1, 4, 8)
     verifier: Annotated[tuple[str, ...], option("All that are registered by default; may be repeated.")] = ()
-    repeats: Annotated[int, option("Of every call at least.")] = 7
-    seconds: Annotated[float, option("That the repeats of a cell take at least.")] = 2.0
-    processor_time: Annotated[bool, option("Count what the thread computed, where other programs run.")] = False
+    repeats: Repeats = 7
+    seconds: Seconds = 2.0
+    processor_time: ProcessorTime = False
     quick: Annotated[bool, option("2 rows and a vocabulary of 512, unless given.")] = False
 
     def work(self) -> list[tuple[Cell, list[Timed]]]:
@@ -155,18 +198,25 @@ class VerifierCost(Study):
             size = {"rows": cell.num_rows, "vocab": cell.vocab_size, "shape": cell.shape}
             return {"kind": self.kind, "run": run, **size}
 
-        for cell, identity in missing(raw, list(work), identify, say):
-            raw.append({**identity, **measure_cell(Calls(cell), work[cell], timing=timing)})
+        time_cells(
+            list(work),
+            lambda cell: turns_of(Calls(cell), work[cell]),
+            raw=raw,
+            identify=identify,
+            timing=timing,
+            warm_up=0,
+            say=say,
+        )
 
-    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Any] | Table]:
+    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Any]]:
         """For all cells of as many rows and as large a vocabulary, a line for every verifier."""
         cells = self._cells(run, records)
         names = list(dict.fromkeys(name for cell in cells for name in (*cell["timed"], *cell["refused"])))
         figures = {(id(line.record), line.name): line for line in figures_of([run, *cells])}
         sizes = dict.fromkeys((cell["rows"], cell["vocab"]) for cell in cells)
-        found: list[Section[Any] | Table] = []
+        found: list[Section[Any]] = []
         for rows, vocab in sizes:
-            columns: list[Column[str]] = [Column(heading="verifier", get=str, left=True)]
+            columns: list[Column[str]] = [Column("verifier", str, left=True)]
             for cell in cells:
                 if (cell["rows"], cell["vocab"]) == (rows, vocab):
                     columns += self._columns(cell, figures)
@@ -179,7 +229,7 @@ class VerifierCost(Study):
                 line = figures.get((id(cell), name))
                 return None if line is None else get(line)
 
-            return Column(heading=heading, get=value, form=form)
+            return Column(heading, value, form)
 
         mark = " (void)" if is_void([cell["control"]]) else ""
         return [

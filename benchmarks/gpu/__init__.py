@@ -1,1 +1,0 @@
-"""What a GPU does: plain decoding beside its bandwidth, drafted decoding beside transformers."""

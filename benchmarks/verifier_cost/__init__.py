@@ -1,1 +1,0 @@
-"""Cost of a step for each verifier, by rows, vocabulary and draft, without a model."""
