@@ -63,10 +63,8 @@ def stats_table(totals: Totals, *, seconds: float) -> Table:
         mean = sum(totals.first_tokens) / len(totals.first_tokens)
         table.add_row("first token", f"after {mean:.3f} s{' on average' if totals.num_outputs > 1 else ''}")
     if totals.times is not None:
-        times = totals.times
-        phases = ("prefill", times.prefill), ("draft", times.draft), ("target", times.target)
-        rest = ("verify", times.verify), ("rest", times.rest)
-        table.add_row("time", ", ".join(f"{name} {spent:.3f} s" for name, spent in (*phases, *rest)))
+        phases = ((name, getattr(totals.times, name)) for name in ("prefill", "draft", "score", "decide", "rest"))
+        table.add_row("time", ", ".join(f"{name} {spent:.3f} s" for name, spent in phases))
     if totals.speed is not None:
         table.add_row("measured", f"{totals.speed.drafted:.1f} tokens/s drafted, {totals.speed.plain:.1f} plainly")
         if totals.speed.warning is not None:
