@@ -28,8 +28,8 @@ def asked(monkeypatch):
     def integers(config, quantization, *, dtype, device, working_set, clock):
         return Products(itemsize=1, rows=(1, 8), bytes_per_second=(4e9, 4e9), peak=1e9)
 
-    monkeypatch.setattr("paceline.cli.roofline.measure_rates", measure)
-    monkeypatch.setattr("paceline.cli.roofline.measure_integers", integers)
+    monkeypatch.setattr("paceline.api.roofline.measure_rates", measure)
+    monkeypatch.setattr("paceline.api.roofline.measure_integers", integers)
     return calls
 
 
@@ -170,7 +170,7 @@ def test_bad_options_are_refused_before_anything_is_measured(words, said, capsys
 
 
 def test_this_machine_can_be_measured(capsys, monkeypatch):
-    monkeypatch.setattr("paceline.cli.roofline.WORKING_SET", 1 << 20)
+    monkeypatch.setattr("paceline.api.roofline.WORKING_SET", 1 << 20)
     words = ["--model", pair().target, "--draft", pair().draft, "--num-draft-tokens", 2, "--acceptance", 0.5]
     words += ["--context", 64, "--dtype", "float32", "--draft-quantization", "int8", "--device", "cpu", "--threads", 1]
     plain, drafted = roofline(capsys, *words, "--processor-time")["limits"]

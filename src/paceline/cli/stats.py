@@ -1,6 +1,7 @@
 """Drafting statistics, summed over outputs and shown as a table."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rich.table import Table
@@ -22,6 +23,14 @@ class Totals:
     times: Times | None = None  # of a single output, or None
     speed: Speed | None = None
     lossless: bool = True
+
+    @classmethod
+    def of(cls, results: Iterable[Result]) -> "Totals":
+        """Sums over ``results``."""
+        totals = cls()
+        for result in results:
+            totals.add(result)
+        return totals
 
     def add(self, result: Result) -> None:
         """Add one output."""

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Protocol, final
 
 from paceline.api import Engine, Result, SamplingParams, Stream
+from paceline.cli.console import PromptProgress
 from paceline.cli.journal import Line
-from paceline.cli.progress import PromptProgress
 from paceline.cli.prompts import Entry
 from paceline.cli.record import sample_object
 from paceline.cli.stats import Totals

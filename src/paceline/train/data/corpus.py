@@ -1,4 +1,7 @@
-"""The section ``data`` from a YAML file or from options, and the tokenizer of a model directory. Reads no weights."""
+"""A corpus: the section ``data`` of a run's configuration, alone or in the whole file, and the vocabulary of a model.
+
+Reads no weights.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +11,11 @@ from typing import cast
 import yaml
 from pydantic import ValidationError
 
-from paceline.cli.commands.data import CorpusOptions
 from paceline.models import hub
 from paceline.models.loading import read_config
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
-from paceline.train.data import DataConfig, make_batches
-from paceline.train.data.batches import PreparedData
+from paceline.train.data.batches import PreparedData, make_batches
+from paceline.train.data.config import DataConfig
 
 DEFAULT_LENGTH = 512  # tokens of a row, by default
 NUM_BYTES = 256
@@ -38,28 +40,24 @@ class Vocabulary:
     end_of_text: int | None
 
 
-def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
-    """The configuration of a run, or its section ``data`` alone; or one made of options.
+def read_corpus(
+    config: Path | Mapping[str, object], *, length: int | None, byte_tokens: bool = False, cache: Path | None = None
+) -> Corpus:
+    """The configuration of a run, or its section ``data`` alone, from a YAML file or as values.
 
     Raises ValueError with every field that is wrong, and for a file that is no YAML mapping.
     """
-    sources = options.sources()
-    if (options.config is None) == (not sources):
-        raise ValueError(
-            "give either a configuration, CONFIG.yaml, or texts by --text, --jsonl, --chat, --tokens or --library"
-        )
-    made: dict[str, object] = {"sources": sources, "validation": {"share": options.validation_share}}
-    raw = made if options.config is None else _read_yaml(options.config)
+    raw = _read_yaml(config) if isinstance(config, Path) else config
     whole = raw if "data" in raw else {"data": raw}
     section = _mapping(whole["data"], "data")
-    if options.bytes:
+    if byte_tokens:
         section["tokenizer"] = "bytes"
-    if options.cache is not None:
-        section["cache"] = options.cache
+    if cache is not None:
+        section["cache"] = cache
     try:
         data = DataConfig.model_validate(section)
     except ValidationError as error:
-        raise ValueError(f"{options.config or 'options'}: {'; '.join(_wrong(error))}") from error
+        raise ValueError(f"{config if isinstance(config, Path) else 'options'}: {'; '.join(_wrong(error))}") from error
     target, batch = (_mapping(whole.get(name) or {}, name) for name in ("target", "batch"))
     model, own = target.get("path"), batch.get("length", DEFAULT_LENGTH)
     size = _mapping(target.get("config") or {}, "target.config").get("vocab_size")
