@@ -6,6 +6,7 @@ import pytest
 from paceline.api import load, perplexity, score
 from paceline.cli import run
 from tests.api.checkpoints import CONTEXT, pair
+from tests.cli import snapshots
 
 
 def command(*words):
@@ -84,12 +85,13 @@ def test_texts_have_a_perplexity_each_and_together(tmp_path, capsys):
 
 def test_terminal_shows_tables_unless_asked_for_json(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "x", "continuation": "yes"}\n{\n')
-    assert run(command("--file", tmp_path / "pairs.jsonl")) == 1
-    out = capsys.readouterr().out
-    assert "log-probability" in out and "failed" in out
-    assert run(command("--text", tmp_path / "pairs.jsonl")) == 0
-    assert "perplexity" in capsys.readouterr().out
+    assert run(command("--file", "pairs.jsonl")) == 1
+    assert run(command("--text", "pairs.jsonl")) == 0
+    snapshots.check("score", capsys.readouterr().out)
     assert run(command("--json", "x", "yes")) == 0
     assert objects(capsys)[0]["index"] == 0
 

@@ -248,7 +248,7 @@ class Bench(Command):
         from paceline.bench.benchmark import find_heads
         from paceline.bench.prompts import choose_prompts
         from paceline.bench.workbench import ModelBench
-        from paceline.cli.prompts import read_valid_prompts
+        from paceline.cli.prompt_file.prompts import read_valid_prompts
         from paceline.models import hub
 
         def folder(model: str | Path) -> Path:

@@ -47,37 +47,16 @@ class DataFeatures(Command):
 
     def run(self) -> int:
         """Compute what is missing."""
-        from paceline.cli.fingerprint import model_hash
+        from paceline.cli.prompt_file.fingerprint import model_hash
         from paceline.models.base import max_sequence_length
-        from paceline.train.data.batches import make_encoder
-        from paceline.train.data.corpus import read_vocabulary
+        from paceline.train.data.corpus import read_chunks
         from paceline.train.data.manifest import Split
-        from paceline.train.data.sources.feature_extraction import (
-            check_taps,
-            chunk_documents,
-            compute_hidden_states,
-            prepare_folder,
-        )
+        from paceline.train.data.sources.feature_extraction import check_taps, compute_hidden_states, prepare_folder
         from paceline.train.data.sources.features import save_rows
-        from paceline.train.data.sources.readers import open_reader
-        from paceline.train.data.store import default_cache, open_split
-        from paceline.train.data.tokenise import tokenise
 
         wanted = _taps(self.taps)
         corpus = self.corpus.read(length=self.length)
-        vocabulary = read_vocabulary(corpus, self.model.model)
-        encoder = make_encoder(
-            corpus.data,
-            tokenizer=vocabulary.tokenizer,
-            vocab_size=vocabulary.size,
-            end_of_text=vocabulary.end_of_text,
-        )
-        cache, validation = corpus.data.cache or default_cache(), corpus.data.validation
-        made = [
-            tokenise(source, open_reader(source, encoder), encoder, validation, cache) for source in corpus.data.sources
-        ]
-        found = (open_split(one.folder, Split(self.split)) for one in made)
-        pieces = chunk_documents([stored for stored in found if stored is not None], length=corpus.length)
+        pieces = read_chunks(corpus, self.model.model, Split(self.split))
         if not pieces:
             raise ValueError(f"--split {self.split}: no document of two tokens in it; give more text")
         target = self.model.load()

@@ -12,7 +12,6 @@ from cyclopts import Parameter
 from paceline.cli.command import EXIT_INTERRUPTED, Command
 from paceline.cli.console import open_notes
 from paceline.cli.corpus import CorpusOptions
-from paceline.cli.journal import STDOUT, Line, check_writable
 from paceline.cli.numbers import read_numbers
 from paceline.cli.options import (
     AT_LEAST_1,
@@ -27,11 +26,12 @@ from paceline.cli.options import (
     PromptFile,
     Quiet,
 )
+from paceline.cli.prompt_file.journal import STDOUT, Line, check_writable
 from paceline.cli.sampling_options import IgnoreEos, MaxTokens, MinP, TopK, TopP
 
 if TYPE_CHECKING:
-    from paceline.cli.prompts import Entry
-    from paceline.cli.work import Sink
+    from paceline.cli.prompt_file.prompts import Entry
+    from paceline.cli.prompt_file.work import Sink
 
 ARRAY = ".npy"
 PARAMS = ("max_tokens", "top_k", "top_p", "min_p", "seed", "ignore_eos")
@@ -84,7 +84,7 @@ class DataRegenerate(Command):
     def run(self) -> int:
         """Generate what is missing, then print counts."""
         from paceline.api import SamplingParams
-        from paceline.cli.batch import Batch
+        from paceline.cli.prompt_file.batch import Batch
 
         notes = open_notes(quiet=self.quiet, log_level=self.log_level)
         params = SamplingParams(**{name: getattr(self, name) for name in PARAMS})
@@ -120,7 +120,7 @@ class DataRegenerate(Command):
         return path.with_suffix(".jsonl")
 
     def _entries(self) -> "Sequence[Entry]":
-        from paceline.cli.prompts import Entry, read_prompts
+        from paceline.cli.prompt_file.prompts import Entry, read_prompts
         from paceline.train.data.corpus import read_rows
         from paceline.train.data.manifest import Split
         from paceline.train.data.tokenise import hash_tokens

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.console import open_notes
-from paceline.cli.journal import STDOUT, check_writable
 from paceline.cli.options import POSITIONAL, BatchSize, DraftOptions, ModelOptions, OutputOptions, PromptFile
+from paceline.cli.prompt_file.journal import STDOUT, check_writable
 from paceline.cli.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Generate(Command):
     def run(self) -> int:
         """Generate and print; after an interruption, what was generated so far."""
         from paceline.api import SamplingParams
-        from paceline.cli.batch import Batch
-        from paceline.cli.prompts import read_prompts
+        from paceline.cli.prompt_file.batch import Batch
+        from paceline.cli.prompt_file.prompts import read_prompts
 
         notes = open_notes(quiet=self.output.quiet, log_level=self.output.log_level)
         params = SamplingParams().updated(self.sampling.params())
@@ -96,8 +96,8 @@ class Generate(Command):
 
     def _run_one(self, params: "SamplingParams", notes: Console) -> int:
         from paceline.api import stream
-        from paceline.cli.prompts import as_chat, read_prompt
-        from paceline.cli.show import AsText, OnTerminal, show_samples
+        from paceline.cli.prompt_file.prompts import as_chat, read_prompt
+        from paceline.cli.show import AsText, SourcePrinter, show_samples
         from paceline.cli.stats import Totals, stats_table
 
         path = self._destination()
@@ -123,7 +123,7 @@ class Generate(Command):
             if self.output.json:
                 complete = _print_json(texts, file)
             else:
-                printer = OnTerminal(console, num_samples=params.n) if coloured else AsText(file)
+                printer = SourcePrinter(console=console, num_samples=params.n) if coloured else AsText(file)
                 complete = show_samples(texts, printer, num_samples=params.n)
         seconds = time.perf_counter() - start
         results = texts.results()

@@ -55,7 +55,7 @@ class Tree(Command):
         from paceline.api.draft_heads import is_head
         from paceline.bench.prompts import choose_prompts
         from paceline.bench.tree_search import advise_tree
-        from paceline.cli.prompts import read_valid_prompts
+        from paceline.cli.prompt_file.prompts import read_valid_prompts
 
         notes = open_notes(quiet=self.json, log_level=None)
         build_verifier(self.verifier)  # refuses before anything is loaded

@@ -14,8 +14,13 @@ from pydantic import ValidationError
 from paceline.models import hub
 from paceline.models.loading import read_config
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
-from paceline.train.data.batches import PreparedData, make_batches
+from paceline.train.data.batches import PreparedData, make_batches, make_encoder
 from paceline.train.data.config import DataConfig
+from paceline.train.data.manifest import Split
+from paceline.train.data.sources.feature_extraction import Chunk, chunk_documents
+from paceline.train.data.sources.readers import open_reader
+from paceline.train.data.store import default_cache, open_split
+from paceline.train.data.tokenise import tokenise
 
 DEFAULT_LENGTH = 512  # tokens of a row, by default
 NUM_BYTES = 256
@@ -83,6 +88,18 @@ def read_rows(corpus: Corpus, model: str | None) -> PreparedData:
         length=corpus.length,
         seed=0,
     )
+
+
+def read_chunks(corpus: Corpus, model: str, split: Split) -> list[Chunk]:
+    """The documents of a split in chunks of at most ``corpus.length`` tokens of ``model``."""
+    vocabulary, data = read_vocabulary(corpus, model), corpus.data
+    encoder = make_encoder(
+        data, tokenizer=vocabulary.tokenizer, vocab_size=vocabulary.size, end_of_text=vocabulary.end_of_text
+    )
+    cache = data.cache or default_cache()
+    made = [tokenise(source, open_reader(source, encoder), encoder, data.validation, cache) for source in data.sources]
+    stored = [found for one in made if (found := open_split(one.folder, split)) is not None]
+    return chunk_documents(stored, length=corpus.length)
 
 
 def read_vocabulary(corpus: Corpus, model: str | None) -> Vocabulary:

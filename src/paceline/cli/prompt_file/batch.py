@@ -17,12 +17,12 @@ from paceline.api.processors import processing
 from paceline.api.requests import guidance
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.console import PromptProgress
-from paceline.cli.fingerprint import fingerprint
-from paceline.cli.journal import STDOUT, Finished, ResultFile, check_writable, read_finished
 from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
-from paceline.cli.prompts import Entry, encode_entries
+from paceline.cli.prompt_file.fingerprint import fingerprint
+from paceline.cli.prompt_file.journal import STDOUT, Finished, ResultFile, check_writable, read_finished
+from paceline.cli.prompt_file.prompts import Entry, encode_entries
+from paceline.cli.prompt_file.work import PrintedLines, Sink, Work
 from paceline.cli.stats import stats_table
-from paceline.cli.work import PrintedLines, Sink, Work
 from paceline.drafters.base import Drafter
 
 

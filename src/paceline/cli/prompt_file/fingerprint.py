@@ -13,7 +13,7 @@ WEIGHTS = ".safetensors"
 
 
 def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingParams) -> str:
-    """A hash for each of PARTS (journal.py), joined by dashes.
+    """A hash for each of PARTS (journal), joined by dashes.
 
     The drafter is included only where tokens depend on it: with the verifier "coupled" they do not. Raises what loading
     raises for a model that is not there.
@@ -29,12 +29,9 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
         "dtype": model.dtype,
         "files": _files(model.model, model.revision, code=model.trust_remote_code),
     }
-    if model.enforce_eager:
-        own["enforce_eager"] = True
-    if model.quantization is not None:
-        own["quantization"] = model.quantization
-    if model.backend != "auto":  # another backend rounds otherwise
-        own["backend"] = model.backend
+    for name in ("enforce_eager", "quantization", "backend"):  # another backend rounds otherwise
+        if getattr(model, name) not in (False, None, "auto"):
+            own[name] = getattr(model, name)
     parts = (own, params.differing(), drafted)
     return "-".join(_hash(part) for part in parts)
 
