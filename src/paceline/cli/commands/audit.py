@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 from rich.console import Console
-from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
-from paceline.cli.console import make_progress
 from paceline.cli.options import DraftOptions, Json, ModelOptions
 
 if TYPE_CHECKING:
@@ -119,9 +117,12 @@ class Audit(Command):
 
     def _audit_server(self) -> int:
         """Run the audit and print its result. The server is contacted before the model is loaded."""
+        from rich.progress import TextColumn, TimeElapsedColumn
+
         from paceline.audit.client import CompletionClient
         from paceline.audit.prompts import DEFAULT_PROMPTS
         from paceline.audit.server import audit_server, check_counts
+        from paceline.cli.progress import make_progress
 
         server = self.server
         assert server.url is not None

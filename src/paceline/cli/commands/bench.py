@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 from rich.console import Console
-from rich.progress import TextColumn, TimeElapsedColumn
 
 from paceline.cli.command import Command
 from paceline.cli.commands.bench_report import Html, write_and_print
-from paceline.cli.console import make_progress
 from paceline.cli.numbers import read_counts, read_numbers, read_peer_counts
 from paceline.cli.options import (
     AT_LEAST_1,
@@ -123,12 +121,15 @@ class Bench(Command):
 
     def run(self) -> int:
         """Measure what is missing, write the reports and print the table."""
+        from rich.progress import TextColumn, TimeElapsedColumn
+
         from paceline.bench.benchmark import add_peers, conditions_of, run_benchmark
         from paceline.bench.output import check_drawing
         from paceline.bench.raw import RawFile
         from paceline.bench.sweep import Protocols
         from paceline.bench.trees import nodes_of
         from paceline.bench.workbench import check_batches, check_lengths
+        from paceline.cli.progress import make_progress
 
         axes, protocol = self._axes(), Protocols(repeats=self.repeats, attempts=self.attempts)
         if self.html:

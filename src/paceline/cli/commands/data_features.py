@@ -7,10 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import TimeRemainingColumn
 
 from paceline.cli.command import EXIT_INTERRUPTED, EXIT_OK, Command
-from paceline.cli.console import make_progress
 from paceline.cli.corpus import CorpusOptions, Length
 from paceline.cli.options import AT_LEAST_1, MODEL, OUTPUT, ModelOptions, Quiet, one_of
 
@@ -47,6 +45,9 @@ class DataFeatures(Command):
 
     def run(self) -> int:
         """Compute what is missing."""
+        from rich.progress import TimeRemainingColumn
+
+        from paceline.cli.progress import make_progress
         from paceline.cli.prompt_file.fingerprint import model_hash
         from paceline.models.base import max_sequence_length
         from paceline.train.data.corpus import read_chunks

@@ -16,8 +16,8 @@ from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
 from paceline.api.requests import guidance
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
-from paceline.cli.console import PromptProgress
 from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
+from paceline.cli.progress import PromptProgress
 from paceline.cli.prompt_file.fingerprint import fingerprint
 from paceline.cli.prompt_file.journal import STDOUT, Finished, ResultFile, check_writable, read_finished
 from paceline.cli.prompt_file.prompts import Entry, encode_entries

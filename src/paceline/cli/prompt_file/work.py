@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol, final
 
 from paceline.api import Engine, Result, SamplingParams, Stream
-from paceline.cli.console import PromptProgress
+from paceline.cli.progress import PromptProgress
 from paceline.cli.prompt_file.journal import Line
 from paceline.cli.prompt_file.prompts import Entry
 from paceline.cli.record import sample_object
