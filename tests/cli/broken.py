@@ -1,6 +1,6 @@
 """A drafter that breaks its promise: it changes the newest token of the text."""
 
-from paceline.cli.demo import TABLE_TOKENS
+from paceline.cli.commands.demo import TABLE_TOKENS
 from paceline.drafters.base import Drafter, StatelessDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter

@@ -13,7 +13,7 @@ WORDS = ["audit", str(pair().target), "--num-tokens", "300", "--text-length", "2
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr("paceline.cli.audit.DEFAULT_PROMPTS", ("def add(", "for item", "return"))
+    monkeypatch.setattr("paceline.audit.prompts.DEFAULT_PROMPTS", ("def add(", "for item", "return"))
 
 
 def test_a_sound_model_passes_and_every_check_has_a_line(capsys):

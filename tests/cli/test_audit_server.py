@@ -15,7 +15,7 @@ FEW = ["--num-tokens", "100", "--text-length", "16", "--dtype", "float32", "--en
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr("paceline.cli.audit_server.DEFAULT_PROMPTS", PROMPTS)
+    monkeypatch.setattr("paceline.audit.prompts.DEFAULT_PROMPTS", PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_unsupported_options_are_refused_before_loading(case, capsys, monkeypatch):
     words, message = REFUSED[case]
-    monkeypatch.setattr("paceline.cli.models.load", None)
+    monkeypatch.setattr("paceline.api.load", None)
     assert run(["audit", str(folder()), *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -1,7 +1,6 @@
 """``--backend``: who runs the model of a command, by the names of ``paceline.load``."""
 
 import json
-from importlib import import_module
 
 import pytest
 
@@ -33,8 +32,7 @@ def loaded(monkeypatch):
         kinds.append(type(found.lm))
         return found
 
-    for module in ("models", "bench"):
-        monkeypatch.setattr(import_module(f"paceline.cli.{module}"), "load", telling)
+    monkeypatch.setattr("paceline.api.load", telling)
     return kinds
 
 

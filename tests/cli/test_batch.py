@@ -287,7 +287,7 @@ def test_full_disk_ends_with_a_message_and_whole_lines(prompts, tmp_path, monkey
         return count
 
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.cli.journal.os.write", write_some)
+        patch.setattr("paceline.cli.prompt_file.journal.os.write", write_some)
         assert generate_file(prompts, output) == 2
     message = capsys.readouterr().err
     assert f"cannot write {output}: No space left on device; " in message and "run the same command" in message

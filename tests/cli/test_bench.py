@@ -11,7 +11,7 @@ from paceline.bench.raw import fingerprint
 from paceline.bench.suites import choose
 from paceline.bench.sweep import Cell, run_sweep
 from paceline.cli import run
-from paceline.cli.bench_inputs import read_counts
+from paceline.cli.numbers import read_counts
 from paceline.draft_heads.files import save_head
 from paceline.models.fingerprint import fingerprint as fingerprint_of
 from tests.api.checkpoints import VOCAB, pair
@@ -44,7 +44,7 @@ def cells_of(path):
 def ticking(monkeypatch):
     """Everything takes a second, so no cell is void; nothing depends on the machine or on who edits the source."""
     monkeypatch.setitem(run_sweep.__kwdefaults__, "clock", count().__next__)
-    monkeypatch.setattr(import_module("paceline.cli.bench"), "hash_source", lambda: "unchanged")
+    monkeypatch.setattr(import_module("paceline.bench.benchmark"), "hash_source", lambda: "unchanged")
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_categories_follow_the_prompts_that_were_chosen(raw, tmp_path):
 
 def test_the_grid_is_one_command(raw, monkeypatch, capsys):
     """The draft model alone, over the field's lengths, here shortened; a mean for each gamma."""
-    command = import_module("paceline.cli.bench")
+    command = import_module("paceline.cli.commands.bench")
     assert (command.GRID_DRAFT_TOKENS, command.GRID_MAX_TOKENS) == ("1,2,4,8", "50,100,200,500")
     monkeypatch.setattr(command, "GRID_MAX_TOKENS", "4,6")
     words = ("bench", "--target", pair().target, "--draft", pair().draft, "--output", raw, "--grid", "--no-html")
@@ -242,7 +242,7 @@ def test_the_grid_is_one_command(raw, monkeypatch, capsys):
 def test_the_grid_as_it_is_fits_the_embedded_pair(raw, monkeypatch):
     """All sixteen cells, of which only the first ticks of a scripted clock are seen here."""
     found = []
-    monkeypatch.setattr(import_module("paceline.cli.bench"), "run_sweep", lambda tasks, **_: found.extend(tasks))
+    monkeypatch.setattr(import_module("paceline.bench.benchmark"), "run_sweep", lambda tasks, **_: found.extend(tasks))
     options = ("--grid", "--no-html", "--num-prompts", "8", "--output", str(raw))
     assert run(["bench", *options]) == 2  # nothing was measured, so there is nothing to report
     assert {(task.drafter, task.num_draft_tokens, task.max_tokens) for task in found} == {

@@ -7,10 +7,11 @@ from itertools import count
 
 import pytest
 
+from paceline.bench.benchmark import check_peer_counts
 from paceline.bench.interleaved import run_interleaved
 from paceline.bench.sweep import run_sweep
 from paceline.cli import run
-from paceline.cli.bench_inputs import check_peer_counts, read_peer_counts
+from paceline.cli.numbers import read_peer_counts
 from tests.api.checkpoints import VOCAB, pair
 from tests.bench.programs import DEADLY, vllm_python
 
@@ -37,7 +38,7 @@ def ticking(monkeypatch):
     """Everything takes a second, so no cell is void; nothing depends on the machine or on who edits the source."""
     for function in (run_sweep, run_interleaved):
         monkeypatch.setitem(function.__kwdefaults__, "clock", count().__next__)
-    monkeypatch.setattr(import_module("paceline.cli.bench"), "hash_source", lambda: "unchanged")
+    monkeypatch.setattr(import_module("paceline.bench.benchmark"), "hash_source", lambda: "unchanged")
 
 
 @pytest.fixture

@@ -104,7 +104,9 @@ def test_drafting_does_not_change_the_data(tmp_path, corpus):
 def test_looping_outputs_are_left_out_and_counted(tmp_path, capsys, monkeypatch):
     prompts = write(tmp_path / "p.txt", [text.splitlines()[0] for text in TEXTS[:6]])
     seen = []
-    monkeypatch.setattr("paceline.cli.data_regenerate.is_looping", lambda tokens: seen.append(1) or len(seen) % 3 == 0)
+    monkeypatch.setattr(
+        "paceline.train.data.regenerated.is_looping", lambda tokens: seen.append(1) or len(seen) % 3 == 0
+    )
     output = tmp_path / "own.jsonl"
     assert regenerate(tmp_path, output, "--prompt-file", prompts) == 0
     lines = lines_of(output)

@@ -12,7 +12,9 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import weight_bytes
 from paceline.models.adapter.lm import TransformersLM
 from paceline.models.native.quantization import SCHEMES
+from paceline.verifiers import VERIFIERS
 from tests.api.checkpoints import CONTEXT, VOCAB, other_vocabulary, pair, without_tokenizer
+from tests.cli import snapshots
 from tests.examples.installed import put_example
 from tests.models.adapter_models import MODELS, REFUSED, SIZES, make
 
@@ -116,11 +118,14 @@ def test_model_without_tokenizer_is_described(capsys, tmp_path):
     assert found["tokenizer"]["tokens"] is None
 
 
-def test_table_holds_the_main_figures(capsys):
-    assert run(["inspect", str(pair().target), "--draft", str(pair().draft)]) == 0
-    out = capsys.readouterr().out
-    for words in ("architecture", "llama", "rows that fit", "chat template", "MiB", "fits"):
-        assert words in out
+def test_tables(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("paceline.api.inspection.free_memory", lambda device: 1 << 30)
+    assert run(["inspect", str(pair().target), "--draft", str(pair().draft), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    installed = [name for name in (*DRAFTERS, *VERIFIERS) if name not in (*DRAFTERS.builtin, *VERIFIERS.builtin)]
+    assert not installed, f"the snapshot is of a machine without drafters of other packages: {installed}"
+    snapshots.check("inspect", shown, TARGET=pair().target, DRAFT=pair().draft)
 
 
 # Who runs it

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from paceline.api import load
-from paceline.cli.prompts import as_chat, encode_entries, read_prompts
+from paceline.cli.prompt_file.prompts import as_chat, encode_entries, read_prompts
 from tests.api.checkpoints import pair
 
 

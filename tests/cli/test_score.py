@@ -6,6 +6,7 @@ import pytest
 from paceline.api import load, perplexity, score
 from paceline.cli import run
 from tests.api.checkpoints import CONTEXT, pair
+from tests.cli import snapshots
 
 
 def command(*words):
@@ -26,7 +27,7 @@ def test_pair_of_arguments_is_scored_as_by_the_interface(capsys):
 
 
 def test_bad_lines_fail_alone(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("paceline.cli.score.AT_ONCE", 3)
+    monkeypatch.setattr("paceline.cli.commands.score.AT_ONCE", 3)
     lines = [
         '{"prompt": "def add(", "continuation": "first", "id": "a"}',
         "{",
@@ -59,7 +60,7 @@ def test_bad_lines_fail_alone(tmp_path, capsys, monkeypatch):
 
 
 def test_lines_are_scored_each_after_its_own_prompt(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("paceline.cli.score.AT_ONCE", 2)
+    monkeypatch.setattr("paceline.cli.commands.score.AT_ONCE", 2)
     pairs = [("def add(", "first"), ("for", " item in"), ([5, 6], [7])]
     lines = [json.dumps({"prompt": prompt, "continuation": continuation}) for prompt, continuation in pairs]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
@@ -84,18 +85,19 @@ def test_texts_have_a_perplexity_each_and_together(tmp_path, capsys):
 
 def test_terminal_shows_tables_unless_asked_for_json(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "x", "continuation": "yes"}\n{\n')
-    assert run(command("--file", tmp_path / "pairs.jsonl")) == 1
-    out = capsys.readouterr().out
-    assert "log-probability" in out and "failed" in out
-    assert run(command("--text", tmp_path / "pairs.jsonl")) == 0
-    assert "perplexity" in capsys.readouterr().out
+    assert run(command("--file", "pairs.jsonl")) == 1
+    assert run(command("--text", "pairs.jsonl")) == 0
+    snapshots.check("score", capsys.readouterr().out)
     assert run(command("--json", "x", "yes")) == 0
     assert objects(capsys)[0]["index"] == 0
 
 
 def test_interruption_prints_what_was_scored(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("paceline.cli.score.AT_ONCE", 1)
+    monkeypatch.setattr("paceline.cli.commands.score.AT_ONCE", 1)
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "x", "continuation": "yes"}\n' * 3)
     calls = []
 
@@ -105,6 +107,6 @@ def test_interruption_prints_what_was_scored(tmp_path, capsys, monkeypatch):
             raise KeyboardInterrupt
         return score(*arguments, **options)
 
-    monkeypatch.setattr("paceline.cli.score.score", interrupted)
+    monkeypatch.setattr("paceline.api.score", interrupted)
     assert run(command("--file", tmp_path / "pairs.jsonl")) == 130
     assert [line["index"] for line in objects(capsys)] == [0]

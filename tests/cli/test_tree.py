@@ -7,6 +7,7 @@ import pytest
 from paceline.api.speculative_config import read_speculative_config
 from paceline.cli import run
 from tests.api.checkpoints import pair
+from tests.cli import snapshots
 
 
 @pytest.fixture
@@ -31,11 +32,9 @@ def test_the_tree_found_is_valid_and_expects_at_least_the_tokens_of_a_chain(comm
     assert read_speculative_config(config).tree.num_drafted == tree["num_draft_tokens"]
 
 
-def test_tables_name_the_tree_on_a_line_of_its_own(command, capsys):
+def test_tables(command, capsys):
     assert run(command) == 0
-    out = capsys.readouterr().out
-    assert "the draft's choice" in out and "tokens per step" in out
-    assert '"speculative_token_tree": "[(0,), ' in out.splitlines()[-1]
+    snapshots.check("tree", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("option", ["--num-nodes", "--depth", "--width", "--max-tokens", "--num-prompts"])

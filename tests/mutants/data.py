@@ -102,7 +102,7 @@ MUTANTS = (
     ),
     Mutant(
         "prompts are learned as if the target had written them",
-        "cli.data_regenerate:TrainingLines._outcome",
+        "train.data.regenerated:training_row",
         "[0]",
         "[1]",
         (COMMANDS,),

@@ -100,7 +100,7 @@ def load(
         loaded = _from_memory(model, precision, place, backend, revision, trust_remote_code)
     elif isinstance(model, str | Path):
         loaded = _from_files(
-            model, precision, place or _default_device(), backend, revision, trust_remote_code, quantization
+            model, precision, place or find_device(None), backend, revision, trust_remote_code, quantization
         )
     else:
         raise ModelError(
@@ -155,8 +155,13 @@ def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def find_device(device: torch.device | str) -> torch.device:
-    """The torch device that is meant. Raises ValueError for one that is unknown or not there."""
+def find_device(device: torch.device | str | None) -> torch.device:
+    """The torch device that is meant; None is CUDA where there is one, else the CPU.
+
+    Raises ValueError for one that is unknown or not there.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -167,10 +172,6 @@ def find_device(device: torch.device | str) -> torch.device:
     if found.type == "cuda" and (found.index or 0) >= count:
         raise ValueError(f"device {str(found)!r} is not available: this machine has {count} CUDA devices; give 'cpu'")
     return found
-
-
-def _default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def is_native(backend: str, config: dict[str, object]) -> bool:

@@ -3,9 +3,9 @@
 from paceline.cli.app import app as app
 from paceline.cli.app import main as main
 from paceline.cli.app import run as run
+from paceline.cli.command import EXIT_BAD_INPUT as EXIT_BAD_INPUT
+from paceline.cli.command import EXIT_CODES as EXIT_CODES
+from paceline.cli.command import EXIT_DIFFERENT as EXIT_DIFFERENT
+from paceline.cli.command import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+from paceline.cli.command import EXIT_OK as EXIT_OK
 from paceline.cli.commands import COMMANDS as COMMANDS
-from paceline.cli.exit_codes import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from paceline.cli.exit_codes import EXIT_CODES as EXIT_CODES
-from paceline.cli.exit_codes import EXIT_DIFFERENT as EXIT_DIFFERENT
-from paceline.cli.exit_codes import EXIT_INTERRUPTED as EXIT_INTERRUPTED
-from paceline.cli.exit_codes import EXIT_OK as EXIT_OK

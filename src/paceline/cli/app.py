@@ -5,16 +5,15 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnknownOptionError, ValidationError
 
 from paceline import __version__
-from paceline.cli.commands import COMMANDS, RUNNERS
-from paceline.cli.commands.data import HELP as DATA_HELP
-from paceline.cli.exit_codes import EXIT_BAD_INPUT, EXIT_CODES, EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.command import EXIT_BAD_INPUT, EXIT_CODES, EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
+from paceline.cli.commands import COMMANDS
+from paceline.cli.corpus import HELP as DATA_HELP
 
 HELP = """Lossless acceleration of language models by speculative decoding.
 
@@ -79,10 +78,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command line; the exit code. Errors that users can correct are one line on standard error."""
     try:
         options = read_options(list(arguments) or ["--help"])
-        if type(options) not in RUNNERS:  # --help and its like, which have printed what they print
-            return EXIT_OK
-        module, _, name = RUNNERS[type(options)].partition(":")
-        return getattr(import_module(module), name)(options)
+        return options.run() if isinstance(options, Command) else EXIT_OK  # --help and its like have printed
     except BrokenPipeError:
         raise
     except (CycloptsError, ValueError, OSError) as error:

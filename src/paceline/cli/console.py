@@ -1,11 +1,10 @@
-"""Tables, progress bars and the log, as every command prints them."""
+"""Tables and the log, as every command prints them."""
 
 import logging
 from collections.abc import Iterable, Sequence
 from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -56,16 +55,3 @@ def make_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, num_left
     for row in rows:
         table.add_row(*map(Text, row))
     return table
-
-
-def make_progress(console: Console, *columns: ProgressColumn, shown: bool = True) -> Progress:
-    """A progress bar that disappears when it is done; shown on a terminal only."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        *columns,
-        console=console,
-        disable=not (shown and console.is_terminal),
-        transient=True,
-    )

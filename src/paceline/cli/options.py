@@ -1,18 +1,23 @@
 """The options that several commands share. A field's name, type, default and help make the option. Loads no torch."""
 
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
 from paceline.drafters import DRAFTERS
 from paceline.verifiers import VERIFIERS
 
+if TYPE_CHECKING:
+    from paceline.api import Loaded
+    from paceline.api.build import DrafterLike
+
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64", "auto")
 BACKEND_NAMES = ("auto", "native", "hf")
 QUANTIZATION_NAMES = ("int8", "int4")
+NUM_DRAFT_TOKENS = 5  # by default
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MODEL, DRAFTING, SAMPLING, BIASES, FILTERS, STOPPING, OUTPUT = (
@@ -120,6 +125,12 @@ LogLevel = Annotated[
 ]
 
 
+def check_draft_quantization(scheme: str | None, *, draft: str | None) -> None:
+    """Raise ValueError for a scheme without a draft model."""
+    if scheme is not None and draft is None:
+        raise ValueError(f"--draft-quantization {scheme}: it needs a draft model, give --draft DIR")
+
+
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
@@ -140,6 +151,13 @@ class ModelOptions:
     """Refuse a model whose drafted output is not bitwise equal to plain decoding."""
     quantization: Quantization = None
 
+    def load(self) -> "Loaded":
+        """The model. Raises what ``paceline.load`` raises."""
+        from paceline.api import load
+
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        return load(options.pop("model"), **options)
+
 
 @Parameter(name="*", group=DRAFTING)
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +173,57 @@ class DraftOptions:
     """Tokens drafted per step; 5 by default."""
     draft_quantization: DraftQuantization = None
     verifier: Verifier = "coupled"
+
+    def check(self) -> None:
+        """Raise ValueError for options that contradict each other, before any model is loaded."""
+        from paceline.api import build_verifier
+        from paceline.api.draft_heads import is_head, read_weightless
+        from paceline.api.named import name_of, read_named
+
+        given = self.drafter
+        build_verifier(self.verifier)
+        check_draft_quantization(self.draft_quantization, draft=self.draft)
+        if self.draft is not None and self.draft_quantization is not None and is_head(self.draft):
+            raise ValueError(
+                f"--draft-quantization {self.draft_quantization}: {self.draft} is a draft head, which takes "
+                "the target's precision; leave it out"
+            )
+        if self.draft is not None and given not in (None, "model"):
+            raise ValueError(f"--drafter {given} and --draft {self.draft}: give one of them")
+        if given is not None and name_of(given) == "model":
+            if self.draft is None:
+                raise ValueError(f"--drafter {given}: it needs a draft model, give --draft DIR")
+            return
+        if given is not None and given.lstrip().startswith("{"):
+            if self.num_draft_tokens is not None:
+                raise ValueError(
+                    f"--num-draft-tokens {self.num_draft_tokens} and num_speculative_tokens in --drafter: give one of "
+                    "them"
+                )
+            return
+        if given is None or (name_of(given) not in DRAFTERS and is_head(given)):
+            return
+        if name_of(given) not in DRAFTERS:
+            raise ValueError(
+                f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, the directory of a draft head, or vLLM's "
+                "speculative_config as JSON; a draft model is given by --draft"
+            )
+        if read_weightless(given) is None:
+            read_named(DRAFTERS, given)
+
+    def choose(self, target: "Loaded") -> "DrafterLike":
+        """The drafter, loaded where it is a model; a draft head stays a path."""
+        from paceline.api import load
+        from paceline.api.draft_heads import is_head
+
+        if self.draft is None or is_head(self.draft):
+            return self.drafter if self.draft is None else self.draft
+        return load(self.draft, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
+
+    @property
+    def count(self) -> int:
+        """How many tokens to draft per step, unless the drafter's own configuration says so."""
+        return NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens
 
 
 @Parameter(name="*", group=OUTPUT)

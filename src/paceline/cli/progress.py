@@ -1,16 +1,28 @@
-"""A progress bar over prompts, on a terminal only."""
+"""Progress bars, on a terminal only."""
 
 import time
 from collections.abc import Callable
 from typing import final
 
 from rich.console import Console
-from rich.progress import TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from paceline.cli.console import make_progress
 from paceline.core.stats import Summary
 
 PERIOD = 0.25  # seconds between two updates of the speed
+
+
+def make_progress(console: Console, *columns: ProgressColumn, shown: bool = True) -> Progress:
+    """A progress bar that disappears when it is done; shown on a terminal only."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *columns,
+        console=console,
+        disable=not (shown and console.is_terminal),
+        transient=True,
+    )
 
 
 @final

@@ -21,16 +21,8 @@ DRAFTING = (
     "per_position_acceptance",
     "no_draft",
 )
-TIMES = {  # of Times
-    "total": "total",
-    "queue": "queue",
-    "prefill": "prefill",
-    "first_token": "first_token",
-    "draft": "draft",
-    "target": "score",
-    "verify": "decide",
-    "rest": "rest",
-}
+TIMES = ("total", "queue", "prefill", "first_token", "draft", "score", "decide", "rest")  # of Times
+FORMER_TIMES = {"target": "score", "verify": "decide"}  # deprecated keys, with the values of the new ones
 DIGITS = 4  # of log-probabilities in files, whose last bits depend on the batch
 
 
@@ -42,11 +34,12 @@ def result_object(result: Result) -> dict[str, object]:
         shown["logprobs"] = [_chosen(chosen, None) for chosen in result.logprobs]
     if result.error is not None:
         shown["error"] = result.error
+    seconds = {name: getattr(stats.times, name) for name in TIMES}
     shown["stats"] = {
         "steps": stats.steps,
         "emitted": stats.summary.emitted,
         **{name: getattr(stats, name) for name in DRAFTING},
-        "seconds": {key: getattr(stats.times, name) for key, name in TIMES.items()},
+        "seconds": {**seconds, **{former: seconds[name] for former, name in FORMER_TIMES.items()}},
         "warning": stats.warning,
     }
     return shown

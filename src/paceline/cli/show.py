@@ -43,15 +43,30 @@ def print_legend(console: Console) -> None:
     console.print(Text("tokens: ") + Text("   ").join(samples), soft_wrap=True)
 
 
+class Printer(Protocol):
+    """Where samples are printed."""
+
+    def begin(self, sample: int) -> None: ...
+
+    def put(self, text: str, source: Source) -> None: ...
+
+    def end(self) -> None: ...
+
+
 @final
 class SourcePrinter:
-    """Prints text as it comes; ``end`` closes the last line."""
+    """Prints text as it comes, marked by source, with a rule above each of several samples."""
 
-    def __init__(self, *, console: Console) -> None:
-        self.console = console
+    def __init__(self, *, console: Console, num_samples: int = 1) -> None:
+        self.console, self._num_samples = console, num_samples
         self.colour = has_colour(console)
         self._marks = ""  # of the line being written
         self._open = False  # whether that line holds anything
+
+    def begin(self, sample: int) -> None:
+        """Print its number, if there are several."""
+        if self._num_samples > 1:
+            self.console.rule(f"sample {sample + 1} of {self._num_samples}", align="left", style="dim")
 
     def prompt(self, text: str) -> None:
         """Print the prompt."""
@@ -85,16 +100,6 @@ class SourcePrinter:
         text.tab_size = 8
         self.console.print(text, end="", soft_wrap=True, highlight=False)
         self.console.file.flush()
-
-
-class Printer(Protocol):
-    """Where samples are printed."""
-
-    def begin(self, sample: int) -> None: ...
-
-    def put(self, text: str, source: Source) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def show_samples(texts: Stream, printer: Printer, *, num_samples: int) -> bool:
@@ -155,25 +160,3 @@ class AsText:
         """Close the line."""
         self._file.write("\n")
         self._file.flush()
-
-
-@final
-class OnTerminal:
-    """Coloured by source; a rule above each of several samples."""
-
-    def __init__(self, console: Console, *, num_samples: int) -> None:
-        self._console, self._num_samples = console, num_samples
-        self._printer = SourcePrinter(console=console)
-
-    def begin(self, sample: int) -> None:
-        """Print its number."""
-        if self._num_samples > 1:
-            self._console.rule(f"sample {sample + 1} of {self._num_samples}", align="left", style="dim")
-
-    def put(self, text: str, source: Source) -> None:
-        """Write it at once."""
-        self._printer.put(text, source)
-
-    def end(self) -> None:
-        """Close the line."""
-        self._printer.end()

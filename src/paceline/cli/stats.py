@@ -1,6 +1,7 @@
 """Drafting statistics, summed over outputs and shown as a table."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rich.table import Table
@@ -22,6 +23,14 @@ class Totals:
     times: Times | None = None  # of a single output, or None
     speed: Speed | None = None
     lossless: bool = True
+
+    @classmethod
+    def of(cls, results: Iterable[Result]) -> "Totals":
+        """Sums over ``results``."""
+        totals = cls()
+        for result in results:
+            totals.add(result)
+        return totals
 
     def add(self, result: Result) -> None:
         """Add one output."""
@@ -63,10 +72,8 @@ def stats_table(totals: Totals, *, seconds: float) -> Table:
         mean = sum(totals.first_tokens) / len(totals.first_tokens)
         table.add_row("first token", f"after {mean:.3f} s{' on average' if totals.num_outputs > 1 else ''}")
     if totals.times is not None:
-        times = totals.times
-        phases = ("prefill", times.prefill), ("draft", times.draft), ("target", times.target)
-        rest = ("verify", times.verify), ("rest", times.rest)
-        table.add_row("time", ", ".join(f"{name} {spent:.3f} s" for name, spent in (*phases, *rest)))
+        phases = ((name, getattr(totals.times, name)) for name in ("prefill", "draft", "score", "decide", "rest"))
+        table.add_row("time", ", ".join(f"{name} {spent:.3f} s" for name, spent in phases))
     if totals.speed is not None:
         table.add_row("measured", f"{totals.speed.drafted:.1f} tokens/s drafted, {totals.speed.plain:.1f} plainly")
         if totals.speed.warning is not None:

@@ -1,14 +1,29 @@
-"""Options of ``paceline generate``."""
+"""``paceline generate``: generates from one prompt, or hands a file of them to ``Batch``."""
 
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
 
+from rich.console import Console
+
+from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
+from paceline.cli.console import open_notes
 from paceline.cli.options import POSITIONAL, BatchSize, DraftOptions, ModelOptions, OutputOptions, PromptFile
+from paceline.cli.prompt_file.journal import STDOUT, check_writable
 from paceline.cli.sampling_options import SamplingOptions
+
+if TYPE_CHECKING:
+    from paceline.api import SamplingParams, Stream
+    from paceline.cli.stats import Totals
 
 
 @dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(Command):
     """Generate from one prompt or a file of prompts. Drafting does not change the output.
 
     On a terminal the tokens are coloured by their source and a summary follows. Elsewhere only the text is printed.
@@ -41,3 +56,137 @@ class Generate:
     """The prompt is a user message, or a JSON list of messages."""
     system: str | None = None
     """With --chat: the system message."""
+
+    def run(self) -> int:
+        """Generate and print; after an interruption, what was generated so far."""
+        from paceline.api import SamplingParams
+        from paceline.cli.prompt_file.batch import Batch
+        from paceline.cli.prompt_file.prompts import read_prompts
+
+        notes = open_notes(quiet=self.output.quiet, log_level=self.output.log_level)
+        params = SamplingParams().updated(self.sampling.params())
+        self._check(params)
+        if self.prompt_file is not None:
+            return Batch(
+                model=self.model,
+                drafting=self.drafting,
+                batch_size=self.batch_size,
+                output=self.output,
+                prompt_file=self.prompt_file,
+                params=params,
+                notes=notes,
+                entries=read_prompts(self.prompt_file, chat=self.chat, system=self.system),
+            ).run()
+        return self._run_one(params, notes)
+
+    def _check(self, params: "SamplingParams") -> None:
+        """Refuse options that contradict each other, before anything is loaded."""
+        self.drafting.check()
+        if self.system is not None and not self.chat:
+            raise ValueError("--system without --chat: give --chat too, the prompt is then a user message")
+        if self.prompt_file is None:
+            if params.logprobs is not None and not self.output.json:
+                raise ValueError(f"--logprobs {params.logprobs}: plain text cannot show them, give --json too")
+        elif self.prompt is not None:
+            raise ValueError("a prompt and --prompt-file: give one of them")
+        elif params.seed is None:
+            raise ValueError("--seed -1 with --prompt-file: it could not be resumed, give a seed from 0")
+        if self.output.overwrite and self.output.output in (None, STDOUT):
+            raise ValueError("--overwrite without --output FILE: there is nothing to overwrite")
+
+    def _run_one(self, params: "SamplingParams", notes: Console) -> int:
+        from paceline.api import stream
+        from paceline.cli.prompt_file.prompts import as_chat, read_prompt
+        from paceline.cli.show import AsText, SourcePrinter, show_samples
+        from paceline.cli.stats import Totals, stats_table
+
+        path = self._destination()
+        text = read_prompt(self.prompt)
+        prompt = as_chat(text, system=self.system) if self.chat else text
+        target = self.model.load()
+        try:
+            texts = stream(
+                target,
+                prompt if isinstance(prompt, str) else [prompt],
+                params,
+                drafter=self.drafting.choose(target),
+                verifier=self.drafting.verifier,
+                num_draft_tokens=self.drafting.count,
+                batch_size=self.batch_size,
+            )
+        except ValueError as error:  # there is only one prompt
+            raise ValueError(str(error).removeprefix("prompt 0: ")) from error
+        start = time.perf_counter()
+        console = Console(highlight=False)
+        coloured = path is None and console.is_terminal and not self.output.json
+        with _open(path) as file:
+            if self.output.json:
+                complete = _print_json(texts, file)
+            else:
+                printer = SourcePrinter(console=console, num_samples=params.n) if coloured else AsText(file)
+                complete = show_samples(texts, printer, num_samples=params.n)
+        seconds = time.perf_counter() - start
+        results = texts.results()
+        totals = Totals.of(results)
+        if coloured and not self.output.quiet:
+            self._summarise(totals, notes, complete)
+        if self.output.stats:
+            notes.print(stats_table(totals, seconds=seconds))
+        errors = [result.error for result in results if result.error is not None]
+        for error in errors:
+            print(f"paceline: {error}", file=sys.stderr)
+        return EXIT_INTERRUPTED if not complete else EXIT_DIFFERENT if errors else EXIT_OK
+
+    def _destination(self) -> Path | None:
+        """The file to write, None for standard output; refused if it exists."""
+        path = self.output.output
+        if path is None or path == STDOUT:
+            return None
+        check_writable(path)
+        if path.exists() and not self.output.overwrite:
+            raise ValueError(f"--output {path}: exists already; give another name, or --overwrite")
+        return path
+
+    def _summarise(self, totals: "Totals", notes: Console, complete: bool) -> None:
+        """A line below the output on a terminal, and the legend of the colours."""
+        from paceline.cli.show import print_legend
+
+        counts = totals.summary
+        if counts is None:
+            return
+        if self.drafting.draft is not None or self.drafting.drafter is not None:
+            print_legend(notes)
+        rate = f", {counts.acceptance_rate:.0%} of the drafted tokens accepted" if sum(counts.drafted) else ""
+        notes.print(
+            f"{counts.emitted} tokens in {counts.steps} steps: {counts.mean_acceptance_length:.2f} per step{rate}"
+            f"{'' if complete else ' (interrupted)'}",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+@contextmanager
+def _open(path: Path | None) -> Iterator[TextIO]:
+    """The file, or standard output, which stays open."""
+    if path is None:
+        yield sys.stdout
+        return
+    with path.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+        yield file
+
+
+def _print_json(texts: "Stream", file: TextIO) -> bool:
+    """One object per sample, once all have ended; whether they ended without an interruption."""
+    from paceline.cli.record import result_object
+
+    complete = True
+    try:
+        for _ in texts:
+            pass
+    except KeyboardInterrupt:
+        complete = False
+        texts.close()
+    for result in texts.results():
+        file.write(json.dumps(result_object(result)) + "\n")
+    file.flush()
+    return complete

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Protocol, final
 
 from paceline.api import Engine, Result, SamplingParams, Stream
-from paceline.cli.journal import Line
 from paceline.cli.progress import PromptProgress
-from paceline.cli.prompts import Entry
+from paceline.cli.prompt_file.journal import Line
+from paceline.cli.prompt_file.prompts import Entry
 from paceline.cli.record import sample_object
 from paceline.cli.stats import Totals
 from paceline.core.noise import split_seed

@@ -75,6 +75,15 @@ def read_prompts(path: Path, *, chat: bool, system: str | None) -> list[Entry]:
     return [_entry(index, line.removesuffix(b"\r"), read, chat, system) for index, line in enumerate(lines)]
 
 
+def read_valid_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a file. Raises ValueError, too, where a line is invalid."""
+    entries = read_prompts(path, chat=False, system=None)
+    for entry in entries:
+        if entry.error is not None:
+            raise ValueError(f"--prompt-file {path}: {entry.error}")
+    return [entry.prompt for entry in entries if entry.prompt is not None]
+
+
 def encode_entries(target: Loaded, entries: Sequence[Entry]) -> list[list[int] | str]:
     """Token ids of every entry, or the reason why it has none."""
     texts = [entry.prompt for entry in entries if isinstance(entry.prompt, str)]

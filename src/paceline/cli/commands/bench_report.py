@@ -1,28 +1,48 @@
 """``paceline bench report``, and the report at the end of ``paceline bench``."""
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 
-from paceline.bench.figures import durations_of, figures_of
-from paceline.bench.head_to_head import head_to_head_figures, undecided
-from paceline.bench.missing_peers import failures_of, missing_of
-from paceline.bench.output import print_tables, write_reports
-from paceline.bench.raw import Record, read_records
-from paceline.cli.commands.bench import BenchReport
-from paceline.cli.exit_codes import EXIT_OK
+from paceline.cli.command import EXIT_OK, Command
+from paceline.cli.options import OUTPUT, POSITIONAL
+
+if TYPE_CHECKING:
+    from paceline.bench.raw import Record
+
+Html = Annotated[bool, Parameter(negative="--no-html", help="Write an HTML page beside the raw figures.", group=OUTPUT)]
 
 
-def report(options: BenchReport) -> int:
-    """Write CSV and HTML, and print the table."""
-    return write_and_print(options.raw, read_records(options.raw), html=options.html, console=Console(highlight=False))
+@dataclass(frozen=True, slots=True)
+class BenchReport(Command):
+    """Make the table, CSV and HTML page of raw figures again."""
+
+    raw: Annotated[Path, POSITIONAL]
+    """A file that paceline bench wrote."""
+    _: KW_ONLY
+    html: Html = True
+
+    def run(self) -> int:
+        """Write CSV and HTML, and print the table."""
+        from paceline.bench.raw import read_records
+
+        return write_and_print(self.raw, read_records(self.raw), html=self.html)
 
 
-def write_and_print(path: Path, records: list[Record], *, html: bool, console: Console) -> int:
+def write_and_print(path: Path, records: "list[Record]", *, html: bool) -> int:
     """Write the reports of ``records``, which ``path`` holds, and print their tables; the exit code.
 
     Raises ValueError where there is no figure.
     """
+    from paceline.bench.figures import durations_of, figures_of
+    from paceline.bench.head_to_head import head_to_head_figures, undecided
+    from paceline.bench.missing_peers import failures_of, missing_of
+    from paceline.bench.output import print_tables, write_reports
+
+    console = Console(highlight=False)
     figures = figures_of(records)
     if not figures:
         raise ValueError(f"{path}: no cells in it: there is nothing to report yet")

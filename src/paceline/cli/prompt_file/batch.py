@@ -15,42 +15,43 @@ from paceline.api.build import build_drafting
 from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
 from paceline.api.requests import guidance
-from paceline.cli.commands.generate import Generate
-from paceline.cli.exit_codes import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
-from paceline.cli.fingerprint import fingerprint
-from paceline.cli.journal import Finished, ResultFile, check_writable, read_finished
-from paceline.cli.models import choose_drafter, load_target, num_draft_tokens
+from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
 from paceline.cli.progress import PromptProgress
-from paceline.cli.prompts import Entry, encode_entries, read_prompts
+from paceline.cli.prompt_file.fingerprint import fingerprint
+from paceline.cli.prompt_file.journal import STDOUT, Finished, ResultFile, check_writable, read_finished
+from paceline.cli.prompt_file.prompts import Entry, encode_entries
+from paceline.cli.prompt_file.work import PrintedLines, Sink, Work
 from paceline.cli.stats import stats_table
-from paceline.cli.work import PrintedLines, Sink, Work
 from paceline.drafters.base import Drafter
-
-STDOUT = Path("-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The options; ``run`` returns the exit code.
+    """The options and the prompts; ``run`` returns the exit code.
 
-    ``entries`` replace the lines of the prompt file; ``into`` wraps the sink of results, given each prompt's tokens.
+    ``into`` wraps the sink of results, given each prompt's tokens.
     """
 
-    options: Generate
+    model: ModelOptions
+    drafting: DraftOptions
+    batch_size: int | None
+    output: OutputOptions
+    prompt_file: Path | None
     params: SamplingParams
     notes: Console
-    entries: Sequence[Entry] | None = None
+    entries: Sequence[Entry]
     into: Callable[[Sink, Sequence[list[int] | str]], Sink] | None = None
 
     def run(self) -> int:
         """Generate what is missing; options are checked before a model is loaded."""
         path = self._destination()
-        entries = self._read()
-        run = fingerprint(self.options.model, self.options.drafting, self.params)
+        entries = self.entries
+        run = fingerprint(self.model, self.drafting, self.params)
         finished = Finished()
-        if path is not None and not self.options.output.overwrite:
+        if path is not None and not self.output.overwrite:
             finished = read_finished(path, run=run, digests=[entry.digest for entry in entries])
-        target = load_target(self.options.model)
+        target = self.model.load()
         if target.tokenizer is None and self.params.stop_strings:
             raise ValueError(f"--stop: {target.name} has no tokenizer to find it with; give --stop-token-id")
         processing(target, self.params)  # refuses once what every prompt would be refused for
@@ -65,7 +66,7 @@ class Batch:
             sink = self.into(sink, prompts)
         waiting = {index: str(line["error"]) for index, line in finished.waiting.items() if "error" in line}
         # Lines on the same terminal would run through the bar.
-        shown = not self.options.output.quiet and not (path is None and sys.stdout.isatty())
+        shown = not self.output.quiet and not (path is None and sys.stdout.isatty())
         with PromptProgress(console=self.notes, total=len(entries), done=num_done, shown=shown) as progress:
             work = Work(
                 engine=engine,
@@ -78,14 +79,8 @@ class Batch:
             complete = work.through(missing, prompts)
         return self._conclude(work, complete, len(entries))
 
-    def _read(self) -> Sequence[Entry]:
-        if self.entries is not None:
-            return self.entries
-        assert self.options.prompt_file is not None
-        return read_prompts(self.options.prompt_file, chat=self.options.chat, system=self.options.system)
-
     def _conclude(self, work: Work, complete: bool, num_prompts: int) -> int:
-        if self.options.output.stats:
+        if self.output.stats:
             self.notes.print(stats_table(work.totals, seconds=work.seconds))
         if work.failed:
             first = work.failed[min(work.failed)]
@@ -97,13 +92,13 @@ class Batch:
 
     def _destination(self) -> Path | None:
         """The file to write; None is standard output."""
-        path = self.options.output.output
+        path = self.output.output
         if path is None:
             raise ValueError("--prompt-file without --output: give --output FILE.jsonl, or - for standard output")
         if path == STDOUT:
             return None
         check_writable(path)
-        if self.options.prompt_file is not None and path.exists() and path.samefile(self.options.prompt_file):
+        if self.prompt_file is not None and path.exists() and path.samefile(self.prompt_file):
             raise ValueError(f"--output {path} is the prompt file itself: give another name")
         return path
 
@@ -117,8 +112,8 @@ class Batch:
         """Each prompt's tokens or error; and an engine, if any prompt is left."""
         if not any(isinstance(encoded[entry.index], list) for entry in missing):
             return list(encoded), None
-        drafting = build_drafting(choose_drafter(self.options.drafting, target=target), target=target)
-        count = drafting.num_draft_tokens or num_draft_tokens(self.options.drafting)
+        drafting = build_drafting(self.drafting.choose(target), target=target)
+        count = drafting.num_draft_tokens or self.drafting.count
         limit = room(target, drafting.drafter.max_nodes(count))
         prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         any_left = any(isinstance(prompts[entry.index], list) for entry in missing)
@@ -164,9 +159,9 @@ class Batch:
         return engine_for(
             target,
             drafter=drafter,
-            verifier=self.options.drafting.verifier,
+            verifier=self.drafting.verifier,
             num_draft_tokens=count,
-            batch_size=self.options.batch_size,
+            batch_size=self.batch_size,
             num_texts=self.params.n * num_prompts,
             max_length=longest,
             guidance=guided,
@@ -174,5 +169,5 @@ class Batch:
 
     def _note(self, text: str) -> None:
         """Print a note, on a terminal only."""
-        if self.notes.is_terminal and not self.options.output.quiet:
+        if self.notes.is_terminal and not self.output.quiet:
             self.notes.print(text, style="dim", markup=False, soft_wrap=True)

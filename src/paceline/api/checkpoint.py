@@ -20,7 +20,7 @@ from paceline.text.tokenizer import load_tokenizer, read_eos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Checkpoint:
     """A checkpoint: ``loaded`` has a model of the right shapes without weights, which ``backend`` would run."""
 
     loaded: Loaded
@@ -57,7 +57,7 @@ def read_checkpoint(
     backend: str = "auto",
     trust_remote_code: bool = False,
     quantization: str | None = None,
-) -> Found:
+) -> Checkpoint:
     """A checkpoint by its headers, with ``quantization`` as it would be in memory.
 
     Raises ModelError for one that ``paceline.load`` would plainly refuse, ValueError where integers of a model that is
@@ -80,7 +80,7 @@ def read_checkpoint(
     else:
         found = _outline_adapted(folder, dtype, precisions, trust_remote_code)
     packed = config.get("quantization_config") is not None
-    return Found(
+    return Checkpoint(
         loaded=Loaded(
             lm=found.lm,
             tokenizer=load_tokenizer(folder, trust_remote_code=trust_remote_code),

@@ -1,4 +1,7 @@
-"""The section ``data`` from a YAML file or from options, and the tokenizer of a model directory. Reads no weights."""
+"""A corpus: the section ``data`` of a run's configuration, alone or in the whole file, and the vocabulary of a model.
+
+Reads no weights.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +11,16 @@ from typing import cast
 import yaml
 from pydantic import ValidationError
 
-from paceline.cli.commands.data import CorpusOptions
 from paceline.models import hub
 from paceline.models.loading import read_config
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
-from paceline.train.data import DataConfig, make_batches
-from paceline.train.data.batches import PreparedData
+from paceline.train.data.batches import PreparedData, make_batches, make_encoder
+from paceline.train.data.config import DataConfig
+from paceline.train.data.manifest import Split
+from paceline.train.data.sources.feature_extraction import Chunk, chunk_documents
+from paceline.train.data.sources.readers import open_reader
+from paceline.train.data.store import default_cache, open_split
+from paceline.train.data.tokenise import tokenise
 
 DEFAULT_LENGTH = 512  # tokens of a row, by default
 NUM_BYTES = 256
@@ -38,28 +45,24 @@ class Vocabulary:
     end_of_text: int | None
 
 
-def read_corpus(options: CorpusOptions, *, length: int | None) -> Corpus:
-    """The configuration of a run, or its section ``data`` alone; or one made of options.
+def read_corpus(
+    config: Path | Mapping[str, object], *, length: int | None, byte_tokens: bool = False, cache: Path | None = None
+) -> Corpus:
+    """The configuration of a run, or its section ``data`` alone, from a YAML file or as values.
 
     Raises ValueError with every field that is wrong, and for a file that is no YAML mapping.
     """
-    sources = options.sources()
-    if (options.config is None) == (not sources):
-        raise ValueError(
-            "give either a configuration, CONFIG.yaml, or texts by --text, --jsonl, --chat, --tokens or --library"
-        )
-    made: dict[str, object] = {"sources": sources, "validation": {"share": options.validation_share}}
-    raw = made if options.config is None else _read_yaml(options.config)
+    raw = _read_yaml(config) if isinstance(config, Path) else config
     whole = raw if "data" in raw else {"data": raw}
     section = _mapping(whole["data"], "data")
-    if options.bytes:
+    if byte_tokens:
         section["tokenizer"] = "bytes"
-    if options.cache is not None:
-        section["cache"] = options.cache
+    if cache is not None:
+        section["cache"] = cache
     try:
         data = DataConfig.model_validate(section)
     except ValidationError as error:
-        raise ValueError(f"{options.config or 'options'}: {'; '.join(_wrong(error))}") from error
+        raise ValueError(f"{config if isinstance(config, Path) else 'options'}: {'; '.join(_wrong(error))}") from error
     target, batch = (_mapping(whole.get(name) or {}, name) for name in ("target", "batch"))
     model, own = target.get("path"), batch.get("length", DEFAULT_LENGTH)
     size = _mapping(target.get("config") or {}, "target.config").get("vocab_size")
@@ -85,6 +88,18 @@ def read_rows(corpus: Corpus, model: str | None) -> PreparedData:
         length=corpus.length,
         seed=0,
     )
+
+
+def read_chunks(corpus: Corpus, model: str, split: Split) -> list[Chunk]:
+    """The documents of a split in chunks of at most ``corpus.length`` tokens of ``model``."""
+    vocabulary, data = read_vocabulary(corpus, model), corpus.data
+    encoder = make_encoder(
+        data, tokenizer=vocabulary.tokenizer, vocab_size=vocabulary.size, end_of_text=vocabulary.end_of_text
+    )
+    cache = data.cache or default_cache()
+    made = [tokenise(source, open_reader(source, encoder), encoder, data.validation, cache) for source in data.sources]
+    stored = [found for one in made if (found := open_split(one.folder, split)) is not None]
+    return chunk_documents(stored, length=corpus.length)
 
 
 def read_vocabulary(corpus: Corpus, model: str | None) -> Vocabulary:

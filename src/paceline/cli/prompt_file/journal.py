@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from paceline.cli.fingerprint import differences
-
 try:
     import fcntl
 except ImportError:  # not on Windows, where two runs must not write one file at once
     fcntl = None
 
 Line: TypeAlias = Mapping[str, Any]
+# What determines a run's outputs, as its fingerprint names it.
+PARTS = ("another model, backend or precision", "other sampling options", "another verifier, drafter or draft length")
+STDOUT = Path("-")
 WAY_OUT = "give another --output, or --overwrite to start over"
 
 
@@ -157,13 +158,20 @@ class ResultFile:
             ) from error
 
 
+def _differences(one: str, other: str) -> str:
+    """What differs between two fingerprints, in words."""
+    pairs = list(zip(PARTS, one.split("-"), other.split("-"), strict=False))
+    found = [part for part, first, second in pairs if first != second]
+    return " and ".join(found) if found and one.count("-") == other.count("-") else "other options"
+
+
 def _check(line: Line, path: Path, *, run: str, digests: Sequence[str]) -> None:
     """Raise ValueError unless ``line`` is of this run and of the prompt that now has its place."""
     index, made_by = line.get("index"), line.get("run")
     if not isinstance(index, int) or not isinstance(made_by, str):
         raise ValueError(f"{path}: not a file of results: {WAY_OUT}")
     if made_by != run:
-        raise ValueError(f"{path} was written with {differences(made_by, run)}: {WAY_OUT}")
+        raise ValueError(f"{path} was written with {_differences(made_by, run)}: {WAY_OUT}")
     if index >= len(digests):
         raise ValueError(f"{path} has a result for line {index + 1}, but there are {len(digests)} prompts: {WAY_OUT}")
     if line.get("prompt_hash") != digests[index]:

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.api import SamplingParams, build_verifier
-from paceline.cli.models import num_draft_tokens
 from paceline.cli.options import DraftOptions, ModelOptions
 from paceline.models import hub
 
-PARTS = ("another model, backend or precision", "other sampling options", "another verifier, drafter or draft length")
 WEIGHTS = ".safetensors"
 
 
 def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingParams) -> str:
-    """A hash for each of PARTS, joined by dashes.
+    """A hash for each of PARTS (journal), joined by dashes.
 
     The drafter is included only where tokens depend on it: with the verifier "coupled" they do not. Raises what loading
     raises for a model that is not there.
@@ -23,7 +21,7 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
     verifier = build_verifier(drafting.verifier)
     drafted: dict[str, object] = {"verifier": drafting.verifier}
     if not verifier.same_tokens:
-        drafted["drafter"], drafted["num_draft_tokens"] = drafting.drafter, num_draft_tokens(drafting)
+        drafted["drafter"], drafted["num_draft_tokens"] = drafting.drafter, drafting.count
         drafted["draft"] = None if drafting.draft is None else _files(drafting.draft, None)
         if drafting.draft_quantization is not None:
             drafted["draft_quantization"] = drafting.draft_quantization
@@ -31,21 +29,11 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
         "dtype": model.dtype,
         "files": _files(model.model, model.revision, code=model.trust_remote_code),
     }
-    if model.enforce_eager:
-        own["enforce_eager"] = True
-    if model.quantization is not None:
-        own["quantization"] = model.quantization
-    if model.backend != "auto":  # another backend rounds otherwise
-        own["backend"] = model.backend
+    for name in ("enforce_eager", "quantization", "backend"):  # another backend rounds otherwise
+        if getattr(model, name) not in (False, None, "auto"):
+            own[name] = getattr(model, name)
     parts = (own, params.differing(), drafted)
     return "-".join(_hash(part) for part in parts)
-
-
-def differences(one: str, other: str) -> str:
-    """What differs between two fingerprints, in words."""
-    pairs = list(zip(PARTS, one.split("-"), other.split("-"), strict=False))
-    found = [part for part, first, second in pairs if first != second]
-    return " and ".join(found) if found and one.count("-") == other.count("-") else "other options"
 
 
 def model_hash(model: ModelOptions) -> str:

@@ -1,0 +1,140 @@
+"""What a model or a draft head is, what can draft for it, and the memory it takes. Reads no weights."""
+
+import inspect
+from math import prod
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from paceline.api.build import check_vocabulary
+from paceline.api.checkpoint import Checkpoint
+from paceline.api.engine import LONGEST, room
+from paceline.core.registry import Registry
+from paceline.draft_heads.files import WEIGHTS, HeadError, read_head_config
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import Drafter
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.none import NoDrafter
+from paceline.engine.memory import row_bytes
+from paceline.models.memory import free_memory
+from paceline.verifiers import VERIFIERS
+
+
+def describe_checkpoint(
+    found: Checkpoint,
+    draft: Checkpoint | None = None,
+    *,
+    device: torch.device,
+    batch_size: int,
+    context: int | None,
+    num_draft_tokens: int,
+) -> dict[str, dict[str, object]]:
+    """Facts by section: model, tokenizer, memory, drafters, verifiers, and draft where there is one.
+
+    ``context`` None is the model's own, at most LONGEST. Raises ValueError for one that the model does not have.
+    """
+    drafter: Drafter = NoDrafter() if draft is None else ModelDrafter(lm=draft.lm)
+    longest = room(found.loaded, drafter.max_nodes(num_draft_tokens))
+    if context is None:
+        context = min(LONGEST, longest)
+    if not 2 <= context <= longest:
+        raise ValueError(f"--context {context}: give 2 to {longest}, the model's limit")
+    each = row_bytes(found.lm, drafter, max_length=context, num_draft_tokens=num_draft_tokens)
+    weights = found.weight_bytes + (0 if draft is None else draft.weight_bytes)
+    free = free_memory(device)
+    sections: dict[str, dict[str, object]] = {
+        "model": _describe(found),
+        "tokenizer": _describe_tokenizer(found),
+        "memory": {
+            "batch_size": batch_size,
+            "context": context,
+            "weights": weights,
+            "cache": batch_size * each,
+            "free": free,
+            "device": str(device),
+            "rows_that_fit": max(0, (free - weights) // each),
+        },
+        "drafters": _describe_registry(DRAFTERS),
+        "verifiers": _describe_registry(VERIFIERS),
+    }
+    if draft is not None:
+        sections["draft"] = {**_describe(draft), **_judge(found, draft)}
+    return sections
+
+
+def describe_head(path: str | Path) -> dict[str, object]:
+    """What a draft head is, and its target. Raises ValueError for files that are missing or broken."""
+    record, file = read_head_config(path), Path(path) / WEIGHTS
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices = [opened.get_slice(name) for name in opened.keys()]
+            sizes = [prod(one.get_shape()) for one in slices]
+            precisions = sorted({str(one.get_dtype()) for one in slices})
+    except (OSError, SafetensorError) as error:
+        raise HeadError(f"{file} cannot be read ({error}): save the head again") from error
+    return {
+        "name": str(path),
+        "kind": record.kind,
+        "of": record.target,
+        "of_sizes": record.fingerprint.sizes,
+        **record.config.model_dump(mode="json"),
+        "parameters": sum(sizes),
+        "precision": precisions,
+        "size_on_disk": file.stat().st_size,
+        "paceline": record.version,
+    }
+
+
+def _describe(found: Checkpoint) -> dict[str, object]:
+    return {
+        "name": found.loaded.name,
+        "architecture": found.loaded.config.get("model_type"),
+        "backend": found.backend,
+        "parameters": found.num_parameters,
+        **found.facts,
+        "vocabulary": found.lm.vocab_size,
+        "context": found.lm.max_positions,
+        "attention_window": found.lm.max_slots,
+        "precision": list(found.precisions),
+        "size_on_disk": found.num_bytes,
+    }
+
+
+def _describe_tokenizer(found: Checkpoint) -> dict[str, object]:
+    tokenizer = found.loaded.tokenizer
+    return {
+        "tokens": None if tokenizer is None else tokenizer.size,
+        "chat_template": tokenizer is not None and tokenizer.has_chat_template,
+        "end_of_text": list(found.loaded.eos),
+    }
+
+
+def _describe_registry(registry: Registry) -> dict[str, object]:
+    """Every name with the first line of its class's description, or with what is wrong with its package."""
+    return {name: _describe_class(registry, name) for name in registry}
+
+
+def _describe_class(registry: Registry, name: str) -> str:
+    try:
+        kind = registry.find(name)
+    except ValueError as error:
+        return f"cannot be used: {error}"
+    text = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+    return " ".join(text.replace("`", "").split()) or "no description"
+
+
+def _judge(target: Checkpoint, draft: Checkpoint) -> dict[str, object]:
+    """Whether ``draft`` can draft for ``target``."""
+    reasons: list[str] = []
+    try:
+        check_vocabulary(target.loaded, draft.loaded)
+    except ValueError as error:
+        reasons.append(str(error))
+    short = draft.lm.max_positions < target.lm.max_positions
+    return {
+        "fits": not reasons,
+        "reasons": reasons,
+        "note": f"drafts nothing beyond its context of {draft.lm.max_positions} tokens" if short else None,
+        "relative_size": draft.num_parameters / target.num_parameters,
+    }
