@@ -335,7 +335,7 @@ VALUES = {
     "more than the most": (dict(min_new_tokens=21), "min_tokens=21 is more than max_tokens=20: lower it"),
     "greedy sequences": (
         dict(num_return_sequences=2),
-        "num_return_sequences=2 without do_sample=True: greedy decoding has one text",
+        "num_return_sequences=2 without do_sample=True: greedy decoding has one output",
     ),
     "no repetition factor": (dict(repetition_penalty=0.0), "repetition_penalty=0.0: give a finite number above 0"),
     "suppressed text": (dict(suppress_tokens=["a"]), "suppress_tokens='a': give an integer"),

@@ -136,7 +136,7 @@ def test_an_exit_that_the_target_does_not_have_is_one_line(capsys):
         (f"early_exit:exit_layer={layers}", f"exit_layer={layers}: the target has {layers} layers, so give at most"),
         ("early_exit:exit_layer=0", "exit_layer=0: give at least 1"),
         ("early_exit:layer=1", "drafter 'early_exit' has no option 'layer'; known: exit_layer"),
-        ("early_exit", "or early_exit:exit_layer=LAYER for a target that learned to do without"),
+        ("early_exit", "or early_exit:exit_layer=LAYER for a target that was trained for it"),
     ):
         assert run([*command, given]) == 2
         assert said in capsys.readouterr().err

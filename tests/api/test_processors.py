@@ -322,7 +322,7 @@ UNKNOWN = {
     "allowed_token_ids": (dict(allowed_token_ids=[61]), r"allowed_token_ids: \[61\] .*; give ids below 61"),
     "bad_words": (
         dict(bad_words=["x"]),
-        r"bad_words=\['x'\]: tiny has no tokenizer to spell them with; give bad_words_i",
+        r"bad_words=\['x'\]: tiny has no tokenizer to encode them with; give bad_words_i",
     ),
 }
 

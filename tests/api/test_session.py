@@ -107,7 +107,7 @@ def test_a_refused_turn_leaves_the_session_as_it_was(target):
     session.send("x", GREEDY)
     before = session.tokens
     for said, params, message in (
-        ([5], SamplingParams(n=2, temperature=1.0), "n=2: a session goes on with one text"),
+        ([5], SamplingParams(n=2, temperature=1.0), "n=2: a session continues one sequence"),
         ([5] * 80, GREEDY, "exceed the limit of 64 tokens"),
         ([9999], GREEDY, "leave the target's vocabulary"),
     ):

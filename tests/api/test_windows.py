@@ -69,7 +69,7 @@ def test_a_length_beyond_the_window_that_was_asked_for_is_refused_with_the_way_o
 
 
 def test_drafts_that_leave_no_room_are_refused_with_the_way_out():
-    message = re.escape(f"drafts of {WINDOW} tokens, their root included, leave no room for a text in the {WINDOW}")
+    message = re.escape(f"drafts of {WINDOW} tokens, their root included, leave no room for a sequence in the {WINDOW}")
     with pytest.raises(ValueError, match=f"{message} that tiny attends to: lower num_draft_tokens"):
         Engine(target("native"), drafter="ngram", num_draft_tokens=WINDOW - 1)
 

@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stop string counts one token before min_tokens",
-        "api.completion:Completion._spell",
+        "api.completion:Completion._decode",
         "self._num > $min_tokens",
         "self._num >= $min_tokens",
         (f"{STOPS}::test_min_tokens_hold_for_stop_strings",),
