@@ -79,20 +79,16 @@ def test_precision_of_a_directory_is_kept_or_changed(folder):
     assert loaded.dtype == torch.float32 == loaded.lm.new_cache(1, 4).keys.dtype
 
 
-REFUSED = {
-    "native": (dict(backend="native"), "unsupported architecture 'opt' in .*; supported: "),
-    "dtype": (
-        dict(dtype="float32"),
-        "float32: OPTForCausalLM is already loaded as float64 on cpu; convert it yourself",
-    ),
-    "revision": (dict(revision="v1"), "revision='v1': OPTForCausalLM is loaded already"),
-    "backend": (dict(backend="vllm"), "backend 'vllm': known are auto, native, hf"),
-}
+REFUSED = [
+    (dict(backend="native"), "unsupported architecture 'opt' in .*; supported: "),
+    (dict(dtype="float32"), "float32: OPTForCausalLM is already loaded as float64 on cpu; convert it yourself"),
+    (dict(revision="v1"), "revision='v1': OPTForCausalLM is loaded already"),
+    (dict(backend="vllm"), "backend 'vllm': known are auto, native, hf"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_an_option_that_cannot_be_honoured_is_refused(case):
-    options, message = REFUSED[case]
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_an_option_that_cannot_be_honoured_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         load(opt(), **options)
 

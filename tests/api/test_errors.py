@@ -39,127 +39,99 @@ class Sharing(StatelessDrafter):
 
 
 FOUR = SamplingParams(max_tokens=4)
-CALLS = {
-    # Prompts
-    "no prompts": (dict(prompts=[]), "no prompts: give at least one"),
-    "empty text": (dict(prompts=""), "prompt 0: empty prompt: give at least one token"),
-    "empty tokens": (dict(prompts=[[5], []]), "prompt 1: empty prompt: give at least one token"),
-    "a number": (dict(prompts=5), "5 is no prompt: give a text"),
-    "a prompt that is none": (dict(prompts=["x", 2.5]), "prompt 1: 2.5 is no prompt: give a text, a list of token ids"),
-    "mixed tokens": (dict(prompts=[[5], [5, "x"]]), r"prompt 1: \[5, 'x'\] is no prompt"),
-    "messages without a template": (
-        dict(prompts=["x", [{"role": "user", "content": "x"}]]),
-        "prompt 1: .* has no chat template",
-    ),
-    "prompt beyond the context": (
+CALLS = [
+    (dict(prompts=[]), "no prompts: give at least one"),
+    (dict(prompts=""), "prompt 0: empty prompt: give at least one token"),
+    (dict(prompts=[[5], []]), "prompt 1: empty prompt: give at least one token"),
+    (dict(prompts=5), "5 is no prompt: give a text"),
+    (dict(prompts=["x", 2.5]), "prompt 1: 2.5 is no prompt: give a text, a list of token ids"),
+    (dict(prompts=[[5], [5, "x"]]), r"prompt 1: \[5, 'x'\] is no prompt"),
+    (dict(prompts=["x", [{"role": "user", "content": "x"}]]), "prompt 1: .* has no chat template"),
+    (
         dict(prompts=[[5], [5] * CONTEXT]),
         f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=4 exceed the limit of {CONTEXT} tokens; shorten",
     ),
-    "prompt that fills the context": (
+    (
         dict(prompts=[[5], [5] * CONTEXT], params=SamplingParams(max_tokens=None)),
         f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=1 exceed the limit of {CONTEXT} tokens; shorten",
     ),
-    "tokens beyond the vocabulary": (
-        dict(prompts=[[5], [5, 9999]]),
-        f"prompt 1: token ids 5..9999 leave the target's vocabulary of {VOCAB}",
-    ),
-    "negative tokens": (dict(prompts=[[5], [-1, 6]]), "prompt 1: token ids -1..6 leave the target's vocabulary"),
-    # Parameters
-    "params that do not match": (dict(params=[FOUR] * 3), "3 params for 1 prompts: give one for all, or one for each"),
-    "a mapping as params": (dict(params={"max_tokens": 4}), r"params=\{'max_tokens': 4\}: give SamplingParams\(...\)"),
-    "a mapping among params": (
-        dict(params=[{"max_tokens": 4}]),
-        r"params=\[\{.*\}\]: give SamplingParams\(...\), one for",
-    ),
-    "a number as params": (dict(params=4), r"params=4: give SamplingParams\(...\)"),
-    "too many stop tokens": (
+    (dict(prompts=[[5], [5, 9999]]), f"prompt 1: token ids 5..9999 leave the target's vocabulary of {VOCAB}"),
+    (dict(prompts=[[5], [-1, 6]]), "prompt 1: token ids -1..6 leave the target's vocabulary"),
+    (dict(params=[FOUR] * 3), "3 params for 1 prompts: give one for all, or one for each"),
+    (dict(params={"max_tokens": 4}), r"params=\{'max_tokens': 4\}: give SamplingParams\(...\)"),
+    (dict(params=[{"max_tokens": 4}]), r"params=\[\{.*\}\]: give SamplingParams\(...\), one for"),
+    (dict(params=4), r"params=4: give SamplingParams\(...\)"),
+    (
         dict(prompts=["x", "y"], params=[FOUR, replace(FOUR, stop_token_ids=range(65))]),
         "prompt 1: 65 stop tokens: at most 64 are supported, the model's own among them; give fewer",
     ),
-    "as many stop tokens as there may be and the model's own": (
-        dict(params=replace(FOUR, stop_token_ids=range(1, 65))),
-        "prompt 0: 65 stop tokens: at most 64 are supported",
-    ),
-    "min_tokens beyond the context": (
+    (dict(params=replace(FOUR, stop_token_ids=range(1, 65))), "prompt 0: 65 stop tokens: at most 64 are supported"),
+    (
         dict(params=SamplingParams(max_tokens=None, min_tokens=CONTEXT)),
         f"prompt 0: min_tokens={CONTEXT}: give a count from 0 to max_tokens={CONTEXT - 1}",
     ),
-    "a wrong prompt beside one to be scored": (
+    (
         dict(prompts=[[5, 6], [5] * CONTEXT], params=replace(FOUR, prompt_logprobs=1)),
         f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=4 exceed",
     ),
-    # Drafting
-    "negative draft length": (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
-    "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: .*model, ngram, none"),
-    "nameless draft": (dict(drafter="model"), "drafter 'model' needs a draft model: give its directory"),
-    "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'; known: block, coupled"),
-    "nothing in common": (
+    (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
+    (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: .*model, ngram, none"),
+    (dict(drafter="model"), "drafter 'model' needs a draft model: give its directory"),
+    (dict(verifier="typical"), "unknown verifier 'typical'; known: block, coupled"),
+    (
         dict(drafter=Sharing(), verifier="rejection"),
         "Sharing draws shared and Rejection takes fixed, iid: nothing in common; choose the verifier 'coupled'",
     ),
-    # Rows
-    "no rows": (dict(batch_size=0), "batch_size=0: give at least 1"),
-    "negative rows": (dict(batch_size=-2), "batch_size=-2: give at least 1"),
-}
+    (dict(batch_size=0), "batch_size=0: give at least 1"),
+    (dict(batch_size=-2), "batch_size=-2: give at least 1"),
+]
 
 
 @pytest.mark.parametrize("call", [generate, stream])
-@pytest.mark.parametrize("case", CALLS)
-def test_wrong_call_is_refused_before_any_work(target, case, call, monkeypatch):
-    options, message = CALLS[case]
+@pytest.mark.parametrize(("options", "message"), CALLS)
+def test_wrong_call_is_refused_before_any_work(target, options, message, call, monkeypatch):
     monkeypatch.setattr(type(target.lm), "forward", None)  # any work would call it
     with pytest.raises(ValueError, match=message):
         call(target, **{"prompts": "x", "params": FOUR, **options})
 
 
-ENGINES = {
-    "length beyond the context": (
-        dict(max_length=CONTEXT + 1),
-        f"max_length={CONTEXT + 1} is beyond the target's context of {CONTEXT} tokens",
-    ),
-    "no length": (dict(max_length=0), "max_length=0: give at least 2"),
-    "negative length": (dict(max_length=-7), "max_length=-7: give at least 2"),
-    "no rows": (dict(batch_size=0), "batch_size=0: give at least 1"),
-    "negative draft length": (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
-    "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'"),
-    "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'"),
-    "nothing in common": (dict(drafter=Sharing(), verifier="rejection"), "Sharing draws shared and Rejection"),
-}
+ENGINES = [
+    (dict(max_length=CONTEXT + 1), f"max_length={CONTEXT + 1} is beyond the target's context of {CONTEXT} tokens"),
+    (dict(max_length=0), "max_length=0: give at least 2"),
+    (dict(max_length=-7), "max_length=-7: give at least 2"),
+    (dict(batch_size=0), "batch_size=0: give at least 1"),
+    (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
+    (dict(verifier="typical"), "unknown verifier 'typical'"),
+    (dict(drafter="eagle9"), "unknown drafter 'eagle9'"),
+    (dict(drafter=Sharing(), verifier="rejection"), "Sharing draws shared and Rejection"),
+]
 
 
-@pytest.mark.parametrize("case", ENGINES)
-def test_wrong_engine_is_refused_before_any_work(target, case, monkeypatch):
-    options, message = ENGINES[case]
+@pytest.mark.parametrize(("options", "message"), ENGINES)
+def test_wrong_engine_is_refused_before_any_work(target, options, message, monkeypatch):
     monkeypatch.setattr(type(target.lm), "new_cache", None)
     with pytest.raises(ValueError, match=message):
         Engine(target, **options)
 
 
-SUBMISSIONS = {
-    "prompt beyond the rows": (
+SUBMISSIONS = [
+    (
         dict(prompts=[[5], [5] * 20], params=FOUR),
         "prompt 1: prompt of 20 tokens and max_tokens=4 exceed the limit of 22 tokens; shorten the prompt or lower",
     ),
-    "text without a tokenizer": (
-        dict(prompts=[[5], "x"]),
-        "prompt 1: tiny has no tokenizer: give the prompt as token ids",
-    ),
-    "messages without a tokenizer": (
-        dict(prompts=[[5], [{"role": "user", "content": "x"}]]),
-        "prompt 1: tiny has no tokenizer",
-    ),
-    "stop strings without a tokenizer": (
+    (dict(prompts=[[5], "x"]), "prompt 1: tiny has no tokenizer: give the prompt as token ids"),
+    (dict(prompts=[[5], [{"role": "user", "content": "x"}]]), "prompt 1: tiny has no tokenizer"),
+    (
         dict(prompts=[[5], [6]], params=[FOUR, replace(FOUR, stop="end")]),
         r"prompt 1: stop=\['end'\]: tiny has no tokenizer to find it with; give stop_token_ids",
     ),
-    "params that do not match": (dict(prompts=[[5], [6]], params=[FOUR]), "1 params for 2 prompts"),
-}
+    (dict(prompts=[[5], [6]], params=[FOUR]), "1 params for 2 prompts"),
+]
 
 
-@pytest.mark.parametrize("case", SUBMISSIONS)
-def test_wrong_submission_leaves_nothing_in_the_queue(case, monkeypatch):
+@pytest.mark.parametrize(("options", "message"), SUBMISSIONS)
+def test_wrong_submission_leaves_nothing_in_the_queue(options, message, monkeypatch):
     """Not even the prompts before the wrong one."""
-    options, message = SUBMISSIONS[case]
     running = engine(batch_size=2, max_length=22)
     with monkeypatch.context() as patch:
         patch.setattr(type(tiny.target()[1]), "forward", None)

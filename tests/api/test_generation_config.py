@@ -123,46 +123,34 @@ def test_one_message_lists_everything_that_is_wrong():
 
 
 # Fields, and the parameters that say the same.
-MEANING = {
-    "nothing": ({}, GREEDY),
-    "sampling switched off": (dict(do_sample=False, temperature=0.7, top_k=5, top_p=0.5, min_p=0.1), GREEDY),
-    "sampling not switched on": (dict(temperature=0.7, top_k=5, typical_p=0.5), GREEDY),
-    "sampling": (SAMPLE, SamplingParams(temperature=1, top_k=50, max_tokens=20)),
-    "sampling without top-k": (dict(SAMPLE, top_k=0), SamplingParams(max_tokens=20)),
-    "all filters": (
+MEANING = [
+    ({}, GREEDY),
+    (dict(do_sample=False, temperature=0.7, top_k=5, top_p=0.5, min_p=0.1), GREEDY),
+    (dict(temperature=0.7, top_k=5, typical_p=0.5), GREEDY),
+    (SAMPLE, SamplingParams(temperature=1, top_k=50, max_tokens=20)),
+    (dict(SAMPLE, top_k=0), SamplingParams(max_tokens=20)),
+    (
         dict(SAMPLE, temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_new_tokens=7),
         SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_tokens=7),
     ),
-    "new tokens": (
-        dict(max_new_tokens=30, min_new_tokens=4),
-        SamplingParams(temperature=0, max_tokens=30, min_tokens=4),
-    ),
-    "new tokens before lengths": (
+    (dict(max_new_tokens=30, min_new_tokens=4), SamplingParams(temperature=0, max_tokens=30, min_tokens=4)),
+    (
         dict(max_new_tokens=30, max_length=9, min_new_tokens=0, min_length=8),
         SamplingParams(temperature=0, max_tokens=30),
     ),
-    "no least length": (dict(min_length=0), GREEDY),
-    "one end of text": (
-        dict(eos_token_id=2),
-        SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[2], ignore_eos=True),
-    ),
-    "several ends of text": (
-        dict(eos_token_id=[7, 2]),
-        SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[7, 2], ignore_eos=True),
-    ),
-    "no end of text": (dict(eos_token_id=-1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)),
-    "stop string": (dict(stop_strings="end"), SamplingParams(temperature=0, max_tokens=20, stop=["end"])),
-    "stop strings": (dict(stop_strings=["a", "b"]), SamplingParams(temperature=0, max_tokens=20, stop=["a", "b"])),
-    "other filters": (
+    (dict(min_length=0), GREEDY),
+    (dict(eos_token_id=2), SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[2], ignore_eos=True)),
+    (dict(eos_token_id=[7, 2]), SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[7, 2], ignore_eos=True)),
+    (dict(eos_token_id=-1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)),
+    (dict(stop_strings="end"), SamplingParams(temperature=0, max_tokens=20, stop=["end"])),
+    (dict(stop_strings=["a", "b"]), SamplingParams(temperature=0, max_tokens=20, stop=["a", "b"])),
+    (
         dict(SAMPLE, typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=0.02),
         SamplingParams(top_k=50, typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=0.02, max_tokens=20),
     ),
-    "other filters off": (
-        dict(SAMPLE, typical_p=1.0, epsilon_cutoff=1.0, eta_cutoff=0),
-        SamplingParams(top_k=50, max_tokens=20),
-    ),
-    "other filters unread": (dict(typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=2.0), GREEDY),
-    "processors": (
+    (dict(SAMPLE, typical_p=1.0, epsilon_cutoff=1.0, eta_cutoff=0), SamplingParams(top_k=50, max_tokens=20)),
+    (dict(typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=2.0), GREEDY),
+    (
         dict(
             repetition_penalty=1.3,
             no_repeat_ngram_size=3,
@@ -182,29 +170,24 @@ MEANING = {
             sequence_bias=[[[5, 6], 2.0]],
         ),
     ),
-    "processors off": (
-        dict(repetition_penalty=1.0, no_repeat_ngram_size=0, suppress_tokens=[], begin_suppress_tokens=[]),
-        GREEDY,
-    ),
-    "bad words that end the text": (
+    (dict(repetition_penalty=1.0, no_repeat_ngram_size=0, suppress_tokens=[], begin_suppress_tokens=[]), GREEDY),
+    (
         dict(bad_words_ids=[[5], [2], [2, 5]], eos_token_id=[2, 3]),
         SamplingParams(
             temperature=0, max_tokens=20, stop_token_ids=[2, 3], ignore_eos=True, bad_words_ids=[[5], [2, 5]]
         ),
     ),
-    "several sequences": (dict(SAMPLE, num_return_sequences=3), SamplingParams(n=3, top_k=50, max_tokens=20)),
-}
+    (dict(SAMPLE, num_return_sequences=3), SamplingParams(n=3, top_k=50, max_tokens=20)),
+]
 
 
-@pytest.mark.parametrize("case", MEANING)
-def test_configuration_means_these_parameters(case):
-    fields, params = MEANING[case]
+@pytest.mark.parametrize(("fields", "params"), MEANING)
+def test_configuration_means_these_parameters(fields, params):
     assert from_generation_config(fields) == params
 
 
-@pytest.mark.parametrize("case", MEANING)
-def test_object_its_dict_and_its_file_mean_the_same(case, tmp_path):
-    fields, params = MEANING[case]
+@pytest.mark.parametrize(("fields", "params"), MEANING)
+def test_object_its_dict_and_its_file_mean_the_same(fields, params, tmp_path):
     config = GenerationConfig(**fields)
     (tmp_path / "generation_config.json").write_text(config.to_json_string())
     for given in (config, config.to_dict(), tmp_path, str(tmp_path), tmp_path / "generation_config.json"):
@@ -324,35 +307,31 @@ def test_options_keep_what_parameters_cannot_say():
     assert generation_options({}).eos is None and generation_options(dict(eos_token_id=[])).eos == ()
 
 
-VALUES = {
-    "cold sampling": (dict(SAMPLE, temperature=0.0), "do_sample=True with temperature=0: give do_sample=False"),
-    "negative temperature": (dict(SAMPLE, temperature=-1.0), "temperature=-1.0: give a finite number"),
-    "negative top_k": (dict(SAMPLE, top_k=-1), "top_k=-1: give at least 0, or None"),
-    "top_p of nothing": (dict(SAMPLE, top_p=0.0), "top_p=0.0: give a number above 0"),
-    "do_sample as number": (dict(do_sample=1), "do_sample=1: give True, False or None"),
-    "no new tokens": (dict(max_new_tokens=0), "max_new_tokens=0: give at least 1, or None"),
-    "half a token": (dict(max_length=1.5), "max_length=1.5: give an integer, or None"),
-    "more than the most": (dict(min_new_tokens=21), "min_tokens=21 is more than max_tokens=20: lower it"),
-    "greedy sequences": (
-        dict(num_return_sequences=2),
-        "num_return_sequences=2 without do_sample=True: greedy decoding has one output",
-    ),
-    "no repetition factor": (dict(repetition_penalty=0.0), "repetition_penalty=0.0: give a finite number above 0"),
-    "suppressed text": (dict(suppress_tokens=["a"]), "suppress_tokens='a': give an integer"),
-    "bad words as text": (dict(bad_words_ids=["ab"]), "bad_words_ids='ab': give a list of token ids"),
-    "negative epsilon": (dict(SAMPLE, epsilon_cutoff=-0.1), "epsilon_cutoff=-0.1: give a number from 0"),
-    "end of text as text": (dict(eos_token_id="</s>"), "eos_token_id='</s>': give a token id or a list"),
-    "end of text as truth": (dict(eos_token_id=[True]), r"eos_token_id=\[True\]: give a token id or a list"),
-    "padding as text": (dict(pad_token_id="<pad>"), "pad_token_id='<pad>': give an integer, or None"),
-    "nothing drafted": (dict(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens=0: give at least 1"),
-    "empty stop string": (dict(stop_strings=[""]), r"stop=\[''\]: give a string or several, none of them empty"),
-    "no configuration": (5, "5 is no generation configuration: give a GenerationConfig, its dict, or a path"),
-}
+VALUES = [
+    (dict(SAMPLE, temperature=0.0), "do_sample=True with temperature=0: give do_sample=False"),
+    (dict(SAMPLE, temperature=-1.0), "temperature=-1.0: give a finite number"),
+    (dict(SAMPLE, top_k=-1), "top_k=-1: give at least 0, or None"),
+    (dict(SAMPLE, top_p=0.0), "top_p=0.0: give a number above 0"),
+    (dict(do_sample=1), "do_sample=1: give True, False or None"),
+    (dict(max_new_tokens=0), "max_new_tokens=0: give at least 1, or None"),
+    (dict(max_length=1.5), "max_length=1.5: give an integer, or None"),
+    (dict(min_new_tokens=21), "min_tokens=21 is more than max_tokens=20: lower it"),
+    (dict(num_return_sequences=2), "num_return_sequences=2 without do_sample=True: greedy decoding has one output"),
+    (dict(repetition_penalty=0.0), "repetition_penalty=0.0: give a finite number above 0"),
+    (dict(suppress_tokens=["a"]), "suppress_tokens='a': give an integer"),
+    (dict(bad_words_ids=["ab"]), "bad_words_ids='ab': give a list of token ids"),
+    (dict(SAMPLE, epsilon_cutoff=-0.1), "epsilon_cutoff=-0.1: give a number from 0"),
+    (dict(eos_token_id="</s>"), "eos_token_id='</s>': give a token id or a list"),
+    (dict(eos_token_id=[True]), r"eos_token_id=\[True\]: give a token id or a list"),
+    (dict(pad_token_id="<pad>"), "pad_token_id='<pad>': give an integer, or None"),
+    (dict(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens=0: give at least 1"),
+    (dict(stop_strings=[""]), r"stop=\[''\]: give a string or several, none of them empty"),
+    (5, "5 is no generation configuration: give a GenerationConfig, its dict, or a path"),
+]
 
 
-@pytest.mark.parametrize("case", VALUES)
-def test_wrong_value_is_refused_with_the_way_out(case):
-    config, message = VALUES[case]
+@pytest.mark.parametrize(("config", "message"), VALUES)
+def test_wrong_value_is_refused_with_the_way_out(config, message):
     with pytest.raises(ValueError, match=message):
         from_generation_config(config)
 

@@ -464,87 +464,72 @@ def masked(*rows):
 
 
 SAMPLE = {"do_sample": True}
-REFUSED = {
-    "beams": (dict(num_beams=4), "num_beams=4 is not supported: give num_beams=1"),
-    "beam groups": (dict(num_beam_groups=2), "num_beam_groups=2 is not supported: give num_beam_groups=1"),
-    "contrastive search": (dict(penalty_alpha=0.6), "penalty_alpha=0.6 is not supported: give penalty_alpha=0"),
-    "DoLa": (dict(dola_layers="high"), "dola_layers='high' is not supported: give dola_layers=None"),
-    "constraints": (
-        dict(force_words_ids=[[1]]),
-        r"force_words_ids=\[\[1\]\] is not supported: give force_words_ids=None",
-    ),
-    "encoder's repetition": (
+REFUSED = [
+    (dict(num_beams=4), "num_beams=4 is not supported: give num_beams=1"),
+    (dict(num_beam_groups=2), "num_beam_groups=2 is not supported: give num_beam_groups=1"),
+    (dict(penalty_alpha=0.6), "penalty_alpha=0.6 is not supported: give penalty_alpha=0"),
+    (dict(dola_layers="high"), "dola_layers='high' is not supported: give dola_layers=None"),
+    (dict(force_words_ids=[[1]]), r"force_words_ids=\[\[1\]\] is not supported: give force_words_ids=None"),
+    (
         dict(encoder_repetition_penalty=1.2),
         "encoder_repetition_penalty=1.2 is not supported: give encoder_repetition_penalty=1$",
     ),
-    "no repetition factor": (dict(repetition_penalty=-1.0), "repetition_penalty=-1.0: give a finite number above 0"),
-    "unknown biased id": (
+    (dict(repetition_penalty=-1.0), "repetition_penalty=-1.0: give a finite number above 0"),
+    (
         dict(sequence_bias=[[[3, 300], 1.0]]),
         r"^sequence_bias: \[300\] leave the target's vocabulary of 300 tokens; give ids below 300",
     ),
-    "unknown bad id": (dict(bad_words_ids=[[300], [301, 2]]), r"^bad_words_ids: \[300, 301\] leave the target"),
-    "n-grams of less than nothing": (dict(no_repeat_ngram_size=-1), "no_repeat_ngram_size=-1: give 0"),
-    "top-h": (dict(SAMPLE, top_h=0.5), "top_h=0.5 is not supported: give top_h=None"),
-    "typical of nothing": (dict(SAMPLE, typical_p=0.0), "typical_p=0.0: give a number above 0 and at most 1"),
-    "forced end": (
-        dict(forced_eos_token_id=3),
-        "forced_eos_token_id=3 is not supported: give forced_eos_token_id=None",
-    ),
-    "decay": (dict(exponential_decay_length_penalty=(5, 1.1)), "exponential_decay_length_penalty=.* is not supported"),
-    "watermark": (dict(watermarking_config={"bias": 2.5}), "watermarking_config=.* is not supported"),
-    "healing": (dict(token_healing=True), "token_healing=True is not supported: give token_healing=False"),
-    "time": (dict(max_time=2.5), "max_time=2.5 is not supported: give max_time=None"),
-    "quantized cache": (dict(cache_implementation="quantized"), "cache_implementation='quantized' is not supported"),
-    "paged cache": (dict(cache_implementation="paged"), "cache_implementation='paged' is not supported"),
-    "early exit": (
-        dict(assistant_early_exit=2),
-        "assistant_early_exit=2 is not supported: give assistant_early_exit=None",
-    ),
-    "heads": (dict(use_mtp=True), "use_mtp=True is not supported: give use_mtp=False"),
-    "scores": (
+    (dict(bad_words_ids=[[300], [301, 2]]), r"^bad_words_ids: \[300, 301\] leave the target"),
+    (dict(no_repeat_ngram_size=-1), "no_repeat_ngram_size=-1: give 0"),
+    (dict(SAMPLE, top_h=0.5), "top_h=0.5 is not supported: give top_h=None"),
+    (dict(SAMPLE, typical_p=0.0), "typical_p=0.0: give a number above 0 and at most 1"),
+    (dict(forced_eos_token_id=3), "forced_eos_token_id=3 is not supported: give forced_eos_token_id=None"),
+    (dict(exponential_decay_length_penalty=(5, 1.1)), "exponential_decay_length_penalty=.* is not supported"),
+    (dict(watermarking_config={"bias": 2.5}), "watermarking_config=.* is not supported"),
+    (dict(token_healing=True), "token_healing=True is not supported: give token_healing=False"),
+    (dict(max_time=2.5), "max_time=2.5 is not supported: give max_time=None"),
+    (dict(cache_implementation="quantized"), "cache_implementation='quantized' is not supported"),
+    (dict(cache_implementation="paged"), "cache_implementation='paged' is not supported"),
+    (dict(assistant_early_exit=2), "assistant_early_exit=2 is not supported: give assistant_early_exit=None"),
+    (dict(use_mtp=True), "use_mtp=True is not supported: give use_mtp=False"),
+    (
         dict(output_scores=True, return_dict_in_generate=True),
         "output_scores=True is not supported: give output_scores=False",
     ),
-    "attentions": (
+    (
         dict(output_attentions=True, output_hidden_states=True, output_logits=True, return_dict_in_generate=True),
         "output_logits=True is .*; output_attentions=True is .*; output_hidden_states=True is not supported",
     ),
-    "refused by configuration": (
-        dict(generation_config=GenerationConfig(num_beams=3)),
-        "^num_beams=3 is not supported: give num_beams=1$",
-    ),
-    "all in one message": (
+    (dict(generation_config=GenerationConfig(num_beams=3)), "^num_beams=3 is not supported: give num_beams=1$"),
+    (
         dict(num_beams=2, penalty_alpha=1.2, max_new_token=3, position_ids=torch.zeros(1)),
         "^unknown option 'max_new_token', near max_new_tokens.*: leave it out; position_ids is not supported: leave it "
         "out; num_beams=2 .*; penalty_alpha=1.2 .*",
     ),
-    "unknown": (dict(best_of=None), "unknown option 'best_of': leave it out"),
-    "embeddings": (dict(inputs_embeds=torch.zeros(1, 2, 32)), "inputs_embeds is not supported: leave it out"),
-    "cache": (dict(past_key_values=object()), "past_key_values is not supported"),
-    "token types": (dict(token_type_ids=torch.zeros(1, 2)), "token_type_ids is not supported"),
-    "a negative prompt alone": (
-        dict(negative_prompt_ids=[[1, 2]]),
-        "negative_prompt_ids without guidance_scale: give one other than 1",
-    ),
-    "negative prompts for others": (
+    (dict(best_of=None), "unknown option 'best_of': leave it out"),
+    (dict(inputs_embeds=torch.zeros(1, 2, 32)), "inputs_embeds is not supported: leave it out"),
+    (dict(past_key_values=object()), "past_key_values is not supported"),
+    (dict(token_type_ids=torch.zeros(1, 2)), "token_type_ids is not supported"),
+    (dict(negative_prompt_ids=[[1, 2]]), "negative_prompt_ids without guidance_scale: give one other than 1"),
+    (
         dict(negative_prompt_ids=[[1, 2], [3, 4]], guidance_scale=1.5),
         "2 negative prompts for 1 prompts: give one for each",
     ),
-    "a padded negative prompt": (
+    (
         dict(negative_prompt_ids=[[1, 2]], negative_prompt_attention_mask=[[0, 1]], guidance_scale=1.5),
         "negative_prompt_attention_mask has zeros: give negative prompts of one length",
     ),
-    "a mask of no negative prompt": (
+    (
         dict(negative_prompt_attention_mask=[[0, 1]], guidance_scale=1.5),
         "negative_prompt_attention_mask without negative_prompt_ids",
     ),
-    "allowed tokens": (dict(prefix_allowed_tokens_fn=3), "prefix_allowed_tokens_fn of type int: give a function"),
-    "custom generate": (dict(custom_generate="owner/name"), "custom_generate is not supported"),
-    "synced devices": (dict(synced_gpus=True), "synced_gpus is not supported"),
-    "remote code": (dict(trust_remote_code=bool(1)), "trust_remote_code is not supported"),
-    "model's defaults": (dict(use_model_defaults=False), "use_model_defaults is not supported"),
-    "other tokenizer": (dict(assistant_tokenizer=object()), "assistant_tokenizer is not supported"),
-    "processors": (
+    (dict(prefix_allowed_tokens_fn=3), "prefix_allowed_tokens_fn of type int: give a function"),
+    (dict(custom_generate="owner/name"), "custom_generate is not supported"),
+    (dict(synced_gpus=True), "synced_gpus is not supported"),
+    (dict(trust_remote_code=bool(1)), "trust_remote_code is not supported"),
+    (dict(use_model_defaults=False), "use_model_defaults is not supported"),
+    (dict(assistant_tokenizer=object()), "assistant_tokenizer is not supported"),
+    (
         dict(
             logits_processor=LogitsProcessorList(
                 [RepetitionPenaltyLogitsProcessor(1.2), MinLengthLogitsProcessor(3, 2)]
@@ -553,92 +538,67 @@ REFUSED = {
         ),
         r"^logits_processor\[1\], MinLengthLogitsProcessor, and min_length=2 do the same: give one of them$",
     ),
-    "confidence": (
+    (
         dict(stopping_criteria=[ConfidenceCriteria(0.4)]),
         r"stopping_criteria\[0\], ConfidenceCriteria, needs scores: leave it out",
     ),
-    "no criterion": (dict(stopping_criteria=[3]), r"stopping_criteria\[0\], int, cannot be called: leave it out"),
-    "one criterion": (
-        dict(stopping_criteria=print),
-        "stopping_criteria of type builtin_function_or_method: give a list",
-    ),
-    "no padding": (
+    (dict(stopping_criteria=[3]), r"stopping_criteria\[0\], int, cannot be called: leave it out"),
+    (dict(stopping_criteria=print), "stopping_criteria of type builtin_function_or_method: give a list"),
+    (
         dict(stopping_criteria=[EosTokenCriteria(torch.tensor([3]))]),
         "nothing to fill up rows that end early: give pad_token_id",
     ),
-    "two ends": (
+    (
         dict(stopping_criteria=[EosTokenCriteria(torch.tensor([3]))], eos_token_id=4, min_new_tokens=2),
         r"stopping_criteria end at \[3\], and min_new_tokens and min_length keep off \[4\] alone: give the same",
     ),
-    "greedy sequences": (
-        dict(num_return_sequences=2),
-        "num_return_sequences=2 without do_sample=True: greedy decoding",
-    ),
-    "no temperature": (dict(SAMPLE, temperature=0), "do_sample=True with temperature=0: give do_sample=False"),
-    "no tokens": (dict(max_new_tokens=0), "max_new_tokens=0: give at least 1"),
-    "full": (dict(max_length=9), "max_length=9 counts the prompt too, and its 9 tokens leave no room"),
-    "beyond the context": (
+    (dict(num_return_sequences=2), "num_return_sequences=2 without do_sample=True: greedy decoding"),
+    (dict(SAMPLE, temperature=0), "do_sample=True with temperature=0: give do_sample=False"),
+    (dict(max_new_tokens=0), "max_new_tokens=0: give at least 1"),
+    (dict(max_length=9), "max_length=9 counts the prompt too, and its 9 tokens leave no room"),
+    (
         dict(max_new_tokens=125),
         "row 0: 9 tokens and 125 new ones exceed the model's context of 128: lower max_new_tokens",
     ),
-    "stop strings": (
-        dict(stop_strings="x"),
-        r"stop_strings=\['x'\] need the model's tokenizer, and none is given: give tokenizer",
-    ),
-    "stop strings, other tokenizer": (
-        dict(stop_strings="x", tokenizer=3),
-        "need the model's tokenizer, and int is none of transformers: give tok",
-    ),
-    "two drafts": (
+    (dict(stop_strings="x"), r"stop_strings=\['x'\] need the model's tokenizer, and none is given: give tokenizer"),
+    (dict(stop_strings="x", tokenizer=3), "need the model's tokenizer, and int is none of transformers: give tok"),
+    (
         dict(assistant_model="ngram", prompt_lookup_num_tokens=3),
         "assistant_model and prompt_lookup_num_tokens=3 would both draft: give one of them",
     ),
-    "nothing looked up": (dict(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens=0: give at least 1"),
-    "unknown draft": (dict(assistant_model="nowhere"), "unknown drafter 'nowhere'"),
-    "other vocabulary": (dict(assistant_model=tiny.llama()), r"target .* \(300 tokens\) and draft .* \(61 tokens\)"),
-    "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'"),
-    "configuration as dict": (dict(generation_config={"top_k": 3}), "generation_config of type dict: give a Generat"),
-    "misspelt in configuration": (
-        dict(generation_config=GenerationConfig(temprature=2.0)),
-        "unknown option 'temprature', near temperature",
-    ),
-    "streamer of a batch": (dict(FOUR, streamer=Recorder()), "streamer with 4 rows: give one prompt"),
-    "streamer of sequences": (
+    (dict(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens=0: give at least 1"),
+    (dict(assistant_model="nowhere"), "unknown drafter 'nowhere'"),
+    (dict(assistant_model=tiny.llama()), r"target .* \(300 tokens\) and draft .* \(61 tokens\)"),
+    (dict(verifier="typical"), "unknown verifier 'typical'"),
+    (dict(generation_config={"top_k": 3}), "generation_config of type dict: give a Generat"),
+    (dict(generation_config=GenerationConfig(temprature=2.0)), "unknown option 'temprature', near temperature"),
+    (dict(FOUR, streamer=Recorder()), "streamer with 4 rows: give one prompt"),
+    (
         dict(SAMPLE, num_return_sequences=3, streamer=Recorder()),
         "streamer with 3 rows: give one prompt and num_return_sequences=1",
     ),
-    "twice": (dict(inputs=ONE["input_ids"]), "inputs and input_ids are the same argument"),
-    "no prompt": (dict(input_ids=None, attention_mask=None), "no input_ids, and the model has no bos_token_id"),
-    "mapping": (dict(input_ids=ONE), r"input_ids is a mapping of input_ids, .*: give generate\(model, \*\*inputs\)"),
-    "text": (dict(input_ids="text"), "input_ids is no 2-d table of integers"),
-    "ragged": (
-        dict(input_ids=[[1, 2], [3]]),
-        "input_ids is no 2-d table of integers .*: give rows of one length, padded on",
-    ),
-    "fractions": (dict(input_ids=torch.ones(1, 3)), "input_ids of torch.float32: give integers"),
-    "flat": (dict(input_ids=torch.ones(3).long()), r"input_ids of shape \[3\]: give \[rows, tokens\]"),
-    "empty": (dict(input_ids=torch.ones(2, 0).long()), r"input_ids of shape \[2, 0\]: give \[rows, tokens\], at least"),
-    "other mask": (
-        dict(attention_mask=torch.ones(1, 3)),
-        r"attention_mask of shape \[1, 3\] for input_ids of shape \[1, 9",
-    ),
-    "padded right": (masked((2, [7, 8])), "row 2 is padded on the right: set tokenizer.padding_side = 'left'"),
-    "hole": (
-        masked((1, [0, 1]), (3, [4])),
-        "row 3 has padding between tokens, at token 4: give an attention_mask without",
-    ),
-    "only padding": (masked((1, slice(None))), "row 1 is padding only: give at least one token"),
-    "unknown id": (dict(input_ids=[[4, 300]], attention_mask=None), r"row 0: token ids 4\.\.300 leave the model's voc"),
-    "inferred hole": (
+    (dict(inputs=ONE["input_ids"]), "inputs and input_ids are the same argument"),
+    (dict(input_ids=None, attention_mask=None), "no input_ids, and the model has no bos_token_id"),
+    (dict(input_ids=ONE), r"input_ids is a mapping of input_ids, .*: give generate\(model, \*\*inputs\)"),
+    (dict(input_ids="text"), "input_ids is no 2-d table of integers"),
+    (dict(input_ids=[[1, 2], [3]]), "input_ids is no 2-d table of integers .*: give rows of one length, padded on"),
+    (dict(input_ids=torch.ones(1, 3)), "input_ids of torch.float32: give integers"),
+    (dict(input_ids=torch.ones(3).long()), r"input_ids of shape \[3\]: give \[rows, tokens\]"),
+    (dict(input_ids=torch.ones(2, 0).long()), r"input_ids of shape \[2, 0\]: give \[rows, tokens\], at least"),
+    (dict(attention_mask=torch.ones(1, 3)), r"attention_mask of shape \[1, 3\] for input_ids of shape \[1, 9"),
+    (masked((2, [7, 8])), "row 2 is padded on the right: set tokenizer.padding_side = 'left'"),
+    (masked((1, [0, 1]), (3, [4])), "row 3 has padding between tokens, at token 4: give an attention_mask without"),
+    (masked((1, slice(None))), "row 1 is padding only: give at least one token"),
+    (dict(input_ids=[[4, 300]], attention_mask=None), r"row 0: token ids 4\.\.300 leave the model's voc"),
+    (
         dict(input_ids=[[4, PAD, 5]], attention_mask=None, pad_token_id=PAD),
         "row 0 has padding between tokens, at token 1",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(case):
-    options, message = REFUSED[case]
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(options, message):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(ValueError, match=message):
@@ -669,26 +629,22 @@ def test_neutral_values_change_nothing():
     assert hf.generate(model_of("llama"), **FOUR, **LONG, **NEUTRAL).tolist() == plain.tolist()
 
 
-MODELS = {
-    "encoder and decoder": (
+MODELS = [
+    (
         lambda: T5ForConditionalGeneration(
             T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
         ),
         "unsupported architecture 't5'",
     ),
-    "without a head": (lambda: tiny.llama().model, "LlamaModel has no language-model head"),
-    "other than transformers'": (
-        lambda: torch.nn.Linear(2, 2),
-        "a model of type Linear: give a loaded transformers model",
-    ),
-    "loaded by us": (lambda: load(tiny.llama()), "a model of type Loaded: .*; paceline.generate takes"),
-    "directory": (lambda: str(checkpoints.pair().target), "a model of type str: give a loaded transformers model"),
-}
+    (lambda: tiny.llama().model, "LlamaModel has no language-model head"),
+    (lambda: torch.nn.Linear(2, 2), "a model of type Linear: give a loaded transformers model"),
+    (lambda: load(tiny.llama()), "a model of type Loaded: .*; paceline.generate takes"),
+    (lambda: str(checkpoints.pair().target), "a model of type str: give a loaded transformers model"),
+]
 
 
-@pytest.mark.parametrize("case", MODELS)
-def test_model_that_cannot_be_used_is_refused_by_name(case):
-    make, message = MODELS[case]
+@pytest.mark.parametrize(("make", "message"), MODELS)
+def test_model_that_cannot_be_used_is_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         hf.generate(make(), [[1, 2]])
 

@@ -199,33 +199,32 @@ def test_perplexity_of_strings_is_that_of_their_tokens(target):
     assert perplexity(target, texts[0]) == perplexity(target, [tokens[0]])
 
 
-REFUSED = {
-    "empty continuation": (dict(c=[[7], []]), "prompt 1: empty continuation: give at least one token"),
-    "empty text": (dict(p=["x", "x"], c=["x", ""]), "prompt 1: empty continuation"),
-    "empty prompt": (dict(p=[[5], []]), "prompt 1: empty prompt: give at least one token"),
-    "no beginning-of-text token": (dict(p=[[5], None]), "prompt 1: empty prompt: .*beginning-of-text"),
-    "fewer continuations": (dict(c=[[7]]), "1 continuations for 2 prompts: give each prompt one; .* repeat the prompt"),
-    "no continuations": (dict(c=[]), "0 continuations for 2 prompts"),
-    "no prompts": (dict(p=[]), "no prompts: give at least one"),
-    "tokens beyond the vocabulary": (dict(c=[[7], [VOCAB]]), rf"prompt 1: token id {VOCAB} is outside .* of {VOCAB}"),
-    "negative tokens": (dict(p=[[5], [6, -1]]), "prompt 1: token id -1 is outside"),
-    "beyond the context": (
+REFUSED = [
+    (dict(c=[[7], []]), "prompt 1: empty continuation: give at least one token"),
+    (dict(p=["x", "x"], c=["x", ""]), "prompt 1: empty continuation"),
+    (dict(p=[[5], []]), "prompt 1: empty prompt: give at least one token"),
+    (dict(p=[[5], None]), "prompt 1: empty prompt: .*beginning-of-text"),
+    (dict(c=[[7]]), "1 continuations for 2 prompts: give each prompt one; .* repeat the prompt"),
+    (dict(c=[]), "0 continuations for 2 prompts"),
+    (dict(p=[]), "no prompts: give at least one"),
+    (dict(c=[[7], [VOCAB]]), rf"prompt 1: token id {VOCAB} is outside .* of {VOCAB}"),
+    (dict(p=[[5], [6, -1]]), "prompt 1: token id -1 is outside"),
+    (
         dict(c=[[7], [7] * CONTEXT]),
         rf"prompt 1: {CONTEXT + 1} tokens in all are more than the context of {CONTEXT}; shorten .* perplexity",
     ),
-    "messages as a continuation": (
+    (
         dict(c=[[7], [{"role": "user", "content": "x"}]]),
         "prompt 1: its continuation is a list of messages: give a text or token ids",
     ),
-    "no continuation at all": (dict(c=[[7], None]), "prompt 1: continuation: None is no prompt"),
-    "more than the vocabulary": (dict(top=VOCAB + 1), f"top={VOCAB + 1}: give 0"),
-    "no rows": (dict(batch_size=0), "batch_size=0: give at least 1"),
-}
+    (dict(c=[[7], None]), "prompt 1: continuation: None is no prompt"),
+    (dict(top=VOCAB + 1), f"top={VOCAB + 1}: give 0"),
+    (dict(batch_size=0), "batch_size=0: give at least 1"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_wrong_call_is_refused_by_the_prompts_number_before_any_work(target, case, monkeypatch):
-    options, message = REFUSED[case]
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_wrong_call_is_refused_by_the_prompts_number_before_any_work(target, options, message, monkeypatch):
     given = {"p": [[5], [6]], "c": [[7], [8]], **options}
     monkeypatch.setattr(type(target.lm), "forward", None)  # any work would call it
     with pytest.raises(ValueError, match=message):
