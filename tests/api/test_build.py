@@ -15,6 +15,7 @@ from paceline.core.registry import Registry
 from paceline.core.tree import Draw
 from paceline.decode import agree
 from paceline.drafters import DRAFTERS
+from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
@@ -39,18 +40,32 @@ def draft_model(**overrides):
     return tiny.llama(seed=3, **{"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, **overrides})
 
 
-def test_drafters_are_built_from_whatever_names_them(target):
+class Repeating(HostDrafter):
+    """Proposes the last token again."""
+
+    def propose(self, sequences, num_draft_tokens):
+        return {row: [tokens[-1]] * num_draft_tokens for row, tokens in sequences.items()}
+
+
+def test_host_drafter_drafts_and_changes_no_token(target):
+    params = paceline.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    plain, drafted = (paceline.generate(target, [[5, 9, 2]], params, drafter=d)[0] for d in (None, Repeating()))
+    assert drafted.token_ids == plain.token_ids and sum(drafted.stats.drafted) > 0
+
+
+def test_drafters_are_built_from_every_accepted_type(target):
     draft = load(pair().draft, device="cpu")
     assert isinstance(build_drafter(None, target=target), NoDrafter)
     assert isinstance(build_drafter("ngram", target=target), NgramDrafter)
     for given in (draft, pair().draft, str(pair().draft)):
         assert isinstance(build_drafter(given, target=target), ModelDrafter)
+    assert isinstance(build_drafter(Repeating(), target=target), HostDrafting)
     ready = NgramDrafter(max_ngram=2)
     assert build_drafter(ready, target=target) is ready
     assert build_drafting(ready, target=target) == Drafting(drafter=ready, num_draft_tokens=None)
 
 
-def test_draft_directory_takes_the_precision_of_the_target():
+def test_draft_directory_takes_the_dtype_of_the_target():
     target = load(pair().target, dtype=torch.float32, device="cpu")
     drafter = build_drafter(pair().draft, target=target)
     assert drafter.lm.dtype is target.dtype is torch.float32
@@ -59,7 +74,7 @@ def test_draft_directory_takes_the_precision_of_the_target():
     assert load(pair().target).dtype is torch.float64
 
 
-def test_draft_without_a_tokenizer_fits_by_size(target, tmp_path):
+def test_draft_without_tokenizer_is_accepted_by_vocabulary_size(target, tmp_path):
     folder = without_tokenizer(tmp_path / "draft", num_hidden_layers=1)
     assert isinstance(build_drafter(folder, target=target), ModelDrafter)
     assert isinstance(build_drafter(folder, target=replace(target, tokenizer=None)), ModelDrafter)
@@ -71,9 +86,12 @@ def test_draft_of_another_vocabulary_is_refused_with_both_sizes(target, tmp_path
     for given in (folder, load(folder, device="cpu"), {"model": str(folder), "num_speculative_tokens": 2}):
         with pytest.raises(ValueError, match=sizes):
             build_drafter(given, target=target)
+    message = r"target .*target \(320 tokens\) and draft LlamaForCausalLM \(90 tokens\) have different vocabularies"
+    with pytest.raises(ValueError, match=message):
+        build_drafter(draft_model(vocab_size=90, num_hidden_layers=1), target=target)
 
 
-def test_padded_vocabularies_of_one_tokenizer_fit(target, tmp_path):
+def test_padded_vocabularies_with_one_tokenizer_are_accepted(target, tmp_path):
     folder = without_tokenizer(tmp_path / "draft", vocab_size=304, num_hidden_layers=1)
     with pytest.raises(ValueError, match=r"\(320 tokens\) and draft .* \(304 tokens\)"):
         build_drafter(folder, target=target)  # nothing proves that they are of one tokenizer
@@ -98,13 +116,7 @@ def test_transformers_model_drafts_over_its_own_weights(target):
     assert bool((drafter.lm.lm.head.weight == 0.5).all())
 
 
-def test_transformers_model_of_another_vocabulary_is_refused(target):
-    message = r"target .*target \(320 tokens\) and draft LlamaForCausalLM \(90 tokens\) have different vocabularies"
-    with pytest.raises(ValueError, match=message):
-        build_drafter(draft_model(vocab_size=90, num_hidden_layers=1), target=target)
-
-
-def test_draft_on_another_device_is_refused_with_both(target):
+def test_draft_on_another_device_is_refused(target):
     lm = SimpleNamespace(device=torch.device("meta"), vocab_size=VOCAB)
     with pytest.raises(ValueError, match=r"is on cpu and draft .*draft on meta: load both on one device"):
         build_drafter(replace(load(pair().draft, device="cpu"), lm=lm), target=target)
@@ -121,12 +133,12 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("drafter", "message"), UNKNOWN)
-def test_what_names_no_drafter_is_refused_with_what_is_known(target, drafter, message):
+def test_unknown_drafter_is_refused_with_the_known_names(target, drafter, message):
     with pytest.raises(ValueError, match=message):
         build_drafting(drafter, target=target)
 
 
-def test_missing_directory_is_refused_as_such(target, tmp_path):
+def test_missing_draft_directory_is_refused(target, tmp_path):
     for given in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
         with pytest.raises(ValueError, match=r"no such model directory: .*nowhere"):
             build_drafter(given, target=target)
@@ -144,7 +156,7 @@ class NeedsOptions(NgramDrafter.__base__):
         raise NotImplementedError
 
 
-def test_registered_drafter_that_needs_options_is_refused_by_their_names(target, monkeypatch):
+def test_missing_drafter_options_are_named(target, monkeypatch):
     entries = {**DRAFTERS.entries, "heads": f"{__name__}:NeedsOptions"}
     monkeypatch.setattr("paceline.api.build.DRAFTERS", Registry("drafter", entries))
     with pytest.raises(
@@ -197,11 +209,11 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("text", OPTIONS)
-def test_options_of_a_verifier_are_read_by_their_types(verifiers, text):
+def test_verifier_options_are_parsed_by_type(verifiers, text):
     assert build_verifier(text).options == OPTIONS[text]
 
 
-def test_thresholds_of_lossy_rules_are_set_by_name_and_change_what_is_kept(target):
+def test_lossy_thresholds_are_set_by_name_and_change_acceptance(target):
     rule = build_verifier("lossy_typical:epsilon=0.3,delta=0.09")
     assert isinstance(rule, LossyTypical) and (rule.epsilon, rule.delta) == (0.3, 0.09)
     assert build_verifier("lossy_lenient:lenience=1").lenience == 1.0
@@ -217,7 +229,7 @@ def test_thresholds_of_lossy_rules_are_set_by_name_and_change_what_is_kept(targe
     assert run_with(LossyTypical(epsilon=1e-9)).token_ids == easy.token_ids
 
 
-def test_a_verifier_itself_is_taken_as_it_is():
+def test_verifier_instance_is_used_as_it_is():
     ready = LossyTypical(epsilon=0.5)
     assert build_verifier(ready) is ready
 
@@ -250,12 +262,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("verifier", "message"), WRONG)
-def test_what_names_no_verifier_is_refused_with_what_is_known(verifiers, verifier, message):
+def test_unknown_verifier_is_refused_with_the_known_names(verifiers, verifier, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build_verifier(verifier)
 
 
-def test_drafters_take_options_in_the_same_words(target):
+def test_drafter_options_are_parsed_by_type(target):
     drafter = build_drafter("ngram:max_ngram=4,min_ngram=2", target=target)
     assert (drafter.max_ngram, drafter.min_ngram) == (4, 2)
     for text, message in (
@@ -277,7 +289,7 @@ class Branching(NgramDrafter.__base__):
         raise NotImplementedError
 
 
-def test_trees_for_a_rule_of_chains_name_rules_that_follow_trees():
+def test_tree_drafter_with_a_chain_verifier_names_tree_verifiers():
     with pytest.raises(
         ValueError, match="Branching proposes trees; choose a verifier that follows trees, such as"
     ) as seen_results:
@@ -286,7 +298,7 @@ def test_trees_for_a_rule_of_chains_name_rules_that_follow_trees():
     assert named and all(build_verifier(name).branches for name in named)
 
 
-def test_a_configured_tree_is_drafted_to_its_depth_and_leaves_the_text_alone(target):
+def test_configured_tree_is_drafted_and_changes_no_token(target):
     config = {"model": str(pair().draft), "speculative_token_tree": TREE}
     drafting = build_drafting(config, target=target)
     assert drafting.num_draft_tokens == 3 and drafting.drafter.max_nodes(3) == 6
@@ -351,7 +363,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("config", "speculation"), READ)
-def test_speculative_config_means_the_same_as_mapping_and_as_json(config, speculation):
+def test_speculative_config_is_parsed_from_mapping_and_json(config, speculation):
     assert read_speculative_config(config) == speculation
     assert read_speculative_config(json.dumps(config, indent=1)) == speculation
 
@@ -419,7 +431,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED)
-def test_speculative_config_that_cannot_be_honoured_is_refused_by_name(target, config, message, monkeypatch):
+def test_unsupported_speculative_config_is_refused(target, config, message, monkeypatch):
     monkeypatch.setattr("paceline.api.build.load", None)  # any work would call it
     for given in (config, json.dumps(config)):
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -434,12 +446,12 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "message"), TEXTS)
-def test_text_that_is_no_json_object_is_refused(text, message):
+def test_speculative_config_that_is_not_a_json_object_is_refused(text, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         read_speculative_config(text)
 
 
-def test_ngram_of_a_configuration_matches_as_asked(target):
+def test_speculative_config_sets_the_ngram_sizes(target):
     drafting = build_drafting(
         '\n {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 2}', target=target
     )
@@ -451,7 +463,7 @@ def test_ngram_of_a_configuration_matches_as_asked(target):
     ("method", "draws"),
     [(None, ANY), ("greedy", {Draw.FIXED}), ("probabilistic", ANY - {Draw.FIXED})],
 )
-def test_model_of_a_configuration_draws_as_asked_and_leaves_the_text(target, method, draws):
+def test_speculative_config_sets_the_draw_and_changes_no_token(target, method, draws):
     config = {"method": "draft_model", "model": str(pair().draft), "num_speculative_tokens": 3}
     drafting = build_drafting(config | ({"draft_sample_method": method} if method else {}), target=target)
     assert drafting.num_draft_tokens == 3 and drafting.drafter.draws == draws
@@ -461,12 +473,12 @@ def test_model_of_a_configuration_draws_as_asked_and_leaves_the_text(target, met
     assert drafted.texts == plain.texts and sum(drafted.summary.drafted) > 0
 
 
-def test_revision_of_a_local_draft_is_refused_where_it_is_loaded(target):
+def test_revision_of_a_local_draft_is_refused(target):
     config = {"model": str(pair().draft), "revision": "v2", **N}
     with pytest.raises(ValueError, match=r"revision='v2': .*draft is a local directory"):
         build_drafting(config, target=target)
 
 
-def test_draft_directory_may_hold_a_brace_in_its_name(target, tmp_path):
+def test_draft_directory_name_may_begin_with_a_brace(target, tmp_path):
     shutil.copytree(pair().draft, tmp_path / "{draft}")
     assert isinstance(build_drafter(tmp_path / "{draft}", target=target), ModelDrafter)

@@ -69,12 +69,12 @@ def test_every_field_of_transformers_is_classified_once():
     assert all(HONOURED.values()) and all(HARMLESS.values())
 
 
-def test_every_refused_field_has_a_case():
+def test_every_refused_field_has_an_active_value():
     assert set(ACTIVE) == set(REFUSED)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_field_that_cannot_be_honoured_is_refused_with_its_value(name):
+def test_refused_field_is_named_with_its_value(name):
     value, others = ACTIVE[name]
     with pytest.raises(ValueError) as refusal:
         generation_options({name: value, **others})
@@ -82,7 +82,7 @@ def test_field_that_cannot_be_honoured_is_refused_with_its_value(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_field_at_a_neutral_value_or_unread_is_accepted_and_changes_nothing(name):
+def test_refused_field_is_accepted_at_neutral_values_or_if_unread(name):
     for value in (None, *REFUSED[name].neutral):
         assert generation_options({name: value}) == generation_options({})
         assert generation_options({name: value, **SAMPLE}) == generation_options(SAMPLE)
@@ -92,7 +92,7 @@ def test_field_at_a_neutral_value_or_unread_is_accepted_and_changes_nothing(name
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if REFUSED[name].neutral])
-def test_neutral_values_change_nothing_in_transformers_either(model, name):
+def test_neutral_values_change_nothing_in_transformers(model, name):
     _, plain = processors(model, GenerationConfig(**SAMPLE))
     scores = torch.randn(1, tiny.VOCAB, dtype=torch.float64)
     ids = torch.tensor([[5, 6, 5]])
@@ -102,7 +102,7 @@ def test_neutral_values_change_nothing_in_transformers_either(model, name):
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if ACTIVE[name][1] == SAMPLE])
-def test_filters_are_unread_by_transformers_where_nothing_is_sampled(model, name):
+def test_transformers_ignores_filters_without_sampling(model, name):
     assert not processors(model, GenerationConfig(**{name: ACTIVE[name][0]}))[1]
     assert len(processors(model, GenerationConfig(**SAMPLE, **{name: ACTIVE[name][0]}))[1]) == 2  # it, and top-k
 
@@ -112,7 +112,7 @@ def test_harmless_field_is_accepted_with_any_value(name):
     assert generation_options({name: 7}) == generation_options({})
 
 
-def test_one_message_lists_everything_that_is_wrong():
+def test_one_message_lists_all_problems():
     config = {"num_beams": 4, "temprature": 1.0, "penalty_alpha": 0.6, "top_k": 4, "best_of": None}
     with pytest.raises(ValueError) as refusal:
         from_generation_config(config)
@@ -182,12 +182,12 @@ MEANING = [
 
 
 @pytest.mark.parametrize(("fields", "params"), MEANING)
-def test_configuration_means_these_parameters(fields, params):
+def test_configuration_becomes_sampling_params(fields, params):
     assert from_generation_config(fields) == params
 
 
 @pytest.mark.parametrize(("fields", "params"), MEANING)
-def test_object_its_dict_and_its_file_mean_the_same(fields, params, tmp_path):
+def test_object_dict_and_file_are_read_alike(fields, params, tmp_path):
     config = GenerationConfig(**fields)
     (tmp_path / "generation_config.json").write_text(config.to_json_string())
     for given in (config, config.to_dict(), tmp_path, str(tmp_path), tmp_path / "generation_config.json"):
@@ -213,7 +213,7 @@ DISTRIBUTIONS = [
 
 
 @pytest.mark.parametrize("fields", DISTRIBUTIONS, ids=",".join)
-def test_distribution_of_a_token_is_the_one_of_transformers(model, fields):
+def test_distribution_matches_transformers(model, fields):
     _, theirs = processors(model, GenerationConfig(**fields))
     logits = 3 * torch.randn(8, tiny.VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = theirs(torch.ones(8, 3, dtype=torch.long), logits.clone()).softmax(-1)
@@ -236,7 +236,7 @@ LENGTHS = [
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
 @pytest.mark.parametrize("fields", LENGTHS, ids=",".join)
 @pytest.mark.parametrize("prompt", [[5], [5, 9, 2, 31, 7, 8], [5] * 120], ids=len)
-def test_lengths_for_a_prompt_are_those_of_transformers(model, fields, prompt):
+def test_length_limits_match_transformers(model, fields, prompt):
     context = model.config.max_position_embeddings
     try:
         ids = torch.tensor([prompt])
@@ -266,7 +266,7 @@ def test_prompt_that_fills_the_context_is_refused():
     assert generation_options(dict(max_new_tokens=9)).for_prompt(60, context=64).max_tokens == 9
 
 
-def test_lengths_with_the_prompt_are_refused_where_there_is_no_prompt():
+def test_limits_that_count_the_prompt_are_refused_without_a_prompt():
     for name, fields in (("max", dict(max_length=90)), ("min", dict(min_length=5, max_new_tokens=9))):
         message = (
             rf"{name}_length=\d+ counts the prompt too: give {name}_new_tokens, or take generation_options\(config\)"
@@ -275,7 +275,7 @@ def test_lengths_with_the_prompt_are_refused_where_there_is_no_prompt():
             from_generation_config(fields)
 
 
-def test_options_keep_what_parameters_cannot_say():
+def test_generation_options_hold_all_other_fields():
     fields = dict(
         SAMPLE,
         top_k=0,
@@ -331,7 +331,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("config", "message"), VALUES)
-def test_wrong_value_is_refused_with_the_way_out(config, message):
+def test_invalid_value_is_refused_with_the_way_out(config, message):
     with pytest.raises(ValueError, match=message):
         from_generation_config(config)
 
@@ -345,7 +345,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_file_that_cannot_be_used_is_refused_with_the_reason(case, tmp_path):
+def test_invalid_file_is_refused_with_the_reason(case, tmp_path):
     content, message = FILES[case]
     path = tmp_path / "generation_config.json"
     if content is not None:

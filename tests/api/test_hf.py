@@ -40,7 +40,7 @@ LONG = {"max_new_tokens": 24, "pad_token_id": PAD}
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", calls("llama"))
-def test_call_gives_the_tokens_of_transformers(name, family):
+def test_call_matches_transformers(name, family):
     model, call = model_of(family), calls(family)[name]
     found = ours(model, call)
     assert found.sequences.tolist() == theirs(model, call).tolist()
@@ -49,7 +49,7 @@ def test_call_gives_the_tokens_of_transformers(name, family):
 
 
 @pytest.mark.parametrize("name", drop_in_table.PROCESSED)
-def test_processed_tokens_are_those_of_transformers_in_single_precision(name):
+def test_processed_tokens_match_transformers_in_float32(name):
     model, assistant = FAMILIES["gpt2"](dtype=torch.float32), FAMILIES["gpt2"](dtype=torch.float32)
     call = calls("gpt2")[name]
     expected = theirs(model, call).tolist()
@@ -59,7 +59,7 @@ def test_processed_tokens_are_those_of_transformers_in_single_precision(name):
     assert ours(model, replace(call, ours={"assistant_model": assistant})).sequences.tolist() == expected
 
 
-def test_calls_of_the_table_do_what_their_names_say():
+def test_calls_of_the_table_have_the_effects_in_their_names():
     model, table = model_of("llama"), calls("llama")
     out = {name: theirs(model, call)[:, max(drop_in_table.LENGTHS) :] for name, call in table.items() if call.inputs}
     pads = {name: (rows == PAD).sum(1).tolist() for name, rows in out.items()}
@@ -89,7 +89,7 @@ def test_padding_is_not_penalised():
         assert PAD in together[row]
 
 
-def test_text_may_end_at_a_bad_word_that_is_an_end():
+def test_bad_word_that_is_an_end_of_text_token_still_ends():
     ends = calls("llama")["ends at different times"].options["eos_token_id"]
     options = dict(LONG, eos_token_id=ends, bad_words_ids=[[token] for token in ends])
     expected = hf.generate(model_of("llama"), **FOUR, **LONG, eos_token_id=ends)
@@ -110,7 +110,7 @@ def test_table_is_printed_for_every_call(capsys, monkeypatch):
     assert all(line.count("yes") == len(FAMILIES) and "NO" not in line for line in lines[2:])
 
 
-def test_prompt_lookup_drafts_what_repeats():
+def test_prompt_lookup_drafts_repetitions():
     model, _ = tiny.looping_target()
     ids = torch.tensor([[5, 9, 2], [7, 7, 1]])
     found = hf.generate(model, ids, max_new_tokens=60, prompt_lookup_num_tokens=6, return_dict_in_generate=True)
@@ -118,7 +118,7 @@ def test_prompt_lookup_drafts_what_repeats():
     assert tokens_per_step(found) > 3
 
 
-def test_other_ways_to_name_the_draft_give_the_same_tokens(tmp_path):
+def test_assistant_types_give_the_same_tokens(tmp_path):
     model, assistant = FAMILIES["llama"](), assistant_of("llama")
     expected = model.generate(**FOUR, **LONG)
     assistant.save_pretrained(tmp_path)
@@ -128,7 +128,7 @@ def test_other_ways_to_name_the_draft_give_the_same_tokens(tmp_path):
         assert draft == "ngram" or tokens_per_step(found) > 1.5
 
 
-def test_number_of_drafted_tokens_is_the_options_then_the_configurations_then_five():
+def test_num_assistant_tokens_comes_from_option_then_config_then_default():
     model, assistant = FAMILIES["llama"](), copy.deepcopy(assistant_of("llama"))
 
     def drafted(**options):
@@ -165,7 +165,7 @@ def test_padded_row_equals_row_alone():
         assert together[row, -24 - length :].tolist() == alone[0].tolist()
 
 
-def test_result_as_object_has_sequences_and_statistics_of_every_row():
+def test_return_dict_holds_sequences_and_statistics():
     model = model_of("llama")
     options = dict(**FOUR, **LONG, do_sample=True, num_return_sequences=2)
     found = hf.generate(model, **options, return_dict_in_generate=True, assistant_model=assistant_of("llama"))
@@ -190,7 +190,7 @@ class Recorder(BaseStreamer):
 
 
 @pytest.mark.parametrize("drafting", [{}, {"assistant_model": "noisy"}], ids=["plain", "drafted"])
-def test_streamer_gets_what_transformers_streams(drafting):
+def test_streamer_gets_the_tokens_of_transformers(drafting):
     model = model_of("llama")
     drafting = {name: assistant_of("llama") for name in drafting}
     expected, found = Recorder(), Recorder()
@@ -264,7 +264,7 @@ def test_sampled_tokens_have_the_distribution_of_transformers(way, batch):
         assert p_value(pairs.bincount(minlength=tiny.VOCAB**2).view_as(probs), first[:, None] * first) > 1e-4
 
 
-def test_the_distribution_test_finds_another_temperature():
+def test_distribution_test_rejects_another_temperature():
     model = tiny.llama()
     torch.manual_seed(5)
     found = hf.generate(model, [[1, 2, 3]], **SAMPLING, temperature=2.0)[:, 3:]
@@ -278,7 +278,7 @@ def test_the_distribution_test_finds_another_temperature():
     )
 
 
-def test_torch_manual_seed_reproduces_what_is_sampled():
+def test_torch_manual_seed_reproduces_samples():
     model, options = model_of("llama"), dict(**FOUR, **LONG, do_sample=True)
     first = (torch.manual_seed(3), hf.generate(model, **options), hf.generate(model, **options))
     again = (torch.manual_seed(3), hf.generate(model, **options, batch_size=1, assistant_model=assistant_of("llama")))
@@ -288,7 +288,7 @@ def test_torch_manual_seed_reproduces_what_is_sampled():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_rows_and_sequences_have_noise_of_their_own():
+def test_rows_and_sequences_have_independent_noise():
     ids = torch.tensor([[1, 2, 3], [1, 2, 3], [4, 5, 6]])
     found = hf.generate(model_of("llama"), ids, **LONG, do_sample=True, num_return_sequences=3)
     assert found[:, :3].tolist() == ids.repeat_interleave(3, dim=0).tolist()
@@ -298,7 +298,7 @@ def test_rows_and_sequences_have_noise_of_their_own():
 # The model.
 
 
-def test_no_weight_is_copied_and_the_next_call_uses_what_is_there():
+def test_weights_are_not_copied_and_the_model_is_cached():
     model = FAMILIES["llama"]()
     hf.generate(model, **ONE, **LONG)
     loaded = load_cached(model)
@@ -309,7 +309,7 @@ def test_no_weight_is_copied_and_the_next_call_uses_what_is_there():
     assert load_cached(model) is loaded
 
 
-def test_changes_of_the_model_between_calls_are_noticed():
+def test_model_changes_between_calls_take_effect():
     model = FAMILIES["gpt2"]()
     first = hf.generate(model, **FOUR, **LONG)
     before = load_cached(model)
@@ -321,7 +321,7 @@ def test_changes_of_the_model_between_calls_are_noticed():
     assert changed.tolist() == model.generate(**FOUR, **LONG).tolist() != first.tolist()
 
 
-def test_calls_within_inference_mode_leave_a_model_that_can_be_trained():
+def test_model_is_trainable_after_calls_in_inference_mode():
     model = FAMILIES["llama"]()
     with torch.inference_mode():
         found = hf.generate(model, **ONE, **LONG)
@@ -330,7 +330,7 @@ def test_calls_within_inference_mode_leave_a_model_that_can_be_trained():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_model_that_nobody_holds_any_more_is_freed():
+def test_unreferenced_model_is_freed():
     model = FAMILIES["llama"]()
     hf.generate(model, **ONE, **LONG)
     seen = weakref.ref(model)
@@ -363,7 +363,7 @@ DEFAULTS = GenerationConfig._get_default_generation_params()
 
 @pytest.mark.filterwarnings("ignore:Passing `generation_config` together")
 @pytest.mark.parametrize("own, given, options", list(itertools.product(OWN, GIVEN, OPTIONS)))
-def test_configuration_takes_effect_as_in_transformers(own, given, options):
+def test_effective_configuration_matches_transformers(own, given, options):
     model = tiny.llama()
     model.generation_config = GenerationConfig(**OWN[own])
     config = None if GIVEN[given] is None else GenerationConfig(**GIVEN[given])
@@ -381,7 +381,7 @@ def test_configuration_takes_effect_as_in_transformers(own, given, options):
         assert found.get(name) == getattr(expected, name), name
 
 
-def test_models_own_configuration_is_honoured_and_refused_by_name_where_it_cannot_be():
+def test_model_generation_config_is_applied_or_refused():
     model = FAMILIES["llama"]()
     text = hf.generate(model, **ONE, **LONG)[0, 9:].tolist()
     ends = next(token for token in text[4:] if token not in text[:4])
@@ -415,7 +415,7 @@ class Counting(StoppingCriteria):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_exception_of_a_criterion_reaches_the_caller_with_the_row(streamed):
+def test_exception_of_a_criterion_is_raised_with_the_row(streamed):
     row = 0 if streamed else 2
     inputs = ONE if streamed else FOUR
     token = int(inputs["input_ids"][row, -1])
@@ -438,7 +438,7 @@ def test_criterion_sees_padded_ids_of_one_row_and_no_scores():
     assert sorted(seen) == sorted(row[:end] for row in found.tolist() for end in range(10, 15))
 
 
-def test_answer_of_another_shape_is_refused():
+def test_criterion_result_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"a result of shape \[4\] for one row") as failure:
         hf.generate(model_of("llama"), **FOUR, **LONG, stopping_criteria=[lambda ids, scores: torch.zeros(4)])
     assert failure.value.__notes__[0].startswith("row ")
@@ -598,7 +598,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(options, message):
+def test_unsupported_argument_is_refused_by_name(options, message):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(ValueError, match=message):
@@ -644,7 +644,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize(("make", "message"), MODELS)
-def test_model_that_cannot_be_used_is_refused_by_name(make, message):
+def test_unsupported_model_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         hf.generate(make(), [[1, 2]])
 

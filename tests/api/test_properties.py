@@ -164,10 +164,10 @@ def holds(drafter, verifier, options):
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), harness.cases())
-def test_greedy_tokens_are_the_references_whatever_happens_around_them(drafter, verifier):
+def test_greedy_tokens_match_the_reference_under_any_schedule(drafter, verifier):
     holds(drafter, verifier, GREEDY)
 
 
 @pytest.mark.parametrize("drafter", [drafter for drafter, verifier in PAIRS if verifier == "coupled"])
-def test_sampled_tokens_are_the_references_whatever_happens_around_them(drafter):
+def test_sampled_tokens_match_the_reference_under_any_schedule(drafter):
     holds(drafter, "coupled", (*SAMPLED, GREEDY[0], GREEDY[2]))

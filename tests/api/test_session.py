@@ -52,10 +52,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "verifier", "params"), CASES)
-def test_a_turn_equals_one_call_over_the_whole_text(target, name, verifier, params):
+def test_turn_matches_one_call_over_the_whole_sequence(target, name, verifier, params):
     drafter = tiny_drafter(name, target.lm)
     session = Session(target, drafter=drafter, verifier=verifier)
-    text = []
+    text, accepted, steps = [], 0, 0
     for said in ("def add(first, second):", "\n    return", [7, 8, 9], "for item in items:"):
         before = list(session.tokens)
         result = session.send(said, params)
@@ -63,13 +63,14 @@ def test_a_turn_equals_one_call_over_the_whole_text(target, name, verifier, para
         (whole,) = generate(target, list(result.prompt_tokens), params)
         assert result.token_ids == whole.token_ids
         text = [*result.prompt_tokens, *result.token_ids]
+        accepted, steps = accepted + sum(result.stats.accepted), steps + result.stats.steps
     assert list(session.tokens) == text
     if name == "model":
-        # Tokens that know nothing of the target's noise are kept less often.
-        assert session.result.stats.mean_acceptance_length > (1.1 if verifier == "match" else 1.3)
+        # Tokens drawn without the target's noise are accepted less often.
+        assert accepted / steps > (0.0 if verifier == "match" else 0.3)
 
 
-def test_a_turn_reads_only_what_is_new(target, monkeypatch):
+def test_turn_prefills_only_new_tokens(target, monkeypatch):
     session = Session(replace(target, enforce_eager=True))  # the eager decoder is what is counted
     counts = fed(monkeypatch, target)
     first = session.send("def add(first, second):" * 4, GREEDY)
@@ -80,7 +81,7 @@ def test_a_turn_reads_only_what_is_new(target, monkeypatch):
     assert sum(counts) == 1 + 2 + 12
 
 
-def test_a_chat_turn_equals_one_call_over_the_messages(chatty):
+def test_chat_turn_matches_one_call_over_the_messages(chatty):
     session = Session(chatty, drafter="ngram", messages=[{"role": "system", "content": "add"}])
     for said in ("one", "two and three"):
         messages = [*session.messages, {"role": "user", "content": said}]
@@ -90,7 +91,7 @@ def test_a_chat_turn_equals_one_call_over_the_messages(chatty):
         assert session.messages == (*messages, {"role": "assistant", "content": result.text})
 
 
-def test_a_turn_that_is_closed_keeps_what_it_wrote(target):
+def test_closed_turn_keeps_its_tokens(target):
     session = Session(target, drafter=pair().draft)
     stream = session.stream("def add(", GREEDY)
     given = [next(stream).token for _ in range(3)]
@@ -102,7 +103,7 @@ def test_a_turn_that_is_closed_keeps_what_it_wrote(target):
     assert after.token_ids == generate(target, list(after.prompt_tokens), GREEDY)[0].token_ids
 
 
-def test_a_refused_turn_leaves_the_session_as_it_was(target):
+def test_refused_turn_leaves_the_session_unchanged(target):
     session = Session(target, max_length=64)
     session.send("x", GREEDY)
     before = session.tokens

@@ -109,7 +109,7 @@ def windows():
 
 
 @every_draft
-def test_stop_strings_at_every_place_of_every_step(kind):
+def test_stop_strings_at_every_position_of_a_step(kind):
     stops = list(dict.fromkeys(windows()))
     include = [index % 2 == 1 for index in range(len(stops))]
     params = [
@@ -147,7 +147,7 @@ SEVERAL = (
 
 @every_draft
 @pytest.mark.parametrize("include", [False, True])
-def test_of_several_stop_strings_the_first_to_complete_ends_the_text(kind, include):
+def test_first_stop_string_to_complete_ends_the_output(kind, include):
     params = [greedy(max_tokens=100, stop=stops, include_stop_str_in_output=include) for stops in SEVERAL]
     results, pieces = run(kind, params)
     for stops, result in zip(SEVERAL, results, strict=True):
@@ -170,7 +170,7 @@ def test_min_tokens_hold_for_stop_strings(kind):
 
 @every_draft
 @pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
-def test_stop_tokens_at_every_place_of_every_step(kind, own):
+def test_stop_tokens_at_every_position_of_a_step(kind, own):
     """The token belongs to the tokens, and to the text only where asked."""
     tokens = list(dict.fromkeys(PLAIN))
     for include in (False, True):
@@ -193,7 +193,7 @@ def test_stop_tokens_at_every_place_of_every_step(kind, own):
 
 
 @every_draft
-def test_a_stop_at_the_last_token_wins_over_the_limit(kind):
+def test_stop_at_the_last_token_takes_precedence_over_length(kind):
     stops = list(dict.fromkeys(windows()))[::4]
     wanted = [stopped([stop]) for stop in stops]
     params = [greedy(max_tokens=count, stop=stop) for stop, (count, _, _) in zip(stops, wanted, strict=True)]
@@ -207,7 +207,7 @@ def test_a_stop_at_the_last_token_wins_over_the_limit(kind):
 
 
 @every_draft
-def test_every_limit_gives_the_text_so_far_and_what_was_held_back(kind):
+def test_length_limit_flushes_held_back_text(kind):
     """Neither the beginning of a stop string nor half a character is lost when no more comes."""
     stops = ["return X", "日本)X", "items: printX", "éX"]
     results, pieces = run(kind, [greedy(max_tokens=count, stop=stops) for count in range(1, len(PLAIN) + 1)])
@@ -217,7 +217,7 @@ def test_every_limit_gives_the_text_so_far_and_what_was_held_back(kind):
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_stop_strings_in_the_text_of_a_model(drafter, temperature):
+def test_stop_strings_in_random_model_output(drafter, temperature):
     """Random tokens, many of them no characters at all; as above, by searching in the plain text."""
     loaded = load(pair().target, device="cpu")
     given = pair().draft if drafter == "model" else drafter
@@ -264,7 +264,7 @@ def test_min_tokens_hold_for_stop_tokens(drafter, verifier, own, temperature):
     assert changed or (temperature > 0 and not same_tokens), "a ban that changes no text shows nothing"
 
 
-def test_a_ban_ends_exactly_after_min_tokens():
+def test_ban_ends_exactly_after_min_tokens():
     """The token that plain decoding would choose at some place is banned up to it, and chosen right after."""
     prompt = [5, 9, 2]
     plain = naive(prompt, greedy(max_tokens=12), 0)
@@ -277,7 +277,7 @@ def test_a_ban_ends_exactly_after_min_tokens():
             assert (len(result.token_ids) == at + 1 and list(result.token_ids) == plain[: at + 1]) is ends
 
 
-def test_special_tokens_are_left_out_of_the_text_unless_asked_for():
+def test_special_tokens_are_left_out_of_the_text_by_default():
     """The end-of-text token in the middle of a text that ignores it, and at its end."""
     tokens = [*SCRIPT[:5], 0, *SCRIPT[5:9], 0, *SCRIPT[9:]]
     plain, spell = tokens[1:], tokenizer().decode
@@ -302,7 +302,7 @@ def test_without_detokenizing_there_is_no_text():
 
 
 @every_draft
-def test_a_criterion_ends_the_text_at_the_token_it_saw(kind):
+def test_criterion_ends_the_output_at_its_token(kind):
     seen = []
 
     def criterion(tokens):

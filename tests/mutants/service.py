@@ -15,7 +15,7 @@ MUTANTS = (
         "api.requests:prepare",
         "$shared or $seed is None",
         "$shared",
-        (f"{GENERATE}::test_without_a_seed_no_two_texts_of_two_calls_share_their_noise",),
+        (f"{GENERATE}::test_outputs_without_a_seed_never_share_noise",),
     ),
     Mutant(
         "a stop string cuts at the end of the step",
@@ -85,6 +85,6 @@ MUTANTS = (
         "api.engine:Engine.__init__",
         "isinstance($count, int) and $same_tokens and (not isinstance($drafter, $NoDrafter))",
         "isinstance($count, int) and (not isinstance($drafter, $NoDrafter))",
-        (f"{STATISTICS}::test_no_plain_steps_under",),
+        (f"{STATISTICS}::test_no_measuring_steps_under",),
     ),
 )
