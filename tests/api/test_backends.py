@@ -1,4 +1,4 @@
-"""``backend``: the native decoder where there is one, else transformers' own code; all above works with either."""
+"""``backend``: the native decoder, or transformers' own code for other architectures; the API works with both."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""Former names that still work."""
+"""Deprecated names still work."""
 
 import paceline
 from paceline.api import results

@@ -1,4 +1,4 @@
-"""What is refused, in which words, before any work; and how one request fails without harming another."""
+"""Invalid calls are refused before any work; a request that fails does not affect the others."""
 
 import logging
 import shutil
@@ -9,6 +9,8 @@ import pytest
 
 from paceline.api import Engine, Interrupted, SamplingParams, embedded_pair, generate, load, stream
 from paceline.core.plan import Fixed
+from paceline.core.request import Request
+from paceline.core.sampling import Sampling
 from paceline.core.tree import Draw
 from paceline.drafters.base import StatelessDrafter
 from paceline.engine import memory
@@ -20,7 +22,7 @@ from tests.api.scripted import DRAFTS, draft, script
 from tests.api.scripted import target as scripted
 from tests.engine.wrapped import Breaking
 
-POISON = 59  # a token that no prompt but the wrong ones holds
+POISON = 59  # a token that only the failing prompts contain
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def target():
 
 
 class Sharing(StatelessDrafter):
-    """Draws in a way that the verifier "rejection" cannot take."""
+    """A drafter whose draw the verifier "rejection" does not support."""
 
     draws = frozenset({Draw.SHARED})
     origins = ("sharing",)
@@ -128,7 +130,7 @@ SUBMISSIONS = [
 
 @pytest.mark.parametrize(("options", "message"), SUBMISSIONS)
 def test_invalid_submission_leaves_nothing_in_the_queue(options, message, monkeypatch):
-    """Not even the prompts before the wrong one."""
+    """Prompts before the invalid one are not queued either."""
     running = engine(batch_size=2, max_length=22)
     with monkeypatch.context() as patch:
         patch.setattr(type(tiny.target()[1]), "forward", None)
@@ -230,7 +232,7 @@ def test_failing_prompt_fails_alone_and_its_row_is_reused(drafter, rows, caplog)
 @pytest.mark.parametrize("drafter", ["none", "model"])
 @pytest.mark.parametrize("at", [1, 2, 4, 9])
 def test_interrupt_carries_partial_results(drafter, at):
-    """In the first admission (call 1), in a step, and in the admission of those that waited."""
+    """In the first admission (call 1), in a step, and in a later admission."""
     target = bare(Breaking(tiny.target()[1], KeyboardInterrupt(), at=at))
     running = engine(drafter, target=target, batch_size=2, num_draft_tokens=Fixed(3))
     prompts = [LONG, [8, 8, 8], [9, 7, 1]]
@@ -263,7 +265,7 @@ def test_interrupted_generate_carries_partial_results(target, monkeypatch):
 
 
 def broken(kind, folder):
-    """A copy of the target with one thing wrong."""
+    """A copy of the target with one defect."""
     shutil.copytree(pair().target, folder)
     if kind == "no config":
         (folder / "config.json").unlink()
@@ -300,3 +302,10 @@ def test_missing_demo_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "paceline_demo", None)
     with pytest.raises(ValueError, match=r"pip install 'paceline\[demo\]'"):
         embedded_pair()
+
+
+def test_scheduler_refuses_requests_that_the_decoder_cannot_run():
+    running = engine(max_length=22)
+    with pytest.raises(ValueError, match="prompt of 20 tokens and max_tokens=4 exceed the limit of 22 tokens"):
+        running._scheduler.submit(Request(tokens=[5] * 20, max_tokens=4, sampling=Sampling()))
+    assert running._scheduler.idle

@@ -1,4 +1,4 @@
-"""Decoding by the kernel: the eager decoder's texts; in any precision one text, drafted or not, in any batch."""
+"""The CPU kernel matches the eager decoder, and drafts and batches change no token in any dtype."""
 
 from dataclasses import replace
 

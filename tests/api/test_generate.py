@@ -1,4 +1,4 @@
-"""Generating: the reference's tokens under every drafter, seeds that say which text it is, and streams."""
+"""``generate`` and ``stream``: reference tokens with every drafter, seeds, and streams."""
 
 import gc
 import logging
@@ -144,7 +144,7 @@ def test_speculative_config_sets_the_draft_length(target):
 
 
 def seeds(prompts, params):
-    """Of every result of a call, without running it."""
+    """The seeds of a call's results, without running it."""
     return [result.seed for result in engine(batch_size=1).submit(prompts, params).results()]
 
 
@@ -205,7 +205,7 @@ class Table(TableLM):
 
 
 def first_tokens(params, prompts):
-    """First tokens of every result [texts], under a table of three tokens, and their law [3]."""
+    """The first token of every result, from a table LM with three tokens, and its distribution [3]."""
     table = random_table(4)
     loaded = Loaded(lm=Table(table), tokenizer=None, eos=(), name="table", dtype=torch.float64, config={})
     results = Engine(loaded, batch_size=64, max_length=8).generate([[1]] * prompts, params)
@@ -221,7 +221,7 @@ INDEPENDENT = {
 
 @pytest.mark.parametrize("case", INDEPENDENT)
 def test_noise_is_independent_between(case, monkeypatch):
-    """Neighbours in pairs: their joint law is the product of the target's."""
+    """The joint distribution of neighbouring outputs is the product of the marginals."""
     monkeypatch.setattr("paceline.api.requests.secrets.randbits", lambda bits: 123456789)
     make, prompts = INDEPENDENT[case]
     tokens, distribution = first_tokens(make(), prompts)
@@ -302,7 +302,7 @@ def test_streams_of_one_engine_advance_together():
 @pytest.mark.parametrize("scored", [None, 0])
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model", "prophet"])
 def test_long_prompt_does_not_stall_running_rows(drafter, scored, reader, monkeypatch):
-    """Its chunks are read between their steps, and neither output changes."""
+    """The prompt is prefilled in chunks between their steps, and no output changes."""
     read_by(monkeypatch, reader)
     model = tiny.llama(1, max_position_embeddings=2048)
     target = bare(tiny.native(model))

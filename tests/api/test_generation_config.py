@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=20)
 OLDER = {"return_legacy_cache", "_commit_hash"}  # still found in files
 SAMPLE = {"do_sample": True}
 
-# For every refused field a value that would change what comes out, and what else must be set for that.
+# For every refused field a value that would change the output, and the other fields it needs.
 ACTIVE = {
     "num_beams": (4, {}),
     "num_beam_groups": (2, {}),
@@ -53,7 +53,7 @@ def model():
 
 
 def processors(model, config):
-    """What transformers puts between the logits and the choice, with its global defaults filled in."""
+    """The full configuration of transformers, with its defaults, and its logits processors."""
     full, _ = model._prepare_generation_config(config)
     model._prepare_special_tokens(full, True, device=torch.device("cpu"))
     ids = torch.ones(1, 3, dtype=torch.long)
@@ -122,7 +122,7 @@ def test_one_message_lists_all_problems():
     )
 
 
-# Fields, and the parameters that say the same.
+# Fields, and the equivalent parameters.
 MEANING = [
     ({}, GREEDY),
     (dict(do_sample=False, temperature=0.7, top_k=5, top_p=0.5, min_p=0.1), GREEDY),
@@ -222,7 +222,7 @@ def test_distribution_matches_transformers(model, fields):
     torch.testing.assert_close(state.warp(logits[:, None])[:, 0].softmax(-1), expected)
 
 
-ALMOST_ALL = list(range(4, tiny.VOCAB))  # a text ends at once, unless it may not
+ALMOST_ALL = list(range(4, tiny.VOCAB))  # ends the output at once unless a minimum length prevents it
 LENGTHS = [
     {},
     dict(max_new_tokens=3),

@@ -1,4 +1,4 @@
-"""Guidance through the API: the text of transformers' own, in engines that have second rows."""
+"""Classifier-free guidance through the API matches transformers."""
 
 import pytest
 import torch

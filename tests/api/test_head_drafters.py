@@ -1,4 +1,4 @@
-"""A head's directory in the place of a drafter, wherever one may be given."""
+"""Directories of draft heads are accepted wherever a drafter is."""
 
 import json
 
@@ -31,7 +31,7 @@ PARAMS = paceline.SamplingParams(max_tokens=16, temperature=0.8, seed=3)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Directories of heads of the tiny checkpoint, by their kinds."""
+    """The directory with a draft head of every kind for the tiny checkpoint."""
     root = tmp_path_factory.mktemp("heads")
     target = load(pair().target, device="cpu").lm
     for kind in KINDS:

@@ -205,7 +205,7 @@ def test_streamer_gets_the_tokens_of_transformers(drafting):
     assert all(put.shape == (1,) for put in found.puts[1:])
 
 
-# Sampling: the law of two tokens together, exactly, beside what many sequences of one call show.
+# Sampling: the exact joint distribution of two tokens against many sequences of one call.
 
 
 def distribution_of_two(model, ids, top_k):
@@ -222,7 +222,7 @@ def distribution_of_two(model, ids, top_k):
 
 
 def p_value(counts, probs):
-    """Of a chi-square test; outcomes outside the law have none."""
+    """Of a chi-square test; 0 if an outcome has probability 0."""
     if counts[probs == 0].any():
         return 0.0
     counts, expected = counts[probs > 0].double(), probs[probs > 0] * counts.sum()
@@ -234,7 +234,7 @@ SAMPLED = {
     "plain": {},
     "assistant": {"assistant_model": "noisy", "num_assistant_tokens": 2},
     "assistant under rejection": {"assistant_model": "noisy", "num_assistant_tokens": 2, "verifier": "rejection"},
-    "assistant under a rule with options": {"assistant_model": "noisy", "verifier": "lossy_lenient:lenience=1"},
+    "assistant, verifier with options": {"assistant_model": "noisy", "verifier": "lossy_lenient:lenience=1"},
 }
 NUM_SAMPLES = 1000
 SAMPLING = dict(do_sample=True, top_k=3, max_new_tokens=2, num_return_sequences=NUM_SAMPLES, batch_size=500)

@@ -1,4 +1,4 @@
-"""``load``: from a directory, the Hub's cache or transformers' memory, with every option honoured or refused."""
+"""``load``: from a directory, the Hub's cache or a transformers model, with every option applied or refused."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Log-probabilities: those of a full forward of the transformers model, whatever was drafted and whoever ran along.
+"""Log-probabilities match a full forward of the transformers model for every drafter and batch.
 
 The target is a GPT-2, because transformers' Llama computes norms and rotary angles in float32 whatever its weights are.
 """
@@ -181,7 +181,7 @@ def test_logprobs_change_no_token_and_no_step():
 
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_logprobs_end_at_the_stop_string(kind):
-    """A stop string in the middle of a step cuts them too."""
+    """Also in the middle of a step."""
     running = Engine(target(), drafter=draft(DRAFTS[kind]), num_draft_tokens=4, batch_size=2, max_length=96)
     params = [
         SamplingParams(temperature=0.0, max_tokens=60, stop=stop, logprobs=1) for stop in ("return", "日本", "é)")

@@ -1,4 +1,4 @@
-"""The table of options and the code hold together: what it calls refused raises, and all else runs where it says."""
+"""The table of options matches the code: refused options raise, the others work on every path."""
 
 from dataclasses import fields
 from functools import cache
@@ -24,7 +24,7 @@ from tests.api.test_params import ACTIVE as REFUSED_VALUES
 
 BY_NAME = {option.name: option for option in OPTIONS}
 FREE = range(200, 320)
-# A value of every option that is honoured, and what must be set for it to be felt.
+# A value of every supported option, and the other options it needs to change the output.
 ACTIVE = {
     "guidance_scale": dict(guidance_scale=3.0),
     "negative_prompt": dict(guidance_scale=3.0, negative_prompt="def add("),
@@ -121,7 +121,7 @@ def test_options_of_the_table_change_the_output():
 
 
 def describe(result):
-    """All that options may change."""
+    """Everything that options may change."""
     return result.token_ids, result.text, result.logprobs, result.prompt_logprobs, result.sample
 
 

@@ -1,4 +1,4 @@
-"""Options that change the law of a token: as the processors of transformers and of vLLM, at every token of a text.
+"""Options that change the distribution match transformers' and vLLM's processors at every token.
 
 The target is a GPT-2, because transformers' Llama computes norms and rotary angles in float32 whatever its weights are.
 """

@@ -1,7 +1,7 @@
-"""Nothing that happens around a request changes its tokens: they are the naive reference's for its seed.
+"""A request's tokens match the naive reference for its seed whatever else the engine runs.
 
-Hypothesis makes up what happens: which requests, of which beginnings, in which company and order, under how many rows,
-who is cancelled when, what the rows held before. Exact because everything runs in float64.
+Hypothesis chooses the requests, their prompts and order, the number of rows, and when requests are cancelled. Exact
+because everything runs in float64.
 """
 
 from collections import Counter
@@ -20,7 +20,30 @@ from tests import harness
 from tests.api.engines import engine, naive
 
 PAIRS = harness.pairs()
-LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4, 50, 11]  # more than is worth sharing
+LONG = [
+    7,
+    3,
+    5,
+    60,
+    2,
+    2,
+    9,
+    41,
+    8,
+    8,
+    13,
+    30,
+    1,
+    0,
+    5,
+    5,
+    17,
+    22,
+    6,
+    4,
+    50,
+    11,
+]  # longer than the shortest shared prefix
 BASES = ([5], [8, 8, 8, 8, 8, 8], LONG, LONG[:18], [*LONG, 33, 7], [*LONG[:17], 1])
 GREEDY = (
     SamplingParams(temperature=0.0, max_tokens=14),
@@ -38,8 +61,8 @@ SAMPLED = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def everything_is_shared_and_measured_often():
-    """Prefixes of three tokens are copied, and plain steps are taken every few."""
+def short_prefixes_and_frequent_measuring():
+    """Prefixes of three tokens are shared, and measuring steps are frequent."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "MIN_SHARED", 3)
         patch.setattr(watch, "FIRST", 3)
@@ -49,7 +72,7 @@ def everything_is_shared_and_measured_often():
 
 @dataclass(frozen=True)
 class Call:
-    """One submission: prompts with parameters of their own, after how many steps, and when it is cancelled, if ever."""
+    """One submission: its prompts and parameters, the steps after it, and when it is cancelled, if ever."""
 
     prompts: list
     params: list
@@ -59,7 +82,7 @@ class Call:
 
 @st.composite
 def prompts(draw, params):
-    """A known beginning; or one that goes on with the very text that another request makes of it."""
+    """A base prompt, possibly extended by the output of another request with the same base."""
     base = draw(st.sampled_from(BASES))
     grown = draw(st.sampled_from((0, 0, 4, 7)))
     return [
@@ -99,7 +122,7 @@ def check(call, pieces, results, *, cancelled):
 
 
 def serve(running, todo, seen):
-    """Submit each of ``todo`` in its time, step, cancel what is to be cancelled, and read every stream to its end."""
+    """Submit each call of ``todo`` on schedule, step, cancel, and read every stream to its end."""
     live, closed = [], []
     for call in todo:
         live.append((call, running.submit(call.prompts, call.params), [0]))
@@ -128,7 +151,7 @@ def serve(running, todo, seen):
 
 
 def note_forks(decoder, seen):
-    """Count in ``seen`` the admissions of ``decoder`` by what they share."""
+    """Count in ``seen`` where the admissions of ``decoder`` take a shared prefix from."""
     begin = decoder.begin
 
     def noting(requests, rows, prefixes):
@@ -150,14 +173,14 @@ def holds(drafter, verifier, options):
         rows=st.integers(1, 5),
         num_draft_tokens=st.integers(1, 4),
     )
-    def distribution(rounds, rows, num_draft_tokens):
+    def check_rounds(rounds, rows, num_draft_tokens):
         running = engine(drafter, verifier, batch_size=rows, num_draft_tokens=num_draft_tokens, max_length=64)
         note_forks(running.decoder, seen)
         for todo in rounds:  # a second round finds rows that others have left
             serve(running, todo, seen)
         assert running.runner.drafter_error is None, "a drafter that fails costs no token, so nothing else would tell"
 
-    distribution()
+    check_rounds()
     kinds = ["alone", "own row", "running row", "idle row", "cancelled in the queue", "cancelled in its row", "ended"]
     assert not [kind for kind in kinds if not seen[kind]], "examples that do not show what they are for"
     assert drafter == "none" or not VERIFIERS.find(verifier).same_tokens or seen["measured"]

@@ -1,4 +1,4 @@
-"""Scores of continuations, prompts and whole texts: transformers' numbers, text to tokens, and what is refused."""
+"""Scores of continuations, prompts and texts match transformers; invalid calls are refused."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def model():
-    """What ``target`` was saved from."""
+    """The transformers model of ``target``."""
     return tiny.llama(vocab_size=VOCAB, max_position_embeddings=CONTEXT)
 
 
@@ -37,7 +37,7 @@ def bare(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def beginning(tmp_path_factory):
-    """A target whose tokenizer begins every text with a token of its own, and that knows chats."""
+    """A target whose tokenizer adds a beginning-of-text token and has a chat template."""
     folder = without_tokenizer(tmp_path_factory.mktemp("beginning"))
     tokenizer = make_tokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(

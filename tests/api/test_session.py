@@ -1,4 +1,4 @@
-"""A session writes what one call over its whole text writes, and reads nothing twice."""
+"""A session matches one call over its whole sequence, and prefills only new tokens."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def chatty(tmp_path_factory):
 
 
 def fed(monkeypatch, target):
-    """How many tokens each forward of the target reads, all rows and nodes that are valid."""
+    """A list that collects the valid nodes of each forward of the target."""
     counts, forward = [], type(target.lm).forward
 
     def counted(self, tree, cache, **options):
@@ -77,7 +77,7 @@ def test_turn_prefills_only_new_tokens(target, monkeypatch):
     assert sum(counts) == len(first.prompt_tokens) - 1 + len(first.token_ids)
     counts.clear()
     session.send([1, 2, 3], GREEDY)
-    # the newest token of the first turn was in no cache yet; of the three added, the last is the root
+    # the last token of the first turn was not in the cache; the last of the three new ones is the root
     assert sum(counts) == 1 + 2 + 12
 
 

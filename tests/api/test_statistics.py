@@ -1,4 +1,4 @@
-"""What a result says about its own making: times, reasons, and whether drafting paid."""
+"""Statistics of results: times, reasons for steps without drafts, and whether drafting paid."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ PLAIN_STEPS = [17, 18, 145, 146]  # counted from 1
 
 
 def recite(drafter, *, max_tokens=40, num_draft_tokens=4, verifier="coupled", prompts=1, **options):
-    """Results of reciting TOKENS."""
+    """An engine whose target follows the script TOKENS, and its results."""
     running = Engine(
         target(TOKENS),
         drafter=drafter,
@@ -64,7 +64,7 @@ def test_totals_are_sums():
 
 
 def test_per_position_counts_are_those_of_the_script():
-    """The draft errs at every seventh position: what happens in each step is known."""
+    """The draft is wrong at every seventh position, so every step's outcome is known."""
     wrong = DRAFTS["every seventh wrong from 4"]
     running, [result] = recite(draft(wrong, TOKENS), max_tokens=60, num_draft_tokens=Fixed(4))
     source, drafted, accepted, at, left = [], [0] * 4, [0] * 4, 1, 60
@@ -117,7 +117,7 @@ def test_reason_limit():
 
 
 def test_measuring_steps_are_plain_and_counted_separately():
-    """A draft that is never right gives a token a step, so steps can be counted in tokens."""
+    """A draft that is never right gives one token per step, so token positions are step numbers."""
     _, [result] = recite(draft(DRAFTS["none right"], TOKENS), max_tokens=160)
     assert [at for at, source in enumerate(result.source, start=1) if source is Source.PLAIN] == [*PLAIN_STEPS, 160]
     assert result.stats.no_draft == {REASONS[NoDraft.MEASURED]: 4, "one token left to max_tokens": 1}
@@ -143,7 +143,7 @@ def test_no_measuring_steps_under(case):
 
 
 class Slow(StatelessDrafter):
-    """Takes its time for drafts that are never right."""
+    """A slow drafter that is never right."""
 
     draws = frozenset({Draw.FIXED})
     origins = ("slow",)
@@ -158,7 +158,7 @@ class Slow(StatelessDrafter):
 
 
 class SlowScript(Script):
-    """A target whose steps take long, however many nodes they have."""
+    """A target whose steps are slow for any number of nodes."""
 
     def __call__(self, tree, cache, **options):
         time.sleep(0.02)

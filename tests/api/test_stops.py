@@ -1,4 +1,4 @@
-"""Where texts end: stop strings, stop tokens and limits, wherever they lie in the steps that happened to be taken."""
+"""Stop strings, stop tokens and length limits at every position within a step."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ PLAIN = SCRIPT[1:]  # what every continuation would be if nothing ended it
 
 @pytest.fixture(params=[SyncReader, AsyncReader], autouse=True)
 def order(request, monkeypatch):
-    """Every text here ends in steps that are read at once, and in steps behind which another is already queued."""
+    """Every test runs with a synchronous and with an asynchronous reader."""
     read_by(monkeypatch, request.param)
 
 
@@ -29,7 +29,7 @@ every_draft = pytest.mark.parametrize("kind", DRAFTS)
 
 
 def spelled(count):
-    """Text of the first ``count`` tokens of the continuation."""
+    """The text of the first ``count`` output tokens."""
     return tokenizer().decode([*PROMPT, *PLAIN[:count]])[len(tokenizer().decode(PROMPT)) :]
 
 
@@ -38,7 +38,7 @@ SETTLED = [spelled(count).rstrip("\ufffd") for count in range(len(PLAIN) + 1)]
 
 
 def stopped(stops, *, include=False, min_tokens=0, texts=SETTLED):
-    """(tokens kept, text, stop string) where the first of ``stops`` ends the text, by searching; None if none does."""
+    """(tokens kept, text, stop string) for the first of ``stops`` in ``texts``, by naive search; None without one."""
     for count, (before, after) in enumerate(pairwise(texts), start=1):
         if count <= min_tokens:
             continue
@@ -65,7 +65,7 @@ def run(kind, params, *, eos=(), **options):
 
 
 def check(result, pieces, *, tokens, text, reason, stop):
-    """Everything about a result that its tokens decide."""
+    """Check all fields of a result that follow from its tokens."""
     own = [piece for piece in pieces if piece.index == result.index]
     assert result.token_ids == tuple(tokens)
     assert result.text == text == "".join(piece.text for piece in own)
@@ -76,7 +76,7 @@ def check(result, pieces, *, tokens, text, reason, stop):
 
 
 def counts_follow(result):
-    """The statistics are those of the tokens that were kept, no more."""
+    """The statistics count exactly the tokens that were kept."""
     stats, source = result.stats, result.source
     assert stats.summary.emitted == len(result.token_ids) == len(source)
     assert sum(stats.accepted) == source.count(Source.DRAFTED)
@@ -99,7 +99,7 @@ def test_the_script_has_characters_of_several_tokens():
 
 
 def windows():
-    """Stop strings from the middle of a token to the middle of the first, second or third after it."""
+    """Stop strings from the middle of a token to the middle of one of the next three."""
     for count in range(1, len(PLAIN) - 2):
         for span in (1, 2, 3):
             begin, end = len(SETTLED[count - 1]), len(SETTLED[count + span - 1])
@@ -123,7 +123,7 @@ def test_stop_strings_at_every_position_of_a_step(kind):
 
 
 def test_accepted_lengths_and_ends_of_every_kind_occur():
-    """So that the sweep above means something."""
+    """The sweep above covers every accepted length."""
     last = set()
     for kind in DRAFTS:
         results, _ = run(kind, [greedy(max_tokens=100, stop=stop) for stop in list(dict.fromkeys(windows()))[::3]])
@@ -157,7 +157,7 @@ def test_first_stop_string_to_complete_ends_the_output(kind, include):
 
 @every_draft
 def test_min_tokens_hold_for_stop_strings(kind):
-    """One that completes earlier counts for nothing; one that begins earlier may complete later."""
+    """A stop string that completes earlier is ignored; one that begins earlier may complete later."""
     cases = [(stop, least) for stop in ("é", "日", " ", "e", "print", "turn h") for least in (1, 6, 13, 14, 15, 30, 55)]
     cases = [(stop, least, stopped([stop], min_tokens=least)) for stop, least in cases]
     cases = [case for case in cases if case[2] is not None]
@@ -171,7 +171,7 @@ def test_min_tokens_hold_for_stop_strings(kind):
 @every_draft
 @pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
 def test_stop_tokens_at_every_position_of_a_step(kind, own):
-    """The token belongs to the tokens, and to the text only where asked."""
+    """The stop token is one of the token ids, but only on request part of the text."""
     tokens = list(dict.fromkeys(PLAIN))
     for include in (False, True):
         if own:
@@ -208,7 +208,7 @@ def test_stop_at_the_last_token_takes_precedence_over_length(kind):
 
 @every_draft
 def test_length_limit_flushes_held_back_text(kind):
-    """Neither the beginning of a stop string nor half a character is lost when no more comes."""
+    """Neither the beginning of a stop string nor half a character is lost."""
     stops = ["return X", "日本)X", "items: printX", "éX"]
     results, pieces = run(kind, [greedy(max_tokens=count, stop=stops) for count in range(1, len(PLAIN) + 1)])
     for count, result in enumerate(results, start=1):
@@ -218,7 +218,7 @@ def test_length_limit_flushes_held_back_text(kind):
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_stop_strings_in_random_model_output(drafter, temperature):
-    """Random tokens, many of them no characters at all; as above, by searching in the plain text."""
+    """Random tokens, many of them parts of characters, against a search in the undrafted text."""
     loaded = load(pair().target, device="cpu")
     given = pair().draft if drafter == "model" else drafter
     plain = generate(loaded, "x", SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True))[0]
@@ -239,7 +239,7 @@ def test_stop_strings_in_random_model_output(drafter, temperature):
 @pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_hold_for_stop_tokens(drafter, verifier, own, temperature):
-    """Until then they are not chosen at all, as if the model knew no such tokens; after it they end the text."""
+    """Before ``min_tokens`` they are never chosen; after it they end the output."""
     prompts = ([5, 9, 2], [1], [8] * 6)
     endless = SamplingParams(temperature=temperature, max_tokens=20, seed=11)
     likely = sorted({token for prompt in prompts for token in naive(prompt, endless, 11)[:5]})[:8]
@@ -265,7 +265,7 @@ def test_min_tokens_hold_for_stop_tokens(drafter, verifier, own, temperature):
 
 
 def test_ban_ends_exactly_after_min_tokens():
-    """The token that plain decoding would choose at some place is banned up to it, and chosen right after."""
+    """A token that plain decoding chooses at a position is banned until there, and allowed right after."""
     prompt = [5, 9, 2]
     plain = naive(prompt, greedy(max_tokens=12), 0)
     at = next(at for at, token in enumerate(plain) if at >= 3 and token not in plain[:at])
@@ -278,7 +278,7 @@ def test_ban_ends_exactly_after_min_tokens():
 
 
 def test_special_tokens_are_left_out_of_the_text_by_default():
-    """The end-of-text token in the middle of a text that ignores it, and at its end."""
+    """An end-of-text token in the middle of an output that ignores it, and at its end."""
     tokens = [*SCRIPT[:5], 0, *SCRIPT[5:9], 0, *SCRIPT[9:]]
     plain, spell = tokens[1:], tokenizer().decode
     loaded = target(tokens, eos=(0,))

@@ -1,4 +1,4 @@
-"""Models whose attention window is shorter than their context: by default a text ends where the window does."""
+"""Models whose attention window is shorter than their context: sequences end with the window by default."""
 
 import re
 from functools import cache
