@@ -182,15 +182,10 @@ MEANING = [
 
 
 @pytest.mark.parametrize(("fields", "params"), MEANING)
-def test_configuration_becomes_sampling_params(fields, params):
-    assert from_generation_config(fields) == params
-
-
-@pytest.mark.parametrize(("fields", "params"), MEANING)
-def test_object_dict_and_file_are_read_alike(fields, params, tmp_path):
+def test_object_dict_and_file_become_sampling_params(fields, params, tmp_path):
     config = GenerationConfig(**fields)
     (tmp_path / "generation_config.json").write_text(config.to_json_string())
-    for given in (config, config.to_dict(), tmp_path, str(tmp_path), tmp_path / "generation_config.json"):
+    for given in (fields, config, config.to_dict(), tmp_path, str(tmp_path), tmp_path / "generation_config.json"):
         assert from_generation_config(given) == params
     assert from_generation_config(GenerationConfig.from_pretrained(tmp_path)) == params
 

@@ -1,5 +1,6 @@
 """The table of options matches the code: refused options raise, the others work on every path."""
 
+import re
 from dataclasses import fields
 from functools import cache
 
@@ -176,5 +177,8 @@ def test_refused_fields_of_the_drop_in_raise():
     assert set(DROP_IN) == set(REFUSED) | set(ARGUMENTS)
     for name in DROP_IN:
         value, others = ACTIVE_FIELDS.get(name, (object(), {}))
-        with pytest.raises(ValueError, match=name):
+        message = f"{name} is not supported: leave it out"
+        if name in REFUSED:
+            message = f"{name}={value!r} is not supported: give {name}={(*REFUSED[name].neutral, None)[0]!r}"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             hf.generate(tiny.llama(), ids, **{name: value}, **others)
