@@ -248,11 +248,11 @@ WRONG = [
     ("bare:other=1", "other=1 of the verifier 'bare': it takes an object, which cannot be written"),
     ("broken:width=1", "width=1 of the verifier 'broken': it takes an object, which cannot"),
     ("lossy_lenient:lenience=0", "lenience=0.0: give a number above 0 and at most 1"),
-    ("coupled:", "verifier 'coupled:': '' is no option; write NAME:option=value,option=value"),
-    ("own:width", "verifier 'own:width': 'width' is no option; write NAME:option=value"),
-    ("own:width=", "verifier 'own:width=': 'width=' is no option"),
-    ("own:=1", "'=1' is no option"),
-    ("own:width=1,", "verifier 'own:width=1,': '' is no option"),
+    ("coupled:", "verifier 'coupled:': '' is not an option; write NAME:option=value,option=value"),
+    ("own:width", "verifier 'own:width': 'width' is not an option; write NAME:option=value"),
+    ("own:width=", "verifier 'own:width=': 'width=' is not an option"),
+    ("own:=1", "'=1' is not an option"),
+    ("own:width=1,", "verifier 'own:width=1,': '' is not an option"),
     ("own:width=1,width=2", "verifier 'own:width=1,width=2': width is given twice; give it once"),
     ("", "unknown verifier ''; known"),
     (LossyTypical, "a verifier the class LossyTypical; known names: bare, block"),
@@ -441,7 +441,7 @@ def test_unsupported_speculative_config_is_refused(target, config, message, monk
 TEXTS = [
     ('{"method": ', "speculative_config '{\"method\": ' is not JSON: "),
     ("{} {}", "speculative_config '{} {}' is not JSON: "),
-    ("[]", "speculative_config '[]' is no JSON object: give one, like '{\"method\": \"ngram\"}'"),
+    ("[]", "speculative_config '[]' is not a JSON object: give one, like '{\"method\": \"ngram\"}'"),
 ]
 
 

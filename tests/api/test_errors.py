@@ -45,9 +45,9 @@ CALLS = [
     (dict(prompts=[]), "no prompts: give at least one"),
     (dict(prompts=""), "prompt 0: empty prompt: give at least one token"),
     (dict(prompts=[[5], []]), "prompt 1: empty prompt: give at least one token"),
-    (dict(prompts=5), "5 is no prompt: give a text"),
-    (dict(prompts=["x", 2.5]), "prompt 1: 2.5 is no prompt: give a text, a list of token ids"),
-    (dict(prompts=[[5], [5, "x"]]), r"prompt 1: \[5, 'x'\] is no prompt"),
+    (dict(prompts=5), "5 is not a prompt: give a text"),
+    (dict(prompts=["x", 2.5]), "prompt 1: 2.5 is not a prompt: give a text, a list of token ids"),
+    (dict(prompts=[[5], [5, "x"]]), r"prompt 1: \[5, 'x'\] is not a prompt"),
     (dict(prompts=["x", [{"role": "user", "content": "x"}]]), "prompt 1: .* has no chat template"),
     (
         dict(prompts=[[5], [5] * CONTEXT]),

@@ -321,7 +321,7 @@ VALUES = [
     (dict(pad_token_id="<pad>"), "pad_token_id='<pad>': give an integer, or None"),
     (dict(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens=0: give at least 1"),
     (dict(stop_strings=[""]), r"stop=\[''\]: give a string or several, none of them empty"),
-    (5, "5 is no generation configuration: give a GenerationConfig, its dict, or a path"),
+    (5, "5 is not a generation configuration: give a GenerationConfig, its dict, or a path"),
 ]
 
 
@@ -334,7 +334,7 @@ def test_invalid_value_is_refused_with_the_way_out(config, message):
 FILES = {
     "missing": (None, "no such generation configuration: {path}; give the file or its directory"),
     "no JSON": ("{", "{path} is not JSON"),
-    "no object": ("[]", "{path} is no generation configuration: it holds no JSON object"),
+    "no object": ("[]", "{path} is not a generation configuration: it holds no JSON object"),
     "unknown field": (json.dumps({"chat_format": "chatml"}), "unknown fields: chat_format"),
 }
 

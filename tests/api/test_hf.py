@@ -515,7 +515,7 @@ REFUSED = [
     ),
     (
         dict(stopping_criteria=[EosTokenCriteria(torch.tensor([3]))], eos_token_id=4, min_new_tokens=2),
-        r"stopping_criteria end at \[3\], and min_new_tokens and min_length keep off \[4\] alone: give the same",
+        r"stopping_criteria end at \[3\], and min_new_tokens and min_length only ban \[4\]: give the same",
     ),
     (dict(num_return_sequences=2), "num_return_sequences=2 without do_sample=True: greedy decoding"),
     (dict(SAMPLE, temperature=0), "do_sample=True with temperature=0: give do_sample=False"),
@@ -526,7 +526,10 @@ REFUSED = [
         "row 0: 9 tokens and 125 new ones exceed the model's context of 128: lower max_new_tokens",
     ),
     (dict(stop_strings="x"), r"stop_strings=\['x'\] need the model's tokenizer, and none is given: give tokenizer"),
-    (dict(stop_strings="x", tokenizer=3), "need the model's tokenizer, and int is none of transformers: give tok"),
+    (
+        dict(stop_strings="x", tokenizer=3),
+        "need the model's tokenizer, and int is not a transformers tokenizer: give tok",
+    ),
     (
         dict(assistant_model="ngram", prompt_lookup_num_tokens=3),
         "assistant_model and prompt_lookup_num_tokens=3 would both draft: give one of them",
@@ -545,8 +548,8 @@ REFUSED = [
     (dict(inputs=ONE["input_ids"]), "inputs and input_ids are the same argument"),
     (dict(input_ids=None, attention_mask=None), "no input_ids, and the model has no bos_token_id"),
     (dict(input_ids=ONE), r"input_ids is a mapping of input_ids, .*: give generate\(model, \*\*inputs\)"),
-    (dict(input_ids="text"), "input_ids is no 2-d table of integers"),
-    (dict(input_ids=[[1, 2], [3]]), "input_ids is no 2-d table of integers .*: give rows of one length, padded on"),
+    (dict(input_ids="text"), "input_ids is not a 2-d table of integers"),
+    (dict(input_ids=[[1, 2], [3]]), "input_ids is not a 2-d table of integers .*: give rows of one length, padded on"),
     (dict(input_ids=torch.ones(1, 3)), "input_ids of torch.float32: give integers"),
     (dict(input_ids=torch.ones(3).long()), r"input_ids of shape \[3\]: give \[rows, tokens\]"),
     (dict(input_ids=torch.ones(2, 0).long()), r"input_ids of shape \[2, 0\]: give \[rows, tokens\], at least"),

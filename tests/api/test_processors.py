@@ -155,7 +155,7 @@ def distribution_of_vllm(
     return distribution
 
 
-def check(results, distribution_for):
+def assert_logprobs(results, distribution_for):
     """Every chosen token, and the 20 likeliest, have the log-probabilities of ``distribution_for`` (number in the
     prompt).
     """
@@ -183,13 +183,13 @@ def run(way, fields):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", THEIRS)
 def test_distribution_matches_transformers_processors(case, way):
-    check(run(way, THEIRS[case]), lambda num_prompt: distribution_of_transformers(THEIRS[case], num_prompt))
+    assert_logprobs(run(way, THEIRS[case]), lambda num_prompt: distribution_of_transformers(THEIRS[case], num_prompt))
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", VLLM)
 def test_distribution_matches_vllm(case, way):
-    check(run(way, VLLM[case]), lambda num_prompt: distribution_of_vllm(**VLLM[case], num_prompt=num_prompt))
+    assert_logprobs(run(way, VLLM[case]), lambda num_prompt: distribution_of_vllm(**VLLM[case], num_prompt=num_prompt))
 
 
 def test_options_of_the_tables_change_the_output():
@@ -221,7 +221,7 @@ def test_filter_order_is_set_per_request():
             if order == "transformers"
             else lambda fields, num: distribution_of_vllm(**fields, num_prompt=num)
         )
-        check([result], lambda num_prompt, own=own, theirs=theirs: own(theirs, num_prompt))
+        assert_logprobs([result], lambda num_prompt, own=own, theirs=theirs: own(theirs, num_prompt))
     (first,) = running.generate(PROMPTS[0], SamplingParams(**fields))
     (second,) = running.generate(PROMPTS[0], SamplingParams(**fields, filter_order="vllm"))
     assert {len(one.top_processed) for one in first.logprobs} != {len(one.top_processed) for one in second.logprobs}

@@ -83,7 +83,7 @@ def expected(call, result):
     return naive(call.prompts[result.index], call.params[result.index], result.seed)
 
 
-def check(call, pieces, results, *, cancelled):
+def assert_tokens(call, pieces, results, *, cancelled):
     for result in results:
         wanted = expected(call, result)
         own = [piece for piece in pieces if (piece.index, piece.sample) == (result.index, result.sample)]
@@ -118,7 +118,7 @@ def serve(running, todo, seen):
             stream.close()
         closed.append((call, list(stream), stream.results()))
     for call, pieces, results in closed:
-        check(call, pieces, results, cancelled=call.life is not None)
+        assert_tokens(call, pieces, results, cancelled=call.life is not None)
         for result in results:
             cancelled = (
                 "cancelled in its row" if result.stats.times.prefill or result.token_ids else "cancelled in the queue"
@@ -141,7 +141,7 @@ def note_forks(decoder, seen):
     decoder.begin = noting
 
 
-def holds(drafter, verifier, options):
+def assert_matches_reference(drafter, verifier, options):
     seen = Counter()
 
     @settings(max_examples=16, derandomize=True, deadline=None, database=None)
@@ -165,9 +165,9 @@ def holds(drafter, verifier, options):
 
 @pytest.mark.parametrize(("drafter", "verifier"), harness.cases())
 def test_greedy_tokens_match_the_reference_under_any_schedule(drafter, verifier):
-    holds(drafter, verifier, GREEDY)
+    assert_matches_reference(drafter, verifier, GREEDY)
 
 
 @pytest.mark.parametrize("drafter", [drafter for drafter, verifier in PAIRS if verifier == "coupled"])
 def test_sampled_tokens_match_the_reference_under_any_schedule(drafter):
-    holds(drafter, "coupled", (*SAMPLED, GREEDY[0], GREEDY[2]))
+    assert_matches_reference(drafter, "coupled", (*SAMPLED, GREEDY[0], GREEDY[2]))

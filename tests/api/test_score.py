@@ -217,7 +217,7 @@ REFUSED = [
         dict(c=[[7], [{"role": "user", "content": "x"}]]),
         "prompt 1: its continuation is a list of messages: give a text or token ids",
     ),
-    (dict(c=[[7], None]), "prompt 1: continuation: None is no prompt"),
+    (dict(c=[[7], None]), "prompt 1: continuation: None is not a prompt"),
     (dict(top=VOCAB + 1), f"top={VOCAB + 1}: give 0"),
     (dict(batch_size=0), "batch_size=0: give at least 1"),
 ]

@@ -64,7 +64,7 @@ def run(kind, params, *, eos=(), **options):
     return stream.results(), pieces
 
 
-def check(result, pieces, *, tokens, text, reason, stop):
+def assert_result(result, pieces, *, tokens, text, reason, stop):
     """Check all fields of a result that follow from its tokens."""
     own = [piece for piece in pieces if piece.index == result.index]
     assert result.token_ids == tuple(tokens)
@@ -119,7 +119,7 @@ def test_stop_strings_at_every_position_of_a_step(kind):
     results, pieces = run(kind, params)
     for stop, keep, result in zip(stops, include, results, strict=True):
         count, text, _ = stopped([stop], include=keep)
-        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
 
 
 def test_accepted_lengths_and_ends_of_every_kind_occur():
@@ -152,7 +152,7 @@ def test_first_stop_string_to_complete_ends_the_output(kind, include):
     results, pieces = run(kind, params)
     for stops, result in zip(SEVERAL, results, strict=True):
         count, text, stop = stopped(stops, include=include)
-        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
 
 
 @every_draft
@@ -165,7 +165,7 @@ def test_min_tokens_hold_for_stop_strings(kind):
     results, pieces = run(kind, [greedy(max_tokens=100, stop=stop, min_tokens=least) for stop, least, _ in cases])
     for (_, least, (count, text, stop)), result in zip(cases, results, strict=True):
         assert len(result.token_ids) > least
-        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
 
 
 @every_draft
@@ -189,7 +189,7 @@ def test_stop_tokens_at_every_position_of_a_step(kind, own):
         for token, result, pieces in results:
             count = PLAIN.index(token) + 1
             text = spelled(count if include else count - 1)
-            check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=None if own else token)
+            assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=None if own else token)
 
 
 @every_draft
@@ -199,7 +199,7 @@ def test_stop_at_the_last_token_takes_precedence_over_length(kind):
     params = [greedy(max_tokens=count, stop=stop) for stop, (count, _, _) in zip(stops, wanted, strict=True)]
     results, pieces = run(kind, params)
     for (count, text, stop), result in zip(wanted, results, strict=True):
-        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
     firsts = [PLAIN.index(token) + 1 for token in dict.fromkeys(PLAIN)]
     params = [greedy(max_tokens=count, stop_token_ids=[PLAIN[count - 1]]) for count in firsts]
     for count, result in zip(firsts, run(kind, params)[0], strict=True):
@@ -212,7 +212,7 @@ def test_length_limit_flushes_held_back_text(kind):
     stops = ["return X", "日本)X", "items: printX", "éX"]
     results, pieces = run(kind, [greedy(max_tokens=count, stop=stops) for count in range(1, len(PLAIN) + 1)])
     for count, result in enumerate(results, start=1):
-        check(result, pieces, tokens=PLAIN[:count], text=spelled(count), reason="length", stop=None)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=spelled(count), reason="length", stop=None)
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
@@ -313,4 +313,4 @@ def test_criterion_ends_the_output_at_its_token(kind):
     stream = running.submit([PROMPT], greedy(max_tokens=40), criterion=criterion)
     pieces = list(stream)
     assert seen == [list(PLAIN[:count]) for count in range(1, 10)]
-    check(stream.results()[0], pieces, tokens=PLAIN[:9], text=spelled(9), reason="stop", stop=None)
+    assert_result(stream.results()[0], pieces, tokens=PLAIN[:9], text=spelled(9), reason="stop", stop=None)

@@ -137,7 +137,7 @@ def _read(config: GenerationConfigLike) -> Values:
     if isinstance(config, DescribesGeneration):
         return config.to_dict()
     if not isinstance(config, str | Path):
-        raise ValueError(f"{config!r} is no generation configuration: give a GenerationConfig, its dict, or a path")
+        raise ValueError(f"{config!r} is not a generation configuration: give a GenerationConfig, its dict, or a path")
     path = Path(config)
     path = path / "generation_config.json" if path.is_dir() else path
     try:
@@ -147,7 +147,7 @@ def _read(config: GenerationConfigLike) -> Values:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{path} is no generation configuration: it holds no JSON object")
+        raise ValueError(f"{path} is not a generation configuration: it holds no JSON object")
     return fields
 
 

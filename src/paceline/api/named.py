@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin
 
 from paceline.core.registry import Registry
 
-NOTHING = "none"  # the value of an option that may be None
+NOTHING = "none"  # the text form of None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def _split(whole: str, text: str) -> dict[str, str]:
     for one in text.split(","):
         option, equals, value = (piece.strip() for piece in one.partition("="))
         if not (option and equals and value):
-            raise ValueError(f"{whole}: {one.strip()!r} is no option; write NAME:option=value,option=value")
+            raise ValueError(f"{whole}: {one.strip()!r} is not an option; write NAME:option=value,option=value")
         if option in written:
             raise ValueError(f"{whole}: {option} is given twice; give it once")
         written[option] = value

@@ -48,7 +48,9 @@ def kind_of(prompt: object) -> type:
             return int
         if all(isinstance(entry, Mapping) for entry in prompt):
             return dict
-    raise ValueError(f"{_shorten(prompt)} is no prompt: give a text, a list of token ids, or a list of chat messages")
+    raise ValueError(
+        f"{_shorten(prompt)} is not a prompt: give a text, a list of token ids, or a list of chat messages"
+    )
 
 
 def split(prompts: Prompts) -> list[Prompt]:
@@ -56,7 +58,9 @@ def split(prompts: Prompts) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise ValueError(f"{_shorten(prompts)} is no prompt: give a text, a list of token ids or messages, or several")
+        raise ValueError(
+            f"{_shorten(prompts)} is not a prompt: give a text, a list of token ids or messages, or several"
+        )
     listed = list(prompts)
     if not listed:
         raise ValueError("no prompts: give at least one")

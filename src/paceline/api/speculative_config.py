@@ -134,7 +134,9 @@ def _mapping(config: Mapping[str, object] | str) -> Mapping[str, object]:
     except ValueError as error:
         raise ValueError(f"speculative_config {config!r} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f'speculative_config {config!r} is no JSON object: give one, like \'{{"method": "ngram"}}\'')
+        raise ValueError(
+            f'speculative_config {config!r} is not a JSON object: give one, like \'{{"method": "ngram"}}\''
+        )
     return values
 
 

@@ -180,7 +180,7 @@ def _integers(name: str, given: object) -> Tensor:
             given = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"{name} is no 2-d table of integers ({error}): give rows of one length, padded on the left"
+                f"{name} is not a 2-d table of integers ({error}): give rows of one length, padded on the left"
             ) from error
         given = given[None] if given.dim() == 1 else given
     if given.dim() != 2 or 0 in given.shape:
