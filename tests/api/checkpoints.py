@@ -1,4 +1,4 @@
-"""Tiny random checkpoints on disk, with a tokenizer: what tests of the API, the commands and the benchmark load."""
+"""Tiny random checkpoints on disk, with a tokenizer, for tests of the API, the CLI and the benchmarks."""
 
 import atexit
 import json
@@ -22,7 +22,7 @@ TEXT = ["def add(first, second):\n    return first + second\n", "for item in ite
 
 
 def make_tokenizer(size=300, texts=TEXT):
-    """Byte-level BPE over a few lines of our own; id 0 ends a text."""
+    """Byte-level BPE trained on a few lines; id 0 is end of text."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -36,7 +36,7 @@ def make_tokenizer(size=300, texts=TEXT):
 
 @dataclass(frozen=True)
 class Pair:
-    """Directories of a target and of its draft, which is the target with noise on its weights."""
+    """Directories of a target and of its draft model, the target with noise on its weights."""
 
     root: Path
     target: Path
@@ -58,7 +58,7 @@ def pair():
 
 
 def other_vocabulary(folder):
-    """A draft whose tokenizer has other words and another size."""
+    """A draft model whose tokenizer has another vocabulary and size."""
     model = tiny.llama(seed=5, vocab_size=290, num_hidden_layers=1)
     save(tiny.native(model), model.config.to_dict(), folder, dtype=torch.float64)
     make_tokenizer(280, ["the quick brown fox", "jumps over the lazy dog"]).save(str(folder / "tokenizer.json"))
@@ -66,13 +66,13 @@ def other_vocabulary(folder):
 
 
 def without_tokenizer(folder, **overrides):
-    """A checkpoint that takes token ids only."""
+    """A checkpoint without a tokenizer."""
     model = tiny.llama(**{"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, **overrides})
     save(tiny.native(model), model.config.to_dict(), folder, dtype=torch.float64)
     return folder
 
 
 def config_of(folder, **changes):
-    """Rewrite config.json with some fields changed."""
+    """Change fields of config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -1,4 +1,4 @@
-"""Calls of transformers' ``generate`` beside ours; ``python -m tests.api.drop_in_table`` prints them as a table."""
+"""Calls of both ``generate`` functions; ``python -m tests.api.drop_in_table`` prints a table that compares them."""
 
 import logging
 import re
@@ -49,7 +49,7 @@ FAMILIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Arguments of both, and those that only ours gets: what drafts, which transformers refuses for a batch."""
+    """Arguments of both, and those of ours alone, such as drafters, which transformers refuses for a batch."""
 
     inputs: dict
     options: dict = field(default_factory=dict)
@@ -63,13 +63,13 @@ class Call:
 
 @cache
 def model_of(family):
-    """A random model without end-of-text tokens; treat as read-only, but for what adoption does."""
+    """A random model without end-of-text tokens; treat as read-only."""
     return FAMILIES[family]()
 
 
 @cache
 def assistant_of(family):
-    """The model with noise on its weights: right often, not always."""
+    """The model with noise on its weights."""
     with torch.no_grad():
         return tiny.noisy(FAMILIES[family](), 0.02)
 
@@ -80,7 +80,7 @@ def tokenizer():
 
 
 def prompts(lengths=LENGTHS, pad=PAD, seed=0):
-    """Random prompts, left-padded: input_ids and attention_mask. No padding token among the text."""
+    """Random prompts, left-padded: input_ids and attention_mask. Prompts contain no padding token."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCAB - 1, (len(lengths), max(lengths)), generator=generator)
     mask = torch.ones_like(ids)
@@ -90,12 +90,12 @@ def prompts(lengths=LENGTHS, pad=PAD, seed=0):
 
 
 def ends_after(*tokens):
-    """A criterion of one's own: the newest token is one of these. As function, for all rows at once."""
+    """A criterion as a function, for all rows at once: the last token is one of ``tokens``."""
     return lambda ids, scores: torch.isin(ids[:, -1], torch.tensor(tokens))
 
 
 def processed(plain, ends, draft):
-    """Options that change logits, by name, each plainly and drafted; ``plain`` [B, T] are the tokens without them."""
+    """Options that change logits, by name, without and with a draft; ``plain`` [B, T] are the tokens without them."""
     first, some = plain[:, 0].tolist(), sorted(set(plain[:, :9].flatten().tolist()))
     pairs = [plain[row, start : start + 2].tolist() for row in range(4) for start in (1, 4)]
     repeating = dict(repetition_penalty=0.5, suppress_tokens=[PAD])  # transformers 5.17 would favour padding
@@ -236,19 +236,19 @@ def calls(family):
 
 
 def theirs(model, call):
-    """Token ids of transformers."""
+    """Token ids from transformers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using the model-agnostic default")
         return model.generate(**call.inputs, **call.options)
 
 
 def ours(model, call):
-    """What this library gives, with statistics."""
+    """Token ids from Paceline, with statistics."""
     return hf.generate(model, **call.inputs, **call.options, **call.ours, return_dict_in_generate=True)
 
 
 def tokens_per_step(output):
-    """Of all rows together."""
+    """The mean over all rows."""
     emitted = sum(one.summary.emitted for one in output.statistics)
     return emitted / sum(one.steps for one in output.statistics)
 

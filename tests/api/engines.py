@@ -1,4 +1,4 @@
-"""Engines over tiny models without a tokenizer, and the naive reference in the words of the API."""
+"""Engines over tiny models without a tokenizer, and the naive reference with the parameters of the API."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,11 +11,11 @@ from tests import reference, tiny
 from tests.engine.wrapped import Wrapped
 from tests.harness import tiny_drafter
 
-LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]  # more than is worth sharing
+LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]  # longer than the shortest shared prefix
 
 
 def bare(lm=None, *, eos=()):
-    """The tiny target, or another language model, as a loaded model that takes token ids."""
+    """The tiny target, or another LM, as a ``Loaded`` without tokenizer."""
     lm = lm or tiny.target()[1]
     return Loaded(lm=lm, tokenizer=None, eos=eos, name="tiny", dtype=torch.float64, config={})
 
@@ -29,7 +29,7 @@ def engine(drafter="none", verifier="coupled", *, target=None, **options):
 
 
 def read_by(monkeypatch, reader):
-    """Let every engine's runner read results by ``reader``, a class of engine.readers."""
+    """Make every engine's runner use ``reader``, a class of engine.readers."""
 
     def runner_for(decoder, *, eager=False):
         return Runner(decoder, reader=reader(decoder))
@@ -38,7 +38,7 @@ def read_by(monkeypatch, reader):
 
 
 class Banned:
-    """A transformers model that never chooses ``tokens`` before its text is ``until`` tokens long."""
+    """A transformers model that bans ``tokens`` until its sequence has ``until`` tokens."""
 
     def __init__(self, model, tokens, until):
         self.model, self.tokens, self.until = model, list(tokens), until
@@ -51,7 +51,7 @@ class Banned:
 
 
 def naive(prompt, params, seed, model=None, eos=()):
-    """The tokens that plain decoding of ``prompt`` gives under ``params`` and a sample's own ``seed``; a list."""
+    """The tokens of plain decoding after ``prompt``, with ``params`` and a sample's ``seed``."""
     model = model or tiny.target()[0]
     return list(_naive(tuple(prompt), replace(params, seed=0, n=1, logprobs=None), seed, model, tuple(eos)))
 

@@ -1,6 +1,6 @@
-"""Language models that recite: whatever stands before it, the token at a position is the script's.
+"""LMs that follow a script: the token at a position does not depend on the tokens before it.
 
-With a draft that errs at chosen positions, accepted lengths are ours to choose.
+With a draft model that errs at chosen positions, tests can choose the accepted lengths.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ TEXT = f"def add(é, 日本):\n    return héé→日 + {EMOJI}{EMOJI}\nfor item
 
 
 class Script:
-    """Certain of ``tokens``: the one after position p is ``tokens[p + 1]``."""
+    """Gives ``tokens[p + 1]`` after position p, with a probability of nearly 1."""
 
     max_slots = None
     num_layers = 1
@@ -58,18 +58,18 @@ def script():
 
 
 def target(tokens=None, *, eos=()):
-    """A model that recites ``tokens``, the ids of TEXT by default, whatever the prompt says."""
+    """A model that gives ``tokens``, by default the ids of TEXT, for any prompt."""
     lm = Script(script() if tokens is None else tokens)
     return Loaded(lm=lm, tokenizer=tokenizer(), eos=eos, name="script", dtype=torch.float64, config={})
 
 
 def draft(errs, tokens=None):
-    """A draft of the same text but for the positions p with ``errs(p)``."""
+    """A draft model of the same script, wrong at the positions p with ``errs(p)``."""
     tokens = script() if tokens is None else tokens
     return ModelDrafter(lm=Script([2 if errs(at) else token for at, token in enumerate(tokens)]))
 
 
-# Drafts by name, so that every token of the text is accepted first, second, last, corrected and bonus somewhere.
+# Drafts by name; together they make every token of the script accepted at every depth, a correction and a bonus.
 DRAFTS = {
     "none right": lambda at: True,
     "all right": lambda at: False,

@@ -1,4 +1,4 @@
-"""``backend``: the native decoder where there is one, else transformers' own code; all above works with either."""
+"""``backend``: the native decoder, or transformers' own code for other architectures; the API works with both."""
 
 import copy
 import gc
@@ -45,7 +45,7 @@ def test_a_known_architecture_runs_natively(backend):
         assert isinstance(load(given, backend=backend).lm, DecoderLM)
 
 
-def test_a_known_architecture_runs_by_transformers_where_that_is_asked():
+def test_native_architecture_runs_in_transformers_on_request():
     own = load(pair().target)
     other = load(pair().target, backend="hf")
     assert isinstance(other.lm, TransformersLM) and other.dtype == torch.float64 == other.lm.dtype
@@ -57,7 +57,7 @@ def test_a_known_architecture_runs_by_transformers_where_that_is_asked():
 
 
 @pytest.mark.parametrize("backend", ["auto", "hf"])
-def test_another_architecture_runs_by_transformers(backend, folder):
+def test_other_architectures_run_in_transformers(backend, folder):
     for given in (folder, opt()):
         loaded = load(given, backend=backend)
         assert isinstance(loaded.lm, TransformersLM) and loaded.dtype == torch.float64 and loaded.tokenizer is None
@@ -68,36 +68,32 @@ def test_another_architecture_runs_by_transformers(backend, folder):
             assert result.stats.acceptance_rate == 1
 
 
-def test_a_loaded_model_is_wrapped_and_never_copied():
+def test_loaded_model_is_wrapped_without_a_copy():
     loaded = load(opt())
     assert loaded.lm.model is opt() and loaded.name == "OPTForCausalLM" and loaded.config == opt().config.to_dict()
 
 
-def test_precision_of_a_directory_is_kept_or_changed(folder):
+def test_dtype_of_a_directory_is_kept_or_converted(folder):
     assert load(folder).dtype == torch.float64
     loaded = load(folder, dtype="float32", device="cpu")
     assert loaded.dtype == torch.float32 == loaded.lm.new_cache(1, 4).keys.dtype
 
 
-REFUSED = {
-    "native": (dict(backend="native"), "unsupported architecture 'opt' in .*; supported: "),
-    "dtype": (
-        dict(dtype="float32"),
-        "float32: OPTForCausalLM is already loaded as float64 on cpu; convert it yourself",
-    ),
-    "revision": (dict(revision="v1"), "revision='v1': OPTForCausalLM is loaded already"),
-    "backend": (dict(backend="vllm"), "backend 'vllm': known are auto, native, hf"),
-}
+REFUSED = [
+    (dict(backend="native"), "unsupported architecture 'opt' in .*; supported: "),
+    (dict(dtype="float32"), "float32: OPTForCausalLM is already loaded as float64 on cpu; convert it yourself"),
+    (dict(revision="v1"), "revision='v1': OPTForCausalLM is loaded already"),
+    (dict(backend="vllm"), "backend 'vllm': known are auto, native, hf"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_an_option_that_cannot_be_honoured_is_refused(case):
-    options, message = REFUSED[case]
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_unsupported_option_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         load(opt(), **options)
 
 
-def test_formats_that_are_no_directory_of_safetensors_are_refused(folder, tmp_path):
+def test_other_file_formats_are_refused(folder, tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({}))
@@ -112,7 +108,7 @@ def test_formats_that_are_no_directory_of_safetensors_are_refused(folder, tmp_pa
                 load(path, backend=backend)
 
 
-def test_code_of_a_checkpoint_is_transformers_affair_alone(folder, tmp_path, monkeypatch):
+def test_trust_remote_code_is_passed_to_transformers(folder, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("paceline.models.adapter.files.load", lambda path, **options: seen.append(options) or opt())
     for trusted in (False, True):
@@ -120,7 +116,7 @@ def test_code_of_a_checkpoint_is_transformers_affair_alone(folder, tmp_path, mon
     assert [options["trust_remote_code"] for options in seen] == [False, True]
 
 
-def test_a_window_is_refused_before_any_work_with_both_numbers():
+def test_sequence_beyond_the_window_is_refused_before_any_work():
     loaded = load(make("Starcoder2", SIZES, sliding_window=48))
     params = paceline.SamplingParams(max_tokens=20, temperature=0)
     assert len(paceline.generate(loaded, [[1, 2, 3]], params)[0].token_ids) == 20
@@ -132,7 +128,7 @@ def test_a_window_is_refused_before_any_work_with_both_numbers():
 
 
 @pytest.mark.parametrize("name", ["opt", "gptj", "qwen2-moe", "falcon"])
-def test_generate_of_transformers_gives_the_same_tokens(name):
+def test_drop_in_matches_transformers_with_the_adapter(name):
     model = MODELS[name]()
     ids = torch.tensor(PROMPTS[:1])
     wanted = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
@@ -146,7 +142,7 @@ def assert_same_text(model):
     assert torch.equal(drop_in.generate(model, ids, **options), model.generate(ids, **options))
 
 
-def test_the_drop_in_follows_a_model_that_changes_and_lets_go_of_it():
+def test_drop_in_sees_changed_weights_and_frees_the_model():
     model = MODELS["opt"]()
     assert_same_text(model)
     with torch.no_grad():
@@ -163,13 +159,13 @@ def test_the_drop_in_follows_a_model_that_changes_and_lets_go_of_it():
     assert gone() is None
 
 
-def test_the_drop_in_refuses_what_cannot_be_adapted():
+def test_drop_in_refuses_training_mode():
     model = MODELS["opt"]().train()
     with pytest.raises(ModelError, match=r"training mode, where it draws random dropout: call model.eval\(\)"):
         drop_in.generate(model, torch.tensor(PROMPTS[:1]), max_new_tokens=3)
 
 
-def test_scores_are_those_of_the_model():
+def test_scores_match_the_model():
     loaded = load(opt())
     text = PROMPTS[2]
     found = paceline.score(loaded, [text[:1]], [text[1:]])[0]
@@ -182,7 +178,7 @@ def test_scores_are_those_of_the_model():
 # What a known architecture may ask for that our decoder does not know
 
 
-def test_an_option_that_the_native_decoder_refuses_names_the_other_backend(tmp_path):
+def test_refusal_of_the_native_decoder_names_the_other_backend(tmp_path):
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model = make("Llama", SIZES, rope_parameters=rope)
     model.save_pretrained(tmp_path)
@@ -206,7 +202,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("backend", QUANTIZED)
-def test_quantized_weights_are_left_to_the_library_that_made_them(backend, tmp_path):
+def test_quantized_weights_need_their_library(backend, tmp_path):
     shutil.copytree(pair().target, tmp_path, dirs_exist_ok=True)
     config_of(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     with pytest.raises(ModelError, match=QUANTIZED[backend]):

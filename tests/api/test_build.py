@@ -15,6 +15,7 @@ from paceline.core.registry import Registry
 from paceline.core.tree import Draw
 from paceline.decode import agree
 from paceline.drafters import DRAFTERS
+from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
@@ -39,18 +40,32 @@ def draft_model(**overrides):
     return tiny.llama(seed=3, **{"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, **overrides})
 
 
-def test_drafters_are_built_from_whatever_names_them(target):
+class Repeating(HostDrafter):
+    """Proposes the last token again."""
+
+    def propose(self, sequences, num_draft_tokens):
+        return {row: [tokens[-1]] * num_draft_tokens for row, tokens in sequences.items()}
+
+
+def test_host_drafter_drafts_and_changes_no_token(target):
+    params = paceline.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    plain, drafted = (paceline.generate(target, [[5, 9, 2]], params, drafter=d)[0] for d in (None, Repeating()))
+    assert drafted.token_ids == plain.token_ids and sum(drafted.stats.drafted) > 0
+
+
+def test_drafters_are_built_from_every_accepted_type(target):
     draft = load(pair().draft, device="cpu")
     assert isinstance(build_drafter(None, target=target), NoDrafter)
     assert isinstance(build_drafter("ngram", target=target), NgramDrafter)
     for given in (draft, pair().draft, str(pair().draft)):
         assert isinstance(build_drafter(given, target=target), ModelDrafter)
+    assert isinstance(build_drafter(Repeating(), target=target), HostDrafting)
     ready = NgramDrafter(max_ngram=2)
     assert build_drafter(ready, target=target) is ready
     assert build_drafting(ready, target=target) == Drafting(drafter=ready, num_draft_tokens=None)
 
 
-def test_draft_directory_takes_the_precision_of_the_target():
+def test_draft_directory_takes_the_dtype_of_the_target():
     target = load(pair().target, dtype=torch.float32, device="cpu")
     drafter = build_drafter(pair().draft, target=target)
     assert drafter.lm.dtype is target.dtype is torch.float32
@@ -59,7 +74,7 @@ def test_draft_directory_takes_the_precision_of_the_target():
     assert load(pair().target).dtype is torch.float64
 
 
-def test_draft_without_a_tokenizer_fits_by_size(target, tmp_path):
+def test_draft_without_tokenizer_is_accepted_by_vocabulary_size(target, tmp_path):
     folder = without_tokenizer(tmp_path / "draft", num_hidden_layers=1)
     assert isinstance(build_drafter(folder, target=target), ModelDrafter)
     assert isinstance(build_drafter(folder, target=replace(target, tokenizer=None)), ModelDrafter)
@@ -71,9 +86,12 @@ def test_draft_of_another_vocabulary_is_refused_with_both_sizes(target, tmp_path
     for given in (folder, load(folder, device="cpu"), {"model": str(folder), "num_speculative_tokens": 2}):
         with pytest.raises(ValueError, match=sizes):
             build_drafter(given, target=target)
+    message = r"target .*target \(320 tokens\) and draft LlamaForCausalLM \(90 tokens\) have different vocabularies"
+    with pytest.raises(ValueError, match=message):
+        build_drafter(draft_model(vocab_size=90, num_hidden_layers=1), target=target)
 
 
-def test_padded_vocabularies_of_one_tokenizer_fit(target, tmp_path):
+def test_padded_vocabularies_with_one_tokenizer_are_accepted(target, tmp_path):
     folder = without_tokenizer(tmp_path / "draft", vocab_size=304, num_hidden_layers=1)
     with pytest.raises(ValueError, match=r"\(320 tokens\) and draft .* \(304 tokens\)"):
         build_drafter(folder, target=target)  # nothing proves that they are of one tokenizer
@@ -98,42 +116,29 @@ def test_transformers_model_drafts_over_its_own_weights(target):
     assert bool((drafter.lm.lm.head.weight == 0.5).all())
 
 
-def test_transformers_model_of_another_vocabulary_is_refused(target):
-    message = r"target .*target \(320 tokens\) and draft LlamaForCausalLM \(90 tokens\) have different vocabularies"
-    with pytest.raises(ValueError, match=message):
-        build_drafter(draft_model(vocab_size=90, num_hidden_layers=1), target=target)
-
-
-def test_draft_on_another_device_is_refused_with_both(target):
+def test_draft_on_another_device_is_refused(target):
     lm = SimpleNamespace(device=torch.device("meta"), vocab_size=VOCAB)
     with pytest.raises(ValueError, match=r"is on cpu and draft .*draft on meta: load both on one device"):
         build_drafter(replace(load(pair().draft, device="cpu"), lm=lm), target=target)
 
 
 KNOWN = ", ".join(DRAFTERS)
-UNKNOWN = {
-    "unknown name": (
-        "eagle9",
-        f"unknown drafter 'eagle9': no such directory; known names: {KNOWN}; or give",
-    ),
-    "model without a model": ("model", "drafter 'model' needs a draft model: give its directory instead of the name"),
-    "empty name": ("", "unknown drafter ''"),
-    "a number": (
-        5,
-        f"a drafter of type int; known names: {KNOWN}; or give a draft model's directory, Hub id",
-    ),
-    "names": (["ngram"], "a drafter of type list; known names"),
-}
+UNKNOWN = [
+    ("eagle9", f"unknown drafter 'eagle9': no such directory; known names: {KNOWN}; or give"),
+    ("model", "drafter 'model' needs a draft model: give its directory instead of the name"),
+    ("", "unknown drafter ''"),
+    (5, f"a drafter of type int; known names: {KNOWN}; or give a draft model's directory, Hub id"),
+    (["ngram"], "a drafter of type list; known names"),
+]
 
 
-@pytest.mark.parametrize("case", UNKNOWN)
-def test_what_names_no_drafter_is_refused_with_what_is_known(target, case):
-    drafter, message = UNKNOWN[case]
+@pytest.mark.parametrize(("drafter", "message"), UNKNOWN)
+def test_unknown_drafter_is_refused_with_the_known_names(target, drafter, message):
     with pytest.raises(ValueError, match=message):
         build_drafting(drafter, target=target)
 
 
-def test_missing_directory_is_refused_as_such(target, tmp_path):
+def test_missing_draft_directory_is_refused(target, tmp_path):
     for given in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
         with pytest.raises(ValueError, match=r"no such model directory: .*nowhere"):
             build_drafter(given, target=target)
@@ -151,7 +156,7 @@ class NeedsOptions(NgramDrafter.__base__):
         raise NotImplementedError
 
 
-def test_registered_drafter_that_needs_options_is_refused_by_their_names(target, monkeypatch):
+def test_missing_drafter_options_are_named(target, monkeypatch):
     entries = {**DRAFTERS.entries, "heads": f"{__name__}:NeedsOptions"}
     monkeypatch.setattr("paceline.api.build.DRAFTERS", Registry("drafter", entries))
     with pytest.raises(
@@ -204,11 +209,11 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("text", OPTIONS)
-def test_options_of_a_verifier_are_read_by_their_types(verifiers, text):
+def test_verifier_options_are_parsed_by_type(verifiers, text):
     assert build_verifier(text).options == OPTIONS[text]
 
 
-def test_thresholds_of_lossy_rules_are_set_by_name_and_change_what_is_kept(target):
+def test_lossy_thresholds_are_set_by_name_and_change_acceptance(target):
     rule = build_verifier("lossy_typical:epsilon=0.3,delta=0.09")
     assert isinstance(rule, LossyTypical) and (rule.epsilon, rule.delta) == (0.3, 0.09)
     assert build_verifier("lossy_lenient:lenience=1").lenience == 1.0
@@ -224,64 +229,45 @@ def test_thresholds_of_lossy_rules_are_set_by_name_and_change_what_is_kept(targe
     assert run_with(LossyTypical(epsilon=1e-9)).token_ids == easy.token_ids
 
 
-def test_a_verifier_itself_is_taken_as_it_is():
+def test_verifier_instance_is_used_as_it_is():
     ready = LossyTypical(epsilon=0.5)
     assert build_verifier(ready) is ready
 
 
-WRONG = {
-    "unknown verifier": ("typical:epsilon=1", "unknown verifier 'typical'; known: bare, block"),
-    "unknown option": (
-        "lossy_typical:gamma=1",
-        "verifier 'lossy_typical' has no option 'gamma'; known: epsilon=0.09, delta=0.3",
-    ),
-    "unknown option beside one that is needed": ("own:depth=1", "'own' has no option 'depth'; known: width, rate=0.5"),
-    "options of a rule that has none": (
-        "coupled:epsilon=1",
-        "verifier 'coupled' has no option 'epsilon'; it takes none",
-    ),
-    "what is collected": ("bare:more=1", "verifier 'bare' has no option 'more'; known: width=3, other=None"),
-    "missing option": (
-        "own:rate=1",
-        "verifier 'own' needs width: give a Configurable instead of the name, or own:width=",
-    ),
-    "no number": (
-        "lossy_typical:epsilon=high",
-        "epsilon=high of the verifier 'lossy_typical': give a number",
-    ),
-    "no whole number": ("own:width=1.5", "width=1.5 of the verifier 'own': give a whole number"),
-    "no truth": ("own:width=1,on=1", "on=1 of the verifier 'own': give true or false"),
-    "an object": (
-        "own:width=1,lm=dir",
-        "lm=dir of the verifier 'own': it takes object, which cannot be written as text",
-    ),
-    "no type at all": ("bare:other=1", "other=1 of the verifier 'bare': it takes an object, which cannot be written"),
-    "a type from elsewhere": ("broken:width=1", "width=1 of the verifier 'broken': it takes an object, which cannot"),
-    "a refused value": ("lossy_lenient:lenience=0", "lenience=0.0: give a number above 0 and at most 1"),
-    "nothing after the colon": (
-        "coupled:",
-        "verifier 'coupled:': '' is no option; write NAME:option=value,option=value",
-    ),
-    "no value": ("own:width", "verifier 'own:width': 'width' is no option; write NAME:option=value"),
-    "empty value": ("own:width=", "verifier 'own:width=': 'width=' is no option"),
-    "empty option": ("own:=1", "'=1' is no option"),
-    "a comma too many": ("own:width=1,", "verifier 'own:width=1,': '' is no option"),
-    "given twice": ("own:width=1,width=2", "verifier 'own:width=1,width=2': width is given twice; give it once"),
-    "no name": ("", "unknown verifier ''; known"),
-    "a class": (LossyTypical, "a verifier the class LossyTypical; known names: bare, block"),
-    "a number": (5, "a verifier of type int; known names: bare, block"),
-    "nothing": (None, "a verifier of type NoneType; known names: bare"),
-}
+WRONG = [
+    ("typical:epsilon=1", "unknown verifier 'typical'; known: bare, block"),
+    ("lossy_typical:gamma=1", "verifier 'lossy_typical' has no option 'gamma'; known: epsilon=0.09, delta=0.3"),
+    ("own:depth=1", "'own' has no option 'depth'; known: width, rate=0.5"),
+    ("coupled:epsilon=1", "verifier 'coupled' has no option 'epsilon'; it takes none"),
+    ("bare:more=1", "verifier 'bare' has no option 'more'; known: width=3, other=None"),
+    ("own:rate=1", "verifier 'own' needs width: give a Configurable instead of the name, or own:width="),
+    ("lossy_typical:epsilon=high", "epsilon=high of the verifier 'lossy_typical': give a number"),
+    ("own:width=1.5", "width=1.5 of the verifier 'own': give a whole number"),
+    ("own:width=1,on=1", "on=1 of the verifier 'own': give true or false"),
+    ("own:width=1,lm=dir", "lm=dir of the verifier 'own': it takes object, which cannot be written as text"),
+    ("bare:other=1", "other=1 of the verifier 'bare': it takes an object, which cannot be written"),
+    ("broken:width=1", "width=1 of the verifier 'broken': it takes an object, which cannot"),
+    ("lossy_lenient:lenience=0", "lenience=0.0: give a number above 0 and at most 1"),
+    ("coupled:", "verifier 'coupled:': '' is not an option; write NAME:option=value,option=value"),
+    ("own:width", "verifier 'own:width': 'width' is not an option; write NAME:option=value"),
+    ("own:width=", "verifier 'own:width=': 'width=' is not an option"),
+    ("own:=1", "'=1' is not an option"),
+    ("own:width=1,", "verifier 'own:width=1,': '' is not an option"),
+    ("own:width=1,width=2", "verifier 'own:width=1,width=2': width is given twice; give it once"),
+    ("", "unknown verifier ''; known"),
+    (LossyTypical, "a verifier the class LossyTypical; known names: bare, block"),
+    (5, "a verifier of type int; known names: bare, block"),
+    (None, "a verifier of type NoneType; known names: bare"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_names_no_verifier_is_refused_with_what_is_known(verifiers, case):
-    verifier, message = WRONG[case]
+@pytest.mark.parametrize(("verifier", "message"), WRONG)
+def test_unknown_verifier_is_refused_with_the_known_names(verifiers, verifier, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build_verifier(verifier)
 
 
-def test_drafters_take_options_in_the_same_words(target):
+def test_drafter_options_are_parsed_by_type(target):
     drafter = build_drafter("ngram:max_ngram=4,min_ngram=2", target=target)
     assert (drafter.max_ngram, drafter.min_ngram) == (4, 2)
     for text, message in (
@@ -303,7 +289,7 @@ class Branching(NgramDrafter.__base__):
         raise NotImplementedError
 
 
-def test_trees_for_a_rule_of_chains_name_rules_that_follow_trees():
+def test_tree_drafter_with_a_chain_verifier_names_tree_verifiers():
     with pytest.raises(
         ValueError, match="Branching proposes trees; choose a verifier that follows trees, such as"
     ) as seen_results:
@@ -312,7 +298,7 @@ def test_trees_for_a_rule_of_chains_name_rules_that_follow_trees():
     assert named and all(build_verifier(name).branches for name in named)
 
 
-def test_a_configured_tree_is_drafted_to_its_depth_and_leaves_the_text_alone(target):
+def test_configured_tree_is_drafted_and_changes_no_token(target):
     config = {"model": str(pair().draft), "speculative_token_tree": TREE}
     drafting = build_drafting(config, target=target)
     assert drafting.num_draft_tokens == 3 and drafting.drafter.max_nodes(3) == 6
@@ -326,38 +312,32 @@ N = {"num_speculative_tokens": 4}
 NGRAM = {"method": "ngram", **N}
 MODEL = {"method": "draft_model", "model": "owner/draft", **N}
 
-READ = {
-    "ngram": (NGRAM, NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5)),
-    "ngram longest": (
-        {**NGRAM, "prompt_lookup_max": 3},
-        NgramSpeculation(num_draft_tokens=4, max_ngram=3, min_ngram=3),
-    ),
-    "ngram shortest": (
-        {**NGRAM, "prompt_lookup_min": 2},
-        NgramSpeculation(num_draft_tokens=4, max_ngram=2, min_ngram=2),
-    ),
-    "ngram both": (
+READ = [
+    (NGRAM, NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5)),
+    ({**NGRAM, "prompt_lookup_max": 3}, NgramSpeculation(num_draft_tokens=4, max_ngram=3, min_ngram=3)),
+    ({**NGRAM, "prompt_lookup_min": 2}, NgramSpeculation(num_draft_tokens=4, max_ngram=2, min_ngram=2)),
+    (
         {**NGRAM, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         NgramSpeculation(num_draft_tokens=4, max_ngram=4, min_ngram=2),
     ),
-    "ngram, others not given": (
+    (
         {**NGRAM, "model": None, "prompt_lookup_max": None, "quantization": None},
         NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5),
     ),
-    "model": (MODEL, ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision=None, draws=ANY)),
-    "model without method": (
+    (MODEL, ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision=None, draws=ANY)),
+    (
         {"model": "owner/draft", **N},
         ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision=None, draws=ANY),
     ),
-    "greedy model": (
+    (
         {**MODEL, "draft_sample_method": "greedy", "revision": "main"},
         ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision="main", draws=frozenset({Draw.FIXED})),
     ),
-    "drawing model": (
+    (
         {**MODEL, "draft_sample_method": "probabilistic", "draft_tensor_parallel_size": 1},
         ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision=None, draws=ANY - {Draw.FIXED}),
     ),
-    "tree": (
+    (
         {"model": "owner/draft", "num_speculative_tokens": 5, "speculative_token_tree": TREE},
         ModelSpeculation(
             num_draft_tokens=3,
@@ -367,7 +347,7 @@ READ = {
             tree=Topology(((0,), (1,), (0, 0), (1, 0), (0, 0, 0))),
         ),
     ),
-    "tree that says its size": (
+    (
         {"model": "owner/draft", "speculative_token_tree": "((0,), (1,))", "draft_sample_method": "greedy"},
         ModelSpeculation(
             num_draft_tokens=1,
@@ -377,122 +357,101 @@ READ = {
             tree=Topology(((0,), (1,))),
         ),
     ),
-    "rejection as always": (
-        {**NGRAM, "rejection_sample_method": "strict"},
-        NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5),
-    ),
-    "rejection by its new name": (
-        {**NGRAM, "rejection_sample_method": "standard"},
-        NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5),
-    ),
-}
+    ({**NGRAM, "rejection_sample_method": "strict"}, NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5)),
+    ({**NGRAM, "rejection_sample_method": "standard"}, NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5)),
+]
 
 
-@pytest.mark.parametrize("case", READ)
-def test_speculative_config_means_the_same_as_mapping_and_as_json(case):
-    config, speculation = READ[case]
+@pytest.mark.parametrize(("config", "speculation"), READ)
+def test_speculative_config_is_parsed_from_mapping_and_json(config, speculation):
     assert read_speculative_config(config) == speculation
     assert read_speculative_config(json.dumps(config, indent=1)) == speculation
 
 
-REFUSED = {
-    "nothing": ({}, "speculative_config without method and model: give method, one of ngram, draft_model"),
-    "unknown method": (
-        {"method": "eagle3", **N},
-        "speculative_config: method='eagle3' is not supported; known: ngram, draft_model",
-    ),
-    "method that is no name": ({"method": ["ngram"], **N}, "method=['ngram'] is not supported; known"),
-    "unknown keys": (
+REFUSED = [
+    ({}, "speculative_config without method and model: give method, one of ngram, draft_model"),
+    ({"method": "eagle3", **N}, "speculative_config: method='eagle3' is not supported; known: ngram, draft_model"),
+    ({"method": ["ngram"], **N}, "method=['ngram'] is not supported; known"),
+    (
         {**MODEL, "quantization": "fp8", "parallel_drafting": False},
         "speculative_config: quantization='fp8', parallel_drafting=False cannot be honoured with method='draft_model'; "
         "known: method, num_speculative_tokens, rejection_sample_method, model, revision, draft_sample_method, "
         "speculative_token_tree, draft_tensor_parallel_size",
     ),
-    "tree that is no list": (
+    (
         {**MODEL, "speculative_token_tree": "[(0,), 1]"},
         "speculative_token_tree='[(0,), 1]': give a list of tuples, like '[(0,), (1,), (0, 0)]'",
     ),
-    "tree of truths": ({**MODEL, "speculative_token_tree": "[(False,)]"}, "give a list of tuples"),
-    "broken tree": ({**MODEL, "speculative_token_tree": "[(0,"}, "give a list of tuples"),
-    "tree that calls": ({**MODEL, "speculative_token_tree": "list()"}, "give a list of tuples"),
-    "no tree": ({**MODEL, "speculative_token_tree": "[]"}, "give a list of tuples"),
-    "tree without a node": (
+    ({**MODEL, "speculative_token_tree": "[(False,)]"}, "give a list of tuples"),
+    ({**MODEL, "speculative_token_tree": "[(0,"}, "give a list of tuples"),
+    ({**MODEL, "speculative_token_tree": "list()"}, "give a list of tuples"),
+    ({**MODEL, "speculative_token_tree": "[]"}, "give a list of tuples"),
+    (
         {**MODEL, "speculative_token_tree": "[(0,), (1, 0)]"},
         "speculative_token_tree='[(0,), (1, 0)]': tree node (1, 0) without its parent (1,): give that one too",
     ),
-    "tree of another size": (
+    (
         {**MODEL, "speculative_token_tree": TREE},
         "speculative_config: num_speculative_tokens=4 and a speculative_token_tree of 5 nodes: give 5, or leave it out",
     ),
-    "tree for copies": (
-        {**NGRAM, "speculative_token_tree": TREE},
-        "cannot be honoured with method='ngram'",
-    ),
-    "key of the other method": (
+    ({**NGRAM, "speculative_token_tree": TREE}, "cannot be honoured with method='ngram'"),
+    (
         {**NGRAM, "draft_sample_method": "greedy"},
         "draft_sample_method='greedy' cannot be honoured with method='ngram'; known: method, num_speculative_tokens, "
         "rejection_sample_method, prompt_lookup_max, prompt_lookup_min",
     ),
-    "lookup with a model": (
-        {**MODEL, "prompt_lookup_max": 3},
-        "prompt_lookup_max=3 cannot be honoured with method='draft_model'",
-    ),
-    "no number": (
-        {"method": "ngram"},
-        "speculative_config without num_speculative_tokens: give how many tokens to draft a step",
-    ),
-    "zero tokens": ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens=0: give a count of at least 1"),
-    "truth as tokens": ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens=True: give a count"),
-    "tokens as text": ({**NGRAM, "num_speculative_tokens": "4"}, "num_speculative_tokens='4': give a count"),
-    "no match": ({**NGRAM, "prompt_lookup_min": 0}, "prompt_lookup_min=0: give a count of at least 1"),
-    "crossed matches": (
+    ({**MODEL, "prompt_lookup_max": 3}, "prompt_lookup_max=3 cannot be honoured with method='draft_model'"),
+    ({"method": "ngram"}, "speculative_config without num_speculative_tokens: give how many tokens to draft a step"),
+    ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens=0: give a count of at least 1"),
+    ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens=True: give a count"),
+    ({**NGRAM, "num_speculative_tokens": "4"}, "num_speculative_tokens='4': give a count"),
+    ({**NGRAM, "prompt_lookup_min": 0}, "prompt_lookup_min=0: give a count of at least 1"),
+    (
         {**NGRAM, "prompt_lookup_max": 2, "prompt_lookup_min": 3},
         "speculative_config: prompt_lookup_min=3 is more than prompt_lookup_max=2: lower it",
     ),
-    "no model": (
+    (
         {"method": "draft_model", **N},
         "speculative_config: method='draft_model' needs model: give a directory or Hub id",
     ),
-    "model that is no name": ({**MODEL, "model": 5}, "speculative_config: model=5: give a string"),
-    "parallel draft": (
+    ({**MODEL, "model": 5}, "speculative_config: model=5: give a string"),
+    (
         {**MODEL, "draft_tensor_parallel_size": 2},
         "speculative_config: draft_tensor_parallel_size=2 is not supported; give 1",
     ),
-    "unknown draw": (
+    (
         {**MODEL, "draft_sample_method": "beam"},
         "speculative_config: draft_sample_method='beam' is not supported; known: greedy, probabilistic",
     ),
-    "lossy verification": (
+    (
         {**NGRAM, "rejection_sample_method": "synthetic"},
         "speculative_config: rejection_sample_method='synthetic' is not supported; known: standard, strict",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_speculative_config_that_cannot_be_honoured_is_refused_by_name(target, case, monkeypatch):
-    config, message = REFUSED[case]
+@pytest.mark.parametrize(("config", "message"), REFUSED)
+def test_unsupported_speculative_config_is_refused(target, config, message, monkeypatch):
     monkeypatch.setattr("paceline.api.build.load", None)  # any work would call it
     for given in (config, json.dumps(config)):
         with pytest.raises(ValueError, match=re.escape(message)):
             build_drafting(given, target=target)
 
 
-TEXTS = {
-    "broken": ('{"method": ', "speculative_config '{\"method\": ' is not JSON: "),
-    "trailing": ("{} {}", "speculative_config '{} {}' is not JSON: "),
-    "list": ("[]", "speculative_config '[]' is no JSON object: give one, like '{\"method\": \"ngram\"}'"),
-}
+TEXTS = [
+    ('{"method": ', "speculative_config '{\"method\": ' is not JSON: "),
+    ("{} {}", "speculative_config '{} {}' is not JSON: "),
+    ("[]", "speculative_config '[]' is not a JSON object: give one, like '{\"method\": \"ngram\"}'"),
+]
 
 
-@pytest.mark.parametrize("case", TEXTS)
-def test_text_that_is_no_json_object_is_refused(case):
-    text, message = TEXTS[case]
+@pytest.mark.parametrize(("text", "message"), TEXTS)
+def test_speculative_config_that_is_not_a_json_object_is_refused(text, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         read_speculative_config(text)
 
 
-def test_ngram_of_a_configuration_matches_as_asked(target):
+def test_speculative_config_sets_the_ngram_sizes(target):
     drafting = build_drafting(
         '\n {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 2}', target=target
     )
@@ -504,7 +463,7 @@ def test_ngram_of_a_configuration_matches_as_asked(target):
     ("method", "draws"),
     [(None, ANY), ("greedy", {Draw.FIXED}), ("probabilistic", ANY - {Draw.FIXED})],
 )
-def test_model_of_a_configuration_draws_as_asked_and_leaves_the_text(target, method, draws):
+def test_speculative_config_sets_the_draw_and_changes_no_token(target, method, draws):
     config = {"method": "draft_model", "model": str(pair().draft), "num_speculative_tokens": 3}
     drafting = build_drafting(config | ({"draft_sample_method": method} if method else {}), target=target)
     assert drafting.num_draft_tokens == 3 and drafting.drafter.draws == draws
@@ -514,12 +473,12 @@ def test_model_of_a_configuration_draws_as_asked_and_leaves_the_text(target, met
     assert drafted.texts == plain.texts and sum(drafted.summary.drafted) > 0
 
 
-def test_revision_of_a_local_draft_is_refused_where_it_is_loaded(target):
+def test_revision_of_a_local_draft_is_refused(target):
     config = {"model": str(pair().draft), "revision": "v2", **N}
     with pytest.raises(ValueError, match=r"revision='v2': .*draft is a local directory"):
         build_drafting(config, target=target)
 
 
-def test_draft_directory_may_hold_a_brace_in_its_name(target, tmp_path):
+def test_draft_directory_name_may_begin_with_a_brace(target, tmp_path):
     shutil.copytree(pair().draft, tmp_path / "{draft}")
     assert isinstance(build_drafter(tmp_path / "{draft}", target=target), ModelDrafter)

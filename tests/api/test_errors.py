@@ -1,4 +1,4 @@
-"""What is refused, in which words, before any work; and how one request fails without harming another."""
+"""Invalid calls are refused before any work; a request that fails does not affect the others."""
 
 import logging
 import shutil
@@ -9,6 +9,8 @@ import pytest
 
 from paceline.api import Engine, Interrupted, SamplingParams, embedded_pair, generate, load, stream
 from paceline.core.plan import Fixed
+from paceline.core.request import Request
+from paceline.core.sampling import Sampling
 from paceline.core.tree import Draw
 from paceline.drafters.base import StatelessDrafter
 from paceline.engine import memory
@@ -20,7 +22,7 @@ from tests.api.scripted import DRAFTS, draft, script
 from tests.api.scripted import target as scripted
 from tests.engine.wrapped import Breaking
 
-POISON = 59  # a token that no prompt but the wrong ones holds
+POISON = 59  # a token that only the failing prompts contain
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def target():
 
 
 class Sharing(StatelessDrafter):
-    """Draws in a way that the verifier "rejection" cannot take."""
+    """A drafter whose draw the verifier "rejection" does not support."""
 
     draws = frozenset({Draw.SHARED})
     origins = ("sharing",)
@@ -39,127 +41,96 @@ class Sharing(StatelessDrafter):
 
 
 FOUR = SamplingParams(max_tokens=4)
-CALLS = {
-    # Prompts
-    "no prompts": (dict(prompts=[]), "no prompts: give at least one"),
-    "empty text": (dict(prompts=""), "prompt 0: empty prompt: give at least one token"),
-    "empty tokens": (dict(prompts=[[5], []]), "prompt 1: empty prompt: give at least one token"),
-    "a number": (dict(prompts=5), "5 is no prompt: give a text"),
-    "a prompt that is none": (dict(prompts=["x", 2.5]), "prompt 1: 2.5 is no prompt: give a text, a list of token ids"),
-    "mixed tokens": (dict(prompts=[[5], [5, "x"]]), r"prompt 1: \[5, 'x'\] is no prompt"),
-    "messages without a template": (
-        dict(prompts=["x", [{"role": "user", "content": "x"}]]),
-        "prompt 1: .* has no chat template",
-    ),
-    "prompt beyond the context": (
+CALLS = [
+    (dict(prompts=[]), "no prompts: give at least one"),
+    (dict(prompts=""), "prompt 0: empty prompt: give at least one token"),
+    (dict(prompts=[[5], []]), "prompt 1: empty prompt: give at least one token"),
+    (dict(prompts=5), "5 is not a prompt: give a text"),
+    (dict(prompts=["x", 2.5]), "prompt 1: 2.5 is not a prompt: give a text, a list of token ids"),
+    (dict(prompts=[[5], [5, "x"]]), r"prompt 1: \[5, 'x'\] is not a prompt"),
+    (dict(prompts=["x", [{"role": "user", "content": "x"}]]), "prompt 1: .* has no chat template"),
+    (
         dict(prompts=[[5], [5] * CONTEXT]),
         f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=4 exceed the limit of {CONTEXT} tokens; shorten",
     ),
-    "prompt that fills the context": (
+    (
         dict(prompts=[[5], [5] * CONTEXT], params=SamplingParams(max_tokens=None)),
         f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=1 exceed the limit of {CONTEXT} tokens; shorten",
     ),
-    "tokens beyond the vocabulary": (
-        dict(prompts=[[5], [5, 9999]]),
-        f"prompt 1: token ids 5..9999 leave the target's vocabulary of {VOCAB}",
-    ),
-    "negative tokens": (dict(prompts=[[5], [-1, 6]]), "prompt 1: token ids -1..6 leave the target's vocabulary"),
-    # Parameters
-    "params that do not match": (dict(params=[FOUR] * 3), "3 params for 1 prompts: give one for all, or one for each"),
-    "a mapping as params": (dict(params={"max_tokens": 4}), r"params=\{'max_tokens': 4\}: give SamplingParams\(...\)"),
-    "a mapping among params": (
-        dict(params=[{"max_tokens": 4}]),
-        r"params=\[\{.*\}\]: give SamplingParams\(...\), one for",
-    ),
-    "a number as params": (dict(params=4), r"params=4: give SamplingParams\(...\)"),
-    "too many stop tokens": (
+    (dict(prompts=[[5], [5, 9999]]), f"prompt 1: token ids 5..9999 leave the target's vocabulary of {VOCAB}"),
+    (dict(prompts=[[5], [-1, 6]]), "prompt 1: token ids -1..6 leave the target's vocabulary"),
+    (dict(params=[FOUR] * 3), "3 params for 1 prompts: give one for all, or one for each"),
+    (dict(params={"max_tokens": 4}), r"params=\{'max_tokens': 4\}: give SamplingParams\(...\)"),
+    (dict(params=[{"max_tokens": 4}]), r"params=\[\{.*\}\]: give SamplingParams\(...\), one for"),
+    (dict(params=4), r"params=4: give SamplingParams\(...\)"),
+    (
         dict(prompts=["x", "y"], params=[FOUR, replace(FOUR, stop_token_ids=range(65))]),
         "prompt 1: 65 stop tokens: at most 64 are supported, the model's own among them; give fewer",
     ),
-    "as many stop tokens as there may be and the model's own": (
-        dict(params=replace(FOUR, stop_token_ids=range(1, 65))),
-        "prompt 0: 65 stop tokens: at most 64 are supported",
-    ),
-    "min_tokens beyond the context": (
+    (dict(params=replace(FOUR, stop_token_ids=range(1, 65))), "prompt 0: 65 stop tokens: at most 64 are supported"),
+    (
         dict(params=SamplingParams(max_tokens=None, min_tokens=CONTEXT)),
         f"prompt 0: min_tokens={CONTEXT}: give a count from 0 to max_tokens={CONTEXT - 1}",
     ),
-    "a wrong prompt beside one to be scored": (
+    (
         dict(prompts=[[5, 6], [5] * CONTEXT], params=replace(FOUR, prompt_logprobs=1)),
         f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=4 exceed",
     ),
-    # Drafting
-    "negative draft length": (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
-    "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: .*model, ngram, none"),
-    "nameless draft": (dict(drafter="model"), "drafter 'model' needs a draft model: give its directory"),
-    "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'; known: block, coupled"),
-    "nothing in common": (
+    (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
+    (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: .*model, ngram, none"),
+    (dict(drafter="model"), "drafter 'model' needs a draft model: give its directory"),
+    (dict(verifier="typical"), "unknown verifier 'typical'; known: block, coupled"),
+    (
         dict(drafter=Sharing(), verifier="rejection"),
         "Sharing draws shared and Rejection takes fixed, iid: nothing in common; choose the verifier 'coupled'",
     ),
-    # Rows
-    "no rows": (dict(batch_size=0), "batch_size=0: give at least 1"),
-    "negative rows": (dict(batch_size=-2), "batch_size=-2: give at least 1"),
-}
+    (dict(batch_size=0), "batch_size=0: give at least 1"),
+    (dict(batch_size=-2), "batch_size=-2: give at least 1"),
+]
 
 
-@pytest.mark.parametrize("call", [generate, stream])
-@pytest.mark.parametrize("case", CALLS)
-def test_wrong_call_is_refused_before_any_work(target, case, call, monkeypatch):
-    options, message = CALLS[case]
+@pytest.mark.parametrize(("options", "message"), CALLS)
+def test_invalid_call_is_refused_before_any_work(target, options, message, monkeypatch):
     monkeypatch.setattr(type(target.lm), "forward", None)  # any work would call it
     with pytest.raises(ValueError, match=message):
-        call(target, **{"prompts": "x", "params": FOUR, **options})
+        generate(target, **{"prompts": "x", "params": FOUR, **options})
 
 
-ENGINES = {
-    "length beyond the context": (
-        dict(max_length=CONTEXT + 1),
-        f"max_length={CONTEXT + 1} is beyond the target's context of {CONTEXT} tokens",
-    ),
-    "no length": (dict(max_length=0), "max_length=0: give at least 2"),
-    "negative length": (dict(max_length=-7), "max_length=-7: give at least 2"),
-    "no rows": (dict(batch_size=0), "batch_size=0: give at least 1"),
-    "negative draft length": (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
-    "unknown verifier": (dict(verifier="typical"), "unknown verifier 'typical'"),
-    "unknown drafter": (dict(drafter="eagle9"), "unknown drafter 'eagle9'"),
-    "nothing in common": (dict(drafter=Sharing(), verifier="rejection"), "Sharing draws shared and Rejection"),
-}
+ENGINES = [
+    (dict(max_length=CONTEXT + 1), f"max_length={CONTEXT + 1} is beyond the target's context of {CONTEXT} tokens"),
+    (dict(max_length=0), "max_length=0: give at least 2"),
+    (dict(max_length=-7), "max_length=-7: give at least 2"),
+    (dict(batch_size=0), "batch_size=0: give at least 1"),
+    (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
+    (dict(drafter=Sharing(), verifier="rejection"), "Sharing draws shared and Rejection"),
+]
 
 
-@pytest.mark.parametrize("case", ENGINES)
-def test_wrong_engine_is_refused_before_any_work(target, case, monkeypatch):
-    options, message = ENGINES[case]
+@pytest.mark.parametrize(("options", "message"), ENGINES)
+def test_invalid_engine_is_refused_before_any_work(target, options, message, monkeypatch):
     monkeypatch.setattr(type(target.lm), "new_cache", None)
     with pytest.raises(ValueError, match=message):
         Engine(target, **options)
 
 
-SUBMISSIONS = {
-    "prompt beyond the rows": (
+SUBMISSIONS = [
+    (
         dict(prompts=[[5], [5] * 20], params=FOUR),
         "prompt 1: prompt of 20 tokens and max_tokens=4 exceed the limit of 22 tokens; shorten the prompt or lower",
     ),
-    "text without a tokenizer": (
-        dict(prompts=[[5], "x"]),
-        "prompt 1: tiny has no tokenizer: give the prompt as token ids",
-    ),
-    "messages without a tokenizer": (
-        dict(prompts=[[5], [{"role": "user", "content": "x"}]]),
-        "prompt 1: tiny has no tokenizer",
-    ),
-    "stop strings without a tokenizer": (
+    (dict(prompts=[[5], "x"]), "prompt 1: tiny has no tokenizer: give the prompt as token ids"),
+    (dict(prompts=[[5], [{"role": "user", "content": "x"}]]), "prompt 1: tiny has no tokenizer"),
+    (
         dict(prompts=[[5], [6]], params=[FOUR, replace(FOUR, stop="end")]),
         r"prompt 1: stop=\['end'\]: tiny has no tokenizer to find it with; give stop_token_ids",
     ),
-    "params that do not match": (dict(prompts=[[5], [6]], params=[FOUR]), "1 params for 2 prompts"),
-}
+    (dict(prompts=[[5], [6]], params=[FOUR]), "1 params for 2 prompts"),
+]
 
 
-@pytest.mark.parametrize("case", SUBMISSIONS)
-def test_wrong_submission_leaves_nothing_in_the_queue(case, monkeypatch):
-    """Not even the prompts before the wrong one."""
-    options, message = SUBMISSIONS[case]
+@pytest.mark.parametrize(("options", "message"), SUBMISSIONS)
+def test_invalid_submission_leaves_nothing_in_the_queue(options, message, monkeypatch):
+    """Prompts before the invalid one are not queued either."""
     running = engine(batch_size=2, max_length=22)
     with monkeypatch.context() as patch:
         patch.setattr(type(tiny.target()[1]), "forward", None)
@@ -170,7 +141,7 @@ def test_wrong_submission_leaves_nothing_in_the_queue(case, monkeypatch):
     assert list(result.token_ids) == naive([5], greedy(max_tokens=4), 0)
 
 
-def test_rows_beyond_the_memory_are_refused_with_the_batch_size_that_fits(target, monkeypatch):
+def test_rows_beyond_free_memory_are_refused_with_the_batch_size_that_fits(target, monkeypatch):
     drafter = draft(DRAFTS["all right"])
     each = row_bytes(target.lm, drafter, max_length=100, num_draft_tokens=5)
     monkeypatch.setattr(memory, "free_memory", lambda device: 3 * each)
@@ -182,7 +153,7 @@ def test_rows_beyond_the_memory_are_refused_with_the_batch_size_that_fits(target
     assert Engine(target, drafter=drafter, batch_size=3, max_length=100).decoder.batch.rows == 3
 
 
-def test_without_a_batch_size_as_many_rows_run_as_half_of_the_memory_holds(target, monkeypatch):
+def test_default_batch_size_fills_half_of_the_free_memory(target, monkeypatch):
     each = row_bytes(target.lm, engine().decoder.drafter, max_length=5, num_draft_tokens=5)
     for free, rows in ((2 * each, 1), (8 * each, 4), (1000 * each, 7)):
         monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
@@ -194,7 +165,7 @@ def test_without_a_batch_size_as_many_rows_run_as_half_of_the_memory_holds(targe
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
-def test_a_criterion_that_raises_ends_its_own_text_alone(kind, caplog):
+def test_criterion_that_raises_ends_only_its_own_request(kind, caplog):
     def criterion(tokens):
         if len(tokens) == 6 and tokens[-1] == script()[6] and not calls.append(len(tokens)) and len(calls) == 2:
             raise RuntimeError("out of ink")
@@ -219,7 +190,7 @@ def test_a_criterion_that_raises_ends_its_own_text_alone(kind, caplog):
     assert again.token_ids == script()[1:21], "its row serves again"
 
 
-def test_logs_number_prompts_through_all_submissions_or_call_them_by_name(caplog):
+def test_logs_number_prompts_across_submissions_or_use_their_name(caplog):
     def criterion(tokens):
         raise RuntimeError("out of ink")
 
@@ -237,7 +208,7 @@ def test_logs_number_prompts_through_all_submissions_or_call_them_by_name(caplog
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("rows", [1, 2, 4])
-def test_a_prompt_that_cannot_be_read_fails_alone_and_its_row_serves_again(drafter, rows, caplog):
+def test_failing_prompt_fails_alone_and_its_row_is_reused(drafter, rows, caplog):
     broken = Breaking(tiny.target()[1], RuntimeError("unreadable"), poison=POISON)
     running = engine(drafter, target=bare(broken), batch_size=rows, num_draft_tokens=Fixed(3))
     prompts = [LONG, [*LONG, POISON, 1], [5], [*LONG, 2, 3], [POISON, 3]]
@@ -260,8 +231,8 @@ def test_a_prompt_that_cannot_be_read_fails_alone_and_its_row_serves_again(draft
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
 @pytest.mark.parametrize("at", [1, 2, 4, 9])
-def test_an_interruption_carries_what_there_is(drafter, at):
-    """In the first admission (call 1), in a step, and in the admission of those that waited."""
+def test_interrupt_carries_partial_results(drafter, at):
+    """In the first admission (call 1), in a step, and in a later admission."""
     target = bare(Breaking(tiny.target()[1], KeyboardInterrupt(), at=at))
     running = engine(drafter, target=target, batch_size=2, num_draft_tokens=Fixed(3))
     prompts = [LONG, [8, 8, 8], [9, 7, 1]]
@@ -279,7 +250,7 @@ def test_an_interruption_carries_what_there_is(drafter, at):
     assert [list(result.token_ids) for result in again] == [naive(p, greedy(max_tokens=9), 0) for p in prompts]
 
 
-def test_generate_interrupted_carries_its_results(target, monkeypatch):
+def test_interrupted_generate_carries_partial_results(target, monkeypatch):
     broken = replace(target, lm=Breaking(target.lm, KeyboardInterrupt(), at=5))
     with pytest.raises(Interrupted) as caught:
         generate(broken, ["x", "def add("], greedy(max_tokens=12, ignore_eos=True))
@@ -294,7 +265,7 @@ def test_generate_interrupted_carries_its_results(target, monkeypatch):
 
 
 def broken(kind, folder):
-    """A copy of the target with one thing wrong."""
+    """A copy of the target with one defect."""
     shutil.copytree(pair().target, folder)
     if kind == "no config":
         (folder / "config.json").unlink()
@@ -322,17 +293,19 @@ DIRECTORIES = {
 
 
 @pytest.mark.parametrize("kind", DIRECTORIES)
-def test_directory_that_cannot_be_used_is_refused_with_the_reason(kind, tmp_path):
+def test_invalid_model_directory_is_refused_with_the_reason(kind, tmp_path):
     with pytest.raises(ValueError, match=DIRECTORIES[kind]):
         load(broken(kind, tmp_path / "model"))
-
-
-def test_missing_directory_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"no such model directory: .*nowhere"):
-        load(tmp_path / "nowhere")
 
 
 def test_missing_demo_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "paceline_demo", None)
     with pytest.raises(ValueError, match=r"pip install 'paceline\[demo\]'"):
         embedded_pair()
+
+
+def test_scheduler_refuses_requests_that_the_decoder_cannot_run():
+    running = engine(max_length=22)
+    with pytest.raises(ValueError, match="prompt of 20 tokens and max_tokens=4 exceed the limit of 22 tokens"):
+        running._scheduler.submit(Request(tokens=[5] * 20, max_tokens=4, sampling=Sampling()))
+    assert running._scheduler.idle

@@ -1,4 +1,4 @@
-"""Decoding by the kernel: the eager decoder's texts; in any precision one text, drafted or not, in any batch."""
+"""The CPU kernel matches the eager decoder, and drafts and batches change no token in any dtype."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def tokens(target, params, **options):
 
 @pytest.mark.parametrize("params", [LONG, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_drafts_and_batches_change_no_token_in_any_precision(dtype, params):
+def test_drafts_and_batches_change_no_token_in_any_dtype(dtype, params):
     target = load(pair().target, dtype=dtype, device="cpu")
     plain, _ = tokens(target, params, batch_size=1)
     for draft, accepts in ((target, 150), (load(pair().draft, dtype=dtype, device="cpu"), 5), ("ngram", -1)):
@@ -29,7 +29,7 @@ def test_drafts_and_batches_change_no_token_in_any_precision(dtype, params):
         assert num_accepted > accepts
 
 
-def test_texts_and_scores_are_the_eager_ones():
+def test_kernel_matches_eager_outputs_and_scores():
     target = load(pair().target, dtype="float64", device="cpu")
     eager = load(pair().target, dtype="float64", device="cpu", enforce_eager=True)
     assert tokens(target, LONG)[0] == tokens(eager, LONG)[0]
@@ -37,7 +37,7 @@ def test_texts_and_scores_are_the_eager_ones():
         assert own.logprobs == pytest.approx(other.logprobs, abs=1e-9)
 
 
-def test_engines_run_the_kernel_unless_reported_otherwise():
+def test_engines_run_the_kernel_unless_enforce_eager():
     target = load(pair().target, device="cpu")
     engine = Engine(target, drafter=pair().draft, max_length=32)
     assert isinstance(engine.decoder.target.unguided, CpuDecoder)

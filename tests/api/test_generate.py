@@ -1,4 +1,4 @@
-"""Generating: the reference's tokens under every drafter, seeds that say which text it is, and streams."""
+"""``generate`` and ``stream``: reference tokens with every drafter, seeds, and streams."""
 
 import gc
 import logging
@@ -70,7 +70,7 @@ def test_every_drafter_gives_the_reference_tokens(target, name, kind):
 
 
 @every_drafter
-def test_a_text_of_a_batch_equals_that_text_alone(target, name):
+def test_batched_output_matches_single_output(target, name):
     options = [SamplingParams(seed=seed) for seed in (5, 6, 7)]
     together = generate(target, PROMPTS, options, drafter=drafter(name))
     alone = [
@@ -82,7 +82,7 @@ def test_a_text_of_a_batch_equals_that_text_alone(target, name):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
-def test_the_batch_size_changes_no_token(target, rows):
+def test_batch_size_changes_no_token(target, rows):
     params = SamplingParams(n=2, seed=8)
     assert [(r.index, r.sample, r.token_ids) for r in generate(target, PROMPTS, params, batch_size=rows)] == [
         (r.index, r.sample, r.token_ids) for r in generate(target, PROMPTS, params)
@@ -95,7 +95,7 @@ def test_defaults_are_those_of_vllm(target):
     assert generate(target, "x")[0].token_ids != result.token_ids, "fresh noise every call"
 
 
-def test_without_a_limit_the_text_goes_on_to_the_end_of_the_context(target):
+def test_max_tokens_none_fills_the_context(target):
     prompt = [5] * (CONTEXT - 9)
     [result] = generate(target, [prompt], greedy(max_tokens=None, ignore_eos=True), drafter=pair().draft)
     assert len(result.token_ids) == 9 and result.finish_reason == "length"
@@ -134,7 +134,7 @@ def test_verifier_with_its_own_noise_is_reproducible(target):
     assert total(first).acceptance_rate > 0.3
 
 
-def test_a_configuration_says_how_much_is_drafted(target):
+def test_speculative_config_sets_the_draft_length(target):
     config = {"method": "ngram", "num_speculative_tokens": 2}
     [result] = generate(target, [[5, 6] * 9], greedy(max_tokens=9), drafter=config, num_draft_tokens=7)
     assert len(result.stats.drafted) == 2
@@ -144,7 +144,7 @@ def test_a_configuration_says_how_much_is_drafted(target):
 
 
 def seeds(prompts, params):
-    """Of every result of a call, without running it."""
+    """The seeds of a call's results, without running it."""
     return [result.seed for result in engine(batch_size=1).submit(prompts, params).results()]
 
 
@@ -154,7 +154,7 @@ def test_one_seed_is_split_over_prompts_and_samples():
     assert len(set(found)) == 12 and found[0] == 77
 
 
-def test_a_prompts_own_seed_is_split_over_its_samples():
+def test_seed_of_one_prompt_is_split_over_its_samples():
     params = [SamplingParams(n=3, seed=77), SamplingParams(seed=5), SamplingParams(n=2, seed=9)]
     found = seeds([[1], [2], [3]], params)
     assert found == [77, split_seed(77, 1), split_seed(77, 2), 5, 9, split_seed(9, 1)]
@@ -173,7 +173,7 @@ FRESH = {
 
 
 @pytest.mark.parametrize("case", FRESH)
-def test_without_a_seed_no_two_texts_of_two_calls_share_their_noise(case):
+def test_outputs_without_a_seed_never_share_noise(case):
     prompts = [[1]] * 4
     found = [seeds(prompts, FRESH[case]) for _ in range(2)]
     given = [1, split_seed(1, 1), split_seed(1, 2), 2, split_seed(2, 1)] if case == "some of their own" else []
@@ -184,13 +184,13 @@ def test_without_a_seed_no_two_texts_of_two_calls_share_their_noise(case):
 
 
 @every_drafter
-def test_identical_prompts_and_samples_have_texts_of_their_own(name):
+def test_identical_prompts_and_samples_give_different_outputs(name):
     results = engine(name, batch_size=4).generate([[5, 9]] * 3, SamplingParams(n=3, seed=6, max_tokens=12))
     assert len({result.token_ids for result in results}) == 9
 
 
 @pytest.mark.parametrize(("drafter_name", "verifier"), harness.pairs())
-def test_a_results_seed_gives_its_text_alone(drafter_name, verifier):
+def test_seed_of_a_result_reproduces_it_alone(drafter_name, verifier):
     results = engine(drafter_name, verifier, batch_size=3).generate([[5, 9], [8]], SamplingParams(n=2, max_tokens=10))
     for result in results:
         params = SamplingParams(seed=result.seed, max_tokens=10)
@@ -205,7 +205,7 @@ class Table(TableLM):
 
 
 def first_tokens(params, prompts):
-    """First tokens of every result [texts], under a table of three tokens, and their law [3]."""
+    """The first token of every result, from a table LM with three tokens, and its distribution [3]."""
     table = random_table(4)
     loaded = Loaded(lm=Table(table), tokenizer=None, eos=(), name="table", dtype=torch.float64, config={})
     results = Engine(loaded, batch_size=64, max_length=8).generate([[1]] * prompts, params)
@@ -221,7 +221,7 @@ INDEPENDENT = {
 
 @pytest.mark.parametrize("case", INDEPENDENT)
 def test_noise_is_independent_between(case, monkeypatch):
-    """Neighbours in pairs: their joint law is the product of the target's."""
+    """The joint distribution of neighbouring outputs is the product of the marginals."""
     monkeypatch.setattr("paceline.api.requests.secrets.randbits", lambda bits: 123456789)
     make, prompts = INDEPENDENT[case]
     tokens, distribution = first_tokens(make(), prompts)
@@ -236,7 +236,7 @@ def test_noise_is_independent_between(case, monkeypatch):
 
 
 @every_drafter
-def test_pieces_are_the_results_in_parts(target, name):
+def test_pieces_add_up_to_the_results(target, name):
     generation = stream(target, PROMPTS, SamplingParams(max_tokens=20, seed=3), drafter=drafter(name), batch_size=2)
     pieces = list(generation)
     assert generation.done
@@ -249,7 +249,7 @@ def test_pieces_are_the_results_in_parts(target, name):
         assert own[-1].finish_reason == result.finish_reason
 
 
-def test_pieces_come_as_they_are_committed(target):
+def test_pieces_are_returned_step_by_step(target):
     generation = stream(target, "x", greedy(max_tokens=40, ignore_eos=True), drafter=pair().draft)
     steps = []
     for count, _ in enumerate(generation, start=1):
@@ -258,7 +258,7 @@ def test_pieces_come_as_they_are_committed(target):
     assert steps[0] == 1 and steps == sorted(steps) and steps[-1] < 40
 
 
-def test_a_closed_stream_keeps_what_it_has(target):
+def test_closed_stream_keeps_its_tokens(target):
     whole = generate(target, "x", greedy(max_tokens=30, ignore_eos=True))[0]
     with stream(target, "x", greedy(max_tokens=30, ignore_eos=True)) as generation:
         pieces = [next(generation) for _ in range(4)]
@@ -270,7 +270,7 @@ def test_a_closed_stream_keeps_what_it_has(target):
     assert generation.results() == [part]
 
 
-def test_a_stream_that_nobody_holds_frees_its_rows():
+def test_garbage_collected_stream_frees_its_rows():
     running = engine("model", batch_size=2)
     generation = running.submit([[5], [6], [7]], greedy(max_tokens=50))
     next(generation)
@@ -284,7 +284,7 @@ def test_a_stream_that_nobody_holds_frees_its_rows():
     assert not running._open and not running._scheduler._done
 
 
-def test_streams_of_one_engine_move_together_and_keep_their_own_pieces():
+def test_streams_of_one_engine_advance_together():
     running = engine("ngram", batch_size=2)
     prompts = [[5, 9], [8], [3, 1, 4]]
     streams = [running.submit([prompt], greedy(max_tokens=9)) for prompt in prompts]
@@ -301,8 +301,8 @@ def test_streams_of_one_engine_move_together_and_keep_their_own_pieces():
 @pytest.mark.parametrize("reader", [SyncReader, AsyncReader])
 @pytest.mark.parametrize("scored", [None, 0])
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model", "prophet"])
-def test_a_long_prompt_does_not_hold_up_the_rows_that_run(drafter, scored, reader, monkeypatch):
-    """Its chunks are read between their steps, and neither output changes."""
+def test_long_prompt_does_not_stall_running_rows(drafter, scored, reader, monkeypatch):
+    """The prompt is prefilled in chunks between their steps, and no output changes."""
     read_by(monkeypatch, reader)
     model = tiny.llama(1, max_position_embeddings=2048)
     target = bare(tiny.native(model))
@@ -324,7 +324,7 @@ def test_a_long_prompt_does_not_hold_up_the_rows_that_run(drafter, scored, reade
         np.testing.assert_allclose(result.prompt_logprobs.logprobs[1:], alone.logprobs[1:], rtol=0, atol=1e-9)
 
 
-def test_results_of_a_stream_in_progress_are_what_there_is_so_far():
+def test_results_of_a_running_stream_are_partial():
     generation = engine(batch_size=1).submit([[5], [6]], greedy(max_tokens=9))
     for _ in range(3):
         next(generation)
@@ -334,7 +334,7 @@ def test_results_of_a_stream_in_progress_are_what_there_is_so_far():
     assert [len(result.token_ids) for result in generation.drain()] == [9, 9]
 
 
-def test_nothing_is_logged_where_nothing_is_wrong(caplog):
+def test_successful_run_logs_nothing(caplog):
     with caplog.at_level(logging.DEBUG, logger="paceline"):
         Engine(bare(), batch_size=2, max_length=64).generate([[5], [6], [7]], greedy(max_tokens=30))
     assert not caplog.records

@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=20)
 OLDER = {"return_legacy_cache", "_commit_hash"}  # still found in files
 SAMPLE = {"do_sample": True}
 
-# For every refused field a value that would change what comes out, and what else must be set for that.
+# For every refused field a value that would change the output, and the other fields it needs.
 ACTIVE = {
     "num_beams": (4, {}),
     "num_beam_groups": (2, {}),
@@ -53,7 +53,7 @@ def model():
 
 
 def processors(model, config):
-    """What transformers puts between the logits and the choice, with its global defaults filled in."""
+    """The full configuration of transformers, with its defaults, and its logits processors."""
     full, _ = model._prepare_generation_config(config)
     model._prepare_special_tokens(full, True, device=torch.device("cpu"))
     ids = torch.ones(1, 3, dtype=torch.long)
@@ -69,12 +69,12 @@ def test_every_field_of_transformers_is_classified_once():
     assert all(HONOURED.values()) and all(HARMLESS.values())
 
 
-def test_every_refused_field_has_a_case():
+def test_every_refused_field_has_an_active_value():
     assert set(ACTIVE) == set(REFUSED)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_field_that_cannot_be_honoured_is_refused_with_its_value(name):
+def test_refused_field_is_named_with_its_value(name):
     value, others = ACTIVE[name]
     with pytest.raises(ValueError) as refusal:
         generation_options({name: value, **others})
@@ -82,7 +82,7 @@ def test_field_that_cannot_be_honoured_is_refused_with_its_value(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_field_at_a_neutral_value_or_unread_is_accepted_and_changes_nothing(name):
+def test_refused_field_is_accepted_at_neutral_values_or_if_unread(name):
     for value in (None, *REFUSED[name].neutral):
         assert generation_options({name: value}) == generation_options({})
         assert generation_options({name: value, **SAMPLE}) == generation_options(SAMPLE)
@@ -92,7 +92,7 @@ def test_field_at_a_neutral_value_or_unread_is_accepted_and_changes_nothing(name
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if REFUSED[name].neutral])
-def test_neutral_values_change_nothing_in_transformers_either(model, name):
+def test_neutral_values_change_nothing_in_transformers(model, name):
     _, plain = processors(model, GenerationConfig(**SAMPLE))
     scores = torch.randn(1, tiny.VOCAB, dtype=torch.float64)
     ids = torch.tensor([[5, 6, 5]])
@@ -102,7 +102,7 @@ def test_neutral_values_change_nothing_in_transformers_either(model, name):
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if ACTIVE[name][1] == SAMPLE])
-def test_filters_are_unread_by_transformers_where_nothing_is_sampled(model, name):
+def test_transformers_ignores_filters_without_sampling(model, name):
     assert not processors(model, GenerationConfig(**{name: ACTIVE[name][0]}))[1]
     assert len(processors(model, GenerationConfig(**SAMPLE, **{name: ACTIVE[name][0]}))[1]) == 2  # it, and top-k
 
@@ -112,7 +112,7 @@ def test_harmless_field_is_accepted_with_any_value(name):
     assert generation_options({name: 7}) == generation_options({})
 
 
-def test_one_message_lists_everything_that_is_wrong():
+def test_one_message_lists_all_problems():
     config = {"num_beams": 4, "temprature": 1.0, "penalty_alpha": 0.6, "top_k": 4, "best_of": None}
     with pytest.raises(ValueError) as refusal:
         from_generation_config(config)
@@ -122,47 +122,35 @@ def test_one_message_lists_everything_that_is_wrong():
     )
 
 
-# Fields, and the parameters that say the same.
-MEANING = {
-    "nothing": ({}, GREEDY),
-    "sampling switched off": (dict(do_sample=False, temperature=0.7, top_k=5, top_p=0.5, min_p=0.1), GREEDY),
-    "sampling not switched on": (dict(temperature=0.7, top_k=5, typical_p=0.5), GREEDY),
-    "sampling": (SAMPLE, SamplingParams(temperature=1, top_k=50, max_tokens=20)),
-    "sampling without top-k": (dict(SAMPLE, top_k=0), SamplingParams(max_tokens=20)),
-    "all filters": (
+# Fields, and the equivalent parameters.
+MEANING = [
+    ({}, GREEDY),
+    (dict(do_sample=False, temperature=0.7, top_k=5, top_p=0.5, min_p=0.1), GREEDY),
+    (dict(temperature=0.7, top_k=5, typical_p=0.5), GREEDY),
+    (SAMPLE, SamplingParams(temperature=1, top_k=50, max_tokens=20)),
+    (dict(SAMPLE, top_k=0), SamplingParams(max_tokens=20)),
+    (
         dict(SAMPLE, temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_new_tokens=7),
         SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_tokens=7),
     ),
-    "new tokens": (
-        dict(max_new_tokens=30, min_new_tokens=4),
-        SamplingParams(temperature=0, max_tokens=30, min_tokens=4),
-    ),
-    "new tokens before lengths": (
+    (dict(max_new_tokens=30, min_new_tokens=4), SamplingParams(temperature=0, max_tokens=30, min_tokens=4)),
+    (
         dict(max_new_tokens=30, max_length=9, min_new_tokens=0, min_length=8),
         SamplingParams(temperature=0, max_tokens=30),
     ),
-    "no least length": (dict(min_length=0), GREEDY),
-    "one end of text": (
-        dict(eos_token_id=2),
-        SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[2], ignore_eos=True),
-    ),
-    "several ends of text": (
-        dict(eos_token_id=[7, 2]),
-        SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[7, 2], ignore_eos=True),
-    ),
-    "no end of text": (dict(eos_token_id=-1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)),
-    "stop string": (dict(stop_strings="end"), SamplingParams(temperature=0, max_tokens=20, stop=["end"])),
-    "stop strings": (dict(stop_strings=["a", "b"]), SamplingParams(temperature=0, max_tokens=20, stop=["a", "b"])),
-    "other filters": (
+    (dict(min_length=0), GREEDY),
+    (dict(eos_token_id=2), SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[2], ignore_eos=True)),
+    (dict(eos_token_id=[7, 2]), SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[7, 2], ignore_eos=True)),
+    (dict(eos_token_id=-1), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)),
+    (dict(stop_strings="end"), SamplingParams(temperature=0, max_tokens=20, stop=["end"])),
+    (dict(stop_strings=["a", "b"]), SamplingParams(temperature=0, max_tokens=20, stop=["a", "b"])),
+    (
         dict(SAMPLE, typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=0.02),
         SamplingParams(top_k=50, typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=0.02, max_tokens=20),
     ),
-    "other filters off": (
-        dict(SAMPLE, typical_p=1.0, epsilon_cutoff=1.0, eta_cutoff=0),
-        SamplingParams(top_k=50, max_tokens=20),
-    ),
-    "other filters unread": (dict(typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=2.0), GREEDY),
-    "processors": (
+    (dict(SAMPLE, typical_p=1.0, epsilon_cutoff=1.0, eta_cutoff=0), SamplingParams(top_k=50, max_tokens=20)),
+    (dict(typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=2.0), GREEDY),
+    (
         dict(
             repetition_penalty=1.3,
             no_repeat_ngram_size=3,
@@ -182,32 +170,22 @@ MEANING = {
             sequence_bias=[[[5, 6], 2.0]],
         ),
     ),
-    "processors off": (
-        dict(repetition_penalty=1.0, no_repeat_ngram_size=0, suppress_tokens=[], begin_suppress_tokens=[]),
-        GREEDY,
-    ),
-    "bad words that end the text": (
+    (dict(repetition_penalty=1.0, no_repeat_ngram_size=0, suppress_tokens=[], begin_suppress_tokens=[]), GREEDY),
+    (
         dict(bad_words_ids=[[5], [2], [2, 5]], eos_token_id=[2, 3]),
         SamplingParams(
             temperature=0, max_tokens=20, stop_token_ids=[2, 3], ignore_eos=True, bad_words_ids=[[5], [2, 5]]
         ),
     ),
-    "several sequences": (dict(SAMPLE, num_return_sequences=3), SamplingParams(n=3, top_k=50, max_tokens=20)),
-}
+    (dict(SAMPLE, num_return_sequences=3), SamplingParams(n=3, top_k=50, max_tokens=20)),
+]
 
 
-@pytest.mark.parametrize("case", MEANING)
-def test_configuration_means_these_parameters(case):
-    fields, params = MEANING[case]
-    assert from_generation_config(fields) == params
-
-
-@pytest.mark.parametrize("case", MEANING)
-def test_object_its_dict_and_its_file_mean_the_same(case, tmp_path):
-    fields, params = MEANING[case]
+@pytest.mark.parametrize(("fields", "params"), MEANING)
+def test_object_dict_and_file_become_sampling_params(fields, params, tmp_path):
     config = GenerationConfig(**fields)
     (tmp_path / "generation_config.json").write_text(config.to_json_string())
-    for given in (config, config.to_dict(), tmp_path, str(tmp_path), tmp_path / "generation_config.json"):
+    for given in (fields, config, config.to_dict(), tmp_path, str(tmp_path), tmp_path / "generation_config.json"):
         assert from_generation_config(given) == params
     assert from_generation_config(GenerationConfig.from_pretrained(tmp_path)) == params
 
@@ -230,7 +208,7 @@ DISTRIBUTIONS = [
 
 
 @pytest.mark.parametrize("fields", DISTRIBUTIONS, ids=",".join)
-def test_distribution_of_a_token_is_the_one_of_transformers(model, fields):
+def test_distribution_matches_transformers(model, fields):
     _, theirs = processors(model, GenerationConfig(**fields))
     logits = 3 * torch.randn(8, tiny.VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = theirs(torch.ones(8, 3, dtype=torch.long), logits.clone()).softmax(-1)
@@ -239,7 +217,7 @@ def test_distribution_of_a_token_is_the_one_of_transformers(model, fields):
     torch.testing.assert_close(state.warp(logits[:, None])[:, 0].softmax(-1), expected)
 
 
-ALMOST_ALL = list(range(4, tiny.VOCAB))  # a text ends at once, unless it may not
+ALMOST_ALL = list(range(4, tiny.VOCAB))  # ends the output at once unless a minimum length prevents it
 LENGTHS = [
     {},
     dict(max_new_tokens=3),
@@ -253,7 +231,7 @@ LENGTHS = [
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
 @pytest.mark.parametrize("fields", LENGTHS, ids=",".join)
 @pytest.mark.parametrize("prompt", [[5], [5, 9, 2, 31, 7, 8], [5] * 120], ids=len)
-def test_lengths_for_a_prompt_are_those_of_transformers(model, fields, prompt):
+def test_length_limits_match_transformers(model, fields, prompt):
     context = model.config.max_position_embeddings
     try:
         ids = torch.tensor([prompt])
@@ -283,7 +261,7 @@ def test_prompt_that_fills_the_context_is_refused():
     assert generation_options(dict(max_new_tokens=9)).for_prompt(60, context=64).max_tokens == 9
 
 
-def test_lengths_with_the_prompt_are_refused_where_there_is_no_prompt():
+def test_limits_that_count_the_prompt_are_refused_without_a_prompt():
     for name, fields in (("max", dict(max_length=90)), ("min", dict(min_length=5, max_new_tokens=9))):
         message = (
             rf"{name}_length=\d+ counts the prompt too: give {name}_new_tokens, or take generation_options\(config\)"
@@ -292,7 +270,7 @@ def test_lengths_with_the_prompt_are_refused_where_there_is_no_prompt():
             from_generation_config(fields)
 
 
-def test_options_keep_what_parameters_cannot_say():
+def test_generation_options_hold_all_other_fields():
     fields = dict(
         SAMPLE,
         top_k=0,
@@ -324,35 +302,31 @@ def test_options_keep_what_parameters_cannot_say():
     assert generation_options({}).eos is None and generation_options(dict(eos_token_id=[])).eos == ()
 
 
-VALUES = {
-    "cold sampling": (dict(SAMPLE, temperature=0.0), "do_sample=True with temperature=0: give do_sample=False"),
-    "negative temperature": (dict(SAMPLE, temperature=-1.0), "temperature=-1.0: give a finite number"),
-    "negative top_k": (dict(SAMPLE, top_k=-1), "top_k=-1: give at least 0, or None"),
-    "top_p of nothing": (dict(SAMPLE, top_p=0.0), "top_p=0.0: give a number above 0"),
-    "do_sample as number": (dict(do_sample=1), "do_sample=1: give True, False or None"),
-    "no new tokens": (dict(max_new_tokens=0), "max_new_tokens=0: give at least 1, or None"),
-    "half a token": (dict(max_length=1.5), "max_length=1.5: give an integer, or None"),
-    "more than the most": (dict(min_new_tokens=21), "min_tokens=21 is more than max_tokens=20: lower it"),
-    "greedy sequences": (
-        dict(num_return_sequences=2),
-        "num_return_sequences=2 without do_sample=True: greedy decoding has one text",
-    ),
-    "no repetition factor": (dict(repetition_penalty=0.0), "repetition_penalty=0.0: give a finite number above 0"),
-    "suppressed text": (dict(suppress_tokens=["a"]), "suppress_tokens='a': give an integer"),
-    "bad words as text": (dict(bad_words_ids=["ab"]), "bad_words_ids='ab': give a list of token ids"),
-    "negative epsilon": (dict(SAMPLE, epsilon_cutoff=-0.1), "epsilon_cutoff=-0.1: give a number from 0"),
-    "end of text as text": (dict(eos_token_id="</s>"), "eos_token_id='</s>': give a token id or a list"),
-    "end of text as truth": (dict(eos_token_id=[True]), r"eos_token_id=\[True\]: give a token id or a list"),
-    "padding as text": (dict(pad_token_id="<pad>"), "pad_token_id='<pad>': give an integer, or None"),
-    "nothing drafted": (dict(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens=0: give at least 1"),
-    "empty stop string": (dict(stop_strings=[""]), r"stop=\[''\]: give a string or several, none of them empty"),
-    "no configuration": (5, "5 is no generation configuration: give a GenerationConfig, its dict, or a path"),
-}
+VALUES = [
+    (dict(SAMPLE, temperature=0.0), "do_sample=True with temperature=0: give do_sample=False"),
+    (dict(SAMPLE, temperature=-1.0), "temperature=-1.0: give a finite number"),
+    (dict(SAMPLE, top_k=-1), "top_k=-1: give at least 0, or None"),
+    (dict(SAMPLE, top_p=0.0), "top_p=0.0: give a number above 0"),
+    (dict(do_sample=1), "do_sample=1: give True, False or None"),
+    (dict(max_new_tokens=0), "max_new_tokens=0: give at least 1, or None"),
+    (dict(max_length=1.5), "max_length=1.5: give an integer, or None"),
+    (dict(min_new_tokens=21), "min_tokens=21 is more than max_tokens=20: lower it"),
+    (dict(num_return_sequences=2), "num_return_sequences=2 without do_sample=True: greedy decoding has one output"),
+    (dict(repetition_penalty=0.0), "repetition_penalty=0.0: give a finite number above 0"),
+    (dict(suppress_tokens=["a"]), "suppress_tokens='a': give an integer"),
+    (dict(bad_words_ids=["ab"]), "bad_words_ids='ab': give a list of token ids"),
+    (dict(SAMPLE, epsilon_cutoff=-0.1), "epsilon_cutoff=-0.1: give a number from 0"),
+    (dict(eos_token_id="</s>"), "eos_token_id='</s>': give a token id or a list"),
+    (dict(eos_token_id=[True]), r"eos_token_id=\[True\]: give a token id or a list"),
+    (dict(pad_token_id="<pad>"), "pad_token_id='<pad>': give an integer, or None"),
+    (dict(prompt_lookup_num_tokens=0), "prompt_lookup_num_tokens=0: give at least 1"),
+    (dict(stop_strings=[""]), r"stop=\[''\]: give a string or several, none of them empty"),
+    (5, "5 is not a generation configuration: give a GenerationConfig, its dict, or a path"),
+]
 
 
-@pytest.mark.parametrize("case", VALUES)
-def test_wrong_value_is_refused_with_the_way_out(case):
-    config, message = VALUES[case]
+@pytest.mark.parametrize(("config", "message"), VALUES)
+def test_invalid_value_is_refused_with_the_way_out(config, message):
     with pytest.raises(ValueError, match=message):
         from_generation_config(config)
 
@@ -360,13 +334,13 @@ def test_wrong_value_is_refused_with_the_way_out(case):
 FILES = {
     "missing": (None, "no such generation configuration: {path}; give the file or its directory"),
     "no JSON": ("{", "{path} is not JSON"),
-    "no object": ("[]", "{path} is no generation configuration: it holds no JSON object"),
+    "no object": ("[]", "{path} is not a generation configuration: it holds no JSON object"),
     "unknown field": (json.dumps({"chat_format": "chatml"}), "unknown fields: chat_format"),
 }
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_file_that_cannot_be_used_is_refused_with_the_reason(case, tmp_path):
+def test_invalid_file_is_refused_with_the_reason(case, tmp_path):
     content, message = FILES[case]
     path = tmp_path / "generation_config.json"
     if content is not None:

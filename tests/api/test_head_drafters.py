@@ -1,4 +1,4 @@
-"""A head's directory in the place of a drafter, wherever one may be given."""
+"""Directories of draft heads are accepted wherever a drafter is."""
 
 import json
 
@@ -31,7 +31,7 @@ PARAMS = paceline.SamplingParams(max_tokens=16, temperature=0.8, seed=3)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Directories of heads of the tiny checkpoint, by their kinds."""
+    """The directory with a draft head of every kind for the tiny checkpoint."""
     root = tmp_path_factory.mktemp("heads")
     target = load(pair().target, device="cpu").lm
     for kind in KINDS:
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 
 @every_kind
-def test_a_directory_drafts_and_changes_no_text(kind, folder):
+def test_draft_head_directory_drafts_and_changes_no_token(kind, folder):
     target = load(pair().target, device="cpu")
     plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)
     for given in (folder / kind, str(folder / kind)):
@@ -52,13 +52,13 @@ def test_a_directory_drafts_and_changes_no_text(kind, folder):
 
 
 @every_kind
-def test_an_eager_target_is_drafted_for_eagerly(kind, folder):
+def test_draft_head_of_an_eager_target_is_eager(kind, folder):
     target = load(pair().target, device="cpu", enforce_eager=True)
     assert isinstance(build_drafter(folder / kind, target=target).lm, DecoderLM)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_its_own_matrices_are_laid_out_and_the_targets_left_alone(dtype, folder):
+def test_head_weights_are_packed_and_target_weights_unchanged(dtype, folder):
     target = load(pair().target, device="cpu", dtype=dtype)
     before = {name: tensor.clone() for name, tensor in target.lm.state_dict().items()}
     embed = target.lm.embed
@@ -70,7 +70,7 @@ def test_its_own_matrices_are_laid_out_and_the_targets_left_alone(dtype, folder)
 
 
 @every_kind
-def test_a_quantised_target_takes_the_heads_of_the_whole_one(kind, folder):
+def test_quantized_target_takes_the_same_heads(kind, folder):
     pytest.importorskip("torchao")
     target = load(pair().target, device="cpu", quantization="int8")
     plain, drafted = (paceline.generate(target, [PROMPT], PARAMS, drafter=given)[0] for given in (None, folder / kind))
@@ -78,7 +78,7 @@ def test_a_quantised_target_takes_the_heads_of_the_whole_one(kind, folder):
 
 
 @every_kind
-def test_a_configuration_of_vllm_may_name_a_head_and_a_tree_of_it(kind, folder):
+def test_speculative_config_may_name_a_head_and_a_tree(kind, folder):
     target = load(pair().target, device="cpu")
     plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)[0].token_ids
     tree = "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"
@@ -91,7 +91,7 @@ def test_a_configuration_of_vllm_may_name_a_head_and_a_tree_of_it(kind, folder):
 
 
 @every_kind
-def test_the_tree_that_suits_a_head_is_found(kind, folder):
+def test_tree_search_runs_for_every_head(kind, folder):
     target = load(pair().target, device="cpu")
     params = paceline.SamplingParams(max_tokens=24)
     found = advise_tree(target, folder / kind, [PROMPT], params, num_drafted=5, depth=3, width=2)
@@ -99,27 +99,27 @@ def test_the_tree_that_suits_a_head_is_found(kind, folder):
     assert found.tree.measured >= 1 and found.chain.topology == Topology.chain(3)
 
 
-def test_a_target_of_transformers_is_refused(folder):
+def test_head_for_a_transformers_target_is_refused(folder):
     target = load(pair().target, device="cpu", backend="hf")
     with pytest.raises(ValueError, match=r"is a head, .* is run by transformers: load it with backend='native'"):
         build_drafter(folder / "prophet", target=target)
 
 
-def test_a_head_of_another_target_is_refused_by_both_names(folder):
+def test_head_of_another_target_is_refused_with_both_names(folder):
     target = load(pair().draft, device="cpu")
     with pytest.raises(ValueError, match=rf"is a head of {pair().target} .* and not of {pair().draft} "):
         build_drafter(folder / "prophet", target=target)
 
 
 @pytest.mark.parametrize("name", [*KINDS, "prophet:width=4"])
-def test_a_bare_name_says_that_a_directory_is_needed(name):
+def test_head_name_without_directory_is_refused(name):
     target = load(pair().target, device="cpu")
     with pytest.raises(ValueError, match=r"drafter '\w+' needs a head .*: give the head's directory instead of"):
         build_drafter(name, target=target)
 
 
 @pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"dtype": "bfloat16"}], ids=str)
-def test_an_exit_without_weights_needs_no_directory(options):
+def test_early_exit_without_weights_needs_no_directory(options):
     target = load(pair().target, device="cpu", **options)
     plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)
     [result] = paceline.generate(target, [PROMPT], PARAMS, drafter="early_exit:exit_layer=2", num_draft_tokens=3)
@@ -129,14 +129,14 @@ def test_an_exit_without_weights_needs_no_directory(options):
     assert drafter.head.decoder.norm is target.lm.norm and drafter.head.decoder.embed is target.lm.embed
 
 
-def test_an_exit_that_the_target_does_not_have_is_one_line(capsys):
+def test_invalid_exit_layer_is_reported_in_one_line(capsys):
     layers = load(pair().target, device="cpu").lm.num_layers
     command = ["generate", "--model", str(pair().target), "--max-tokens", "4", "for item", "--drafter"]
     for given, said in (
         (f"early_exit:exit_layer={layers}", f"exit_layer={layers}: the target has {layers} layers, so give at most"),
         ("early_exit:exit_layer=0", "exit_layer=0: give at least 1"),
         ("early_exit:layer=1", "drafter 'early_exit' has no option 'layer'; known: exit_layer"),
-        ("early_exit", "or early_exit:exit_layer=LAYER for a target that learned to do without"),
+        ("early_exit", "or early_exit:exit_layer=LAYER for a target that was trained for it"),
     ):
         assert run([*command, given]) == 2
         assert said in capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_an_exit_that_the_target_does_not_have_is_one_line(capsys):
 
 @every_kind
 @pytest.mark.parametrize("option", ["--draft", "--drafter"])
-def test_commands_take_a_heads_directory(option, kind, folder, capsys):
+def test_commands_take_a_head_directory(option, kind, folder, capsys):
     command = ["generate", "--model", str(pair().target), "--max-tokens", "12", "--json", "for item"]
     said = []
     for more in ([], [option, str(folder / kind), "--num-draft-tokens", "2"]):
@@ -158,7 +158,7 @@ def test_commands_take_a_heads_directory(option, kind, folder, capsys):
     assert len(said[1]["stats"]["drafted"]) == 2 and said[1]["stats"]["drafted"][1] > 0
 
 
-def test_commands_refuse_what_a_head_cannot_take(folder, capsys):
+def test_commands_refuse_options_that_heads_lack(folder, capsys):
     head = str(folder / "prophet")
     command = ["generate", "--model", str(pair().target)]
     assert run([*command, "--draft", head, "--draft-quantization", "int8", "for item"]) == 2
@@ -169,7 +169,7 @@ def test_commands_refuse_what_a_head_cannot_take(folder, capsys):
     assert "a draft head belongs to one model" in capsys.readouterr().err
 
 
-def test_inspect_says_what_a_head_is_and_whose(folder, capsys):
+def test_inspect_describes_a_head_and_its_target(folder, capsys):
     assert run(["inspect", str(folder / "prophet"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["head"]
     assert (said["kind"], said["of"], said["num_states"]) == ("prophet", str(pair().target), 2)

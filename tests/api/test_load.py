@@ -1,4 +1,4 @@
-"""``load``: from a directory, the Hub's cache or transformers' memory, with every option honoured or refused."""
+"""``load``: from a directory, the Hub's cache or a transformers model, with every option applied or refused."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def same(loaded, model):
 
 
 @pytest.mark.parametrize("form", [str, Path])
-def test_a_directory_gives_all_that_is_known_of_it(form, transformers_model):
+def test_directory_gives_model_tokenizer_and_config(form, transformers_model):
     loaded = load(form(pair().target), device="cpu")
     assert same(loaded, transformers_model)
     assert loaded.name == str(pair().target) and loaded.eos == (EOS,) and loaded.dtype == torch.float64
@@ -49,7 +49,7 @@ def test_a_directory_gives_all_that_is_known_of_it(form, transformers_model):
 
 
 @pytest.mark.parametrize("folder", [".", "models/tiny"])
-def test_a_directory_goes_before_an_id(folder, tmp_path, monkeypatch):
+def test_directory_takes_precedence_over_hub_id(folder, tmp_path, monkeypatch):
     shutil.copytree(pair().target, tmp_path / folder, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "fetch", None)
@@ -57,7 +57,7 @@ def test_a_directory_goes_before_an_id(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("given", [*DTYPES, *DTYPES.values()], ids=str)
-def test_a_precision_is_given_by_name_or_as_it_is(given):
+def test_dtype_is_given_by_name_or_object(given):
     wanted = DTYPES.get(given, given)
     loaded = load(pair().target, dtype=given)
     assert loaded.dtype == wanted == loaded.lm.dtype
@@ -65,14 +65,14 @@ def test_a_precision_is_given_by_name_or_as_it_is(given):
 
 
 @pytest.mark.parametrize("given", [None, "auto"])
-def test_the_precision_of_the_files_is_kept_unless_another_is_given(given, tmp_path):
+def test_dtype_of_the_files_is_the_default(given, tmp_path):
     assert find_dtype(given) is None
     assert load(pair().target, dtype=given).dtype == torch.float64
     tiny.llama(dtype=torch.bfloat16).save_pretrained(tmp_path)
     assert load(tmp_path, dtype=given).dtype == torch.bfloat16
 
 
-def test_the_device_is_cuda_where_there_is_one_and_the_cpu_elsewhere(monkeypatch):
+def test_default_device_is_cuda_if_available(monkeypatch):
     seen = []
     monkeypatch.setattr(loading, "load", lambda path, device, **options: seen.append(device) or tiny.draft())
     for available in (False, True):
@@ -93,12 +93,7 @@ def test_devices_are_found_by_name_and_number(monkeypatch):
         find_device("cuda:2")
 
 
-@pytest.mark.parametrize("backend", ["auto", "native"])
-def test_a_known_architecture_runs_natively_unless_asked_otherwise(backend, transformers_model):
-    assert same(load(pair().target, backend=backend), transformers_model)
-
-
-def test_threads_are_set_once_the_model_is_there(tmp_path):
+def test_threads_are_set_after_loading(tmp_path):
     before = torch.get_num_threads()
     try:
         load(pair().target, threads=2)
@@ -111,22 +106,21 @@ def test_threads_are_set_once_the_model_is_there(tmp_path):
         torch.set_num_threads(before)
 
 
-REFUSED = {
-    "dtype": (dict(dtype="half"), "unknown dtype 'half'; known: auto, float64, float32, bfloat16, float16"),
-    "torch dtype": (dict(dtype=torch.int8), "unknown dtype 'torch.int8'; known: auto, float64"),
-    "device": (dict(device="gpu"), "unknown device 'gpu'; known: cpu, cuda"),
-    "device of another kind": (dict(device="mps"), "device 'mps' is not supported; known: cpu, cuda"),
-    "no storage": (dict(device=torch.device("meta")), "device 'meta' is not supported; known: cpu, cuda"),
-    "no such device": (dict(device="cuda:99"), "device 'cuda:99' is not available: this machine has . CUDA devices"),
-    "backend": (dict(backend="vllm"), "backend 'vllm': known are auto, native"),
-    "no threads": (dict(threads=0), "threads=0: give at least 1"),
-    "revision": (dict(revision="main"), "revision='main': .*target is a local directory; only models of the Hub have"),
-}
+REFUSED = [
+    (dict(dtype="half"), "unknown dtype 'half'; known: auto, float64, float32, bfloat16, float16"),
+    (dict(dtype=torch.int8), "unknown dtype 'torch.int8'; known: auto, float64"),
+    (dict(device="gpu"), "unknown device 'gpu'; known: cpu, cuda"),
+    (dict(device="mps"), "device 'mps' is not supported; known: cpu, cuda"),
+    (dict(device=torch.device("meta")), "device 'meta' is not supported; known: cpu, cuda"),
+    (dict(device="cuda:99"), "device 'cuda:99' is not available: this machine has . CUDA devices"),
+    (dict(backend="vllm"), "backend 'vllm': known are auto, native"),
+    (dict(threads=0), "threads=0: give at least 1"),
+    (dict(revision="main"), "revision='main': .*target is a local directory; only models of the Hub have"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_an_option_that_cannot_be_honoured_is_refused_before_any_work(case, monkeypatch):
-    options, message = REFUSED[case]
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_unsupported_option_is_refused_before_any_work(options, message, monkeypatch):
     monkeypatch.setattr(loading, "load", None)
     monkeypatch.setattr("paceline.api.loading.load_tokenizer", None)
     with pytest.raises(ValueError, match=message):
@@ -134,7 +128,7 @@ def test_an_option_that_cannot_be_honoured_is_refused_before_any_work(case, monk
 
 
 @pytest.mark.parametrize("model", [None, 5, torch.nn.Linear(2, 2)], ids=lambda model: type(model).__name__)
-def test_what_is_no_model_is_refused_by_its_type(model):
+def test_other_types_are_refused_as_models(model):
     with pytest.raises(
         ModelError, match=f"a model of type {type(model).__name__}: give a directory, a Hub id or a loaded"
     ):
@@ -191,13 +185,13 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1", COMMIT])
-def test_an_id_is_found_in_the_cache(revision, cache, transformers_model):
+def test_hub_id_is_found_in_the_cache(revision, cache, transformers_model):
     loaded = load(NAME, revision=revision)
     assert same(loaded, transformers_model)
     assert loaded.name == NAME and loaded.eos == (EOS,) and loaded.tokenizer is not None
 
 
-def test_the_environment_decides_where_the_cache_is_and_whether_to_stay_offline(cache):
+def test_environment_sets_the_hub_cache_and_offline_mode(cache):
     code = f"from paceline.api import load; print(load({NAME!r}).name); load('paceline-tests/none')"
     environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
@@ -223,7 +217,7 @@ MISSES = {
 
 
 @pytest.mark.parametrize("case", MISSES)
-def test_an_id_that_is_not_in_the_cache_is_refused_with_the_way_out(case, cache):
+def test_uncached_hub_id_is_refused_with_the_way_out(case, cache):
     (name, revision), message = MISSES[case]
     with pytest.raises(ModelError, match=message):
         load(name, revision=revision)
@@ -232,7 +226,7 @@ def test_an_id_that_is_not_in_the_cache_is_refused_with_the_way_out(case, cache)
 @pytest.mark.parametrize(
     "name", ["/no/where", "./nowhere", "../nowhere/at", "~/nowhere", "no/where/at", Path("no/where")]
 )
-def test_what_looks_like_a_path_is_never_looked_for_on_the_hub(name, monkeypatch):
+def test_paths_are_never_looked_up_on_the_hub(name, monkeypatch):
     monkeypatch.setattr(hub, "snapshot_download", None)
     with pytest.raises(ModelError, match=r"no such model directory: .*; give a directory that holds config.json"):
         load(name)
@@ -243,33 +237,23 @@ def response(status):
     return SimpleNamespace(status_code=status, headers={}, request=None)
 
 
-FAILURES = {
-    "gated": (
-        lambda: GatedRepoError("?", response=response(403)),
-        "is gated on the Hub: accept its terms there and log",
-    ),
-    "missing": (
+FAILURES = [
+    (lambda: GatedRepoError("?", response=response(403)), "is gated on the Hub: accept its terms there and log"),
+    (
         lambda: RepositoryNotFoundError("?", response=response(404)),
         "no such model on the Hub, or no access to it: check the id, log in with `hf auth login`",
     ),
-    "revision": (
+    (
         lambda: RevisionNotFoundError("?", response=response(404)),
         "at revision 'v3' does not exist on the Hub: check the branch, tag or commit",
     ),
-    "no network": (
-        lambda: OSError("no route"),
-        r"could not be fetched from the Hub \(no route\); try again, or give a",
-    ),
-    "anything": (
-        lambda: RuntimeError("?"),
-        r"could not be fetched from the Hub \(\?\); try again, or give a local dir",
-    ),
-}
+    (lambda: OSError("no route"), r"could not be fetched from the Hub \(no route\); try again, or give a"),
+    (lambda: RuntimeError("?"), r"could not be fetched from the Hub \(\?\); try again, or give a local dir"),
+]
 
 
-@pytest.mark.parametrize("case", FAILURES)
-def test_what_the_hub_refuses_is_said_with_the_id_and_the_way_out(case, monkeypatch):
-    make, message = FAILURES[case]
+@pytest.mark.parametrize(("make", "message"), FAILURES)
+def test_hub_errors_name_the_id_and_the_way_out(make, message, monkeypatch):
 
     def refuse(repository, **options):
         raise make()
@@ -280,7 +264,7 @@ def test_what_the_hub_refuses_is_said_with_the_id_and_the_way_out(case, monkeypa
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_only_data_is_fetched_from_the_hub_and_code_where_it_is_trusted(trusted, monkeypatch):
+def test_code_is_only_fetched_if_trusted(trusted, monkeypatch):
     asked = {}
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **options: asked.update(options) or str(pair().target))
     load(NAME, revision="v1", trust_remote_code=trusted)
@@ -314,7 +298,7 @@ def test_only_data_is_fetched_from_the_hub_and_code_where_it_is_trusted(trusted,
 # Loaded transformers models
 
 
-def test_a_loaded_model_brings_what_belongs_to_it(transformers_model):
+def test_loaded_model_brings_tokenizer_and_config(transformers_model):
     loaded = load(transformers_model)
     assert same(loaded, transformers_model)
     assert loaded.name == "LlamaForCausalLM" and loaded.dtype == torch.float64 and loaded.eos == (EOS,)
@@ -323,7 +307,7 @@ def test_a_loaded_model_brings_what_belongs_to_it(transformers_model):
     assert loaded.lm.embed.weight.data_ptr() == transformers_model.model.embed_tokens.weight.data_ptr()
 
 
-def test_a_model_from_nowhere_has_no_tokenizer(tmp_path, monkeypatch):
+def test_model_without_a_directory_has_no_tokenizer(tmp_path, monkeypatch):
     shutil.copytree(pair().target, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)  # an empty name would be this directory
     assert load(tiny.gpt2()).tokenizer is None
@@ -336,30 +320,20 @@ def test_a_model_from_nowhere_has_no_tokenizer(tmp_path, monkeypatch):
     [dict(dtype="float64"), dict(dtype=torch.float64, device="cpu"), dict(dtype="auto", device=torch.device("cpu"))],
     ids=str,
 )
-def test_options_that_a_loaded_model_fulfils_are_no_contradiction(options, transformers_model):
+def test_options_that_match_a_loaded_model_are_accepted(options, transformers_model):
     assert same(load(transformers_model, **options), transformers_model)
 
 
-CONTRADICTIONS = {
-    "dtype": (
-        dict(dtype="float32"),
-        "float32: LlamaForCausalLM is already loaded as float64 on cpu; convert it yourself",
-    ),
-    "device": (
-        dict(device="cuda:0"),
-        r"cuda:0: LlamaForCausalLM is already loaded as .* with model.to\(...\), or load",
-    ),
-    "both": (
-        dict(dtype="float64", device="cuda"),
-        "float64, cuda: LlamaForCausalLM is already loaded as float64 on cpu",
-    ),
-    "revision": (dict(revision="v1"), "revision='v1': LlamaForCausalLM is loaded already; load the revision by its id"),
-}
+CONTRADICTIONS = [
+    (dict(dtype="float32"), "float32: LlamaForCausalLM is already loaded as float64 on cpu; convert it yourself"),
+    (dict(device="cuda:0"), r"cuda:0: LlamaForCausalLM is already loaded as .* with model.to\(...\), or load"),
+    (dict(dtype="float64", device="cuda"), "float64, cuda: LlamaForCausalLM is already loaded as float64 on cpu"),
+    (dict(revision="v1"), "revision='v1': LlamaForCausalLM is loaded already; load the revision by its id"),
+]
 
 
-@pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_a_loaded_model_is_never_converted(case, transformers_model, monkeypatch):
-    options, message = CONTRADICTIONS[case]
+@pytest.mark.parametrize(("options", "message"), CONTRADICTIONS)
+def test_loaded_model_is_never_converted(options, message, transformers_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr("paceline.models.from_transformers.from_transformers", None)
@@ -367,10 +341,10 @@ def test_a_loaded_model_is_never_converted(case, transformers_model, monkeypatch
         load(transformers_model, **options)
 
 
-def test_a_loaded_model_is_not_moved_to_cuda(transformers_model, monkeypatch):
+def test_loaded_model_is_not_moved_to_cuda(transformers_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert load(transformers_model).lm.device == torch.device("cpu")
 
 
-def test_the_context_is_the_models(transformers_model):
+def test_context_length_is_read_from_the_model(transformers_model):
     assert load(transformers_model).lm.max_positions == load(pair().target).lm.max_positions == CONTEXT

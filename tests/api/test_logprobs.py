@@ -1,4 +1,4 @@
-"""Log-probabilities: those of a full forward of the transformers model, whatever was drafted and whoever ran along.
+"""Log-probabilities match a full forward of the transformers model for every drafter and batch.
 
 The target is a GPT-2, because transformers' Llama computes norms and rotary angles in float32 whatever its weights are.
 """
@@ -77,7 +77,7 @@ def assert_same_scores(found, wanted):
 
 
 @every_pair
-def test_raw_and_processed_logprobs_are_those_of_a_full_forward(drafter, verifier):
+def test_raw_and_processed_logprobs_match_a_full_forward(drafter, verifier):
     model, loaded = gpt2()
     running = engine(
         drafter, verifier, target=loaded, batch_size=4
@@ -120,7 +120,7 @@ def test_sum_of_raw_logprobs_is_the_score_of_the_continuation(drafter, dtype, to
         np.testing.assert_allclose([found.raw for found in result.logprobs], one.logprobs, rtol=0, atol=tolerance)
 
 
-def test_prompt_logprobs_are_those_of_a_full_forward():
+def test_prompt_logprobs_match_a_full_forward():
     model, loaded = gpt2()
     tops = [0, None, 4, 20, None, 4]
     params = [SamplingParams(max_tokens=3, seed=1, prompt_logprobs=top) for top in tops]
@@ -141,7 +141,7 @@ def test_prompt_logprobs_are_those_of_a_full_forward():
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_samples_share_their_prompts_logprobs(rows):
+def test_samples_share_prompt_logprobs(rows):
     """The prompt is scored once: the other samples copy it."""
     params = SamplingParams(n=3, prompt_logprobs=1, seed=4, max_tokens=2)
     counted = Counted(tiny.target()[1])
@@ -153,7 +153,7 @@ def test_samples_share_their_prompts_logprobs(rows):
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("where", ["running row", "own row", "other row"])
-def test_prompt_logprobs_of_a_shared_prefix_are_those_of_the_prompt_alone(drafter, where):
+def test_prompt_logprobs_with_a_shared_prefix_match_the_prompt_alone(drafter, where):
     _, loaded = gpt2()
     running = engine(drafter, target=loaded, batch_size=1 if where == "own row" else 2)
     first = running.submit([LONG], SamplingParams(max_tokens=30, seed=1))
@@ -170,7 +170,7 @@ def test_prompt_logprobs_of_a_shared_prefix_are_those_of_the_prompt_alone(drafte
     assert list(first.drain()[0].token_ids) == naive(LONG, SamplingParams(max_tokens=30), 1, gpt2()[0])
 
 
-def test_asking_for_logprobs_changes_no_token_and_no_step():
+def test_logprobs_change_no_token_and_no_step():
     def tokens(**options):
         params = [SamplingParams(max_tokens=20, seed=seed, **options) for seed in range(6)]
         results = engine("model", batch_size=3).generate(PROMPTS, params)
@@ -180,8 +180,8 @@ def test_asking_for_logprobs_changes_no_token_and_no_step():
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
-def test_logprobs_end_with_the_text(kind):
-    """A stop string in the middle of a step cuts them too."""
+def test_logprobs_end_at_the_stop_string(kind):
+    """Also in the middle of a step."""
     running = Engine(target(), drafter=draft(DRAFTS[kind]), num_draft_tokens=4, batch_size=2, max_length=96)
     params = [
         SamplingParams(temperature=0.0, max_tokens=60, stop=stop, logprobs=1) for stop in ("return", "日本", "é)")

@@ -1,5 +1,6 @@
-"""The table of options and the code hold together: what it calls refused raises, and all else runs where it says."""
+"""The table of options matches the code: refused options raise, the others work on every path."""
 
+import re
 from dataclasses import fields
 from functools import cache
 
@@ -24,7 +25,7 @@ from tests.api.test_params import ACTIVE as REFUSED_VALUES
 
 BY_NAME = {option.name: option for option in OPTIONS}
 FREE = range(200, 320)
-# A value of every option that is honoured, and what must be set for it to be felt.
+# A value of every supported option, and the other options it needs to change the output.
 ACTIVE = {
     "guidance_scale": dict(guidance_scale=3.0),
     "negative_prompt": dict(guidance_scale=3.0, negative_prompt="def add("),
@@ -96,13 +97,13 @@ def test_every_parameter_is_in_the_table_once():
 
 
 @pytest.mark.parametrize("name", NOT_YET)
-def test_what_the_table_calls_refused_raises_with_its_reason(name):
+def test_refused_options_raise_with_their_reason(name):
     with pytest.raises(ValueError, match=f"^{name}=.*{BY_NAME[name].refusal}"):
         SamplingParams(**{name: REFUSED_VALUES[name]})
 
 
 @pytest.mark.parametrize("name", HONOURED_OPTIONS)
-def test_what_is_not_refused_runs_plainly_on_chains_and_on_trees(name):
+def test_supported_options_give_the_same_output_on_chains_and_trees(name):
     plain = run("none", ACTIVE[name])
     for path in ("chain", "tree"):
         found = run(drafter(path), ACTIVE[name])
@@ -112,7 +113,7 @@ def test_what_is_not_refused_runs_plainly_on_chains_and_on_trees(name):
         assert any(sum(one.stats.accepted) for one in found)
 
 
-def test_options_of_the_table_are_felt():
+def test_options_of_the_table_change_the_output():
     plain = run("none", {})
     for name in HONOURED_OPTIONS:
         others = {key: value for key, value in ACTIVE[name].items() if key != name}
@@ -121,12 +122,12 @@ def test_options_of_the_table_are_felt():
 
 
 def describe(result):
-    """All that options may change."""
+    """Everything that options may change."""
     return result.token_ids, result.text, result.logprobs, result.prompt_logprobs, result.sample
 
 
 @pytest.mark.parametrize("name", [option.name for option in OPTIONS if option.drafts and option.refusal is None])
-def test_draft_of_the_same_model_is_kept_whole(name):
+def test_draft_of_the_same_model_is_accepted_whole(name):
     for verifier in ("coupled", "rejection", "recursive"):
         for one in run(drafter("chain", lm=target().lm), ACTIVE[name], verifier):
             assert one.stats.acceptance_rate == 1.0 or one.finish_reason == "stop", verifier
@@ -154,7 +155,7 @@ def test_bans_are_kept_by_every_verifier(verifier):
         assert holds(run(drafter("chain"), ACTIVE[name], verifier)), (name, lossy)
 
 
-def test_verifiers_of_each_kind_are_those_that_say_so():
+def test_guarantees_list_the_right_verifiers():
     assert set(Guarantee.EVERY.verifiers) == set(VERIFIERS.builtin)
     assert set(Guarantee.LOSSLESS.verifiers) == {name for name in VERIFIERS.builtin if not name.startswith("lossy_")}
     assert set(Guarantee.SAME_TOKENS.verifiers) == {"coupled", "match"}
@@ -164,17 +165,20 @@ def test_verifiers_of_each_kind_are_those_that_say_so():
 # The drop-in.
 
 
-def test_fields_of_the_drop_in_are_honoured_and_none_is_forgotten():
+def test_table_covers_every_supported_field_of_the_drop_in():
     named = {option.field for option in OPTIONS if option.field is not None and option.refusal is None}
     elsewhere = {"do_sample", "max_length", "min_length", "pad_token_id", "bos_token_id", "return_dict_in_generate"}
     drafting = {"num_assistant_tokens", "prompt_lookup_num_tokens", "max_matching_ngram_size"}
     assert named | elsewhere | drafting == set(HONOURED) | (named & {"logits_processor", "negative_prompt_ids"})
 
 
-def test_what_the_drop_in_is_said_to_refuse_raises():
+def test_refused_fields_of_the_drop_in_raise():
     ids = torch.tensor([[5, 9, 2]])
     assert set(DROP_IN) == set(REFUSED) | set(ARGUMENTS)
     for name in DROP_IN:
         value, others = ACTIVE_FIELDS.get(name, (object(), {}))
-        with pytest.raises(ValueError, match=name):
+        message = f"{name} is not supported: leave it out"
+        if name in REFUSED:
+            message = f"{name}={value!r} is not supported: give {name}={(*REFUSED[name].neutral, None)[0]!r}"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             hf.generate(tiny.llama(), ids, **{name: value}, **others)

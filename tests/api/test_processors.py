@@ -1,4 +1,4 @@
-"""Options that change the law of a token: as the processors of transformers and of vLLM, at every token of a text.
+"""Options that change the distribution match transformers' and vLLM's processors at every token.
 
 The target is a GPT-2, because transformers' Llama computes norms and rotary angles in float32 whatever its weights are.
 """
@@ -155,7 +155,7 @@ def distribution_of_vllm(
     return distribution
 
 
-def check(results, distribution_for):
+def assert_logprobs(results, distribution_for):
     """Every chosen token, and the 20 likeliest, have the log-probabilities of ``distribution_for`` (number in the
     prompt).
     """
@@ -182,17 +182,17 @@ def run(way, fields):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", THEIRS)
-def test_distribution_is_softmax_of_transformers_processors(case, way):
-    check(run(way, THEIRS[case]), lambda num_prompt: distribution_of_transformers(THEIRS[case], num_prompt))
+def test_distribution_matches_transformers_processors(case, way):
+    assert_logprobs(run(way, THEIRS[case]), lambda num_prompt: distribution_of_transformers(THEIRS[case], num_prompt))
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", VLLM)
-def test_distribution_is_that_of_vllm(case, way):
-    check(run(way, VLLM[case]), lambda num_prompt: distribution_of_vllm(**VLLM[case], num_prompt=num_prompt))
+def test_distribution_matches_vllm(case, way):
+    assert_logprobs(run(way, VLLM[case]), lambda num_prompt: distribution_of_vllm(**VLLM[case], num_prompt=num_prompt))
 
 
-def test_options_of_the_tables_are_felt():
+def test_options_of_the_tables_change_the_output():
     plain = [result.token_ids for result in run("plain", {})]
     for fields in (*THEIRS.values(), *VLLM.values()):
         assert sum(result.token_ids != other for result, other in zip(run("plain", fields), plain, strict=True)) > 1, (
@@ -201,7 +201,7 @@ def test_options_of_the_tables_are_felt():
 
 
 @pytest.mark.parametrize("case", THEIRS)
-def test_tokens_are_the_same_whatever_drafts(case):
+def test_processed_tokens_do_not_depend_on_the_drafter(case):
     plain = [result.token_ids for result in run("plain", THEIRS[case])]
     for way in ("chain", "tree"):
         results = run(way, THEIRS[case])
@@ -209,7 +209,7 @@ def test_tokens_are_the_same_whatever_drafts(case):
         assert sum(result.stats.accepted[0] for result in results) > 0
 
 
-def test_orders_of_filters_differ_and_rows_choose_their_own():
+def test_filter_order_is_set_per_request():
     fields = dict(max_tokens=LENGTH, seed=3, logprobs=20, min_p=0.1, top_p=0.7)
     running = engine("none", target=gpt2()[1], batch_size=3)
     orders = ["transformers", "vllm", "transformers", "vllm", "vllm"]
@@ -221,7 +221,7 @@ def test_orders_of_filters_differ_and_rows_choose_their_own():
             if order == "transformers"
             else lambda fields, num: distribution_of_vllm(**fields, num_prompt=num)
         )
-        check([result], lambda num_prompt, own=own, theirs=theirs: own(theirs, num_prompt))
+        assert_logprobs([result], lambda num_prompt, own=own, theirs=theirs: own(theirs, num_prompt))
     (first,) = running.generate(PROMPTS[0], SamplingParams(**fields))
     (second,) = running.generate(PROMPTS[0], SamplingParams(**fields, filter_order="vllm"))
     assert {len(one.top_processed) for one in first.logprobs} != {len(one.top_processed) for one in second.logprobs}
@@ -233,7 +233,7 @@ def test_several_greedy_samples_are_equal():
     assert all(results[i].token_ids == results[i // 3 * 3].token_ids for i in range(6))
 
 
-def test_many_stop_tokens_are_heard():
+def test_many_stop_tokens_are_supported():
     stops = list(range(61 - MAX_STOP_TOKENS + 4, 61))
     (free,) = engine(target=gpt2()[1]).generate(PROMPTS[0], greedy(max_tokens=30))
     (ended,) = engine(target=gpt2()[1]).generate(PROMPTS[0], greedy(max_tokens=30, stop_token_ids=stops))
@@ -241,7 +241,7 @@ def test_many_stop_tokens_are_heard():
     assert ended.token_ids == free.token_ids[: at + 1] and ended.finish_reason == "stop"
 
 
-def test_nothing_left_is_token_0():
+def test_token_0_is_chosen_if_no_token_is_left():
     options = greedy(max_tokens=4, allowed_token_ids=[5, 6], suppress_tokens=[5, 6])
     (result,) = engine("model", target=None).generate(PROMPTS[0], options)
     assert result.token_ids == (0, 0, 0, 0)
@@ -250,7 +250,7 @@ def test_nothing_left_is_token_0():
 # Words.
 
 
-def test_words_are_spelled_as_in_vllm():
+def test_bad_words_are_tokenized_as_in_vllm():
     tokenizer = load(pair().target).tokenizer
     bare_, spaced = tokenizer.encode("return", special=False), tokenizer.encode(" return", special=False)
     found = tokenized(["return", " return", "x"], tokenizer)
@@ -263,7 +263,7 @@ def test_words_are_spelled_as_in_vllm():
         tokenized(["  "], tokenizer)
 
 
-def test_spelling_with_a_space_counts_where_it_is_another_word_token():
+def test_leading_space_is_tried_for_bad_words():
     class Spelling:
         def encode(self, text, *, special):
             assert not special
@@ -273,7 +273,7 @@ def test_spelling_with_a_space_counts_where_it_is_another_word_token():
     assert tokenized(["cat", " dog", "cow", " cat"], Spelling()) == ((5,), (6,), (7,), (9,))
 
 
-def test_bad_word_does_not_come_in_the_text():
+def test_bad_word_does_not_occur_in_the_output():
     target = load(pair().target, dtype="float64", device="cpu")
     running = engine("model", target=target)
     (free,) = running.generate("for item in items:", greedy(max_tokens=30, ignore_eos=True))
@@ -322,13 +322,13 @@ UNKNOWN = {
     "allowed_token_ids": (dict(allowed_token_ids=[61]), r"allowed_token_ids: \[61\] .*; give ids below 61"),
     "bad_words": (
         dict(bad_words=["x"]),
-        r"bad_words=\['x'\]: tiny has no tokenizer to spell them with; give bad_words_i",
+        r"bad_words=\['x'\]: tiny has no tokenizer to encode them with; give bad_words_i",
     ),
 }
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_the_target_does_not_have_is_refused_at_submission(name):
+def test_ids_outside_the_vocabulary_are_refused_at_submission(name):
     fields, message = UNKNOWN[name]
     running = engine()
     with pytest.raises(ValueError, match=f"^prompt 1: {message}"):

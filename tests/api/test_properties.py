@@ -1,7 +1,7 @@
-"""Nothing that happens around a request changes its tokens: they are the naive reference's for its seed.
+"""A request's tokens match the naive reference for its seed whatever else the engine runs.
 
-Hypothesis makes up what happens: which requests, of which beginnings, in which company and order, under how many rows,
-who is cancelled when, what the rows held before. Exact because everything runs in float64.
+Hypothesis chooses the requests, their prompts and order, the number of rows, and when requests are cancelled. Exact
+because everything runs in float64.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from tests import harness
 from tests.api.engines import engine, naive
 
 PAIRS = harness.pairs()
-LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4, 50, 11]  # more than is worth sharing
+LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4, 50, 11]  # long enough to be shared
 BASES = ([5], [8, 8, 8, 8, 8, 8], LONG, LONG[:18], [*LONG, 33, 7], [*LONG[:17], 1])
 GREEDY = (
     SamplingParams(temperature=0.0, max_tokens=14),
@@ -38,8 +38,8 @@ SAMPLED = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def everything_is_shared_and_measured_often():
-    """Prefixes of three tokens are copied, and plain steps are taken every few."""
+def short_prefixes_and_frequent_measuring():
+    """Prefixes of three tokens are shared, and measuring steps are frequent."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "MIN_SHARED", 3)
         patch.setattr(watch, "FIRST", 3)
@@ -49,7 +49,7 @@ def everything_is_shared_and_measured_often():
 
 @dataclass(frozen=True)
 class Call:
-    """One submission: prompts with parameters of their own, after how many steps, and when it is cancelled, if ever."""
+    """One submission: its prompts and parameters, the steps after it, and when it is cancelled, if ever."""
 
     prompts: list
     params: list
@@ -59,7 +59,7 @@ class Call:
 
 @st.composite
 def prompts(draw, params):
-    """A known beginning; or one that goes on with the very text that another request makes of it."""
+    """A base prompt, possibly extended by the output of another request with the same base."""
     base = draw(st.sampled_from(BASES))
     grown = draw(st.sampled_from((0, 0, 4, 7)))
     return [
@@ -83,7 +83,7 @@ def expected(call, result):
     return naive(call.prompts[result.index], call.params[result.index], result.seed)
 
 
-def check(call, pieces, results, *, cancelled):
+def assert_tokens(call, pieces, results, *, cancelled):
     for result in results:
         wanted = expected(call, result)
         own = [piece for piece in pieces if (piece.index, piece.sample) == (result.index, result.sample)]
@@ -99,7 +99,7 @@ def check(call, pieces, results, *, cancelled):
 
 
 def serve(running, todo, seen):
-    """Submit each of ``todo`` in its time, step, cancel what is to be cancelled, and read every stream to its end."""
+    """Submit each call of ``todo`` on schedule, step, cancel, and read every stream to its end."""
     live, closed = [], []
     for call in todo:
         live.append((call, running.submit(call.prompts, call.params), [0]))
@@ -118,7 +118,7 @@ def serve(running, todo, seen):
             stream.close()
         closed.append((call, list(stream), stream.results()))
     for call, pieces, results in closed:
-        check(call, pieces, results, cancelled=call.life is not None)
+        assert_tokens(call, pieces, results, cancelled=call.life is not None)
         for result in results:
             cancelled = (
                 "cancelled in its row" if result.stats.times.prefill or result.token_ids else "cancelled in the queue"
@@ -128,7 +128,7 @@ def serve(running, todo, seen):
 
 
 def note_forks(decoder, seen):
-    """Count in ``seen`` the admissions of ``decoder`` by what they share."""
+    """Count in ``seen`` where the admissions of ``decoder`` take a shared prefix from."""
     begin = decoder.begin
 
     def noting(requests, rows, prefixes):
@@ -141,7 +141,7 @@ def note_forks(decoder, seen):
     decoder.begin = noting
 
 
-def holds(drafter, verifier, options):
+def assert_matches_reference(drafter, verifier, options):
     seen = Counter()
 
     @settings(max_examples=16, derandomize=True, deadline=None, database=None)
@@ -150,24 +150,24 @@ def holds(drafter, verifier, options):
         rows=st.integers(1, 5),
         num_draft_tokens=st.integers(1, 4),
     )
-    def distribution(rounds, rows, num_draft_tokens):
+    def check_rounds(rounds, rows, num_draft_tokens):
         running = engine(drafter, verifier, batch_size=rows, num_draft_tokens=num_draft_tokens, max_length=64)
         note_forks(running.decoder, seen)
         for todo in rounds:  # a second round finds rows that others have left
             serve(running, todo, seen)
         assert running.runner.drafter_error is None, "a drafter that fails costs no token, so nothing else would tell"
 
-    distribution()
+    check_rounds()
     kinds = ["alone", "own row", "running row", "idle row", "cancelled in the queue", "cancelled in its row", "ended"]
     assert not [kind for kind in kinds if not seen[kind]], "examples that do not show what they are for"
     assert drafter == "none" or not VERIFIERS.find(verifier).same_tokens or seen["measured"]
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), harness.cases())
-def test_greedy_tokens_are_the_references_whatever_happens_around_them(drafter, verifier):
-    holds(drafter, verifier, GREEDY)
+def test_greedy_tokens_match_the_reference_under_any_schedule(drafter, verifier):
+    assert_matches_reference(drafter, verifier, GREEDY)
 
 
 @pytest.mark.parametrize("drafter", [drafter for drafter, verifier in PAIRS if verifier == "coupled"])
-def test_sampled_tokens_are_the_references_whatever_happens_around_them(drafter):
-    holds(drafter, "coupled", (*SAMPLED, GREEDY[0], GREEDY[2]))
+def test_sampled_tokens_match_the_reference_under_any_schedule(drafter):
+    assert_matches_reference(drafter, "coupled", (*SAMPLED, GREEDY[0], GREEDY[2]))

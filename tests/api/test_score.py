@@ -1,4 +1,4 @@
-"""Scores of continuations, prompts and whole texts: transformers' numbers, text to tokens, and what is refused."""
+"""Scores of continuations, prompts and texts match transformers; invalid calls are refused."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def model():
-    """What ``target`` was saved from."""
+    """The transformers model of ``target``."""
     return tiny.llama(vocab_size=VOCAB, max_position_embeddings=CONTEXT)
 
 
@@ -37,7 +37,7 @@ def bare(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def beginning(tmp_path_factory):
-    """A target whose tokenizer begins every text with a token of its own, and that knows chats."""
+    """A target whose tokenizer adds a beginning-of-text token and has a chat template."""
     folder = without_tokenizer(tmp_path_factory.mktemp("beginning"))
     tokenizer = make_tokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -74,7 +74,7 @@ def test_scores_equal_transformers_for_a_ragged_batch_in_the_order_given(target,
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_any_batch_size_gives_the_same(target, batch_size):
+def test_batch_size_does_not_change_scores(target, batch_size):
     prompts, continuations = tokens_of(3, 40, 1, 30, 7), tokens_of(20, 1, 5, 12, 50, seed=4)
     for one, other in zip(
         score(target, prompts, continuations),
@@ -84,7 +84,7 @@ def test_any_batch_size_gives_the_same(target, batch_size):
         assert other.logprobs == pytest.approx(one.logprobs, abs=1e-9) and other.greedy == one.greedy
 
 
-def test_a_continuation_is_greedy_where_every_token_is_the_argmax(target, model):
+def test_greedy_is_true_if_every_token_is_the_argmax(target, model):
     text = tokens_of(4)[0]
     for _ in range(8):
         text.append(int(plain(model, text)[-1].argmax()))
@@ -103,12 +103,12 @@ def test_one_prompt_takes_one_continuation_without_lists(target):
         score(target, [5], [6])[0].greedy = True
 
 
-def test_text_is_encoded_together_with_its_prompt_where_that_keeps_the_prompts_tokens(target):
+def test_text_is_encoded_together_with_its_prompt(target):
     one = score(target, "def add(first,", " second):\n    return")[0]
     assert [*one.prompt_tokens, *one.tokens] == target.tokenizer.encode("def add(first, second):\n    return")
 
 
-def test_text_is_encoded_on_its_own_where_a_token_would_span_the_border(target):
+def test_text_is_encoded_alone_if_a_token_would_span_the_border(target):
     prompt, continuation = "def add(first, sec", "ond)"
     before, whole = (target.tokenizer.encode(text) for text in (prompt, prompt + continuation))
     assert whole[: len(before)] != before
@@ -117,7 +117,7 @@ def test_text_is_encoded_on_its_own_where_a_token_would_span_the_border(target):
     assert list(one.tokens) == target.tokenizer.encode(continuation)
 
 
-def test_text_after_tokens_or_messages_gets_no_token_of_a_texts_beginning(beginning):
+def test_text_after_tokens_or_messages_gets_no_special_tokens(beginning):
     own = beginning.tokenizer.encode("first", special=False)
     assert EOS not in own
     messages = [{"role": "user", "content": "add"}]
@@ -129,7 +129,7 @@ def test_text_after_tokens_or_messages_gets_no_token_of_a_texts_beginning(beginn
 
 
 @pytest.mark.parametrize("prompt", [None, "", [None]], ids=repr)
-def test_no_prompt_is_the_token_that_begins_a_text(beginning, prompt):
+def test_missing_prompt_is_the_beginning_of_text_token(beginning, prompt):
     one = score(beginning, prompt, "def add(" if not isinstance(prompt, list) else ["def add("])[0]
     assert one.prompt_tokens == (EOS,)
     assert list(one.tokens) == beginning.tokenizer.encode("def add(", special=False)
@@ -148,7 +148,7 @@ def test_prompt_logprobs_are_of_every_token_but_the_first(target, model):
 
 @pytest.mark.parametrize("stride", [1, 5, SMALL // 2, SMALL - 1])
 @pytest.mark.parametrize("length", [2, SMALL - 1, SMALL, SMALL + 1, 2 * SMALL, 101])
-def test_windows_score_every_token_once_with_as_much_before_it_as_promised(length, stride):
+def test_windows_score_every_token_once_with_enough_context(length, stride):
     scored = []
     for begin, first, end in windows(length, SMALL, stride):
         assert 0 <= begin < first < end <= length and end - begin <= SMALL
@@ -159,7 +159,7 @@ def test_windows_score_every_token_once_with_as_much_before_it_as_promised(lengt
 
 
 @pytest.mark.parametrize("stride", [None, 7])
-def test_perplexity_of_long_texts_equals_a_naive_one_over_windows(bare, stride):
+def test_perplexity_of_long_texts_matches_naive_windows(bare, stride):
     model = tiny.llama(vocab_size=VOCAB, max_position_embeddings=SMALL)
     texts = tokens_of(90, 2, SMALL, SMALL + 1)
     step = stride or SMALL // 2
@@ -199,33 +199,32 @@ def test_perplexity_of_strings_is_that_of_their_tokens(target):
     assert perplexity(target, texts[0]) == perplexity(target, [tokens[0]])
 
 
-REFUSED = {
-    "empty continuation": (dict(c=[[7], []]), "prompt 1: empty continuation: give at least one token"),
-    "empty text": (dict(p=["x", "x"], c=["x", ""]), "prompt 1: empty continuation"),
-    "empty prompt": (dict(p=[[5], []]), "prompt 1: empty prompt: give at least one token"),
-    "no beginning-of-text token": (dict(p=[[5], None]), "prompt 1: empty prompt: .*beginning-of-text"),
-    "fewer continuations": (dict(c=[[7]]), "1 continuations for 2 prompts: give each prompt one; .* repeat the prompt"),
-    "no continuations": (dict(c=[]), "0 continuations for 2 prompts"),
-    "no prompts": (dict(p=[]), "no prompts: give at least one"),
-    "tokens beyond the vocabulary": (dict(c=[[7], [VOCAB]]), rf"prompt 1: token id {VOCAB} is outside .* of {VOCAB}"),
-    "negative tokens": (dict(p=[[5], [6, -1]]), "prompt 1: token id -1 is outside"),
-    "beyond the context": (
+REFUSED = [
+    (dict(c=[[7], []]), "prompt 1: empty continuation: give at least one token"),
+    (dict(p=["x", "x"], c=["x", ""]), "prompt 1: empty continuation"),
+    (dict(p=[[5], []]), "prompt 1: empty prompt: give at least one token"),
+    (dict(p=[[5], None]), "prompt 1: empty prompt: .*beginning-of-text"),
+    (dict(c=[[7]]), "1 continuations for 2 prompts: give each prompt one; .* repeat the prompt"),
+    (dict(c=[]), "0 continuations for 2 prompts"),
+    (dict(p=[]), "no prompts: give at least one"),
+    (dict(c=[[7], [VOCAB]]), rf"prompt 1: token id {VOCAB} is outside .* of {VOCAB}"),
+    (dict(p=[[5], [6, -1]]), "prompt 1: token id -1 is outside"),
+    (
         dict(c=[[7], [7] * CONTEXT]),
         rf"prompt 1: {CONTEXT + 1} tokens in all are more than the context of {CONTEXT}; shorten .* perplexity",
     ),
-    "messages as a continuation": (
+    (
         dict(c=[[7], [{"role": "user", "content": "x"}]]),
         "prompt 1: its continuation is a list of messages: give a text or token ids",
     ),
-    "no continuation at all": (dict(c=[[7], None]), "prompt 1: continuation: None is no prompt"),
-    "more than the vocabulary": (dict(top=VOCAB + 1), f"top={VOCAB + 1}: give 0"),
-    "no rows": (dict(batch_size=0), "batch_size=0: give at least 1"),
-}
+    (dict(c=[[7], None]), "prompt 1: continuation: None is not a prompt"),
+    (dict(top=VOCAB + 1), f"top={VOCAB + 1}: give 0"),
+    (dict(batch_size=0), "batch_size=0: give at least 1"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_wrong_call_is_refused_by_the_prompts_number_before_any_work(target, case, monkeypatch):
-    options, message = REFUSED[case]
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_invalid_call_names_the_prompt_before_any_work(target, options, message, monkeypatch):
     given = {"p": [[5], [6]], "c": [[7], [8]], **options}
     monkeypatch.setattr(type(target.lm), "forward", None)  # any work would call it
     with pytest.raises(ValueError, match=message):
@@ -252,18 +251,18 @@ def test_text_without_a_tokenizer_is_refused_with_the_way_out(bare):
         ([[5, 6]], dict(batch_size=0), "batch_size=0: give at least 1"),
     ],
 )
-def test_texts_without_a_perplexity_are_refused(bare, texts, options, message):
+def test_invalid_perplexity_calls_are_refused(bare, texts, options, message):
     with pytest.raises(ValueError, match=message):
         perplexity(bare, texts, **options)
 
 
-def test_prompts_that_cannot_be_scored_are_refused_by_number(target):
+def test_invalid_prompts_are_refused_by_number(target):
     with pytest.raises(ValueError, match=f"prompt 1: {CONTEXT + 1} tokens in all are more than the context"):
         prompt_logprobs(target, [[5], [5] * (CONTEXT + 1)])
     with pytest.raises(ValueError, match="prompt 0: token id 999 is outside"):
         prompt_logprobs(target, [[5, 999]])
 
 
-def test_an_unbounded_perplexity_is_infinite(target):
+def test_overflowing_perplexity_is_infinite(target):
     one = score(target, [5], [6])[0]
     assert type(one)(prompt_tokens=(5,), tokens=(6,), logprobs=(-1e4,), top=((),), greedy=False).perplexity == math.inf

@@ -1,4 +1,4 @@
-"""A session writes what one call over its whole text writes, and reads nothing twice."""
+"""A session matches one call over its whole sequence, and prefills only new tokens."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def chatty(tmp_path_factory):
 
 
 def fed(monkeypatch, target):
-    """How many tokens each forward of the target reads, all rows and nodes that are valid."""
+    """A list that collects the valid nodes of each forward of the target."""
     counts, forward = [], type(target.lm).forward
 
     def counted(self, tree, cache, **options):
@@ -52,10 +52,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "verifier", "params"), CASES)
-def test_a_turn_equals_one_call_over_the_whole_text(target, name, verifier, params):
+def test_turn_matches_one_call_over_the_whole_sequence(target, name, verifier, params):
     drafter = tiny_drafter(name, target.lm)
     session = Session(target, drafter=drafter, verifier=verifier)
-    text = []
+    text, accepted, steps = [], 0, 0
     for said in ("def add(first, second):", "\n    return", [7, 8, 9], "for item in items:"):
         before = list(session.tokens)
         result = session.send(said, params)
@@ -63,24 +63,25 @@ def test_a_turn_equals_one_call_over_the_whole_text(target, name, verifier, para
         (whole,) = generate(target, list(result.prompt_tokens), params)
         assert result.token_ids == whole.token_ids
         text = [*result.prompt_tokens, *result.token_ids]
+        accepted, steps = accepted + sum(result.stats.accepted), steps + result.stats.steps
     assert list(session.tokens) == text
     if name == "model":
-        # Tokens that know nothing of the target's noise are kept less often.
-        assert session.result.stats.mean_acceptance_length > (1.1 if verifier == "match" else 1.3)
+        # Tokens drawn without the target's noise are accepted less often.
+        assert accepted / steps > (0.0 if verifier == "match" else 0.3)
 
 
-def test_a_turn_reads_only_what_is_new(target, monkeypatch):
+def test_turn_prefills_only_new_tokens(target, monkeypatch):
     session = Session(replace(target, enforce_eager=True))  # the eager decoder is what is counted
     counts = fed(monkeypatch, target)
     first = session.send("def add(first, second):" * 4, GREEDY)
     assert sum(counts) == len(first.prompt_tokens) - 1 + len(first.token_ids)
     counts.clear()
     session.send([1, 2, 3], GREEDY)
-    # the newest token of the first turn was in no cache yet; of the three added, the last is the root
+    # the last token of the first turn was not in the cache; the last of the three new ones is the root
     assert sum(counts) == 1 + 2 + 12
 
 
-def test_a_chat_turn_equals_one_call_over_the_messages(chatty):
+def test_chat_turn_matches_one_call_over_the_messages(chatty):
     session = Session(chatty, drafter="ngram", messages=[{"role": "system", "content": "add"}])
     for said in ("one", "two and three"):
         messages = [*session.messages, {"role": "user", "content": said}]
@@ -90,7 +91,7 @@ def test_a_chat_turn_equals_one_call_over_the_messages(chatty):
         assert session.messages == (*messages, {"role": "assistant", "content": result.text})
 
 
-def test_a_turn_that_is_closed_keeps_what_it_wrote(target):
+def test_closed_turn_keeps_its_tokens(target):
     session = Session(target, drafter=pair().draft)
     stream = session.stream("def add(", GREEDY)
     given = [next(stream).token for _ in range(3)]
@@ -102,12 +103,12 @@ def test_a_turn_that_is_closed_keeps_what_it_wrote(target):
     assert after.token_ids == generate(target, list(after.prompt_tokens), GREEDY)[0].token_ids
 
 
-def test_a_refused_turn_leaves_the_session_as_it_was(target):
+def test_refused_turn_leaves_the_session_unchanged(target):
     session = Session(target, max_length=64)
     session.send("x", GREEDY)
     before = session.tokens
     for said, params, message in (
-        ([5], SamplingParams(n=2, temperature=1.0), "n=2: a session goes on with one text"),
+        ([5], SamplingParams(n=2, temperature=1.0), "n=2: a session continues one sequence"),
         ([5] * 80, GREEDY, "exceed the limit of 64 tokens"),
         ([9999], GREEDY, "leave the target's vocabulary"),
     ):

@@ -1,4 +1,4 @@
-"""What a result says about its own making: times, reasons, and whether drafting paid."""
+"""Statistics of results: times, reasons for steps without drafts, and whether drafting paid."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ PLAIN_STEPS = [17, 18, 145, 146]  # counted from 1
 
 
 def recite(drafter, *, max_tokens=40, num_draft_tokens=4, verifier="coupled", prompts=1, **options):
-    """Results of reciting TOKENS."""
+    """An engine whose target follows the script TOKENS, and its results."""
     running = Engine(
         target(TOKENS),
         drafter=drafter,
@@ -46,7 +46,7 @@ def test_times_add_up(drafter):
     assert min(waited[2:]) > results[0].stats.times.target
 
 
-def test_an_unstarted_request_has_waited_all_its_time():
+def test_waiting_request_counts_only_queue_time():
     stream = engine(batch_size=1).submit([[5], [6]], greedy(max_tokens=9))
     next(stream)
     waiting = stream.results()[1].stats
@@ -64,7 +64,7 @@ def test_totals_are_sums():
 
 
 def test_per_position_counts_are_those_of_the_script():
-    """The draft errs at every seventh position: what happens in each step is known."""
+    """The draft is wrong at every seventh position, so every step's outcome is known."""
     wrong = DRAFTS["every seventh wrong from 4"]
     running, [result] = recite(draft(wrong, TOKENS), max_tokens=60, num_draft_tokens=Fixed(4))
     source, drafted, accepted, at, left = [], [0] * 4, [0] * 4, 1, 60
@@ -116,15 +116,15 @@ def test_reason_limit():
     assert result.stats.no_draft == {"one token left to max_tokens": 1}
 
 
-def test_plain_steps_are_taken_where_documented_and_counted_apart():
-    """A draft that is never right gives a token a step, so steps can be counted in tokens."""
+def test_measuring_steps_are_plain_and_counted_separately():
+    """A draft that is never right gives one token per step, so token positions are step numbers."""
     _, [result] = recite(draft(DRAFTS["none right"], TOKENS), max_tokens=160)
     assert [at for at, source in enumerate(result.source, start=1) if source is Source.PLAIN] == [*PLAIN_STEPS, 160]
     assert result.stats.no_draft == {REASONS[NoDraft.MEASURED]: 4, "one token left to max_tokens": 1}
     assert result.stats.speed is not None
 
 
-def test_plain_steps_of_a_short_text_are_none():
+def test_short_outputs_have_no_measuring_steps():
     _, [result] = recite(draft(DRAFTS["none right"], TOKENS), max_tokens=16)
     assert result.stats.no_draft == {"one token left to max_tokens": 1}
 
@@ -136,14 +136,14 @@ UNMEASURED = {
 
 
 @pytest.mark.parametrize("case", UNMEASURED)
-def test_no_plain_steps_under(case):
+def test_no_measuring_steps_under(case):
     running, [result] = recite(draft(DRAFTS["none right"], TOKENS), max_tokens=60, **UNMEASURED[case])
     assert result.stats.no_draft == {"one token left to max_tokens": 1}
     assert running.speed is None and result.stats.speed is None and result.stats.warning is None
 
 
 class Slow(StatelessDrafter):
-    """Takes its time for drafts that are never right."""
+    """A slow drafter that is never right."""
 
     draws = frozenset({Draw.FIXED})
     origins = ("slow",)
@@ -158,14 +158,14 @@ class Slow(StatelessDrafter):
 
 
 class SlowScript(Script):
-    """A target whose steps take long, however many nodes they have."""
+    """A target whose steps are slow for any number of nodes."""
 
     def __call__(self, tree, cache, **options):
         time.sleep(0.02)
         return super().__call__(tree, cache, **options)
 
 
-def test_drafting_that_does_not_pay_is_said_once_and_stands_in_the_results(caplog):
+def test_slow_drafting_is_warned_about_once_and_in_the_results(caplog):
     with caplog.at_level(logging.WARNING, logger="paceline"):
         running, [result] = recite(Slow(), max_tokens=28)
         again = running.generate([PROMPT], greedy(max_tokens=4, detokenize=False))[0]
@@ -176,7 +176,7 @@ def test_drafting_that_does_not_pay_is_said_once_and_stands_in_the_results(caplo
     assert len([record for record in caplog.records if "plain decoding would give" in record.message]) == 1
 
 
-def test_drafting_that_pays_is_no_reason_to_warn(caplog):
+def test_fast_drafting_gives_no_warning(caplog):
     loaded = bare(SlowScript(TOKENS))
     drafter = draft(DRAFTS["all right"], TOKENS)
     running = Engine(loaded, drafter=drafter, num_draft_tokens=4, batch_size=1, max_length=220)
@@ -187,7 +187,7 @@ def test_drafting_that_pays_is_no_reason_to_warn(caplog):
     assert not caplog.records
 
 
-def test_lossless_says_what_the_verifier_keeps():
+def test_lossless_is_that_of_the_verifier():
     for verifier in ("coupled", "rejection"):
         assert engine("model", verifier).generate([[5]], SamplingParams(max_tokens=3))[0].stats.lossless
 

@@ -1,4 +1,4 @@
-"""Where texts end: stop strings, stop tokens and limits, wherever they lie in the steps that happened to be taken."""
+"""Stop strings, stop tokens and length limits at every position within a step."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ PLAIN = SCRIPT[1:]  # what every continuation would be if nothing ended it
 
 @pytest.fixture(params=[SyncReader, AsyncReader], autouse=True)
 def order(request, monkeypatch):
-    """Every text here ends in steps that are read at once, and in steps behind which another is already queued."""
+    """Every test runs with a synchronous and with an asynchronous reader."""
     read_by(monkeypatch, request.param)
 
 
@@ -29,7 +29,7 @@ every_draft = pytest.mark.parametrize("kind", DRAFTS)
 
 
 def spelled(count):
-    """Text of the first ``count`` tokens of the continuation."""
+    """The text of the first ``count`` output tokens."""
     return tokenizer().decode([*PROMPT, *PLAIN[:count]])[len(tokenizer().decode(PROMPT)) :]
 
 
@@ -38,7 +38,7 @@ SETTLED = [spelled(count).rstrip("\ufffd") for count in range(len(PLAIN) + 1)]
 
 
 def stopped(stops, *, include=False, min_tokens=0, texts=SETTLED):
-    """(tokens kept, text, stop string) where the first of ``stops`` ends the text, by searching; None if none does."""
+    """(tokens kept, text, stop string) for the first of ``stops`` in ``texts``, by naive search; None without one."""
     for count, (before, after) in enumerate(pairwise(texts), start=1):
         if count <= min_tokens:
             continue
@@ -64,8 +64,8 @@ def run(kind, params, *, eos=(), **options):
     return stream.results(), pieces
 
 
-def check(result, pieces, *, tokens, text, reason, stop):
-    """Everything about a result that its tokens decide."""
+def assert_result(result, pieces, *, tokens, text, reason, stop):
+    """Check all fields of a result that follow from its tokens."""
     own = [piece for piece in pieces if piece.index == result.index]
     assert result.token_ids == tuple(tokens)
     assert result.text == text == "".join(piece.text for piece in own)
@@ -76,7 +76,7 @@ def check(result, pieces, *, tokens, text, reason, stop):
 
 
 def counts_follow(result):
-    """The statistics are those of the tokens that were kept, no more."""
+    """The statistics count exactly the tokens that were kept."""
     stats, source = result.stats, result.source
     assert stats.summary.emitted == len(result.token_ids) == len(source)
     assert sum(stats.accepted) == source.count(Source.DRAFTED)
@@ -99,7 +99,7 @@ def test_the_script_has_characters_of_several_tokens():
 
 
 def windows():
-    """Stop strings from the middle of a token to the middle of the first, second or third after it."""
+    """Stop strings from the middle of a token to the middle of one of the next three."""
     for count in range(1, len(PLAIN) - 2):
         for span in (1, 2, 3):
             begin, end = len(SETTLED[count - 1]), len(SETTLED[count + span - 1])
@@ -109,7 +109,7 @@ def windows():
 
 
 @every_draft
-def test_stop_strings_at_every_place_of_every_step(kind):
+def test_stop_strings_at_every_position_of_a_step(kind):
     stops = list(dict.fromkeys(windows()))
     include = [index % 2 == 1 for index in range(len(stops))]
     params = [
@@ -119,11 +119,11 @@ def test_stop_strings_at_every_place_of_every_step(kind):
     results, pieces = run(kind, params)
     for stop, keep, result in zip(stops, include, results, strict=True):
         count, text, _ = stopped([stop], include=keep)
-        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
 
 
 def test_accepted_lengths_and_ends_of_every_kind_occur():
-    """So that the sweep above means something."""
+    """The sweep above covers every accepted length."""
     last = set()
     for kind in DRAFTS:
         results, _ = run(kind, [greedy(max_tokens=100, stop=stop) for stop in list(dict.fromkeys(windows()))[::3]])
@@ -147,17 +147,17 @@ SEVERAL = (
 
 @every_draft
 @pytest.mark.parametrize("include", [False, True])
-def test_of_several_stop_strings_the_first_to_complete_ends_the_text(kind, include):
+def test_first_stop_string_to_complete_ends_the_output(kind, include):
     params = [greedy(max_tokens=100, stop=stops, include_stop_str_in_output=include) for stops in SEVERAL]
     results, pieces = run(kind, params)
     for stops, result in zip(SEVERAL, results, strict=True):
         count, text, stop = stopped(stops, include=include)
-        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
 
 
 @every_draft
 def test_min_tokens_hold_for_stop_strings(kind):
-    """One that completes earlier counts for nothing; one that begins earlier may complete later."""
+    """A stop string that completes earlier is ignored; one that begins earlier may complete later."""
     cases = [(stop, least) for stop in ("é", "日", " ", "e", "print", "turn h") for least in (1, 6, 13, 14, 15, 30, 55)]
     cases = [(stop, least, stopped([stop], min_tokens=least)) for stop, least in cases]
     cases = [case for case in cases if case[2] is not None]
@@ -165,13 +165,13 @@ def test_min_tokens_hold_for_stop_strings(kind):
     results, pieces = run(kind, [greedy(max_tokens=100, stop=stop, min_tokens=least) for stop, least, _ in cases])
     for (_, least, (count, text, stop)), result in zip(cases, results, strict=True):
         assert len(result.token_ids) > least
-        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
 
 
 @every_draft
 @pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
-def test_stop_tokens_at_every_place_of_every_step(kind, own):
-    """The token belongs to the tokens, and to the text only where asked."""
+def test_stop_tokens_at_every_position_of_a_step(kind, own):
+    """The stop token is one of the token ids, but only on request part of the text."""
     tokens = list(dict.fromkeys(PLAIN))
     for include in (False, True):
         if own:
@@ -189,17 +189,17 @@ def test_stop_tokens_at_every_place_of_every_step(kind, own):
         for token, result, pieces in results:
             count = PLAIN.index(token) + 1
             text = spelled(count if include else count - 1)
-            check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=None if own else token)
+            assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=None if own else token)
 
 
 @every_draft
-def test_a_stop_at_the_last_token_wins_over_the_limit(kind):
+def test_stop_at_the_last_token_takes_precedence_over_length(kind):
     stops = list(dict.fromkeys(windows()))[::4]
     wanted = [stopped([stop]) for stop in stops]
     params = [greedy(max_tokens=count, stop=stop) for stop, (count, _, _) in zip(stops, wanted, strict=True)]
     results, pieces = run(kind, params)
     for (count, text, stop), result in zip(wanted, results, strict=True):
-        check(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=text, reason="stop", stop=stop)
     firsts = [PLAIN.index(token) + 1 for token in dict.fromkeys(PLAIN)]
     params = [greedy(max_tokens=count, stop_token_ids=[PLAIN[count - 1]]) for count in firsts]
     for count, result in zip(firsts, run(kind, params)[0], strict=True):
@@ -207,18 +207,18 @@ def test_a_stop_at_the_last_token_wins_over_the_limit(kind):
 
 
 @every_draft
-def test_every_limit_gives_the_text_so_far_and_what_was_held_back(kind):
-    """Neither the beginning of a stop string nor half a character is lost when no more comes."""
+def test_length_limit_flushes_held_back_text(kind):
+    """Neither the beginning of a stop string nor half a character is lost."""
     stops = ["return X", "日本)X", "items: printX", "éX"]
     results, pieces = run(kind, [greedy(max_tokens=count, stop=stops) for count in range(1, len(PLAIN) + 1)])
     for count, result in enumerate(results, start=1):
-        check(result, pieces, tokens=PLAIN[:count], text=spelled(count), reason="length", stop=None)
+        assert_result(result, pieces, tokens=PLAIN[:count], text=spelled(count), reason="length", stop=None)
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_stop_strings_in_the_text_of_a_model(drafter, temperature):
-    """Random tokens, many of them no characters at all; as above, by searching in the plain text."""
+def test_stop_strings_in_random_model_output(drafter, temperature):
+    """Random tokens, many of them parts of characters, against a search in the undrafted text."""
     loaded = load(pair().target, device="cpu")
     given = pair().draft if drafter == "model" else drafter
     plain = generate(loaded, "x", SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True))[0]
@@ -239,7 +239,7 @@ def test_stop_strings_in_the_text_of_a_model(drafter, temperature):
 @pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_hold_for_stop_tokens(drafter, verifier, own, temperature):
-    """Until then they are not chosen at all, as if the model knew no such tokens; after it they end the text."""
+    """Before ``min_tokens`` they are never chosen; after it they end the output."""
     prompts = ([5, 9, 2], [1], [8] * 6)
     endless = SamplingParams(temperature=temperature, max_tokens=20, seed=11)
     likely = sorted({token for prompt in prompts for token in naive(prompt, endless, 11)[:5]})[:8]
@@ -264,8 +264,8 @@ def test_min_tokens_hold_for_stop_tokens(drafter, verifier, own, temperature):
     assert changed or (temperature > 0 and not same_tokens), "a ban that changes no text shows nothing"
 
 
-def test_a_ban_ends_exactly_after_min_tokens():
-    """The token that plain decoding would choose at some place is banned up to it, and chosen right after."""
+def test_ban_ends_exactly_after_min_tokens():
+    """A token that plain decoding chooses at a position is banned until there, and allowed right after."""
     prompt = [5, 9, 2]
     plain = naive(prompt, greedy(max_tokens=12), 0)
     at = next(at for at, token in enumerate(plain) if at >= 3 and token not in plain[:at])
@@ -277,8 +277,8 @@ def test_a_ban_ends_exactly_after_min_tokens():
             assert (len(result.token_ids) == at + 1 and list(result.token_ids) == plain[: at + 1]) is ends
 
 
-def test_special_tokens_are_left_out_of_the_text_unless_asked_for():
-    """The end-of-text token in the middle of a text that ignores it, and at its end."""
+def test_special_tokens_are_left_out_of_the_text_by_default():
+    """An end-of-text token in the middle of an output that ignores it, and at its end."""
     tokens = [*SCRIPT[:5], 0, *SCRIPT[5:9], 0, *SCRIPT[9:]]
     plain, spell = tokens[1:], tokenizer().decode
     loaded = target(tokens, eos=(0,))
@@ -302,7 +302,7 @@ def test_without_detokenizing_there_is_no_text():
 
 
 @every_draft
-def test_a_criterion_ends_the_text_at_the_token_it_saw(kind):
+def test_criterion_ends_the_output_at_its_token(kind):
     seen = []
 
     def criterion(tokens):
@@ -313,4 +313,4 @@ def test_a_criterion_ends_the_text_at_the_token_it_saw(kind):
     stream = running.submit([PROMPT], greedy(max_tokens=40), criterion=criterion)
     pieces = list(stream)
     assert seen == [list(PLAIN[:count]) for count in range(1, 10)]
-    check(stream.results()[0], pieces, tokens=PLAIN[:9], text=spelled(9), reason="stop", stop=None)
+    assert_result(stream.results()[0], pieces, tokens=PLAIN[:9], text=spelled(9), reason="stop", stop=None)

@@ -1,4 +1,4 @@
-"""Models whose attention window is shorter than their context: by default a text ends where the window does."""
+"""Models whose attention window is shorter than their context: sequences end with the window by default."""
 
 import re
 from functools import cache
@@ -36,7 +36,7 @@ def target(backend):
     ("drafter", "count", "longest"),
     [(None, 5, WINDOW - 1), ("ngram", 5, WINDOW - 6), ("ngram", 1, WINDOW - 2), ("itself", 4, WINDOW - 5)],
 )
-def test_the_default_length_is_the_window_less_the_draft_and_gives_the_plain_text(backend, drafter, count, longest):
+def test_default_max_length_is_the_window_minus_the_draft(backend, drafter, count, longest):
     loaded = target(backend)
     engine = Engine(loaded, drafter=loaded if drafter == "itself" else drafter, num_draft_tokens=count, batch_size=2)
     assert engine.decoder.batch.max_length == longest
@@ -47,7 +47,7 @@ def test_the_default_length_is_the_window_less_the_draft_and_gives_the_plain_tex
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_texts_without_a_limit_go_on_to_the_end_of_the_window(backend):
+def test_max_tokens_none_fills_the_window(backend):
     unlimited = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
     (plain,) = generate(target(backend), PROMPT, unlimited)
     (drafted,) = generate(target(backend), PROMPT, unlimited, drafter="ngram", num_draft_tokens=3)
@@ -59,7 +59,7 @@ def test_texts_without_a_limit_go_on_to_the_end_of_the_window(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_length_beyond_the_window_that_was_asked_for_is_refused_with_the_way_out(backend):
+def test_max_length_beyond_the_window_is_refused_with_the_way_out(backend):
     message = rf"{WINDOW + 1}.*{WINDOW}.*lower max_tokens, max_length or num_draft_tokens"
     with pytest.raises(ValueError, match=message):
         Engine(target(backend), max_length=WINDOW)
@@ -68,8 +68,8 @@ def test_a_length_beyond_the_window_that_was_asked_for_is_refused_with_the_way_o
     assert Engine(target(backend), max_length=WINDOW - 1).decoder.batch.max_length == WINDOW - 1
 
 
-def test_drafts_that_leave_no_room_are_refused_with_the_way_out():
-    message = re.escape(f"drafts of {WINDOW} tokens, their root included, leave no room for a text in the {WINDOW}")
+def test_drafts_longer_than_the_window_are_refused():
+    message = re.escape(f"drafts of {WINDOW} tokens, their root included, leave no room for a sequence in the {WINDOW}")
     with pytest.raises(ValueError, match=f"{message} that tiny attends to: lower num_draft_tokens"):
         Engine(target("native"), drafter="ngram", num_draft_tokens=WINDOW - 1)
 
@@ -88,5 +88,5 @@ def test_long_texts_are_scored_in_windows(backend):
         score(target(backend), [text[:40]], [text[40:41]])
 
 
-def test_a_model_of_memory_has_its_window_too():
+def test_loaded_transformers_model_keeps_its_window():
     assert load(phi(), backend="hf").lm.max_slots == load(phi()).lm.max_slots == WINDOW

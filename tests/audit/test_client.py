@@ -112,8 +112,8 @@ ERRORS = {
     "no key": ((401, {}), "answers 401: {} (give --api-key-env VAR, the variable that holds the key)"),
     "too many requests": ((429, {"error": "slow down"}), "answers 429: slow down (lower --batch-size, or wait)"),
     "redirect": ((307, {}), "it redirects to http://127.0.0.1:1/elsewhere: give that as --url"),
-    "HTML": ((200, b"<html>"), "answers with no JSON object: is it an OpenAI-compatible server?"),
-    "JSON list": ((200, []), "answers with no JSON object"),
+    "HTML": ((200, b"<html>"), "answers without a JSON object: is it an OpenAI-compatible server?"),
+    "JSON list": ((200, []), "answers without a JSON object"),
     "no choices": ((200, {"choices": []}), "answers without choices[0].text: is it an OpenAI-compatible server?"),
     "no text": ((200, {"choices": [{"message": {"content": "hi"}}]}), "answers without choices[0].text"),
 }

@@ -120,7 +120,7 @@ REFUSED = {
     ),
     "words without tokenizer": (
         ["generate", "--model", "BARE", "--prompt-file", "PROMPTS", "--output", "-", "--bad-word", "x"],
-        ["has no tokenizer to spell them with; give bad_words_ids"],
+        ["has no tokenizer to encode them with; give bad_words_ids"],
     ),
     "biased id of all prompts": ([*FILE, "--output", "-", "--logit-bias", "999=1"], ["[999] leave the target's voc"]),
     # scoring

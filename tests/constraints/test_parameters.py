@@ -68,7 +68,7 @@ def test_without_llguidance_the_way_to_get_it_is_named(monkeypatch):
 
 def test_a_grammar_needs_a_tokenizer_of_the_fast_library(monkeypatch):
     params = SamplingParams(structured_outputs={"regex": "a"})
-    with pytest.raises(ValueError, match="tiny has no tokenizer to spell them with"):
+    with pytest.raises(ValueError, match="tiny has no tokenizer to encode them with"):
         generate(bare(), [[5]], params)
     monkeypatch.setattr(type(target().tokenizer), "definition", None)
     with pytest.raises(ValueError, match="needs a tokenizer of the fast library"):
@@ -77,7 +77,7 @@ def test_a_grammar_needs_a_tokenizer_of_the_fast_library(monkeypatch):
 
 def test_the_empty_text_alone_cannot_be_ended_without_an_end():
     params = SamplingParams(structured_outputs={"choice": [""]}, ignore_eos=True)
-    with pytest.raises(ValueError, match="it allows the empty text alone, and nothing ends that"):
+    with pytest.raises(ValueError, match="it allows only the empty text, and no end-of-text token can end it"):
         generate(target(), [[5]], params)
     (result,) = generate(target(), [[5]], replace(params, ignore_eos=False))
     assert (result.text, result.finish_reason) == ("", "stop")

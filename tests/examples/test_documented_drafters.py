@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from paceline.api.build import build_drafter
 from paceline.drafters.host import HostDrafting
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
@@ -45,7 +46,7 @@ def test_host_drafter_drafts_and_changes_no_token():
     given = []
     generate = SimpleNamespace(generate=lambda *_, drafter: given.append(drafter))
     exec(block("HostDrafter"), {"paceline": generate, "target": None, "prompts": None, "params": None})
-    (drafter,) = given
+    drafter = build_drafter(*given, target=None)
     assert isinstance(drafter, HostDrafting)
     requests = [request(prompt, max_tokens=12) for prompt in PROMPTS]
     scheduler = Scheduler(Runner(decoder_for(drafter, "coupled", rows=2)))

@@ -15,7 +15,7 @@ MUTANTS = (
         "api.requests:prepare",
         "$shared or $seed is None",
         "$shared",
-        (f"{GENERATE}::test_without_a_seed_no_two_texts_of_two_calls_share_their_noise",),
+        (f"{GENERATE}::test_outputs_without_a_seed_never_share_noise",),
     ),
     Mutant(
         "a stop string cuts at the end of the step",
@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stop string counts one token before min_tokens",
-        "api.completion:Completion._spell",
+        "api.completion:Completion._decode",
         "self._num > $min_tokens",
         "self._num >= $min_tokens",
         (f"{STOPS}::test_min_tokens_hold_for_stop_strings",),
@@ -85,6 +85,6 @@ MUTANTS = (
         "api.engine:Engine.__init__",
         "isinstance($count, int) and $same_tokens and (not isinstance($drafter, $NoDrafter))",
         "isinstance($count, int) and (not isinstance($drafter, $NoDrafter))",
-        (f"{STATISTICS}::test_no_plain_steps_under",),
+        (f"{STATISTICS}::test_no_measuring_steps_under",),
     ),
 )

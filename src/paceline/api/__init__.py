@@ -1,4 +1,4 @@
-"""The Python interface: load a checkpoint, generate from it with any drafter, score texts with it."""
+"""The Python API: load a model, generate with speculative decoding, score sequences."""
 
 from paceline.api.build import build_drafter, build_verifier
 from paceline.api.embedded import embedded_heads, embedded_pair

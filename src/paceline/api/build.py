@@ -1,4 +1,4 @@
-"""Drafters and verifiers from what users write: a name, a model, a configuration of vLLM. Decodes nothing."""
+"""Builds drafters and verifiers from a name, a model, or vLLM's ``speculative_config``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,37 +12,38 @@ from paceline.api.speculative_config import NgramSpeculation, Speculation, read_
 from paceline.core.tree import Draw
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
+from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.from_transformers import TransformersModel, is_transformers_model
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
-DrafterLike: TypeAlias = str | Path | Mapping[str, object] | Loaded | TransformersModel | Drafter | None
+DrafterLike: TypeAlias = str | Path | Mapping[str, object] | Loaded | TransformersModel | Drafter | HostDrafter | None
 VerifierLike: TypeAlias = str | Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """A drafter, and how many tokens it is asked for a step; None where whoever named the drafter did not say."""
+    """A drafter and its draft length, which is None unless a ``speculative_config`` gives it."""
 
     drafter: Drafter
     num_draft_tokens: int | None
 
 
 def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
-    """A drafter for ``target`` from what users write. The text never depends on it, only the time does.
+    """The drafter for ``target`` that ``drafter`` describes:
 
     - None: plain decoding.
     - A registered name, such as "ngram", with options if wanted: "ngram:max_ngram=4,min_ngram=2".
-    - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model; of the target's
-      vocabulary and on its device. Those loaded here take the target's precision.
+    - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model, with the
+      target's vocabulary and on its device. Those loaded here take the target's precision.
     - The directory of a draft head trained for the target (``paceline.draft_heads.files``); the target must be native.
-    - "early_exit:exit_layer=8", for a native target that has learned to say early what it says at its end.
+    - "early_exit:exit_layer=8", for a native target that was trained to predict from this layer.
     - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``).
-    - A ``Drafter``, taken as it is.
+    - A ``Drafter``, used as it is, or a ``HostDrafter``, which is wrapped.
 
-    Raises ValueError, naming what is known, for anything else, and for a draft of another vocabulary or device.
+    Raises ValueError, with the known names, for anything else, and for a draft of another vocabulary or device.
     """
     if isinstance(drafter, Mapping) or (isinstance(drafter, str) and drafter.lstrip().startswith("{")):
         speculation = read_speculative_config(drafter)
@@ -51,16 +52,16 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
 
 
 def build_drafter(drafter: DrafterLike, *, target: Loaded) -> Drafter:
-    """The drafter of ``build_drafting`` alone: how many tokens a configuration asks for is left to the caller."""
+    """The drafter of ``build_drafting``, without its draft length."""
     return build_drafting(drafter, target=target).drafter
 
 
 def build_shaped(
     draft: str | Path | Loaded, *, target: Loaded, shape: Topology | None, draws: frozenset[Draw] = frozenset(Draw)
 ) -> Drafter:
-    """A draft model or a head that drafts ``shape`` (None: a chain), its tokens drawn in one of the ways ``draws``.
+    """A drafter with a draft model or head that drafts ``shape`` (None: a chain) with one of ``draws``.
 
-    Raises ValueError as ``build_drafting`` does for those, and where the shape allows none of the draws.
+    Raises ValueError as ``build_drafting`` does, and for a shape that allows none of the draws.
     """
     if isinstance(draft, str | Path) and is_head(draft):
         return build_head_drafter(draft, target=target, shape=shape, draws=draws)
@@ -70,10 +71,10 @@ def build_shaped(
 
 
 def build_verifier(verifier: VerifierLike) -> Verifier:
-    """The verifier called "NAME" or "NAME:option=value,option=value"; a ``Verifier`` is taken as it is.
+    """The verifier called "NAME" or "NAME:option=value,option=value"; a ``Verifier`` is used as it is.
 
-    Options are the arguments of the verifier's class: "lossy_typical:epsilon=0.3,delta=0.09". Raises ValueError, naming
-    what is known, for anything else, and for a value that the class refuses.
+    Options are the arguments of the verifier's class: "lossy_typical:epsilon=0.3,delta=0.09". Raises ValueError, with
+    the known names, for anything else, and for a value that the class refuses.
     """
     if isinstance(verifier, str):
         return read_named(VERIFIERS, verifier).make()
@@ -86,7 +87,7 @@ def build_verifier(verifier: VerifierLike) -> Verifier:
 
 
 def check_vocabulary(target: Loaded, draft: Loaded) -> None:
-    """Raise ValueError unless the ids of both mean the same; models padded to other sizes pass with one tokenizer."""
+    """Raise ValueError unless both have the same vocabulary; sizes may differ by padding if the tokenizers agree."""
     if target.tokenizer is not None and draft.tokenizer is not None:
         same = same_vocabulary(target.tokenizer, draft.tokenizer)
         sizes = (target.tokenizer.size, draft.tokenizer.size)
@@ -111,9 +112,11 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
     return build_shaped(path, target=target, shape=speculation.tree, draws=speculation.draws)
 
 
-def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, target: Loaded) -> Drafter:
+def _build(drafter: DrafterLike, target: Loaded) -> Drafter:
     if isinstance(drafter, Drafter):
         return drafter
+    if isinstance(drafter, HostDrafter):
+        return HostDrafting(drafter)
     if drafter is None:
         return DRAFTERS.find("none")()
     if isinstance(drafter, Loaded):
@@ -137,7 +140,7 @@ def _build(drafter: str | Path | Loaded | TransformersModel | Drafter | None, ta
 
 
 def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> Loaded:
-    """A draft model as ``target`` was loaded."""
+    """A draft model, loaded with the options of ``target``."""
     return load(
         path, dtype=target.dtype, device=target.lm.device, revision=revision, enforce_eager=target.enforce_eager
     )
@@ -149,7 +152,7 @@ def _names_a_model(text: str) -> bool:
 
 
 def _by_name(text: str, target: Loaded) -> Drafter:
-    """The drafter that ``text`` names. Raises ValueError for one that needs more than text can give."""
+    """The drafter that ``text`` names. Raises ValueError for one that needs a directory."""
     if name_of(text) == "model":
         raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")
     weightless = read_weightless(text)
@@ -157,7 +160,7 @@ def _by_name(text: str, target: Loaded) -> Drafter:
 
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:
-    """Raise ValueError unless ``draft`` can draft for ``target``; a model can for itself."""
+    """Raise ValueError unless ``draft`` has the device and the vocabulary of ``target``."""
     if draft.lm.device != target.lm.device:
         raise ValueError(
             f"target {target.name} is on {target.lm.device} and draft {draft.name} on {draft.lm.device}: load both on "

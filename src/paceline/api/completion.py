@@ -1,4 +1,4 @@
-"""One completion in progress on the host: its tokens, its text, where it stops."""
+"""The host side of one output: incremental decoding to text, stop strings, the result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,14 +16,14 @@ from paceline.text.stops import StopStrings
 from paceline.text.stream import TextStream
 from paceline.text.tokenizer import Tokenizer
 
-Criterion: TypeAlias = Callable[[Sequence[int]], bool]  # of the completion so far: whether it ends here
+Criterion: TypeAlias = Callable[[Sequence[int]], bool]  # token ids so far to whether the output ends
 
 
 @final
 class Completion:
-    """Decodes the tokens of every step to text; the first stop string, or ``criterion``, ends it.
+    """Decodes the tokens of every step to text, and ends at the first stop string or where ``criterion`` is true.
 
-    ``sequence`` is the engine's copy of the prompt and the tokens since, which only the engine changes.
+    ``sequence`` is the engine's list of prompt and output tokens, which only the engine changes.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Completion:
         self._origin: list[str | None] = []
         self._logprobs: list[TokenLogprobs] = []
         self._text: list[str] = []
-        # The last step's tokens, drafted ones among them, and those kept.
+        # Of the last step: tokens, accepted draft tokens, tokens kept.
         self._trim: tuple[int, int, int] | None = None
 
     def take(self, output: StepOutput) -> list[Piece]:
-        """The pieces of one step's tokens; sets ``finish_reason`` when this is the end."""
+        """The pieces of one step's tokens; sets ``finish_reason`` if the output ends."""
         pieces: list[Piece] = []
         sources = sources_of(output)
         for at, token in enumerate(output.token_ids):
@@ -67,12 +67,12 @@ class Completion:
             self._logprobs += output.logprobs[at : at + 1]
             if last and output.finish is Finish.STOP:
                 self._end("stop", token if token in self.params.stop_tokens else None)
-            text = self._spell(token)
-            self._judge()
+            text = self._decode(token)
+            self._check_criterion()
             if last and output.finish is Finish.LENGTH and self.finish_reason is None:
                 self._end("length", None)
             if self.finish_reason is not None:
-                text += self._rest()
+                text += self._flush()
             self._text.append(text)
             pieces.append(self._piece(text, output.logprobs[at] if output.logprobs else None))
             if self.finish_reason is not None:
@@ -81,15 +81,15 @@ class Completion:
         return pieces
 
     def cancel(self, error: Exception | None = None) -> None:
-        """End where it is; text held back is shown."""
+        """End here; text that was held back is flushed."""
         if self.finish_reason is None:
             self.finish_reason, self.error = "cancelled", error
-            self._text.append(self._rest())
+            self._text.append(self._flush())
 
     def result(
         self, stats: RequestStats, *, prompt_logprobs: PromptScore | None, speed: Speed | None, lossless: bool
     ) -> Result:
-        """What there is so far; one that still runs counts as cancelled."""
+        """The result so far; a completion that still runs counts as cancelled."""
         return Result(
             index=self.index,
             sample=self.sample,
@@ -109,16 +109,16 @@ class Completion:
 
     @property
     def prompt(self) -> list[int]:
-        """The prompt's tokens."""
+        """The prompt's token ids."""
         return self.sequence[: self._num_prompt]
 
     @property
     def token_ids(self) -> list[int]:
-        """Its tokens so far."""
+        """The output's token ids so far."""
         return self.sequence[self._num_prompt : self._num_prompt + self._num]
 
-    def _spell(self, token: int) -> str:
-        """The text that ``token`` completes and that may be shown; a stop string ends the text."""
+    def _decode(self, token: int) -> str:
+        """The text that ``token`` completes, without what may begin a stop string; a stop string ends the output."""
         armed = self._num > self.params.min_tokens
         stopped = self.finish_reason is not None
         text = ""
@@ -128,8 +128,8 @@ class Completion:
                 self._end("stop", self._stops.matched)
         return text
 
-    def _judge(self) -> None:
-        """Ask the criterion; one that raises ends the text as well."""
+    def _check_criterion(self) -> None:
+        """Call the criterion; an exception ends the output as well."""
         if self._criterion is None or self.finish_reason is not None:
             return
         try:
@@ -139,8 +139,8 @@ class Completion:
             self.error = error
             self._end("cancelled", None)
 
-    def _rest(self) -> str:
-        """What is still held back, now that no more comes."""
+    def _flush(self) -> str:
+        """The text that was held back."""
         if self._stream is None:
             return ""
         armed = self._num > self.params.min_tokens

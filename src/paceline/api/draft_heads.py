@@ -1,7 +1,4 @@
-"""Heads of a target, from their directories to drafters. Decodes nothing.
-
-A head (``paceline.draft_heads``) drafts from the target's own hidden states, and shares weights with it.
-"""
+"""Builds drafters from the directories of draft heads, and early exits without weights of their own."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +26,11 @@ __all__ = ["WeightlessExit", "build_head_drafter", "is_head", "read_weightless"]
 def build_head_drafter(
     path: str | Path, *, target: Loaded, shape: Shape | None = None, draws: frozenset[Draw] | None = None
 ) -> Drafter:
-    """What drafts with the head of the directory ``path``, loaded in the precision and on the device of ``target``.
+    """A drafter with the draft head of the directory ``path``, in the precision and on the device of ``target``.
 
-    ``shape`` (None: a chain) is what it drafts, in one of the ways ``draws`` (None: all that the shape allows). Raises
-    ValueError for a target that transformers runs, for files that are missing or broken, for a head of another target,
-    and where the shape allows none of the draws.
+    It drafts ``shape`` (None: a chain) with one of ``draws`` (None: all that the shape allows). Raises ValueError for a
+    target that transformers runs, for missing or broken files, for a head of another target, and for a shape that
+    allows none of the draws.
     """
     head = load_head(path, _native(target, f"{path} is a head, which"), target_name=target.name)
     return _drafter(head, target, shape=shape, draws=draws)
@@ -42,12 +39,12 @@ def build_head_drafter(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightlessExit:
-    """An early exit of nothing but the target's own norm and head, for a target that has learned it (2404.16710)."""
+    """An early exit with the target's own norm and LM head, for a target trained for it (2404.16710)."""
 
     exit_layer: int
 
     def drafter(self, target: Loaded) -> Drafter:
-        """What drafts so. Raises ValueError for a layer that ``target`` lacks, and where transformers runs it."""
+        """The drafter. Raises ValueError for a layer that ``target`` lacks, and for one that transformers runs."""
         lm = _native(target, f"drafter 'early_exit:exit_layer={self.exit_layer}'")
         if self.exit_layer < 1:
             raise ValueError(f"exit_layer={self.exit_layer}: give at least 1")
@@ -59,9 +56,9 @@ WITHOUT_FILES = Registry("drafter", {"early_exit": "paceline.api.draft_heads:Wei
 
 
 def read_weightless(text: str) -> WeightlessExit | None:
-    """The early exit of "early_exit:exit_layer=8"; None for what names no head.
+    """The early exit of "early_exit:exit_layer=8"; None if ``text`` names no draft head.
 
-    Raises ValueError for the bare name of a drafter that a head is needed for, and for options that are none.
+    Raises ValueError for a name that needs the head's directory, and for unknown options.
     """
     name = name_of(text)
     if name not in DRAFT_HEADS:
@@ -70,12 +67,12 @@ def read_weightless(text: str) -> WeightlessExit | None:
         return read_named(WITHOUT_FILES, text).make()
     raise ValueError(
         f"drafter {name!r} needs a head that was trained for the target: give the head's directory instead of the name"
-        + (f", or {name}:exit_layer=LAYER for a target that learned to do without" if name in WITHOUT_FILES else "")
+        + (f", or {name}:exit_layer=LAYER for a target that was trained for it" if name in WITHOUT_FILES else "")
     )
 
 
 def _native(target: Loaded, who: str) -> DecoderLM:
-    """The target's decoder. Raises ValueError where transformers' own code runs it."""
+    """The target's native decoder. Raises ValueError if transformers runs it."""
     if not isinstance(target.lm, DecoderLM):
         raise ValueError(
             f"{who} drafts from hidden states of native models, and {target.name} is run by transformers: load it with "

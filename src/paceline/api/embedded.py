@@ -1,4 +1,4 @@
-"""Where the embedded pair of models and its heads lie, if their package is installed."""
+"""Directories of the embedded demo models and their draft heads, if ``paceline-demo`` is installed."""
 
 from importlib import import_module
 from pathlib import Path
@@ -6,13 +6,13 @@ from types import ModuleType
 
 
 def embedded_pair() -> tuple[Path, Path]:
-    """Directories of the target and the draft in ``paceline-demo``. Raises ValueError if it is not installed."""
+    """Directories of the target and the draft model. Raises ValueError if ``paceline-demo`` is not installed."""
     package = _package()
     return package.target(), package.draft()
 
 
 def embedded_heads() -> tuple[Path, Path]:
-    """Directories of the target's early exit and of its prophet. Raises ValueError as ``embedded_pair`` does."""
+    """Directories of the target's early-exit and prophet heads. Raises ValueError as ``embedded_pair`` does."""
     package = _package()
     return package.early_exit(), package.prophet()
 

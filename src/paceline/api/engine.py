@@ -1,4 +1,4 @@
-"""Requests in words and their texts as they come, over one target with fixed rows. Knows nothing of files."""
+"""``Engine``: continuous batching of requests over one target with a fixed number of rows."""
 
 import logging
 from collections import deque
@@ -29,12 +29,12 @@ from paceline.models.base import max_sequence_length
 logger = logging.getLogger("paceline")
 
 MOST_ROWS = 16  # of an engine that is made for one call
-LONGEST = 2048  # tokens of a row, prompt included, where nobody says otherwise
+LONGEST = 2048  # default limit of a row's tokens, prompt included
 
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """A completion that waits or runs, and where its pieces go."""
+    """A completion that has not ended, and the queue of its stream's pieces."""
 
     completion: Completion
     pieces: deque[Piece]
@@ -43,21 +43,20 @@ class _Open:
 
 @final
 class Engine:
-    """One target, one drafter, ``batch_size`` rows; any number of requests pass through, each at its own rate.
+    """Runs any number of requests over one target, one drafter and ``batch_size`` rows.
 
-    - ``drafter`` (None): a registered name, a loaded draft, a draft directory, a Drafter, vLLM's speculative_config, or
-      None for plain decoding. A Drafter serves one engine at a time.
+    - ``drafter`` (None): a registered name, a loaded draft model, a directory, a Drafter or HostDrafter, vLLM's
+      speculative_config, or None for plain decoding. A Drafter serves one engine at a time.
     - ``verifier`` ("coupled", whose tokens depend on the seed alone): a name, "NAME:option=value", or a Verifier.
-    - ``num_draft_tokens`` (5): drafted per step; or a Plan, which is then followed to the letter. Under a number, and
-      a verifier whose tokens do not depend on drafts, a few steps in a hundred are taken plainly to measure
-      whether drafting pays; the results say so where it does not.
+    - ``num_draft_tokens`` (5): drafted tokens per step; or a Plan. With a number, and a verifier whose tokens do not
+      depend on drafts, a few steps in a hundred are plain decoding, to measure whether drafting pays; results carry
+      a warning if it does not.
     - ``batch_size`` (8): rows; their caches are allocated here.
-    - ``max_length`` (None): tokens of a text, prompt included; None is the target's context, at most 2048, and where an
-      attention window limits the target as many as fit into it with a draft behind them.
+    - ``max_length`` (None): the limit of a sequence's tokens, prompt included. None is the target's context, at most
+      2048; with an attention window, as many as fit into it together with a draft.
+    - ``guidance`` (False): allocate a second row for each, for requests with a ``guidance_scale``.
 
-    - ``guidance`` (False): as many rows again, for requests with a ``guidance_scale``.
-
-    Raises ValueError for what does not fit together, and when the caches exceed the free memory.
+    Raises ValueError for options that do not fit together, and for caches that exceed the free memory.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Engine:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1")
         if max_length is not None and max_length < 2:
-            raise ValueError(f"max_length={max_length}: give at least 2, for one token of a prompt and one after it")
+            raise ValueError(f"max_length={max_length}: give at least 2, one prompt token and one new token")
         self.target = target
         drafting = build_drafting(drafter, target=target)
         count = drafting.num_draft_tokens or num_draft_tokens
@@ -88,7 +87,7 @@ class Engine:
                 f"verifier {name!r} under exact=True: its tokens depend on what is drafted; choose 'coupled', or "
                 "load the target without exact"
             )
-        agree(drafting.drafter, chosen)  # before memory is looked at
+        agree(drafting.drafter, chosen)  # before memory is checked
         length = max_length
         if length is None:
             length = min(LONGEST, room(target, drafting.drafter.max_nodes(plan.max_draft_tokens)))
@@ -118,12 +117,12 @@ class Engine:
 
     @property
     def speed(self) -> Speed | None:
-        """Tokens per second as drafted and as plain steps would have given; None before enough is known."""
+        """Measured tokens per second with drafting and without; None before enough steps are measured."""
         return None if self._watch is None else self._watch.speed
 
     @property
     def lossless(self) -> bool:
-        """Whether texts have the target's distribution."""
+        """Whether outputs have the target's distribution."""
         return self.decoder.verifier.lossless
 
     def submit(
@@ -136,22 +135,22 @@ class Engine:
         name: str | None = None,
         rules: Sequence[Constraint] = (),
     ) -> Stream:
-        """Queue one prompt or several; their stream.
+        """Queue one prompt or several and return their stream.
 
         - ``prompts``: a text, token ids or chat messages; or a list of these.
         - ``params`` (None, which is ``SamplingParams()``): one for all prompts, whose seed is then split per prompt and
           sample; or one per prompt, whose seed is split per sample only. Sample 0 of prompt 0 keeps the seed.
-        - ``criterion`` (None): called with the tokens of each completion as each arrives; true ends it there.
+        - ``criterion`` (None): called with the token ids of a completion after each token; true ends it there.
         - ``constraints`` (none): further constraints, applied after those of ``params``; ``rules`` is a deprecated
           name for them.
-        - ``name`` (None): what logs call these prompts; None numbers them in the order of all submissions, from 0.
+        - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
 
         Raises ValueError naming the prompt, before anything is queued.
         """
-        asked = prepare(self.target, self.decoder, prompts, params, criterion, (*constraints, *rules))
-        completions = [one.completion for one in asked]
+        prepared = prepare(self.target, self.decoder, prompts, params, criterion, (*constraints, *rules))
+        completions = [completion for _, completion in prepared]
         pieces: deque[Piece] = deque()
-        tickets = [self._scheduler.submit(one.request, sequence=one.completion.sequence) for one in asked]
+        tickets = [self._scheduler.submit(request, sequence=completion.sequence) for request, completion in prepared]
         first = self._num_prompts
         for ticket, completion in zip(tickets, completions, strict=True):
             number = first + completion.index
@@ -160,21 +159,21 @@ class Engine:
         return Stream(engine=self, tickets=tickets, completions=completions, pieces=pieces)
 
     def generate(self, prompts: Prompts, params: ParamsLike = None) -> list[Result]:
-        """Continue every prompt to its end; results in their order, the samples of a prompt together.
+        """Generate from every prompt; results in order, the samples of a prompt together.
 
-        Raises what ``submit`` raises, and Interrupted, which carries what there is, on Ctrl-C.
+        Raises what ``submit`` raises; on Ctrl-C, Interrupted with the results so far.
         """
         return self.submit(prompts, params).drain()
 
     def advance(self) -> None:
-        """One step of all that runs; streams fill with its pieces."""
+        """Run one step of all active requests; their pieces go to the streams."""
         for output in self._scheduler.advance():
             entry = self._open[output.ticket]
             try:
                 if output.error is not None:
                     raise output.error
                 entry.pieces.extend(entry.completion.take(output))
-            except Exception as error:  # whatever is wrong with one request ends that one alone
+            except Exception as error:  # ends this request alone
                 entry.completion.cancel(error)
             if entry.completion.error is not None:
                 logger.warning("%s failed: %s", entry.name, entry.completion.error)
@@ -186,15 +185,15 @@ class Engine:
             logger.warning(self.speed.warning)
 
     def cancel(self, ticket: int) -> None:
-        """End a request that waits or runs; its row is free at once."""
+        """End a request that waits or runs; its row is free immediately."""
         entry = self._open.pop(ticket, None)
         if entry is not None:
             entry.completion.cancel()
             self._scheduler.cancel(ticket)
 
     def result(self, ticket: int, completion: Completion) -> Result:
-        """What a request has got so far, with its statistics."""
-        scores = self._scheduler.prompt_scores(ticket - completion.sample)  # of sample 0, whose prompt alone is scored
+        """The result of a request so far, with its statistics."""
+        scores = self._scheduler.prompt_scores(ticket - completion.sample)  # the prompt is scored for sample 0
         known = None
         if scores is not None:
             tokens = tuple(completion.prompt)
@@ -204,17 +203,17 @@ class Engine:
         )
 
     def forget(self, ticket: int) -> None:
-        """Drop what is known of a request that has ended."""
+        """Drop the statistics of a request that has ended."""
         self._scheduler.forget(ticket)
 
 
 def room(target: Loaded, num_nodes: int) -> int:
-    """Tokens of the longest text that ``target`` takes with ``num_nodes`` behind it. Raises ValueError below two."""
+    """The longest sequence that ``target`` takes beside a draft of ``num_nodes``. Raises ValueError below two."""
     found = max_sequence_length(target.lm, num_nodes=num_nodes)
     if found < 2:
         raise ValueError(
-            f"drafts of {num_nodes} tokens, their root included, leave no room for a text in the {target.lm.max_slots} "
-            f"that {target.name} attends to: lower num_draft_tokens"
+            f"drafts of {num_nodes} tokens, their root included, leave no room for a sequence in the "
+            f"{target.lm.max_slots} that {target.name} attends to: lower num_draft_tokens"
         )
     return found
 
@@ -230,9 +229,9 @@ def engine_for(
     max_length: int | None,
     guidance: bool = False,
 ) -> Engine:
-    """An engine for one call of ``num_texts``: as many rows as there are texts, at most 16 and what memory allows.
+    """An engine for one call of ``num_texts`` sequences: one row for each, at most 16 and what memory allows.
 
-    ``max_length`` None: texts as long as the target takes.
+    ``max_length`` None: the longest that the target takes.
     """
     drafting = build_drafting(drafter, target=target)
     count = drafting.num_draft_tokens or num_draft_tokens
@@ -253,7 +252,7 @@ def engine_for(
         drafter=drafting.drafter,
         verifier=verifier,
         num_draft_tokens=count,
-        batch_size=min(rows, num_texts),  # more would only stand idle
+        batch_size=min(rows, num_texts),
         max_length=length,
         guidance=guidance,
     )

@@ -1,4 +1,4 @@
-"""Prompts in, texts out, in one call, with an engine of the right size made for it. Knows nothing of files."""
+"""``generate`` and ``stream``: one call with an engine that is made for it."""
 
 from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.engine import engine_for
@@ -20,21 +20,21 @@ def generate(
     num_draft_tokens: int | Plan = 5,
     batch_size: int | None = None,
 ) -> list[Result]:
-    """Continue every prompt; results in their order, the ``n`` samples of a prompt together.
+    """Generate from every prompt; results in order, the ``n`` samples of a prompt together.
 
     - ``prompts``: a text, token ids or chat messages; or a list of these.
     - ``params`` (None, which is ``SamplingParams()``: 16 tokens at temperature 1): one for all prompts, or one for
-      each. A seed given for all is split per prompt and sample, so that their noise is independent: ``Engine.submit``.
+      each. A seed for all is split per prompt and sample, so that their noise is independent: ``Engine.submit``.
     - ``drafter`` (None: plain decoding): a registered name, with options if wanted ("ngram:max_ngram=4"), a loaded
-      draft, a draft directory, a Drafter, or vLLM's speculative_config as a dictionary or JSON. With the verifier
-      "coupled" the tokens do not depend on it.
-    - ``verifier`` ("coupled"): the rule that decides how much of a draft is kept: a name, with options as in
+      draft model, a directory, a Drafter or HostDrafter, or vLLM's speculative_config as a dictionary or JSON. With
+      the verifier "coupled" the tokens do not depend on it.
+    - ``verifier`` ("coupled"): decides how many drafted tokens are accepted: a name, with options as in
       "lossy_typical:epsilon=0.3,delta=0.09", or a Verifier.
-    - ``num_draft_tokens`` (5): drafted per step; or a Plan.
-    - ``batch_size`` (None: as many as there are texts, at most 16 and what half of the free memory holds): rows that
-      run together. It changes no token.
+    - ``num_draft_tokens`` (5): drafted tokens per step; or a Plan.
+    - ``batch_size`` (None: one row per sequence, at most 16 and what half of the free memory holds): rows that run
+      together. It changes no token.
 
-    Raises ValueError, naming the prompt, before any work; and Interrupted, which carries the results so far, on Ctrl-C.
+    Raises ValueError, naming the prompt, before any work; on Ctrl-C, Interrupted with the results so far.
     """
     return stream(
         target,
@@ -57,7 +57,7 @@ def stream(
     num_draft_tokens: int | Plan = 5,
     batch_size: int | None = None,
 ) -> Stream:
-    """As ``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early."""
+    """``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early."""
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     options = per_prompt(params, len(encoded))
     guides = [guidance(target, tokens, option) for tokens, option in zip(encoded, options, strict=True)]

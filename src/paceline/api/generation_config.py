@@ -1,7 +1,4 @@
-"""Generation options of transformers, as an object, a dict or a file, to parameters of ours.
-
-Imports nothing of transformers and decodes nothing.
-"""
+"""Converts a transformers ``GenerationConfig`` (object, dict or file) to ``SamplingParams``, without transformers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,20 +7,18 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from paceline.api import values
 from paceline.api.generation_fields import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TOP_K, Values, check
 from paceline.api.params import SamplingParams
-from paceline.api.values import token_lists
 
 CUTOFFS = ("epsilon_cutoff", "eta_cutoff")
 
 
 @runtime_checkable
 class DescribesGeneration(Protocol):
-    """What is needed of a transformers ``GenerationConfig``."""
+    """The part of a transformers ``GenerationConfig`` that is read."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name."""
-        ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 GenerationConfigLike: TypeAlias = DescribesGeneration | Values | str | Path
@@ -31,19 +26,17 @@ GenerationConfigLike: TypeAlias = DescribesGeneration | Values | str | Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """What a configuration asks for, where ``SamplingParams`` alone cannot say it.
+    """A configuration, including what ``SamplingParams`` cannot hold. None: not given.
 
-    - ``params``: without end-of-text tokens. ``max_tokens`` is ``max_new_tokens``, 20 where no length is given, or None
-      where ``max_length`` decides; ``n`` is ``num_return_sequences``.
-    - ``max_new_tokens``: as given. None: not given.
-    - ``max_length``, ``min_length``: tokens of prompt and continuation together. None: not given, or overruled by a
-      count of new tokens.
-    - ``eos``: the end-of-text tokens, in place of the model's own. None: not given. Ids below 0, which never appear,
-      are left out, so that -1 alone is the empty tuple: nothing ends the text.
-    - ``pad``: what fills shorter rows, as given. None: not given.
-    - ``return_dict``: whether an object comes back instead of token ids alone.
-    - ``num_assistant_tokens``, ``prompt_lookup_num_tokens``, ``max_matching_ngram_size``: how much to draft, and by
-      which matches. None: not given.
+    - ``params``: without end-of-text tokens. ``max_tokens`` is ``max_new_tokens``, 20 if no length is given, or None
+      if ``max_length`` decides; ``n`` is ``num_return_sequences``.
+    - ``max_length``, ``min_length``: limits of prompt and output together. None also if ``max_new_tokens`` or
+      ``min_new_tokens`` overrides them.
+    - ``eos``: the end-of-text tokens, which replace the model's own. Ids below 0 are left out, so -1 alone gives ():
+      no token ends the output.
+    - ``pad``: the token that fills shorter rows.
+    - ``return_dict``: whether to return an object instead of token ids.
+    - ``num_assistant_tokens``, ``prompt_lookup_num_tokens``, ``max_matching_ngram_size``: draft length and n-gram size.
     """
 
     params: SamplingParams
@@ -59,13 +52,13 @@ class GenerationOptions:
 
     @property
     def num_return_sequences(self) -> int:
-        """Continuations of every prompt."""
+        """Outputs per prompt."""
         return self.params.n
 
     def for_prompt(self, num_prompt_tokens: int, *, context: int) -> SamplingParams:
-        """The parameters for a prompt of this many tokens and a model of ``context`` positions, end-of-text included.
+        """The parameters for a prompt of this length and a model of ``context`` positions, with end-of-text tokens.
 
-        Raises ValueError where no room for a new token is left, and where the least length exceeds the most.
+        Raises ValueError if there is no room for a new token, and if the minimum length exceeds the maximum.
         """
         max_tokens = self.max_new_tokens
         if max_tokens is None:
@@ -82,15 +75,15 @@ class GenerationOptions:
 
 
 def from_generation_config(config: GenerationConfigLike) -> SamplingParams:
-    """The parameters that mean what ``config`` means to transformers.
+    """The parameters with the meaning that ``config`` has in transformers.
 
     config: a transformers ``GenerationConfig``, its dict, or a path to generation_config.json or its directory. Fields
-    that are None or missing have transformers' defaults: greedy, 20 new tokens; where ``do_sample`` is True, top-k 50.
-    End-of-text tokens that it names take the place of the model's own, by ``stop_token_ids`` and ``ignore_eos``. What
-    it says of drafting, padding and the form of the result has no place in the parameters and is left out.
+    that are None or missing have transformers' defaults: greedy, 20 new tokens; with ``do_sample``, top-k 50.
+    Its end-of-text tokens replace the model's own, as ``stop_token_ids`` with ``ignore_eos``. Fields on drafting,
+    padding and the type of the result are left out.
 
     Raises ValueError as ``generation_options`` does, and for ``max_length`` and ``min_length`` without
-    ``max_new_tokens`` and ``min_new_tokens``: they depend on the prompt.
+    ``max_new_tokens`` and ``min_new_tokens``, because they depend on the prompt.
     """
     options = generation_options(config)
     for name, length in (("max", options.max_length), ("min", options.min_length)):
@@ -103,38 +96,38 @@ def from_generation_config(config: GenerationConfigLike) -> SamplingParams:
 
 
 def generation_options(config: GenerationConfigLike) -> GenerationOptions:
-    """Everything that ``config`` asks for; see ``from_generation_config`` for what it may be.
+    """All options of ``config``, in the forms that ``from_generation_config`` takes.
 
-    Raises ValueError for fields that cannot be honoured, all of them in one message, for unknown fields, for values
-    outside their range, and for a path without a configuration.
+    Raises ValueError for unsupported and unknown fields, all of them in one message, for values outside their range,
+    and for a path without a configuration.
     """
-    values = _read(config)
-    check(values)
-    max_new_tokens, min_new_tokens = _count(values, "max_new_tokens", 1), _count(values, "min_new_tokens", 0)
-    max_length, min_length = _count(values, "max_length", 1), _count(values, "min_length", 0)
+    fields = _read(config)
+    check(fields)
+    max_new_tokens, min_new_tokens = _count(fields, "max_new_tokens", 1), _count(fields, "min_new_tokens", 0)
+    max_length, min_length = _count(fields, "max_length", 1), _count(fields, "min_length", 0)
     default = DEFAULT_MAX_NEW_TOKENS if max_length is None else None
-    count = _count(values, "num_return_sequences", 1)
-    if count not in (None, 1) and not _flag(values, "do_sample"):
-        raise ValueError(f"num_return_sequences={count} without do_sample=True: greedy decoding has one text")
+    count = _count(fields, "num_return_sequences", 1)
+    if count not in (None, 1) and not _flag(fields, "do_sample"):
+        raise ValueError(f"num_return_sequences={count} without do_sample=True: greedy decoding has one output")
     params = SamplingParams(
-        **_sampling(values),
-        **_processors(values),
+        **_sampling(fields),
+        **_processors(fields),
         n=count or 1,
         max_tokens=max_new_tokens or default,
         min_tokens=min_new_tokens or 0,
-        stop=values.get("stop_strings"),
+        stop=fields.get("stop_strings"),
     )
     return GenerationOptions(
         params=params,
         max_new_tokens=max_new_tokens,
         max_length=max_length if max_new_tokens is None else None,
         min_length=(min_length or None) if min_new_tokens is None else None,
-        eos=_eos(values.get("eos_token_id")),
-        pad=_integer(values, "pad_token_id"),
-        return_dict=_flag(values, "return_dict_in_generate"),
-        num_assistant_tokens=_count(values, "num_assistant_tokens", 1),
-        prompt_lookup_num_tokens=_count(values, "prompt_lookup_num_tokens", 1),
-        max_matching_ngram_size=_count(values, "max_matching_ngram_size", 1),
+        eos=_eos(fields.get("eos_token_id")),
+        pad=values.integer("pad_token_id", fields.get("pad_token_id"), optional=True),
+        return_dict=_flag(fields, "return_dict_in_generate"),
+        num_assistant_tokens=_count(fields, "num_assistant_tokens", 1),
+        prompt_lookup_num_tokens=_count(fields, "prompt_lookup_num_tokens", 1),
+        max_matching_ngram_size=_count(fields, "max_matching_ngram_size", 1),
     )
 
 
@@ -144,44 +137,44 @@ def _read(config: GenerationConfigLike) -> Values:
     if isinstance(config, DescribesGeneration):
         return config.to_dict()
     if not isinstance(config, str | Path):
-        raise ValueError(f"{config!r} is no generation configuration: give a GenerationConfig, its dict, or a path")
+        raise ValueError(f"{config!r} is not a generation configuration: give a GenerationConfig, its dict, or a path")
     path = Path(config)
     path = path / "generation_config.json" if path.is_dir() else path
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"no such generation configuration: {path}; give the file or its directory") from error
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is no generation configuration: it holds no JSON object")
-    return values
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} is not a generation configuration: it holds no JSON object")
+    return fields
 
 
-def _sampling(values: Values) -> dict[str, Any]:
-    """The distribution of a token as arguments of ``SamplingParams``."""
-    if not _flag(values, "do_sample"):
+def _sampling(fields: Values) -> dict[str, Any]:
+    """Temperature and filters as arguments of ``SamplingParams``."""
+    if not _flag(fields, "do_sample"):
         return {"temperature": 0.0}
-    if values.get("temperature") == 0:
+    if fields.get("temperature") == 0:
         raise ValueError("do_sample=True with temperature=0: give do_sample=False for greedy decoding")
-    top_k = _count(values, "top_k", 0)
+    top_k = _count(fields, "top_k", 0)
     names = ("temperature", "top_p", "min_p", "typical_p")
-    cutoffs = {name: values[name] for name in CUTOFFS if values.get(name) not in (None, 1)}
-    return {**_given(values, names), **cutoffs, "top_k": DEFAULT_TOP_K if top_k is None else top_k}
+    cutoffs = {name: fields[name] for name in CUTOFFS if fields.get(name) not in (None, 1)}
+    return {**_given(fields, names), **cutoffs, "top_k": DEFAULT_TOP_K if top_k is None else top_k}
 
 
-def _processors(values: Values) -> dict[str, Any]:
-    """What changes logits, as arguments of ``SamplingParams``. Ids below 0, which no token has, need no suppression."""
+def _processors(fields: Values) -> dict[str, Any]:
+    """Logits processors as arguments of ``SamplingParams``. Suppressed ids below 0 are dropped."""
     names = ("repetition_penalty", "no_repeat_ngram_size", "sequence_bias", "bad_words_ids", "guidance_scale")
     suppressed = {
         name: [token for token in tokens if token >= 0] if _are_integers(tokens) else tokens
-        for name, tokens in _given(values, ("suppress_tokens", "begin_suppress_tokens")).items()
+        for name, tokens in _given(fields, ("suppress_tokens", "begin_suppress_tokens")).items()
     }
-    return {**_given(values, names), **suppressed}
+    return {**_given(fields, names), **suppressed}
 
 
-def _given(values: Values, names: Sequence[str]) -> dict[str, Any]:
-    return {name: values[name] for name in names if values.get(name) is not None}
+def _given(fields: Values, names: Sequence[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names if fields.get(name) is not None}
 
 
 def _are_integers(given: object) -> bool:
@@ -189,15 +182,14 @@ def _are_integers(given: object) -> bool:
 
 
 def _ended(params: SamplingParams, eos: tuple[int, ...] | None) -> SamplingParams:
-    """``params`` ended by these end-of-text tokens in place of the model's own; None leaves the model's own.
+    """``params`` with these end-of-text tokens instead of the model's own; None keeps the model's own.
 
-    Like transformers it does not ban a text's end: bad words that are one of these tokens are left out.
+    As in transformers, bad words that are one of these tokens are not banned.
     """
     if eos is None:
         return params
-    bad = token_lists("bad_words_ids", params.bad_words_ids)
     ends = [(token,) for token in eos]
-    kept = tuple(tokens for tokens in bad if tokens not in ends)
+    kept = tuple(tokens for tokens in params.bad_words_ids or () if tokens not in ends)
     return replace(params, stop_token_ids=eos, ignore_eos=True, bad_words_ids=kept)
 
 
@@ -211,22 +203,9 @@ def _eos(value: object) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(token for token in ids if token >= 0))
 
 
-def _integer(values: Values, name: str) -> int | None:
-    value = values.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ValueError(f"{name}={value!r}: give an integer, or None")
-    return value
+def _count(fields: Values, name: str, least: int) -> int | None:
+    return values.count(least, f"at least {least}, or None", optional=True)(name, fields.get(name))
 
 
-def _count(values: Values, name: str, least: int) -> int | None:
-    value = _integer(values, name)
-    if value is not None and value < least:
-        raise ValueError(f"{name}={value}: give at least {least}, or None")
-    return value
-
-
-def _flag(values: Values, name: str) -> bool:
-    value = values.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r}: give True, False or None")
-    return value is True
+def _flag(fields: Values, name: str) -> bool:
+    return values.flag(name, fields.get(name), optional=True) is True

@@ -1,21 +1,18 @@
-"""Every field of transformers' ``GenerationConfig`` in one of three tables: honoured, harmless, refused unless neutral.
-
-Knows nothing of how the honoured ones are read.
-"""
+"""Every field of transformers' ``GenerationConfig`` in one of three tables: supported, without effect, or refused."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-DEFAULT_MAX_NEW_TOKENS = 20  # of transformers, where neither max_new_tokens nor max_length is given
-DEFAULT_TOP_K = 50  # of transformers, for sampling where top_k is not given
+DEFAULT_MAX_NEW_TOKENS = 20  # of transformers, if neither max_new_tokens nor max_length is given
+DEFAULT_TOP_K = 50  # of transformers, for sampling if top_k is not given
 
 Values: TypeAlias = Mapping[str, Any]  # of a configuration, by field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """When a field is refused: set to anything but None and the ``neutral`` values, where transformers ``read``s it."""
+    """A field that is refused unless it is None, one of the ``neutral`` values, or not ``read`` by transformers."""
 
     reason: str
     neutral: tuple[object, ...] = ()
@@ -39,12 +36,12 @@ HONOURED: dict[str, str] = {
     "typical_p": "read where do_sample is True; None and 1: off",
     "epsilon_cutoff": "read where do_sample is True; None, 0 and 1: off",
     "eta_cutoff": "read where do_sample is True; None, 0 and 1: off",
-    "repetition_penalty": "of prompt and text, without padding",
-    "no_repeat_ngram_size": "in prompt and text",
+    "repetition_penalty": "counts prompt and output, without padding",
+    "no_repeat_ngram_size": "counts prompt and output",
     "sequence_bias": "added to the logit of a sequence's last token",
-    "bad_words_ids": "never completed, but for single end-of-text tokens",
+    "bad_words_ids": "never completed, except single end-of-text tokens",
     "suppress_tokens": "never chosen",
-    "begin_suppress_tokens": "not chosen first",
+    "begin_suppress_tokens": "not the first token",
     "guidance_scale": "with negative_prompt_ids, or the prompt's last token; None and 1: off",
     "max_new_tokens": "max_tokens",
     "max_length": "prompt and new tokens together, unless max_new_tokens is given",
@@ -52,19 +49,19 @@ HONOURED: dict[str, str] = {
     "min_length": "prompt and new tokens together, unless min_new_tokens is given",
     "stop_strings": "stop",
     "eos_token_id": "stop_token_ids, in place of the model's own end-of-text tokens",
-    "pad_token_id": "what fills shorter rows",
-    "bos_token_id": "the prompt where none is given",
+    "pad_token_id": "fills shorter rows",
+    "bos_token_id": "the prompt if none is given",
     "num_return_sequences": "n",
-    "return_dict_in_generate": "the form of what is returned",
-    "num_assistant_tokens": "how many tokens a draft model drafts",
-    "prompt_lookup_num_tokens": "how many tokens prompt lookup drafts",
+    "return_dict_in_generate": "the type of the result",
+    "num_assistant_tokens": "the draft length of a draft model",
+    "prompt_lookup_num_tokens": "the draft length of prompt lookup",
     "max_matching_ngram_size": "the longest match of prompt lookup",
 }
 
-_BEAMS = "read by beam search alone, which num_beams refuses"
-_SPEED = "changes how much is drafted, never the text"
-_CACHE = "changes how the cache is laid out, never the text"
-_COMPILES = "changes how the forward pass is compiled, never the text"
+_BEAMS = "only read by beam search, which num_beams refuses"
+_SPEED = "changes how much is drafted, never the output"
+_CACHE = "changes the layout of the cache, never the output"
+_COMPILES = "changes how the forward is compiled, never the output"
 
 HARMLESS: dict[str, str] = {
     "early_stopping": _BEAMS,
@@ -72,27 +69,27 @@ HARMLESS: dict[str, str] = {
     "low_memory": _BEAMS,
     "num_assistant_tokens_schedule": _SPEED,
     "assistant_confidence_threshold": _SPEED,
-    "assistant_lookbehind": "read for drafts with another tokenizer alone, which are refused",
-    "target_lookbehind": "read for drafts with another tokenizer alone, which are refused",
+    "assistant_lookbehind": "only read for drafts with another tokenizer, which are refused",
+    "target_lookbehind": "only read for drafts with another tokenizer, which are refused",
     "use_cache": _CACHE,
     "cache_config": _CACHE,
     "max_cache_len": _CACHE,
     "return_legacy_cache": _CACHE,
-    "prefill_chunk_size": "changes how a prompt is read, never the text",
+    "prefill_chunk_size": "changes how a prompt is prefilled, never the output",
     "compile_config": _COMPILES,
     "disable_compile": _COMPILES,
-    "continuous_batching_config": "changes how requests are scheduled, never the text",
+    "continuous_batching_config": "changes how requests are scheduled, never the output",
     "renormalize_logits": "adds the same number to all logits",
-    "decoder_start_token_id": "read by encoder-decoder models alone, which are refused",
-    "transformers_version": "says who wrote the configuration",
-    "_from_model_config": "says where the configuration came from",
-    "_commit_hash": "says where the configuration came from",
+    "decoder_start_token_id": "only read by encoder-decoder models, which are refused",
+    "transformers_version": "metadata",
+    "_from_model_config": "metadata",
+    "_commit_hash": "metadata",
 }
 
-_SEARCH = "nothing is searched for"
-_UNBUILT = "not built"
-_DRAFTER = "assistant_model says what drafts"
-_NOT_KEPT = "not kept; see logprobs"
+_SEARCH = "there is no search"
+_UNBUILT = "not implemented"
+_DRAFTER = "assistant_model is the drafter"
+_NOT_KEPT = "not stored; use logprobs"
 
 REFUSED: dict[str, Refusal] = {
     "num_beams": Refusal(reason=_SEARCH, neutral=(1,)),
@@ -101,7 +98,7 @@ REFUSED: dict[str, Refusal] = {
     "penalty_alpha": Refusal(reason=_SEARCH, neutral=(0,)),
     "constraints": Refusal(reason=_SEARCH),
     "force_words_ids": Refusal(reason=_SEARCH),
-    "dola_layers": Refusal(reason="inner layers give no logits"),
+    "dola_layers": Refusal(reason="uses logits of early layers"),
     "encoder_repetition_penalty": Refusal(reason=_UNBUILT, neutral=(1,)),
     "encoder_no_repeat_ngram_size": Refusal(reason=_UNBUILT, neutral=(0,)),
     "exponential_decay_length_penalty": Refusal(reason=_UNBUILT),
@@ -109,11 +106,11 @@ REFUSED: dict[str, Refusal] = {
     "forced_bos_token_id": Refusal(reason=_UNBUILT),
     "forced_eos_token_id": Refusal(reason=_UNBUILT),
     "watermarking_config": Refusal(reason=_UNBUILT),
-    "remove_invalid_values": Refusal(reason="NaN is an error of the model", neutral=(False,)),
+    "remove_invalid_values": Refusal(reason="NaN logits are a model error", neutral=(False,)),
     "token_healing": Refusal(reason="prompts are not rewritten", neutral=(False,)),
-    "max_time": Refusal(reason="a criterion may read the clock"),
+    "max_time": Refusal(reason="use MaxTimeCriteria"),
     "cache_implementation": Refusal(
-        reason="others would change the text",
+        reason="others change the output",
         neutral=(
             "dynamic",
             "offloaded",
@@ -139,12 +136,12 @@ REFUSED: dict[str, Refusal] = {
 
 
 def is_known(name: str) -> bool:
-    """Whether transformers has a field of this name."""
+    """Whether ``GenerationConfig`` has a field of this name."""
     return name in HONOURED or name in HARMLESS or name in REFUSED
 
 
 def refusals(values: Values) -> list[str]:
-    """The fields that would change what comes out and cannot be honoured."""
+    """The fields that would change the output and are not supported."""
     return [
         name
         for name, refusal in REFUSED.items()
@@ -153,7 +150,7 @@ def refusals(values: Values) -> list[str]:
 
 
 def check(values: Values) -> None:
-    """Raise ValueError naming everything that is unknown or cannot be honoured."""
+    """Raise ValueError for all fields that are unknown or not supported."""
     unknown = [str(name) for name in values if not is_known(name)]
     refused = [f"{name}={values[name]!r}" for name in refusals(values)]
     problems = [f"cannot honour: {', '.join(refused)}"] * bool(refused)

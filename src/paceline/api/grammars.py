@@ -1,4 +1,4 @@
-"""The rules of a request: what structured_outputs and logits_processors come to for a target, and where a text ends."""
+"""The constraints of a request, from ``structured_outputs`` and ``logits_processors``. Compiled grammars are cached."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from paceline.constraints.grammar import TextGrammar, describe, spelling_of
 from paceline.core.constraint import Constraint
 from paceline.text.tokenizer import Tokenizer
 
-MOST_COMPILED = 32  # grammars that are kept for a tokenizer
+MOST_COMPILED = 32  # grammars that are cached per tokenizer
 
 _COMPILED: WeakKeyDictionary[Tokenizer, OrderedDict[tuple[StructuredOutputs, frozenset[int]], TextGrammar]] = (
     WeakKeyDictionary()
@@ -21,18 +21,18 @@ _COMPILED: WeakKeyDictionary[Tokenizer, OrderedDict[tuple[StructuredOutputs, fro
 
 
 def constraints_of(target: Loaded, params: SamplingParams) -> tuple[Constraint, ...]:
-    """The rules of ``params``. Raises ValueError for a grammar that cannot be followed, saying why."""
+    """The constraints of ``params``. Raises ValueError, with the reason, for an unsupported grammar."""
     grammar = grammar_of(target, params)
     return (*(() if grammar is None else (grammar,)), *map(constraint_of, params.logits_processors or ()))
 
 
 def grammar_of(target: Loaded, params: SamplingParams) -> TextGrammar | None:
-    """The grammar of ``params``, compiled once for its tokenizer."""
+    """The grammar of ``params``, compiled once per tokenizer; None if there is none."""
     asked, tokenizer = params.structured_outputs, target.tokenizer
     if not isinstance(asked, StructuredOutputs):
         return None
     if tokenizer is None:
-        raise ValueError(f"structured_outputs: {target.name} has no tokenizer to spell them with; leave them out")
+        raise ValueError(f"structured_outputs: {target.name} has no tokenizer to encode them with; leave them out")
     ends = _ends(target, tokenizer, params)
     known = _COMPILED.setdefault(tokenizer, OrderedDict())
     if (asked, ends) not in known:
@@ -44,9 +44,9 @@ def grammar_of(target: Loaded, params: SamplingParams) -> TextGrammar | None:
 
 
 def closing(target: Loaded, params: SamplingParams, criterion: Criterion | None) -> Criterion | None:
-    """``criterion``, and the end of a text whose grammar is complete where no end-of-text token can say so.
+    """``criterion``, extended to end an output whose grammar is complete where no end-of-text token can end it.
 
-    That is where there is none, and before ``min_tokens``.
+    That is the case if there is no such token, and before ``min_tokens``.
     """
     grammar = grammar_of(target, params)
     if grammar is None or (grammar.ends and not params.min_tokens):
@@ -73,12 +73,14 @@ def _compile(asked: StructuredOutputs, tokenizer: Tokenizer, ends: frozenset[int
     except ValueError as error:
         raise ValueError(f"structured_outputs: {asked.kind}: {error}") from error
     if not ends and grammar.begin(()).is_complete:
-        raise ValueError(f"structured_outputs: {asked.kind}: it allows the empty text alone, and nothing ends that")
+        raise ValueError(
+            f"structured_outputs: {asked.kind}: it allows only the empty text, and no end-of-text token can end it"
+        )
     return grammar
 
 
 def _ends(target: Loaded, tokenizer: Tokenizer, params: SamplingParams) -> frozenset[int]:
-    """What may follow a complete text: the model's own ends, and stop tokens that have no text."""
+    """Tokens that may follow a complete output: the model's end-of-text tokens, and stop tokens without text."""
     own = () if params.ignore_eos else target.eos
     bare = (token for token in params.stop_tokens if tokenizer.is_special(token) or not tokenizer.is_known(token))
     return frozenset((*own, *bare))

@@ -1,7 +1,4 @@
-"""A model as one value, from a directory, the Hub or memory: decoder, tokenizer, end-of-text ids, config.
-
-Knows nothing of decoding.
-"""
+"""``load``: a model with its tokenizer, end-of-text tokens and config, from a directory, the Hub or memory."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,16 +26,16 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 BACKENDS = ("auto", "native", "hf")
-EXACT_ROWS, EXACT_NODES = 4, 9  # of the batches and drafts that ``exact`` is tried with
+EXACT_ROWS, EXACT_NODES = 4, 9  # batch and draft sizes that ``exact`` is tested with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model ready to decode.
+    """A loaded model.
 
-    ``tokenizer`` is None where there is none: prompts are then token ids. ``name`` is the directory, the Hub's id or
-    the class it came from, ``config`` what config.json says. ``enforce_eager`` keeps decoding from faster
-    implementations of the same forward; ``exact`` from verifiers that do not give the tokens of plain decoding.
+    ``tokenizer`` is None if there is none: prompts are then token ids. ``name`` is the directory, the Hub id or the
+    class, ``config`` the content of config.json. ``enforce_eager`` turns off faster implementations of the forward;
+    ``exact`` refuses verifiers whose tokens may differ from plain decoding.
     """
 
     lm: LM
@@ -64,24 +61,25 @@ def load(
     exact: bool = False,
     quantization: str | None = None,
 ) -> Loaded:
-    """A model from a Hugging Face directory, a Hub id (``revision``: branch, tag or commit) or transformers' memory.
+    """Load a model from a Hugging Face directory, a Hub id, or a loaded transformers model.
 
-    A loaded transformers model is used without a second copy of its weights, and keeps working (models/adopt); its
-    tokenizer is that of the local directory it came from.
+    A transformers model is used without a second copy of its weights, and keeps working; its tokenizer is that of the
+    local directory it was loaded from.
 
-    ``backend`` "native" runs the model by Paceline's own code, "hf" by that of transformers (models/hf), and "auto"
-    natively where its architecture is known and its weights are not quantized, else by transformers.
+    - ``dtype`` (None): a torch dtype, its name or "auto"; None and "auto" keep the precision of the weights.
+    - ``device`` (None): None is CUDA if available, else the CPU.
+    - ``backend`` ("auto"): "native" runs the model with Paceline's own code, "hf" with that of transformers; "auto" is
+      native if the architecture is supported and the weights are not quantized, else "hf".
+    - ``revision`` (None): branch, tag or commit of a Hub id.
+    - ``trust_remote_code`` (False): run a checkpoint's own code, for its tokenizer and with "hf"; never with "native".
+    - ``threads`` (None): torch's number of threads for the whole process.
+    - ``enforce_eager`` (False): decode with plain torch operations only, for debugging.
+    - ``exact`` (False): require the tokens of plain decoding bit for bit. The model is tested, and refused if a token's
+      logits depend on the other rows or nodes of a batch.
+    - ``quantization`` (None): "int8" or "int4" stores the matrices of a directory or Hub id as integers. The output,
+      drafted or not, is that of the quantized model.
 
-    ``dtype`` is a torch dtype, its name or "auto"; None and "auto" keep the precision of the weights. ``device`` None
-    is CUDA where there is one, else the CPU. ``trust_remote_code`` lets a checkpoint's own code run, for its
-    tokenizer and under "hf"; never under "native". ``threads`` sets torch's number of threads for the whole process.
-    ``enforce_eager`` decodes by plain torch operations where there is a faster way to the same numbers (engine/static),
-    for debugging. ``exact`` asks for the tokens of plain decoding bit for bit: the model is tried, and refused if a
-    token's logits depend on what is computed beside it (models/exactness). ``quantization`` "int8" or "int4"
-    keeps the matrices of a directory or Hub id as integers of so many bits (models/quantised); texts are then those of
-    that model, drafted or not.
-
-    Raises ValueError, naming the reason and the way out, for an option that is unknown or cannot be honoured, and for a
+    Raises ValueError, with the reason and the way out, for an option that is unknown or not supported, and for a
     model that is missing, of an unsupported architecture, unreadable, or larger than the device's free memory.
     """
     if backend not in BACKENDS:
@@ -118,17 +116,17 @@ def load(
 
 
 def parts_of(loaded: Loaded) -> DecoderParts:
-    """What surrounds the model in a step: the fastest there is, unless ``enforce_eager`` keeps from it."""
+    """The fastest implementation of a step's other parts; the eager one with ``enforce_eager``."""
     return {} if loaded.enforce_eager else parts_for(loaded.lm.device)
 
 
 def runnable(loaded: Loaded) -> LM:
-    """The model as it is run: the fastest implementation that there is, unless ``enforce_eager`` keeps from it."""
+    """The fastest implementation of the model; the eager one with ``enforce_eager``."""
     return loaded.lm if loaded.enforce_eager else fastest(loaded.lm)
 
 
 def _check_exact(loaded: Loaded) -> None:
-    """Raise ModelError unless a token's logits are the same bits in any company."""
+    """Raise ModelError unless the model is batch-invariant, bit for bit."""
     found = find_batch_dependence(runnable(loaded), rows=EXACT_ROWS, num_nodes=EXACT_NODES)
     if found is not None:
         raise ModelError(
@@ -138,7 +136,7 @@ def _check_exact(loaded: Loaded) -> None:
 
 
 def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch.dtype, torch.device]:
-    """Precision and device of a loaded model. Raises ModelError if it is plain that ``load`` would refuse it."""
+    """Precision and device of a transformers model. Raises ModelError for a model that ``load`` refuses at once."""
     if is_native(backend, model.config.to_dict()):
         return from_transformers.placement(model)
     check_model(model)
@@ -146,7 +144,7 @@ def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch
 
 
 def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """The torch dtype that is meant; None for "auto". Raises ValueError naming those that are known."""
+    """The torch dtype of a name; None for "auto". Raises ValueError with the known names."""
     if dtype is None or dtype == "auto":
         return None
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
@@ -156,9 +154,9 @@ def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """The torch device that is meant; None is CUDA where there is one, else the CPU.
+    """The torch device of a name; None is CUDA where it is available, else the CPU.
 
-    Raises ValueError for one that is unknown or not there.
+    Raises ValueError for one that is unknown or not available.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -175,14 +173,14 @@ def find_device(device: torch.device | str | None) -> torch.device:
 
 
 def is_native(backend: str, config: dict[str, object]) -> bool:
-    """Whether the native decoder is to run a model: quantized weights are left to whoever quantized them."""
+    """Whether the native decoder runs the model; by default not if its weights are quantized."""
     if backend == "auto":
         return config.get("model_type") in FAMILIES and not config.get("quantization_config")
     return backend == "native"
 
 
 def check_native(config: dict[str, object], path: Path, backend: str) -> None:
-    """Raise ModelError unless the native decoder knows all that ``config`` asks for."""
+    """Raise ModelError unless the native decoder supports ``config``."""
     try:
         loading.configure(config, path)
     except ModelError as error:
@@ -213,7 +211,7 @@ def _from_files(
             f"quantization={quantization!r}: {model} is quantized already (quantization_config); leave it out, or give "
             "unquantized weights"
         )
-    # A model that cannot be used is no place to look for a tokenizer.
+    # A model that cannot be used is refused before its tokenizer is loaded.
     if is_native(backend, config):
         check_native(config, path, backend)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)

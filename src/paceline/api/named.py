@@ -1,6 +1,6 @@
-"""Registered parts from text: "NAME" or "NAME:option=value,option=value". Knows nothing of what the parts do.
+"""Parses "NAME" or "NAME:option=value,option=value" into a registered class and its keyword arguments.
 
-Options are the keyword arguments of the part's class; a value is read by the type that the class annotates.
+A value is converted to the type that the class annotates.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,31 +11,31 @@ from typing import Any, Union, get_args, get_origin
 
 from paceline.core.registry import Registry
 
-NOTHING = "none"  # the value of an option that may be None
+NOTHING = "none"  # the text form of None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A registered class, and the options it is to be made with."""
+    """A registered class and its options."""
 
     kind: type
     options: Mapping[str, object]
 
     def make(self) -> Any:
-        """The part itself. Raises ValueError for what its class refuses."""
+        """The instance. Raises ValueError for options that its class refuses."""
         return self.kind(**self.options)
 
 
 def name_of(text: str) -> str:
-    """The name that ``text`` begins with."""
+    """The name at the start of ``text``."""
     return text.partition(":")[0]
 
 
 def read_named(registry: Registry, text: str) -> Named:
-    """The class and the options that ``text`` names; nothing is made yet.
+    """The class and the options that ``text`` names; no instance is made yet.
 
-    Raises ValueError naming what is known: for an unknown name or option, for a value that is not of the option's type,
-    for what is not written as option=value, and for options that the class needs and ``text`` lacks.
+    Raises ValueError, with the known names, for an unknown name or option, for a value of another type than the
+    option's, for anything not written as option=value, and for missing options without a default.
     """
     name, colon, rest = text.partition(":")
     kind = registry.find(name)
@@ -62,12 +62,12 @@ def _options(kind: type) -> dict[str, Parameter]:
 
 
 def _split(whole: str, text: str) -> dict[str, str]:
-    """Options as they are written. Raises ValueError for what is none, and for an option given twice."""
+    """The options by name, unconverted. Raises ValueError for syntax errors and for an option given twice."""
     written: dict[str, str] = {}
     for one in text.split(","):
         option, equals, value = (piece.strip() for piece in one.partition("="))
         if not (option and equals and value):
-            raise ValueError(f"{whole}: {one.strip()!r} is no option; write NAME:option=value,option=value")
+            raise ValueError(f"{whole}: {one.strip()!r} is not an option; write NAME:option=value,option=value")
         if option in written:
             raise ValueError(f"{whole}: {option} is given twice; give it once")
         written[option] = value
@@ -82,7 +82,7 @@ def _describe(known: Mapping[str, Parameter], otherwise: str) -> str:
 
 
 def _read(part: str, kind: type, option: Parameter, text: str) -> object:
-    """The value of ``option``. Raises ValueError for a text that is none of its type, and for types that have none."""
+    """``text`` converted to the type of ``option``. Raises ValueError for other types and types without text form."""
     types = _types(kind, option)
     unreadable = [one for one in types if one is not NoneType and one not in _READERS]
     if unreadable or not types:
@@ -103,10 +103,10 @@ def _read(part: str, kind: type, option: Parameter, text: str) -> object:
 
 
 def _types(kind: type, option: Parameter) -> tuple[type, ...]:
-    """What an option's annotation allows; where it has none, the type of its default; nothing where neither says."""
+    """The types in an option's annotation, else the type of its default; () if neither is known."""
     try:
         given = signature(kind, eval_str=True).parameters[option.name].annotation
-    except NameError:  # an annotation that its own module does not import
+    except NameError:  # the annotation is not importable
         return ()
     if given is Parameter.empty:
         return () if option.default in (Parameter.empty, None) else (type(option.default),)
@@ -119,6 +119,6 @@ def _truth(text: str) -> bool:
     return text.lower() == "true"
 
 
-# In the order in which a value that may be several is tried.
+# Tried in this order where an option has several types.
 _READERS: dict[type, Callable[[str], object]] = {bool: _truth, int: int, float: float, str: str}
 _WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}

@@ -1,29 +1,38 @@
-"""What is asked of one prompt's continuation, under vLLM's names and defaults. Knows nothing of models or decoding."""
+"""``SamplingParams``: the options of a request, with vLLM's names and defaults and some of transformers' besides."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from paceline.api import values
 from paceline.api.structured import StructuredOutputs, read_processors, read_structured
 from paceline.core.sampling import FilterOrder, Sampling
 
 MAX_LOGPROBS = 20
-MAX_PENALTY = 2.0  # of vLLM
+MAX_PENALTY = 2.0  # vLLM's limit
 FILTER_ORDERS = {"transformers": FilterOrder.TRANSFORMERS, "vllm": FilterOrder.VLLM}
+FILTERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")  # named as in core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a parameter of vLLM has one value only, its ``default``."""
+    """Why only the ``default`` of a vLLM parameter is supported."""
 
     default: object
     reason: str
 
+    def read(self, name: str, value: object) -> object:
+        """The default. Raises ValueError for any other value."""
+        if value != self.default:
+            raise ValueError(f"{name}={value!r} is not supported: {self.reason}; leave it at {self.default!r}")
+        return self.default
+
 
 NOT_YET: dict[str, Refusal] = {
-    "truncate_prompt_tokens": Refusal(default=None, reason="no prompt is cut; give the tokens that are wanted"),
-    "spaces_between_special_tokens": Refusal(default=True, reason="the tokenizer spells special tokens as it does"),
+    "truncate_prompt_tokens": Refusal(default=None, reason="prompts are not truncated; give the tokens to keep"),
+    "spaces_between_special_tokens": Refusal(
+        default=True, reason="the tokenizer decides how special tokens are spaced"
+    ),
 }
 
 NOT_IN_VLLM = (
@@ -39,82 +48,77 @@ NOT_IN_VLLM = (
     "negative_prompt",
 )
 
-# Names of one kind.
-REALS = ("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-PENALTIES = ("presence_penalty", "frequency_penalty")
-FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
-IDS = ("stop_token_ids", "suppress_tokens", "begin_suppress_tokens")
-STRINGS = ("stop", "bad_words")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one prompt is continued, with the names, defaults and meaning of vLLM's ``SamplingParams``.
+    """The sampling options of a prompt, with the names, defaults and meanings of vLLM's ``SamplingParams``.
 
-    How tokens are chosen. What has a name of transformers means what it means there. First logits are changed, in the
-    order of this list; then the filters below apply to them.
+    Options that vLLM lacks have the names and meanings of transformers.
 
-    - ``guidance_scale`` (1.0): a finite number s; log-probabilities l become s (l - m) + m, with m those of the same
-      text after ``negative_prompt`` (2306.17806). Takes a second row (``Engine``'s ``guidance``).
+    How tokens are chosen. Logits processors run first, in the order of this list, then the filters below:
+
+    - ``guidance_scale`` (1.0): classifier-free guidance, a finite number s. Log-probabilities l become s (l - m) + m,
+      where m are those of the same output after ``negative_prompt`` (2306.17806). Needs ``Engine``'s ``guidance``.
     - ``negative_prompt`` (None): a text or token ids; None is the last token of the prompt.
     - ``logit_bias`` (None): token id to a number that is added to its logit, finite or -inf (never chosen). Unlike in
-      vLLM's server, numbers are not clamped to -100 and 100.
-    - ``sequence_bias`` (None): the same for the last token of a sequence, [[token ids, bias], ...], wherever the
-      others stand right before it.
+      vLLM's server, biases are not clamped to -100 and 100.
+    - ``sequence_bias`` (None): [[token ids, bias], ...]; the bias is added to the logit of a sequence's last token
+      wherever the other tokens precede it.
     - ``suppress_tokens`` (None): token ids that are never chosen.
     - ``bad_words_ids`` (None): sequences of token ids that are never completed.
-    - ``bad_words`` (None): words that are never completed, as tokenized with a space before and without.
+    - ``bad_words`` (None): words that are never completed, tokenized with and without a leading space.
     - ``allowed_token_ids`` (None): the only token ids that may be chosen, at least one.
-    - ``repetition_penalty`` (1.0): above 0; logits of tokens in the prompt or the text are divided by it where positive
-      and multiplied where not.
-    - ``frequency_penalty`` (0.0), ``presence_penalty`` (0.0): -2 to 2; taken from a token's logit for every time that
-      it stands in the new text, and once if it does.
-    - ``no_repeat_ngram_size`` (0): no run of this many tokens comes twice in prompt and text.
-    - ``begin_suppress_tokens`` (None): token ids that are not the first of the new text.
+    - ``repetition_penalty`` (1.0): above 0; divides positive logits of tokens in the prompt or the output, and
+      multiplies negative ones.
+    - ``frequency_penalty`` (0.0), ``presence_penalty`` (0.0): -2 to 2; subtracted from a token's logit once per
+      occurrence in the output, and once if it occurs in the output.
+    - ``no_repeat_ngram_size`` (0): no n-gram of this size occurs twice in prompt and output.
+    - ``begin_suppress_tokens`` (None): token ids that are never the first of the output.
 
-    Where these leave no token, token 0 is chosen. Filters apply in this order: temperature, top-k, top-p, min-p,
-    typical-p, epsilon, eta.
+    If these leave no token, token 0 is chosen. Filters run in this order: temperature, top-k, top-p, min-p, typical-p,
+    epsilon, eta.
 
-    - ``temperature`` (1.0): a finite number of at least 0; logits are divided by it. 0 is greedy: the likeliest token,
-      and the filters are ignored.
-    - ``top_k`` (0): keep this many of the likeliest tokens; 0 and -1 keep all.
-    - ``top_p`` (1.0): above 0 and at most 1; keep the smallest set of likeliest tokens whose probability reaches it.
-    - ``min_p`` (0.0): 0 to 1; drop tokens below this share of the likeliest token's probability.
-    - ``typical_p`` (1.0): above 0 and at most 1; keep the smallest set of tokens whose surprise is nearest to the
-      expected one and whose probability reaches it.
-    - ``epsilon_cutoff`` (0.0), ``eta_cutoff`` (0.0): 0 to below 1; drop tokens of a smaller probability, the latter
-      less where the distribution is spread widely.
-    - ``filter_order`` ("transformers"): as above; "vllm": min-p before top-k and top-p, as vLLM has it.
-    - ``seed`` (None): 0 to 2**63 - 1, of the noise; equal seeds give equal texts. None and -1: a fresh one every call.
-    - ``n`` (1): how many continuations of the prompt, at least 1; at temperature 0 they are equal.
+    - ``temperature`` (1.0): a finite number of at least 0 that divides the logits. 0 is greedy: the most probable
+      token is chosen, and the filters are ignored.
+    - ``top_k`` (0): keep this many of the most probable tokens; 0 and -1 keep all.
+    - ``top_p`` (1.0): above 0 and at most 1; keep the smallest set of most probable tokens whose probability reaches
+      it.
+    - ``min_p`` (0.0): 0 to 1; drop tokens below this share of the most probable token's probability.
+    - ``typical_p`` (1.0): above 0 and at most 1; keep the smallest set of tokens whose surprisal is closest to the
+      entropy and whose probability reaches it.
+    - ``epsilon_cutoff`` (0.0), ``eta_cutoff`` (0.0): 0 to below 1; drop tokens of a lower probability. The threshold
+      of eta is lower where the entropy is high.
+    - ``filter_order`` ("transformers"): as above; "vllm": min-p before top-k and top-p, as in vLLM.
+    - ``seed`` (None): 0 to 2**63 - 1, the seed of the noise; equal seeds give equal outputs. None and -1: a new seed
+      for every call.
+    - ``n`` (1): the number of outputs per prompt, at least 1; at temperature 0 they are equal.
 
-    When a continuation ends:
+    When the output ends:
 
     - ``max_tokens`` (16): at most this many tokens, at least 1; None: until the model's context is full.
-    - ``min_tokens`` (0): no end-of-text token and none of ``stop_token_ids`` is chosen before this many tokens; at most
+    - ``min_tokens`` (0): end-of-text tokens and ``stop_token_ids`` are banned before this many tokens; at most
       ``max_tokens``.
-    - ``stop`` (None): a string or several; the text ends before the first of them that appears in it.
-    - ``stop_token_ids`` (None): token ids that end the text, beside the model's own end-of-text tokens.
-    - ``ignore_eos`` (False): go on past the model's own end-of-text tokens.
+    - ``stop`` (None): a string or several; the output ends before the first of them.
+    - ``stop_token_ids`` (None): token ids that end the output, beside the model's own end-of-text tokens.
+    - ``ignore_eos`` (False): do not stop at the model's own end-of-text tokens.
 
-    What only the host can say, asked at every node of a draft:
+    Constraints that run on the host, at every node of a draft:
 
-    - ``structured_outputs`` (None): what the text must look like, a mapping with one of "json" (a schema), "regex",
+    - ``structured_outputs`` (None): the format of the output, a mapping with one of "json" (a schema), "regex",
       "choice" (texts), "grammar" (Lark's or llama.cpp's) and "json_object" (True).
-    - ``logits_processors`` (None): objects or functions that change logits, of two arguments as in transformers,
-      (input_ids [1, L], scores [1, V]), or of three as in vLLM, (prompt ids, output ids, logits [V]).
+    - ``logits_processors`` (None): objects or functions that change logits, with two arguments as in transformers,
+      (input_ids [1, L], scores [1, V]), or with three as in vLLM, (prompt ids, output ids, logits [V]).
 
-    What comes back:
+    What is returned:
 
-    - ``logprobs`` (None): 0 to 20; log-probabilities of every chosen token and of this many of the likeliest. None: no
-      log-probabilities.
-    - ``prompt_logprobs`` (None): 0 to 20, the same of the prompt's tokens. None: none.
-    - ``detokenize`` (True): give the text beside the token ids. ``stop`` needs it.
+    - ``logprobs`` (None): 0 to 20; log-probabilities of every chosen token and of this many most probable ones. None:
+      no log-probabilities.
+    - ``prompt_logprobs`` (None): 0 to 20, the same for the prompt's tokens. None: none.
+    - ``detokenize`` (True): return the text beside the token ids. ``stop`` needs it.
     - ``skip_special_tokens`` (True): leave special tokens out of the text.
-    - ``include_stop_str_in_output`` (False): leave the stop string in the text.
+    - ``include_stop_str_in_output`` (False): keep the stop string in the text.
 
-    Not supported, and refused by name unless left at the default: ``truncate_prompt_tokens`` (None),
-    ``spaces_between_special_tokens`` (True).
+    Refused unless left at the default: ``truncate_prompt_tokens`` (None), ``spaces_between_special_tokens`` (True).
 
     Values are stored in one form: numbers as float or int, lists and mappings as tuples without repeats.
     Raises ValueError for values of a wrong type or outside their range.
@@ -159,10 +163,9 @@ class SamplingParams:
     negative_prompt: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in _normalised(given).items():
-            object.__setattr__(self, name, value)
-        self.sampling(0 if self.seed is None else self.seed)  # refuses what lies outside its ranges
+        for name, read in READERS.items():
+            object.__setattr__(self, name, read(name, getattr(self, name)))
+        self.sampling(0 if self.seed is None else self.seed)  # raises for values outside their ranges
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it or raise max_tokens"
@@ -180,48 +183,37 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as it is stored."""
-        return values.strings("stop", self.stop)
+        """``stop`` in its stored form."""
+        return cast("tuple[str, ...]", self.stop)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """``stop_token_ids`` as they are stored."""
-        return values.ids("stop_token_ids", self.stop_token_ids)
+        """``stop_token_ids`` in their stored form."""
+        return cast("tuple[int, ...]", self.stop_token_ids)
 
     def sampling(self, seed: int) -> Sampling:
-        """The distribution of one continuation, with noise of ``seed``, 0 to 2**63 - 1; the caller decides what None
-        means.
-        """
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            epsilon_cutoff=self.epsilon_cutoff,
-            eta_cutoff=self.eta_cutoff,
-            order=FILTER_ORDERS[self.filter_order],
-            seed=seed,
-        )
+        """The sampling options of one output with noise of ``seed``, 0 to 2**63 - 1; the caller replaces None."""
+        filters: dict[str, Any] = {name: getattr(self, name) for name in FILTERS}
+        return Sampling(**filters, order=FILTER_ORDERS[self.filter_order], seed=seed)
 
     def differing(self) -> dict[str, object]:
-        """The values that differ from the defaults, by name, as JSON has them: lists for tuples."""
+        """The values that differ from the defaults, by name, in the types of JSON: lists instead of tuples."""
         pairs = ((field.name, getattr(self, field.name), getattr(_DEFAULT, field.name)) for field in fields(self))
         differing = {name: _listed(value) for name, value, default in pairs if value != default}
         if self.logit_bias:
-            differing["logit_bias"] = dict(values.biases("logit_bias", self.logit_bias))
+            differing["logit_bias"] = dict(cast(values.Biases, self.logit_bias))
         if isinstance(self.structured_outputs, StructuredOutputs):
             differing["structured_outputs"] = self.structured_outputs.given
         return differing
 
     def to_vllm(self) -> dict[str, object]:
-        """The arguments of vLLM's ``SamplingParams``, those that differ from the defaults; tuples become lists.
+        """Arguments of vLLM's ``SamplingParams``: the values of ``differing``.
 
-        Raises ValueError naming what vLLM does not have, and ``filter_order`` where the distribution depends on it and
-        is not vLLM's."""
+        Raises ValueError for options that vLLM lacks, and for ``filter_order`` where it is not vLLM's and matters.
+        """
         differing = self.differing()
         lacking = [f"{name}={value!r}" for name, value in differing.items() if name in NOT_IN_VLLM]
-        if self.filter_order != "vllm" and _is_order_felt(differing):
+        if self.filter_order != "vllm" and _depends_on_order(differing):
             lacking.append(f"filter_order={self.filter_order!r}")
         if lacking:
             raise ValueError(f"vLLM has no {', '.join(lacking)}: leave them at their defaults")
@@ -229,15 +221,15 @@ class SamplingParams:
 
     @classmethod
     def from_vllm(cls, mapping: Mapping[str, Any]) -> "SamplingParams":
-        """From arguments of vLLM's ``SamplingParams``, whose filters apply in vLLM's order where that matters.
+        """From arguments of vLLM's ``SamplingParams``, with vLLM's filter order where it matters.
 
-        Raises ValueError for names that are not known here.
+        Raises ValueError for unknown names.
         """
-        order = {"filter_order": "vllm"} if _is_order_felt(mapping) else {}
+        order = {"filter_order": "vllm"} if _depends_on_order(mapping) else {}
         return cls().updated({**order, **mapping})
 
     def updated(self, mapping: Mapping[str, Any]) -> "SamplingParams":
-        """With other values for the names in ``mapping``. Raises ValueError for names that are not known here."""
+        """A copy with the values in ``mapping``. Raises ValueError for unknown names."""
         known = [field.name for field in fields(self)]
         unknown = [name for name in mapping if name not in known]
         if unknown:
@@ -245,8 +237,8 @@ class SamplingParams:
         return replace(self, **mapping)
 
 
-def _is_order_felt(given: Mapping[str, Any]) -> bool:
-    """Whether top-p reaches its mass with other tokens where min-p comes first."""
+def _depends_on_order(given: Mapping[str, Any]) -> bool:
+    """Whether top-p keeps other tokens if min-p runs first."""
     return bool(given.get("min_p", 0)) and given.get("top_p", 1) != 1 and given.get("temperature", 1) != 0
 
 
@@ -254,42 +246,45 @@ def _listed(value: object) -> object:
     return [_listed(one) for one in value] if isinstance(value, tuple) else value
 
 
-def _normalised(given: Mapping[str, Any]) -> dict[str, object]:
-    """The values in the form in which they are stored. Raises ValueError for wrong types and counts."""
-    for name, refusal in NOT_YET.items():
-        if given[name] != refusal.default:
-            raise ValueError(
-                f"{name}={given[name]!r} is not supported: {refusal.reason}; leave it at {refusal.default!r}"
-            )
-    top_k = values.integer("top_k", given["top_k"])
-    seed, max_tokens = values.optional("seed", given["seed"]), values.optional("max_tokens", given["max_tokens"])
-    min_tokens = values.integer("min_tokens", given["min_tokens"])
-    ngram = values.integer("no_repeat_ngram_size", given["no_repeat_ngram_size"])
-    return {
-        **{name: refusal.default for name, refusal in NOT_YET.items()},
-        **{name: values.real(name, given[name]) for name in REALS},
-        **{name: values.between(-MAX_PENALTY, MAX_PENALTY, name, given[name]) for name in PENALTIES},
-        **{name: values.flag(name, given[name]) for name in FLAGS},
-        **{name: values.ids(name, given[name]) for name in IDS},
-        **{name: values.strings(name, given[name]) for name in STRINGS},
-        **{name: values.at_most(MAX_LOGPROBS, name, given[name]) for name in ("logprobs", "prompt_logprobs")},
-        "top_k": 0 if top_k == -1 else top_k,
-        "seed": None if seed == -1 else seed,
-        "n": values.at_least(1, "n", values.integer("n", given["n"]), "at least 1"),
-        "max_tokens": values.at_least(1, "max_tokens", max_tokens, "at least 1, or None (until the context is full)"),
-        "min_tokens": values.at_least(0, "min_tokens", min_tokens, "0 or a positive count"),
-        "repetition_penalty": values.factor("repetition_penalty", given["repetition_penalty"]),
-        "no_repeat_ngram_size": values.at_least(0, "no_repeat_ngram_size", ngram, "0 (off) or a positive length"),
-        "logit_bias": values.biases("logit_bias", given["logit_bias"]),
-        "sequence_bias": values.list_biases("sequence_bias", given["sequence_bias"]),
-        "bad_words_ids": values.token_lists("bad_words_ids", given["bad_words_ids"]),
-        "allowed_token_ids": values.some_ids("allowed_token_ids", given["allowed_token_ids"]),
-        "guidance_scale": values.finite("guidance_scale", given["guidance_scale"]),
-        "negative_prompt": values.text_or_ids("negative_prompt", given["negative_prompt"]),
-        "filter_order": values.word("filter_order", given["filter_order"], tuple(FILTER_ORDERS)),
-        "structured_outputs": read_structured(given["structured_outputs"]),
-        "logits_processors": read_processors(given["logits_processors"]),
-    }
+def _off(off: int, stored: int | None, *, optional: bool = False) -> values.Reader:
+    """A reader of integers in which ``off`` is stored as ``stored``."""
+
+    def read(name: str, value: object) -> object:
+        found = values.integer(name, value, optional=optional)
+        return stored if found == off else found
+
+    return read
 
 
+_penalty = values.number(
+    lambda value: abs(value) <= MAX_PENALTY, f"a number from {-MAX_PENALTY:g} to {MAX_PENALTY:g} (0 is off)"
+)
+_logprobs = values.count(0, f"a count from 0 to {MAX_LOGPROBS}, or None (off)", most=MAX_LOGPROBS, optional=True)
+
+# How each parameter is read. ``Sampling`` checks the ranges of the filters.
+READERS: dict[str, values.Reader] = {
+    **{name: refusal.read for name, refusal in NOT_YET.items()},
+    **dict.fromkeys(FILTERS, values.real),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _penalty),
+    **dict.fromkeys(("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"), values.flag),
+    **dict.fromkeys(("stop_token_ids", "suppress_tokens", "begin_suppress_tokens"), values.ids),
+    **dict.fromkeys(("stop", "bad_words"), values.strings),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), _logprobs),
+    "top_k": _off(-1, 0),
+    "seed": _off(-1, None, optional=True),
+    "n": values.count(1, "at least 1"),
+    "max_tokens": values.count(1, "at least 1, or None (until the context is full)", optional=True),
+    "min_tokens": values.count(0, "0 or a positive count"),
+    "repetition_penalty": values.number(lambda value: 0 < value < values.INF, "a finite number above 0 (1 is off)"),
+    "no_repeat_ngram_size": values.count(0, "0 (off) or a positive length"),
+    "logit_bias": values.biases,
+    "sequence_bias": values.list_biases,
+    "bad_words_ids": values.token_lists,
+    "allowed_token_ids": values.some_ids,
+    "guidance_scale": values.number(lambda value: abs(value) < values.INF, "a finite number (1 is off)"),
+    "negative_prompt": values.text_or_ids,
+    "filter_order": values.word(*FILTER_ORDERS),
+    "structured_outputs": read_structured,
+    "logits_processors": read_processors,
+}
 _DEFAULT = SamplingParams()

@@ -1,6 +1,7 @@
-"""What parameters ask of logits, as the core's ``Processing``, with words as the target's tokens. Decodes nothing."""
+"""The ``Processing`` of a request: which logits processors its parameters ask for, with words as token ids."""
 
 from collections.abc import Iterable
+from typing import cast
 
 from paceline.api import values
 from paceline.api.loading import Loaded
@@ -10,27 +11,30 @@ from paceline.text.tokenizer import Tokenizer
 
 
 def processing(target: Loaded, params: SamplingParams) -> Processing:
-    """The processors of one continuation by ``target``.
+    """The logits processors for ``params`` and ``target``.
 
-    Raises ValueError for token ids that the target does not have, naming them and the size of its vocabulary, and for
-    ``bad_words`` where it has no tokenizer. Ids that are only kept from being chosen may be unknown: they never are.
+    Raises ValueError for token ids outside the target's vocabulary, and for ``bad_words`` where it has no tokenizer.
+    Suppressed ids may be unknown, because they are never chosen anyway.
     """
-    single = values.biases("logit_bias", params.logit_bias)
-    several = values.list_biases("sequence_bias", params.sequence_bias)
-    bad = values.token_lists("bad_words_ids", params.bad_words_ids)
-    allowed = values.some_ids("allowed_token_ids", params.allowed_token_ids)
+    single = cast(values.Biases, params.logit_bias)
+    several = cast(values.ListBiases, params.sequence_bias)
+    bad = cast(values.TokenLists, params.bad_words_ids)
+    allowed = cast("tuple[int, ...] | None", params.allowed_token_ids)
     size = target.lm.vocab_size
-    _check("logit_bias", (token for token, _ in single), size)
-    _check("sequence_bias", (token for tokens, _ in several for token in tokens), size)
-    _check("bad_words_ids", (token for tokens in bad for token in tokens), size)
-    _check("allowed_token_ids", allowed or (), size)
-    suppressed = values.ids("suppress_tokens", params.suppress_tokens)
-    late = values.ids("begin_suppress_tokens", params.begin_suppress_tokens)
+    for name, tokens in (
+        ("logit_bias", [token for token, _ in single]),
+        ("sequence_bias", [token for sequence, _ in several for token in sequence]),
+        ("bad_words_ids", [token for sequence in bad for token in sequence]),
+        ("allowed_token_ids", allowed or ()),
+    ):
+        unknown = sorted({token for token in tokens if token >= size})
+        if unknown:
+            raise ValueError(f"{name}: {unknown} leave the target's vocabulary of {size} tokens; give ids below {size}")
     return Processing(
         bias=(
             *(((token,), value) for token, value in single),
             *several,
-            *(((token,), NEVER) for token in suppressed),
+            *(((token,), NEVER) for token in params.suppress_tokens or ()),
             *((tokens, NEVER) for tokens in (*bad, *_bad_words(target, params))),
         ),
         allowed=allowed,
@@ -38,14 +42,14 @@ def processing(target: Loaded, params: SamplingParams) -> Processing:
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
         no_repeat_ngram=params.no_repeat_ngram_size,
-        late=tuple((token, 1) for token in late),
+        late=tuple((token, 1) for token in params.begin_suppress_tokens or ()),
     )
 
 
 def tokenized(words: Iterable[str], tokenizer: Tokenizer) -> values.TokenLists:
-    """Every word as token ids, also with a space before it where that is as many tokens, the first another: as in vLLM.
+    """Every word as token ids, as in vLLM also with a leading space if that gives as many tokens and another first one.
 
-    Raises ValueError for a word of spaces alone.
+    Raises ValueError for a word of whitespace alone.
     """
     found: list[tuple[int, ...]] = []
     for word in words:
@@ -61,15 +65,9 @@ def tokenized(words: Iterable[str], tokenizer: Tokenizer) -> values.TokenLists:
 
 
 def _bad_words(target: Loaded, params: SamplingParams) -> values.TokenLists:
-    words = values.strings("bad_words", params.bad_words)
+    words = params.bad_words or ()
     if words and target.tokenizer is None:
         raise ValueError(
-            f"bad_words={list(words)}: {target.name} has no tokenizer to spell them with; give bad_words_ids"
+            f"bad_words={list(words)}: {target.name} has no tokenizer to encode them with; give bad_words_ids"
         )
     return () if target.tokenizer is None else tokenized(words, target.tokenizer)
-
-
-def _check(name: str, tokens: Iterable[int], size: int) -> None:
-    unknown = sorted({token for token in tokens if token >= size})
-    if unknown:
-        raise ValueError(f"{name}: {unknown} leave the target's vocabulary of {size} tokens; give ids below {size}")

@@ -1,4 +1,4 @@
-"""Prompts as users write them, to token ids. Decodes nothing."""
+"""Converts prompts (text, token ids or chat messages) to token ids."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
@@ -12,10 +12,10 @@ Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 
 def encode(target: Loaded, prompt: Prompt, *, name: str = "prompt") -> list[int]:
-    """Token ids of a prompt; a text gets the beginning-of-text token if the tokenizer adds one, messages the template.
+    """Token ids of a prompt: text with the special tokens that the tokenizer adds, messages by the chat template.
 
-    Raises ValueError, beginning with ``name``, for a text or messages where the target has no tokenizer, for a prompt
-    without tokens, and for anything that is no prompt.
+    Raises ValueError, with a message that begins with ``name``, for text or messages if the target has no tokenizer,
+    for a prompt without tokens, and for anything that is not a prompt.
     """
     try:
         tokens = _encode(target, prompt)
@@ -40,7 +40,7 @@ def _encode(target: Loaded, prompt: Prompt) -> list[int]:
 
 
 def kind_of(prompt: object) -> type:
-    """What ``prompt`` is made of: str, int (token ids, an empty list too) or dict (chat messages); else ValueError."""
+    """The type of ``prompt``: str, int (token ids, or an empty list) or dict (messages); else ValueError."""
     if isinstance(prompt, str):
         return str
     if isinstance(prompt, Sequence):
@@ -48,15 +48,19 @@ def kind_of(prompt: object) -> type:
             return int
         if all(isinstance(entry, Mapping) for entry in prompt):
             return dict
-    raise ValueError(f"{_shorten(prompt)} is no prompt: give a text, a list of token ids, or a list of chat messages")
+    raise ValueError(
+        f"{_shorten(prompt)} is not a prompt: give a text, a list of token ids, or a list of chat messages"
+    )
 
 
 def split(prompts: Prompts) -> list[Prompt]:
-    """One prompt or several, as a list. Raises ValueError where there is none."""
+    """One prompt or several, as a list. Raises ValueError if there is none."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise ValueError(f"{_shorten(prompts)} is no prompt: give a text, a list of token ids or messages, or several")
+        raise ValueError(
+            f"{_shorten(prompts)} is not a prompt: give a text, a list of token ids or messages, or several"
+        )
     listed = list(prompts)
     if not listed:
         raise ValueError("no prompts: give at least one")

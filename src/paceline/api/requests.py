@@ -1,8 +1,7 @@
-"""Prompts and parameters to requests and completions, one per sample: encoded, validated and resolved once."""
+"""Turns prompts and parameters into a request and a completion per sample: encoded, validated and resolved once."""
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from paceline.api.completion import Completion, Criterion
@@ -20,14 +19,6 @@ from paceline.decode import Decoder
 ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """One sample of one prompt, as the decoder and as the user sees it."""
-
-    request: Request
-    completion: Completion
-
-
 def prepare(
     target: Loaded,
     decoder: Decoder,
@@ -35,51 +26,43 @@ def prepare(
     params: ParamsLike,
     criterion: Criterion | None,
     constraints: Sequence[Constraint] = (),
-) -> list[Prepared]:
-    """Every sample of every prompt, checked; ``Engine.submit`` says how seeds are split. Raises ValueError.
+) -> list[tuple[Request, Completion]]:
+    """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
-    ``constraints`` come after those of the parameters.
+    ``constraints`` are applied after those of the parameters. Raises ValueError for what the decoder cannot run.
     """
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
     options = per_prompt(params, len(encoded))
-    fresh, count = secrets.randbits(63), 0
-    requests: list[list[Request]] = []
+    fresh, num_samples = secrets.randbits(63), 0
+    prepared: list[tuple[Request, Completion]] = []
     for index, (tokens, option) in enumerate(zip(encoded, options, strict=True)):
         base = fresh if option.seed is None else option.seed
-        # Fresh noise must differ between prompts even where each brings parameters of its own.
-        first = count if shared or option.seed is None else 0
-        count += option.n
-        try:
-            requests.append(
-                [
-                    _request(target, decoder, tokens, option, split_seed(base, first + at), constraints, sample=at)
-                    for at in range(option.n)
-                ]
-            )
-        except ValueError as error:
-            raise ValueError(f"prompt {index}: {error}") from error
-    return [
-        Prepared(
-            request=request,
-            completion=Completion(
+        # A fresh seed is split per prompt even where each prompt has parameters of its own.
+        first = num_samples if shared or option.seed is None else 0
+        num_samples += option.n
+        for sample in range(option.n):
+            seed = split_seed(base, first + sample)
+            try:
+                request = _request(target, decoder, tokens, option, seed, constraints, sample=sample)
+            except ValueError as error:
+                raise ValueError(f"prompt {index}: {error}") from error
+            completion = Completion(
                 index=index,
                 sample=sample,
-                sequence=list(encoded[index]),
-                params=options[index],
-                seed=request.sampling.seed,
+                sequence=list(tokens),
+                params=option,
+                seed=seed,
                 tokenizer=target.tokenizer,
                 origins=decoder.drafter.origins,
-                criterion=closing(target, options[index], criterion),
-            ),
-        )
-        for index, samples in enumerate(requests)
-        for sample, request in enumerate(samples)
-    ]
+                criterion=closing(target, option, criterion),
+            )
+            prepared.append((request, completion))
+    return prepared
 
 
 def per_prompt(params: ParamsLike, count: int) -> list[SamplingParams]:
-    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length, or of other things."""
+    """Parameters for each of ``count`` prompts. Raises ValueError for a list of another length or of other types."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if not isinstance(params, Sequence) or not all(isinstance(entry, SamplingParams) for entry in params):
@@ -89,14 +72,8 @@ def per_prompt(params: ParamsLike, count: int) -> list[SamplingParams]:
     return list(params)
 
 
-def stop_tokens(target: Loaded, params: SamplingParams) -> tuple[int, ...]:
-    """The ids that end a text: those of the parameters, and the model's own unless they are to be ignored."""
-    own = () if params.ignore_eos else target.eos
-    return tuple(dict.fromkeys((*params.stop_tokens, *own)))
-
-
 def guidance(target: Loaded, tokens: Sequence[int], params: SamplingParams) -> Guidance | None:
-    """What guides the continuation of ``tokens``. Raises ValueError for a negative prompt that cannot be read."""
+    """Classifier-free guidance for the prompt ``tokens``. Raises ValueError for a bad negative prompt."""
     if params.guidance_scale == 1:
         return None
     given = params.negative_prompt
@@ -128,10 +105,10 @@ def _request(
         processing=processing(target, params),
         guidance=guided,
         constraints=(*constraints_of(target, params), *constraints),
-        stop_tokens=stop_tokens(target, params),
+        stop_tokens=tuple(dict.fromkeys((*params.stop_tokens, *(() if params.ignore_eos else target.eos)))),
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs if sample == 0 else None,  # the prompt is scored once
+        prompt_logprobs=params.prompt_logprobs if sample == 0 else None,  # once per prompt
     )
     decoder.check(request)
     return request

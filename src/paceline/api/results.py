@@ -1,4 +1,4 @@
-"""What generation gives back, on the host: pieces as they come, results at the end. Decodes nothing."""
+"""What generation returns: a ``Piece`` per token while streaming, a ``Result`` per output at the end."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
 
 
 class Source(StrEnum):
-    """Who chose a token."""
+    """Where a token comes from."""
 
-    DRAFTED = "drafted"  # proposed by the drafter and kept
-    CORRECTED = "corrected"  # the target's own, in place of a refused draft token
-    BONUS = "bonus"  # the target's own, after a draft that was kept whole
-    PLAIN = "plain"  # the target's own, in a step that drafted nothing for the row
+    DRAFTED = "drafted"  # proposed by the drafter and accepted
+    CORRECTED = "corrected"  # the target's own, in place of a rejected draft token
+    BONUS = "bonus"  # the target's own, after a draft that was accepted whole
+    PLAIN = "plain"  # the target's own, in a step without a draft for the row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One token as it was committed, with the text that it completes.
+    """One token, returned when it is committed, with the text that it completes.
 
-    Text that could be the beginning of a stop string, or of a character, comes with a later piece.
+    Text that may be the beginning of a stop string, or of a character, comes with a later piece.
     """
 
     index: int  # which prompt of the call
@@ -38,26 +38,26 @@ class Piece:
     text: str
     source: Source
     origin: str | None  # the drafter that proposed it; None for the target's own
-    logprob: TokenLogprobs | None  # where the parameters ask for it
+    logprob: TokenLogprobs | None  # if requested
     finish_reason: FinishReason | None  # on the last piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The continuation of one prompt, which is not repeated in it."""
+    """One output: the tokens generated after a prompt, without the prompt."""
 
     index: int  # which prompt of the call
     sample: int  # which of its n samples
     prompt_tokens: tuple[int, ...]
     token_ids: tuple[int, ...]  # the token that stopped it included
     text: str | None  # None without a tokenizer; without the stop string or stop token unless asked for
-    source: tuple[Source, ...]  # who chose each token
+    source: tuple[Source, ...]  # where each token comes from
     origin: tuple[str | None, ...]  # the drafter that proposed it; None for the target's own
-    logprobs: tuple[TokenLogprobs, ...] | None  # of each token, raw and processed, where asked
-    prompt_logprobs: PromptScore | None  # of the prompt's own tokens, raw, where asked
+    logprobs: tuple[TokenLogprobs, ...] | None  # of each token, raw and processed, if requested
+    prompt_logprobs: PromptScore | None  # of the prompt's tokens, raw, if requested
     finish_reason: FinishReason
     stop_reason: int | str | None  # the stop string, or the id of stop_token_ids, that ended it
-    seed: int  # of its noise: the same seed gives the same tokens
+    seed: int  # of the noise: the same seed gives the same tokens
     stats: RequestStats
     error: str | None = None  # why it was cancelled, if it failed
 
@@ -68,7 +68,7 @@ class Result:
 
 
 def sources_of(output: StepOutput) -> list[Source]:
-    """Who chose each of the tokens that a request got in a step."""
+    """Where each token that a request got in a step comes from."""
     if output.num_drafted == 0:
         last = Source.PLAIN
     else:
@@ -78,5 +78,5 @@ def sources_of(output: StepOutput) -> list[Source]:
 
 
 def total(results: Iterable[Result]) -> Summary:
-    """The counts of all ``results`` together."""
+    """The summed counts of all ``results``."""
     return reduce(add, (result.stats.summary for result in results))

@@ -1,6 +1,6 @@
-"""How likely a model finds texts that are already there: continuations, prompts, whole corpora. Generates nothing.
+"""Log-probabilities and perplexity of given sequences: continuations, prompts, whole texts.
 
-All numbers are of the model's raw distribution, temperature 1 and nothing cut, as natural logarithms.
+All values are natural logarithms of the model's raw distribution, at temperature 1 and without filters.
 """
 
 import math
@@ -11,20 +11,20 @@ from typing import TypeAlias, cast
 from paceline.api.loading import Loaded, runnable
 from paceline.api.prompts import Prompt, Prompts, encode, kind_of, split
 from paceline.models.base import max_sequence_length
-from paceline.models.scoring import Passage, TopTokens, score_passages
+from paceline.models.scoring import Passage, PassageScore, TopTokens, score_passages
 
 Continuation: TypeAlias = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How likely a continuation is after its prompt."""
+    """The log-probabilities of a continuation after its prompt."""
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]  # of the continuation
     logprobs: tuple[float, ...]  # of each token, given all before it
-    top: tuple[TopTokens, ...]  # for each token what was likeliest in its place, as many as were asked for
-    greedy: bool  # every token is the argmax: greedy decoding would have written this very continuation
+    top: tuple[TopTokens, ...]  # for each token the most probable tokens at its position, as many as requested
+    greedy: bool  # every token is the argmax: greedy decoding gives this continuation
 
     @property
     def num_tokens(self) -> int:
@@ -42,7 +42,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScore:
-    """How likely a prompt's own tokens are. Nothing stands before the first one, so it has None."""
+    """The log-probabilities of a prompt's tokens; None for the first, which has nothing before it."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float | None, ...]
@@ -51,9 +51,9 @@ class PromptScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextScore:
-    """How likely one whole text is after its first token."""
+    """The log-probability of one text after its first token."""
 
-    num_tokens: int  # scored, so without the first
+    num_tokens: int  # scored: all but the first
     total: float  # their log-probability
 
     @property
@@ -63,7 +63,7 @@ class TextScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Perplexity:
-    """How likely several texts are; every token counts the same, whatever text it is of."""
+    """The perplexity of several texts; every token has the same weight."""
 
     texts: tuple[TextScore, ...]
 
@@ -88,20 +88,19 @@ def score(
     top: int = 0,
     batch_size: int | None = None,
 ) -> list[Score]:
-    """Score each continuation, a text or token ids, after its prompt; in their order.
+    """Score each continuation, a text or token ids, after its prompt; results in order.
 
-    prompts: one or several, each a text, token ids or chat messages. An empty text or None stands for the
-    beginning-of-text token, where the tokenizer adds one.
+    prompts: one or several, each a text, token ids or chat messages. An empty text or None is the beginning-of-text
+    token, if the tokenizer adds one.
 
-    A continuation given as text is encoded together with its prompt if that too is a text and its tokens come out the
-    same; what follows them is the continuation. Otherwise, as where a token would span the border or after token ids
-    and messages, it is encoded on its own, without special tokens.
+    A text continuation of a text prompt is encoded together with it, unless that changes the prompt's tokens. In that
+    case, and after token ids and messages, it is encoded on its own, without special tokens.
 
-    top: how many of the likeliest tokens to give for each place. batch_size: texts scored at once; None takes up to 16,
-    fewer where they are long. The result does not depend on it but for rounding.
+    top: how many of the most probable tokens to return per position. batch_size: sequences per forward; None is up to
+    16, fewer if they are long. It changes the result only by rounding.
 
-    Raises ValueError, naming the prompt, before any work: counts that differ, nothing to score or to condition on,
-    text without a tokenizer, tokens outside the vocabulary, and more tokens than the context holds.
+    Raises ValueError, naming the prompt, before any work: for different numbers of prompts and continuations, empty
+    ones, text without a tokenizer, tokens outside the vocabulary, and more tokens than the context holds.
     """
     known = _listed(prompts)
     wanted = split(continuations) if len(continuations) or isinstance(continuations, str) else []
@@ -115,9 +114,6 @@ def score(
         for index, (prompt, continuation) in enumerate(zip(known, wanted, strict=True))
     ]
     passages = [Passage(tokens=(*before, *after), first=len(before)) for before, after in pairs]
-    for index, passage in enumerate(passages):
-        _check(target, passage, name=f"prompt {index}")
-    scores = score_passages(runnable(target), passages, top=top, batch_size=batch_size)
     return [
         Score(
             prompt_tokens=passage.tokens[: passage.first],
@@ -126,24 +122,21 @@ def score(
             top=found.top,
             greedy=all(found.greedy),
         )
-        for passage, found in zip(passages, scores, strict=True)
+        for passage, found in _scored(target, passages, top, batch_size)
     ]
 
 
 def prompt_logprobs(
     target: Loaded, prompts: Prompts, *, top: int = 0, batch_size: int | None = None
 ) -> list[PromptScore]:
-    """Score every prompt's own tokens from the second on; in their order. Parameters and errors as of ``score``."""
+    """Score the tokens of each prompt from the second on; results in order. Options and errors as in ``score``."""
     passages = [
         Passage(tokens=tuple(encode(target, prompt, name=f"prompt {index}")), first=1)
         for index, prompt in enumerate(split(prompts))
     ]
-    for index, passage in enumerate(passages):
-        _check(target, passage, name=f"prompt {index}")
-    scores = score_passages(runnable(target), passages, top=top, batch_size=batch_size)
     return [
         PromptScore(tokens=passage.tokens, logprobs=(None, *found.logprobs), top=(None, *found.top))
-        for passage, found in zip(passages, scores, strict=True)
+        for passage, found in _scored(target, passages, top, batch_size)
     ]
 
 
@@ -154,15 +147,15 @@ def perplexity(
     stride: int | None = None,
     batch_size: int | None = None,
 ) -> Perplexity:
-    """Perplexity of whole texts, each a string or token ids, with every token but the first of each text scored once.
+    """Perplexity of whole texts, each a string or token ids; every token but a text's first is scored once.
 
-    A text longer than the context is read in windows as long as the context, each ``stride`` tokens after the one
-    before, in which only the tokens that are new are scored. So these see at least context - stride tokens. None is
-    half the context; a smaller stride sees more and takes longer. An attention window shorter than the context counts
-    in its place. The first token of a text may be one that the tokenizer adds.
+    A text longer than the context is scored in windows of the context's length, each ``stride`` tokens after the last,
+    and only tokens new to a window are scored, so they see at least context - stride tokens. ``stride`` None is half
+    the context; a smaller one gives more context and takes longer. An attention window shorter than the context
+    replaces it. The first token of a text may be one that the tokenizer adds.
 
-    Raises ValueError, naming the text, before any work: fewer than two tokens, strings without a tokenizer, tokens
-    outside the vocabulary; and for a stride that is not from 1 to the context less 1.
+    Raises ValueError, naming the text, before any work: for fewer than two tokens, strings without a tokenizer, tokens
+    outside the vocabulary; and for a stride that is not from 1 to the context minus 1.
     """
     context = max_sequence_length(target.lm)
     step = max(1, context // 2) if stride is None else stride
@@ -185,7 +178,7 @@ def perplexity(
 
 
 def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, first scored, end) of each window over a text: all tokens but the first are scored once."""
+    """(begin, first scored, end) of each window over a text; every token but the first is scored once."""
     begin, first, end = 0, 1, min(length, context)
     yield begin, first, end
     while end < length:
@@ -194,14 +187,14 @@ def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, 
 
 
 def _listed(prompts: Prompts | Sequence[Prompt | None] | None) -> list[Prompt | None]:
-    """One prompt or several, None among them, as a list. Raises ValueError where there is none."""
+    """One prompt or several, possibly None, as a list. Raises ValueError if there is none."""
     return [None] if prompts is None else list(split(cast("Prompts", prompts)))
 
 
 def _encode_pair(
     target: Loaded, prompt: Prompt | None, continuation: Prompt, *, name: str
 ) -> tuple[list[int], list[int]]:
-    """Tokens of a prompt and of its continuation, neither empty."""
+    """Token ids of a prompt and of its continuation, neither empty."""
     text = prompt if prompt is not None else "" if target.tokenizer is not None else []
     before = encode(target, text, name=name)
     try:
@@ -216,22 +209,26 @@ def _encode_pair(
         raise ValueError(f"{name}: {target.name} has no tokenizer: give the continuation as token ids")
     else:
         whole = target.tokenizer.encode(text + continuation) if isinstance(text, str) else []
-        alike = whole[: len(before)] == before
-        after = whole[len(before) :] if alike else target.tokenizer.encode(continuation, special=False)
+        same = whole[: len(before)] == before
+        after = whole[len(before) :] if same else target.tokenizer.encode(continuation, special=False)
     if not after:
         raise ValueError(f"{name}: empty continuation: give at least one token to score")
     return before, after
 
 
-def _check(target: Loaded, passage: Passage, *, name: str) -> None:
-    """Raise ValueError unless the target can read the passage."""
-    _check_vocabulary(target, passage.tokens, name=name)
+def _scored(
+    target: Loaded, passages: Sequence[Passage], top: int, batch_size: int | None
+) -> Iterator[tuple[Passage, PassageScore]]:
+    """Each passage with its score. Raises ValueError for one that does not fit the target's vocabulary or context."""
     context = max_sequence_length(target.lm)
-    if len(passage.tokens) > context:
-        raise ValueError(
-            f"{name}: {len(passage.tokens)} tokens in all are more than the context of {context}; shorten the text, or "
-            "call perplexity, which reads long texts in windows"
-        )
+    for index, passage in enumerate(passages):
+        _check_vocabulary(target, passage.tokens, name=f"prompt {index}")
+        if len(passage.tokens) > context:
+            raise ValueError(
+                f"prompt {index}: {len(passage.tokens)} tokens in all are more than the context of {context}; shorten "
+                "the text, or call perplexity, which reads long texts in windows"
+            )
+    return zip(passages, score_passages(runnable(target), passages, top=top, batch_size=batch_size), strict=True)
 
 
 def _check_vocabulary(target: Loaded, tokens: Sequence[int], *, name: str) -> None:
@@ -245,7 +242,7 @@ def _check_vocabulary(target: Loaded, tokens: Sequence[int], *, name: str) -> No
 
 
 def _perplexity(total: float, num_tokens: int) -> float:
-    """exp(-total / num_tokens), infinite where that is beyond floating point."""
+    """exp(-total / num_tokens), infinite where that overflows."""
     try:
         return math.exp(-total / num_tokens)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""A text or conversation that grows turn by turn; what has been read once is not read again. Knows nothing of files."""
+"""A sequence or conversation that grows turn by turn and keeps its KV cache between turns."""
 
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -14,14 +14,14 @@ from paceline.core.plan import Plan
 
 @final
 class Session:
-    """One row of a target that keeps its text between calls, as tokens (``send``) or as messages (``chat``).
+    """One row of a target that keeps its sequence between calls, as tokens (``send``) or as messages (``chat``).
 
     - ``drafter`` (None), ``verifier`` ("coupled"), ``num_draft_tokens`` (5), ``max_length`` (None), ``guidance``
-      (False): as of ``Engine``; the length counts all turns.
+      (False): as in ``Engine``; ``max_length`` counts all turns.
     - ``messages`` (none): the conversation so far, such as a system message.
 
-    The tokens of a turn are those of one call over the whole text: only the time differs. A turn that ends early, by
-    Ctrl-C or because its stream was closed, leaves what it wrote.
+    A turn gives the tokens of one call with the whole sequence as its prompt, but reads only the new tokens. A turn
+    that ends early, by Ctrl-C or because its stream was closed, keeps the tokens that it generated.
     """
 
     def __init__(
@@ -51,37 +51,37 @@ class Session:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The text of all turns, prompts and continuations; the token that ended a turn is part of it."""
+        """The tokens of all turns, prompts and outputs, stop tokens included."""
         return tuple(self._tokens)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation of all ``chat`` turns."""
+        """The messages of all ``chat`` turns."""
         return tuple(self._messages)
 
     @property
     def result(self) -> Result | None:
-        """Of the last turn."""
+        """The result of the last turn."""
         return self._result
 
     def send(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
-        """Append a text or token ids and continue the whole; None is ``SamplingParams()``.
+        """Append a text or token ids and generate; ``params`` None is ``SamplingParams()``.
 
-        Raises ValueError, leaving the session as it was, for what ``Engine.submit`` refuses and for ``n`` above 1.
+        Raises what ``Engine.submit`` raises, and ValueError for ``n`` above 1; the session is then unchanged.
         """
         return self._finish(self.stream(prompt, params))
 
     def chat(self, content: str, params: SamplingParams | None = None) -> Result:
-        """Append a user's message and let the model answer by its chat template; its answer joins the conversation.
+        """Append a user message and generate the answer with the chat template; the answer is appended too.
 
-        Raises ValueError, leaving the session as it was, as ``send`` does and without a chat template.
+        Raises what ``send`` raises, and ValueError without a chat template; the session is then unchanged.
         """
         return self._finish(self.stream_chat(content, params))
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Piece]:
         """As ``send``, piece by piece."""
         if isinstance(prompt, str) and self._tokens and self._target.tokenizer is not None:
-            added = self._target.tokenizer.encode(prompt, special=False)  # the text has begun already
+            added = self._target.tokenizer.encode(prompt, special=False)  # no second beginning-of-text token
         else:
             added = encode(self._target, prompt)
         return self._run([*self._tokens, *added], params, None)
@@ -93,7 +93,7 @@ class Session:
 
     def _run(self, tokens: list[int], params: SamplingParams | None, said: Message | None) -> Iterator[Piece]:
         if params is not None and params.n > 1:
-            raise ValueError(f"n={params.n}: a session goes on with one text; give n=1")
+            raise ValueError(f"n={params.n}: a session continues one sequence; give n=1")
         stream = self._engine.submit(tokens, params)
 
         def pieces() -> Iterator[Piece]:

@@ -1,4 +1,4 @@
-"""vLLM's ``speculative_config``, as a mapping or JSON, to what is to draft. Loads nothing, knows nothing of targets."""
+"""Parses vLLM's ``speculative_config``, a mapping or JSON."""
 
 import ast
 import json
@@ -9,16 +9,16 @@ from typing import TypeAlias
 from paceline.core.tree import Draw
 from paceline.drafters.tree.shapes import Topology
 
-DEFAULT_NGRAM = 5  # of vLLM, where neither prompt_lookup_max nor prompt_lookup_min is given
+DEFAULT_NGRAM = 5  # of vLLM, if neither prompt_lookup_max nor prompt_lookup_min is given
 
-# How a draft model draws: vLLM's names, and what they leave to the verifier's choice.
+# vLLM's names of how a draft model draws; the verifier chooses among these.
 DRAWS: dict[str, frozenset[Draw]] = {
     "greedy": frozenset({Draw.FIXED}),
     "probabilistic": frozenset({Draw.SHARED, Draw.IID, Draw.NO_REPLACEMENT}),
 }
 ANY_DRAW = frozenset(Draw)
 
-# Accepted because they ask for what a lossless verifier does anyway.
+# Accepted: a lossless verifier does this anyway.
 REJECTION_SAMPLE_METHODS = ("standard", "strict")
 
 COMMON = ("method", "num_speculative_tokens", "rejection_sample_method")
@@ -26,7 +26,7 @@ COMMON = ("method", "num_speculative_tokens", "rejection_sample_method")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramSpeculation:
-    """Draft ``num_draft_tokens`` a step by the longest match of ``max_ngram`` down to ``min_ngram`` tokens."""
+    """Draft ``num_draft_tokens`` per step by the longest match of ``max_ngram`` down to ``min_ngram`` tokens."""
 
     num_draft_tokens: int
     max_ngram: int
@@ -35,9 +35,9 @@ class NgramSpeculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpeculation:
-    """Draft ``num_draft_tokens`` a step with the model or head of a directory or Hub id, in one of the ways ``draws``.
+    """Draft ``num_draft_tokens`` per step with a draft model or head, with one of ``draws``.
 
-    With a ``tree`` the number is its depth.
+    With a ``tree`` this is its depth.
     """
 
     num_draft_tokens: int
@@ -51,21 +51,22 @@ Speculation: TypeAlias = NgramSpeculation | ModelSpeculation
 
 
 def read_speculative_config(config: Mapping[str, object] | str) -> Speculation:
-    """What a ``speculative_config`` asks for, given as a mapping or as a JSON object. None means not given, as in vLLM.
+    """The speculation that a ``speculative_config``, a mapping or JSON object, asks for. None is not given, as in vLLM.
 
-    - ``method``: "ngram" or "draft_model"; may be missing where ``model`` is given.
-    - ``num_speculative_tokens``: how many tokens to draft a step, at least 1; required but where a tree says it.
-    - ``prompt_lookup_max``, ``prompt_lookup_min`` (ngram): tokens of the longest and shortest match; where one is given
-      the other equals it, where none is both are 5.
-    - ``model`` (draft_model): required; a directory or Hub id, or the directory of a head. ``revision``: of a Hub id.
-    - ``draft_sample_method`` (draft_model): "greedy" drafts the likeliest token, "probabilistic" draws; where it is not
-      given the verifier chooses. The text is the target's in every case.
-    - ``speculative_token_tree`` (draft_model): the nodes of a tree to draft, as vLLM writes them in a string: each is
-      its path of child ranks, "[(0,), (1,), (0, 0)]"; as many as ``num_speculative_tokens`` where that is given.
+    - ``method``: "ngram" or "draft_model"; optional if ``model`` is given.
+    - ``num_speculative_tokens``: drafted tokens per step, at least 1; required unless a tree is given.
+    - ``prompt_lookup_max``, ``prompt_lookup_min`` (ngram): the longest and shortest match in tokens. If one is given,
+      the other equals it; if none is, both are 5.
+    - ``model`` (draft_model): required; a directory or Hub id, or the directory of a draft head. ``revision``: of a
+      Hub id.
+    - ``draft_sample_method`` (draft_model): "greedy" drafts the most probable token, "probabilistic" samples; by
+      default the verifier chooses. The output has the target's distribution in every case.
+    - ``speculative_token_tree`` (draft_model): the nodes of a draft tree in vLLM's syntax, a string in which each node
+      is its path of child ranks, "[(0,), (1,), (0, 0)]"; ``num_speculative_tokens`` of them, if that is given.
     - ``draft_tensor_parallel_size`` (draft_model): 1.
-    - ``rejection_sample_method``: "standard" and "strict" change nothing; the verifier is chosen elsewhere.
+    - ``rejection_sample_method``: "standard" and "strict" have no effect; the verifier is a separate option.
 
-    Raises ValueError for anything else, by name and with what is known.
+    Raises ValueError, with the known names and values, for anything else.
     """
     values = {name: value for name, value in _mapping(config).items() if value is not None}
     given = values.get("method")
@@ -115,7 +116,7 @@ def _read_model(values: Mapping[str, object]) -> ModelSpeculation:
     )
 
 
-# Name -> the keys that the method reads beside the common ones, and how it reads them.
+# Method -> the keys that it reads beside the common ones, and its parser.
 METHODS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, object]], Speculation]]] = {
     "ngram": (("prompt_lookup_max", "prompt_lookup_min"), _read_ngram),
     "draft_model": (
@@ -133,7 +134,9 @@ def _mapping(config: Mapping[str, object] | str) -> Mapping[str, object]:
     except ValueError as error:
         raise ValueError(f"speculative_config {config!r} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f'speculative_config {config!r} is no JSON object: give one, like \'{{"method": "ngram"}}\'')
+        raise ValueError(
+            f'speculative_config {config!r} is not a JSON object: give one, like \'{{"method": "ngram"}}\''
+        )
     return values
 
 

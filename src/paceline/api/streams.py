@@ -1,4 +1,4 @@
-"""Pieces of one submission as they come, and what is left of it when it ends. Knows no rows and no models."""
+"""A submission as a stream of pieces, and its results at the end."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from paceline.api.results import Piece, Result
 
 
 class Serving(Protocol):
-    """What a stream's tickets are served by."""
+    """The part of the engine that a stream uses."""
 
     def advance(self) -> None: ...
 
@@ -22,17 +22,17 @@ class Serving(Protocol):
 
 @final
 class Stream:
-    """Pieces of one submission as they are committed, step by step; ``close`` ends it and frees its rows.
+    """Iterates over the pieces of one submission as they are committed; ``close`` cancels it and frees its rows.
 
-    Iterating advances the engine, so streams of one engine move together, whichever is asked. As a context manager it
-    closes itself, and also when nobody holds it any more.
+    Iterating advances the engine, and with it all other streams of that engine. A stream closes itself at the end of
+    its ``with`` block and when it is garbage-collected.
     """
 
     def __init__(
         self, *, engine: Serving, tickets: list[int], completions: list[Completion], pieces: deque[Piece]
     ) -> None:
         self._engine, self._tickets, self._completions, self._pieces = engine, tickets, completions, pieces
-        self._ended = 0  # so many of the first completions have ended
+        self._ended = 0  # leading completions that have ended
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -63,12 +63,12 @@ class Stream:
         return self._ended == len(self._completions)
 
     def close(self) -> None:
-        """Cancel what has not ended; results stay."""
+        """Cancel the completions that have not ended; their results stay available."""
         for ticket in self._tickets:
             self._engine.cancel(ticket)
 
     def drain(self) -> list[Result]:
-        """Run to the end. On Ctrl-C it closes itself and raises Interrupted, which carries the results so far."""
+        """The results at the end. Ctrl-C closes the stream and raises Interrupted with the results so far."""
         try:
             for _ in self:
                 pass
@@ -78,7 +78,7 @@ class Stream:
         return self.results()
 
     def results(self) -> list[Result]:
-        """What each completion has got so far, in their order; those that still run count as cancelled."""
+        """The results so far, in order; completions that still run count as cancelled."""
         return [
             self._engine.result(ticket, completion)
             for ticket, completion in zip(self._tickets, self._completions, strict=True)
@@ -86,7 +86,7 @@ class Stream:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during generation; ``results`` holds what there was."""
+    """Ctrl-C during generation; ``results`` holds the results so far."""
 
     def __init__(self, results: list[Result]) -> None:
         super().__init__(f"interrupted with {sum(len(result.token_ids) for result in results)} tokens generated")

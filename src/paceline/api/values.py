@@ -1,88 +1,77 @@
-"""Values as users give them, checked one by one and brought into one form. Knows no parameter by name."""
+"""Readers of single parameter values: each checks one value and returns it in its stored form, or raises ValueError."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 Biases: TypeAlias = tuple[tuple[int, float], ...]
 TokenLists: TypeAlias = tuple[tuple[int, ...], ...]
 ListBiases: TypeAlias = tuple[tuple[tuple[int, ...], float], ...]
+Reader: TypeAlias = Callable[[str, object], object]  # (parameter name, given value) -> stored value
+
+INF = float("inf")
 
 
 def real(name: str, value: object) -> float:
-    """A number. Raises ValueError, as all of these do."""
+    """A number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name}={value!r}: give a number")
     return float(value)
 
 
-def between(least: float, most: float, name: str, value: object) -> float:
-    """A number from ``least`` to ``most``; 0 is off."""
-    number = real(name, value)
-    if not least <= number <= most:
-        raise ValueError(f"{name}={number}: give a number from {least:g} to {most:g} (0 is off)")
-    return number
+def number(is_valid: Callable[[float], bool], wanted: str) -> Callable[[str, object], float]:
+    """A reader of numbers that are valid; ``wanted`` describes them in the error message."""
+
+    def read(name: str, value: object) -> float:
+        found = real(name, value)
+        if not is_valid(found):
+            raise ValueError(f"{name}={found}: give {wanted}")
+        return found
+
+    return read
 
 
-def finite(name: str, value: object) -> float:
-    """A finite number; 1 is off."""
-    number = real(name, value)
-    if not abs(number) < float("inf"):
-        raise ValueError(f"{name}={number}: give a finite number (1 is off)")
-    return number
-
-
-def factor(name: str, value: object) -> float:
-    """A finite number above 0; 1 is off."""
-    number = real(name, value)
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{name}={number}: give a finite number above 0 (1 is off)")
-    return number
-
-
-def integer(name: str, value: object) -> int:
-    """A whole number."""
+def integer(name: str, value: object, *, optional: bool = False) -> int | None:
+    """An integer, or None where it is optional."""
+    if value is None and optional:
+        return None
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name}={value!r}: give an integer")
+        raise ValueError(f"{name}={value!r}: give an integer{', or None' if optional else ''}")
     return int(value)
 
 
-def optional(name: str, value: object) -> int | None:
-    """A whole number, or None."""
-    return None if value is None else integer(name, value)
+def count(least: int, wanted: str, *, most: float = INF, optional: bool = False) -> Callable[[str, object], int | None]:
+    """A reader of integers from ``least`` to ``most``; ``wanted`` describes them in the error message."""
+
+    def read(name: str, value: object) -> int | None:
+        found = integer(name, value, optional=optional)
+        if found is not None and not least <= found <= most:
+            raise ValueError(f"{name}={found}: give {wanted}")
+        return found
+
+    return read
 
 
-def at_least(least: int, name: str, value: int | None, way_out: str) -> int | None:
-    """``value`` if it is not below ``least``."""
-    if value is not None and value < least:
-        raise ValueError(f"{name}={value}: give {way_out}")
+def flag(name: str, value: object, *, optional: bool = False) -> bool | None:
+    """True or False, or None where it is optional."""
+    if not isinstance(value, bool) and not (value is None and optional):
+        raise ValueError(f"{name}={value!r}: give {'True, False or None' if optional else 'True or False'}")
     return value
 
 
-def at_most(most: int, name: str, value: object) -> int | None:
-    """A count from 0 to ``most``, or None."""
-    count = optional(name, value)
-    if count is not None and not 0 <= count <= most:
-        raise ValueError(f"{name}={count}: give a count from 0 to {most}, or None (off)")
-    return count
+def word(*known: str) -> Callable[[str, object], str]:
+    """A reader of the ``known`` words."""
 
+    def read(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"{name}={value!r}: give {' or '.join(map(repr, known))}")
+        return value
 
-def flag(name: str, value: object) -> bool:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r}: give True or False")
-    return value
-
-
-def word(name: str, value: object, known: Sequence[str]) -> str:
-    """One of the ``known`` words."""
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r}: give {' or '.join(map(repr, known))}")
-    return value
+    return read
 
 
 def strings(name: str, value: object) -> tuple[str, ...]:
-    """Strings without repeats; one alone may stand for itself, None is none."""
+    """Non-empty strings without repeats, from one string or several; () for None."""
     values = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(values, Sequence) or not all(isinstance(one, str) and one for one in values):
         raise ValueError(f"{name}={value!r}: give a string or several, none of them empty")
@@ -90,12 +79,12 @@ def strings(name: str, value: object) -> tuple[str, ...]:
 
 
 def ids(name: str, value: object) -> tuple[int, ...]:
-    """Token ids without repeats; None is none."""
+    """Token ids without repeats; () for None."""
     return tuple(dict.fromkeys(_tokens(name, () if value is None else value)))
 
 
 def some_ids(name: str, value: object) -> tuple[int, ...] | None:
-    """Token ids without repeats, at least one; None stays None."""
+    """At least one token id, without repeats; None for None."""
     found = ids(name, value)
     if value is not None and not found:
         raise ValueError(f"{name}=[]: no token is left; give at least one token id, or None (every token)")
@@ -103,7 +92,7 @@ def some_ids(name: str, value: object) -> tuple[int, ...] | None:
 
 
 def text_or_ids(name: str, value: object) -> str | tuple[int, ...] | None:
-    """A text or token ids in their order, neither empty; None stays None."""
+    """A non-empty text or token ids; None for None."""
     found = value if value is None or isinstance(value, str) else _tokens(name, value)
     if found is not None and not found:
         raise ValueError(f"{name}={value!r}: give a text or token ids, at least one, or None")
@@ -111,27 +100,24 @@ def text_or_ids(name: str, value: object) -> str | tuple[int, ...] | None:
 
 
 def biases(name: str, value: object) -> Biases:
-    """Pairs of a token id and a bias, by id; from a mapping, whose ids may be strings as in JSON, or from pairs.
-
-    Of several pairs of one id the last holds.
-    """
-    found = {_token_key(name, token): number for token, number in _pairs(name, value, "{token id: bias}")}
-    return tuple(sorted((_token(name, token), _bias(f"{name}[{token}]", number)) for token, number in found.items()))
+    """(token id, bias) sorted by id, from a mapping or from pairs; the last pair of an id wins. JSON has string ids."""
+    found = {_token_key(name, token): bias for token, bias in _pairs(name, value, "{token id: bias}")}
+    return tuple(sorted((token, _bias(f"{name}[{token}]", bias)) for token, bias in found.items()))
 
 
 def token_lists(name: str, value: object) -> TokenLists:
-    """Sequences of token ids without repeats, none of them empty; None is none."""
+    """Non-empty sequences of token ids without repeats; () for None."""
     values = () if value is None else value
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+    if not _is_list(values):
         raise ValueError(f"{name}={value!r}: give lists of token ids, such as [[5], [7, 2]]")
     return tuple(dict.fromkeys(_some_tokens(name, one) for one in values))
 
 
 def list_biases(name: str, value: object) -> ListBiases:
-    """Pairs of token ids in a row and a bias; from a mapping or from pairs, of which the last of a kind holds."""
+    """(token ids, bias), from a mapping or from pairs; the last pair of a sequence wins."""
     pairs = _pairs(name, value, "[[token ids, bias], ...]")
-    found = {_some_tokens(name, tokens): number for tokens, number in pairs}
-    return tuple((tokens, _bias(f"{name}[{list(tokens)}]", number)) for tokens, number in found.items())
+    found = {_some_tokens(name, tokens): bias for tokens, bias in pairs}
+    return tuple((tokens, _bias(f"{name}[{list(tokens)}]", bias)) for tokens, bias in found.items())
 
 
 def _pairs(name: str, value: object, form: str) -> list[tuple[object, object]]:
@@ -139,38 +125,31 @@ def _pairs(name: str, value: object, form: str) -> list[tuple[object, object]]:
         return []
     if isinstance(value, Mapping):
         return list(value.items())
-    entries = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [None]
-    pairs = [
-        (entry[0], entry[1])
-        for entry in entries
-        if isinstance(entry, Sequence) and not isinstance(entry, str | bytes) and len(entry) == 2
-    ]
-    if len(pairs) < len(entries):
+    entries: Sequence[Any] = value if _is_list(value) else [None]
+    if not all(_is_list(entry) and len(entry) == 2 for entry in entries):
         raise ValueError(f"{name}={value!r}: give {form}")
-    return pairs
+    return [(entry[0], entry[1]) for entry in entries]
 
 
-def _bias(name: str, value: object) -> float:
-    number = real(name, value)
-    if not number < float("inf"):
-        raise ValueError(f"{name}={number}: give a finite bias, or -inf to ban")
-    return number
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+_bias = number(lambda bias: bias < INF, "a finite bias, or -inf to ban")
 
 
 def _token_key(name: str, token: object) -> int:
-    return int(token) if isinstance(token, str) and token.isdecimal() else integer(name, token)
-
-
-def _token(name: str, token: int) -> int:
-    if token < 0:
-        raise ValueError(f"{name}: token id {token}; give ids of at least 0")
-    return token
+    found = int(token) if isinstance(token, str) and token.isdecimal() else integer(name, token)
+    assert found is not None
+    if found < 0:
+        raise ValueError(f"{name}: token id {found}; give ids of at least 0")
+    return found
 
 
 def _tokens(name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    if not _is_list(value):
         raise ValueError(f"{name}={value!r}: give a list of token ids")
-    tokens = tuple(integer(name, one) for one in value)
+    tokens = tuple(integer(name, one) or 0 for one in value)
     if any(token < 0 for token in tokens):
         raise ValueError(f"{name}={list(tokens)}: give token ids of at least 0")
     return tokens

@@ -186,7 +186,7 @@ class CompletionClient:
             raise _StatusError(response.status_code, self._describe(url, response))
         content = _json(response)
         if not isinstance(content, dict):
-            raise ServerError(f"{url} answers with no JSON object: is it an OpenAI-compatible server?")
+            raise ServerError(f"{url} answers without a JSON object: is it an OpenAI-compatible server?")
         return content
 
     def _describe(self, url: str, response: httpx.Response) -> str:

@@ -55,7 +55,7 @@ class ModelAudit:
 
     @property
     def failures(self) -> list[str]:
-        """What failed, in words."""
+        """Descriptions of the failed checks."""
         failures = []
         if self.bitwise and self.greedy.divergence_points:
             failures.append(f"{len(self.greedy.divergence_points)} greedy sequences differ from plain decoding")

@@ -46,7 +46,7 @@ class ServerAudit:
 
     @property
     def failures(self) -> list[str]:
-        """What failed, in words."""
+        """Descriptions of the failed checks."""
         failures = []
         if self.miscounted_prompts:
             failures.append(
@@ -66,7 +66,7 @@ class ServerAudit:
 
     @property
     def notes(self) -> list[str]:
-        """What is no failure but worth knowing, in words."""
+        """Remarks that are not failures."""
         notes = []
         if self.seed_repeats.num_equal < self.seed_repeats.num_sequences:
             missing = self.seed_repeats.num_sequences - self.seed_repeats.num_equal

@@ -59,10 +59,13 @@ class Scheduler:
         return not (self._waiting or self._admission or self._running or self._failed)
 
     def submit(self, request: Request, *, sequence: list[int] | None = None) -> int:
-        """Queue a request that passes ``Decoder.check``; its ticket.
+        """Queue a request and return its ticket.
 
-        ``sequence`` (None: a copy of the prompt) holds the prompt; it is extended by every token that the request gets.
+        ``sequence`` (None: a copy of the prompt) is extended by every token that the request gets. Raises ValueError
+        for what ``Decoder.check`` refuses; a caller that passes ``sequence`` has called it.
         """
+        if sequence is None:
+            self.decoder.check(request)
         self._tickets += 1
         now = time.perf_counter()
         self._waiting.append(

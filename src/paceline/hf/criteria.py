@@ -43,7 +43,9 @@ def read_criteria(given: object, *, stop_strings: Sequence[str], tokenizer: obje
             raise ValueError(f"stopping_criteria[{index}], {_name(criterion)}, {reason}: leave it out")
     if stop_strings:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            found = "none is given" if tokenizer is None else f"{type(tokenizer).__name__} is none of transformers"
+            found = (
+                "none is given" if tokenizer is None else f"{type(tokenizer).__name__} is not a transformers tokenizer"
+            )
             raise ValueError(
                 f"stop_strings={list(stop_strings)} need the model's tokenizer, and {found}: give tokenizer"
             )

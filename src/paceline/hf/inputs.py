@@ -15,9 +15,9 @@ from paceline.api.generation_fields import HARMLESS, HONOURED, REFUSED, Refusal,
 from paceline.api.values import TokenLists
 
 _TOKENS = "prompts are token ids"
-_POSITIONS = "padding has no positions"
+_POSITIONS = "set by attention_mask"
 _CACHE = "the cache is Paceline's own"
-_DECODERS = "only decoders are run"
+_DECODERS = "decoder-only models alone"
 
 # Arguments of transformers' ``generate`` that are no fields of a GenerationConfig.
 ARGUMENTS: dict[str, Refusal] = {
@@ -29,10 +29,10 @@ ARGUMENTS: dict[str, Refusal] = {
     "encoder_outputs": Refusal(reason=_DECODERS),
     "decoder_input_ids": Refusal(reason=_DECODERS),
     "decoder_attention_mask": Refusal(reason=_DECODERS),
-    "assistant_tokenizer": Refusal(reason="both have one vocabulary"),
-    "custom_generate": Refusal(reason="no other decoding loop is run"),
-    "synced_gpus": Refusal(reason="one process decodes", neutral=(False,)),
-    "trust_remote_code": Refusal(reason="the model is loaded already", neutral=(False,)),
+    "assistant_tokenizer": Refusal(reason="both share one vocabulary"),
+    "custom_generate": Refusal(reason="the loop is Paceline's own"),
+    "synced_gpus": Refusal(reason="decoding runs in one process", neutral=(False,)),
+    "trust_remote_code": Refusal(reason="the model is already loaded", neutral=(False,)),
     "use_model_defaults": Refusal(reason="they are always used", neutral=(True,)),
 }
 
@@ -86,9 +86,6 @@ def merge(own: Values, given: Values, options: Mapping[str, object]) -> dict[str
         of_model = " of model.generation_config" if name not in options and name not in named else ""
         neutral = (*REFUSED[name].neutral, None)[0]
         problems.append(f"{name}={values[name]!r}{of_model} is not supported: give {name}={neutral!r}")
-    count = values.get("num_return_sequences")
-    if count not in (None, 1) and not values.get("do_sample"):
-        problems.append(f"num_return_sequences={count!r} without do_sample=True: greedy decoding has one text")
     if problems:
         raise ValueError("; ".join(problems))
     return values
@@ -183,7 +180,7 @@ def _integers(name: str, given: object) -> Tensor:
             given = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"{name} is no 2-d table of integers ({error}): give rows of one length, padded on the left"
+                f"{name} is not a 2-d table of integers ({error}): give rows of one length, padded on the left"
             ) from error
         given = given[None] if given.dim() == 1 else given
     if given.dim() != 2 or 0 in given.shape:

@@ -109,8 +109,8 @@ def _resolve_params(
     if criteria.eos is not None:
         if params.min_tokens and set(criteria.eos) != set(eos):
             raise ValueError(
-                f"stopping_criteria end at {list(criteria.eos)}, and min_new_tokens and min_length keep off "
-                f"{list(eos)} alone: give the same eos_token_id"
+                f"stopping_criteria end at {list(criteria.eos)}, and min_new_tokens and min_length only ban "
+                f"{list(eos)}: give the same eos_token_id"
             )
         eos = criteria.eos
     if len(eos) > MAX_STOP_TOKENS:
