@@ -5,6 +5,7 @@ from functools import cache
 import torch
 
 from paceline.core.tree import Tree
+from paceline.models.prefill import prefill
 from tests import tiny
 
 MAX_POSITIONS = 128
@@ -130,3 +131,29 @@ def path_to(tree, row, node):
 
 def tokens_at(tree, row, nodes):
     return [int(tree.tokens[row, node]) for node in nodes]
+
+
+def close(ours, theirs, atol=1e-4):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
+
+
+def committed(ours, sequences, lengths, *, capacity=64, layers=None):
+    """A view whose rows hold the first ``lengths`` tokens of ``sequences``."""
+    view = ours.new_cache(len(lengths), capacity).view(layers=layers)
+    prefill(ours, view, sequences, torch.tensor(lengths), max(lengths), taps=())
+    assert view.length.tolist() == list(lengths)
+    return view
+
+
+def check_nodes(logits, tree, model, known, **tolerance):
+    """The logits of every valid node are those of a plain forward on ``known[row]`` and the node's path; how many."""
+    nodes = tree.valid.nonzero().tolist()
+    for row, node in nodes:
+        path = tokens_at(tree, row, path_to(tree, row, node))
+        close(logits[row, node], plain(model, [*known[row], *path])[-1], **tolerance)
+    return len(nodes)
+
+
+def beginnings(sequences, lengths):
+    """The first ``lengths`` tokens of ``sequences``."""
+    return [sequence[:length].tolist() for sequence, length in zip(sequences, lengths, strict=True)]
