@@ -1,13 +1,12 @@
 """What the adapter refuses: kinds of models, windows that matter, files that are no safetensors, and false results."""
 
-import json
 import shutil
 import sys
 
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import StableLmForCausalLM, dynamic_module_utils
 
 from paceline.models import memory
@@ -15,6 +14,7 @@ from paceline.models.adapter import files as hf_files
 from paceline.models.adapter.lm import adapt
 from paceline.models.loading import ModelError
 from tests.models.adapter_models import GPT_NEO, LLAMA4, MODELS, REFUSED, SIZES, make, shaken
+from tests.models.directories import config, tensors
 from tests.tiny import VOCAB
 
 
@@ -29,66 +29,52 @@ def test_a_model_of_another_kind_is_refused_with_the_reason(name):
 # What a model may do wrong -> the difference is found by the probe.
 
 
-class Maskless(StableLmForCausalLM):
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        return super().forward(input_ids, **options)
+def model_class(name, *, inputs=lambda mask, positions: (mask, positions), output=lambda logits: None):
+    """A model that changes the mask and the positions that it is given, or its logits, where it runs on a tree."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **options):
+        on_tree = attention_mask is not None
+        if on_tree:
+            attention_mask, position_ids = inputs(attention_mask, position_ids)
+        found = StableLmForCausalLM.forward(
+            self, input_ids, attention_mask=attention_mask, position_ids=position_ids, **options
+        )
+        if on_tree:
+            output(found.logits)
+        return found
+
+    return type(name, (StableLmForCausalLM,), {"forward": forward})
 
 
-class SlotPositions(StableLmForCausalLM):
-    """Right on every chain: the first new position and those after it."""
-
-    def forward(self, input_ids=None, position_ids=None, **options):
-        if position_ids is not None:
-            position_ids = position_ids[:, :1] + torch.arange(position_ids.shape[1])
-        return super().forward(input_ids, position_ids=position_ids, **options)
+def reads_scratch(mask, positions):
+    mask = mask.clone()
+    mask[..., -1] = 0
+    return mask, positions
 
 
-class EvenRows(StableLmForCausalLM):
-    """Right while all rows are equally long."""
-
-    def forward(self, input_ids=None, position_ids=None, **options):
-        if position_ids is not None:
-            position_ids = position_ids[:1].expand_as(position_ids)
-        return super().forward(input_ids, position_ids=position_ids, **options)
-
-
-class ScratchReader(StableLmForCausalLM):
-    """Sees slots that nobody has written."""
-
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        if attention_mask is not None:
-            attention_mask = attention_mask.clone()
-            attention_mask[..., -1] = 0
-        return super().forward(input_ids, attention_mask=attention_mask, **options)
-
-
-class Siblings(StableLmForCausalLM):
+def reads_siblings(mask, positions):
     """Causal in the order of the slots: a node sees the other branches too."""
-
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        if attention_mask is not None:
-            seen = attention_mask == 0
-            below = torch.arange(seen.shape[-1]) <= (seen * torch.arange(seen.shape[-1])).amax(-1, keepdim=True)
-            attention_mask = attention_mask.masked_fill(below, 0)
-        return super().forward(input_ids, attention_mask=attention_mask, **options)
+    seen = mask == 0
+    below = torch.arange(seen.shape[-1]) <= (seen * torch.arange(seen.shape[-1])).amax(-1, keepdim=True)
+    return mask.masked_fill(below, 0), positions
 
 
-class Undefined(StableLmForCausalLM):
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        output = super().forward(input_ids, attention_mask=attention_mask, **options)
-        if attention_mask is not None:
-            output.logits[:, -1] = torch.nan
-        return output
+def changes_one_node(logits):
+    if logits.shape[1] > 4:
+        logits[1, 6] += 0.01 * logits.std() * torch.randn(VOCAB)
 
 
-class Hasty(StableLmForCausalLM):
-    """One node of one row is a little wrong."""
-
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        output = super().forward(input_ids, attention_mask=attention_mask, **options)
-        if attention_mask is not None and input_ids.shape[1] > 4:
-            output.logits[1, 6] += 0.01 * output.logits.std() * torch.randn(VOCAB)
-        return output
+Maskless = model_class("Maskless", inputs=lambda mask, positions: (None, positions))
+# Right on every chain: the first new position and those after it.
+SlotPositions = model_class(
+    "SlotPositions", inputs=lambda mask, positions: (mask, positions[:, :1] + torch.arange(positions.shape[1]))
+)
+# Right while all rows are equally long.
+EvenRows = model_class("EvenRows", inputs=lambda mask, positions: (mask, positions[:1].expand_as(positions)))
+ScratchReader = model_class("ScratchReader", inputs=reads_scratch)
+Siblings = model_class("Siblings", inputs=reads_siblings)
+Undefined = model_class("Undefined", output=lambda logits: logits[:, -1].fill_(torch.nan))
+Hasty = model_class("Hasty", output=changes_one_node)
 
 
 class Failing(StableLmForCausalLM):
@@ -233,24 +219,7 @@ def pickled(folder):
     (folder / "model.safetensors").unlink()
 
 
-def without(folder, drop="model.decoder.layers.1.fc1.weight"):
-    state = load_file(folder / "model.safetensors")
-    state.pop(drop)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def reshaped(folder):
-    state = load_file(folder / "model.safetensors")
-    state["model.decoder.layers.1.fc1.weight"] = torch.zeros(7, 32)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def configured(**changes):
-    def change(folder):
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return change
+WEIGHT = "model.decoder.layers.1.fc1.weight"
 
 
 def as_gguf(folder):
@@ -268,18 +237,24 @@ DIRECTORIES = {
         r"no safetensors weights, only pickled ones \(pytorch_model.bin\), which could run any code; c",
     ),
     "empty": (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors weights, nothing else either"),
-    "missing tensor": (without, r"missing or of another shape \['model.decoder.layers.1.fc1.weight'\]"),
-    "other shape": (reshaped, "model.decoder.layers.1.fc1.weight|transformers refuses it"),
+    "missing tensor": (
+        tensors(lambda stored: {n: t for n, t in stored.items() if n != WEIGHT}),
+        r"missing or of another shape \['model.decoder.layers.1.fc1.weight'\]",
+    ),
+    "other shape": (
+        tensors(lambda stored: stored | {WEIGHT: torch.zeros(7, 32)}),
+        "model.decoder.layers.1.fc1.weight|transformers refuses it",
+    ),
     "gguf": (as_gguf, "GGUF is for another runtime; give the directory that it was made from"),
     "adapter": (as_adapter, r"holds an adapter \(PEFT\), not a model; merge it with .*merge_and_unload"),
     "unknown": (
-        configured(model_type="none-such"),
+        config(model_type="none-such"),
         "unsupported architecture, which neither Paceline nor transformers",
     ),
-    "mamba": (configured(model_type="mamba"), "unsupported architecture 'mamba' in .*: its recurrent"),
-    "t5": (configured(model_type="t5", is_encoder_decoder=True), "unsupported architecture 't5' in .*encoder-decoder"),
+    "mamba": (config(model_type="mamba"), "unsupported architecture 'mamba' in .*: its recurrent"),
+    "t5": (config(model_type="t5", is_encoder_decoder=True), "unsupported architecture 't5' in .*encoder-decoder"),
     "quantized": (
-        configured(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
         "its quantized weights need a library .*; install what is named, or give unquantized weights",
     ),
 }
@@ -322,7 +297,7 @@ def test_code_of_a_directory_runs_only_where_it_is_trusted(folder, tmp_path, mon
         "class OwnConfig(OPTConfig):\n    model_type = 'own-opt'\n"
         "class OwnModel(OPTForCausalLM):\n    config_class = OwnConfig\n"
     )
-    configured(
+    config(
         model_type="own-opt",
         auto_map={"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnModel"},
     )(folder)

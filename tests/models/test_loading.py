@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from paceline.models import memory
@@ -13,17 +13,8 @@ from paceline.models.families import FAMILIES
 from paceline.models.loading import ModelError, build, load, read_config, save
 from paceline.models.native.fused_weights import split_parts
 from tests import tiny
+from tests.models.directories import config, tensors
 from tests.models.layouts import LAYOUTS, LINEAR_ROPE, LLAMA3_ROPE, pair, plain, shaken, texts
-
-
-def edit(path, **changes):
-    """Change config.json; None removes a field."""
-    config = json.loads((path / "config.json").read_text())
-    for name, value in changes.items():
-        config.pop(name, None)
-        if value is not None:
-            config[name] = value
-    (path / "config.json").write_text(json.dumps(config))
 
 
 def same(ours, model, length=20):
@@ -61,7 +52,7 @@ def test_old_and_new_spellings_of_rope_mean_the_same(name, tmp_path):
     model.save_pretrained(tmp_path)
     assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
     from_new = load(tmp_path)
-    edit(tmp_path, rope_parameters=None, **old)
+    config(rope_parameters=None, **old)(tmp_path)
     from_old = load(tmp_path)
     assert from_new.config == from_old.config
     assert from_new.config != tiny.native(tiny.llama(dtype=torch.float32)).config
@@ -120,24 +111,42 @@ def test_saving_rounds_to_bfloat16_unless_reported_otherwise(tmp_path):
     assert ours.dtype == torch.float32, "the model itself keeps its precision"
 
 
-def test_buffers_of_old_checkpoints_are_passed_over(tmp_path):
-    model, _ = pair("llama-2")
-    model.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
+def old_llama(stored):
     stored["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
-    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    same(load(tmp_path), model)
 
 
-def test_gpt2_tensors_without_their_prefix_and_with_causal_masks_load(tmp_path):
-    model, _ = pair("gpt2")
+def old_gpt2(stored):
+    """Tensors without their prefix, and causal masks."""
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 128, 128), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    return {name.removeprefix("transformer."): tensor for name, tensor in stored.items()} | masks
+
+
+def neox(head):
+    """The names that the output head has had, and buffers that were saved once."""
+
+    def rename(stored):
+        stored[f"{head}.weight"] = stored.pop("embed_out.weight" if "embed_out.weight" in stored else "lm_head.weight")
+        stored["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 4, 4)
+        stored["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
+        stored["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.ones(1)
+
+    return rename
+
+
+OLD_FILES = {
+    "llama": ("llama-2", old_llama),
+    "gpt2": ("gpt2", old_gpt2),
+    "gpt_neox embed_out": ("gpt_neox", neox("embed_out")),
+    "gpt_neox lm_head": ("gpt_neox", neox("lm_head")),
+}
+
+
+@pytest.mark.parametrize("case", OLD_FILES)
+def test_files_of_old_names_and_with_buffers_load(case, tmp_path):
+    layout, rename = OLD_FILES[case]
+    model, _ = pair(layout)
     model.save_pretrained(tmp_path)
-    stored = {
-        name.removeprefix("transformer."): tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()
-    }
-    stored["h.0.attn.bias"] = torch.ones(1, 1, 128, 128)
-    stored["h.0.attn.masked_bias"] = torch.tensor(-1e4)
-    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    tensors(rename)(tmp_path)
     same(load(tmp_path), model)
 
 
@@ -150,19 +159,6 @@ def unlink(name):
 
 def write(name, content):
     return lambda path: (path / name).write_bytes(content)
-
-
-def change(**fields):
-    return lambda path: edit(path, **fields)
-
-
-def change_tensors(function):
-    def apply(path):
-        stored = load_file(path / "model.safetensors")
-        function(stored)
-        save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
-
-    return apply
 
 
 def truncate(path):
@@ -199,6 +195,17 @@ def quantize_a_layer(stored):
     stored[name] = stored[name].to(torch.int8)
 
 
+def without(name):
+    def remove(stored):
+        del stored[name]
+
+    return remove
+
+
+def adding(more):
+    return lambda stored: stored | more
+
+
 def cut_the_norm(stored):
     stored["model.norm.weight"] = stored["model.norm.weight"][:5].clone()
 
@@ -209,32 +216,32 @@ BROKEN = {
     "broken JSON": (write("config.json", b'{"model_type": '), "not a model: .*config.json is not JSON"),
     "no text": (write("config.json", b"\xff\xfe\x00"), "not a model: .*config.json is not JSON"),
     "no object": (write("config.json", b"[1]"), "not a model: .*config.json holds no JSON object"),
-    "architecture": (change(model_type="bert"), "unsupported architecture 'bert' in .*; supported: gpt2, llama"),
-    "no architecture": (change(model_type=None), "unsupported architecture None in .*; supported: gpt2, llama"),
+    "architecture": (config(model_type="bert"), "unsupported architecture 'bert' in .*; supported: gpt2, llama"),
+    "no architecture": (config(model_type=None), "unsupported architecture None in .*; supported: gpt2, llama"),
     "rope type": (
-        change(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
         "rope scaling 'dynamic' is not supported; supported: default, llama3, linear, yarn",
     ),
     "unknown rope type": (
-        change(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}),
+        config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}),
         "rope scaling 'spiral' is not supported; supported: default, llama3, linear, yarn",
     ),
     "rope without its factor": (
-        change(rope_parameters={"rope_type": "linear", "rope_theta": 1e4}),
+        config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4}),
         "transformers refuses config.json: Missing required keys .*'factor'",
     ),
-    "rope no table": (change(rope_parameters="linear"), "transformers refuses config.json: .*rope_parameters"),
+    "rope no table": (config(rope_parameters="linear"), "transformers refuses config.json: .*rope_parameters"),
     "partial rotary": (
-        change(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}),
+        config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}),
         "partial_rotary_factor is not supported by the native decoder",
     ),
-    "activation": (change(hidden_act="gelu"), "hidden_act='gelu' is not supported by the native decoder, only 'silu'"),
-    "attention bias": (change(attention_bias=True), "attention_bias=True is not supported .* only False"),
-    "feed-forward bias": (change(mlp_bias=True), "mlp_bias=True is not supported by the native decoder, only False"),
-    "missing field": (change(hidden_size=None), "config.json lacks 'hidden_size'"),
-    "no heads": (change(num_attention_heads=0), "num_attention_heads=0: a positive count is needed"),
+    "activation": (config(hidden_act="gelu"), "hidden_act='gelu' is not supported by the native decoder, only 'silu'"),
+    "attention bias": (config(attention_bias=True), "attention_bias=True is not supported .* only False"),
+    "feed-forward bias": (config(mlp_bias=True), "mlp_bias=True is not supported by the native decoder, only False"),
+    "missing field": (config(hidden_size=None), "config.json lacks 'hidden_size'"),
+    "no heads": (config(num_attention_heads=0), "num_attention_heads=0: a positive count is needed"),
     "odd groups": (
-        change(num_key_value_heads=3),
+        config(num_key_value_heads=3),
         "num_attention_heads=4 is no multiple of num_key_value_heads=3",
     ),
     "pickle only": (
@@ -247,51 +254,51 @@ BROKEN = {
     "truncated": (truncate, "model.safetensors is not a safetensors file"),
     "no safetensors": (write("model.safetensors", b"hello"), "model.safetensors is not a safetensors file"),
     "missing tensor": (
-        change_tensors(lambda stored: stored.pop("model.layers.1.self_attn.v_proj.weight")),
+        tensors(without("model.layers.1.self_attn.v_proj.weight")),
         r"tensors do not fit its config.json: missing \['blocks.1.attention.value.weight'\], unexpected \[\]",
     ),
     "superfluous tensor": (
-        change_tensors(lambda stored: stored.update({"model.layers.0.extra.weight": torch.ones(2)})),
+        tensors(adding({"model.layers.0.extra.weight": torch.ones(2)})),
         r"missing \[\], unexpected \['blocks.0.extra.weight'\]",
     ),
     "wrong shape": (
-        change_tensors(cut_the_norm),
+        tensors(cut_the_norm),
         r"norm.weight has shape \(5,\), config.json asks for \(32,\)",
     ),
     "precisions": (
-        change_tensors(narrow_the_norm),
+        tensors(narrow_the_norm),
         r"tensors differ in precision \(float16, float32\); give dtype='float32' or another",
     ),
     "integers": (
-        change_tensors(quantize_a_layer),
+        tensors(quantize_a_layer),
         "blocks.1.ffn.down.weight holds no floats of 16 to 64 bits: quantized weights are not supported",
     ),
     "quantized": (
-        change(quantization_config={"quant_method": "gptq", "bits": 4}),
+        config(quantization_config={"quant_method": "gptq", "bits": 4}),
         r"quantized weights \(quantization_config\) are not supported; give unquantized ones",
     ),
     "another vocabulary": (
-        change(vocab_size=60),
+        config(vocab_size=60),
         r"embed.weight has shape \(61, 32\), config.json asks for \(60, 32\)",
     ),
 }
 BROKEN_GPT2 = {
     "activation": (
-        change(activation_function="relu"),
+        config(activation_function="relu"),
         "activation_function='relu' is not supported by the native decoder, only 'gelu_new'",
     ),
     "scaling by layer": (
-        change(scale_attn_by_inverse_layer_idx=True),
+        config(scale_attn_by_inverse_layer_idx=True),
         "scale_attn_by_inverse_layer_idx=True is not supported by the native decoder, only False",
     ),
-    "no scaling": (change(scale_attn_weights=False), "scale_attn_weights=False is not supported .* only True"),
-    "missing field": (change(n_head=None), "config.json lacks 'n_head'"),
+    "no scaling": (config(scale_attn_weights=False), "scale_attn_weights=False is not supported .* only True"),
+    "missing field": (config(n_head=None), "config.json lacks 'n_head'"),
     "missing tensor": (
-        change_tensors(lambda stored: stored.pop("transformer.h.2.attn.c_attn.bias")),
+        tensors(without("transformer.h.2.attn.c_attn.bias")),
         r"missing \['blocks.2.attention.key.bias', 'blocks.2.attention.query.bias', 'blocks.2.attention.value.bias'\]",
     ),
     "wrong shape": (
-        change_tensors(lambda stored: stored.update({"transformer.h.0.attn.c_attn.weight": torch.ones(32, 95)})),
+        tensors(adding({"transformer.h.0.attn.c_attn.weight": torch.ones(32, 95)})),
         r"blocks.0.attention.qkv.weight has shape \(95, 32\), config.json asks for \(96, 32\)",
     ),
 }
@@ -336,14 +343,16 @@ def test_building_from_tensors_leaves_the_callers_table_alone():
     assert set(state) == names
 
 
+def widen_one(stored):
+    name = next(name for name in stored if name.endswith("weight"))
+    stored[name] = stored[name].double()
+
+
 @pytest.mark.parametrize("layout", ["tied", "gpt2"])
 def test_a_file_may_mix_precisions_if_one_is_asked_for(layout, tmp_path):
     model, _ = pair(layout)
     model.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    name = next(name for name in stored if name.endswith("weight"))
-    stored[name] = stored[name].double()
-    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    tensors(widen_one)(tmp_path)
     same(load(tmp_path, dtype=torch.float32), model)
     with pytest.raises(ModelError, match=r"differ in precision \(float32, float64\)"):
         load(tmp_path)
