@@ -1,4 +1,4 @@
-"""Small random models of every supported layout, and what transformers says about a text, a tree and its nodes."""
+"""Small random models of every supported layout, and comparisons with transformers over sequences and trees."""
 
 from functools import cache
 
@@ -92,7 +92,7 @@ def pair(layout, dtype=torch.float32):
 
 @torch.no_grad()
 def plain(model, tokens):
-    """Logits [T, V] of one text, by one uncached forward of the transformers model."""
+    """Logits [T, V] of one sequence, by one uncached forward of the transformers model."""
     return model(torch.tensor([tokens]), use_cache=False).logits[0]
 
 
@@ -102,7 +102,7 @@ def texts(rows, length, seed=7):
 
 
 def random_tree(rows, nodes, seed, *, all_valid=False):
-    """Trees that branch anywhere, a different one in every row, with some branches cut off as invalid."""
+    """Trees that branch anywhere, a different one in every row, with some branches invalid."""
     generator = torch.Generator().manual_seed(seed)
     parents = torch.full((rows, nodes), -1)
     valid = torch.ones(rows, nodes, dtype=torch.bool)
@@ -116,7 +116,7 @@ def random_tree(rows, nodes, seed, *, all_valid=False):
 
 
 def first_nodes(tree, count):
-    """The same trees less the nodes from ``count`` on."""
+    """The same trees without the nodes from ``count`` on."""
     return Tree.make(tree.tokens[:, :count], tree.parents[:, :count], tree.valid[:, :count], max_depth=count - 1)
 
 

@@ -78,7 +78,7 @@ def test_rows_of_different_contexts_match_plain_forwards(drafter, temperature):
         assert found.steps == 24 // 4
 
 
-def test_a_row_that_is_given_away_has_the_context_of_its_new_request():
+def test_a_reused_row_has_the_context_of_its_new_request():
     decoder = decoder_for(own_drafter(), "coupled", target=models()[1])
     for given in (FIRST, SECOND, THIRD, FIRST):
         one = asked(PROMPT, given)

@@ -1,4 +1,4 @@
-"""config.json as publishers write it, old spellings included: fields that tiny configs of today's transformers lack."""
+"""config.json as published, with old spellings and fields that configs saved by current transformers do not have."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from paceline.models.native.config import Arrangement
 from paceline.models.native.layers import gelu_tanh
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_configs.json").read_text())
-# Name -> size of a head, numbers turned in it, window, tied head
+# Name -> head size, rotary size, window, tied head
 EXPECTED = {
     "mistral with a window": (128, 128, 4096, False),
     "mistral without": (128, 128, None, False),
@@ -36,7 +36,7 @@ def test_a_published_config_is_read(name):
     assert found.num_kv_heads == raw.get("num_key_value_heads", found.num_heads)
 
 
-def test_details_of_published_configs_arrive():
+def test_details_of_published_configs_are_read():
     found = {name: configure(raw, name) for name, raw in PUBLISHED.items()}
     assert found["gpt_neox"].arrangement is Arrangement.PARALLEL and found["gpt_neox"].attention.output_bias
     assert found["qwen2"].attention.bias and not found["qwen2"].attention.output_bias
@@ -46,7 +46,7 @@ def test_details_of_published_configs_arrive():
     assert abs(found["smollm3"].rotary.inverse_frequencies[1] - 5e6 ** (-2 / 128)) < 1e-6
 
 
-def test_the_published_configs_are_of_every_family_beside_the_first():
+def test_every_other_family_has_a_published_config():
     assert {raw["model_type"] for raw in PUBLISHED.values()} | {"gpt2", "llama"} == set(FAMILIES)
 
 

@@ -1,4 +1,4 @@
-"""A loaded transformers model and our decoder over it: one set of weights, two models that work."""
+"""The native decoder on the weights of a loaded transformers model: shared memory, and both models still work."""
 
 import copy
 import gc
@@ -19,7 +19,7 @@ def fresh(layout, dtype=torch.float64):
 
 
 def storages(*models):
-    """Bytes by storage, everything that the models hold."""
+    """Bytes of every storage of the models' parameters and buffers."""
     tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
@@ -30,13 +30,13 @@ def pointers(model):
 
 @torch.no_grad()
 def same(ours, model):
-    """Whether both give the same logits; transformers takes the mean of the squares in float32 also for float64."""
+    """Whether both give the same logits. transformers computes norms in float32 even for float64 weights."""
     text = texts(1, 24)
     return torch.allclose(ours.causal(text).logits[0], plain(model, text[0].tolist()), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_ours_computes_what_the_model_computes_and_the_model_what_it_did(layout):
+def test_both_models_compute_the_same_and_the_given_one_is_unchanged(layout):
     model = fresh(layout)
     text = texts(1, 24)
     before = plain(model, text[0].tolist())
@@ -60,7 +60,7 @@ def test_no_weight_is_held_twice(layout):
     assert before <= sum(storages(model, ours).values()) <= 1.01 * before
 
 
-def test_every_parameter_lies_in_ours():
+def test_parameters_become_views_of_packed_tensors():
     model = fresh("grouped")
     ours = from_transformers(model)
     block, layer = ours.blocks[1], model.model.layers[1]
@@ -89,7 +89,7 @@ def test_second_conversion_copies_nothing(layout, monkeypatch):
     assert same(second, model)
 
 
-def test_the_rest_of_the_model_never_waits_for_the_last_block(monkeypatch):
+def test_at_most_one_packed_tensor_is_in_memory_twice(monkeypatch):
     # At most one packed tensor lies in memory beside its parts at any time.
     model = fresh("grouped")
 
@@ -113,7 +113,7 @@ def test_the_rest_of_the_model_never_waits_for_the_last_block(monkeypatch):
     assert all(more >= size for more, size in seen), "the measure sees what is held twice"
 
 
-# Name -> what changes the model's weights in place.
+# Changes of weights in place.
 
 
 @torch.no_grad()
@@ -143,7 +143,7 @@ IN_PLACE = [scale_a_query, load_other_weights, train_a_step]
 
 @pytest.mark.parametrize("change", IN_PLACE)
 @pytest.mark.parametrize("inference", [False, True])
-def test_ours_sees_a_change_in_place(change, inference):
+def test_a_change_in_place_is_seen(change, inference):
     model = fresh("grouped")
     with torch.inference_mode(inference):
         ours = from_transformers(model)
@@ -162,7 +162,7 @@ def test_a_change_of_every_parameter_is_seen(layout):
     assert is_current(ours, model) and same(ours, model)
 
 
-# What parts the two -> how.
+# Changes after which the weights are no longer shared.
 
 
 def replace_a_parameter(model):
@@ -193,7 +193,7 @@ PARTED = {
 
 
 @pytest.mark.parametrize("case", PARTED)
-def test_what_is_no_longer_shared_is_noticed(case):
+def test_parameters_that_are_no_longer_shared_are_detected(case):
     model = fresh("tied")
     ours = from_transformers(model)
     model.to(torch.float64).train()
@@ -202,7 +202,7 @@ def test_what_is_no_longer_shared_is_noticed(case):
     assert not is_current(ours, model)
 
 
-def test_models_of_equal_weights_are_not_taken_for_each_other():
+def test_models_of_equal_weights_are_told_apart():
     model = fresh("gpt2")
     other = copy.deepcopy(model)
     ours, others = from_transformers(model), from_transformers(other)
@@ -212,7 +212,7 @@ def test_models_of_equal_weights_are_not_taken_for_each_other():
 
 
 @pytest.mark.parametrize("layout", ["grouped", "tied", "gpt2"])
-def test_an_adopted_model_can_be_saved_copied_and_loaded(layout, tmp_path):
+def test_a_shared_model_can_be_saved_copied_and_loaded(layout, tmp_path):
     model = fresh(layout)
     ours = from_transformers(model)
     model.save_pretrained(tmp_path)
@@ -223,7 +223,7 @@ def test_an_adopted_model_can_be_saved_copied_and_loaded(layout, tmp_path):
     assert is_current(ours, model) and same(ours, model)
 
 
-def test_a_model_loaded_from_files_is_adopted_alike(tmp_path):
+def test_a_model_loaded_from_files_is_shared(tmp_path):
     fresh("grouped").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     before = sum(storages(model).values())
@@ -242,7 +242,7 @@ def test_parameters_that_share_a_storage_in_another_order_are_packed(order):
     assert same(ours, model) and is_current(ours, model)
 
 
-def test_parameters_laid_out_the_other_way_are_packed():
+def test_transposed_parameters_are_packed():
     model = fresh("llama-2")
     for layer in model.model.layers:
         for linear in (layer.self_attn.q_proj, layer.mlp.up_proj, layer.mlp.down_proj):
@@ -251,7 +251,7 @@ def test_parameters_laid_out_the_other_way_are_packed():
     assert same(ours, model) and is_current(ours, model)
 
 
-def test_tied_is_what_shares_memory_not_what_the_config_says():
+def test_weights_are_tied_if_they_share_memory_whatever_the_config_says():
     model = fresh("tied")
     untie(model)
     with torch.no_grad():
@@ -338,7 +338,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_model_that_cannot_be_shared_is_refused_and_left_alone(case):
+def test_a_model_that_cannot_be_shared_is_refused_and_unchanged(case):
     make, message = REFUSED[case]
     model = make()
     before = pointers(model)
@@ -347,7 +347,7 @@ def test_a_model_that_cannot_be_shared_is_refused_and_left_alone(case):
     assert pointers(model) == before
 
 
-def test_an_activation_that_the_family_reads_otherwise_is_refused():
+def test_an_activation_that_differs_from_the_config_is_refused():
     """As transformers before 5.18 has the first Gemma: its files say "gelu" and mean the approximation."""
     model = tiny.causal("gemma", head_dim=12)
     assert is_current(from_transformers(model), model)
@@ -356,7 +356,7 @@ def test_an_activation_that_the_family_reads_otherwise_is_refused():
         from_transformers(model)
 
 
-def test_a_missing_parameter_is_named_before_anything_is_changed():
+def test_a_missing_parameter_is_named_and_the_model_is_unchanged():
     model = fresh("grouped")
     drop_a_parameter(model)
     before = pointers(model)
@@ -366,7 +366,7 @@ def test_a_missing_parameter_is_named_before_anything_is_changed():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
-def test_a_model_on_two_devices_is_refused_and_one_on_cuda_is_adopted():
+def test_a_model_on_two_devices_is_refused_and_one_on_cuda_is_shared():
     model = fresh("grouped")
     model.lm_head.to("cuda")
     with pytest.raises(ModelError, match=r"embed_tokens.weight is on cpu, lm_head.weight on cuda:0; put the whole"):
@@ -385,7 +385,7 @@ def test_precision_and_device_are_those_of_the_parameters():
     assert placement(fresh("gpt2", torch.bfloat16)) == (torch.bfloat16, torch.device("cpu"))
 
 
-def test_transformers_models_are_reported_from_others():
+def test_transformers_models_are_recognised():
     model = tiny.llama()
     assert is_transformers_model(model)
     assert not any(is_transformers_model(other) for other in (tiny.native(model), nn.Linear(2, 2), "model", None))
@@ -395,7 +395,7 @@ def test_transformers_models_are_reported_from_others():
     ("generation", "config", "expected"),
     [(7, 3, (7,)), ([7, 9], 3, (7, 9)), (None, 3, (3,)), (None, [3, 4], (3, 4)), (None, None, ()), (0, 3, (0,))],
 )
-def test_end_of_text_is_what_generation_says_else_the_config(generation, config, expected):
+def test_end_of_text_is_read_from_the_generation_config_then_the_config(generation, config, expected):
     model = tiny.llama()
     model.generation_config.eos_token_id, model.config.eos_token_id = generation, config
     assert read_eos(model) == expected

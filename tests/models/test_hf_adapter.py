@@ -1,4 +1,7 @@
-"""The adapter: transformers' own code over our cache, mask and positions equals its plain forward."""
+"""The adapter runs transformers' own code on a slot cache: hidden states, precision, and the model's own state.
+
+Logits and decoded sequences are tested by test_parity and test_generate.
+"""
 
 import pytest
 import torch
@@ -16,12 +19,8 @@ from tests.models.layouts import close, plain, texts
 PROMPTS = ([3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2])
 
 
-def num_hooks(model):
-    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_are_used_again(name):
+def test_reused_rows_match_the_naive_decoder(name):
     model, ours = adapted(name)
     decoder = decoder_for(NgramDrafter(), "coupled", target=ours, rows=2, k=3)
     for prompts in ((PROMPTS[2], PROMPTS[0]), (PROMPTS[1], PROMPTS[2])):
@@ -30,25 +29,8 @@ def test_rows_are_used_again(name):
         assert finish(decoder, rows=[0, 1], prompts=prompts).texts == [expected(one, model) for one in asked]
 
 
-@pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_taps_on_every_layer_equal_transformers_hidden_states(name):
-    model, ours = adapted(name)
-    text = texts(1, 24)
-    theirs = model(text, output_hidden_states=True, use_cache=False).hidden_states
-    before = num_hooks(model)  # transformers leaves hooks of its own
-    taps = range(ours.num_layers + 1)
-    hidden = feed(ours, ours.new_cache(1, 32).view(), text, torch.tensor([24]), 24, taps=taps).hidden
-    assert sorted(hidden) == list(taps) and len(theirs) == len(hidden)
-    for tap in taps[:-1]:
-        close(hidden[tap], theirs[tap])
-    assert hidden[ours.num_layers].shape == theirs[-1].shape
-    assert feed(ours, ours.new_cache(1, 32).view(), text, torch.tensor([24]), 24).hidden == {}
-    assert num_hooks(model) == before
-
-
-@torch.no_grad()
-def test_the_last_tap_stands_before_the_final_norm():
+def test_the_last_tap_is_before_the_final_norm():
     model, ours = adapted("stablelm")
     text = texts(1, 24)
     hidden = feed(ours, ours.new_cache(1, 32).view(), text, torch.tensor([24]), 24, taps=[3]).hidden[3]
@@ -56,7 +38,7 @@ def test_the_last_tap_stands_before_the_final_norm():
 
 
 @torch.no_grad()
-def test_the_output_head_of_a_plain_model_runs_on_what_is_asked_alone(monkeypatch):
+def test_the_lm_head_runs_on_requested_nodes_only(monkeypatch):
     model, ours = adapted("stablelm")
     seen = []
     handle = model.lm_head.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
@@ -74,7 +56,7 @@ def test_a_model_drafts_for_one_of_another_architecture():
     assert run(drafter, "coupled", asked, target=ours).texts == [expected(one, model) for one in asked]
 
 
-def test_what_is_said_of_a_model_is_true():
+def test_sizes_precision_and_device_are_those_of_the_model():
     for name, heads, size in (("stablelm", 2, 8), ("falcon", 1, 8), ("deepseek-v3", 1, 8)):
         model, ours = adapted(name)
         assert isinstance(ours, TransformersLM) and ours.model is model
@@ -85,7 +67,7 @@ def test_what_is_said_of_a_model_is_true():
 
 
 @torch.no_grad()
-def test_the_model_is_left_as_it_was_and_probed_once():
+def test_the_model_is_unchanged_and_probed_once():
     model = make("StableLm", SIZES)
     text = texts(1, 12)
     before, attention = plain(model, text[0].tolist()), model.config._attn_implementation
@@ -106,7 +88,7 @@ def test_the_model_is_left_as_it_was_and_probed_once():
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
 @torch.no_grad()
-def test_the_attention_that_was_chosen_stays_the_models_own(attention):
+def test_the_attention_implementation_of_the_model_is_kept(attention):
     model = make("StableLm", SIZES)
     expected_logits = plain(model, [1, 2, 3])
     ours = adapt(model)
@@ -118,6 +100,6 @@ def test_the_attention_that_was_chosen_stays_the_models_own(attention):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["stablelm", "qwen2-moe", "gptj"])
-def test_coarser_precisions_pass_the_probe(name, dtype):
+def test_lower_precisions_pass_the_probe(name, dtype):
     ours = adapt(MODELS[name]().to(dtype))
     assert ours.dtype == dtype == ours.new_cache(1, 4).keys.dtype

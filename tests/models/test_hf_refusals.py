@@ -1,4 +1,4 @@
-"""What the adapter refuses: kinds of models, windows that matter, files that are no safetensors, and false results."""
+"""What the adapter refuses: kinds of models, wrong results on trees, sequences beyond a window, unusable files."""
 
 import shutil
 import sys
@@ -19,14 +19,14 @@ from tests.tiny import VOCAB
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_of_another_kind_is_refused_with_the_reason(name):
+def test_an_unsupported_kind_of_model_is_refused_with_the_reason(name):
     maker, reason = REFUSED[name]
     with pytest.raises(ModelError, match=reason) as refusal:
         adapt(maker())
     assert "; give " in str(refusal.value), "the way out"
 
 
-# What a model may do wrong -> the difference is found by the probe.
+# Models that are wrong on trees; the probe must find the difference.
 
 
 def model_class(name, *, inputs=lambda mask, positions: (mask, positions), output=lambda logits: None):
@@ -93,7 +93,7 @@ def instance(kind):
 
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
-def test_a_model_that_computes_something_else_on_trees_is_refused_with_the_difference(kind):
+def test_a_model_that_is_wrong_on_trees_is_refused_with_the_difference(kind):
     message = (
         rf"{kind.__name__} cannot be run on trees: logits differ .* by up to (0\.\d+|\d.*|inf) standard deviations, "
         "where 0.001 is allowed for float64; its attention ignores a mask of four axes, or it derives positions from"
@@ -104,12 +104,12 @@ def test_a_model_that_computes_something_else_on_trees_is_refused_with_the_diffe
 
 @pytest.mark.parametrize("kind", [Maskless, SlotPositions, EvenRows, Siblings], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_coarser_precision_does_not_hide_it(kind, dtype):
+def test_a_wrong_model_is_refused_in_lower_precision(kind, dtype):
     with pytest.raises(ModelError, match="cannot be run on trees"):
         adapt(instance(kind).to(dtype))
 
 
-def test_a_failure_of_the_models_own_code_is_reported_in_one_line():
+def test_an_error_of_the_model_is_reported_in_one_line():
     with pytest.raises(ModelError, match=r"four axes over slots \(IndexError: of two axes, please\); give a model"):
         adapt(instance(Failing))
 
@@ -179,7 +179,7 @@ def test_a_cache_beyond_the_window_is_refused_with_both_numbers(name):
         ours.new_cache(1, 65)
 
 
-def test_a_window_that_the_context_never_reaches_is_no_limit():
+def test_a_window_longer_than_the_context_is_no_limit():
     ours = adapt(make("Starcoder2", SIZES, sliding_window=512))
     assert ours.info.limit is None and ours.max_slots is None and ours.new_cache(1, 4000).capacity == 4000
 
@@ -188,14 +188,14 @@ BEFORE_5_18 = tuple(map(int, hf.__version__.split(".")[:2])) < (5, 18)
 
 
 def reads_what_comes_after(model):
-    """Whether the plain forward of a text lets a token see those behind it."""
+    """Whether the plain forward lets a token attend to later ones."""
     one, other = (model(input_ids=torch.tensor([[1, 2, 3, token]]), use_cache=False).logits[0, :3] for token in (4, 5))
     return not torch.allclose(one, other)
 
 
 @torch.no_grad()
 def test_a_model_whose_own_forward_is_not_causal_is_refused():
-    """Doge over sdpa, until transformers 5.18: its own text is not what a cache gives, so that there is no equal."""
+    """Doge with sdpa before transformers 5.18: its plain forward is not causal, so no cached forward can equal it."""
     doge = make("Doge", SIZES, attn_implementation="sdpa")
     assert reads_what_comes_after(doge) == BEFORE_5_18
     if BEFORE_5_18:
@@ -270,7 +270,7 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_way_out(name, folde
         adapt(hf_files.load(folder))
 
 
-def test_files_are_refused_by_what_they_are(folder):
+def test_files_in_place_of_directories_are_refused(folder):
     gguf = folder / "model-q4.gguf"
     gguf.write_bytes(b"GGUF")
     for file, message in ((gguf, "GGUF is for another"), (folder / "model.safetensors", "is a file; give the dir")):
@@ -311,7 +311,7 @@ def test_code_of_a_directory_runs_only_where_it_is_trusted(folder, tmp_path, mon
     assert trace.exists()
 
 
-def test_a_directory_is_loaded_as_it_is(folder):
+def test_a_directory_loads_in_its_own_or_a_given_precision(folder):
     shutil.copy(folder / "config.json", folder / "notes.bin")  # other files disturb nobody
     model = hf_files.load(folder)
     assert model.dtype == torch.float64 and not model.training

@@ -1,4 +1,4 @@
-"""Checkpoint directories to native decoders and back, and what is refused on the way."""
+"""Loading checkpoint directories into native decoders, saving them, and refusing unusable ones."""
 
 import json
 import shutil
@@ -59,14 +59,14 @@ def test_old_and_new_spellings_of_rope_mean_the_same(name, tmp_path):
     same(from_old, model)
 
 
-def test_configuring_leaves_the_config_as_it_was():
+def test_configure_does_not_change_the_config():
     raw = tiny.llama().config.to_dict() | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}
     before = json.dumps(raw, default=str)
     FAMILIES["llama"].configure(raw)
     assert json.dumps(raw, default=str) == before
 
 
-def test_files_in_bfloat16_stay_so_unless_reported_otherwise(tmp_path):
+def test_bfloat16_files_load_in_bfloat16_or_a_given_precision(tmp_path):
     model = shaken(tiny.llama(dtype=torch.bfloat16))
     model.save_pretrained(tmp_path)
     assert {tensor.dtype for tensor in load(tmp_path).state_dict().values()} == {torch.bfloat16}
@@ -88,7 +88,7 @@ def test_rotary_angles_stay_exact_when_the_precision_changes():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_saved_loads_again_here_and_in_transformers(layout, tmp_path):
+def test_a_saved_model_loads_here_and_in_transformers(layout, tmp_path):
     model, ours = pair(layout)
     raw = json.loads(model.config.to_json_string(use_diff=False))
     save(ours, raw, tmp_path / "new", dtype=torch.float32)
@@ -102,7 +102,7 @@ def test_what_is_saved_loads_again_here_and_in_transformers(layout, tmp_path):
     torch.testing.assert_close(plain(theirs, text), plain(model, text), rtol=0, atol=0)
 
 
-def test_saving_rounds_to_bfloat16_unless_reported_otherwise(tmp_path):
+def test_saving_rounds_to_bfloat16_by_default(tmp_path):
     model, ours = pair("tied")
     save(ours, model.config.to_dict(), tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -150,7 +150,7 @@ def test_files_of_old_names_and_with_buffers_load(case, tmp_path):
     same(load(tmp_path), model)
 
 
-# What goes wrong with a directory -> what is said about it.
+# Damage to a directory -> the message.
 
 
 def unlink(name):
@@ -335,7 +335,7 @@ def test_a_file_in_place_of_a_directory_is_no_model(tmp_path):
         load(tmp_path / "file")
 
 
-def test_building_from_tensors_leaves_the_callers_table_alone():
+def test_build_does_not_change_the_given_tensors():
     _, ours = pair("tied")
     state = split_parts(ours.config, ours.state_dict()) | {"head.weight": ours.embed.weight}
     names = set(state)
@@ -349,7 +349,7 @@ def widen_one(stored):
 
 
 @pytest.mark.parametrize("layout", ["tied", "gpt2"])
-def test_a_file_may_mix_precisions_if_one_is_asked_for(layout, tmp_path):
+def test_a_file_of_mixed_precisions_needs_a_given_precision(layout, tmp_path):
     model, _ = pair(layout)
     model.save_pretrained(tmp_path)
     tensors(widen_one)(tmp_path)

@@ -33,8 +33,12 @@ def subject(name):
     return adapted(name.removeprefix("adapter ")) if name in ADAPTED else pair(name)
 
 
+def num_hooks(model):
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+
+
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "llama-2"])
-def test_layouts_differ_from_the_plain_one(layout):
+def test_layouts_differ_from_plain_llama(layout):
     # If a layout's option changed nothing, the tests below would prove nothing about it.
     text = texts(1, 40)[0].tolist()
     assert (plain(pair(layout)[0], text) - plain(pair("llama-2")[0], text)).abs().max() > 0.01
@@ -66,7 +70,7 @@ def test_causal_forward_equals_one_plain_forward(layout):
 @pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
 @pytest.mark.parametrize("chunk", [4, 9, 256])
 @torch.no_grad()
-def test_ragged_prefill_leaves_every_row_with_its_own_length_and_logits(layout, chunk, monkeypatch):
+def test_ragged_prefill_matches_plain_forwards(layout, chunk, monkeypatch):
     monkeypatch.setattr(prefilling, "CHUNK", chunk)
     model, ours = pair(layout)
     text = texts(4, 20)
@@ -147,7 +151,7 @@ def test_invalid_nodes_write_nothing_and_scratch_content_is_never_read(name):
 
 
 @torch.no_grad()
-def test_a_row_without_a_valid_node_is_left_as_it_was():
+def test_a_row_without_a_valid_node_is_unchanged():
     _, ours = pair("llama-3")
     text = texts(2, 20)
     view = committed(ours, text, (6, 9))
@@ -156,29 +160,30 @@ def test_a_row_without_a_valid_node_is_left_as_it_was():
     assert torch.equal(view.storage.keys[:, :2], before[0]) and torch.equal(view.storage.values[:, :2], before[1])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*LAYOUTS, *ADAPTED])
 @torch.no_grad()
-def test_taps_on_every_layer_equal_transformers_hidden_states(layout):
-    model, ours = pair(layout)
-    text = texts(1, 24)
-    last = []
-    layers = model.transformer.h if layout.startswith("gpt2") else model.base_model.layers
-    hook = layers[-1].register_forward_hook(lambda *call: last.append(call[2]))
-    theirs = list(model(text, output_hidden_states=True, use_cache=False).hidden_states)
-    hook.remove()
-    theirs[-1] = last[0][0] if isinstance(last[0], tuple) else last[0]  # theirs is after the final norm, ours before
-    view = ours.new_cache(1, 32).view()
+def test_taps_on_every_layer_equal_transformers_hidden_states(name):
+    model, ours = subject(name)
+    sequence = texts(1, 24)
+    theirs = model(sequence, output_hidden_states=True, use_cache=False).hidden_states
+    hooks = num_hooks(model)  # transformers leaves hooks of its own
     taps = range(ours.num_layers + 1)
-    output = feed(ours, view, text, torch.tensor([24]), 24, taps=taps)
-    assert output.logits is None and sorted(output.hidden) == list(taps)
-    for tap in taps:
-        close(output.hidden[tap], theirs[tap].reshape(1, 24, -1))
-    for tap, hidden in ours.causal(text, taps=taps).hidden.items():
-        close(hidden, theirs[tap].reshape(1, 24, -1))
+    output = feed(ours, ours.new_cache(1, 32).view(), sequence, torch.tensor([24]), 24, taps=taps)
+    assert output.logits is None and sorted(output.hidden) == list(taps) and len(theirs) == len(taps)
+    found = [output.hidden] if name in ADAPTED else [output.hidden, ours.causal(sequence, taps=taps).hidden]
+    for hidden in found:
+        for tap in taps[:-1]:
+            close(hidden[tap], theirs[tap].reshape(1, 24, -1))
+        last = hidden[ours.num_layers]  # theirs is after the final norm, ours before
+        assert last.shape == hidden[0].shape
+        if name not in ADAPTED:
+            close(ours.compute_logits(last)[0], plain(model, sequence[0].tolist()))
+    assert feed(ours, ours.new_cache(1, 32).view(), sequence, torch.tensor([24]), 24).hidden == {}
+    assert num_hooks(model) == hooks
 
 
 @torch.no_grad()
-def test_prefill_taps_cover_the_text_of_every_chunk(monkeypatch):
+def test_prefill_taps_cover_every_chunk(monkeypatch):
     monkeypatch.setattr(prefilling, "CHUNK", 5)
     model, ours = pair("grouped")
     text = texts(1, 18)
@@ -191,7 +196,7 @@ def test_prefill_taps_cover_the_text_of_every_chunk(monkeypatch):
 
 @pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
 @torch.no_grad()
-def test_positions_beyond_the_context_are_clamped_and_disturb_nobody(layout):
+def test_positions_beyond_the_context_are_clamped_without_effect_on_others(layout):
     # A row at the end of its context may share a step with rows that still have room for the whole tree.
     model, ours = pair(layout)
     text = texts(2, MAX_POSITIONS)

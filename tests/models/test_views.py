@@ -41,7 +41,7 @@ def test_a_view_on_some_layers_equals_the_model_with_only_those(layout, kept):
 
 @pytest.mark.parametrize("layout", ["grouped", "gpt2"])
 @torch.no_grad()
-def test_leaving_early_reads_what_the_whole_model_committed(layout):
+def test_first_layers_read_what_all_layers_committed(layout):
     model, ours = pair(layout)
     text, tree = texts(2, 12), random_tree(2, 8, 3)
     view = committed(ours, text, (4, 12), capacity=24)
@@ -73,7 +73,7 @@ def test_view_apart_drafts_without_changing_the_committed_slots():
 
 
 @torch.no_grad()
-def test_a_view_of_some_rows_leaves_the_others_alone():
+def test_a_view_of_some_rows_does_not_change_the_others():
     model, ours = pair("llama-3")
     text = texts(4, 12)
     storage = ours.new_cache(4, 16)
