@@ -83,10 +83,20 @@ def shaken(model, seed=5):
     return model
 
 
+def fresh(layout, dtype=torch.float64):
+    """A transformers model of its own."""
+    return shaken(LAYOUTS[layout](dtype))
+
+
+def pointers(model):
+    """Where each parameter is in memory, by name."""
+    return {name: parameter.data_ptr() for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
 @cache
 def pair(layout, dtype=torch.float32):
     """(transformers model, ours) with equal weights."""
-    model = shaken(LAYOUTS[layout](dtype))
+    model = fresh(layout, dtype)
     return model, tiny.native(model)
 
 

@@ -17,6 +17,7 @@ from paceline.drafters.tree.shapes import Topology
 from paceline.engine.prefixes import MIN_SHARED
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
+from paceline.models.scoring import Passage, score_passages
 from tests import reference, tiny
 from tests.harness import decoder_for, expected, finish, request, tiny_drafter
 from tests.models.context_lm import INPUTS, SIZE, context, pair
@@ -141,6 +142,25 @@ def test_equal_contexts_share_their_prefixes():
     assert target.num_encoded == known + 1
     scheduled([asked(LONG, given, max_tokens=5) for given in (FIRST, SECOND) * 2], rows=1, drafter=NoDrafter())
     assert target.num_encoded == known + 5
+
+
+def test_prompts_are_scored_under_their_contexts():
+    """A scored prompt is read whole: it copies no prefix, and so its context is read too."""
+    decoder = decoder_for(NoDrafter(), "coupled", target=models()[1], rows=1)
+    scheduler = Scheduler(Runner(decoder))
+    for given in (FIRST, FIRST, SECOND):
+        ticket = scheduler.submit(replace(asked(LONG, given, max_tokens=3), prompt_logprobs=0))
+        while not scheduler.idle:
+            scheduler.advance()
+        with torch.no_grad():
+            distributions = models()[0](given)(torch.tensor([LONG])).logits[0].log_softmax(-1)
+        wanted = distributions[:-1].gather(1, torch.tensor(LONG[1:])[:, None])[:, 0]
+        assert scheduler.prompt_scores(ticket).logprobs == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+def test_passages_cannot_be_scored_without_contexts():
+    with pytest.raises(ValueError, match=f"reads {FRAMES} beside tokens, .* give a request with prompt_logprobs"):
+        score_passages(models()[1], [Passage(tokens=(1, 2), first=1)])
 
 
 def guided_tokens(one):
