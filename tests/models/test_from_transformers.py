@@ -194,7 +194,7 @@ def test_parameters_that_are_no_longer_shared_are_detected(case):
     assert not is_current(ours, model)
 
 
-def test_models_of_equal_weights_are_told_apart():
+def test_models_of_equal_weights_are_distinguished():
     model = fresh("gpt2")
     other = copy.deepcopy(model)
     ours, others = from_transformers(model), from_transformers(other)
