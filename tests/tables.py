@@ -10,9 +10,10 @@ import torch
 
 from paceline.core.cache import SlotCache
 from paceline.models.base import LogitsFor, Output
+from paceline.models.wrapped import DecoderOnly
 
 
-class TableLM:
+class TableLM(DecoderOnly):
     """``logits`` [V, V, V]: of the next token after (before, current)."""
 
     max_slots = None

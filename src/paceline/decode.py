@@ -11,6 +11,7 @@ from paceline.constraints.host import HostConstraints
 from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Batch
 from paceline.core.cache import View
+from paceline.core.context import Context, check_context
 from paceline.core.guidance import GuidanceState
 from paceline.core.host import integers
 from paceline.core.noise import Noise, Philox
@@ -33,7 +34,6 @@ from paceline.verifiers.base import Verifier
 class Reading:
     """Requests whose prompts are being read."""
 
-    requests: list[Request]
     admission: Admission
     prompts: Prefill
     scorer: PromptScorer | None  # where a request asks for prompt_logprobs
@@ -45,7 +45,7 @@ class Reading:
 
     def prompt_scores(self, index: int) -> PassageScore | None:
         """Log-probabilities of the prompt of request ``index``, where it asks for them; a transfer to the host."""
-        request = self.requests[index]
+        request = self.admission.requests[index]
         if self.scorer is None or request.prompt_logprobs is None:
             return None
         return self.scorer.scores(index, len(request.tokens), request.prompt_logprobs)
@@ -83,6 +83,7 @@ class Decoder:
             )
         depth = plan.max_draft_tokens
         self.rows = rows
+        self.contexts: list[Context | None] = [None] * rows  # that rows were read with
         self.guidance = GuidanceState(rows, target.device) if guidance else None
         self.drafter, self.verifier, self.plan = drafter, verifier, plan
         self.batch = batch(
@@ -152,6 +153,9 @@ class Decoder:
                 f"guidance_scale={request.guidance.scale} needs a second row, and this decoder has none: make it with "
                 "guidance=True"
             )
+        check_context(self.target.lm.context_inputs, request.context)
+        if request.guidance is not None and request.guidance.context is not None:
+            check_context(self.target.lm.context_inputs, request.guidance.context)
         for tokens in (request.tokens,) if request.guidance is None else (request.tokens, request.guidance.prompt):
             if len(tokens) + request.max_tokens > self.batch.max_length:
                 raise ValueError(
@@ -200,18 +204,20 @@ class Decoder:
             self.guidance.assign(rows, [request.guidance for request in requests])
         self.batch.admit(rows, requests, active=False)
         admission = Admission(
-            rows=list(rows),
+            rows=rows,
+            requests=requests,
             prefixes=[self._shortened(prefix, request) for prefix, request in zip(given, requests, strict=True)],
-            lengths=[len(request.tokens) for request in requests],
             device=self.batch.device,
         )
+        for row, request in zip(rows, requests, strict=True):
+            self.contexts[row] = request.context
         text = self.batch.tokens[admission.rows]
         wanted = [request.prompt_logprobs for request in requests if request.prompt_logprobs is not None]
         scorer = PromptScorer(text, top=max(wanted)) if wanted else None
         chunk = chunk_size(len(rows), self.target.lm.vocab_size) if wanted else CHUNK
         prompts = self.target.begin(admission, text, scorer, chunk)
         self.stats.reset(admission.rows)
-        return Reading(requests=list(requests), admission=admission, prompts=prompts, scorer=scorer)
+        return Reading(admission=admission, prompts=prompts, scorer=scorer)
 
     @torch.inference_mode()
     def read(self, reading: Reading) -> int:
@@ -261,6 +267,8 @@ class Decoder:
             )
         if integers(self.batch.tokens[prefix.row, : prefix.length]) != list(request.tokens[: prefix.length]):
             raise ValueError(f"the first {prefix.length} tokens of row {prefix.row} are not those of the prompt")
+        if self.contexts[prefix.row] != request.context:
+            raise ValueError(f"row {prefix.row} was read with another context: give a prefix of a row with the same")
 
     def _shortened(self, prefix: Prefix, request: Request) -> Prefix:
         """``prefix`` without the tokens that must be read: the last ones for some drafters, all to score a prompt."""

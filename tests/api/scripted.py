@@ -11,6 +11,7 @@ from paceline.api import Loaded
 from paceline.core.cache import SlotCache
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import LogitsFor, Output
+from paceline.models.wrapped import DecoderOnly
 from paceline.text.tokenizer import load_tokenizer
 from tests.api.checkpoints import VOCAB, pair
 
@@ -18,7 +19,7 @@ EMOJI = "\N{GRINNING FACE}"
 TEXT = f"def add(é, 日本):\n    return héé→日 + {EMOJI}{EMOJI}\nfor item in items: print(é)\n"
 
 
-class Script:
+class Script(DecoderOnly):
     """Gives ``tokens[p + 1]`` after position p, with a probability of nearly 1."""
 
     max_slots = None

@@ -17,7 +17,10 @@ CPU = torch.device("cpu")
 
 def admission(rows, prefixes, lengths):
     return Admission(
-        rows=rows, prefixes=[Prefix(row=row, length=n) for row, n in prefixes], lengths=lengths, device=CPU
+        rows=rows,
+        requests=[Request(tokens=[0] * length, max_tokens=1) for length in lengths],
+        prefixes=[Prefix(row=row, length=n) for row, n in prefixes],
+        device=CPU,
     )
 
 
@@ -57,7 +60,7 @@ def begin(cache, rows, prefixes):
     """Rows begin with prefixes; the slots, as they were and as they are, without the row that nobody reads."""
     before = cache.keys.clone()
     made = admission(rows, prefixes, [9] * len(rows))
-    view = cache.begin(made, made.prefix_length)
+    view = cache.begin(made)
     assert torch.equal(cache.values, -cache.keys), "values go where keys go"
     assert view.length.tolist() == made.prefix_length.tolist()
     return before, cache.keys
@@ -93,9 +96,9 @@ def test_a_rows_own_past_is_not_touched():
 def test_a_prefix_longer_than_the_capacity_copies_what_there_is():
     """A draft model's cache may be shorter than the target's, whose prefix is asked for."""
     cache = numbered()
+    cache.length[0] = 4
     before = cache.keys.clone()
-    made = admission([3], [(0, 50)], [60])
-    view = cache.begin(made, torch.tensor([4]))
+    view = cache.begin(admission([3], [(0, 50)], [60]))
     assert torch.equal(cache.keys[:, 3], before[:, 0]) and view.length.tolist() == [4]
 
 

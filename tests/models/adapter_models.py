@@ -1,10 +1,12 @@
 """Small random transformers models of many architectures, float64, that the adapter runs or refuses."""
 
 import warnings
+from functools import cache
 
 import torch
 import transformers as hf
 
+from paceline.models.adapter.lm import adapt
 from tests.tiny import VOCAB
 
 CONTEXT = 512
@@ -110,6 +112,14 @@ STYLES = {
     "native too": {"gpt2": lambda: make("GPT2", OLD), "llama": lambda: make("Llama", SIZES)},
 }
 MODELS = {name: maker for models in STYLES.values() for name, maker in models.items()}
+
+
+@cache
+def adapted(name):
+    """(transformers model, the adapter over it)."""
+    model = MODELS[name]()
+    return model, adapt(model)
+
 
 RECURRENT = "recurrent or convolutional state cannot go back"
 UNPACKED = r"cannot be run on trees: its forward fails with a mask of four axes over slots \(ValueError"

@@ -1,7 +1,7 @@
 """How far native logits are from transformers', per family: ``python -m tests.models.family_table`` prints a table.
 
-Random models of three layers. Logits in single precision, over a text read in chunks and over the nodes of random
-trees; greedy texts of 64 tokens in double precision, plain and drafted, against transformers' ``generate``.
+Random models of three layers. Logits in single precision, over a sequence read in chunks and over the nodes of random
+trees; greedy sequences of 64 tokens in double precision, plain and drafted, against transformers' ``generate``.
 """
 
 import torch
@@ -22,7 +22,7 @@ NEW = 64
 
 @torch.no_grad()
 def prefill_error(layout):
-    """Largest difference of a logit, over two texts of 40 tokens."""
+    """Largest difference of a logit, over two sequences of 40 tokens."""
     model, ours = pair(layout)
     text, view = texts(2, sum(CHUNKS)), ours.new_cache(2, 48).view()
     found = torch.cat(
@@ -33,7 +33,7 @@ def prefill_error(layout):
 
 @torch.no_grad()
 def tree_error(layout):
-    """Largest difference of a logit, over the valid nodes of nine trees behind texts of three lengths."""
+    """Largest difference of a logit, over the valid nodes of nine trees after sequences of three lengths."""
     model, ours = pair(layout)
     text, largest = texts(3, 20), 0.0
     for seed in range(3):
@@ -49,7 +49,7 @@ def tree_error(layout):
 
 
 def greedy(layout):
-    """Whether plain and drafted texts are ``generate``'s, and tokens per step of the drafted ones."""
+    """Whether plain and drafted sequences are ``generate``'s, and tokens per step of the drafted ones."""
     model, ours = pair(layout, torch.float64)
     prompts = [texts(1, length, seed=length)[0].tolist() for length in (1, 9)]
     wanted = []

@@ -1,10 +1,11 @@
-"""Small random models of every supported layout, and what transformers says about a text, a tree and its nodes."""
+"""Small random models of every supported layout, and comparisons with transformers over sequences and trees."""
 
 from functools import cache
 
 import torch
 
 from paceline.core.tree import Tree
+from paceline.models.prefill import prefill
 from tests import tiny
 
 MAX_POSITIONS = 128
@@ -82,16 +83,26 @@ def shaken(model, seed=5):
     return model
 
 
+def fresh(layout, dtype=torch.float64):
+    """A transformers model of its own."""
+    return shaken(LAYOUTS[layout](dtype))
+
+
+def pointers(model):
+    """Where each parameter is in memory, by name."""
+    return {name: parameter.data_ptr() for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
 @cache
 def pair(layout, dtype=torch.float32):
     """(transformers model, ours) with equal weights."""
-    model = shaken(LAYOUTS[layout](dtype))
+    model = fresh(layout, dtype)
     return model, tiny.native(model)
 
 
 @torch.no_grad()
 def plain(model, tokens):
-    """Logits [T, V] of one text, by one uncached forward of the transformers model."""
+    """Logits [T, V] of one sequence, by one uncached forward of the transformers model."""
     return model(torch.tensor([tokens]), use_cache=False).logits[0]
 
 
@@ -101,7 +112,7 @@ def texts(rows, length, seed=7):
 
 
 def random_tree(rows, nodes, seed, *, all_valid=False):
-    """Trees that branch anywhere, a different one in every row, with some branches cut off as invalid."""
+    """Trees that branch anywhere, a different one in every row, with some branches invalid."""
     generator = torch.Generator().manual_seed(seed)
     parents = torch.full((rows, nodes), -1)
     valid = torch.ones(rows, nodes, dtype=torch.bool)
@@ -115,7 +126,7 @@ def random_tree(rows, nodes, seed, *, all_valid=False):
 
 
 def first_nodes(tree, count):
-    """The same trees less the nodes from ``count`` on."""
+    """The same trees without the nodes from ``count`` on."""
     return Tree.make(tree.tokens[:, :count], tree.parents[:, :count], tree.valid[:, :count], max_depth=count - 1)
 
 
@@ -130,3 +141,29 @@ def path_to(tree, row, node):
 
 def tokens_at(tree, row, nodes):
     return [int(tree.tokens[row, node]) for node in nodes]
+
+
+def close(ours, theirs, atol=1e-4):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
+
+
+def committed(ours, sequences, lengths, *, capacity=64, layers=None):
+    """A view whose rows hold the first ``lengths`` tokens of ``sequences``."""
+    view = ours.new_cache(len(lengths), capacity).view(layers=layers)
+    prefill(ours, view, sequences, torch.tensor(lengths), max(lengths), taps=())
+    assert view.length.tolist() == list(lengths)
+    return view
+
+
+def check_nodes(logits, tree, model, known, **tolerance):
+    """The logits of every valid node are those of a plain forward on ``known[row]`` and the node's path; how many."""
+    nodes = tree.valid.nonzero().tolist()
+    for row, node in nodes:
+        path = tokens_at(tree, row, path_to(tree, row, node))
+        close(logits[row, node], plain(model, [*known[row], *path])[-1], **tolerance)
+    return len(nodes)
+
+
+def beginnings(sequences, lengths):
+    """The first ``lengths`` tokens of ``sequences``."""
+    return [sequence[:length].tolist() for sequence, length in zip(sequences, lengths, strict=True)]

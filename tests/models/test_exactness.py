@@ -1,4 +1,4 @@
-"""Which models give a token the same bits in any company, and what is refused where exactness is asked for."""
+"""Which models are batch-invariant, and what exact=True refuses."""
 
 import logging
 
@@ -15,7 +15,7 @@ from tests.kernels.cpu.models import native
 
 
 class Broken:
-    """A model whose logits change with what a test says."""
+    """A model whose logits change under a condition."""
 
     def __init__(self, lm, change):
         self.lm, self.change = lm, change
@@ -39,23 +39,23 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("found", CHANGES)
-def test_each_dependence_is_found_and_named(found):
+def test_each_batch_dependence_is_found_and_named(found):
     model = Broken(CpuDecoder(native("grouped", torch.float64)), CHANGES[found])
     assert find_batch_dependence(model, rows=3, num_nodes=6) == found
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "mistral-window", "gemma"])
-def test_the_kernel_depends_on_nothing(layout, dtype):
+def test_the_kernel_is_batch_invariant(layout, dtype):
     assert find_batch_dependence(CpuDecoder(native(layout, dtype)), rows=3, num_nodes=6) is None
 
 
-def test_eager_models_are_refused_with_the_way_out():
+def test_eager_models_are_refused():
     with pytest.raises(ModelError, match=r"exact=True: with .* depend, .*, on the .*; load it natively"):
         load(pair().target, dtype="float32", device="cpu", exact=True, enforce_eager=True)
 
 
-def test_exactness_is_kept_and_other_verifiers_are_refused():
+def test_exact_output_matches_plain_decoding_and_refuses_other_verifiers():
     target = load(pair().target, dtype="bfloat16", device="cpu", exact=True)
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     (plain,) = generate(target, [3, 1, 4], params)
@@ -65,7 +65,7 @@ def test_exactness_is_kept_and_other_verifiers_are_refused():
         generate(target, [3, 1, 4], params, drafter=pair().draft, verifier="rejection")
 
 
-def test_the_command_line_asks_for_it(capsys, caplog):
+def test_the_command_line_option_is_passed_on(capsys, caplog):
     words = ["generate", "--model", str(pair().target), "--exact", "--max-tokens", "3", "def"]
     assert run(words) == 0
     with caplog.at_level(logging.ERROR):

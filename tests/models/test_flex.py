@@ -1,4 +1,4 @@
-"""FlexAttention sees what the dense attention sees, and is taken where it serves and nowhere else."""
+"""FlexAttention matches dense attention, and is used only where it works."""
 
 import logging
 import re
@@ -25,7 +25,7 @@ MOST = 10_000  # positions
 
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch):
-    """Flex by plain operations, which is how it runs without a compiler."""
+    """FlexAttention without the compiler, as plain operations."""
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     monkeypatch.setattr(flex, "_SERVES", {})
     flex._warn.cache_clear()
@@ -33,7 +33,7 @@ def uncompiled(monkeypatch):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """A CPU that counts as a device with kernels; the attentions that its calls take."""
+    """Treats the CPU as a device with kernels; the attentions that are called."""
     taken = []
 
     def attend_slots(self, query, keys, values):
@@ -48,7 +48,7 @@ def chosen(monkeypatch):
 
 
 def filled(capacity, lengths, *, head_dim=16, seed=0):
-    """Storage whose slots all hold something, also those that nobody may see."""
+    """Storage with random values in every slot, attended or not."""
     torch.manual_seed(seed)
     cache = SlotCache(
         num_layers=2,
@@ -66,7 +66,7 @@ def filled(capacity, lengths, *, head_dim=16, seed=0):
 
 
 def both(tree, view, start, group, *, head_dim=16):
-    """What one layer's attention gives, by flex and dense, over the same slots."""
+    """The output of one layer's attention by FlexAttention and by dense attention."""
     query = torch.randn(tree.tokens.shape[0], tree.num_nodes - start, group * HEADS, head_dim, dtype=torch.float64)
     ways = (
         FlexAttention(tree, view, start, max_positions=MOST, compiled=False),
@@ -94,14 +94,14 @@ LENGTHS = {  # capacity: lengths that end before, on and after the edge of a blo
 @pytest.mark.parametrize("capacity", LENGTHS)
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("make", [chain, lambda rows, nodes: random_tree(rows, nodes, 3)], ids=["chain", "tree"])
-def test_it_gives_what_the_dense_one_gives(capacity, group, make):
+def test_flex_matches_dense_attention(capacity, group, make):
     view = filled(capacity, LENGTHS[capacity]).view()
     for nodes, start in ((1, 0), (9, 0), (9, 4), (9, 8)):
         alike(*both(make(ROWS, nodes), view, start, group))
 
 
 @pytest.mark.parametrize("head_dim", [4, 12, 80, 144])
-def test_head_sizes_that_are_no_powers_of_two(head_dim):
+def test_head_sizes_other_than_powers_of_two(head_dim):
     view = filled(300, (4, 130, 250), head_dim=head_dim).view()
     alike(*both(random_tree(ROWS, 7, 5), view, 2, 2, head_dim=head_dim))
 
@@ -110,7 +110,7 @@ def test_more_nodes_than_a_block_has_queries():
     alike(*both(random_tree(ROWS, BLOCK + 13, 2), filled(512, (0, 100, 371)).view(), 5, 2))
 
 
-def test_views_of_some_rows_and_views_that_have_run_ahead():
+def test_views_of_some_rows_and_views_with_their_own_length():
     storage = filled(300, (4, 130, 250))
     alike(*both(random_tree(2, 6, 1), storage.view(torch.tensor([2, 0])), 0, 2))
     ahead = storage.view().apart()
@@ -118,7 +118,7 @@ def test_views_of_some_rows_and_views_that_have_run_ahead():
     alike(*both(random_tree(ROWS, 6, 1), ahead, 3, 2))
 
 
-def test_slots_that_nobody_sees_change_nothing():
+def test_unattended_slots_change_nothing():
     storage = filled(300, (4, 130, 250))
     tree = random_tree(ROWS, 6, 1)
     torch.manual_seed(1)
@@ -131,7 +131,7 @@ def test_slots_that_nobody_sees_change_nothing():
     assert torch.equal(before, after)
 
 
-def test_blocks_beyond_a_rows_nodes_are_not_read_and_whole_ones_need_no_mask():
+def test_blocks_beyond_a_row_are_skipped_and_full_blocks_are_not_masked():
     seen = flex._seen(chain(ROWS, 9), filled(4 * BLOCK, (0, BLOCK - 4, 3 * BLOCK)).view(), 0)
     assert seen.num_whole.flatten().tolist() == [0, 0, 3]
     assert seen.num_mixed.flatten().tolist() == [1, 2, 1]
@@ -139,7 +139,7 @@ def test_blocks_beyond_a_rows_nodes_are_not_read_and_whole_ones_need_no_mask():
 
 
 @pytest.mark.parametrize("layout", ["multi-query", "gpt2", "head-dim"])
-def test_greedy_texts_are_those_of_the_dense_one(layout, chosen, monkeypatch):
+def test_greedy_sequences_match_dense_attention(layout, chosen, monkeypatch):
     _, ours = pair(layout, torch.float64)
     requests = [request(texts(1, length, seed=length)[0].tolist(), max_tokens=24) for length in (2, 9, 30)]
 
@@ -161,7 +161,7 @@ def made(view=None, tree=None):
     return select_attention(tree or chain(view.length.shape[0], 4), view, 0, max_positions=MOST, group=2)
 
 
-def test_a_shape_is_tried_once_and_prompts_stay_dense(chosen):
+def test_each_shape_is_probed_once_and_prompts_use_dense_attention(chosen):
     assert isinstance(made(), FlexAttention) and isinstance(made(), FlexAttention)
     assert len(chosen) == 1
     assert isinstance(made(tree=chain(ROWS, 5)), FlexAttention)
@@ -170,7 +170,7 @@ def test_a_shape_is_tried_once_and_prompts_stay_dense(chosen):
     assert isinstance(made(filled(300, (4, 130, 250)).view(rows)), TreeAttention)
 
 
-def test_devices_without_kernels_are_dense_without_a_word(caplog):
+def test_devices_without_kernels_use_dense_attention_silently(caplog):
     assert isinstance(made(), TreeAttention)
     assert not caplog.records and not flex._SERVES
 
@@ -190,9 +190,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("attend", REASONS)
-def test_where_it_fails_or_is_wrong_the_dense_one_serves_and_the_reason_is_said_once(
-    attend, chosen, monkeypatch, caplog
-):
+def test_falls_back_to_dense_attention_and_warns_once(attend, chosen, monkeypatch, caplog):
     monkeypatch.setattr(flex, "_compiled", lambda: attend)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Packed matrices: parts out, parts in, nothing lost."""
+"""Fused matrices are split into parts and fused again without loss."""
 
 import pytest
 import torch

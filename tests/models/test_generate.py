@@ -1,70 +1,81 @@
-"""Greedy text equals transformers' ``generate``, token for token, in float64."""
+"""Decoded sequences equal those of transformers' ``generate`` and of the naive decoder, in float64."""
+
+import copy
 
 import pytest
 import torch
 
-from paceline.core.plan import Fixed
-from paceline.core.request import Request
-from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
-from paceline.verifiers.coupled import Coupled
+from paceline.models.adapter.lm import adapt
 from tests import tiny
+from tests.harness import expected, request, run
+from tests.models.adapter_models import MODELS, adapted
 from tests.models.layouts import LAYOUTS, pair, texts
 
-PROMPTS = [texts(1, length, seed=length)[0].tolist() for length in (1, 9)]
+PROMPTS = [texts(1, length, seed=length)[0].tolist() for length in (1, 9, 23)]
 NEW = 64
 
 
-def generated(layout, prompt):
+def generated(model, prompt, max_tokens):
     """What ``model.generate`` appends to ``prompt``."""
-    model, _ = pair(layout, torch.float64)
     tokens = torch.tensor([prompt])
-    whole = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NEW, do_sample=False)
+    whole = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=max_tokens, do_sample=False)
     return whole[0, len(prompt) :].tolist()
 
 
-def decoded(layout, drafter):
-    """Texts after PROMPTS, and how many steps they took."""
-    _, ours = pair(layout, torch.float64)
-    decoder = Decoder(
-        target=ours, drafter=drafter, verifier=Coupled(), plan=Fixed(4), rows=len(PROMPTS), max_length=9 + NEW
-    )
-    decoder.admit([Request(tokens=prompt, max_tokens=NEW) for prompt in PROMPTS], range(len(PROMPTS)))
-    steps = 0
-    while bool(decoder.batch.active.any()):
-        decoder.step()
-        steps += 1
-    rows = zip(decoder.batch.tokens, decoder.batch.length.tolist(), PROMPTS, strict=True)
-    return [row[len(prompt) : length].tolist() for row, length, prompt in rows], steps
+def noisy_copy(model):
+    """A draft model that is right often but not always, through the adapter."""
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.02 * parameter.std(correction=0) * noise)
+    return adapt(model)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_greedy_text_equals_generate_plain_and_drafted(layout):
-    _, ours = pair(layout, torch.float64)
-    wanted = [generated(layout, prompt) for prompt in PROMPTS]
-    assert [len(text) for text in wanted] == [NEW, NEW] and len({tuple(text) for text in wanted}) == 2
-    plain, plain_steps = decoded(layout, NoDrafter())
-    drafted, drafted_steps = decoded(layout, ModelDrafter(lm=tiny.noisy(ours, 0.1)))
-    copied, _ = decoded(layout, NgramDrafter())
-    assert plain == wanted
-    assert drafted == wanted
-    assert copied == wanted
-    assert plain_steps == NEW and drafted_steps < NEW
+def test_greedy_sequences_equal_generate_plain_and_drafted(layout):
+    model, ours = pair(layout, torch.float64)
+    prompts = PROMPTS[:2]
+    wanted = [generated(model, prompt, NEW) for prompt in prompts]
+    assert [len(sequence) for sequence in wanted] == [NEW, NEW] and wanted[0] != wanted[1]
+    requests = [request(prompt, max_tokens=NEW) for prompt in prompts]
+    drafters = (NoDrafter(), ModelDrafter(lm=tiny.noisy(ours, 0.1)), NgramDrafter())
+    plain, drafted, copied = (
+        run(drafter, "coupled", requests, target=ours, k=4, max_length=9 + NEW) for drafter in drafters
+    )
+    assert plain.texts == drafted.texts == copied.texts == wanted
+    assert plain.steps == NEW and drafted.steps < NEW
 
 
-def test_greedy_text_equals_generate_up_to_the_end_of_the_context():
+def test_greedy_sequences_equal_generate_up_to_the_end_of_the_context():
     model = tiny.gpt2(n_positions=24)
     ours = tiny.native(model)
-    prompt = PROMPTS[1]
-    room = 24 - len(prompt)
-    tokens = torch.tensor([prompt])
-    wanted = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=room, do_sample=False)
-    decoder = Decoder(
-        target=ours, drafter=ModelDrafter(lm=ours), verifier=Coupled(), plan=Fixed(4), rows=1, max_length=24
+    room = 24 - len(PROMPTS[1])
+    found = run(
+        ModelDrafter(lm=ours), "coupled", [request(PROMPTS[1], max_tokens=room)], target=ours, k=4, max_length=24
     )
-    decoder.admit([Request(tokens=prompt, max_tokens=room)], [0])
-    while bool(decoder.batch.active.any()):
-        decoder.step()
-    assert decoder.batch.tokens[0, :24].tolist() == wanted[0].tolist()
+    assert found.texts == [generated(model, PROMPTS[1], room)]
+
+
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+@pytest.mark.parametrize("name", [*LAYOUTS, *(f"adapter {name}" for name in MODELS)])
+def test_ragged_rows_with_drafts_match_the_naive_decoder(name, draft):
+    if name in LAYOUTS:
+        model, ours = pair(name, torch.float64)
+        drafting = tiny.noisy(ours, 0.03)
+    else:
+        model, ours = adapted(name.removeprefix("adapter "))
+        drafting = noisy_copy(model)
+    requests = [
+        request(prompt, max_tokens=32, seed=seed, temperature=temperature)
+        for seed, (prompt, temperature) in enumerate(zip(PROMPTS, (0.0, 0.8, 0.0), strict=True))
+    ]
+    drafter = NgramDrafter() if draft == "ngram" else ModelDrafter(lm=drafting)
+    found = run(drafter, "coupled", requests, target=ours, k=4, max_length=60)
+    assert found.texts == [expected(one, model) for one in requests]
+    if draft == "model":
+        assert found.summary.emitted / found.summary.steps > 1.2, "the draft should often be right"

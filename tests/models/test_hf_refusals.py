@@ -1,17 +1,10 @@
-"""What the adapter refuses: kinds of models, windows that matter, files that are no safetensors, and false results."""
-
-import json
-import shutil
-import sys
+"""What the adapter refuses: kinds of models, wrong results on trees, sequences beyond a window, unusable files."""
 
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file, save_file
-from transformers import StableLmForCausalLM, dynamic_module_utils
+from transformers import StableLmForCausalLM
 
-from paceline.models import memory
-from paceline.models.adapter import files as hf_files
 from paceline.models.adapter.lm import adapt
 from paceline.models.loading import ModelError
 from tests.models.adapter_models import GPT_NEO, LLAMA4, MODELS, REFUSED, SIZES, make, shaken
@@ -19,76 +12,62 @@ from tests.tiny import VOCAB
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_of_another_kind_is_refused_with_the_reason(name):
+def test_an_unsupported_kind_of_model_is_refused_with_the_reason(name):
     maker, reason = REFUSED[name]
     with pytest.raises(ModelError, match=reason) as refusal:
         adapt(maker())
     assert "; give " in str(refusal.value), "the way out"
 
 
-# What a model may do wrong -> the difference is found by the probe.
+# Models that are wrong on trees; the probe must find the difference.
 
 
-class Maskless(StableLmForCausalLM):
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        return super().forward(input_ids, **options)
+def model_class(name, *, inputs=lambda mask, positions: (mask, positions), output=lambda logits: None):
+    """A model that changes the mask and the positions that it is given, or its logits, where it runs on a tree."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **options):
+        on_tree = attention_mask is not None
+        if on_tree:
+            attention_mask, position_ids = inputs(attention_mask, position_ids)
+        found = StableLmForCausalLM.forward(
+            self, input_ids, attention_mask=attention_mask, position_ids=position_ids, **options
+        )
+        if on_tree:
+            output(found.logits)
+        return found
+
+    return type(name, (StableLmForCausalLM,), {"forward": forward})
 
 
-class SlotPositions(StableLmForCausalLM):
-    """Right on every chain: the first new position and those after it."""
-
-    def forward(self, input_ids=None, position_ids=None, **options):
-        if position_ids is not None:
-            position_ids = position_ids[:, :1] + torch.arange(position_ids.shape[1])
-        return super().forward(input_ids, position_ids=position_ids, **options)
+def reads_scratch(mask, positions):
+    mask = mask.clone()
+    mask[..., -1] = 0
+    return mask, positions
 
 
-class EvenRows(StableLmForCausalLM):
-    """Right while all rows are equally long."""
-
-    def forward(self, input_ids=None, position_ids=None, **options):
-        if position_ids is not None:
-            position_ids = position_ids[:1].expand_as(position_ids)
-        return super().forward(input_ids, position_ids=position_ids, **options)
-
-
-class ScratchReader(StableLmForCausalLM):
-    """Sees slots that nobody has written."""
-
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        if attention_mask is not None:
-            attention_mask = attention_mask.clone()
-            attention_mask[..., -1] = 0
-        return super().forward(input_ids, attention_mask=attention_mask, **options)
-
-
-class Siblings(StableLmForCausalLM):
+def reads_siblings(mask, positions):
     """Causal in the order of the slots: a node sees the other branches too."""
-
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        if attention_mask is not None:
-            seen = attention_mask == 0
-            below = torch.arange(seen.shape[-1]) <= (seen * torch.arange(seen.shape[-1])).amax(-1, keepdim=True)
-            attention_mask = attention_mask.masked_fill(below, 0)
-        return super().forward(input_ids, attention_mask=attention_mask, **options)
+    seen = mask == 0
+    below = torch.arange(seen.shape[-1]) <= (seen * torch.arange(seen.shape[-1])).amax(-1, keepdim=True)
+    return mask.masked_fill(below, 0), positions
 
 
-class Undefined(StableLmForCausalLM):
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        output = super().forward(input_ids, attention_mask=attention_mask, **options)
-        if attention_mask is not None:
-            output.logits[:, -1] = torch.nan
-        return output
+def changes_one_node(logits):
+    if logits.shape[1] > 4:
+        logits[1, 6] += 0.01 * logits.std() * torch.randn(VOCAB)
 
 
-class Hasty(StableLmForCausalLM):
-    """One node of one row is a little wrong."""
-
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        output = super().forward(input_ids, attention_mask=attention_mask, **options)
-        if attention_mask is not None and input_ids.shape[1] > 4:
-            output.logits[1, 6] += 0.01 * output.logits.std() * torch.randn(VOCAB)
-        return output
+Maskless = model_class("Maskless", inputs=lambda mask, positions: (None, positions))
+# Right on every chain: the first new position and those after it.
+SlotPositions = model_class(
+    "SlotPositions", inputs=lambda mask, positions: (mask, positions[:, :1] + torch.arange(positions.shape[1]))
+)
+# Right while all rows are equally long.
+EvenRows = model_class("EvenRows", inputs=lambda mask, positions: (mask, positions[:1].expand_as(positions)))
+ScratchReader = model_class("ScratchReader", inputs=reads_scratch)
+Siblings = model_class("Siblings", inputs=reads_siblings)
+Undefined = model_class("Undefined", output=lambda logits: logits[:, -1].fill_(torch.nan))
+Hasty = model_class("Hasty", output=changes_one_node)
 
 
 class Failing(StableLmForCausalLM):
@@ -107,7 +86,7 @@ def instance(kind):
 
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
-def test_a_model_that_computes_something_else_on_trees_is_refused_with_the_difference(kind):
+def test_a_model_that_is_wrong_on_trees_is_refused_with_the_difference(kind):
     message = (
         rf"{kind.__name__} cannot be run on trees: logits differ .* by up to (0\.\d+|\d.*|inf) standard deviations, "
         "where 0.001 is allowed for float64; its attention ignores a mask of four axes, or it derives positions from"
@@ -118,12 +97,12 @@ def test_a_model_that_computes_something_else_on_trees_is_refused_with_the_diffe
 
 @pytest.mark.parametrize("kind", [Maskless, SlotPositions, EvenRows, Siblings], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_coarser_precision_does_not_hide_it(kind, dtype):
+def test_a_wrong_model_is_refused_in_lower_precision(kind, dtype):
     with pytest.raises(ModelError, match="cannot be run on trees"):
         adapt(instance(kind).to(dtype))
 
 
-def test_a_failure_of_the_models_own_code_is_reported_in_one_line():
+def test_an_error_of_the_model_is_reported_in_one_line():
     with pytest.raises(ModelError, match=r"four axes over slots \(IndexError: of two axes, please\); give a model"):
         adapt(instance(Failing))
 
@@ -193,7 +172,7 @@ def test_a_cache_beyond_the_window_is_refused_with_both_numbers(name):
         ours.new_cache(1, 65)
 
 
-def test_a_window_that_the_context_never_reaches_is_no_limit():
+def test_a_window_longer_than_the_context_is_no_limit():
     ours = adapt(make("Starcoder2", SIZES, sliding_window=512))
     assert ours.info.limit is None and ours.max_slots is None and ours.new_cache(1, 4000).capacity == 4000
 
@@ -202,14 +181,14 @@ BEFORE_5_18 = tuple(map(int, hf.__version__.split(".")[:2])) < (5, 18)
 
 
 def reads_what_comes_after(model):
-    """Whether the plain forward of a text lets a token see those behind it."""
+    """Whether the plain forward lets a token attend to later ones."""
     one, other = (model(input_ids=torch.tensor([[1, 2, 3, token]]), use_cache=False).logits[0, :3] for token in (4, 5))
     return not torch.allclose(one, other)
 
 
 @torch.no_grad()
 def test_a_model_whose_own_forward_is_not_causal_is_refused():
-    """Doge over sdpa, until transformers 5.18: its own text is not what a cache gives, so that there is no equal."""
+    """Doge with sdpa before transformers 5.18: its plain forward is not causal, so no cached forward can equal it."""
     doge = make("Doge", SIZES, attn_implementation="sdpa")
     assert reads_what_comes_after(doge) == BEFORE_5_18
     if BEFORE_5_18:
@@ -217,128 +196,3 @@ def test_a_model_whose_own_forward_is_not_causal_is_refused():
             adapt(doge)
     else:
         assert adapt(doge).model is doge
-
-
-# Directories
-
-
-@pytest.fixture
-def folder(tmp_path):
-    MODELS["opt"]().save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def pickled(folder):
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
-def without(folder, drop="model.decoder.layers.1.fc1.weight"):
-    state = load_file(folder / "model.safetensors")
-    state.pop(drop)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def reshaped(folder):
-    state = load_file(folder / "model.safetensors")
-    state["model.decoder.layers.1.fc1.weight"] = torch.zeros(7, 32)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def configured(**changes):
-    def change(folder):
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return change
-
-
-def as_gguf(folder):
-    (folder / "model.safetensors").rename(folder / "model.gguf")
-
-
-def as_adapter(folder):
-    (folder / "adapter_config.json").write_text("{}")
-    (folder / "config.json").unlink()
-
-
-DIRECTORIES = {
-    "pickled": (
-        pickled,
-        r"no safetensors weights, only pickled ones \(pytorch_model.bin\), which could run any code; c",
-    ),
-    "empty": (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors weights, nothing else either"),
-    "missing tensor": (without, r"missing or of another shape \['model.decoder.layers.1.fc1.weight'\]"),
-    "other shape": (reshaped, "model.decoder.layers.1.fc1.weight|transformers refuses it"),
-    "gguf": (as_gguf, "GGUF is for another runtime; give the directory that it was made from"),
-    "adapter": (as_adapter, r"holds an adapter \(PEFT\), not a model; merge it with .*merge_and_unload"),
-    "unknown": (
-        configured(model_type="none-such"),
-        "unsupported architecture, which neither Paceline nor transformers",
-    ),
-    "mamba": (configured(model_type="mamba"), "unsupported architecture 'mamba' in .*: its recurrent"),
-    "t5": (configured(model_type="t5", is_encoder_decoder=True), "unsupported architecture 't5' in .*encoder-decoder"),
-    "quantized": (
-        configured(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
-        "its quantized weights need a library .*; install what is named, or give unquantized weights",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DIRECTORIES)
-def test_a_directory_that_cannot_be_used_is_refused_with_the_way_out(name, folder, monkeypatch):
-    spoil, message = DIRECTORIES[name]
-    spoil(folder)
-    monkeypatch.setattr(torch, "load", None)
-    with pytest.raises(ModelError, match=message):
-        hf_files.check_format(folder)
-        adapt(hf_files.load(folder))
-
-
-def test_files_are_refused_by_what_they_are(folder):
-    gguf = folder / "model-q4.gguf"
-    gguf.write_bytes(b"GGUF")
-    for file, message in ((gguf, "GGUF is for another"), (folder / "model.safetensors", "is a file; give the dir")):
-        with pytest.raises(ModelError, match=message):
-            hf_files.check_format(file)
-    hf_files.check_format(folder)  # beside safetensors it disturbs nobody
-
-
-def test_weights_larger_than_memory_are_refused_before_they_are_read(folder, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(hf_files, "AutoModelForCausalLM", None)
-    with pytest.raises(
-        ModelError, match=r"weights of .* GiB exceed the 9.31e-07 GiB free on cpu: give a smaller model"
-    ):
-        hf_files.load(folder)
-
-
-def test_code_of_a_directory_runs_only_where_it_is_trusted(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    trace = tmp_path / "ran"
-    (folder / "own_code.py").write_text(
-        f"from transformers import OPTConfig, OPTForCausalLM\nopen({str(trace)!r}, 'w').close()\n"
-        "class OwnConfig(OPTConfig):\n    model_type = 'own-opt'\n"
-        "class OwnModel(OPTForCausalLM):\n    config_class = OwnConfig\n"
-    )
-    configured(
-        model_type="own-opt",
-        auto_map={"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnModel"},
-    )(folder)
-    with pytest.raises(
-        ModelError, match="if the directory brings its own code and you trust it, give trust_remote_code"
-    ):
-        hf_files.load(folder)
-    assert not trace.exists()
-    trusted = True
-    assert type(adapt(hf_files.load(folder, trust_remote_code=trusted)).model).__name__ == "OwnModel"
-    assert trace.exists()
-
-
-def test_a_directory_is_loaded_as_it_is(folder):
-    shutil.copy(folder / "config.json", folder / "notes.bin")  # other files disturb nobody
-    model = hf_files.load(folder)
-    assert model.dtype == torch.float64 and not model.training
-    assert hf_files.load(folder, dtype=torch.float32).dtype == torch.float32
-    assert not any(parameter.requires_grad for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""Weights laid out for fast reading are the same weights, and lie where they should; empty slots cost no memory."""
+"""Weights copied to huge pages are unchanged and aligned; unwritten cache slots take no memory."""
 
 import sys
 
@@ -48,7 +48,7 @@ def test_lazy_zeros_are_zeros():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere zeros may be written at once")
-def test_slots_of_the_kernel_take_memory_once_they_are_written():
+def test_kernel_slots_take_memory_when_written():
     model = fastest(tiny.native(tiny.llama()))
     assert isinstance(model, CpuDecoder)
     resident, mib = psutil.Process().memory_info, 1 << 20

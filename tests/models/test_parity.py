@@ -1,4 +1,4 @@
-"""Logits and hidden states of the native decoder equal transformers', through the cache and on trees."""
+"""Logits and hidden states equal transformers', through the cache and on trees: native decoder and adapter."""
 
 import pytest
 import torch
@@ -7,9 +7,14 @@ from paceline.core.tree import Tree
 from paceline.models import prefill as prefilling
 from paceline.models.base import LogitsFor
 from paceline.models.prefill import feed, prefill
+from tests.models.adapter_models import MODELS, adapted
 from tests.models.layouts import (
     LAYOUTS,
     MAX_POSITIONS,
+    beginnings,
+    check_nodes,
+    close,
+    committed,
     first_nodes,
     pair,
     path_to,
@@ -20,23 +25,20 @@ from tests.models.layouts import (
 )
 
 LENGTHS = (0, 5, 17)  # committed tokens of the rows of most tests
+ADAPTED = [f"adapter {name}" for name in MODELS]
 
 
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+def subject(name):
+    """(transformers model, ours): the native decoder, or the adapter."""
+    return adapted(name.removeprefix("adapter ")) if name in ADAPTED else pair(name)
 
 
-def committed(ours, text, lengths, *, capacity=64):
-    """A view whose rows hold the first ``lengths`` tokens of ``text``."""
-    view = ours.new_cache(len(lengths), capacity).view()
-    known = torch.tensor(lengths)
-    prefill(ours, view, text, known, max(lengths), taps=())
-    assert view.length.tolist() == list(lengths)
-    return view
+def num_hooks(model):
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "llama-2"])
-def test_layouts_differ_from_the_plain_one(layout):
+def test_layouts_differ_from_plain_llama(layout):
     # If a layout's option changed nothing, the tests below would prove nothing about it.
     text = texts(1, 40)[0].tolist()
     assert (plain(pair(layout)[0], text) - plain(pair("llama-2")[0], text)).abs().max() > 0.01
@@ -68,7 +70,7 @@ def test_causal_forward_equals_one_plain_forward(layout):
 @pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
 @pytest.mark.parametrize("chunk", [4, 9, 256])
 @torch.no_grad()
-def test_ragged_prefill_leaves_every_row_with_its_own_length_and_logits(layout, chunk, monkeypatch):
+def test_ragged_prefill_matches_plain_forwards(layout, chunk, monkeypatch):
     monkeypatch.setattr(prefilling, "CHUNK", chunk)
     model, ours = pair(layout)
     text = texts(4, 20)
@@ -81,36 +83,32 @@ def test_ragged_prefill_leaves_every_row_with_its_own_length_and_logits(layout, 
         close(last[row, 0], plain(model, text[row, :length].tolist())[-1])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("name", "seed"), [(name, seed) for name in LAYOUTS for seed in range(3)] + [(name, 1) for name in ADAPTED]
+)
 @torch.no_grad()
-def test_every_node_of_a_tree_equals_the_plain_forward_on_its_path(layout, seed):
-    model, ours = pair(layout)
-    text, tree = texts(3, 20), random_tree(3, 12, seed)
-    view = committed(ours, text, LENGTHS)
-    logits = ours(tree, view).logits
-    compared = 0
-    for row, length in enumerate(LENGTHS):
-        for node in tree.valid[row].nonzero()[:, 0].tolist():
-            path = tokens_at(tree, row, path_to(tree, row, node))
-            close(logits[row, node], plain(model, text[row, :length].tolist() + path)[-1])
-            compared += 1
-    assert compared > 12 and int(tree.valid.sum()) < 36, "the tree should have valid and invalid nodes"
+def test_every_node_of_a_tree_equals_the_plain_forward_on_its_path(name, seed):
+    model, ours = subject(name)
+    sequences, tree = texts(3, 20), random_tree(3, 12, seed)
+    logits = ours(tree, committed(ours, sequences, LENGTHS)).logits
+    compared = check_nodes(logits, tree, model, beginnings(sequences, LENGTHS))
+    assert 12 < compared < 36, "the tree should have valid and invalid nodes"
 
 
-@pytest.mark.parametrize("layout", ["llama-3", "grouped", "gpt2"])
-@pytest.mark.parametrize("cut", [1, 5, 11])
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [(name, cut) for name in ("llama-3", "grouped", "gpt2") for cut in (1, 5, 11)] + [(name, 5) for name in ADAPTED],
+)
 @torch.no_grad()
-def test_a_tree_in_two_calls_equals_the_tree_in_one(layout, cut):
-    _, ours = pair(layout)
-    text, tree = texts(3, 20), random_tree(3, 12, 4)
-    whole = ours(tree, committed(ours, text, LENGTHS)).logits
-    view = committed(ours, text, LENGTHS)
+def test_a_tree_in_two_calls_equals_the_tree_in_one(name, cut):
+    _, ours = subject(name)
+    sequences, tree = texts(3, 20), random_tree(3, 12, 4)
+    whole = ours(tree, committed(ours, sequences, LENGTHS)).logits
+    view = committed(ours, sequences, LENGTHS)
     first = ours(first_nodes(tree, cut), view).logits
     second = ours(tree, view, start=cut).logits
     assert second.shape[1] == 12 - cut
-    found = torch.cat((first, second), dim=1)
-    close(found[tree.valid], whole[tree.valid])
+    close(torch.cat((first, second), dim=1)[tree.valid], whole[tree.valid])
 
 
 @pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
@@ -127,17 +125,14 @@ def test_committed_path_matches_plain_prefill(layout):
     view.commit(torch.tensor([len(path) + 1 for path in paths]), table)
     after = random_tree(3, 6, 8)
     logits = ours(after, view).logits
-    for row, length in enumerate(LENGTHS):
-        known = text[row, :length].tolist() + tokens_at(tree, row, [0, *paths[row]])
-        for node in after.valid[row].nonzero()[:, 0].tolist():
-            path = tokens_at(after, row, path_to(after, row, node))
-            close(logits[row, node], plain(model, known + path)[-1])
+    known = [[*prompt, *tokens_at(tree, row, [0, *paths[row]])] for row, prompt in enumerate(beginnings(text, LENGTHS))]
+    check_nodes(logits, after, model, known)
 
 
-@pytest.mark.parametrize("layout", ["grouped", "gpt2"])
+@pytest.mark.parametrize("name", ["grouped", "gpt2", "adapter mixtral"])
 @torch.no_grad()
-def test_invalid_nodes_write_nothing_and_scratch_content_is_never_read(layout):
-    _, ours = pair(layout)
+def test_invalid_nodes_write_nothing_and_scratch_content_is_never_read(name):
+    _, ours = subject(name)
     text, tree = texts(3, 20), random_tree(3, 12, 2)
     view = committed(ours, text, LENGTHS)
     clean = ours(tree, view).logits
@@ -156,7 +151,7 @@ def test_invalid_nodes_write_nothing_and_scratch_content_is_never_read(layout):
 
 
 @torch.no_grad()
-def test_a_row_without_a_valid_node_is_left_as_it_was():
+def test_a_row_without_a_valid_node_is_unchanged():
     _, ours = pair("llama-3")
     text = texts(2, 20)
     view = committed(ours, text, (6, 9))
@@ -165,29 +160,30 @@ def test_a_row_without_a_valid_node_is_left_as_it_was():
     assert torch.equal(view.storage.keys[:, :2], before[0]) and torch.equal(view.storage.values[:, :2], before[1])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*LAYOUTS, *ADAPTED])
 @torch.no_grad()
-def test_taps_on_every_layer_equal_transformers_hidden_states(layout):
-    model, ours = pair(layout)
-    text = texts(1, 24)
-    last = []
-    layers = model.transformer.h if layout.startswith("gpt2") else model.base_model.layers
-    hook = layers[-1].register_forward_hook(lambda *call: last.append(call[2]))
-    theirs = list(model(text, output_hidden_states=True, use_cache=False).hidden_states)
-    hook.remove()
-    theirs[-1] = last[0][0] if isinstance(last[0], tuple) else last[0]  # theirs is after the final norm, ours before
-    view = ours.new_cache(1, 32).view()
+def test_taps_on_every_layer_equal_transformers_hidden_states(name):
+    model, ours = subject(name)
+    sequence = texts(1, 24)
+    theirs = model(sequence, output_hidden_states=True, use_cache=False).hidden_states
+    hooks = num_hooks(model)  # transformers leaves hooks of its own
     taps = range(ours.num_layers + 1)
-    output = feed(ours, view, text, torch.tensor([24]), 24, taps=taps)
-    assert output.logits is None and sorted(output.hidden) == list(taps)
-    for tap in taps:
-        close(output.hidden[tap], theirs[tap].reshape(1, 24, -1))
-    for tap, hidden in ours.causal(text, taps=taps).hidden.items():
-        close(hidden, theirs[tap].reshape(1, 24, -1))
+    output = feed(ours, ours.new_cache(1, 32).view(), sequence, torch.tensor([24]), 24, taps=taps)
+    assert output.logits is None and sorted(output.hidden) == list(taps) and len(theirs) == len(taps)
+    found = [output.hidden] if name in ADAPTED else [output.hidden, ours.causal(sequence, taps=taps).hidden]
+    for hidden in found:
+        for tap in taps[:-1]:
+            close(hidden[tap], theirs[tap].reshape(1, 24, -1))
+        last = hidden[ours.num_layers]  # theirs is after the final norm, ours before
+        assert last.shape == hidden[0].shape
+        if name not in ADAPTED:
+            close(ours.compute_logits(last)[0], plain(model, sequence[0].tolist()))
+    assert feed(ours, ours.new_cache(1, 32).view(), sequence, torch.tensor([24]), 24).hidden == {}
+    assert num_hooks(model) == hooks
 
 
 @torch.no_grad()
-def test_prefill_taps_cover_the_text_of_every_chunk(monkeypatch):
+def test_prefill_taps_cover_every_chunk(monkeypatch):
     monkeypatch.setattr(prefilling, "CHUNK", 5)
     model, ours = pair("grouped")
     text = texts(1, 18)
@@ -200,7 +196,7 @@ def test_prefill_taps_cover_the_text_of_every_chunk(monkeypatch):
 
 @pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
 @torch.no_grad()
-def test_positions_beyond_the_context_are_clamped_and_disturb_nobody(layout):
+def test_positions_beyond_the_context_are_clamped_without_effect_on_others(layout):
     # A row at the end of its context may share a step with rows that still have room for the whole tree.
     model, ours = pair(layout)
     text = texts(2, MAX_POSITIONS)
@@ -215,20 +211,22 @@ def test_positions_beyond_the_context_are_clamped_and_disturb_nobody(layout):
         close(logits[row, :nodes], plain(model, known)[-nodes:])
 
 
+@pytest.mark.parametrize("name", ["tied", "gpt2", *(f"adapter {n}" for n in ("stablelm", "opt", "cohere", "gemma2"))])
 @pytest.mark.parametrize("logits_for", list(LogitsFor))
 @torch.no_grad()
-def test_lm_head_runs_only_on_requested_nodes(logits_for):
-    _, ours = pair("tied")
-    text = texts(2, 9)
-    count = torch.tensor([9, 4])
-    whole = feed(ours, ours.new_cache(2, 12).view(), text, count, 9, logits_for=LogitsFor.ALL).logits
-    found = feed(ours, ours.new_cache(2, 12).view(), text, count, 9, logits_for=logits_for).logits
+def test_logits_are_those_of_the_requested_nodes(name, logits_for):
+    model, ours = subject(name)
+    sequences, lengths = texts(2, 9), (9, 4)
+    view = ours.new_cache(2, 32).view()
+    found = feed(ours, view, sequences, torch.tensor(lengths), 9, logits_for=logits_for).logits
+    whole = [plain(model, sequence) for sequence in beginnings(sequences, lengths)]
     if logits_for is LogitsFor.NONE:
         assert found is None
     elif logits_for is LogitsFor.LAST:
-        close(found[:, 0], torch.stack((whole[0, 8], whole[1, 3])))
+        close(found[:, 0], torch.stack([logits[-1] for logits in whole]))
     else:
-        close(found, whole)
+        for row, length in enumerate(lengths):
+            close(found[row, :length], whole[row])
 
 
 @torch.no_grad()

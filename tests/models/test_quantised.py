@@ -1,4 +1,4 @@
-"""Quantised models: what lies in memory, how near their weights are, whose texts drafts keep, what is refused."""
+"""Quantised models: memory, rounding error of weights, output with drafts, and unsupported requests."""
 
 import importlib.util
 import subprocess
@@ -39,7 +39,7 @@ def texts(loaded, params, drafter=None, num_draft_tokens=5, batch_size=None):
     return [result.tokens for result in results]
 
 
-def test_integers_and_scales_are_all_that_is_kept_of_a_matrix(quantization, tmp_path):
+def test_a_matrix_is_stored_as_integers_and_scales_only(quantization, tmp_path):
     folder = without_tokenizer(tmp_path, hidden_size=256, intermediate_size=512, head_dim=64)
     plain, lm = (load(folder, dtype="bfloat16", device="cpu", quantization=one).lm for one in (None, quantization))
     for name, module in plain.named_modules():
@@ -55,7 +55,7 @@ def test_integers_and_scales_are_all_that_is_kept_of_a_matrix(quantization, tmp_
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_no_weight_is_further_off_than_half_a_step(quantization, name):
+def test_weights_are_off_by_half_a_step_at_most(quantization, name):
     lm = tiny.native(tiny.llama())
     weight = lm.get_submodule(name).weight.bfloat16().double()
     layer = SCHEMES[quantization](weight.shape[1], weight.shape[0], bias=False)
@@ -65,7 +65,7 @@ def test_no_weight_is_further_off_than_half_a_step(quantization, name):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_tied_head_gets_integers_and_the_table_stays(quantization, tied, tmp_path):
+def test_a_tied_head_is_quantised_and_the_embedding_is_not(quantization, tied, tmp_path):
     folder = without_tokenizer(tmp_path, tie_word_embeddings=tied)
     plain, lm = (load(folder, dtype="bfloat16", device="cpu", quantization=one).lm for one in (None, quantization))
     assert torch.equal(lm.embed.weight, plain.embed.weight)
@@ -73,7 +73,7 @@ def test_a_tied_head_gets_integers_and_the_table_stays(quantization, tied, tmp_p
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_drafts_keep_the_text_of_the_quantised_target(quantization, params):
+def test_drafts_do_not_change_the_output_of_a_quantised_target(quantization, params):
     target = load_pair(quantization)
     plain = texts(target, params)
     assert plain == texts(target, params, batch_size=1)
@@ -88,7 +88,7 @@ def test_drafts_keep_the_text_of_the_quantised_target(quantization, params):
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_quantised_draft_changes_no_text_and_is_accepted_as_often(quantization, params):
+def test_a_quantised_draft_changes_no_output_and_is_accepted_as_often(quantization, params):
     folders = embedded_pair()
     target = load(folders[0], dtype="bfloat16", device="cpu")
     found = []
@@ -104,7 +104,7 @@ def test_a_quantised_target_is_exact(quantization):
     load_pair(quantization, exact=True)  # refused where a token's logits depend on its company
 
 
-def test_transformers_runs_what_torchao_makes_of_its_layers(quantization="int8"):
+def test_torchao_quantises_a_transformers_model(quantization="int8"):
     folder = pair().target
     adapted = load(folder, dtype="float32", device="cpu", backend="hf", quantization=quantization)
     native = load(folder, dtype="float32", device="cpu", quantization=quantization)
@@ -147,7 +147,7 @@ def gpt2(folder):
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_cannot_be_honoured_is_refused_by_name(case, tmp_path):
+def test_unsupported_quantisation_is_refused_by_name(case, tmp_path):
     arrange, message = REFUSALS[case]
     model, options = arrange(tmp_path)
     with pytest.raises(ValueError, match=message):
@@ -165,7 +165,7 @@ def test_a_missing_torchao_names_the_extra(monkeypatch):
         load(pair().target, quantization="int8")
 
 
-def test_no_more_than_one_matrix_lies_in_memory_twice(quantization):
+def test_given_matrices_are_released_one_by_one(quantization):
     state = {f"blocks.{at}.ffn.down.weight": torch.randn(8, 32) for at in range(3)} | {"norm.weight": torch.ones(8)}
     done = quantise(state, quantization, tied_head=False)
     assert not state and "norm.weight" in done and "blocks.2.ffn.down.scale" in done
@@ -180,7 +180,7 @@ print(psutil.Process().memory_info().rss)
 
 
 @pytest.mark.slow
-def test_a_process_holds_half_the_bytes(quantization, tmp_path):
+def test_a_process_takes_less_memory(quantization, tmp_path):
     folder = without_tokenizer(
         tmp_path, hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, head_dim=128, num_attention_heads=8
     )
@@ -193,7 +193,7 @@ def test_a_process_holds_half_the_bytes(quantization, tmp_path):
     assert resident[0] - resident[1] >= weights * (1 - BITS[quantization] / 16) - (100 << 20)
 
 
-def test_the_command_line_asks_for_it(capsys, quantization):
+def test_the_command_line_options_are_passed_on(capsys, quantization):
     words = [
         "generate",
         "--model",

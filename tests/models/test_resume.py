@@ -1,4 +1,4 @@
-"""A forward that goes on from hidden states gives what a whole one gives, whichever nodes had been that far before."""
+"""A forward resumed from hidden states equals a whole one, whichever nodes have passed the first layers."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def trees():
 
 
 def resumed(lm, tree, layer, ready, *, taps, first=0, spoilt=True):
-    """``tree`` after its ready nodes alone have gone through ``layer`` layers; logits and taps."""
+    """Logits and taps of ``tree`` resumed after ``layer`` layers, which only its ready nodes have passed."""
     view = begun(lm)
     shared = view.apart(layers=range(layer))
     hidden = lm(tree, shared, taps=(layer,)).hidden[layer].clone()
@@ -51,7 +51,7 @@ def same(ours, whole, valid):
 @pytest.mark.parametrize("layer", [0, 1, 2, LAYERS])
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 @torch.no_grad()
-def test_resumed_logits_and_taps_are_those_of_the_whole_forward(layout, layer, kind):
+def test_resumed_logits_and_taps_match_a_whole_forward(layout, layer, kind):
     _, lm = pair(layout, torch.float64)
     tree = trees()[kind]
     view = begun(lm)
@@ -68,7 +68,7 @@ def test_resumed_logits_and_taps_are_those_of_the_whole_forward(layout, layer, k
 
 
 @torch.no_grad()
-def test_nodes_before_the_first_unready_one_are_not_run_again():
+def test_nodes_before_the_first_unready_one_are_not_rerun():
     _, lm = pair("grouped", torch.float64)
     tree = chain(5)
     whole = lm(tree, begun(lm)).logits
@@ -82,7 +82,7 @@ def test_nodes_before_the_first_unready_one_are_not_run_again():
 
 
 @torch.no_grad()
-def test_resumed_keys_are_committed_as_any_other():
+def test_resumed_keys_and_values_are_committed():
     """The cache after a commit serves the next step, along the path that was accepted."""
     _, lm = pair("grouped", torch.float64)
     parents = torch.tensor([-1, 0, 0, 2]).expand(2, 4)

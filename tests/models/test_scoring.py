@@ -1,4 +1,4 @@
-"""Log-probabilities of known text equal those of one plain transformers forward, whatever the batch and the chunks."""
+"""Log-probabilities of known sequences equal those of a plain transformers forward, for any batch and chunk size."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def passages():
 
 
 def by_transformers(model, passage):
-    """(log-probabilities of the scored tokens, laws [n, V] they come from)."""
+    """(log-probabilities of the scored tokens, distributions [n, V] that they come from)."""
     distributions = plain(model, list(passage.tokens)).log_softmax(-1)[passage.first - 1 : -1]
     tokens = torch.tensor(passage.tokens[passage.first :], dtype=torch.int64)
     return distributions.gather(1, tokens[:, None])[:, 0], distributions
@@ -64,7 +64,7 @@ def test_log_probabilities_equal_one_uncached_forward(family):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, None])
 @pytest.mark.parametrize("size", [1, 5, 64])
-def test_any_batch_and_any_chunk_give_the_same(batch_size, size, monkeypatch):
+def test_batch_and_chunk_sizes_do_not_change_scores(batch_size, size, monkeypatch):
     _, ours = models("llama")
     whole = score_passages(ours, passages(), top=3, batch_size=len(SHAPES))
     monkeypatch.setattr(scoring, "CHUNK", size)
@@ -74,7 +74,7 @@ def test_any_batch_and_any_chunk_give_the_same(batch_size, size, monkeypatch):
         assert [[token for token, _ in row] for row in other.top] == [[token for token, _ in row] for row in one.top]
 
 
-def test_greedy_marks_exactly_the_tokens_that_greedy_decoding_writes():
+def test_greedy_marks_the_tokens_of_greedy_decoding():
     model, ours = models("llama")
     text = [5, 9, 2]
     for _ in range(20):
@@ -109,7 +109,7 @@ def test_logits_of_a_chunk_stay_within_their_memory(rows, vocab_size, size):
 
 
 class Watched:
-    """A model that counts what it is asked for."""
+    """A model that records its calls."""
 
     def __init__(self, lm):
         self.lm, self.calls, self.slots = lm, [], []
@@ -126,7 +126,7 @@ class Watched:
         return self.lm(tree, cache, **options)
 
 
-def test_the_head_runs_only_where_something_is_asked_and_the_last_token_is_never_read(monkeypatch):
+def test_the_lm_head_runs_only_on_scored_chunks_and_the_last_token_is_not_read(monkeypatch):
     watched = Watched(models("llama")[1])
     monkeypatch.setattr(scoring, "CHUNK", 16)
     score_passages(watched, [Passage(tokens=tuple(range(50)), first=40), Passage(tokens=tuple(range(50)), first=45)])
@@ -140,7 +140,7 @@ def test_rows_of_similar_length_share_a_batch():
     assert [(rows, nodes) for rows, nodes, _ in watched.calls] == [(3, 61), (3, 4)]
 
 
-def test_as_many_rows_as_their_cache_allows_run_at_once(monkeypatch):
+def test_cache_memory_limits_the_rows_of_a_batch(monkeypatch):
     watched = Watched(models("llama")[1])
     twenty = [Passage(tokens=(1,) * 10, first=1)] * 20
     score_passages(watched, twenty)

@@ -7,7 +7,7 @@ import torch
 
 from paceline.core.tree import Tree
 from paceline.models.prefill import feed, prefill
-from tests.models.layouts import pair, path_to, plain, random_tree, texts, tokens_at
+from tests.models.layouts import beginnings, check_nodes, close, committed, pair, plain, random_tree, texts
 
 
 def layers_of(model):
@@ -26,10 +26,6 @@ def without(model, kept):
     return smaller
 
 
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("layout", ["llama-3", "gpt2"])
 @pytest.mark.parametrize("kept", [(0,), (0, 1), (0, 2), (1, 2)])
 @torch.no_grad()
@@ -37,32 +33,22 @@ def test_a_view_on_some_layers_equals_the_model_with_only_those(layout, kept):
     model, ours = pair(layout)
     smaller = without(model, kept)
     text, tree = texts(2, 12), random_tree(2, 8, 1)
-    view = ours.new_cache(2, 24).view(layers=kept)
-    prefill(ours, view, text, torch.tensor([4, 12]), 12, taps=())
-    logits = ours(tree, view).logits
-    for row, length in enumerate((4, 12)):
-        for node in tree.valid[row].nonzero()[:, 0].tolist():
-            path = tokens_at(tree, row, path_to(tree, row, node))
-            close(logits[row, node], plain(smaller, text[row, :length].tolist() + path)[-1])
+    view = committed(ours, text, (4, 12), capacity=24, layers=kept)
+    check_nodes(ours(tree, view).logits, tree, smaller, beginnings(text, (4, 12)))
     others = [layer for layer in range(3) if layer not in kept]
     assert not view.storage.keys[others].any(), "layers outside the view are not written"
 
 
 @pytest.mark.parametrize("layout", ["grouped", "gpt2"])
 @torch.no_grad()
-def test_leaving_early_reads_what_the_whole_model_committed(layout):
+def test_first_layers_read_what_all_layers_committed(layout):
     model, ours = pair(layout)
     text, tree = texts(2, 12), random_tree(2, 8, 3)
-    view = ours.new_cache(2, 24).view()
-    prefill(ours, view, text, torch.tensor([4, 12]), 12, taps=())
+    view = committed(ours, text, (4, 12), capacity=24)
     early = view.apart(layers=range(2))
     assert early.layers == (0, 1)
     output = ours(tree, early, taps=(2,))
-    smaller = without(model, (0, 1))
-    for row, length in enumerate((4, 12)):
-        for node in tree.valid[row].nonzero()[:, 0].tolist():
-            path = tokens_at(tree, row, path_to(tree, row, node))
-            close(output.logits[row, node], plain(smaller, text[row, :length].tolist() + path)[-1])
+    check_nodes(output.logits, tree, without(model, (0, 1)), beginnings(text, (4, 12)))
     whole = ours(tree, view, taps=(2,))
     close(whole.hidden[2][tree.valid], output.hidden[2][tree.valid])
 
@@ -71,8 +57,7 @@ def test_leaving_early_reads_what_the_whole_model_committed(layout):
 def test_view_apart_drafts_without_changing_the_committed_slots():
     model, ours = pair("llama-3")
     text = texts(2, 16)
-    view = ours.new_cache(2, 24).view()
-    prefill(ours, view, text, torch.tensor([5, 9]), 9, taps=())
+    view = committed(ours, text, (5, 9), capacity=24)
     ahead = view.apart()
     for _ in range(3):
         feed(ours, ahead, text, torch.tensor([1, 2]), 2)
@@ -88,7 +73,7 @@ def test_view_apart_drafts_without_changing_the_committed_slots():
 
 
 @torch.no_grad()
-def test_a_view_of_some_rows_leaves_the_others_alone():
+def test_a_view_of_some_rows_does_not_change_the_others():
     model, ours = pair("llama-3")
     text = texts(4, 12)
     storage = ours.new_cache(4, 16)

@@ -6,6 +6,7 @@ An ordinary test has to fail on each: one that checks a property of the code and
 from tests.mutants import (
     batched,
     constraints,
+    contexts,
     data,
     early_exit,
     fused_drafting,
@@ -28,6 +29,7 @@ from tests.mutants import (
 MUTANTS = (
     batched.MUTANTS
     + constraints.MUTANTS
+    + contexts.MUTANTS
     + data.MUTANTS
     + early_exit.MUTANTS
     + fused_drafting.MUTANTS

@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "a fork forgets the unread states of its source",
         "drafters.early_exit:EarlyExitDrafter.prefill",
-        "if $longest_forked:\n    $read_hidden($lm, $view, $states[$source, :-1], $forked - $length)",
-        "if $longest_forked < 0:\n    $read_hidden($lm, $view, $states[$source, :-1], $forked - $length)",
+        "if $longest_forked:\n    $missing = $count\n    $read_hidden($lm, $view, $states, $missing)",
+        "if $longest_forked < 0:\n    $missing = $count\n    $read_hidden($lm, $view, $states, $missing)",
         (f"{STATES}::test_a_fork_of_a_row_whose_head_has_fallen_behind", TRAINED),
     ),
     Mutant(

@@ -35,9 +35,9 @@ MUTANTS = (
     ),
     Mutant(
         "a negative prompt's last token is not read in the first step",
-        "models.guided:GuidedLM.read_negative",
-        "$fresh[rows] = True",
-        "$fresh[rows] = False",
+        "models.guided:GuidedLM._read_negative",
+        "$fresh[$rows] = True",
+        "$fresh[$rows] = False",
         (GUIDED,),
     ),
     Mutant(

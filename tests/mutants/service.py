@@ -68,16 +68,16 @@ MUTANTS = (
     ),
     Mutant(
         "a row is taken to hold less than it does",
-        "engine.scheduler:Scheduler._begin",
-        "$tokens[:-1]",
-        "$tokens[:-2]",
+        "engine.prefixes:Source.common",
+        "min($first, $second) - 1",
+        "min($first, $second) - 2",
         (f"{FORKS}::test_a_conversation_goes_on_from_what_its_row_holds",),
     ),
     Mutant(
         "a row is taken to hold its newest token",
-        "engine.scheduler:Scheduler._begin",
-        "$tokens[:-1]",
-        "$tokens",
+        "engine.prefixes:Source.common",
+        "min($first, $second) - 1",
+        "min($first, $second)",
         (f"{FORKS}::test_a_conversation_goes_on_from_what_its_row_holds",),
     ),
     Mutant(

@@ -91,15 +91,16 @@ MUTANTS = (
     Mutant(
         "a fork of the draft's cache is claimed and not made",
         "drafters.model:ModelDrafter.prefill",
-        "$view = $begin($admission, torch.minimum($forked, $length[$source]))",
-        "length = torch.minimum($forked, $length[$source])\n"
-        "$length.index_copy_(0, $admission.rows, length)\n"
+        "$view = $reader.admit($cache, $admission)",
+        "storage = $cache.storage\n"
+        "length = torch.minimum($admission.prefix_length, storage.length[$admission.source])\n"
+        "storage.length.index_copy_(0, $admission.rows, length)\n"
         "$view = storage.view($admission.rows)",
         (f"{FORKS}::test_acceptance_after_a_fork_is_that_without",),
     ),
     Mutant(
         "a draft that has fallen behind is forked as if it had not",
-        "drafters.model:ModelDrafter.prefill",
+        "core.cache:SlotCache.begin",
         "torch.minimum($forked, $length[$source])",
         "$forked",
         (f"{FORKS}::test_fork_of_a_row_whose_draft_has_fallen_behind",),

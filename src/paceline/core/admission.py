@@ -3,11 +3,15 @@
 Decided on the host, outside the step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
+
+from paceline.core.context import Context
+from paceline.core.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +24,22 @@ class Prefix:
 
 @final
 class Admission:
-    """Rows [B] given to requests whose prompts are in the batch; ``prefixes`` says what is copied instead of read.
+    """Rows [B] given to ``requests`` whose prompts are in the batch; ``prefixes`` says what is copied, not read.
 
-    ``lengths`` are those of the prompts. A row whose prefix is empty starts from nothing.
+    A row whose prefix is empty starts from nothing; one that copies a prefix has its source's context too.
     """
 
-    def __init__(self, *, rows: list[int], prefixes: list[Prefix], lengths: list[int], device: torch.device) -> None:
-        self.rows = torch.tensor(rows, device=device)
+    def __init__(
+        self,
+        *,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        prefixes: Sequence[Prefix],
+        device: torch.device,
+    ) -> None:
+        self.requests, self.prefixes, self.row_numbers = list(requests), list(prefixes), list(rows)
+        lengths = [len(request.tokens) for request in requests]
+        self.rows = torch.tensor(self.row_numbers, device=device)
         self.source = torch.tensor([prefix.row for prefix in prefixes], device=device)  # [B] where prefixes lie
         self.prefix_length: Tensor = torch.tensor(
             [prefix.length for prefix in prefixes], device=device
@@ -36,3 +49,13 @@ class Admission:
         self.max_prefix_length = max(prefix.length for prefix in prefixes)
         self.moves = any(prefix.length and prefix.row != row for prefix, row in zip(prefixes, rows, strict=True))
         self.unread = max(n - 1 - prefix.length for n, prefix in zip(lengths, prefixes, strict=True))
+
+    @property
+    def new_contexts(self) -> list[tuple[int, Context]]:
+        """Rows whose contexts must be read, with these: all that have one and copy no prefix."""
+        admitted = zip(self.row_numbers, self.requests, self.prefixes, strict=True)
+        return [
+            (row, request.context)
+            for row, request, prefix in admitted
+            if request.context is not None and prefix.length == 0
+        ]

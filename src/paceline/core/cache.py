@@ -19,7 +19,8 @@ Zeros: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
 class SlotCache:
     """Storage for R rows of S slots, allocated once. One more row takes the writes that must change nothing.
 
-    ``zeros`` makes tensors of a shape and precision on ``device``, all zero; None takes torch's.
+    ``zeros`` makes tensors of a shape and precision on ``device``, all zero; None takes torch's. ``row_state`` holds
+    what an LM keeps of a row's context, by name: tensors [R, ...] that it adds when it makes the storage.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class SlotCache:
         self.rows = rows
         self.capacity = capacity
         self.num_layers = num_layers
+        self.row_state: dict[str, Tensor] = {}
 
     def part(self, start: int, rows: int) -> "SlotCache":
         """``rows`` rows from ``start`` on as a storage of their own, on the same memory.
@@ -51,18 +53,22 @@ class SlotCache:
         part = copy(self)
         part.keys, part.values = (store[:, start : start + rows + 1] for store in (self.keys, self.values))
         part.length, part.rows = self.length[start : start + rows], rows
+        part.row_state = {name: state[start : start + rows] for name, state in self.row_state.items()}
         return part
 
-    def begin(self, admission: Admission, length: Tensor) -> "View":
-        """The admitted rows as a view whose first ``length`` [B] slots, at most those forked, are the sources' own.
+    def begin(self, admission: Admission) -> "View":
+        """The admitted rows as a view that holds their prefixes, or as much of them as the sources hold here.
 
-        Sources are read before anything is written, so rows may be exchanged.
+        Row state is copied with a prefix. Sources are read before anything is written, so rows may be exchanged.
         """
+        length = torch.minimum(admission.prefix_length, self.length[admission.source])
         if admission.moves:
             longest = admission.max_prefix_length
             for store in (self.keys, self.values):
                 for layer in store:
                     layer[admission.rows, :longest] = layer[admission.source, :longest]
+            for state in self.row_state.values():
+                state[admission.rows] = state[admission.source]
         self.length.index_copy_(0, admission.rows, length)
         return self.view(admission.rows)
 
@@ -124,6 +130,11 @@ class View:
         if self.rows is None:
             return keys[: self.storage.rows], values[: self.storage.rows]
         return keys[self.rows], values[self.rows]
+
+    def row_state(self, name: str) -> Tensor:
+        """State [B, ...] of the rows under ``name``, as the LM made it at their admission."""
+        state = self.storage.row_state[name]
+        return state if self.rows is None else state[self.rows]
 
     def commit(self, num_committed: Tensor, path: Tensor | None = None) -> None:
         """Add ``num_committed`` [B] slots to the committed ones: the first scratch slot, then those of ``path``.

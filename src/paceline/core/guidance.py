@@ -10,18 +10,22 @@ from typing import final
 import torch
 from torch import Tensor
 
+from paceline.core.context import Context
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guidance:
     """Classifier-free guidance (2207.12598, of language models 2306.17806) of one row.
 
     The row's logits become ``scale`` (l - m) + m, with l the log-probabilities after its own prompt and m those after
-    the negative ``prompt``, each followed by the same new tokens. Raises ValueError for an empty prompt or a scale that
+    the negative ``prompt``, each followed by the same new tokens. ``context`` (None: the request's own) is what the
+    target reads beside the negative prompt. Raises ValueError for an empty prompt or a scale that
     is not finite.
     """
 
     scale: float
     prompt: Sequence[int]
+    context: Context | None = None
 
     def __post_init__(self) -> None:
         if not abs(self.scale) < float("inf"):

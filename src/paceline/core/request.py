@@ -1,10 +1,11 @@
-"""One request, as values: prompt, limits, sampling, logits processors, constraints."""
+"""One request, as values: prompt, context, limits, sampling, logits processors, constraints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from paceline.core.constraint import Constraint
+from paceline.core.context import Context
 from paceline.core.guidance import Guidance
 from paceline.core.sampling import Sampling
 
@@ -89,6 +90,7 @@ class Request:
     processing: Processing = field(default_factory=Processing)
     guidance: Guidance | None = None
     constraints: tuple[Constraint, ...] = ()  # that the host applies
+    context: Context | None = None  # inputs beside tokens, for a target that reads some
     stop_tokens: Sequence[int] = ()
     min_tokens: int = 0  # no stop token is chosen before this many
     logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for

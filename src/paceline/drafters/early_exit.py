@@ -114,11 +114,10 @@ class EarlyExitDrafter(GrowingDrafter):
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots: a prefix is copied from its source, its unread states are read."""
-        storage = self.cache.storage
-        length = torch.minimum(admission.prefix_length, storage.length[admission.source])
-        view = storage.begin(admission, length)
+        view = self.lm.admit(self.cache, admission)
         if admission.max_prefix_length:
-            read_hidden(self.lm, view, self.unread.states[admission.source, :-1], admission.prefix_length - length)
+            missing = admission.prefix_length - view.length
+            read_hidden(self.lm, view, self.unread.states[admission.source, :-1], missing)
         self.unread.count.index_fill_(0, admission.rows, 0)
         if self.recycled is not None:
             self.recycled.copy_prefixes(admission)

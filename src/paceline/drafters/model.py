@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import View
+from paceline.core.context import describe
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.draft_heads.vocab_map import VocabMap
 from paceline.drafters.base import DrafterContext
@@ -20,7 +21,7 @@ from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM, FusedDrafting, LogitsFor, PendingInputs, max_sequence_length
-from paceline.models.guided import GuidedLM, GuidedView
+from paceline.models.guided import GuidedLM
 from paceline.models.prefill import feed, prefill
 
 ORDINARY_LAG = 2  # the root, and the last drafted token when the whole draft was accepted
@@ -37,6 +38,8 @@ class ModelDrafter(GrowingDrafter):
     ``vocab`` maps its token ids to the target's (None: the same ids, and sizes that differ by padding at the end).
     ``shape`` (None: a chain) is what it drafts, to the depth that a plan asks for. ``draws`` (None: all that the shape
     allows) limits how tokens are drawn. Raises ValueError if the shape allows none of them.
+
+    Of a request's context it reads what the draft model takes; one that takes none drafts from the tokens alone.
     """
 
     inputs = frozenset({DraftInput.EMBEDDING})
@@ -65,6 +68,14 @@ class ModelDrafter(GrowingDrafter):
         assert isinstance(host_state, int)
         self.lag = host_state
 
+    def check_target(self, context: DrafterContext) -> None:
+        reads, given = self.lm.context_inputs, context.target.context_inputs
+        if any(given.get(name) != one for name, one in reads.items()):
+            raise ValueError(
+                f"the draft model reads {describe(reads)} beside tokens, and requests to this target give "
+                f"{describe(given)}: give a draft model that reads nothing else"
+            )
+
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """A cache for the longest sequence that both the target's rows and the draft's context allow."""
         scratch = max(ORDINARY_LAG, 1 + max_expanded)
@@ -79,22 +90,19 @@ class ModelDrafter(GrowingDrafter):
         self.cache: View = self.lm.new_cache(context.rows, capacity).view()
         # Guided rows are drafted for with their negative prompts too, if the draft's context is as long as theirs.
         if context.guidance is not None and self.max_context >= context.max_length:
-            self.reader = GuidedLM(self.lm, context.guidance)
-            self.cache = self.reader.new_view(context.rows, capacity)
+            self.reader = guided = GuidedLM(self.lm, context.guidance)
+            self.cache = guided.new_view(context.rows, capacity)
         self.lag = ORDINARY_LAG  # host's bound on the tokens that any row has yet to read, the root included
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots, each from where its own cache ends."""
         assert self.max_context is not None
-        storage, known = self.cache.storage, admission.known.clamp(max=self.max_context)
-        view = storage.begin(admission, torch.minimum(admission.prefix_length, storage.length[admission.source]))
+        known = admission.known.clamp(max=self.max_context)
+        view = self.reader.admit(self.cache, admission)
         # Its cache may hold less of a prefix than the target's; how much less is not known on the host.
         unread = int((known - view.length).max()) if admission.max_prefix_length else admission.unread
         tokens = self._draft_tokens(batch)[admission.rows]
         prefill(self.lm, view, tokens, known, min(unread, self.max_context), taps=())
-        if isinstance(self.reader, GuidedLM):
-            assert isinstance(self.cache, GuidedView)
-            self.reader.read_negative(self.cache, admission)
 
     def prepare(self, batch: Batch, depth: int) -> None:
         """Read all unread tokens but the last ``ORDINARY_LAG`` at most."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.admission import Prefix
+from paceline.core.context import Context
 
 MIN_SHARED = 16  # a shorter beginning is read together with the others in less time than it is copied
 
@@ -17,23 +19,35 @@ class Placement:
     prefix: Prefix | None
 
 
-def arrange(waiting: Sequence[list[int]], free: Sequence[int], held: Mapping[int, list[int]]) -> list[list[Placement]]:
+class Source(NamedTuple):
+    """A sequence whose tokens but the last, the root, are in a row's caches or will be, and the context it needs."""
+
+    tokens: list[int]
+    context: Context | None = None
+
+    def common(self, other: "Source") -> int:
+        """How many tokens in the caches are the same for both: none under different contexts."""
+        most = min(len(self.tokens), len(other.tokens)) - 1
+        length = common(self.tokens, other.tokens, most)
+        return length if length and self.context == other.context else 0
+
+
+def arrange(waiting: Sequence[Source], free: Sequence[int], held: Mapping[int, Source]) -> list[list[Placement]]:
     """Place the first prompts of ``waiting`` into the rows ``free``, which are reused in the order given.
 
-    ``held`` is what each row's caches hold, of running rows too. Returned in waves, to be admitted one after another:
-    a prompt that shares more with another waiting one than with any row comes after it and copies from it.
+    ``held`` has the sequences of rows, of running ones too. Returned in waves, to be admitted one after another: a
+    prompt that shares more with another waiting one than with any row comes after it and copies from it.
     """
     count = min(len(waiting), len(free))
     level, source, shared = [0] * count, [-1] * count, [0] * count  # source: of level 0 a row, else a waiting index
-    known = [prompt[:-1] for prompt in waiting[:count]]  # the root is never read at admission
-    for index, own in enumerate(known):
-        for row, text in held.items():
-            length = common(own, text)
-            if length > shared[index] and _worth(length, len(own)):
+    for index, own in enumerate(waiting[:count]):
+        for row, sequence in held.items():
+            length = own.common(sequence)
+            if length > shared[index] and _worth(length, len(own.tokens) - 1):
                 source[index], shared[index] = row, length
         for other in range(index):
-            length = common(own, known[other])
-            if length > shared[index] and _worth(length, len(own)):
+            length = own.common(waiting[other])
+            if length > shared[index] and _worth(length, len(own.tokens) - 1):
                 source[index], shared[index], level[index] = other, length, level[other] + 1
     rows = _choose_rows(free, level, source, shared)
     waves: list[list[Placement]] = [[] for _ in range(max(level, default=-1) + 1)]
@@ -46,10 +60,13 @@ def arrange(waiting: Sequence[list[int]], free: Sequence[int], held: Mapping[int
     return waves
 
 
-def common(first: list[int], second: list[int]) -> int:
-    """Length of the longest common beginning, by comparing slices: a token-by-token loop is slow for long prompts."""
-    low, high = 0, min(len(first), len(second))
-    if not high or first[0] != second[0]:
+def common(first: list[int], second: list[int], most: int) -> int:
+    """Length of the longest common beginning, at most ``most``, which neither is shorter than.
+
+    Compares slices: a token-by-token loop is slow for long prompts.
+    """
+    low, high = 0, most
+    if high < 1 or first[0] != second[0]:
         return 0
     if first[:high] == second[:high]:
         return high

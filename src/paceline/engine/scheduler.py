@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import final
 
 from paceline.core.host import integers
@@ -17,7 +17,7 @@ from paceline.core.request import Request
 from paceline.core.step import Finish, StepResult
 from paceline.decode import Reading
 from paceline.engine.outputs import RequestState, RequestStats, StepOutput
-from paceline.engine.prefixes import Placement, arrange
+from paceline.engine.prefixes import Placement, Source, arrange
 from paceline.engine.readers import PendingStep
 from paceline.engine.runner import Runner
 from paceline.models.prefill import CHUNK
@@ -187,10 +187,11 @@ class Scheduler:
 
     def _begin(self, budget: int) -> None:
         """Begin with the first waiting requests that share nothing with each other, about ``budget`` tokens of them."""
-        states = list(self._waiting)[: len(self._free)]
-        # A row's newest token is in no cache yet.
-        held = {row: tokens[:-1] for row, tokens in self.runner.sequences.items()}
-        wave = arrange([list(state.request.tokens) for state in states], self._free, held)[0]
+        states = list(islice(self._waiting, len(self._free)))
+        waiting = [Source(state.sequence, state.request.context) for state in states]
+        contexts = self.decoder.contexts
+        held = {row: Source(tokens, contexts[row]) for row, tokens in self.runner.sequences.items()}
+        wave = arrange(waiting, self._free, held)[0]
         chosen: list[Placement] = []
         for placement in sorted(wave, key=lambda placement: placement.index):
             unread = len(states[placement.index].request.tokens) - (placement.prefix.length if placement.prefix else 0)

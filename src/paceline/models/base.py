@@ -4,7 +4,7 @@ B rows, n nodes of the call, V vocabulary, H hidden size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -12,8 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
+from paceline.core.context import ContextInput
 from paceline.core.tree import Resume, Tree
 
 
@@ -29,7 +31,7 @@ class LogitsFor(Enum):
 class Output:
     """Result of one forward. ``hidden[i]`` is the residual stream after i layers (0 = embeddings)."""
 
-    logits: Tensor | None  # [B, n, V]; [B, 1, V] with Head.LAST; None with Head.NONE
+    logits: Tensor | None  # [B, n, V]; [B, 1, V] with LogitsFor.LAST; None with LogitsFor.NONE
     hidden: dict[int, Tensor]  # tap -> [B, n, H]
     conditional: Tensor | None = None  # under guidance, the logits [B, n, V] of the prompts themselves
 
@@ -59,8 +61,21 @@ class LM(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def context_inputs(self) -> Mapping[str, ContextInput]:
+        """What it reads beside tokens, by name. A request to it as the target gives exactly these, maybe none."""
+        ...
+
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         """Storage for ``rows`` rows of ``capacity`` slots."""
+        ...
+
+    def admit(self, cache: View, admission: Admission) -> View:
+        """Begin the admitted rows of ``cache``, a view of all rows; the view of these rows to read their prompts into.
+
+        Called once per admission, before a prompt is read. Prefixes are copied, and the state of a row's context with
+        them (``SlotCache.begin``); this state is computed and stored for the rows of ``admission.new_contexts``.
+        """
         ...
 
     def __call__(

@@ -10,13 +10,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.core.admission import Admission
+from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.guidance import GuidanceState
+from paceline.core.request import Request
 from paceline.core.tree import Resume, Tree
 from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
 from paceline.models.prefill import prefill
+from paceline.models.wrapped import WrappedLM
 
 
 @final
@@ -49,66 +51,44 @@ class GuidedView(View):
             self.negative.truncate(self.negative.length - torch.where(self.state.guided, lost, 0))
 
 
-class GuidedLM(FusedDrafting):
+class GuidedLM(WrappedLM[LM], FusedDrafting):
     """``lm`` with guided rows, as ``state`` has them. Its ``hidden`` states are those of the prompts themselves.
 
     While no row is guided, calls go straight to ``lm``; so do those on views that are not of its own caches.
     """
 
     def __init__(self, lm: LM, state: GuidanceState) -> None:
-        self.lm, self.state = lm, state
-
-    @property
-    def vocab_size(self) -> int:
-        return self.lm.vocab_size
-
-    @property
-    def max_positions(self) -> int:
-        return self.lm.max_positions
-
-    @property
-    def max_slots(self) -> int | None:
-        return self.lm.max_slots
-
-    @property
-    def num_layers(self) -> int:
-        return self.lm.num_layers
+        super().__init__(lm)
+        self.state = state
 
     @property
     def slot_bytes(self) -> int:
         return 2 * self.lm.slot_bytes
 
-    @property
-    def device(self) -> torch.device:
-        return self.lm.device
-
-    def new_cache(self, rows: int, capacity: int) -> SlotCache:
-        """As the LM's, for ``rows`` rows without negative prompts."""
-        return self.lm.new_cache(rows, capacity)
-
     def new_view(self, rows: int, capacity: int) -> GuidedView:
         """All of ``rows`` rows and their negative prompts, each of ``capacity`` slots."""
         return GuidedView(self.lm.new_cache(2 * rows + 1, capacity), rows, self.state)
 
-    def read_negative(self, cache: GuidedView, admission: Admission) -> None:
+    def admit(self, cache: View, admission: Admission) -> View:
+        """As the LM; the negative prompts of guided rows are read whole."""
+        view = self.lm.admit(cache, admission)
+        if isinstance(cache, GuidedView):
+            self._read_negative(cache, admission)
+        return view
+
+    def _read_negative(self, cache: GuidedView, admission: Admission) -> None:
         """Read the negative prompts of the admitted rows that are guided, but for their last tokens."""
-        prompts = [
-            (row, guidance.prompt)
-            for row, guidance in ((row, self.state.rows[row]) for row in admission.rows.tolist())
-            if guidance is not None
-        ]
         cache.fresh[admission.rows] = False
-        if not prompts:
+        negative = _negative(admission)
+        if negative is None:
             return
-        rows = torch.tensor([row for row, _ in prompts], device=self.device)
-        longest = max(len(prompt) for _, prompt in prompts)
-        padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for _, prompt in prompts], device=self.device)
-        known = torch.tensor([len(prompt) - 1 for _, prompt in prompts], device=self.device)
-        view = cache.negative.storage.view(rows)
-        view.truncate(0)
-        prefill(self.lm, view, padded, known, longest - 1, taps=())
-        cache.last[rows] = padded.gather(1, known[:, None])[:, 0]
-        cache.fresh[rows] = True
+        prompts = [list(request.tokens) for request in negative.requests]
+        longest = max(map(len, prompts))
+        padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=self.device)
+        view = self.lm.admit(cache.negative, negative)
+        prefill(self.lm, view, padded, negative.known, negative.unread, taps=())
+        cache.last[negative.rows] = padded.gather(1, negative.known[:, None])[:, 0]
+        cache.fresh[negative.rows] = True
 
     def __call__(
         self,
@@ -166,6 +146,21 @@ class GuidedLM(FusedDrafting):
         nobody = torch.zeros_like(tree.valid[:1])
         rows["valid"] = torch.cat((tree.valid, nobody, tree.valid & self.state.guided[:, None]))
         return replace(tree, **rows, probs=None, resume=None)
+
+
+def _negative(admission: Admission) -> Admission | None:
+    """The negative prompts of those rows of ``admission`` that are guided, as requests of their own; None without."""
+    rows: list[int] = []
+    requests: list[Request] = []
+    for row, request in zip(admission.row_numbers, admission.requests, strict=True):
+        if (guidance := request.guidance) is not None:
+            rows.append(row)
+            context = request.context if guidance.context is None else guidance.context
+            requests.append(Request(tokens=guidance.prompt, max_tokens=request.max_tokens, context=context))
+    if not rows:
+        return None
+    empty = [Prefix(row=row, length=0) for row in rows]
+    return Admission(rows=rows, requests=requests, prefixes=empty, device=admission.rows.device)
 
 
 def _only_first(resume: Resume) -> Resume:

@@ -11,6 +11,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from paceline.core.context import describe
 from paceline.core.host import integers, numbers
 from paceline.models.base import LM, LogitsFor
 from paceline.models.prefill import CHUNK, feed
@@ -58,10 +59,15 @@ def score_passages(
     """Score passages that ``lm`` can read, in batches of similar length; results in their own order.
 
     ``batch_size`` None takes up to MAX_ROWS at once, fewer where they are long. Raises ValueError, before any work, for
-    ``top`` outside 0 to V and a batch size below 1.
+    ``top`` outside 0 to V, a batch size below 1, and a model that reads more than tokens.
     """
     if not 0 <= top <= lm.vocab_size:
         raise ValueError(f"top={top}: give 0 (none) to {lm.vocab_size}, the size of the vocabulary")
+    if lm.context_inputs:
+        raise ValueError(
+            f"this model reads {describe(lm.context_inputs)} beside tokens, which passages do not have: give a request "
+            "with prompt_logprobs"
+        )
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: give at least 1, or None for as many as fit")
     order = sorted(range(len(passages)), key=lambda index: -len(passages[index].tokens))

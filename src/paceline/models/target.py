@@ -15,7 +15,7 @@ from paceline.core.guidance import GuidanceState
 from paceline.core.scores import Scores, TokenMask
 from paceline.core.tree import Outcome, Tree
 from paceline.models.base import LM, LogitsFor
-from paceline.models.guided import GuidedLM, GuidedView
+from paceline.models.guided import GuidedLM
 from paceline.models.prefill import Prefill
 
 OnLogits: TypeAlias = Callable[[Tensor], None]
@@ -45,21 +45,18 @@ class Target:
         guidance: GuidanceState | None = None,
     ) -> None:
         self.unguided, self.taps, self._constraints = lm, taps, constraints
-        self._guided = None if guidance is None else GuidedLM(lm, guidance)
-        self.lm: LM = self._guided or lm
-        self.cache: View = (
-            lm.new_cache(rows, capacity).view() if self._guided is None else self._guided.new_view(rows, capacity)
-        )
+        self.lm: LM = lm
+        if guidance is None:
+            self.cache: View = lm.new_cache(rows, capacity).view()
+        else:
+            self.lm = guided = GuidedLM(lm, guidance)
+            self.cache = guided.new_view(rows, capacity)
 
     def begin(self, admission: Admission, tokens: Tensor, on_logits: OnLogits | None, chunk: int) -> Prefill:
-        """Give the admitted rows what their prefixes copy; what reads the rest of their prompts ``tokens`` [B, T]."""
-        view = self.cache.storage.begin(admission, admission.prefix_length)
-        if self._guided is not None:
-            assert isinstance(self.cache, GuidedView)
-            self._guided.read_negative(self.cache, admission)
+        """Admit rows to the cache; what reads the rest of their prompts ``tokens`` [B, T]."""
         return Prefill(
             self.unguided,
-            view,
+            self.lm.admit(self.cache, admission),
             tokens,
             admission.known,
             admission.unread,

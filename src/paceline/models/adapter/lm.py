@@ -22,6 +22,7 @@ from paceline.models.adapter.support import ModelInfo, base_model_of, check_mode
 from paceline.models.base import LogitsFor, Output
 from paceline.models.loading import ModelError
 from paceline.models.native.attention import TreeAttention
+from paceline.models.wrapped import DecoderOnly
 
 MASKED = ("eager", "sdpa")  # attention implementations of transformers that take a 4D mask
 
@@ -29,7 +30,7 @@ MASKED = ("eager", "sdpa")  # attention implementations of transformers that tak
 _PROBED: WeakKeyDictionary[PreTrainedModel, tuple[object, ModelInfo]] = WeakKeyDictionary()
 
 
-class TransformersLM:
+class TransformersLM(DecoderOnly):
     """A transformers model as an ``LM`` (models/base); made by ``adapt``. The model is not copied or changed.
 
     ``place``: the model's precision and device.
@@ -37,41 +38,14 @@ class TransformersLM:
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, place: tuple[torch.dtype, torch.device]) -> None:
         self.model, self.info = model, info
-        self._dtype, self._device = place
-        self._context = read_context(model.config, type(model).__name__)
+        self.vocab_size, self.num_layers = info.vocab_size, int(model.config.num_hidden_layers)
+        self.max_positions = read_context(model.config, type(model).__name__)
+        self.max_slots = None if info.limit is None else info.limit.length  # by its attention window or its positions
+        self.slot_bytes = info.shape.slot_bytes
+        self.dtype, self.device = place
         self._base, self._head = base_model_of(model), model.get_output_embeddings()
         parts = [model] if self._base is None else [model, self._base]
         self._take_positions = {part for part in parts if _takes_positions(part)}
-
-    @property
-    def vocab_size(self) -> int:
-        return self.info.vocab_size
-
-    @property
-    def max_positions(self) -> int:
-        return self._context
-
-    @property
-    def max_slots(self) -> int | None:
-        """What its attention window or its positions limit it to."""
-        return None if self.info.limit is None else self.info.limit.length
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.model.config.num_hidden_layers)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Keys and values of one token over all layers, in bytes."""
-        return self.info.shape.slot_bytes
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         """Storage for ``rows`` rows of ``capacity`` slots.
@@ -120,7 +94,7 @@ class TransformersLM:
 
     def is_current(self, model: PreTrainedModel) -> bool:
         """Whether this adapts ``model`` as it is now; a model of another precision or device must be adapted anew."""
-        return self.model is model and placement(model) == (self._dtype, self._device)
+        return self.model is model and placement(model) == (self.dtype, self.device)
 
     def _run(self, tokens: Tensor, attend: TreeAttention, valid: Tensor, logits_for: LogitsFor) -> Tensor | None:
         short = (

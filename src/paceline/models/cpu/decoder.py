@@ -22,10 +22,11 @@ from paceline.models.cpu.program import compile_input_projection, compile_progra
 from paceline.models.loading import dtype_name
 from paceline.models.memory import lazy_zeros
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.wrapped import WrappedLM
 
 
 @final
-class CpuDecoder(FusedDrafting):
+class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
     """``lm`` run by the CPU kernel on the same weights.
 
     It is batch-invariant: a token has bitwise the same logits whether it is scored alone, in a draft, in a batch or in
@@ -35,36 +36,12 @@ class CpuDecoder(FusedDrafting):
     """
 
     def __init__(self, lm: DecoderLM) -> None:
-        self.lm = lm
+        super().__init__(lm)
         self._prepare()
-
-    @property
-    def vocab_size(self) -> int:
-        return self.lm.vocab_size
-
-    @property
-    def max_positions(self) -> int:
-        return self.lm.max_positions
-
-    @property
-    def num_layers(self) -> int:
-        return self.lm.num_layers
-
-    @property
-    def max_slots(self) -> int | None:
-        return self.lm.max_slots
-
-    @property
-    def slot_bytes(self) -> int:
-        return self.lm.slot_bytes
 
     @property
     def dtype(self) -> torch.dtype:
         return self.lm.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.lm.device
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         """As the eager decoder's, but slots take memory only when written: the kernel reads no others.

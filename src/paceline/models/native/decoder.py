@@ -17,18 +17,24 @@ from paceline.models.native.blocks import make_block
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.flex_attention import AttentionFactory, select_attention
 from paceline.models.native.layers import Float32Rotary, Rotary, RotaryConfig, embedding_factor
+from paceline.models.wrapped import DecoderOnly
 
 
 def _rotary(config: RotaryConfig) -> Rotary:
     return Float32Rotary(config) if config.wide else Rotary(config)
 
 
-class DecoderLM(nn.Module):
+class DecoderLM(DecoderOnly, nn.Module):
     """Token embedding, blocks, final norm and output head; an ``LM`` (models/base)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.vocab_size, self.max_positions = config.vocab_size, config.max_positions
+        self.num_layers = config.num_layers
+        # The sliding window is not applied: where there is one, no sequence may be longer.
+        self.max_slots = config.window
+        self.group = config.num_heads // config.num_kv_heads  # query heads per key-value head
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.rotary = None if config.rotary is None else _rotary(config.rotary)
         learned = config.rotary is None
@@ -39,28 +45,6 @@ class DecoderLM(nn.Module):
         self.logits_divisor = config.multipliers.logits
         self.dropout = 0.0  # training only
         self.attention: AttentionFactory = select_attention  # over trees; another one only to be compared with it
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def max_positions(self) -> int:
-        return self.config.max_positions
-
-    @property
-    def max_slots(self) -> int | None:
-        """The sliding window, which is not applied: where there is one, no sequence may be longer."""
-        return self.config.window
-
-    @property
-    def group(self) -> int:
-        """Query heads per key-value head."""
-        return self.config.num_heads // self.config.num_kv_heads
-
-    @property
-    def num_layers(self) -> int:
-        return self.config.num_layers
 
     @property
     def slot_bytes(self) -> int:

@@ -1,0 +1,86 @@
+"""Inputs beside tokens: what a request gives, and what an LM reads.
+
+Features of audio or of images, token ids for an encoder, embeddings in the place of the first tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """Inputs of one request beside its tokens, by name. Contexts of equal tensors are equal; do not change them."""
+
+    inputs: Mapping[str, Tensor]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Context):
+            return NotImplemented
+        if self is other:
+            return True
+        if self.inputs.keys() != other.inputs.keys():
+            return False
+        return all(_equal(tensor, other.inputs[name]) for name, tensor in self.inputs.items())
+
+    def __hash__(self) -> int:
+        return hash(frozenset((name, tensor.shape) for name, tensor in self.inputs.items()))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextInput:
+    """What an LM reads as one input: a tensor of at least ``min_shape`` and at most ``max_shape``."""
+
+    min_shape: tuple[int, ...]
+    max_shape: tuple[int, ...]
+    vocab_size: int | None = None  # of token ids; None: the input is floating-point numbers
+
+    def __str__(self) -> str:
+        sizes = (
+            str(most) if least == most else f"{least}..{most}"
+            for least, most in zip(self.min_shape, self.max_shape, strict=True)
+        )
+        kind = "floating-point numbers" if self.vocab_size is None else f"token ids 0..{self.vocab_size - 1}"
+        return f"{kind} [{', '.join(sizes)}]"
+
+    def accepts(self, tensor: Tensor) -> bool:
+        """Whether it can be read as this input."""
+        bounds = zip(self.min_shape, tensor.shape, self.max_shape, strict=False)
+        if len(tensor.shape) != len(self.min_shape) or not all(least <= n <= most for least, n, most in bounds):
+            return False
+        if self.vocab_size is None:
+            return tensor.is_floating_point()
+        return tensor.dtype == torch.int64 and bool(((tensor >= 0) & (tensor < self.vocab_size)).all())
+
+
+def check_context(inputs: Mapping[str, ContextInput], context: Context | None) -> None:
+    """Raise ValueError unless ``context`` gives exactly the ``inputs`` that a target reads."""
+    given: Mapping[str, Tensor] = {} if context is None else context.inputs
+    if given.keys() != inputs.keys():
+        names = ", ".join(f"'{name}'" for name in given) or "nothing"
+        raise ValueError(
+            f"the request's context gives {names}, and the target reads {describe(inputs)} beside tokens: give exactly "
+            "these as Request.context"
+        )
+    for name, tensor in given.items():
+        if not inputs[name].accepts(tensor):
+            found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            if not tensor.is_floating_point() and tensor.numel():
+                found += f" with values {int(tensor.min())}..{int(tensor.max())}"
+            raise ValueError(f"context '{name}' is {found}, and the target reads {inputs[name]}")
+
+
+def describe(inputs: Mapping[str, ContextInput]) -> str:
+    """The inputs in words."""
+    return ", ".join(f"'{name}' ({one})" for name, one in inputs.items()) or "nothing"
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    if first is second:
+        return True
+    return first.dtype == second.dtype and first.shape == second.shape and torch.equal(first, second.to(first.device))
