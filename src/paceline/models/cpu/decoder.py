@@ -84,13 +84,17 @@ class CpuDecoder(FusedDrafting):
         """Score nodes ``start`` on of ``tree`` (see models/base)."""
         tokens = tree.tokens[:, start:]
         rows, nodes = tokens.shape
-        logits = self._empty_logits(rows, nodes, logits_for)
-        hidden = {tap: torch.empty(rows, nodes, self.lm.config.hidden_size, dtype=self.dtype) for tap in taps}
+        dtype, size = self._kernel_model.embeddings.dtype, self.lm.config.hidden_size
+        logits = None
+        if logits_for is not LogitsFor.NONE:
+            num_logits = nodes if logits_for is LogitsFor.ALL else 1
+            logits = torch.empty(rows, num_logits, self.vocab_size, dtype=dtype)
+        hidden = {tap: torch.empty(rows, nodes, size, dtype=dtype) for tap in taps}
         resumed = ready = None
         if resume is not None:
             resumed, ready = resume.hidden, resume.ready
             assert min(taps, default=resume.layer) >= resume.layer, "taps must not be below the resumed layer"
-            assert resumed.dtype == self.dtype and resumed.shape[-1] == self.lm.config.hidden_size
+            assert resumed.dtype == dtype and resumed.shape[-1] == size
         forward(
             self._kernel_model.handle,
             _context_of(cache),
@@ -159,20 +163,16 @@ class CpuDecoder(FusedDrafting):
     def _check_pending(self, pending: PendingInputs, shared: SharedLayers | None) -> None:
         """Assert that the inputs of fused drafting are laid out as the kernel reads them."""
         states, projection = pending.states, pending.input_projection
+        dtype = self._kernel_model.embeddings.dtype
         if states is not None:
             width = self.lm.config.hidden_size if projection is None else projection.product.in_features
-            assert states.dtype == self.dtype and states.stride(-1) == 1 and states.shape[-1] == width
+            assert states.dtype == dtype and states.stride(-1) == 1 and states.shape[-1] == width
             assert states.shape[1] >= pending.max_count + (shared is not None)
         if shared is not None:
             assert states is not None and projection is None
-            assert shared.hidden.is_contiguous() and shared.hidden.dtype == self.dtype
+            assert shared.hidden.is_contiguous() and shared.hidden.dtype == dtype
             assert shared.hidden.shape[-1] == self.lm.config.hidden_size
-            assert shared.added is None or shared.added.dtype == self.dtype
-
-    def _empty_logits(self, rows: int, nodes: int, logits_for: LogitsFor) -> Tensor | None:
-        if logits_for is LogitsFor.NONE:
-            return None
-        return torch.empty(rows, nodes if logits_for is LogitsFor.ALL else 1, self.vocab_size, dtype=self.dtype)
+            assert shared.added is None or shared.added.dtype == dtype
 
 
 def _context_of(cache: View) -> int:

@@ -21,6 +21,7 @@ from paceline.kernels.cpu.operators import entry, kernel_op, pointers_of, row_ma
 from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
 from paceline.kernels.cpu.structs import Call, FusedDraft, Operation
 from paceline.models.base import INPUT_PROJECTIONS, InputProjection, LogitsFor
+from paceline.models.cpu.packed_weights import PackedEmbedding
 from paceline.models.cpu.program import Program, compile_input_projection, compile_program
 from paceline.models.native.decoder import DecoderLM
 
@@ -42,6 +43,7 @@ class Compiled(NamedTuple):
     """A decoder as the kernel reads it, valid while its weights stay where they are."""
 
     source: int  # where its embeddings are
+    dtype: torch.dtype
     program: Program
     cos: Tensor  # [T, E] of positions below T
     sin: Tensor
@@ -61,15 +63,21 @@ class KernelModel:
         self._input_projection: tuple[int, ctypes.Array[Operation], tuple[Tensor, ...]] | None = None
         _MODELS[self.handle] = self
 
+    @property
+    def embeddings(self) -> Tensor:
+        """The embedding matrix, packed or not."""
+        embed = self.lm.embed
+        return embed.panels if isinstance(embed, PackedEmbedding) else embed.weight
+
     def at(self, capacity: int) -> Compiled:
         """For caches of ``capacity``: compiled again if weights were moved, with rotary tables as long."""
         now = self._compiled
-        if next(self.lm.embed.parameters()).data_ptr() != now.source:
+        if self.embeddings.data_ptr() != now.source:
             now, self._input_projection = self._compile(), None
         length = min(capacity, self.lm.max_positions)
         if self.lm.rotary is not None and now.cos.shape[0] < length:
-            cos, sin = self.lm.rotary(torch.arange(length)[None], self.lm.dtype)  # rounded as in the eager decoder
-            wide = torch.promote_types(self.lm.dtype, torch.float32)
+            cos, sin = self.lm.rotary(torch.arange(length)[None], now.dtype)  # rounded as in the eager decoder
+            wide = torch.promote_types(now.dtype, torch.float32)
             now = now._replace(cos=cos[0, :, 0].to(wide).contiguous(), sin=sin[0, :, 0].to(wide).contiguous())
         self._compiled = now
         return now
@@ -82,8 +90,8 @@ class KernelModel:
         return self._input_projection[1]
 
     def _compile(self) -> Compiled:
-        source = next(self.lm.embed.parameters()).data_ptr()
-        return Compiled(source, compile_program(self.lm), torch.empty(0), torch.empty(0))
+        program, embeddings = compile_program(self.lm), self.embeddings
+        return Compiled(embeddings.data_ptr(), embeddings.dtype, program, torch.empty(0), torch.empty(0))
 
 
 _HANDLES = count()
@@ -137,7 +145,7 @@ def forward(
         call.ready, call.ready_step = ready.data_ptr(), ready.stride(0)
         call.resumed, call.resumed_layer = resumed.data_ptr(), resumed_layer
         call.resumed_row_step, call.resumed_step = resumed.stride()[:2]
-    entry("forward", held.lm.dtype)(ctypes.c_void_p(context), ctypes.byref(compiled.program.model), ctypes.byref(call))
+    entry("forward", compiled.dtype)(ctypes.c_void_p(context), ctypes.byref(compiled.program.model), ctypes.byref(call))
 
 
 @kernel_op(
@@ -203,7 +211,7 @@ def draft_fused(
             draft.added, draft.added_row_step, draft.added_step = added.data_ptr(), *added.stride()[:2]
     options = pointers_of(sampling, sampling_options)
     structs = (compiled.program.model, call, options)
-    entry("draft_fused", held.lm.dtype)(
+    entry("draft_fused", compiled.dtype)(
         ctypes.c_void_p(context),
         *map(ctypes.byref, structs),
         None if processors is None else ctypes.byref(processors.struct(vocab)),
