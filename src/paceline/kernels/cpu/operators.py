@@ -117,10 +117,15 @@ class Context:
         kernel = load_kernel()
         kernel.paceline_new_context.restype = ctypes.c_void_p
         self.address: int = kernel.paceline_new_context()
-        weakref.finalize(self, kernel.paceline_free_context, ctypes.c_void_p(self.address))
+        CONTEXTS[self.address] = self
+        free = weakref.finalize(self, kernel.paceline_free_context, ctypes.c_void_p(self.address))
+        free.atexit = False  # a thread may still be working in it
 
     def __deepcopy__(self, _: object) -> "Context":
         return Context()
+
+
+CONTEXTS: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()  # by their addresses
 
 
 def _kind(annotation: Any) -> tuple[Any, bool]:

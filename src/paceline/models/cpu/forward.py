@@ -17,7 +17,7 @@ from paceline.core.cache import View
 from paceline.core.columns import Columns
 from paceline.core.sampling import COLUMNS
 from paceline.kernels.cpu.build import load_kernel
-from paceline.kernels.cpu.operators import entry, kernel_op, pointers_of, row_major
+from paceline.kernels.cpu.operators import CONTEXTS, entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
 from paceline.kernels.cpu.structs import Call, FusedDraft, Operation
 from paceline.models.base import INPUT_PROJECTIONS, InputProjection, LogitsFor
@@ -125,7 +125,7 @@ def forward(
 
     ``tokens``, ``depth``, ``valid`` and ``ancestors`` are of these nodes. ``context`` is the address of a Context.
     """
-    held = _MODELS[model]
+    held, memory = _MODELS[model], CONTEXTS[context]
     compiled = held.at(cache.keys.shape[2])
     tokens, depth, valid, ancestors = row_major(tokens), row_major(depth), row_major(valid), row_major(ancestors)
     rows, nodes = tokens.shape
@@ -145,7 +145,9 @@ def forward(
         call.ready, call.ready_step = ready.data_ptr(), ready.stride(0)
         call.resumed, call.resumed_layer = resumed.data_ptr(), resumed_layer
         call.resumed_row_step, call.resumed_step = resumed.stride()[:2]
-    entry("forward", compiled.dtype)(ctypes.c_void_p(context), ctypes.byref(compiled.program.model), ctypes.byref(call))
+    entry("forward", compiled.dtype)(
+        ctypes.c_void_p(memory.address), ctypes.byref(compiled.program.model), ctypes.byref(call)
+    )
 
 
 @kernel_op(
@@ -180,7 +182,7 @@ def draft_fused(
 
     ``sequences`` [B, T] of ``length`` [B] are the batch's; ``input_projection`` and the models are handles.
     """
-    held, rows = _MODELS[model], len(tokens)
+    held, memory, rows = _MODELS[model], CONTEXTS[context], len(tokens)
     compiled = held.at(cache.keys.shape[2])
     call = _call(compiled, cache, layers, rows=rows, nodes=1, logits_for=LogitsFor.ALL.value)
     call.chain = True
@@ -212,7 +214,7 @@ def draft_fused(
     options = pointers_of(sampling, sampling_options)
     structs = (compiled.program.model, call, options)
     entry("draft_fused", compiled.dtype)(
-        ctypes.c_void_p(context),
+        ctypes.c_void_p(memory.address),
         *map(ctypes.byref, structs),
         None if processors is None else ctypes.byref(processors.struct(vocab)),
         ctypes.byref(draft),
