@@ -12,6 +12,7 @@ from tests.mutants import (
     guidance,
     kernel,
     layer_skip,
+    operators,
     packed_weights,
     processing,
     processing_kernel,
@@ -34,6 +35,7 @@ MUTANTS = (
     + guidance.MUTANTS
     + kernel.MUTANTS
     + layer_skip.MUTANTS
+    + operators.MUTANTS
     + packed_weights.MUTANTS
     + processing.MUTANTS
     + processing_kernel.MUTANTS

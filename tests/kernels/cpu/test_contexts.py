@@ -13,6 +13,7 @@ from paceline.core.tree import Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.runner import ops_for
 from paceline.kernels.cpu.operators import CONTEXTS
+from paceline.models.base import LogitsFor
 from paceline.models.cpu.decoder import CpuDecoder
 from tests.harness import decoder_for, finish, request
 from tests.kernels.cpu.models import native
@@ -98,6 +99,20 @@ def test_a_context_lives_as_long_as_its_cache():
     del part
     gc.collect()
     assert len(CONTEXTS) == before
+
+
+@torch.inference_mode()
+def test_the_activations_of_a_long_prompt_are_not_kept():
+    model = CpuDecoder(native("grouped", torch.float32))
+    cache, rows = model.new_cache(48, 512), 48
+    model(chain(rows, 4), cache.view(), logits_for=LogitsFor.NONE)
+    of_step = cache.context.activation_bytes
+    model(chain(rows, 512), cache.view(), logits_for=LogitsFor.NONE)
+    width = model.lm.config.hidden_size * 4
+    assert 0 < of_step and rows * 512 * width > 4 << 20, "the residual stream of the prompt is large"
+    assert cache.context.activation_bytes < rows * 512 * width
+    model(chain(rows, 4), cache.view(), logits_for=LogitsFor.NONE)
+    assert cache.context.activation_bytes >= of_step
 
 
 @torch.inference_mode()

@@ -121,6 +121,13 @@ class Context:
         free = weakref.finalize(self, kernel.paceline_free_context, ctypes.c_void_p(self.address))
         free.atexit = False  # a thread may still be working in it
 
+    @property
+    def activation_bytes(self) -> int:
+        """Memory of the activation buffers that are kept for the next call."""
+        count = load_kernel().paceline_activation_bytes
+        count.restype = ctypes.c_int64
+        return count(ctypes.c_void_p(self.address))
+
     def __deepcopy__(self, _: object) -> "Context":
         return Context()
 

@@ -53,6 +53,7 @@ PACELINE_EXPORT(paceline::bf16, bfloat16)
 
 extern "C" paceline::Context *paceline_new_context() { return new paceline::Context; }
 extern "C" void paceline_free_context(paceline::Context *context) { delete context; }
+extern "C" int64_t paceline_activation_bytes(const paceline::Context *context) { return context->activation_bytes(); }
 
 extern "C" int64_t paceline_panel_rows() { return paceline::panel_rows; }
 extern "C" int64_t paceline_quantized_panel_rows() { return paceline::quantized_panel_rows; }

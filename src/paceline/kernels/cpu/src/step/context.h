@@ -27,6 +27,11 @@ struct StepMemory {
         for (auto &buffer : activations)
             if ((long)(buffer.capacity() * sizeof(T)) > KEPT_BYTES) std::vector<T>().swap(buffer);
     }
+    int64_t activation_bytes() const {
+        int64_t bytes = 0;
+        for (const auto &buffer : activations) bytes += buffer.capacity() * sizeof(T);
+        return bytes;
+    }
 };
 
 class Context {
@@ -36,6 +41,10 @@ class Context {
     template <class T>
     StepMemory<T> &memory() {
         return std::get<StepMemory<T>>(memory_);
+    }
+
+    int64_t activation_bytes() const {
+        return std::apply([](const auto &...memory) { return (memory.activation_bytes() + ...); }, memory_);
     }
 
    private:
