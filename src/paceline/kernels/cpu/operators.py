@@ -88,11 +88,15 @@ def kernel_op(
     return register
 
 
-@cache
 def entry(name: str, dtype: torch.dtype | None = None) -> Callable[..., None]:
     """The kernel's function ``name``, of tensors of ``dtype`` where there is one per precision."""
+    return _entry(load_kernel(), name, dtype)
+
+
+@cache
+def _entry(kernel: ctypes.CDLL, name: str, dtype: torch.dtype | None) -> Callable[..., None]:
     suffix = "" if dtype is None else f"_{str(dtype).removeprefix('torch.')}"
-    function = getattr(load_kernel(), f"paceline_{name}{suffix}")
+    function = getattr(kernel, f"paceline_{name}{suffix}")
     function.restype = None
     return function
 
