@@ -6,14 +6,15 @@ import psutil
 import torch
 
 from paceline.core.batch import Batch
-from paceline.core.noise import Noise, Philox
+from paceline.core.noise import Noise
+from paceline.core.ops import TensorOps
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
 from paceline.core.step import Finish
 from paceline.decode import Decoder
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
-from paceline.engine.runner import DecoderParts, parts_for
+from paceline.engine.runner import ops_for
 from paceline.models.base import LM
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
@@ -37,13 +38,13 @@ def make_decoder(
         plan=Fixed(num_draft_tokens),
         rows=rows,
         max_length=max_length,
-        **(DecoderParts() if eager else parts_for(target.device)),
+        ops=TensorOps() if eager else ops_for(target.device),
     )
 
 
 def noise_on(device: torch.device) -> Noise:
     """The noise of batches on a device."""
-    return parts_for(device).get("noise", Philox())
+    return ops_for(device).noise
 
 
 def start_rows(batch: Batch, requests: Sequence[Request]) -> None:

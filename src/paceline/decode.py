@@ -14,7 +14,8 @@ from paceline.core.cache import View
 from paceline.core.context import Context, check_context
 from paceline.core.guidance import GuidanceState
 from paceline.core.host import integers
-from paceline.core.noise import Noise, Philox
+from paceline.core.noise import Noise
+from paceline.core.ops import Ops
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.scores import Scores
@@ -55,9 +56,9 @@ class Decoder:
     """Fixed rows of tokens that a target extends, several tokens a step.
 
     ``rows`` sequences of at most ``max_length`` tokens, prompt included. Memory is taken once, here; ``guidance`` takes
-    as many rows again, for the negative prompts of guided requests. ``noise``, ``batch`` and ``stats`` are the plain
-    tensor operations, or faster ones of equal results. Raises ValueError for a length beyond the target's context and
-    for a drafter and verifier that have no draw in common.
+    as many rows again, for the negative prompts of guided requests. ``ops`` (None: plain tensor operations) samples,
+    appends and counts; ``noise`` None is that of ``ops``. Raises ValueError for a length beyond the target's context
+    and for a drafter and verifier that have no draw in common.
     """
 
     def __init__(
@@ -71,8 +72,7 @@ class Decoder:
         max_length: int,
         guidance: bool = False,
         noise: Noise | None = None,
-        batch: type[Batch] = Batch,
-        stats: type[Stats] = Stats,
+        ops: Ops | None = None,
     ) -> None:
         if rows < 1:
             raise ValueError(f"rows={rows}: give at least 1")
@@ -86,13 +86,14 @@ class Decoder:
         self.contexts: list[Context | None] = [None] * rows  # that rows were read with
         self.guidance = GuidanceState(rows, target.device) if guidance else None
         self.drafter, self.verifier, self.plan = drafter, verifier, plan
-        self.batch = batch(
+        self.batch = Batch(
             rows=rows,
             max_length=max_length,
             max_depth=depth,
             vocab_size=target.vocab_size,
-            noise=noise or Philox(),
             device=target.device,
+            noise=noise,
+            ops=ops,
         )
         self.constraints = HostConstraints(batch=self.batch, replaces=drafter.accepts_other_tokens)
         self.target = Target(
@@ -103,7 +104,7 @@ class Decoder:
             constraints=self.constraints,
             guidance=self.guidance,
         )
-        self.stats = stats(rows, depth, target.device)
+        self.stats = Stats(rows, depth, target.device, ops)
         drafter.start(
             DrafterContext(
                 rows=rows,

@@ -11,7 +11,7 @@ from paceline.drafters import DRAFTERS as REGISTERED
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
-from paceline.engine.runner import parts_for
+from paceline.engine.runner import ops_for
 from paceline.models.backend import fastest
 from tests import reference, tiny
 from tests.harness import decoder_for, expected, finish, tiny_drafter
@@ -76,7 +76,7 @@ def test_guided_rows_beside_a_free_one_are_those_of_plain_forwards(drafter, temp
         target=target,
         rows=3,
         guidance=True,
-        parts=parts_for(torch.device("cpu")) if kernel else None,
+        parts=dict(ops=ops_for(torch.device("cpu"))) if kernel else None,
     )
     decoder.admit(requests, [0, 1, 2])
     found = finish(decoder, rows=[0, 1, 2], prompts=[request.tokens for request in requests])

@@ -14,7 +14,7 @@ from paceline.core.step import Finish
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
-from paceline.engine.runner import parts_for
+from paceline.engine.runner import ops_for
 from paceline.models.backend import fastest
 from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
@@ -123,7 +123,7 @@ def test_a_row_of_a_batch_equals_that_row_alone(drafter, verifier):
 def test_the_kernels_outputs_equal_the_plain_ones(drafter, verifier, temperature):
     target, requests = tiny.target()[1], rows(temperature=temperature)
     plain = run(new(drafter, target), verifier, requests, k=K).texts
-    quick, parts = fastest(target), parts_for(torch.device("cpu"))
+    quick, parts = fastest(target), dict(ops=ops_for(torch.device("cpu")))
     assert quick is not target
     drafting = new(drafter, target)
     if isinstance(vars(drafting).get("lm"), DecoderLM):
@@ -170,7 +170,7 @@ def test_a_draft_by_the_target_itself_is_accepted_whole(verifier, temperature, q
     endless = [one for one in rows(temperature=temperature, max_tokens=23) if not one.stop_tokens]
     asked = [replace(one, max_tokens=23) for one in endless]
     target = fastest(tiny.target()[1]) if quick else tiny.target()[1]
-    parts = parts_for(torch.device("cpu")) if quick else None
+    parts = dict(ops=ops_for(torch.device("cpu"))) if quick else None
     kind = VERIFIERS.find(verifier)
     if temperature and kind.same_tokens and Draw.SHARED not in kind.wants:
         pytest.skip("a draft with noise of its own is refused where the target's noise chooses otherwise")

@@ -8,7 +8,7 @@ from paceline.core.admission import Prefix
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.hidden_states import read_hidden
-from paceline.engine.runner import parts_for
+from paceline.engine.runner import ops_for
 from paceline.models.backend import fastest
 from paceline.models.native.decoder import DecoderLM
 from tests import tiny as models
@@ -241,7 +241,7 @@ def test_the_kernels_chains_are_the_plain_ones(kind, temperature, monkeypatch):
     plain = run(EarlyExitDrafter(head=head), "coupled", asked, k=4)
     assert not calls
     quick = run(
-        drafter, "coupled", asked, target=fastest(models.target()[1]), k=4, parts=parts_for(torch.device("cpu"))
+        drafter, "coupled", asked, target=fastest(models.target()[1]), k=4, parts=dict(ops=ops_for(torch.device("cpu")))
     )
     assert quick.texts == plain.texts == [expected(one) for one in asked]
     assert quick.reports[0].num_accepted == plain.reports[0].num_accepted and quick.steps == plain.steps

@@ -12,7 +12,7 @@ from paceline.core.tree import Draw
 from paceline.draft_heads.prophet import ProphetConfig, ProphetHead
 from paceline.drafters.prophet import ProphetDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
-from paceline.engine.runner import parts_for
+from paceline.engine.runner import ops_for
 from paceline.models.backend import fastest
 from paceline.models.base import FusedDrafting
 from tests import tiny as models
@@ -169,7 +169,7 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, width):
     """Chains run ahead in the kernel, the same for the same sequence."""
     target = copy.deepcopy(guessable_target()[1]).to(dtype)
     head = echo(target, 0.1) if width is None else new_head(target, width=width)
-    quick, parts = fastest(target), parts_for(torch.device("cpu"))
+    quick, parts = fastest(target), dict(ops=ops_for(torch.device("cpu")))
     drafts, sequences = [], []
     for lm in (fastest(head.decoder), head.decoder):
         drafter = ProphetDrafter(head=head, lm=lm)

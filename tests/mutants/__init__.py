@@ -13,6 +13,7 @@ from tests.mutants import (
     guidance,
     kernel,
     layer_skip,
+    operators,
     packed_weights,
     processing,
     processing_kernel,
@@ -36,6 +37,7 @@ MUTANTS = (
     + guidance.MUTANTS
     + kernel.MUTANTS
     + layer_skip.MUTANTS
+    + operators.MUTANTS
     + packed_weights.MUTANTS
     + processing.MUTANTS
     + processing_kernel.MUTANTS

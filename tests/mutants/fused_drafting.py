@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     Mutant(
         "fused drafting: a cached input projection is never refreshed",
-        "models.cpu.decoder:CpuDecoder._compile_projection",
+        "models.cpu.forward:KernelModel.compile_projection",
         "$projection is None or $projection[0] != $place",
         "$projection is None",
         (INPUT_PROJECTION,),

@@ -26,21 +26,21 @@ MUTANTS = (
     ),
     Mutant(
         "accepted tokens counted twice",
-        "core.batch:Batch._append",
+        "core.ops:TensorOps.append",
         "$processing.count($emitted, $depth < $num[:, None])",
         "[$processing.count($emitted, $depth < end[:, None]) for end in ($num, torch.minimum($num, accepted))]",
         (PROCESSED_DISTRIBUTIONS,),
     ),
     Mutant(
         "a refused token counted",
-        "core.batch:Batch._append",
+        "core.ops:TensorOps.append",
         "$processing.count($emitted, $depth < $num[:, None])",
         "$processing.count($emitted, $depth <= $num[:, None])",
         (f"{PROCESSING}::test_history_holds_what_was_committed_and_nothing_else",),
     ),
     Mutant(
         "counted once a step, not once a token",
-        "core.batch:Batch._append",
+        "core.ops:TensorOps.append",
         "$processing.count($emitted, $depth < $num[:, None])",
         "$processing.count($emitted, $depth == $num[:, None] - 1)",
         (PROCESSED_DISTRIBUTIONS,),
@@ -159,7 +159,7 @@ MUTANTS = (
     ),
     Mutant(
         "processed log-probabilities without processors",
-        "core.batch:Batch._gather_logprobs",
+        "core.ops:TensorOps.gather_logprobs",
         "$scores.logits.gather",
         "$scores.raw_logits.gather",
         (f"{OPTIONS}::test_log_probabilities_are_the_references",),

@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "noise keyed by position only under rejection",
-        "core.batch:Batch.key",
+        "core.batch_state:BatchState.key",
         "$Key($seed_=$seed, $position_=$position, $stream_=$stream, $step=$steps.view($shape), $node_=$node, "
         "$stage_=$stage)",
         "$Key($seed_=$seed, $position_=$position, $stream_=$stream, $step=0, $node_=0, $stage_=0)",
@@ -55,21 +55,21 @@ MUTANTS = (
     ),
     Mutant(
         "target noise keyed by the step",
-        "core.batch:Batch.key",
+        "core.batch_state:BatchState.key",
         "$Key($seed_=$seed, $position_=$position, $stream_=$stream)",
         "$Key($seed_=$seed, $position_=$position, $stream_=$stream, step=self.steps.view(shape))",
         (CONFORMANCE,),
     ),
     Mutant(
         "generate past the end-of-text token",
-        "core.batch:Batch._append",
+        "core.ops:TensorOps.append",
         "torch.where($stops.any(-1), $stops.int().argmax(-1) + 1, $num_committed)",
         "$num_committed",
         (CONFORMANCE,),
     ),
     Mutant(
         "overshoot the limit",
-        "core.batch:Batch._append",
+        "core.ops:TensorOps.append",
         "torch.minimum($until, $limit - $length)",
         "$until",
         (TREES,),
@@ -114,7 +114,7 @@ MUTANTS = (
     ),
     Mutant(
         "a log-probability is read at the token's own node",
-        "core.batch:Batch._gather_logprobs",
+        "core.ops:TensorOps.gather_logprobs",
         "(1, 0)",
         "(0, 1)",
         (LOGPROBS,),

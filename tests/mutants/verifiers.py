@@ -122,9 +122,9 @@ MUTANTS = (
     ),
     Mutant(
         "coupled: a tree uses the noise of later positions",
-        "core.batch:Batch.picks",
-        "torch.arange($max_depth + 1, device=self.device)",
-        "torch.arange($max_depth + 1, device=self.device) * 2",
+        "core.ops:TensorOps.picks",
+        "torch.arange($max_depth + 1, device=$device)",
+        "torch.arange($max_depth + 1, device=$device) * 2",
         (TREES,),
     ),
     Mutant(

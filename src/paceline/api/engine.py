@@ -10,7 +10,7 @@ import torch
 
 from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier
 from paceline.api.completion import Completion, Criterion
-from paceline.api.loading import Loaded, parts_of, runnable
+from paceline.api.loading import Loaded, ops_of, runnable
 from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
@@ -107,7 +107,7 @@ class Engine:
             rows=batch_size,
             max_length=length,
             guidance=guidance,
-            **parts_of(target),
+            ops=ops_of(target),
         )
         self.runner = runner_for(self.decoder, eager=target.enforce_eager)
         self._scheduler = Scheduler(self.runner)

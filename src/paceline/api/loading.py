@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.engine.runner import DecoderParts, parts_for
+from paceline.core.ops import Ops, TensorOps
+from paceline.engine.runner import ops_for
 from paceline.models import from_transformers, hub, loading
 from paceline.models.adapter import files as hf_files
 from paceline.models.adapter import lm as hf
@@ -115,9 +116,9 @@ def load(
     return loaded
 
 
-def parts_of(loaded: Loaded) -> DecoderParts:
-    """The fastest implementation of a step's other parts; the eager one with ``enforce_eager``."""
-    return {} if loaded.enforce_eager else parts_for(loaded.lm.device)
+def ops_of(loaded: Loaded) -> Ops:
+    """What surrounds the model in a step: the fastest there is, unless ``enforce_eager`` keeps from it."""
+    return TensorOps() if loaded.enforce_eager else ops_for(loaded.lm.device)
 
 
 def runnable(loaded: Loaded) -> LM:

@@ -6,12 +6,19 @@ Slots below a row's length are committed; those above are scratch, free to be ov
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from paceline.core.admission import Admission
+
+
+class KernelContext(Protocol):
+    """Memory that a kernel works in, freed with its owner; one call at a time."""
+
+    address: int
+
 
 Zeros: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
@@ -44,6 +51,7 @@ class SlotCache:
         self.capacity = capacity
         self.num_layers = num_layers
         self.row_state: dict[str, Tensor] = {}
+        self.context: KernelContext | None = None  # of the kernel that reads this cache: calls on it are sequential
 
     def part(self, start: int, rows: int) -> "SlotCache":
         """``rows`` rows from ``start`` on as a storage of their own, on the same memory.

@@ -70,11 +70,30 @@ class Noise(Protocol):
         ...
 
 
+class RandomKernel(Protocol):
+    """A faster implementation of what Philox draws, with the same results."""
+
+    dtypes: frozenset[torch.dtype]  # of the uniforms and scores that it takes
+
+    def bits(self, key: Key, count: int) -> Tensor: ...
+
+    def uniforms(self, key: Key, count: int, dtype: torch.dtype) -> Tensor: ...
+
+    def choose(self, scores: Tensor, key: Key) -> Tensor: ...
+
+
 class Philox:
-    """The noise of every real run."""
+    """The noise of every real run, drawn by ``kernel`` where there is one."""
+
+    _kernel: RandomKernel | None = None
+
+    def __init__(self, kernel: RandomKernel | None = None) -> None:
+        self._kernel = kernel
 
     def bits(self, key: Key, count: int) -> Tensor:
         """``count`` words [..., count], int64 holding 32 random bits each."""
+        if self._kernel is not None:
+            return self._kernel.bits(key, count)
         zero = key.seed * 0 + key.position * 0 + key.step * 0 + key.node * 0  # the shape that the fields broadcast to
         group = torch.arange((count + 3) // 4, device=zero.device)
         position, step, node = ((zero + field)[..., None] + group * 0 for field in (key.position, key.step, key.node))
@@ -88,6 +107,8 @@ class Philox:
 
         Small exponentials win, and they come from small u, where 32 bits in floating point stay exact.
         """
+        if self._kernel is not None and scores.dtype in self._kernel.dtypes:
+            return self._kernel.choose(scores, key)
         return self._race(scores, key).argmax(-1)
 
     def choose_at(self, scores: Tensor, key: Key, at: Tensor) -> Tensor:
@@ -124,6 +145,8 @@ class Philox:
 
     def uniforms(self, key: Key, count: int, dtype: torch.dtype) -> Tensor:
         """``count`` new numbers [..., count] between 0 and 1, neither of them included."""
+        if self._kernel is not None and dtype in self._kernel.dtypes:
+            return self._kernel.uniforms(key, count, dtype)
         return ((self.bits(key, count).to(dtype) + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
 
     def coin(self, numerator: Tensor, denominator: Tensor, key: Key) -> Tensor:

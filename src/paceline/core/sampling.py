@@ -10,6 +10,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from paceline.core.columns import Columns
+
 LARGEST_DIGIT = 11  # bits decided at once when a boundary is looked for
 COLUMNS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "order", "seed")
 
@@ -81,6 +83,7 @@ class SamplingState:
         self.eta_cutoff = torch.zeros(rows, dtype=torch.float64, device=device)
         self.order = torch.zeros(rows, dtype=torch.int64, device=device)
         self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.columns = Columns(*(getattr(self, name) for name in COLUMNS))
         self._flag()
 
     def assign(self, rows: Sequence[int], options: Sequence[Sampling]) -> None:

@@ -4,22 +4,28 @@ R rows, B = R, N nodes, D largest draft depth.
 """
 
 from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
+from paceline.core.columns import Columns
 from paceline.core.host import integers
+from paceline.core.ops import Ops, TensorOps
 from paceline.core.tree import Outcome, Tree
 
 
+@final
 class Stats:
     """Adds up outcomes after clipping; reading it is a transfer to the host."""
 
-    def __init__(self, rows: int, max_depth: int, device: torch.device) -> None:
+    def __init__(self, rows: int, max_depth: int, device: torch.device, ops: Ops | None = None) -> None:
+        self._ops = ops or TensorOps()
         self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
         self.emitted = torch.zeros(rows, dtype=torch.int64, device=device)
         self.drafted = torch.zeros(rows, max_depth, dtype=torch.int64, device=device)  # by depth - 1
         self.accepted = torch.zeros(rows, max_depth, dtype=torch.int64, device=device)
+        self.columns = Columns(self.steps, self.emitted, self.drafted, self.accepted)
 
     def reset(self, rows: Tensor) -> None:
         """Forget ``rows`` [B]: they are given to other requests."""
@@ -28,14 +34,7 @@ class Stats:
 
     def record(self, tree: Tree, outcome: Outcome) -> None:
         """Count one step of every row; inactive rows have num_committed 0 and no valid node."""
-        self.steps.add_(outcome.num_committed > 0)
-        self.emitted.add_(outcome.num_committed)
-        depths = torch.arange(1, tree.max_depth + 1, device=tree.tokens.device)
-        drafted = ((tree.depth[:, None, :] == depths[None, :, None]) & tree.valid[:, None, :]).any(-1)
-        # Of the emitted tokens the last is the target's own, unless an accepted token ended the text.
-        kept = (outcome.path >= 0) & (depths <= outcome.num_committed[:, None])
-        self.drafted[:, : tree.max_depth].add_(drafted)
-        self.accepted[:, : tree.max_depth].add_(kept)
+        self._ops.record(self.columns, tree, outcome)
 
     @property
     def width(self) -> int:

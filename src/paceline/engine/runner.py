@@ -5,16 +5,14 @@ Keeps the one host copy of every row's sequence, and hands each step's result to
 
 import logging
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TypedDict, final
+from typing import final
 
 import torch
 
 from paceline.core.admission import Prefix
-from paceline.core.batch import Batch
 from paceline.core.host import integers
-from paceline.core.noise import Noise
+from paceline.core.ops import Ops, TensorOps
 from paceline.core.request import Request
-from paceline.core.stats import Stats
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.decode import Decoder, Reading, without_gradients
@@ -23,9 +21,8 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine.graphs import CudaGraphs, Graphs, Recorder
 from paceline.engine.readers import AsyncReader, PendingStep, Reader, SyncReader
 from paceline.engine.timing import StepTimer
-from paceline.kernels.cpu.batch import CpuBatch, CpuStats
 from paceline.kernels.cpu.build import KernelError
-from paceline.kernels.cpu.noise import CpuNoise
+from paceline.kernels.cpu.ops import CpuOps
 from paceline.models.backend import warn_eager
 from paceline.models.native.decoder import DecoderLM
 
@@ -168,23 +165,14 @@ class Runner:
         logger.debug("where %s failed", kind, exc_info=error)
 
 
-class DecoderParts(TypedDict, total=False):
-    """Arguments of a decoder: what chooses tokens, appends them and counts, where the plain operations are not best."""
-
-    noise: Noise
-    batch: type[Batch]
-    stats: type[Stats]
-
-
-def parts_for(device: torch.device) -> DecoderParts:
-    """The fastest parts there are on ``device``."""
-    if device.type != "cpu":
-        return {}
-    try:
-        return {"noise": CpuNoise(), "batch": CpuBatch, "stats": CpuStats}
-    except KernelError as error:
-        warn_eager(str(error))
-        return {}
+def ops_for(device: torch.device) -> Ops:
+    """The fastest operations of a step there are on ``device``."""
+    if device.type == "cpu":
+        try:
+            return CpuOps()
+        except KernelError as error:
+            warn_eager(str(error))
+    return TensorOps()
 
 
 def runner_for(decoder: Decoder, *, eager: bool = False) -> Runner:

@@ -5,9 +5,11 @@ B rows, n nodes of the call, V vocabulary, H hidden size.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -99,12 +101,19 @@ class LM(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class InputProjection:
     """A norm and a linear layer that map another model's hidden states to this model's input embeddings."""
 
     norm: nn.Module
     product: nn.Linear
+    handle: int = field(init=False, default_factory=count().__next__)  # names it where only an integer can
+
+    def __post_init__(self) -> None:
+        INPUT_PROJECTIONS[self.handle] = self
+
+
+INPUT_PROJECTIONS: WeakValueDictionary[int, InputProjection] = WeakValueDictionary()  # by their handles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

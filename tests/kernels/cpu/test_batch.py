@@ -1,24 +1,19 @@
 """The kernel ends steps as plain operations do, whatever was drafted and decided."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Philox
+from paceline.core.ops import TensorOps
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.scores import Scores
 from paceline.core.stats import Stats
 from paceline.core.tree import NoDraft, Outcome, Tree
-from paceline.engine.runner import parts_for
-from paceline.kernels.cpu.batch import CpuBatch, CpuStats
+from paceline.engine.runner import ops_for
 from paceline.kernels.cpu.build import KernelError
-from paceline.kernels.cpu.noise import CpuNoise
-from tests.drafters.test_model import tiny
-from tests.harness import decoder_for, request
-from tests.tiny import target
+from paceline.kernels.cpu.ops import CpuOps
 
 CPU = torch.device("cpu")
 ROWS, VOCAB, LENGTH, DEPTH = 7, 5, 24, 4
@@ -46,8 +41,10 @@ def batches(generator):
         for row in range(ROWS)
     ]
     made = []
-    for kind in (Batch, CpuBatch):
-        batch = kind(rows=ROWS, max_length=LENGTH, max_depth=DEPTH, vocab_size=VOCAB, noise=Philox(), device=CPU)
+    for ops in (TensorOps(), CpuOps()):
+        batch = Batch(
+            rows=ROWS, max_length=LENGTH, max_depth=DEPTH, vocab_size=VOCAB, noise=Philox(), ops=ops, device=CPU
+        )
         batch.admit(range(ROWS), requests)
         batch.release([5])
         made.append(batch)
@@ -90,7 +87,7 @@ def path_to(shape, node):
 def test_extend_matches_torch_sequences_reports_and_counts(shape, seed):
     generator = torch.Generator().manual_seed(seed)
     plain, ours = batches(generator)
-    counts = [kind(ROWS, DEPTH, CPU) for kind in (Stats, CpuStats)]
+    counts = [Stats(ROWS, DEPTH, CPU, ops) for ops in (TensorOps(), CpuOps())]
     for _ in range(5):
         tree, outcome = decision(shape, plain, generator)
         ends = [batch.extend(tree, outcome, NO_SCORES) for batch in (plain, ours)]
@@ -107,31 +104,13 @@ def test_extend_matches_torch_sequences_reports_and_counts(shape, seed):
             assert torch.equal(getattr(counts[0], name), getattr(counts[1], name)), name
 
 
-def test_step_compiles_fullgraph_with_torch_operations():
-    _, model = target()
-    made = []
-    for parts in (dict(), dict(noise=CpuNoise(), batch=CpuBatch, stats=CpuStats)):
-        decoder = decoder_for(tiny(model), "coupled", k=2, rows=2, parts=parts)
-        penalised = Processing(frequency_penalty=0.4, bias=(((5,), 0.5),), no_repeat_ngram=3)
-        asked = [request([1, 2, 3], temperature=0.7, seed=1), replace(request([4]), processing=penalised)]
-        decoder.admit(asked, range(2))
-        made.append(decoder)
-    torch._dynamo.reset()
-    step = torch.compile(made[1].step, fullgraph=True, backend="eager")
-    for _ in range(3):
-        made[0].step()
-        step()
-    assert torch.equal(made[0].batch.tokens[:, :-1], made[1].batch.tokens[:, :-1])
-
-
 def test_falls_back_to_torch_without_a_compiler(monkeypatch):
     def fail():
         raise KernelError("no C++ compiler")
 
-    made = parts_for(CPU)
-    assert (type(made["noise"]), made["batch"], made["stats"]) == (CpuNoise, CpuBatch, CpuStats)
-    monkeypatch.setattr("paceline.engine.runner.CpuNoise", fail)
-    assert parts_for(CPU) == {}
+    assert isinstance(ops_for(CPU), CpuOps)
+    monkeypatch.setattr("paceline.engine.runner.CpuOps", fail)
+    assert isinstance(ops_for(CPU), TensorOps)
 
 
 @pytest.mark.parametrize("longest", [None, 1, 3, 5])

@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from paceline.core.batch import Batch
 from paceline.core.noise import Philox
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.fused_chain import FusedChain
-from paceline.engine.runner import parts_for
-from paceline.kernels.cpu.batch import CpuBatch
+from paceline.engine.runner import ops_for
+from paceline.kernels.cpu.ops import CpuOps
 from paceline.models.base import LogitsFor, PendingInputs
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.prefill import feed
@@ -47,7 +48,7 @@ PROCESSING = {"none": NONE, "different": (PENALTIES, BIASES, Processing()), "one
 
 def asked(processing=NONE, *, vocab=64):
     """Rows that are greedy, that sample, and that may not end yet."""
-    batch = CpuBatch(rows=3, max_length=24, max_depth=4, vocab_size=vocab, noise=Philox(), device=torch.device("cpu"))
+    batch = Batch(rows=3, max_length=24, max_depth=4, vocab_size=vocab, ops=CpuOps(), device=torch.device("cpu"))
     options = (
         Sampling(),
         Sampling(temperature=0.9, top_p=0.9, min_p=0.02, order=FilterOrder.VLLM, seed=4),
@@ -125,7 +126,7 @@ def test_noise_that_the_kernel_does_not_know_is_left_to_others():
 
 def drafted(drafter, target, sampled=0.0, processing=NONE):
     """The trees of a whole run, and its texts."""
-    decoder = decoder_for(drafter, "coupled", target=target, k=4, rows=3, parts=parts_for(torch.device("cpu")))
+    decoder = decoder_for(drafter, "coupled", target=target, k=4, rows=3, parts=dict(ops=ops_for(torch.device("cpu"))))
     prompts = [[5, 9, 2], [1], [17, 4, 33, 17, 4]]
     requests = [
         replace(request(prompt, max_tokens=12 + 5 * row, temperature=sampled, seed=row), processing=processing[row])

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from paceline.core.batch import Batch
-from paceline.core.noise import Philox
+from paceline.core.ops import TensorOps
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.scores import Scores
 from paceline.core.tree import Outcome, Tree
-from paceline.kernels.cpu.batch import CpuBatch
+from paceline.kernels.cpu.ops import CpuOps
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -28,10 +28,10 @@ ROWS = (  # sampling, processing, how many of the likeliest
 SHAPES = {"root": (-1,), "chain": (-1, 0, 1, 2), "branches": (-1, 0, 0, 1, 2, 2)}
 
 
-def decided(kind, shape, logits):
-    """What a batch of ``kind`` records of a step that accepts as much as it can; rows end at different places."""
+def decided(ops, shape, logits):
+    """What a batch by ``ops`` records of a step that accepts as much as it can; rows end at different places."""
     vocab = logits.shape[-1]
-    batch = kind(rows=len(ROWS), max_length=30, max_depth=4, vocab_size=vocab, noise=Philox(), device=CPU)
+    batch = Batch(rows=len(ROWS), max_length=30, max_depth=4, vocab_size=vocab, ops=ops, device=CPU)
     requests = [
         Request(
             tokens=[1, 2, 4],
@@ -65,7 +65,7 @@ def test_logprobs_match_torch(dtype, shape, vocab):
     generator = torch.Generator().manual_seed(vocab)
     logits = (2 * torch.randn(len(ROWS), len(SHAPES[shape]), vocab, generator=generator, dtype=torch.float64)).to(dtype)
     logits = logits + torch.arange(vocab).to(dtype) * (0 if dtype is torch.bfloat16 else 1e-5)  # no ties
-    wanted, got = decided(Batch, shape, logits), decided(CpuBatch, shape, logits)
+    wanted, got = decided(TensorOps(), shape, logits), decided(CpuOps(), shape, logits)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype is not torch.float64 else {"rtol": 1e-12, "atol": 1e-12}
     for (_, _, asked), plain, ours in zip(ROWS, wanted, got, strict=True):
         assert len(plain) == len(ours) and (asked is not None or not ours)
@@ -81,10 +81,10 @@ def test_logprobs_match_torch(dtype, shape, vocab):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_results_do_not_depend_on_threads(threads):
     logits = torch.randn(len(ROWS), 4, 9000, generator=torch.Generator().manual_seed(2))
-    wanted = decided(CpuBatch, "chain", logits)
+    wanted = decided(CpuOps(), "chain", logits)
     torch.set_num_threads(threads)
     try:
-        assert decided(CpuBatch, "chain", logits) == wanted
+        assert decided(CpuOps(), "chain", logits) == wanted
     finally:
         torch.set_num_threads(1)
 
@@ -92,12 +92,12 @@ def test_results_do_not_depend_on_threads(threads):
 def test_tied_logprobs_are_ordered_by_token_id():
     logits = torch.zeros(len(ROWS), 1, 1200)
     logits[..., [700, 30, 1100]] = 2.0
-    top = decided(CpuBatch, "root", logits)[3][0]
+    top = decided(CpuOps(), "root", logits)[3][0]
     assert [token for token, _ in top.top_raw] == [30, 700, 1100, 0, 1]
 
 
 def test_nonfinite_logits_give_nan_logprobs():
     logits = torch.zeros(len(ROWS), 1, 50)
     logits[..., 7] = torch.nan
-    one = decided(CpuBatch, "root", logits)[2][0]
+    one = decided(CpuOps(), "root", logits)[2][0]
     assert one.raw != one.raw and one.top_raw == ()

@@ -7,10 +7,11 @@ import torch
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Philox
+from paceline.core.ops import TensorOps
 from paceline.core.request import Processing, Request
 from paceline.core.scores import Scores
 from paceline.core.tree import Outcome, Tree
-from paceline.kernels.cpu.batch import CpuBatch
+from paceline.kernels.cpu.ops import CpuOps
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -61,8 +62,10 @@ def batches(options, *, vocab=VOCAB, length=LENGTH, seed=0, alphabet=4):
         for option in options
     ]
     made = []
-    for kind in (Batch, CpuBatch):
-        batch = kind(rows=len(options), max_length=length, max_depth=6, vocab_size=vocab, noise=Philox(), device=CPU)
+    for ops in (TensorOps(), CpuOps()):
+        batch = Batch(
+            rows=len(options), max_length=length, max_depth=6, vocab_size=vocab, noise=Philox(), ops=ops, device=CPU
+        )
         batch.admit(range(len(options)), requests)
         made.append(batch)
     return made
@@ -186,7 +189,7 @@ def test_a_row_alone_is_as_in_a_batch():
     logits, tree = logits_of(len(KINDS), 8, VOCAB, dtype=torch.float32), tree_of("siblings", len(KINDS))
     together = ours.process_tree(logits, tree)
     for row, option in enumerate(KINDS.values()):
-        alone = CpuBatch(rows=1, max_length=LENGTH, max_depth=6, vocab_size=VOCAB, noise=Philox(), device=CPU)
+        alone = Batch(rows=1, max_length=LENGTH, max_depth=6, vocab_size=VOCAB, ops=CpuOps(), device=CPU)
         asked = ours.requests[row]
         alone.admit([0], [Request(tokens=asked.tokens, max_tokens=9, processing=option)])
         one = Tree.make(tree.tokens[row : row + 1], tree.parents[row : row + 1], tree.valid[row : row + 1], max_depth=4)

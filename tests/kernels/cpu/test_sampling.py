@@ -7,11 +7,12 @@ import torch
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Philox
+from paceline.core.ops import TensorOps
 from paceline.core.request import Request
 from paceline.core.sampling import FilterOrder, Sampling
 from paceline.core.tree import Tree
-from paceline.kernels.cpu.batch import CpuBatch
-from paceline.kernels.cpu.noise import CpuNoise
+from paceline.kernels.cpu.noise import KernelNoise
+from paceline.kernels.cpu.ops import CpuOps
 from tests.distributions.gtest import g_test, tail
 
 CPU = torch.device("cpu")
@@ -38,9 +39,15 @@ def batches(options, *, requests=None, noise=None):
     """The same rows twice: by plain operations, and by the kernel."""
     asked = requests or [Request(tokens=[1], max_tokens=50, sampling=option) for option in options]
     made = []
-    for kind in (Batch, CpuBatch):
-        batch = kind(
-            rows=len(asked), max_length=100, max_depth=3, vocab_size=32000, noise=noise or Philox(), device=CPU
+    for ops in (TensorOps(), CpuOps()):
+        batch = Batch(
+            rows=len(asked),
+            max_length=100,
+            max_depth=3,
+            vocab_size=32000,
+            noise=noise or Philox(),
+            ops=ops,
+            device=CPU,
         )
         batch.admit(range(len(asked)), asked)
         made.append(batch)
@@ -165,7 +172,7 @@ def test_odd_logits_are_chosen_from_as_plainly(name, given):
 def test_thousands_of_picks_are_the_plain_ones(dtype, share, size):
     given = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 300, "top_p": 0.8}, *LISTS[1::40])
     options = [Sampling(temperature=1 + 0.1 * seed, seed=seed * 10**17, **each) for seed, each in enumerate(given)]
-    plain, ours = batches(options, noise=CpuNoise())
+    plain, ours = batches(options, noise=Philox(KernelNoise()))
     nodes = 60 if size > 1000 else 1000
     different = 0
     for repeat in range(4):

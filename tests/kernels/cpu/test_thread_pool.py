@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.core.noise import Key, Stream
-from paceline.kernels.cpu.noise import CpuNoise
+from paceline.kernels.cpu.noise import KernelNoise
 from paceline.models.cpu.decoder import CpuDecoder
 from tests.kernels.cpu.models import native
 from tests.kernels.cpu.test_invariance import chain
@@ -33,14 +33,14 @@ def test_callers_at_once_do_not_disturb_each_other():
     models = [CpuDecoder(native(layout, torch.float32)) for layout in ("grouped", "gpt2")]
     tokens, key = texts(2, 24), Key(seed=torch.arange(8), position=torch.arange(8), stream=Stream.TARGET)
     wanted = [read(model, tokens) for model in models]
-    words = CpuNoise().bits(key, 9000)
+    words = KernelNoise().bits(key, 9000)
     wrong: list[object] = []
 
     def decode(model, logits):
         wrong.extend(1 for _ in range(40) if not torch.equal(read(model, tokens), logits))
 
     def draw():
-        wrong.extend(2 for _ in range(40) if not torch.equal(CpuNoise().bits(key, 9000), words))
+        wrong.extend(2 for _ in range(40) if not torch.equal(KernelNoise().bits(key, 9000), words))
 
     callers = [threading.Thread(target=decode, args=pair) for pair in zip(models, wanted, strict=True)]
     callers += [threading.Thread(target=draw) for _ in range(2)]

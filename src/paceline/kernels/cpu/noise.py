@@ -2,80 +2,84 @@
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from paceline.core.noise import Key, Philox, tag_of
+from paceline.core.noise import Key, tag_of
 from paceline.kernels.cpu.build import load_kernel
-
-_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+from paceline.kernels.cpu.operators import entry, kernel_op
 
 
 @final
-class CpuNoise(Philox):
-    """Philox on the CPU by the kernel. Raises KernelError if it cannot be built."""
+class KernelNoise:
+    """Draws for Philox (core/noise.RandomKernel). Raises KernelError if the kernel cannot be built."""
+
+    dtypes = frozenset({torch.float32, torch.float64})
 
     def __init__(self) -> None:
-        kernel = load_kernel()
-        self._words = _prepare(kernel.paceline_philox_words)
-        self._uniforms = {
-            dtype: _prepare(getattr(kernel, f"paceline_uniforms_{name}")) for dtype, name in _DTYPES.items()
-        }
-        self._kernel_race = {
-            dtype: _prepare(getattr(kernel, f"paceline_exponential_race_{name}")) for dtype, name in _DTYPES.items()
-        }
+        load_kernel()
 
     def bits(self, key: Key, count: int) -> Tensor:
-        """``count`` words [..., count], int64 holding 32 random bits each; the torch operations under torch.compile."""
-        if torch.compiler.is_compiling():
-            return super().bits(key, count)
-        fields = _fields(key)
-        out = torch.empty(*fields[0].shape, count, dtype=torch.int64)
-        _run(self._words, key, fields, count, out)
-        return out
+        """``count`` words [..., count], int64 holding 32 random bits each."""
+        return random_words(*_fields(key), tag_of(key), count)
 
     def uniforms(self, key: Key, count: int, dtype: torch.dtype) -> Tensor:
-        """``count`` uniforms [..., count] in (0, 1); the torch operations under torch.compile."""
-        if torch.compiler.is_compiling() or dtype not in self._uniforms:
-            return super().uniforms(key, count, dtype)
-        fields = _fields(key)
-        out = torch.empty(*fields[0].shape, count, dtype=dtype)
-        _run(self._uniforms[dtype], key, fields, count, out)
-        return out
+        """``count`` uniforms [..., count] in (0, 1)."""
+        return uniforms(*_fields(key), tag_of(key), count, dtype is torch.float64)
 
     def choose(self, scores: Tensor, key: Key) -> Tensor:
         """Samples by an exponential race (Gumbel-max); tokens that cannot win any more are skipped."""
-        if torch.compiler.is_compiling() or scores.dtype not in self._kernel_race:
-            return super().choose(scores, key)
-        fields = _fields(key)
-        shape = torch.broadcast_shapes(scores.shape[:-1], fields[0].shape)
-        fields = [field.expand(shape).contiguous() for field in fields]
-        scores = scores.expand(*shape, scores.shape[-1]).contiguous()
-        out = torch.empty(shape, dtype=torch.int64)
-        _run(self._kernel_race[scores.dtype], key, fields, scores.shape[-1], scores, out)
-        return out
+        fields = _fields(key, *scores.shape[:-1])
+        scores = scores.expand(*fields[0].shape, scores.shape[-1]).contiguous()
+        return exponential_race(*fields, tag_of(key), scores)
 
 
-def _prepare(function: Any) -> Callable[..., None]:
-    function.restype = None
-    return function
-
-
-def _fields(key: Key) -> list[Tensor]:
-    """Seed, position, step and lane in one shape."""
+def _fields(key: Key, *shape: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Seed, position, step and node in one shape, which ``shape`` broadcasts with."""
     given = (key.seed, key.position, torch.as_tensor(key.step), torch.as_tensor(key.node))
-    return [field.contiguous() for field in torch.broadcast_tensors(*given)]
+    whole = torch.broadcast_shapes(shape, *(field.shape for field in given))
+    seed, position, step, node = (field.expand(whole).contiguous() for field in given)
+    return seed, position, step, node
 
 
-def _run(function: Callable[..., None], key: Key, fields: list[Tensor], count: int, *tensors: Tensor) -> None:
-    """Call ``function`` for all keys; ``tensors`` are its inputs and outputs."""
-    function(
+@kernel_op(lambda seed, position, step, node, tag, count: seed.new_empty(*seed.shape, count))
+def random_words(seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, count: int) -> Tensor:
+    """``count`` words [..., count] of every key; its fields are contiguous and of one shape."""
+    out = torch.empty(*seed.shape, count, dtype=torch.int64)
+    _run(entry("philox_words"), (seed, position, step, node), tag, count, out)
+    return out
+
+
+@kernel_op(
+    lambda seed, position, step, node, tag, count, wide: seed.new_empty(
+        *seed.shape, count, dtype=torch.float64 if wide else torch.float32
+    )
+)
+def uniforms(seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, count: int, wide: bool) -> Tensor:
+    """The same of uniforms in (0, 1), in double precision if ``wide``."""
+    out = torch.empty(*seed.shape, count, dtype=torch.float64 if wide else torch.float32)
+    _run(entry("uniforms", out.dtype), (seed, position, step, node), tag, count, out)
+    return out
+
+
+@kernel_op(lambda seed, position, step, node, tag, scores: torch.empty_like(seed))
+def exponential_race(seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, scores: Tensor) -> Tensor:
+    """The winner of every key's race over contiguous ``scores`` [..., V]."""
+    out = torch.empty(seed.shape, dtype=torch.int64)
+    run = entry("exponential_race", scores.dtype)
+    _run(run, (seed, position, step, node), tag, scores.shape[-1], scores, out)
+    return out
+
+
+def _run(run: Callable[..., None], fields: tuple[Tensor, ...], tag: int, count: int, *tensors: Tensor) -> None:
+    """Call ``run`` for all keys; ``tensors`` are its inputs and outputs."""
+    run(
         ctypes.c_int64(fields[0].numel()),
         ctypes.c_int64(count),
         (ctypes.c_void_p * 4)(*(field.data_ptr() for field in fields)),
-        ctypes.c_int64(tag_of(key)),
+        ctypes.c_int64(tag),
         *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
         ctypes.c_int64(torch.get_num_threads()),
     )

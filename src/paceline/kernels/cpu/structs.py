@@ -189,7 +189,10 @@ class SamplingOptions(Structure):
     __slots__ = ()
 
     _fields_ = [
-        *((name, c_void_p) for name in "temperature top_p min_p typical_p epsilon eta top_k order seed".split()),
+        *(
+            (name, c_void_p)
+            for name in "temperature top_p min_p typical_p epsilon_cutoff eta_cutoff top_k order seed".split()
+        ),
     ]
 
 

@@ -9,19 +9,17 @@
 
 namespace paceline {
 
-inline std::mutex buffers_mutex;  // the static buffers serve one call at a time
-
 template <class T>
-void forward(const Model *model, const Call *call) {
-    std::lock_guard<std::mutex> lock(buffers_mutex);
-    Forward<T>(*model, *call).run();
+void forward(Context *context, const Model *model, const Call *call) {
+    std::lock_guard<std::mutex> lock(context->mutex);
+    Forward<T>(context->memory<T>(), *model, *call).run();
 }
 
 template <class T>
-void locked_draft(const Model *model, const Call *call, const SamplingOptions *options,
-                  const LogitsProcessors *processors, const FusedDraft *draft) {
-    std::lock_guard<std::mutex> lock(buffers_mutex);
-    draft_fused<T>(*model, *call, *options, processors, *draft);
+void draft_fused(Context *context, const Model *model, const Call *call, const SamplingOptions *options,
+                 const LogitsProcessors *processors, const FusedDraft *draft) {
+    std::lock_guard<std::mutex> lock(context->mutex);
+    draft_fused<T>(context->memory<T>(), *model, *call, *options, processors, *draft);
 }
 
 // y = x w^T, divided among threads as in a forward.
@@ -35,13 +33,15 @@ void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int6
 }  // namespace paceline
 
 #define PACELINE_EXPORT(T, name)                                                                                \
-    extern "C" void paceline_forward_##name(const paceline::Model *model, const paceline::Call *call) {         \
-        paceline::forward<T>(model, call);                                                                      \
+    extern "C" void paceline_forward_##name(paceline::Context *context, const paceline::Model *model,           \
+                                            const paceline::Call *call) {                                       \
+        paceline::forward<T>(context, model, call);                                                             \
     }                                                                                                           \
     extern "C" void paceline_draft_fused_##name(                                                                \
-        const paceline::Model *model, const paceline::Call *call, const paceline::SamplingOptions *options,     \
-        const paceline::LogitsProcessors *processors, const paceline::FusedDraft *draft) {                      \
-        paceline::locked_draft<T>(model, call, options, processors, draft);                                     \
+        paceline::Context *context, const paceline::Model *model, const paceline::Call *call,                   \
+        const paceline::SamplingOptions *options, const paceline::LogitsProcessors *processors,                 \
+        const paceline::FusedDraft *draft) {                                                                    \
+        paceline::draft_fused<T>(context, model, call, options, processors, draft);                             \
     }                                                                                                           \
     extern "C" void paceline_linear_##name(const paceline::Operation *op, const void *x, void *y, int64_t rows, \
                                            int64_t threads) {                                                   \
@@ -50,6 +50,10 @@ void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int6
 PACELINE_EXPORT(float, float32)
 PACELINE_EXPORT(double, float64)
 PACELINE_EXPORT(paceline::bf16, bfloat16)
+
+extern "C" paceline::Context *paceline_new_context() { return new paceline::Context; }
+extern "C" void paceline_free_context(paceline::Context *context) { delete context; }
+extern "C" int64_t paceline_activation_bytes(const paceline::Context *context) { return context->activation_bytes(); }
 
 extern "C" int64_t paceline_panel_rows() { return paceline::panel_rows; }
 extern "C" int64_t paceline_quantized_panel_rows() { return paceline::quantized_panel_rows; }

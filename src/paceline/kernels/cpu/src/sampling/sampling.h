@@ -194,40 +194,37 @@ void warp(const SamplingParams &params, const T *logits, int64_t size, Acc<T> *o
     for (int64_t i = 0; i < size; i++) out[i] = scores[i] < least ? NEG_INF<A> : scores[i];
 }
 
-// Calls visit(params, logits, entry, workspace) for every node of every row.
+// Calls visit(row, position, logits, entry, workspace) for every node of every row.
 template <class T, class With>
-void for_each_node(const SamplingOptions &o, const LogitsBatch &c, With visit) {
+void for_each_node(const LogitsBatch &c, With visit) {
     const int64_t entries = c.rows * c.nodes;
     parallel_for(entries * c.size > PARALLEL_THRESHOLD ? c.threads : 1, entries, [&](int64_t begin, int64_t end) {
         for (int64_t entry = begin; entry < end; entry++) {
             static thread_local Workspace<Acc<T>> workspace;
             const int64_t row = entry / c.nodes, node = entry % c.nodes;
             const int64_t position = c.position[row * c.position_row_step + node * c.position_step];
-            visit(params_of(o, row, position), (const T *)c.logits + row * c.row_step + node * c.step, entry,
-                  workspace);
+            visit(row, position, (const T *)c.logits + row * c.row_step + node * c.step, entry, workspace);
         }
     });
 }
 
 template <class T>
 void sample_all(const SamplingOptions &o, const LogitsBatch &c) {
-    for_each_node<T>(o, c,
-                     [&](const SamplingParams &params, const T *logits, int64_t entry, Workspace<Acc<T>> &workspace) {
-                         ((int64_t *)c.out)[entry] = sample(params, logits, c.size, workspace);
-                     });
+    for_each_node<T>(c, [&](int64_t row, int64_t position, const T *logits, int64_t entry, auto &workspace) {
+        ((int64_t *)c.out)[entry] = sample(params_of(o, row, position), logits, c.size, workspace);
+    });
 }
 template <class T>
-void argmax_all(const SamplingOptions &o, const LogitsBatch &c) {
-    for_each_node<T>(o, c, [&](const SamplingParams &, const T *logits, int64_t entry, Workspace<Acc<T>> &) {
+void argmax_all(const LogitsBatch &c) {
+    for_each_node<T>(c, [&](int64_t, int64_t, const T *logits, int64_t entry, auto &) {
         ((int64_t *)c.out)[entry] = argmax(logits, c.size);
     });
 }
 template <class T>
 void warp_all(const SamplingOptions &o, const LogitsBatch &c) {
-    for_each_node<T>(o, c,
-                     [&](const SamplingParams &params, const T *logits, int64_t entry, Workspace<Acc<T>> &workspace) {
-                         warp(params, logits, c.size, (Acc<T> *)c.out + entry * c.size, workspace);
-                     });
+    for_each_node<T>(c, [&](int64_t row, int64_t position, const T *logits, int64_t entry, auto &workspace) {
+        warp(params_of(o, row, position), logits, c.size, (Acc<T> *)c.out + entry * c.size, workspace);
+    });
 }
 
 // The exponential race over count scores for every key; fields are int64, one per key.
@@ -254,8 +251,8 @@ void exponential_race_all(int64_t keys, int64_t count, const int64_t *const *fie
     extern "C" void paceline_sample_##name(const paceline::SamplingOptions *o, const paceline::LogitsBatch *c) { \
         paceline::sample_all<T>(*o, *c);                                                                         \
     }                                                                                                            \
-    extern "C" void paceline_argmax_##name(const paceline::SamplingOptions *o, const paceline::LogitsBatch *c) { \
-        paceline::argmax_all<T>(*o, *c);                                                                         \
+    extern "C" void paceline_argmax_##name(const paceline::LogitsBatch *c) {                                     \
+        paceline::argmax_all<T>(*c);                                                                             \
     }                                                                                                            \
     extern "C" void paceline_warp_##name(const paceline::SamplingOptions *o, const paceline::LogitsBatch *c) {   \
         paceline::warp_all<T>(*o, *c);                                                                           \

@@ -5,6 +5,7 @@
 // each (thread_pool.h).
 #pragma once
 
+#include "step/context.h"
 #include "step/program.h"
 
 #include "attention/attention.h"
@@ -20,7 +21,8 @@ constexpr int ROW_CHUNK = 4;           // rows per task for cheap operations
 template <class T>
 class Forward {
    public:
-    Forward(const Model &model, const Call &call) : model_(model), call_(call) {
+    Forward(StepMemory<T> &memory, const Model &model, const Call &call)
+        : memory_(memory), buffers_(memory.activations), model_(model), call_(call) {
         for (int b = 0; b < call.rows; b++)
             for (int i = 0; i < call.nodes; i++)
                 if (call.valid[b * call.valid_step + i]) nodes_.push_back({b, i});
@@ -28,21 +30,21 @@ class Forward {
             if (!ready(at)) unready_.push_back(at);
         const long chunk = std::min<long>(CHUNK, nodes_.size());
         for (int i = 0; i < NUM_BUFFERS; i++) {
-            auto &memory = buffers_[i];
+            auto &buffer = buffers_[i];
             const long size = (i == STREAM ? (long)nodes_.size() : chunk) * step(i);
-            if ((long)memory.size() < size) memory.resize(size);
+            if ((long)buffer.size() < size) buffer.resize(size);
         }
         select_logit_nodes();
     }
 
     void run() {
         ThreadPool::instance().run(call_.threads, [&](Worker &worker) { run_worker(worker); });
+        memory_.free_large();
     }
 
    private:
-    // Kept between calls: growing is rare, and clearing would cost time.
-    static inline std::vector<T> buffers_[NUM_BUFFERS];
-
+    StepMemory<T> &memory_;
+    std::vector<T> *const buffers_;
     const Model &model_;
     const Call &call_;
     std::vector<Node> nodes_;

@@ -36,7 +36,7 @@ struct FusedDraft {
 // Samples the next token of every row from processed logits.
 template <class T>
 void sample_next(const SamplingOptions &options, const LogitsBatch &choices, bool greedy) {
-    greedy ? argmax_all<T>(options, choices) : sample_all<T>(options, choices);
+    greedy ? argmax_all<T>(choices) : sample_all<T>(options, choices);
 }
 
 // The call for the tokens of one depth, which are node *node of each row.
@@ -53,23 +53,22 @@ inline Call call_at_depth(const Call &call, const FusedDraft &draft, int64_t dep
 
 // The forward of the shared layers at one depth: the draft head's input, by rows.
 template <class T>
-const T *read_shared_layers(const FusedDraft &draft, int64_t depth) {
-    static std::vector<T> memory;
+const T *read_shared_layers(StepMemory<T> &memory, const FusedDraft &draft, int64_t depth) {
     const int64_t rows = draft.shared_layers_call->rows, size = draft.shared_layers->hidden, width = draft.depth + 1;
-    memory.resize(rows * size);
+    memory.shared.resize(rows * size);
     Call call = call_at_depth(*draft.shared_layers_call, draft, depth, &depth);
-    void *const hidden = memory.data();
+    void *const hidden = memory.shared.data();
     call.taps = &call.num_layers, call.hidden = &hidden, call.num_taps = 1;
-    Forward<T>(*draft.shared_layers, call).run();
+    Forward<T>(memory, *draft.shared_layers, call).run();
     for (int64_t row = 0; row < rows; row++) {
         if (!draft.valid[row * width + depth]) continue;
-        T *x = memory.data() + row * size;
+        T *x = memory.shared.data() + row * size;
         std::memcpy((T *)draft.hidden + (row * width + depth) * size, x, size * sizeof(T));
         if (!draft.added) continue;
         const T *added = (const T *)draft.added + row * draft.added_row_step + depth * draft.added_step;
         for (int64_t h = 0; h < size; h++) x[h] = narrow<T>(widen(x[h]) + widen(added[h]));
     }
-    return memory.data();
+    return memory.shared.data();
 }
 
 // The pending hidden states, with strides per row and state.
@@ -80,35 +79,35 @@ struct States {
 };
 
 template <class T>
-States<T> project_inputs(const FusedDraft &draft, const Call &call) {
+States<T> project_inputs(StepMemory<T> &memory, const FusedDraft &draft, const Call &call) {
     const States<T> given = {(T *)draft.states, draft.states_row_step, draft.states_step};
     if (!draft.input_projection) return given;
-    static std::vector<T> normed, entered;
+    std::vector<T> &normed = memory.normed, &projected = memory.projected;
     const Operation &norms = draft.input_projection[0], &product = draft.input_projection[1];
     const int64_t count = call.rows * draft.max_count;
-    normed.resize(count * product.inner), entered.resize(count * product.outer);
+    normed.resize(count * product.inner), projected.resize(count * product.outer);
     for (int64_t at = 0; at < count; at++)
         norm(norms, given.first + at / draft.max_count * given.row_step + at % draft.max_count * given.step,
              normed.data() + at * product.inner);
     ThreadPool::instance().run(call.threads, [&](Worker &worker) {
         linear<T>(
             product, (const T *)normed.data(), product.inner, count, worker,
-            [&](int m) { return entered.data() + m * product.outer; }, Acc<T>(1));
+            [&](int m) { return projected.data() + m * product.outer; }, Acc<T>(1));
     });
-    return {entered.data(), draft.max_count * product.outer, product.outer};
+    return {projected.data(), draft.max_count * product.outer, product.outer};
 }
 
 // Reads the pending inputs and the root of every row. Writes logits to call.logits, and the new cache lengths to
 // lengths.
 template <class T>
-void read_pending(const Model &model, const FusedDraft &draft, Call call, int64_t *lengths) {
-    static std::vector<int64_t> tokens, depth;
-    static std::vector<uint8_t> valid, ready;
+void read_pending(StepMemory<T> &memory, const Model &model, const FusedDraft &draft, Call call, int64_t *lengths) {
+    auto &tokens = memory.tokens, &depth = memory.depth;
+    auto &valid = memory.valid, &ready = memory.ready;
     const int64_t rows = call.rows, nodes = draft.max_count + 1, width = draft.depth + 1;
     tokens.assign(rows * nodes, 0), valid.assign(rows * nodes, 0), ready.assign(rows * nodes, 0), depth.resize(nodes);
     for (int64_t node = 0; node < nodes; node++) depth[node] = node;
-    const T *root = draft.shared_layers ? read_shared_layers<T>(draft, 0) : nullptr;
-    const States<T> states = draft.states ? project_inputs<T>(draft, call) : States<T>{};
+    const T *root = draft.shared_layers ? read_shared_layers<T>(memory, draft, 0) : nullptr;
+    const States<T> states = draft.states ? project_inputs<T>(memory, draft, call) : States<T>{};
     for (int64_t row = 0; row < rows; row++) {
         const int64_t last = draft.valid[row * width] ? std::clamp<int64_t>(draft.count[row], -1, draft.max_count) : -1;
         lengths[row] = call.length[row] + last + 1;
@@ -131,23 +130,22 @@ void read_pending(const Model &model, const FusedDraft &draft, Call call, int64_
         call.ready = ready.data(), call.ready_step = nodes;
         call.resumed = states.first, call.resumed_row_step = states.row_step, call.resumed_step = states.step;
     }
-    Forward<T>(model, call).run();
+    Forward<T>(memory, model, call).run();
 }
 
 // call is for one node per row; its tree is set here, depth by depth. processors may be null.
 template <class T>
-void draft_fused(const Model &model, Call call, const SamplingOptions &options, const LogitsProcessors *processors,
-                 const FusedDraft &draft) {
-    static std::vector<T> memory;
-    static std::vector<Acc<T>> processed;
-    static std::vector<int64_t> chosen, position, lengths;
-    memory.resize(call.rows * model.vocab);
+void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const SamplingOptions &options,
+                 const LogitsProcessors *processors, const FusedDraft &draft) {
+    auto &processed = memory.processed;
+    auto &chosen = memory.chosen, &position = memory.position, &lengths = memory.lengths;
+    memory.logits.resize(call.rows * model.vocab);
     for (auto *to_uniforms : {&chosen, &position, &lengths}) to_uniforms->resize(call.rows);
     const int64_t width = draft.depth + 1;
-    call.logits = memory.data();
-    read_pending<T>(model, draft, call, lengths.data());
+    call.logits = memory.logits.data();
+    read_pending<T>(memory, model, draft, call, lengths.data());
     call.length = lengths.data();
-    LogitsBatch choices = {call.rows, 1, draft.vocab, call.threads, memory.data(), model.vocab, 0};
+    LogitsBatch choices = {call.rows, 1, draft.vocab, call.threads, memory.logits.data(), model.vocab, 0};
     choices.position = position.data(), choices.position_row_step = 1, choices.out = chosen.data();
     for (int64_t depth = 1; depth < width; depth++) {
         for (int64_t row = 0; row < call.rows; row++) position[row] = draft.length[row] + depth - 1;
@@ -168,10 +166,10 @@ void draft_fused(const Model &model, Call call, const SamplingOptions &options, 
         const int64_t beyond = depth - 1;
         Call next = call_at_depth(call, draft, depth, &beyond);
         if (draft.shared_layers) {
-            next.resumed = read_shared_layers<T>(draft, depth), next.resumed_row_step = model.hidden;
+            next.resumed = read_shared_layers<T>(memory, draft, depth), next.resumed_row_step = model.hidden;
             next.ready = next.valid, next.ready_step = next.valid_step;
         }
-        Forward<T>(model, next).run();
+        Forward<T>(memory, model, next).run();
     }
 }
 

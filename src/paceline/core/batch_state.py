@@ -1,0 +1,83 @@
+"""The tensors of a batch: what its operations (core/ops) read and change in place.
+
+R rows, T sequence capacity, E stop tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from paceline.core.columns import Columns
+from paceline.core.logprobs import StepLogprobs
+from paceline.core.noise import Key, Noise, Stream
+from paceline.core.processing import ProcessingState
+from paceline.core.request import MAX_STOP_TOKENS, Request
+from paceline.core.sampling import SamplingState
+from paceline.core.step import HEADER
+
+
+class BatchState:
+    """R rows of tokens, their limits, options and noise."""
+
+    def __init__(
+        self, *, rows: int, max_length: int, max_depth: int, vocab_size: int, noise: Noise, device: torch.device
+    ) -> None:
+        def integers(*shape: int, fill: int = 0) -> Tensor:
+            return torch.full(shape, fill, dtype=torch.int64, device=device)
+
+        self.rows, self.max_length, self.max_depth = rows, max_length, max_depth
+        self.noise = noise
+        self.requests: list[Request | None] = [None] * rows
+        self.sampling = SamplingState(rows, device)
+        self.processing = ProcessingState(rows=rows, vocab_size=vocab_size, device=device)
+        self.tokens = integers(rows, max_length + 1)  # the last column takes the writes that must change nothing
+        self.length = integers(rows, fill=1)
+        self.limit = integers(rows, fill=1)
+        self.steps = integers(rows)  # steps since admission: own noise is keyed by it
+        self.num_draft = integers(rows)
+        self.stop = integers(rows, MAX_STOP_TOKENS, fill=-1)
+        self.finish = integers(rows)
+        self.active = torch.zeros(rows, dtype=torch.bool, device=device)
+        width = HEADER + 2 * (max_depth + 1)
+        self.results = integers(rows * (width + 1))  # of the last step: what the host reads, in one piece
+        self.report = self.results[: rows * width].view(rows, width)
+        self.failed = self.results[rows * width :]  # [R] whether the row's constraints left it no token
+        self.step_logprobs: StepLogprobs | None = None  # of the last step, where a row wants them
+        self.max_logprobs: int | None = None  # the most likely tokens' that any row asks for
+        self.columns = Columns(
+            self.tokens,
+            self.length,
+            self.limit,
+            self.steps,
+            self.num_draft,
+            self.stop,
+            self.finish,
+            self.report,
+            self.active,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    @property
+    def root(self) -> Tensor:
+        """The newest known token of each row [R]."""
+        return self.tokens.gather(1, self.length[:, None] - 1)[:, 0]
+
+    @property
+    def draft_room(self) -> Tensor:
+        """Draft tokens that could still matter to each row [R]: its own cap, and what its limit leaves."""
+        return torch.minimum(self.num_draft, self.limit - self.length - 1).clamp(min=0)
+
+    @property
+    def num_logprobs(self) -> list[int | None]:
+        """How many of the likeliest tokens' log-probabilities each row asks for; None for none at all."""
+        return [None if request is None else request.logprobs for request in self.requests]
+
+    def key(self, position: Tensor, stream: Stream, node: Tensor | int = 0, stage: int = 0) -> Key:
+        """Key of a choice at ``position`` [R, ...] of each row; the step enters for every stream but the target's."""
+        shape = (self.rows,) + (1,) * (position.dim() - 1)
+        seed = self.sampling.seed.view(shape)
+        if stream is Stream.TARGET:
+            return Key(seed=seed, position=position, stream=stream)
+        return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), node=node, stage=stage)

@@ -1,0 +1,110 @@
+"""The operations of a step (core/ops) by the CPU kernel."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.core.batch_state import BatchState
+from paceline.core.columns import Columns
+from paceline.core.logprobs import StepLogprobs
+from paceline.core.noise import Noise, Philox
+from paceline.core.ops import Ops, TensorOps
+from paceline.core.sampling import SamplingState
+from paceline.core.scores import Scores
+from paceline.core.tree import Outcome, Tree
+from paceline.kernels.cpu import batch as step
+from paceline.kernels.cpu import sampling as kernel
+from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.noise import KernelNoise
+from paceline.kernels.cpu.sampling import ProcessorTensors
+
+
+def is_philox(noise: Noise) -> bool:
+    """Whether ``noise`` is the Philox noise that the kernel generates itself."""
+    return type(noise) is Philox
+
+
+@final
+class CpuOps(Ops):
+    """By the kernel; what it does not know (noise other than Philox, float16 processors) by tensor operations.
+
+    Raises KernelError if the kernel cannot be built.
+    """
+
+    def __init__(self) -> None:
+        load_kernel()
+        self.noise = Philox(KernelNoise())
+        self._tensor_ops = TensorOps()
+
+    def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
+        return step.begin_chain(batch.columns, depth, batch.max_length if longest is None else longest)
+
+    def process(self, batch: BatchState, logits: Tensor, drafted: Tensor) -> Tensor:
+        if not _fits(batch, logits):
+            return self._tensor_ops.process(batch, logits, drafted)
+        return kernel.process(ProcessorTensors.of(batch.processing, batch.tokens, batch.length), logits, drafted)
+
+    def process_tree(self, batch: BatchState, logits: Tensor, tree: Tree) -> Tensor:
+        if not _fits(batch, logits):
+            return self._tensor_ops.process_tree(batch, logits, tree)
+        processors = ProcessorTensors.of(batch.processing, batch.tokens, batch.length)
+        depth, ancestors = (None, None) if tree.chain else (tree.depth, tree.ancestors)
+        return kernel.process_tree(processors, logits, tree.tokens, depth, ancestors, tree.max_depth)
+
+    def pick(self, batch: BatchState, logits: Tensor, position: Tensor) -> Tensor:
+        if not is_philox(batch.noise):
+            return self._tensor_ops.pick(batch, logits, position)
+        return kernel.sample(batch.sampling.columns, logits, position)
+
+    def picks(self, batch: BatchState, tree: Tree, logits: Tensor) -> Tensor:
+        if not is_philox(batch.noise):
+            return self._tensor_ops.picks(batch, tree, logits)
+        return kernel.sample(batch.sampling.columns, logits, batch.length[:, None] + tree.depth)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        return kernel.argmax(logits)
+
+    def warp(self, sampling: SamplingState, logits: Tensor) -> Tensor:
+        return kernel.warp(sampling.columns, logits)
+
+    def append(self, batch: BatchState, tree: Tree, outcome: Outcome) -> Outcome:
+        counts = batch.processing.counts if batch.processing.any_counts else None
+        reason = int(tree.no_draft_reason)
+        num = step.extend(batch.columns, counts, *_decided(tree, outcome), tree.max_depth, reason)
+        return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
+
+    def gather_logprobs(self, batch: BatchState, outcome: Outcome, scores: Scores) -> StepLogprobs:
+        num_top = torch.tensor([-1 if count is None else count for count in batch.num_logprobs])
+        top = min(batch.max_logprobs or 0, scores.logits.shape[-1])
+
+        def of(logits: Tensor, warped: bool) -> tuple[Tensor, Tensor, Tensor]:
+            rows = (batch.tokens, batch.length, num_top)
+            return kernel.logprobs(
+                batch.sampling.columns, warped, *rows, logits, outcome.path, outcome.num_committed, top
+            )
+
+        raw, raw_tokens, raw_top = of(scores.raw_logits, False)
+        processed, processed_tokens, processed_top = of(scores.logits, True)
+        return StepLogprobs(
+            raw=raw,
+            processed=processed,
+            raw_tokens=raw_tokens,
+            raw_top=raw_top,
+            processed_tokens=processed_tokens,
+            processed_top=processed_top,
+        )
+
+    def record(self, counters: Columns, tree: Tree, outcome: Outcome) -> None:
+        step.record(counters, *_decided(tree, outcome), tree.max_depth)
+
+
+def _fits(batch: BatchState, logits: Tensor) -> bool:
+    """Whether the kernel can process ``logits``."""
+    return logits.dtype in kernel.DTYPES and logits.shape[-1] == batch.processing.vocab_size
+
+
+def _decided(tree: Tree, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The tree and the decision, as ``extend`` and ``record`` take them."""
+    shape = tree.tokens, tree.parents, tree.depth, tree.valid, tree.origin
+    return *shape, outcome.path, outcome.num_committed, outcome.next

@@ -1,0 +1,54 @@
+// The memory of forward and fused drafting. A context serves one call at a time; calls in different contexts share only
+// the thread pool (thread_pool.h).
+#pragma once
+
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "isa/vectors.h"
+#include "step/program.h"
+
+namespace paceline {
+
+constexpr long KEPT_BYTES = 4 << 20;  // of one activation buffer between calls; a prompt's takes more
+
+// Kept between calls: growing is rare, and clearing would cost time.
+template <class T>
+struct StepMemory {
+    std::vector<T> activations[NUM_BUFFERS];
+    // Of fused drafting: pending inputs, and the logits and tokens of one depth.
+    std::vector<T> logits, shared, normed, projected;
+    std::vector<Acc<T>> processed;
+    std::vector<int64_t> tokens, depth, chosen, position, lengths;
+    std::vector<uint8_t> valid, ready;
+
+    void free_large() {
+        for (auto &buffer : activations)
+            if ((long)(buffer.capacity() * sizeof(T)) > KEPT_BYTES) std::vector<T>().swap(buffer);
+    }
+    int64_t activation_bytes() const {
+        int64_t bytes = 0;
+        for (const auto &buffer : activations) bytes += buffer.capacity() * sizeof(T);
+        return bytes;
+    }
+};
+
+class Context {
+   public:
+    std::mutex mutex;  // of the call in progress
+
+    template <class T>
+    StepMemory<T> &memory() {
+        return std::get<StepMemory<T>>(memory_);
+    }
+
+    int64_t activation_bytes() const {
+        return std::apply([](const auto &...memory) { return (memory.activation_bytes() + ...); }, memory_);
+    }
+
+   private:
+    std::tuple<StepMemory<float>, StepMemory<double>, StepMemory<bf16>> memory_;
+};
+
+}  // namespace paceline

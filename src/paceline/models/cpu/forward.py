@@ -1,0 +1,251 @@
+"""The forward of a native decoder and fused drafting, each as one call and one operator of the CPU kernel.
+
+B rows, n nodes, V vocabulary, H hidden size.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from typing import NamedTuple, final
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from paceline.core.cache import View
+from paceline.core.columns import Columns
+from paceline.core.sampling import COLUMNS
+from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.operators import CONTEXTS, entry, kernel_op, pointers_of, row_major
+from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
+from paceline.kernels.cpu.structs import Call, FusedDraft, Operation
+from paceline.models.base import INPUT_PROJECTIONS, InputProjection, LogitsFor
+from paceline.models.cpu.packed_weights import PackedEmbedding
+from paceline.models.cpu.program import Program, compile_input_projection, compile_program
+from paceline.models.native.decoder import DecoderLM
+
+
+class KVView(NamedTuple):
+    """The tensors of a view of a cache (core/cache); ``rows`` None is all of them."""
+
+    keys: Tensor
+    values: Tensor
+    length: Tensor
+    rows: Tensor | None
+
+    @staticmethod
+    def of(cache: View) -> "KVView":
+        return KVView(cache.storage.keys, cache.storage.values, cache.length, cache.rows)
+
+
+class Compiled(NamedTuple):
+    """A decoder as the kernel reads it, valid while its weights stay where they are."""
+
+    source: int  # where its embeddings are
+    dtype: torch.dtype
+    program: Program
+    cos: Tensor  # [T, E] of positions below T
+    sin: Tensor
+
+
+@final
+class KernelModel:
+    """``lm`` compiled for the kernel, by a handle that stands for its weights in operators.
+
+    Raises UnsupportedError for a decoder that the kernel does not support, KernelError if it cannot be built.
+    """
+
+    def __init__(self, lm: DecoderLM) -> None:
+        self.lm, self.handle = lm, next(_HANDLES)
+        self._compiled = self._compile()
+        load_kernel()
+        self._input_projection: tuple[int, ctypes.Array[Operation], tuple[Tensor, ...]] | None = None
+        _MODELS[self.handle] = self
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The embedding matrix, packed or not."""
+        embed = self.lm.embed
+        return embed.panels if isinstance(embed, PackedEmbedding) else embed.weight
+
+    def at(self, capacity: int) -> Compiled:
+        """For caches of ``capacity``: compiled again if weights were moved, with rotary tables as long."""
+        now = self._compiled
+        if self.embeddings.data_ptr() != now.source:
+            now, self._input_projection = self._compile(), None
+        length = min(capacity, self.lm.max_positions)
+        if self.lm.rotary is not None and now.cos.shape[0] < length:
+            cos, sin = self.lm.rotary(torch.arange(length)[None], now.dtype)  # rounded as in the eager decoder
+            wide = torch.promote_types(now.dtype, torch.float32)
+            now = now._replace(cos=cos[0, :, 0].to(wide).contiguous(), sin=sin[0, :, 0].to(wide).contiguous())
+        self._compiled = now
+        return now
+
+    def compile_projection(self, projection: InputProjection) -> ctypes.Array[Operation]:
+        """The operations of ``projection``, compiled again if its weights were moved."""
+        place = projection.product.weight.data_ptr()
+        if self._input_projection is None or self._input_projection[0] != place:
+            self._input_projection = (place, *compile_input_projection(self.lm, projection))
+        return self._input_projection[1]
+
+    def _compile(self) -> Compiled:
+        program, embeddings = compile_program(self.lm), self.embeddings
+        return Compiled(embeddings.data_ptr(), embeddings.dtype, program, torch.empty(0), torch.empty(0))
+
+
+_HANDLES = count()
+_MODELS: WeakValueDictionary[int, KernelModel] = WeakValueDictionary()
+
+
+@kernel_op(
+    lambda *_: None,
+    mutates=("cache_keys", "cache_values", "logits", "hidden"),
+)
+def forward(
+    model: int,
+    context: int,
+    cache: KVView,
+    layers: Sequence[int],
+    tokens: Tensor,
+    depth: Tensor,
+    valid: Tensor,
+    ancestors: Tensor,
+    start: int,
+    chain: bool,
+    logits_for: int,
+    logits: Tensor | None,
+    taps: Sequence[int],
+    hidden: Sequence[Tensor],
+    resumed: Tensor | None,
+    ready: Tensor | None,
+    resumed_layer: int,
+) -> None:
+    """Score the nodes ``start`` on of a tree (models/base.LM); fills ``logits`` and ``hidden``, one tensor per tap.
+
+    ``tokens``, ``depth``, ``valid`` and ``ancestors`` are of these nodes. ``context`` is the address of a Context.
+    """
+    held, memory = _MODELS[model], CONTEXTS[context]
+    compiled = held.at(cache.keys.shape[2])
+    tokens, depth, valid, ancestors = row_major(tokens), row_major(depth), row_major(valid), row_major(ancestors)
+    rows, nodes = tokens.shape
+    call = _call(compiled, cache, layers, rows=rows, nodes=nodes, logits_for=logits_for)
+    call.start, call.chain = start, chain
+    call.tokens, call.tokens_step = tokens.data_ptr(), tokens.stride(0)
+    call.depth, call.depth_step = depth.data_ptr(), depth.stride(0)
+    call.valid, call.valid_step = valid.data_ptr(), valid.stride(0)
+    call.ancestors = ancestors.data_ptr()
+    call.ancestors_row_step, call.ancestors_step = ancestors.stride()[:2]
+    if taps:
+        call.taps, call.num_taps = _integers(tuple(taps)), len(taps)
+        call.hidden = (ctypes.c_void_p * len(taps))(*(tap.data_ptr() for tap in hidden))
+    call.logits = None if logits is None else logits.data_ptr()
+    if resumed is not None and ready is not None:
+        resumed, ready = row_major(resumed), row_major(ready)
+        call.ready, call.ready_step = ready.data_ptr(), ready.stride(0)
+        call.resumed, call.resumed_layer = resumed.data_ptr(), resumed_layer
+        call.resumed_row_step, call.resumed_step = resumed.stride()[:2]
+    entry("forward", compiled.dtype)(
+        ctypes.c_void_p(memory.address), ctypes.byref(compiled.program.model), ctypes.byref(call)
+    )
+
+
+@kernel_op(
+    lambda *_: None,
+    mutates=("cache_keys", "cache_values", "states", "tokens", "shared_keys", "shared_values", "hidden"),
+    columns={"sampling": COLUMNS},
+)
+def draft_fused(
+    model: int,
+    context: int,
+    cache: KVView,
+    layers: Sequence[int],
+    sampling: Columns,
+    processors: ProcessorTensors | None,
+    vocab: int,
+    sequences: Tensor,
+    length: Tensor,
+    tokens: Tensor,
+    valid: Tensor,
+    greedy: bool,
+    count: Tensor,
+    max_count: int,
+    states: Tensor | None,
+    input_projection: int | None,
+    shared_model: int | None,
+    shared: KVView | None,
+    shared_layers: Sequence[int],
+    hidden: Tensor | None,
+    added: Tensor | None,
+) -> None:
+    """Draft a chain for every row (models/base.FusedDrafting); ids below ``vocab`` are drafted.
+
+    ``sequences`` [B, T] of ``length`` [B] are the batch's; ``input_projection`` and the models are handles.
+    """
+    held, memory, rows = _MODELS[model], CONTEXTS[context], len(tokens)
+    compiled = held.at(cache.keys.shape[2])
+    call = _call(compiled, cache, layers, rows=rows, nodes=1, logits_for=LogitsFor.ALL.value)
+    call.chain = True
+    draft = FusedDraft(
+        depth=tokens.shape[1] - 1,
+        vocab=min(held.lm.vocab_size, vocab),
+        greedy=greedy,
+        max_count=max_count,
+        count=count.data_ptr(),
+        sequence=sequences.data_ptr(),
+        sequence_step=sequences.stride(0),
+        length=length.data_ptr(),
+        valid=valid.data_ptr(),
+        tokens=tokens.data_ptr(),
+    )
+    if states is not None:
+        draft.states, draft.states_row_step, draft.states_step = states.data_ptr(), *states.stride()[:2]
+    if input_projection is not None:
+        draft.input_projection = held.compile_projection(INPUT_PROJECTIONS[input_projection])
+    if shared is not None and shared_model is not None and hidden is not None:
+        first = _MODELS[shared_model].at(shared.keys.shape[2])
+        first_call = _call(first, shared, shared_layers, rows=rows, nodes=1, logits_for=LogitsFor.NONE.value)
+        first_call.chain = True
+        draft.shared_layers, draft.shared_layers_call = map(ctypes.pointer, (first.program.model, first_call))
+        draft.hidden = hidden.data_ptr()
+        if added is not None:
+            added = row_major(added)
+            draft.added, draft.added_row_step, draft.added_step = added.data_ptr(), *added.stride()[:2]
+    options = pointers_of(sampling, sampling_options)
+    structs = (compiled.program.model, call, options)
+    entry("draft_fused", compiled.dtype)(
+        ctypes.c_void_p(memory.address),
+        *map(ctypes.byref, structs),
+        None if processors is None else ctypes.byref(processors.struct(vocab)),
+        ctypes.byref(draft),
+    )
+
+
+def _call(compiled: Compiled, cache: KVView, layers: Sequence[int], *, rows: int, nodes: int, logits_for: int) -> Call:
+    """A call with the cache and rotary tables set but not the tree."""
+    keys, values, length, index = cache
+    return Call(
+        rows=rows,
+        nodes=nodes,
+        threads=torch.get_num_threads(),
+        logits_for=logits_for,
+        length=length.data_ptr(),
+        row_index=None if index is None else index.data_ptr(),
+        keys=keys.data_ptr(),
+        values=values.data_ptr(),
+        layer_step=keys.stride(0),
+        row_step=keys.stride(1),
+        slot_step=keys.stride(2),
+        capacity=keys.shape[2],
+        cos=compiled.cos.data_ptr(),
+        sin=compiled.sin.data_ptr(),
+        table=compiled.cos.shape[0],
+        rotary_dim=compiled.cos.shape[-1],
+        layers=_integers(tuple(layers)),
+        num_layers=len(layers),
+    )
+
+
+@cache
+def _integers(values: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
