@@ -20,9 +20,9 @@ class Prefix:
 
 @final
 class Admission:
-    """Rows [B] given to requests whose prompts are in the batch; ``prefixes`` says what is copied instead of read.
+    """Rows [B] assigned to requests whose prompts are in the batch; ``prefixes`` are copied instead of prefilled.
 
-    ``lengths`` are those of the prompts. A row whose prefix is empty starts from nothing.
+    ``lengths`` are those of the prompts. A row with an empty prefix starts with an empty cache.
     """
 
     def __init__(self, *, rows: list[int], prefixes: list[Prefix], lengths: list[int], device: torch.device) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.logprobs import StepLogprobs, gather_logprobs
 from paceline.core.noise import Key, Noise, Stream
-from paceline.core.processing import ProcessingState, Text
+from paceline.core.processing import PathTokens, ProcessingState
 from paceline.core.request import MAX_STOP_TOKENS, Request
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores, TokenMask
@@ -64,7 +64,7 @@ class Batch:
     def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
         """The tokens and the validity [R, 1 + depth] of a chain that is to be drafted: its roots, and zeros.
 
-        A drafter that reads no more than ``longest`` tokens of a text drafts none beyond the one that follows them.
+        A drafter that reads at most ``longest`` tokens of a sequence drafts none beyond the one that follows them.
         """
         room = self.draft_room if longest is None else torch.minimum(self.draft_room, longest - self.length + 1)
         active = self.active[:, None]
@@ -95,8 +95,8 @@ class Batch:
         return self._apply_at(logits, tree) if self.processing.any else logits
 
     def _apply(self, logits: Tensor, drafted: Tensor) -> Tensor:
-        """Every row's processors, of which there are some."""
-        return self.processing.apply(logits, Text(self.tokens[:, : self.max_length], self.length, drafted))
+        """``process`` where some row has processors."""
+        return self.processing.apply(logits, PathTokens(self.tokens[:, : self.max_length], self.length, drafted))
 
     def _apply_at(self, logits: Tensor, tree: Tree) -> Tensor:
         return self._apply(logits, path_tokens(tree))
@@ -163,7 +163,7 @@ class Batch:
         return [None if request is None else request.logprobs for request in self.requests]
 
     def _flag(self) -> None:
-        """What any row uses at all, known on the host."""
+        """Update the host's flags of what any row uses."""
         known = [request for request in self.requests if request is not None]
         asked = [request.logprobs for request in known if request.logprobs is not None]
         self._num_logprobs = max(asked) if asked else None
@@ -172,12 +172,12 @@ class Batch:
 
     @property
     def flags(self) -> tuple[int, ...]:
-        """What a step chooses by on the host: steps under equal flags are the same operations on the same tensors."""
+        """What a step branches on at the host: with equal flags, it does the same operations on the same tensors."""
         return (*self.processing.flags, *self.sampling.flags)
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether steps leave new tensors behind, in ``step_logprobs``."""
+        """Whether steps create new tensors, in ``step_logprobs``."""
         return self._num_logprobs is not None
 
     def release(self, rows: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The key-value cache: fixed slots per row, of which only ``commit`` makes any permanent.
+"""The key-value cache: fixed slots per row, made permanent by ``commit`` alone.
 
 L layers, R rows, S slots (capacity), H key-value heads, E head size; B rows of a view, n nodes, D path depth.
 Slots below a row's length are committed; those above are scratch, free to be overwritten, so rejecting needs no code.
@@ -17,9 +17,9 @@ Zeros: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 class SlotCache:
-    """Storage for R rows of S slots, allocated once. One more row takes the writes that must change nothing.
+    """Storage for R rows of S slots, allocated once. One additional row takes the writes that are discarded.
 
-    ``zeros`` makes tensors of a shape and precision on ``device``, all zero; None takes torch's.
+    ``zeros`` allocates zero tensors of a shape and precision on ``device`` (None: torch.zeros).
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class SlotCache:
         self.num_layers = num_layers
 
     def part(self, start: int, rows: int) -> "SlotCache":
-        """``rows`` rows from ``start`` on as a storage of their own, on the same memory.
+        """``rows`` rows from ``start`` on as a storage of their own, in the same memory.
 
-        The row behind them takes the writes that must change nothing.
+        The row after them takes the writes that are discarded.
         """
         part = copy(self)
         part.keys, part.values = (store[:, start : start + rows + 1] for store in (self.keys, self.values))
@@ -54,7 +54,7 @@ class SlotCache:
         return part
 
     def begin(self, admission: Admission, length: Tensor) -> "View":
-        """The admitted rows as a view whose first ``length`` [B] slots, at most those forked, are the sources' own.
+        """The admitted rows as a view, their first ``length`` [B] slots (at most the prefixes) copied from the sources.
 
         Sources are read before anything is written, so rows may be exchanged.
         """
@@ -108,7 +108,7 @@ class View:
         return View(self.storage, self.rows, chosen, self.length.clone())
 
     def target_rows(self, valid: Tensor) -> Tensor:
-        """Storage row that each node [B, n] writes to: its own, or the one that nobody reads."""
+        """Storage row that each node [B, n] writes to: its own, or the discarded one for invalid nodes."""
         return torch.where(valid, self.row_index[:, None], self.storage.rows)
 
     def write(self, layer: int, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -143,9 +143,9 @@ class View:
         self._move(length + num_committed)
 
     def permute(self, source: Tensor) -> None:
-        """Move scratch: slot i after the committed ones gets what slot ``source[:, i]`` [B, n] after them holds.
+        """Permute the scratch: slot i after the committed ones is copied from slot ``source[:, i]`` [B, n] after them.
 
-        -1 says that nothing is to be moved there.
+        -1 leaves the slot as it is.
         """
         length = self.length[:, None]
         rows = self.row_index[:, None].expand_as(source)

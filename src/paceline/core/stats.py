@@ -1,4 +1,4 @@
-"""Counters of what steps did, on the device, per row since its admission. Knows nothing of time.
+"""Counters of steps and tokens on the device, per row since its admission.
 
 R rows, B = R, N nodes, D largest draft depth.
 """
@@ -22,7 +22,7 @@ class Stats:
         self.accepted = torch.zeros(rows, max_depth, dtype=torch.int64, device=device)
 
     def reset(self, rows: Tensor) -> None:
-        """Forget ``rows`` [B]: they are given to other requests."""
+        """Reset ``rows`` [B] for new requests."""
         for counter in (self.steps, self.emitted, self.drafted, self.accepted):
             counter.index_fill_(0, rows, 0)
 
@@ -32,7 +32,7 @@ class Stats:
         self.emitted.add_(outcome.num_committed)
         depths = torch.arange(1, tree.max_depth + 1, device=tree.tokens.device)
         drafted = ((tree.depth[:, None, :] == depths[None, :, None]) & tree.valid[:, None, :]).any(-1)
-        # Of the emitted tokens the last is the target's own, unless an accepted token ended the text.
+        # The last emitted token is the target's own, unless an accepted token ended the sequence.
         kept = (outcome.path >= 0) & (depths <= outcome.num_committed[:, None])
         self.drafted[:, : tree.max_depth].add_(drafted)
         self.accepted[:, : tree.max_depth].add_(kept)
@@ -59,7 +59,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Counts on the host, and the field's ratios of them."""
+    """Counts on the host, and their ratios."""
 
     steps: int  # target forwards that a row took part in
     emitted: int  # tokens
