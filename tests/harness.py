@@ -10,6 +10,7 @@ from paceline.core.cache import View
 from paceline.core.plan import Fixed
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
+from paceline.core.step import StepPlan
 from paceline.decode import Decoder, agree
 from paceline.drafters import DRAFTERS
 from paceline.verifiers import VERIFIERS
@@ -70,6 +71,21 @@ def cases(some=None):
         soon = verifier == "coupled" or drafter == turn
         found.append(pytest.param(drafter, verifier, marks=[] if soon else [pytest.mark.slow]))
     return found
+
+
+class Alternating:
+    """A plan that takes draft lengths in turn, ``most`` at most, so that drafters pause, fall behind and catch up."""
+
+    def __init__(self, *lengths, most=5):
+        self.lengths, self.max_draft_tokens = lengths, most
+        self.asked = 0  # steps
+
+    def observe(self, result):
+        pass
+
+    def __call__(self):
+        self.asked += 1
+        return StepPlan(self.lengths[(self.asked - 1) % len(self.lengths)])
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.drafters.early_exit import MAX_SKIPPED_STEPS, EarlyExitDrafter
@@ -13,7 +12,7 @@ from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.adapter.lm import adapt
 from tests import tiny as models
 from tests.engine.wrapped import Counted
-from tests.harness import decoder_for, expected, request, run
+from tests.harness import Alternating, decoder_for, expected, request, run
 
 FOLLOWS = True
 FLOOR = 2.5  # mean acceptance length on the conformance prompts, greedy
@@ -105,22 +104,6 @@ def test_a_tree_by_the_target_itself_takes_the_fewest_steps(name, temperature):
     result = run(itself(shape=SHAPES[name], draws=frozenset({Draw.SHARED})), "coupled", asked, k=3)
     assert result.texts == [expected(one) for one in asked]
     assert result.steps == math.ceil(24 / 4)
-
-
-class Alternating:
-    """A plan that drafts, pauses and changes its length, so that heads fall behind and catch up."""
-
-    max_draft_tokens = 5
-
-    def __init__(self, *lengths):
-        self.lengths, self.step = lengths, -1
-
-    def observe(self, result):
-        pass
-
-    def __call__(self):
-        self.step += 1
-        return StepPlan(self.lengths[self.step % len(self.lengths)])
 
 
 PLANS = [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,), (3, *(0,) * (MAX_SKIPPED_STEPS + 9), 4)]

@@ -18,7 +18,6 @@ from tests.drafters.test_early_exit import (
     HEADS,
     PROMPTS,
     SHAPES,
-    Alternating,
     every_case,
     every_head,
     every_head_and_some_shapes,
@@ -30,7 +29,7 @@ from tests.drafters.test_early_exit import (
 from tests.engine.recorded import RecordedGraphs
 from tests.engine.test_graphs import Side, ragged
 from tests.engine.wrapped import Wrapped
-from tests.harness import decoder_for, expected, finish, planned_step, request, run
+from tests.harness import Alternating, decoder_for, expected, finish, planned_step, request, run
 
 
 class Resuming(Wrapped):

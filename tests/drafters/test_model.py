@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from tests import tiny as models
-from tests.harness import decoder_for, expected, finish, request, run
+from tests.harness import Alternating, decoder_for, expected, finish, request, run
 
 FOLLOWS = True
 FLOOR = 1.7  # mean acceptance length on the conformance prompts, greedy
@@ -32,22 +31,6 @@ def test_draft_equal_to_target_takes_the_fewest_steps(verifier, temperature, k):
     result = run(itself(), verifier, requests, k=k)
     assert result.steps == math.ceil(23 / (k + 1))
     assert result.summary.acceptance_rate == 1.0
-
-
-class Alternating:
-    """A plan that drafts, pauses and changes its length, so that drafters fall behind and catch up."""
-
-    max_draft_tokens = 5
-
-    def __init__(self, *lengths):
-        self.lengths, self.step = lengths, -1
-
-    def observe(self, result):
-        pass
-
-    def __call__(self):
-        self.step += 1
-        return StepPlan(self.lengths[self.step % len(self.lengths)])
 
 
 @pytest.mark.parametrize("lengths", [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,)])

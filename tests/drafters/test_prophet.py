@@ -17,7 +17,7 @@ from paceline.models.backend import fastest
 from paceline.models.base import FusedDrafting
 from tests import tiny as models
 from tests.drafters.last_states import check_steps, overfitted, whole
-from tests.harness import decoder_for, expected, request, run
+from tests.harness import Alternating, decoder_for, expected, request, run
 
 SEED = 5
 FLOOR = 3.2  # mean acceptance length on the conformance prompts, greedy
@@ -114,26 +114,10 @@ def test_trees_keep_more_than_chains_and_change_no_output(shape):
     assert kept[1] > kept[0] + 0.1
 
 
-class Alternating:
-    """A plan that drafts, pauses and changes its length."""
-
-    max_draft_tokens = 4
-
-    def __init__(self, *lengths):
-        self.lengths, self.step = lengths, -1
-
-    def observe(self, result):
-        pass
-
-    def __call__(self):
-        self.step += 1
-        return StepPlan(self.lengths[self.step % len(self.lengths)])
-
-
 def test_states_are_kept_through_steps_without_drafts():
     _, target = models.target()
     drafter = ProphetDrafter(head=new_head(target))
-    decoder = decoder_for(drafter, "coupled", plan=Alternating(0, 0, 0, 3, 1), rows=2)
+    decoder = decoder_for(drafter, "coupled", plan=Alternating(0, 0, 0, 3, 1, most=4), rows=2)
     prompts = [[7, 3, 5], [1, 4, 4]]
     decoder.admit([request(p, max_tokens=20) for p in prompts], [0, 1])
     for _ in range(9):
