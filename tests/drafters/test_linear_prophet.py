@@ -97,9 +97,3 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype):
         decoder.step()
         drafts[-1].append(drafter.propose(decoder.batch, StepPlan(3)).tokens.tolist())
     assert drafts[0] == drafts[1]
-
-
-def test_another_target_is_refused_before_any_row():
-    drafter = LinearProphetDrafter(head=new_head(models.target()[1]))
-    with pytest.raises(ValueError, match="for a target of 3 layers and 61 tokens, and the target has 1 layers and 61"):
-        decoder_for(drafter, "coupled", target=models.draft())

@@ -163,10 +163,3 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, width):
         sequences.append(decode_all(decoder))
     assert isinstance(fastest(head.decoder), FusedDrafting)
     assert drafts[0] == drafts[1] and sequences[0] == sequences[1]
-
-
-def test_another_target_is_refused_before_any_row():
-    head = new_head(models.target()[1])
-    other = models.native(models.llama(1, num_hidden_layers=2))
-    with pytest.raises(ValueError, match="for a target of 3 layers and 61 tokens, and the target has 2 layers and 61"):
-        decoder_for(ProphetDrafter(head=head), "coupled", target=other)
