@@ -1,4 +1,4 @@
-"""Distributions that every drafter under every verifier obeys, over the registries as they stand.
+"""Properties of every drafter under every verifier, for all names in the registries.
 
 Equality is exact because everything runs in float64; the oracle is a naive decoder over the transformers model.
 """

@@ -142,7 +142,7 @@ def test_the_kernels_outputs_equal_the_plain_ones(drafter, verifier, temperature
 
 
 def branching(few=tuple(SHAPES)):
-    """Rules and shapes of trees that go together, of the shapes that are not in ``few`` for the slow run alone."""
+    """Verifiers with the tree shapes that they support; shapes that are not in ``few`` are slow."""
     for name in VERIFIERS.builtin:
         kind = VERIFIERS.find(name)
         for label, shape in SHAPES.items() if kind.branches else ():

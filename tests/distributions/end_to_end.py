@@ -216,7 +216,7 @@ class Sampled:
 def sample(
     case: Case, *, num_sequences: int, rows: int, seed: int, verifier: Callable[[], Verifier] | None = None
 ) -> Sampled:
-    """Decode ``num_texts`` sequences of all groups, in any order, in a batch of ``rows`` rows.
+    """Decode ``num_sequences`` sequences of all groups, in any order, in a batch of ``rows`` rows.
 
     Rows that have ended take the next sequences while the others go on. ``seed`` fixes everything; two of different
     seeds share no noise below 10 ** 6 sequences. ``verifier`` takes the place of the registered one."""

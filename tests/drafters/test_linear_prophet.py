@@ -74,7 +74,7 @@ def test_it_drafts_no_deeper_than_it_has_matrices():
     assert [drafter.max_nodes(asked) for asked in (0, 1, 2, 5)] == [1, 2, 3, 3]
 
 
-def test_a_output_that_it_has_learned_takes_fewer_steps():
+def test_an_output_that_it_was_trained_on_takes_fewer_steps():
     _, target = models.target()
     head = new_head(target, depth=3)
     prompt, length, _ = overfitted(head, target, steps=150, rate=0.01)

@@ -89,7 +89,7 @@ def test_deeper_drafts_than_it_learned_go_on_in_the_same_way():
     assert results[0].summary.drafted[4] > 0
 
 
-def test_a_output_that_it_has_learned_takes_the_fewest_steps():
+def test_an_output_that_it_was_trained_on_takes_the_fewest_steps():
     """The states are what tells one place of the sequence from another, and every draft begins with them."""
     _, target = models.target()
     head = new_head(target, num_blocks=1, depth=4)

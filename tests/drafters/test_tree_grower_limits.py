@@ -20,7 +20,7 @@ every_shape = pytest.mark.parametrize(
 
 @every_shape
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
-def test_no_node_stands_deeper_than_the_limit_leaves(name, draw, max_tokens):
+def test_no_node_is_deeper_than_the_limit_allows(name, draw, max_tokens):
     wanted = [request(p, max_tokens=max_tokens) for p in PROMPTS]
     decoder = decoder_for(noisy(name, draw), "coupled", k=3, rows=len(PROMPTS))
     decoder.admit(wanted, range(len(PROMPTS)))

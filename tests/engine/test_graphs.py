@@ -1,4 +1,4 @@
-"""Steps that are replayed do what steps that are called do, whatever comes between; and when they are not replayed."""
+"""Replayed steps give the results of eager ones, whatever comes between; and the steps that are not replayed."""
 
 import copy
 import logging
@@ -234,7 +234,7 @@ def test_what_was_recorded_before_a_failure_goes_on_being_replayed():
 
 
 def test_an_interruption_while_recording_leaves_the_step_as_it_was_done():
-    """The step before it was done and not yet read: its texts end, as after any step that is cut off."""
+    """The eager step before it was executed and not read: its requests end, as after any interrupted step."""
     made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs())
     calls = []
 

@@ -39,7 +39,7 @@ def test_an_equal_fixed_sibling_is_never_accepted():
 
 
 def test_distributions_that_run_out_end_the_siblings():
-    """A distribution with two tokens has no third sibling, whatever stands there; the node is as if absent."""
+    """A distribution over two tokens has no third sibling: the node is treated as absent."""
     given = tables(1)
     distribution = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64).log().expand(3, 3, 3)
     shape, two = Shape((0, 0, 0), (WITHOUT,) * 3), Shape((0, 0), (WITHOUT,) * 2)
