@@ -11,13 +11,13 @@ from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.adapter.lm import adapt
 from tests import tiny as models
+from tests.drafters.test_tree_growers import PROMPTS, requests
 from tests.engine.wrapped import Counted
 from tests.harness import Alternating, decoder_for, expected, request, run
 
 FOLLOWS = True
 FLOOR = 2.5  # mean acceptance length on the conformance prompts, greedy
 
-PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6])
 SHAPES = {
     "chain": None,
     "bushy": Topology(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0))),
@@ -77,13 +77,6 @@ HEADS = {
 every_head = pytest.mark.parametrize("kind", HEADS)
 few = [(kind, name) for kind in HEADS for name in SHAPES if kind in ("plain", "recycled") or name == "chain"]
 every_head_and_some_shapes = pytest.mark.parametrize(("kind", "name"), few)
-
-
-def requests(temperature=0.0, max_tokens=30, **options):
-    return [
-        request(p, max_tokens=max_tokens - i, temperature=temperature, seed=50 + i, **options)
-        for i, p in enumerate(PROMPTS)
-    ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

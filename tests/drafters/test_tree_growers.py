@@ -43,7 +43,7 @@ def noisy(name, draw, lm=None):
     return ModelDrafter(lm=lm or draft(), shape=SHAPES[name], draws=frozenset({draw}))
 
 
-def requests(temperature, max_tokens=30, **options):
+def requests(temperature=0.0, max_tokens=30, **options):
     return [
         request(p, max_tokens=max_tokens - i, temperature=temperature, seed=50 + i, **options)
         for i, p in enumerate(PROMPTS)

@@ -46,13 +46,13 @@ def main() -> int:
             suppress_health_check=list(HealthCheck),
         )
         @given(case=cases())
-        def distribution(case):
+        def check(case):
             tally.seen["batches"] += 1
             serve(case, tally)
             progress.advance(task)
 
         try:
-            distribution()
+            check()
         except (AssertionError, HypothesisException, ArithmeticError, LookupError, RuntimeError, ValueError):
             wrong = True
             traceback.print_exc()
