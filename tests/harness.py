@@ -10,6 +10,7 @@ from paceline.core.cache import View
 from paceline.core.plan import Fixed
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
+from paceline.core.step import Finish, StepPlan
 from paceline.decode import Decoder, agree
 from paceline.drafters import DRAFTERS
 from paceline.verifiers import VERIFIERS
@@ -72,6 +73,21 @@ def cases(some=None):
     return found
 
 
+class Alternating:
+    """A plan that takes draft lengths in turn, ``most`` at most, so that drafters pause, fall behind and catch up."""
+
+    def __init__(self, *lengths, most=5):
+        self.lengths, self.max_draft_tokens = lengths, most
+        self.asked = 0  # steps
+
+    def observe(self, result):
+        pass
+
+    def __call__(self):
+        self.asked += 1
+        return StepPlan(self.lengths[(self.asked - 1) % len(self.lengths)])
+
+
 @dataclass(frozen=True)
 class Run:
     """Sequences without prompts, and what happened on the way."""
@@ -128,6 +144,35 @@ def run(drafter, verifier, requests, **options):
     rows = list(range(len(requests)))
     decoder.admit(requests, rows)
     return finish(decoder, rows=rows, prompts=[request.tokens for request in requests])
+
+
+def serve_in_turn(decoder, queue, *, release=False):
+    """Tokens of every request of ``queue``, which take the rows as they come free, ``release``d or not."""
+    sequences, waiting, holds = [[] for _ in queue], list(range(len(queue))), {}
+    while waiting or holds:
+        for row in set(range(decoder.rows)) - holds.keys():
+            if waiting:
+                holds[row] = waiting.pop(0)
+                decoder.admit([queue[holds[row]]], [row])
+        decoder.step()
+        report = decoder.results()
+        for row in list(holds):
+            sequences[holds[row]] += report.tokens[row]
+            if report.finish[row] is not Finish.RUNNING:
+                if release:
+                    decoder.release([row])
+                del holds[row]
+    return sequences
+
+
+def poison(views, generator):
+    """Write large finite garbage into every slot of ``views`` that is not committed."""
+    for view in views:
+        slot = torch.arange(view.capacity)
+        free = torch.cat((slot >= view.length[:, None], torch.ones(1, view.capacity, dtype=torch.bool)))
+        for store in (view.storage.keys, view.storage.values):
+            garbage = 1e3 * torch.randn(store.shape, generator=generator, dtype=store.dtype)
+            store.copy_(torch.where(free[None, :, :, None, None], garbage, store))
 
 
 def request(

@@ -24,7 +24,7 @@ def test_torchs_threads_wait_briefly():
 
 
 @pytest.mark.parametrize("asked", [{SPIN_VARIABLE: "7"}, {"OMP_WAIT_POLICY": "active"}], ids=["spins", "policy"])
-def test_who_asked_for_something_else_gets_it(asked):
+def test_another_setting_of_the_user_is_kept(asked):
     assert said("paceline", **asked) == asked.get(SPIN_VARIABLE, "None")
 
 

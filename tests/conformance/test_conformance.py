@@ -1,4 +1,4 @@
-"""Distributions that every drafter under every verifier obeys, over the registries as they stand.
+"""Properties of every drafter under every verifier, for all names in the registries.
 
 Equality is exact because everything runs in float64; the oracle is a naive decoder over the transformers model.
 """
@@ -19,8 +19,10 @@ from tests.harness import (
     follows,
     guessable_target,
     pairs,
+    poison,
     request,
     run,
+    serve_in_turn,
     tiny_drafter,
     views_of,
 )
@@ -192,22 +194,7 @@ def test_reused_slots_carry_nothing_over(drafter, verifier):
     """Rows finish at different times and are given to other sequences while their neighbours go on."""
     queue = greedy(max_tokens=16) + sampled(max_tokens=14) + greedy(max_tokens=9)
     alone = [run(new(drafter), verifier, [r], k=K).texts[0] for r in queue]
-    decoder = decoder_for(new(drafter), verifier, k=K, rows=3)
-    sequences, waiting, holds = {}, list(enumerate(queue)), {}
-    while waiting or holds:
-        for row in set(range(3)) - holds.keys():
-            if waiting:
-                index, r = waiting.pop(0)
-                holds[row] = index
-                sequences[index] = []
-                decoder.admit([r], [row])
-        decoder.step()
-        report = decoder.results()
-        for row in list(holds):
-            sequences[holds[row]].extend(report.tokens[row])
-            if report.finish[row] is not Finish.RUNNING:
-                del holds[row]
-    assert [sequences[i] for i in range(len(queue))] == alone
+    assert serve_in_turn(decoder_for(new(drafter), verifier, k=K, rows=3), queue) == alone
 
 
 @every_pair
@@ -218,21 +205,13 @@ def test_scratch_is_never_read(drafter, verifier):
     views = [decoder.cache, *views_of(instance)]
     generator = torch.Generator().manual_seed(0)
 
-    def poison():
-        for view in views:
-            slot = torch.arange(view.capacity)
-            free = torch.cat((slot >= view.length[:, None], torch.ones(1, view.capacity, dtype=torch.bool)))
-            for store in (view.storage.keys, view.storage.values):
-                garbage = 1e3 * torch.randn(store.shape, generator=generator, dtype=store.dtype)
-                store.copy_(torch.where(free[None, :, :, None, None], garbage, store))
-
-    poison()
+    poison(views, generator)
     requests = sampled(max_tokens=24)
     clean = run(new(drafter), verifier, requests, k=K).texts
     decoder.admit(requests, range(len(requests)))
     sequences = [[] for _ in requests]
     while bool(decoder.batch.active.any()):
-        poison()
+        poison(views, generator)
         decoder.step()
         report = decoder.results()
         for sequence, new_tokens in zip(sequences, report.tokens, strict=True):

@@ -1,4 +1,4 @@
-"""Requests that share beginnings, over the registries: nothing is read twice, and nothing changes but the time."""
+"""Requests that share prefixes, over the registries: nothing is prefilled twice, and outputs stay the same."""
 
 import pytest
 import torch

@@ -5,21 +5,24 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from paceline.drafters import DRAFTERS
-from paceline.drafters.tree.shapes import Topology
+from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import tiny
 from tests.harness import decoder_for, pairs, request, tiny_drafter
 
 K = 3
-TREE, BRANCHING = " in trees", Topology.branching((2, 1))
+SHAPES = {"trees": Topology.branching((2, 1)), "confident trees": Confident(num_drafted=9, depth=3, width=3)}
+TREE, CONFIDENT = (f" in {label}" for label in SHAPES)
 
 
 def make(drafter, target):
     """A drafter's tiny instance, where its name says so with branches."""
-    instance = tiny_drafter(drafter.removesuffix(TREE), target)
-    if drafter.endswith(TREE):
-        instance.shape, instance.branches = BRANCHING, True
+    name, _, label = drafter.partition(" in ")
+    instance = tiny_drafter(name, target)
+    if label:
+        instance.shape, instance.branches = SHAPES[label], True
+        instance.draws = instance.draws & instance.shape.draws
     return instance
 
 
@@ -30,6 +33,7 @@ def growing():
             for name in VERIFIERS.builtin:
                 if name == "coupled" or (drafter == "model" and VERIFIERS.find(name).branches):
                     yield drafter + TREE, name
+    yield "model" + CONFIDENT, "coupled"
 
 
 PAIRS = [*pairs(), *growing()]
@@ -52,7 +56,7 @@ def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):
         for _ in range(3):
             decoder.step()
         with pytest.raises(DataDependentOutputException):
-            decoder.results()  # the host lane is where reading belongs, and the gate would notice one elsewhere
+            decoder.results()  # results are read outside the step; the gate would notice it inside
 
 
 def compiled_cases():

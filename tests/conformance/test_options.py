@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from paceline.core.sampling import FilterOrder
-from paceline.core.step import Finish
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
@@ -19,7 +18,18 @@ from paceline.models.backend import fastest
 from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
-from tests.harness import cases, decoder_for, expected, finish, guessable_target, naive_options, pairs, request, run
+from tests.harness import (
+    cases,
+    decoder_for,
+    expected,
+    finish,
+    guessable_target,
+    naive_options,
+    pairs,
+    request,
+    run,
+    serve_in_turn,
+)
 from tests.harness import tiny_drafter as new
 
 K = 3
@@ -132,7 +142,7 @@ def test_the_kernels_outputs_equal_the_plain_ones(drafter, verifier, temperature
 
 
 def branching(few=tuple(SHAPES)):
-    """Rules and shapes of trees that go together, of the shapes that are not in ``few`` for the slow run alone."""
+    """Verifiers with the tree shapes that they support; shapes that are not in ``few`` are slow."""
     for name in VERIFIERS.builtin:
         kind = VERIFIERS.find(name)
         for label, shape in SHAPES.items() if kind.branches else ():
@@ -206,20 +216,7 @@ def test_reused_slots_carry_nothing_over(drafter, verifier):
     """Rows of other options follow each other while their neighbours go on."""
     target, queue = tiny.target()[1], rows(max_tokens=11) + rows(max_tokens=9)[::-1]
     decoder = decoder_for(new(drafter, target), verifier, k=K, rows=3)
-    sequences, waiting, holds = [[] for _ in queue], list(range(len(queue))), {}
-    while waiting or holds:
-        for row in set(range(3)) - holds.keys():
-            if waiting:
-                holds[row] = waiting.pop(0)
-                decoder.admit([queue[holds[row]]], [row])
-        decoder.step()
-        report = decoder.results()
-        for row in list(holds):
-            sequences[holds[row]] += report.tokens[row]
-            if report.finish[row] is not Finish.RUNNING:
-                decoder.release([row])
-                del holds[row]
-    assert sequences == wanted(queue)
+    assert serve_in_turn(decoder, queue, release=True) == wanted(queue)
 
 
 @pytest.mark.parametrize("verifier", ["coupled", "rejection"])

@@ -1,1 +1,1 @@
-"""Rules of requests: grammars and processors, on the one step."""
+"""Constraints of requests: grammars and external logits processors."""

@@ -60,7 +60,7 @@ def known():
 
 
 class Masked:
-    """A transformers model that never chooses what the grammar of ``params`` forbids after the text so far."""
+    """A transformers model whose logits are masked by the grammar of ``params``."""
 
     def __init__(self, model, params, num_prompt):
         from llguidance import LLMatcher, grammar_from
@@ -92,7 +92,7 @@ class Masked:
 
 
 def naive(prompt, params):
-    """The tokens of plain decoding under the grammar of ``params``: a forward of the whole text for every token."""
+    """The tokens of plain decoding under the grammar of ``params``: a forward of the whole sequence per token."""
     model = known() if params.structured_outputs is None else Masked(known(), params, len(prompt))
     return tuple(
         reference.decode(

@@ -1,4 +1,4 @@
-"""Rules written by hand: regular languages over token ids, and what goes wrong."""
+"""Constraints for tests: regular languages over token ids, and scripted processors."""
 
 import torch
 
@@ -6,17 +6,17 @@ from paceline.core.constraint import Constraint, Grammar, Processor
 
 
 class Language(Constraint):
-    """``moves``: for every state, token -> state; a text begins in state 0. ``urges`` tokens are said to come."""
+    """``moves``: for every state, token -> state; an output begins in state 0. ``forced`` tokens are forced."""
 
-    def __init__(self, moves, *, size, urges=0):
-        self.moves, self.size, self.urges = moves, size, urges
+    def __init__(self, moves, *, size, forced=0):
+        self.moves, self.size, self.forced = moves, size, forced
 
     def begin(self, prompt):
         return Automaton(self)
 
 
 class Automaton(Grammar):
-    """Where one text of a Language stands."""
+    """The state of one output in a Language."""
 
     def __init__(self, language):
         self.language, self.states = language, [0]
@@ -34,7 +34,7 @@ class Automaton(Grammar):
 
     def forced(self):
         tokens, state = [], self.states[-1]
-        for _ in range(self.language.urges):
+        for _ in range(self.language.forced):
             tokens.append(max(self.language.moves[state]))
             state = self.language.moves[state][tokens[-1]]
         return tokens
@@ -45,16 +45,16 @@ class Automaton(Grammar):
         return mask
 
 
-def follows(language, text):
-    """The tokens that may follow ``text``, by the definition alone."""
+def follows(language, output):
+    """The tokens that may follow ``output``, by the definition alone."""
     state = 0
-    for token in text:
+    for token in output:
         state = language.moves[state][token]
     return sorted(language.moves[state])
 
 
 class Scripted(Constraint):
-    """Begins what ``make`` makes of the prompt."""
+    """Its state is the result of ``make`` for the prompt."""
 
     def __init__(self, make):
         self.make = make
@@ -74,5 +74,5 @@ class Calling(Processor):
 
 
 def calling(function):
-    """A Rule that calls ``function`` at every node."""
+    """A constraint that calls ``function`` at every node."""
     return Scripted(lambda prompt: Calling(function))

@@ -1,4 +1,6 @@
-"""The law under a grammar is that of plain decoding under it, for every rule that promises the law, by enumeration."""
+"""The distribution under constraints equals that of plain decoding under them, for every lossless verifier, by
+enumeration.
+"""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -6,16 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.core.plan import Fixed
 from paceline.core.tree import Draw
-from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.verifiers import VERIFIERS
 from tests.constraints.regular import Language, calling, follows
 from tests.distributions.cases import TABLES
-from tests.distributions.enumerator import Enumerator, Frontier, expand
-from tests.distributions.exact import PROMPT, merge
+from tests.distributions.exact import PROMPT, enumerate_steps
 from tests.distributions.test_chains import BOUND, verifiers
 from tests.distributions.trees import SHAPES, TableTrees
 from tests.harness import request
@@ -26,7 +25,7 @@ LANGUAGE = Language(({0: 0, 1: 1, 2: 2}, {0: 0, 2: 2}, {0: 2, 1: 3}, {2: 0}), si
 
 
 def tilted(tokens, logits):
-    """A processor whose logits depend on the whole text."""
+    """A processor whose logits depend on the whole sequence."""
     logits[int(tokens.sum()) % 3] -= 1.5
     return logits
 
@@ -35,74 +34,55 @@ def tilted(tokens, logits):
 WIDE = Language(({0: 0, 1: 1, 2: 2}, {0: 0, 2: 2, 3: 0}, {0: 1, 1: 3, 3: 2}, {1: 0, 2: 3, 3: 1}), size=4)
 
 
-def naive_distribution(target, text, *, grammar, tilt):
-    """The law of the token after PROMPT and ``text``."""
-    whole = [*PROMPT, *text]
+def naive_distribution(target, output, *, grammar, tilt):
+    """The distribution of the token after PROMPT and ``output``."""
+    whole = [*PROMPT, *output]
     scores = target[whole[-2], whole[-1]].clone()
     if tilt:
         scores = tilted(torch.tensor(whole), scores)
     if grammar is not None:
-        barred = sorted(set(range(grammar.size)) - set(follows(grammar, text)))
+        barred = sorted(set(range(grammar.size)) - set(follows(grammar, output)))
         scores[barred] = -torch.inf
     return scores.softmax(-1)
 
 
 def found_distribution(*, target, drafter, verifier, k, steps, grammar=LANGUAGE, tilt=False):
-    """Weight by text of the tokens that ``steps`` steps give, and the expected accepted ones of the first."""
-    asked = (*((grammar,) if grammar is not None else ()), *((calling(tilted),) if tilt else ()))
-    scripts, weights, done, accepted = [], torch.ones(1, dtype=torch.float64), 0, 0.0
-    while True:
-        room = steps * (k + 1) + k + 2
-        decoder = Decoder(
-            target=TableLM(target),
-            drafter=drafter(),
-            verifier=verifier(),
-            plan=Fixed(k),
-            rows=len(weights),
-            max_length=len(PROMPT) + room,
-            noise=Enumerator(scripts),
-        )
-        one = replace(request(list(PROMPT), max_tokens=room, temperature=1.0), constraints=asked)
-        decoder.admit([one] * len(weights), range(len(weights)))
-        try:
-            for step in range(steps):
-                decoder.step()
-                assert not decoder.constraints.failures
-                if step == 0:
-                    accepted = float((weights * torch.tensor(decoder.results().num_accepted)).sum())
-                if step == done and step + 1 < steps:
-                    rows, weights = merge(decoder, weights)
-                    scripts, done = [outcomes[rows] for outcomes in scripts], done + 1
-                    break
-            else:
-                found = defaultdict(float)
-                for row, weight in enumerate(weights.tolist()):
-                    found[tuple(decoder.batch.tokens[row, len(PROMPT) : decoder.batch.length[row]].tolist())] += weight
-                return found, accepted
-        except Frontier as frontier:
-            rows, weights, outcomes = expand(weights, frontier)
-            scripts = [*(before[rows] for before in scripts), outcomes]
+    """Probability of each output of ``steps`` steps, and the expected number of accepted tokens in the first."""
+    constraints = (*((grammar,) if grammar is not None else ()), *((calling(tilted),) if tilt else ()))
+    asked = request(list(PROMPT), max_tokens=steps * (k + 1) + k + 2, temperature=1.0)
+    decoder, weights, accepted = enumerate_steps(
+        target=target,
+        drafter=drafter,
+        verifier=verifier,
+        k=k,
+        steps=steps,
+        asked=replace(asked, constraints=constraints),
+    )
+    found = defaultdict(float)
+    for row, weight in enumerate(weights.tolist()):
+        found[tuple(decoder.batch.tokens[row, len(PROMPT) : decoder.batch.length[row]].tolist())] += weight
+    return found, accepted
 
 
 def distance(found, target, length, **options):
-    """Total variation of the first ``length`` tokens; what is missing of a text is drawn from the naive law."""
+    """Total variation of the first ``length`` tokens; missing ones are drawn from the naive distribution."""
     wanted, probs = {(): 1.0}, {}
     reached = defaultdict(float)
 
-    def distribution(text):
-        if text not in probs:
-            probs[text] = naive_distribution(target, text, **options).tolist()
-        return probs[text]
+    def distribution(output):
+        if output not in probs:
+            probs[output] = naive_distribution(target, output, **options).tolist()
+        return probs[output]
 
     for _ in range(length):
         wanted = {(*t, x): w * p for t, w in wanted.items() for x, p in enumerate(distribution(t)) if p > 0}
-    for text, weight in found.items():
-        open_ = {text[:length]: weight}
-        for _ in range(length - len(text)):
+    for output, weight in found.items():
+        open_ = {output[:length]: weight}
+        for _ in range(length - len(output)):
             open_ = {(*t, x): w * p for t, w in open_.items() for x, p in enumerate(distribution(t)) if p > 0}
         for whole, share in open_.items():
             reached[whole] += share
-    return sum(abs(wanted.get(text, 0.0) - reached[text]) for text in {*wanted, *reached}) / 2
+    return sum(abs(wanted.get(output, 0.0) - reached[output]) for output in {*wanted, *reached}) / 2
 
 
 def cases():
@@ -140,7 +120,7 @@ def test_the_distribution_is_that_of_plain_decoding_under_the_grammar(verifier, 
 
 @pytest.mark.parametrize("grammar", [None, LANGUAGE], ids=["free", "grammar"])
 @pytest.mark.parametrize("verifier", ["rejection", "recursive", "traversal"])
-def test_the_distribution_is_that_of_plain_decoding_under_a_processor_that_reads_the_whole_text(verifier, grammar):
+def test_the_distribution_is_that_of_plain_decoding_under_a_processor_that_reads_the_whole_sequence(verifier, grammar):
     target, draft = TABLES["full support, other"]
     found, accepted = found_distribution(
         target=target,
@@ -158,7 +138,7 @@ def test_the_distribution_is_that_of_plain_decoding_under_a_processor_that_reads
 @pytest.mark.parametrize("draw", [Draw.IID, Draw.NO_REPLACEMENT])
 @pytest.mark.parametrize("verifier", ["recursive", "traversal"])
 def test_the_distribution_survives_whatever_siblings_are_dropped(verifier, draw):
-    """How many siblings are left depends on which they are, and no rule may learn from that."""
+    """The number of siblings left depends on their tokens, and no verifier may use that."""
     for seed, shape in ((1, "three"), (2, "three"), (3, "last deep")):
         target, draft = random_table(seed, vocab=4), random_table(seed + 10, vocab=4, spread=2.0)
         drafter, depth = made(draw, shape, draft)
@@ -170,10 +150,10 @@ def test_the_distribution_survives_whatever_siblings_are_dropped(verifier, draw)
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block", "recursive", "traversal", "spectr"])
-def test_the_distribution_is_the_same_where_text_is_drafted_that_need_not_come(verifier):
+def test_the_distribution_is_the_same_with_forced_tokens_that_are_not_certain(verifier):
     target, draft = TABLES["full support"]
-    for urges in (1, 2):
-        grammar = Language(LANGUAGE.moves, size=3, urges=urges)
+    for forced in (1, 2):
+        grammar = Language(LANGUAGE.moves, size=3, forced=forced)
         found, _ = found_distribution(
             target=target,
             drafter=lambda: ModelDrafter(lm=TableLM(draft), draws=frozenset({Draw.IID})),

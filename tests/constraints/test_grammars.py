@@ -1,4 +1,4 @@
-"""Grammars over text: what comes out is what they describe, and what the naive reference gives under them."""
+"""Grammars over text: outputs match the grammar and equal the naive reference under it."""
 
 from dataclasses import replace
 
@@ -80,13 +80,13 @@ def test_rows_with_different_grammars_beside_a_free_one_are_those_alone():
             assert result.tokens == alone.tokens == naive(prompt, params)
 
 
-def test_a_grammar_that_is_complete_is_followed_by_the_end_of_the_text():
+def test_a_complete_grammar_is_followed_by_the_end_of_text_token():
     for given, text in (({"regex": "ab"}, "ab"), ({"choice": ["first"]}, "first")):
         (result,) = generate(target(), [PROMPT], SamplingParams(structured_outputs=given, seed=1), drafter="ngram")
         assert (result.text, result.tokens[-1], result.finish_reason) == (text, EOS, "stop")
 
 
-def test_without_an_end_of_text_token_the_text_ends_with_the_grammar():
+def test_without_an_end_of_text_token_the_output_ends_with_the_grammar():
     for drafter in drafters().values():
         params = SamplingParams(structured_outputs={"choice": ["first", "second"]}, seed=3, ignore_eos=True)
         (result,) = generate(target(), [PROMPT], params, drafter=drafter)
@@ -103,7 +103,7 @@ def replace_eos(loaded):
 
 
 def test_min_tokens_keeps_a_grammar_going_only_where_it_can():
-    """A complete one ends the text all the same."""
+    """A complete grammar ends the output all the same."""
     params = SamplingParams(structured_outputs={"regex": "a{1,30}"}, min_tokens=20, max_tokens=40, seed=2)
     (result,) = generate(target(), [PROMPT], params, drafter="ngram")
     assert set(result.text) == {"a"} and len(result.tokens) >= 20 and result.finish_reason == "stop"
@@ -159,7 +159,7 @@ def test_any_object():
 
 
 def test_other_options_that_leave_no_token_fail_the_request_alone():
-    """A bias is not known to the grammar; whoever stands beside it goes on."""
+    """The grammar does not know of a bias; other rows go on."""
     free = SamplingParams(seed=3, max_tokens=12)
     bad = SamplingParams(structured_outputs={"regex": "ab"}, logits_processors=[without_b], seed=1)
     for drafter, text in ((None, "a"), ("ngram", "")):  # a draft finds out in the step that would have given "a"
@@ -169,7 +169,7 @@ def test_other_options_that_leave_no_token_fail_the_request_alone():
         assert results[1].tokens == naive([66, 67], free)
 
 
-def test_text_that_must_come_is_drafted_whatever_the_drafter_knows():
+def test_forced_text_is_drafted_by_every_drafter():
     """A repeated beginning has nothing to copy from, and the draft model expects something else."""
     words = "return first + second\n"
     params = SamplingParams(structured_outputs={"choice": [words]}, temperature=1.0, seed=2, max_tokens=40)

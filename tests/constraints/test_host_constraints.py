@@ -1,4 +1,4 @@
-"""The lane by itself: what fails alone, reports that lag, recorded steps, and what a step does when nobody asks."""
+"""Host constraints: failures of one row, asynchronous results, recorded steps, and steps without constraints."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ CIRCLE = Language(
 
 
 class Masked:
-    """A transformers model under a language, for the text after ``num_prompt`` tokens."""
+    """A transformers model under a language, for the output after ``num_prompt`` tokens."""
 
     def __init__(self, language, num_prompt):
         self.language, self.num_prompt = language, num_prompt
@@ -43,7 +43,7 @@ class Masked:
         return output
 
 
-def ruled(prompt, *constraints, **options):
+def constrained(prompt, *constraints, **options):
     return replace(request(prompt, **options), constraints=constraints)
 
 
@@ -61,9 +61,9 @@ def order(request):
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
-def test_rows_come_and_go_with_rules_and_without(order, drafter):
+def test_rows_with_constraints_and_without_come_and_go(order, drafter):
     asked = [
-        ruled([5, at], *((CIRCLE,) if at % 3 else ()), max_tokens=4 + 7 * at % 13, temperature=at % 2, seed=at)
+        constrained([5, at], *((CIRCLE,) if at % 3 else ()), max_tokens=4 + 7 * at % 13, temperature=at % 2, seed=at)
         for at in range(9)
     ]
     made = scheduler(drafter, rows=3)
@@ -75,7 +75,7 @@ def test_rows_come_and_go_with_rules_and_without(order, drafter):
 
 
 class Broken(Automaton):
-    """Follows CIRCLE and raises ``error`` in ``place``, once it has come so many tokens."""
+    """Follows CIRCLE and raises ``error`` in ``place``, after so many tokens."""
 
     def __init__(self, place, error, after):
         super().__init__(CIRCLE)
@@ -100,8 +100,8 @@ class Broken(Automaton):
 
 @pytest.mark.parametrize("place", ["begin", "advance", "rollback", "allowed", "process"])
 @pytest.mark.parametrize("drafter", ["none", "model"])
-def test_a_rule_that_raises_fails_its_request_alone(order, place, drafter):
-    error = RuntimeError("a rule of mine")
+def test_a_constraint_that_raises_fails_its_request_alone(order, place, drafter):
+    error = RuntimeError("a broken constraint")
 
     def begin(prompt):
         if place == "begin":
@@ -113,8 +113,11 @@ def test_a_rule_that_raises_fails_its_request_alone(order, place, drafter):
             raise error
         return logits
 
-    neighbours = [request([7, 3], max_tokens=20), ruled([1, 1, 2], CIRCLE, max_tokens=20, temperature=1.0, seed=4)]
-    bad = ruled([5, 5], Scripted(begin), calling(process), max_tokens=20, temperature=1.0, seed=2)
+    neighbours = [
+        request([7, 3], max_tokens=20),
+        constrained([1, 1, 2], CIRCLE, max_tokens=20, temperature=1.0, seed=4),
+    ]
+    bad = constrained([5, 5], Scripted(begin), calling(process), max_tokens=20, temperature=1.0, seed=2)
     made = scheduler(drafter, rows=3)
     tickets = [made.submit(one) for one in (neighbours[0], bad, neighbours[1])]
     texts, outputs = drain(made)
@@ -130,20 +133,20 @@ def test_a_rule_that_raises_fails_its_request_alone(order, place, drafter):
     assert drain(made)[0][again] == expected(neighbours[0]), "its row serves the next"
 
 
-def test_a_cancelled_row_asks_for_nothing_and_the_next_text_begins_anew(order):
+def test_a_cancelled_row_has_no_constraints_and_the_next_request_begins_anew(order):
     made = scheduler("model", rows=1)
-    first = made.submit(ruled([5, 5], CIRCLE, max_tokens=30))
+    first = made.submit(constrained([5, 5], CIRCLE, max_tokens=30))
     made.advance(), made.advance()
     made.cancel(first)
     assert not made.decoder.constraints.busy
-    one = ruled([6], CIRCLE, max_tokens=12)
+    one = constrained([6], CIRCLE, max_tokens=12)
     second = made.submit(one)
     assert drain(made)[0][second] == wanted(one)
 
 
-def test_a_step_that_was_cut_off_leaves_the_rules_as_they_were():
+def test_an_interrupted_step_leaves_the_constraints_as_they_were():
     """The target fails in mid-generation: the same step is taken again."""
-    one = ruled([5, 5], CIRCLE, max_tokens=20, temperature=1.0, seed=3)
+    one = constrained([5, 5], CIRCLE, max_tokens=20, temperature=1.0, seed=3)
     for at in range(2, 8):
         target = Breaking(tiny.target()[1], RuntimeError("no memory"), at=at)
         made = scheduler_of(decoder_for(tiny_drafter("model", tiny.target()[1]), "coupled", target=target))
@@ -154,10 +157,10 @@ def test_a_step_that_was_cut_off_leaves_the_rules_as_they_were():
         assert drain(made, outputs)[0][ticket] == wanted(one)
 
 
-def test_steps_with_rules_are_called_and_others_replayed():
+def test_steps_with_constraints_are_called_and_others_replayed():
     decoder = decoder_for(tiny_drafter("model", tiny.target()[1]), "coupled")
     runner = Runner(decoder, graphs=RecordedGraphs())
-    free, one = request([5, 5], max_tokens=40), ruled([5, 5], CIRCLE, max_tokens=40)
+    free, one = request([5, 5], max_tokens=40), constrained([5, 5], CIRCLE, max_tokens=40)
     for asked in (free, one, free, one):
         called, replayed = runner.num_called, runner.num_replayed
         decoder.admit([asked], [0])
@@ -169,7 +172,7 @@ def test_steps_with_rules_are_called_and_others_replayed():
         assert (runner.num_replayed > replayed) is (asked is free) and (asked is free or runner.num_called > called)
 
 
-def test_nothing_is_asked_of_the_device_where_no_row_has_rules(monkeypatch):
+def test_without_constraints_nothing_is_read_from_the_device(monkeypatch):
     """What goes in comes out, the very same objects."""
     constraints = decoder_for(tiny_drafter("none", None), "coupled", rows=2).constraints
     tree, logits = object(), object()
@@ -180,7 +183,7 @@ def test_nothing_is_asked_of_the_device_where_no_row_has_rules(monkeypatch):
 def test_distributions_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
     decoder = decoder_for(tiny_drafter("none", None), "recursive", rows=2, k=2)
     few = Language(({token: 0 for token in range(0, tiny.VOCAB, 2)},), size=tiny.VOCAB)
-    decoder.admit([ruled([1, 2], few), request([3])], [0, 1])
+    decoder.admit([constrained([1, 2], few), request([3])], [0, 1])
     probs = torch.rand(2, 1, tiny.VOCAB, dtype=torch.float64).softmax(-1)
     tree = Tree.make(
         torch.tensor([[2, 7, 8], [3, 7, 8]]),
@@ -201,7 +204,7 @@ def test_distributions_lose_what_is_forbidden_in_rows_with_a_grammar_alone():
 
 
 class Spelled(Grammar):
-    """Allows what ``words`` begin with; notes where it stands."""
+    """Allows the prefixes of ``words``; keeps the text so far."""
 
     def __init__(self, *words):
         self.words, self.text = words, ""
@@ -245,7 +248,7 @@ def test_what_is_forbidden_takes_what_is_below_it():
     assert (grammar.text, second.text) == ("", "")
 
 
-def test_a_mask_is_that_after_the_node_and_all_grammars_have_a_say():
+def test_a_mask_is_that_after_the_node_under_all_grammars():
     first, second = Spelled("abc", "bbd", "abd"), Spelled("abd", "bbdx")
     kept = replace(BRANCHES, valid=prune([first, second], BRANCHES))
     nodes, allowed = masks([first, second], kept, 200)
@@ -269,9 +272,9 @@ def test_only_valid_nodes_are_visited_and_what_was_committed_stays():
     assert grammar.text == "x"
 
 
-def test_a_row_that_ends_beside_its_rules_is_not_asked_again():
+def test_constraints_of_a_finished_row_are_not_called_again():
     decoder = decoder_for(ModelDrafter(lm=tiny.draft()), "coupled", rows=2)
-    asked = [ruled([5], CIRCLE, max_tokens=3), ruled([6], CIRCLE, max_tokens=20)]
+    asked = [constrained([5], CIRCLE, max_tokens=3), constrained([6], CIRCLE, max_tokens=20)]
     decoder.admit(asked, [0, 1])
     while bool(decoder.batch.active.any()):
         decoder.step()
@@ -280,16 +283,16 @@ def test_a_row_that_ends_beside_its_rules_is_not_asked_again():
         assert decoder.batch.tokens[row, 1 : decoder.batch.length[row]].tolist() == wanted(one)
 
 
-URGENT = Language(CIRCLE.moves, size=tiny.VOCAB, urges=2)
+FORCING = Language(CIRCLE.moves, size=tiny.VOCAB, forced=2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_model_keeps_nothing_of_tokens_that_it_did_not_read(temperature):
+def test_a_draft_model_commits_no_replaced_tokens(temperature):
     """Other tokens are put in place of its own in every step of row 0."""
     draft = ModelDrafter(lm=tiny.draft())
     decoder = decoder_for(draft, "coupled", rows=2, k=4)
     asked = [
-        ruled([5, 8], URGENT, max_tokens=30, temperature=temperature, seed=1),
+        constrained([5, 8], FORCING, max_tokens=30, temperature=temperature, seed=1),
         request([6], max_tokens=30, temperature=temperature, seed=2),
     ]
     decoder.admit(asked, [0, 1])
@@ -309,10 +312,10 @@ def test_a_draft_model_keeps_nothing_of_tokens_that_it_did_not_read(temperature)
     assert texts == [wanted(asked[0]), expected(asked[1])]
 
 
-def test_what_must_come_is_drafted_within_the_limits_of_the_row():
+def test_forced_tokens_are_drafted_within_the_limits_of_the_row():
     for cap, tokens in ((None, 12), (1, 12), (0, 12), (None, 2), (None, 1)):
         decoder = decoder_for(tiny_drafter("ngram", None), "coupled", k=4)
-        one = replace(ruled([5, 8], URGENT, max_tokens=tokens), num_draft_tokens=cap)
+        one = replace(constrained([5, 8], FORCING, max_tokens=tokens), num_draft_tokens=cap)
         decoder.admit([one], [0])
         while bool(decoder.batch.active.any()):
             decoder.step()

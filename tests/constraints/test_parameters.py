@@ -75,7 +75,7 @@ def test_a_grammar_needs_a_tokenizer_of_the_fast_library(monkeypatch):
         grammars._spell(target().tokenizer)
 
 
-def test_the_empty_text_alone_cannot_be_ended_without_an_end():
+def test_a_grammar_of_the_empty_text_needs_an_end_of_text_token():
     params = SamplingParams(structured_outputs={"choice": [""]}, ignore_eos=True)
     with pytest.raises(ValueError, match="it allows only the empty text, and no end-of-text token can end it"):
         generate(target(), [[5]], params)
@@ -93,7 +93,7 @@ def test_a_grammar_is_compiled_once_for_its_tokenizer_and_ends():
     assert grammar_of(target(), params) is not first
 
 
-def test_stop_tokens_without_a_text_end_a_grammar_and_those_with_one_do_not():
+def test_stop_tokens_end_a_grammar_only_if_they_have_no_text():
     params = SamplingParams(structured_outputs={"regex": "ab*"}, stop_token_ids=[66, 310], ignore_eos=True)
     assert grammar_of(target(), params).ends == {310}
 

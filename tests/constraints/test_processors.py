@@ -1,4 +1,4 @@
-"""Processors that others wrote: transformers' own as the oracle, both conventions, and what fails alone."""
+"""External logits processors: transformers' own as the oracle, both conventions, and failures."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ LONG = {"max_new_tokens": 24, "pad_token_id": PAD}
 
 
 def by_history(ids, scores):
-    """What comes depends on all that stands before, and on how much."""
+    """Scores depend on all tokens before, and on their number."""
     scores = scores.clone()
     scores[torch.arange(len(ids)), ids.sum(-1) % scores.shape[-1]] += 20.0
     scores[:, : ids.shape[1]] -= 3.0
@@ -184,7 +184,7 @@ def growing(ids, scores):
 
 
 def at(length, then, ids, scores):
-    """``then`` once the text has ``length`` tokens."""
+    """``then`` once the sequence has ``length`` tokens."""
     return then(ids, scores) if ids.shape[1] >= length else scores
 
 

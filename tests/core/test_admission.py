@@ -115,7 +115,7 @@ def after(rows, counts):
 
 
 def banned(made, counts, vocab=9):
-    """Tokens of each row that cannot stand behind each of these numbers of drafted tokens."""
+    """Tokens of each row that are banned after each of these numbers of drafted tokens."""
     allowed = made.process(torch.zeros(made.rows, len(counts), vocab), after(made.rows, counts))
     return [
         [(allowed[row, at] == -torch.inf).nonzero()[:, 0].tolist() for at in range(len(counts))]

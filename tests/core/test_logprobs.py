@@ -89,7 +89,7 @@ def test_each_tokens_distribution_is_that_after_the_node_before_it():
     assert rows[1] == []
 
 
-def test_a_output_that_is_cut_by_its_limit_has_the_distributions_of_what_is_left():
+def test_an_output_cut_by_its_limit_has_the_logprobs_of_the_tokens_left():
     made = batch(max_tokens=2)
     tree = Tree.make_chain(torch.tensor([[2, 5, 3, 6]] * 2), torch.ones(2, 4, dtype=torch.bool))
     logits = random(2, 4)

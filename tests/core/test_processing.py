@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Philox
-from paceline.core.processing import ProcessingState, Text
+from paceline.core.processing import PathTokens, ProcessingState
 from paceline.core.request import Processing, Request
 from paceline.core.tree import Tree
 from tests import options, reference
@@ -42,7 +42,7 @@ def padded(lists, width=None, fill=-1):
 
 def sequence_of(sequences, drafted):
     """Sequences of the rows and what is drafted after them, lists [R][n] of tokens."""
-    return Text(
+    return PathTokens(
         padded(sequences, max(map(len, sequences)) + 2, 0),
         torch.tensor([len(sequence) for sequence in sequences]),
         torch.stack([padded(nodes, 3) for nodes in drafted]),

@@ -22,12 +22,12 @@ def main() -> int:
     groups = defaultdict(list)
     for one in found:
         groups[one["verifier"], one["tree"], one["draw"]].append(one)
-    table = Table("verifier", "tree", "draw", title="Laws")
-    for title in ("probs", "scripts", "worst total variation"):
+    table = Table("verifier", "tree", "draw", title="Distributions")
+    for title in ("distributions", "scripts", "worst total variation"):
         table.add_column(title, justify="right")
-    for key, probs in sorted(groups.items()):
-        rows, worst = sum(one["rows"] for one in probs), max(one["error"] for one in probs)
-        table.add_row(*key, f"{len(probs):,}", f"{rows:,}", f"{worst:.1e}")
+    for key, group in sorted(groups.items()):
+        rows, worst = sum(one["rows"] for one in group), max(one["error"] for one in group)
+        table.add_row(*key, f"{len(group):,}", f"{rows:,}", f"{worst:.1e}")
     Console(width=100).print(table)
     rows, worst = sum(one["rows"] for one in found), max((one["error"] for one in found), default=0.0)
     print(f"{len(found):,} distributions, {rows:,} scripts, worst total variation {worst:.1e}")

@@ -43,5 +43,5 @@ WARPS = {
     "top-k": dict(temperature=0.6, top_k=2),
     "top-p": dict(temperature=1.3, top_p=0.7),
 }
-# What every run of the tests walks; the rest is `make probs`.
+# Enumerated in every run of the suite; the rest in `make distributions`.
 FEW = ("full support", "zeros after some contexts")

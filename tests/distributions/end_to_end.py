@@ -10,14 +10,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import cycle, product
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
-from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.decode import Decoder
 from paceline.drafters.base import Drafter
@@ -27,6 +26,7 @@ from paceline.verifiers.base import Verifier
 from tests import reference
 from tests.distributions.gtest import g_test, tail
 from tests.distributions.models import VOCAB, draft_logits, drafter_of, heads, pair, target_logits
+from tests.harness import Alternating
 from tests.tables import index_of
 
 CAPS = (None, 2, None, 1, None, 3, None, 0)  # draft lengths that rows allow, one of them at random
@@ -132,20 +132,6 @@ HEAD_SHAPES = {**{label: SHAPES[label] for label in ("chains", "confident")}, **
 ALL_SHAPES = {**SHAPES, **LEAF_FIRST}
 
 
-class InTurn:
-    """A plan of several draft lengths, one step after the other."""
-
-    def __init__(self, lengths: tuple[int, ...]) -> None:
-        self.max_draft_tokens = max(lengths)
-        self._lengths = cycle(lengths)
-
-    def observe(self, result) -> None:
-        pass
-
-    def __call__(self) -> StepPlan:
-        return StepPlan(next(self._lengths))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One verifier over drafts of one draw and one shape, made by the draft model or by a head."""
@@ -230,11 +216,12 @@ class Sampled:
 def sample(
     case: Case, *, num_sequences: int, rows: int, seed: int, verifier: Callable[[], Verifier] | None = None
 ) -> Sampled:
-    """Decode ``num_texts`` sequences of all groups, in any order, in a batch of ``rows`` rows.
+    """Decode ``num_sequences`` sequences of all groups, in any order, in a batch of ``rows`` rows.
 
     Rows that have ended take the next sequences while the others go on. ``seed`` fixes everything; two of different
     seeds share no noise below 10 ** 6 sequences. ``verifier`` takes the place of the registered one."""
-    plan = InTurn(ALL_SHAPES[case.shape][1])
+    lengths = ALL_SHAPES[case.shape][1]
+    plan = Alternating(*lengths, most=max(lengths))
     decoder = Decoder(
         target=pair().target,
         drafter=case.drafter(),

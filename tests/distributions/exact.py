@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.plan import Fixed
+from paceline.core.request import Request
 from paceline.decode import Decoder
 from tests.distributions.enumerator import Enumerator, Frontier, expand
 from tests.distributions.processed import processed_distributions
@@ -35,6 +36,19 @@ def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int
     Where steps emit fewer than L tokens, the rest is drawn from the target's own distribution: an error in what was
     emitted stays, and nothing is added to it."""
     length = steps * (k + 1)
+    asked = request(list(PROMPT), max_tokens=length + k + 2, **options)
+    decoder, weights, accepted = enumerate_steps(
+        target=target, drafter=drafter, verifier=verifier, k=k, steps=steps, asked=asked
+    )
+    distribution = _complete(decoder, weights, target, length, options)
+    return Found(distribution=distribution, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
+
+
+def enumerate_steps(*, target: Tensor, drafter, verifier, k: int, steps: int, asked: Request):
+    """Take ``steps`` steps of the request ``asked``, with a row for every outcome of the random choices.
+
+    Returns the decoder, the probability of each row, and the expected number of accepted tokens in the first step.
+    """
     scripts: list[Tensor] = []
     weights = torch.ones(1, dtype=torch.float64)
     accepted, done = 0.0, 0
@@ -45,14 +59,14 @@ def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int
             verifier=verifier(),
             plan=Fixed(k),
             rows=len(weights),
-            max_length=len(PROMPT) + length + k + 2,
+            max_length=len(asked.tokens) + asked.max_tokens,
             noise=Enumerator(scripts),
         )
-        asked = request(list(PROMPT), max_tokens=length + k + 2, **options)
         decoder.admit([asked] * len(weights), range(len(weights)))
         try:
             for step in range(steps):
                 decoder.step()
+                assert not decoder.constraints.failures
                 if step == 0:
                     accepted = float((weights * torch.tensor(decoder.results().num_accepted)).sum())
                 if step == done and step + 1 < steps:
@@ -61,10 +75,7 @@ def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int
                     done += 1
                     break
             else:
-                distribution = _complete(decoder, weights, target, length, options)
-                return Found(
-                    distribution=distribution, num_rows=len(weights), accepted=accepted, weight=float(weights.sum())
-                )
+                return decoder, weights, accepted
         except Frontier as frontier:
             rows, weights, outcomes = expand(weights, frontier)
             scripts = [*(before[rows] for before in scripts), outcomes]

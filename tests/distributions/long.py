@@ -23,7 +23,9 @@ SEQUENCES, ROWS = 4000, 1600  # of a case in a round
 def main() -> int:
     """Exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.distributions.long", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=4, help=f"of {SEQUENCES:,} texts per case (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help=f"of {SEQUENCES:,} sequences per case (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, help="of a former run, to repeat it (default: a fresh one)")
     parser.add_argument("--only", default="", help="cases whose names contain this, like traversal-iid-tree or prophet")
     asked = parser.parse_args()
@@ -71,13 +73,9 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
     for case, sampled in found.items():
         where = min(values[case], key=values[case].__getitem__)
         least = values[case][where]
-        seen_results = least * num_tests < LEVEL if not case.lossless else case in failing
-        wrong += seen_results is case.lossless
-        judgement = (
-            ("FAILED" if seen_results else "ok")
-            if case.lossless
-            else ("told apart" if seen_results else "NOT TOLD APART")
-        )
+        differs = least * num_tests < LEVEL if not case.lossless else case in failing
+        wrong += differs is case.lossless
+        judgement = ("FAILED" if differs else "ok") if case.lossless else ("detected" if differs else "NOT DETECTED")
         table.add_row(
             case.verifier,
             case.draw.name.lower().replace("_", " "),
@@ -99,7 +97,7 @@ def judge(found: dict[Case, Sampled], seconds: float) -> int:
     print(
         f"{len(flat):,} tests of {len(exact)} lossless cases, smallest p {least:.1e}, {len(failed)} fail at the "
         f"family-wise level {LEVEL:g} (Holm); {len(found) - len(exact)} lossy cases; "
-        f"{sequences:,} texts in {seconds:.0f} s"
+        f"{sequences:,} sequences in {seconds:.0f} s"
     )
     return min(wrong, 1)
 

@@ -10,7 +10,7 @@ Error rate: were all verifiers right, a false alarm anywhere in this file would 
 with seeds taken at random (Bonferroni over all tests of all cases, the slow ones included). Power, tested below: a
 joint distribution that is off by 0.1 in total variation toward the draft's in every group is seen in nine of ten cases
 of this size, and a verifier that accepts as if the target's probabilities were a quarter larger is seen. `make
-probs-long` sees about a third of that."""
+distributions-long` sees about a third of that."""
 
 import pytest
 import torch
@@ -93,8 +93,8 @@ def test_the_joint_distribution_of_real_outputs_is_the_targets(case):
 def test_the_joint_distribution_of_outputs_that_heads_drafted_is_the_targets(case):
     found = sample(case, num_sequences=SEQUENCES, rows=ROWS, seed=len(CASES) + OF_HEADS.index(case))
     assert found.num_sequences == SEQUENCES
-    seen_results = chances(found, case.source)
-    assert min(seen_results.values()) >= BOUND, seen_results
+    values = chances(found, case.source)
+    assert min(values.values()) >= BOUND, values
     near, blind = FLOORS[case.source]
     follows = case.draw == Draw.SHARED or (case.knows_distributions and case.draw != Draw.FIXED)
     chain, tree = near if follows else blind

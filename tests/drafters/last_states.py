@@ -47,7 +47,7 @@ def check_steps(target, drafter, *, verifier, k=3, steps=8, **options):
 
 
 def check_distributions(target, head, tree, row, sequence):
-    """Every node of ``row`` was drawn by the distribution that the head gives, told all the tokens before it."""
+    """Every node of ``row`` was drawn from the head's distribution given all the tokens before it."""
     for node in range(1, tree.num_nodes):
         if not tree.valid[row, node]:
             continue

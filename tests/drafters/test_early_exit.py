@@ -5,20 +5,19 @@ import math
 import pytest
 import torch
 
-from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
-from paceline.drafters.early_exit import MAX_SKIPPED_STEPS, EarlyExitDrafter
+from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.adapter.lm import adapt
 from tests import tiny as models
+from tests.drafters.test_tree_growers import PROMPTS, requests
 from tests.engine.wrapped import Counted
-from tests.harness import decoder_for, expected, request, run
+from tests.harness import Alternating, decoder_for, expected, request, run
 
 FOLLOWS = True
 FLOOR = 2.5  # mean acceptance length on the conformance prompts, greedy
 
-PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6])
 SHAPES = {
     "chain": None,
     "bushy": Topology(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0))),
@@ -80,24 +79,6 @@ few = [(kind, name) for kind in HEADS for name in SHAPES if kind in ("plain", "r
 every_head_and_some_shapes = pytest.mark.parametrize(("kind", "name"), few)
 
 
-def requests(temperature=0.0, max_tokens=30, **options):
-    return [
-        request(p, max_tokens=max_tokens - i, temperature=temperature, seed=50 + i, **options)
-        for i, p in enumerate(PROMPTS)
-    ]
-
-
-@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_draft_equal_to_target_takes_the_fewest_steps(verifier, temperature, k):
-    asked = [request([7, 3, 5][: 1 + i], max_tokens=23, temperature=temperature, seed=i) for i in range(3)]
-    result = run(itself(), verifier, asked, k=k)
-    assert result.steps == math.ceil(23 / (k + 1))
-    assert result.summary.acceptance_rate == 1.0
-    assert result.texts == [expected(one) for one in asked] or verifier == "rejection"
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["bushy", "binary"])
 def test_a_tree_by_the_target_itself_takes_the_fewest_steps(name, temperature):
@@ -105,34 +86,6 @@ def test_a_tree_by_the_target_itself_takes_the_fewest_steps(name, temperature):
     result = run(itself(shape=SHAPES[name], draws=frozenset({Draw.SHARED})), "coupled", asked, k=3)
     assert result.texts == [expected(one) for one in asked]
     assert result.steps == math.ceil(24 / 4)
-
-
-class Alternating:
-    """A plan that drafts, pauses and changes its length, so that heads fall behind and catch up."""
-
-    max_draft_tokens = 5
-
-    def __init__(self, *lengths):
-        self.lengths, self.step = lengths, -1
-
-    def observe(self, result):
-        pass
-
-    def __call__(self):
-        self.step += 1
-        return StepPlan(self.lengths[self.step % len(self.lengths)])
-
-
-PLANS = [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,), (3, *(0,) * (MAX_SKIPPED_STEPS + 9), 4)]
-
-
-@pytest.mark.parametrize("lengths", PLANS, ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_catches_up_after_pauses(lengths, temperature):
-    asked = [request([7, 3, 5, 1][: 1 + i], max_tokens=60, temperature=temperature, seed=i) for i in range(3)]
-    result = run(itself(), "coupled", asked, plan=Alternating(*lengths))
-    assert result.texts == [expected(one) for one in asked]
-    assert result.summary.acceptance_rate == 1.0, "what the head has not read costs acceptance"
 
 
 def test_step_without_drafts_runs_neither_shared_layers_nor_head():
@@ -159,11 +112,6 @@ def test_the_outputs_are_the_references_whatever_the_head_says(kind, name):
 def test_a_target_that_runs_whole_or_not_at_all_is_refused():
     with pytest.raises(ValueError, match=r"runs all of its layers: .* backend='native'"):
         decoder_for(itself(), "coupled", target=adapt(models.target()[0]), k=3)
-
-
-def test_a_head_of_another_target_is_refused():
-    with pytest.raises(ValueError, match=r"of 3 layers and 61 tokens, and the target has 1 layers and 61 tokens: give"):
-        decoder_for(itself(), "coupled", target=models.draft(), k=3)
 
 
 def test_a_shape_whose_tokens_cannot_be_drawn_so_is_refused():

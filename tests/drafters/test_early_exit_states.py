@@ -1,4 +1,4 @@
-"""Leaving the target early: what verification is told, what the head reads, and what is kept from step to step."""
+"""Early exit: resumed verification, the states that the head reads, and the state kept between steps."""
 
 import pytest
 import torch
@@ -13,12 +13,11 @@ from paceline.models.backend import fastest
 from paceline.models.native.decoder import DecoderLM
 from tests import tiny as models
 from tests.constraints.regular import Language
-from tests.constraints.test_host_constraints import ruled
+from tests.constraints.test_host_constraints import constrained
 from tests.drafters.test_early_exit import (
     HEADS,
     PROMPTS,
     SHAPES,
-    Alternating,
     every_case,
     every_head,
     every_head_and_some_shapes,
@@ -30,7 +29,7 @@ from tests.drafters.test_early_exit import (
 from tests.engine.recorded import RecordedGraphs
 from tests.engine.test_graphs import Side, ragged
 from tests.engine.wrapped import Wrapped
-from tests.harness import decoder_for, expected, finish, planned_step, request, run
+from tests.harness import Alternating, decoder_for, expected, finish, planned_step, request, run
 
 
 class Resuming(Wrapped):
@@ -64,7 +63,7 @@ class Resuming(Wrapped):
 
 @every_case
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_verification_that_goes_on_gives_what_a_whole_one_gives(name, draw, temperature):
+def test_resumed_verification_equals_a_whole_forward(name, draw, temperature):
     """Logits, states, keys and values, in ragged batches after whatever was accepted."""
     target = Resuming(models.target()[1])
     drafter = EarlyExitDrafter(head=HEADS["plain"](), shape=SHAPES[name], draws=frozenset({draw}))
@@ -77,7 +76,7 @@ def test_verification_that_goes_on_gives_what_a_whole_one_gives(name, draw, temp
 
 
 class Heard(Wrapped):
-    """A head's decoder of which is kept what it said after the root and after every node of the forest."""
+    """A head's decoder whose logits after the root and after every node of the forest are recorded."""
 
     def __call__(self, tree, cache, *, start=0, **options):
         output = self.lm(tree, cache, start=start, **options)
@@ -113,7 +112,7 @@ def naive_logits(head, sequence, drafted):
 
 @every_head_and_some_shapes
 @torch.no_grad()
-def test_what_is_drafted_with_is_what_is_trained(kind, name):
+def test_draft_logits_equal_training_logits(kind, name):
     """At every depth, after any accepted path, pauses and a fork, against whole sequences without a cache."""
     head = HEADS[kind]()
     drafter = EarlyExitDrafter(head=head, lm=Heard(head.decoder), shape=SHAPES[name])
@@ -197,15 +196,15 @@ def test_a_step_that_is_cut_off_before_it_is_decided_is_done_again():
 
 
 # Three tokens in a circle, of which one is said to come: a chain of the drafter's own is replaced by it.
-URGED = Language(({5: 1, 9: 1, 3: 1}, {2: 0, 8: 0, 44: 0}), size=models.VOCAB, urges=2)
+FORCED = Language(({5: 1, 9: 1, 3: 1}, {2: 0, 8: 0, 44: 0}), size=models.VOCAB, forced=2)
 
 
 @every_head
 def test_tokens_that_a_grammar_demands_take_the_place_of_the_drafts(kind):
-    asked = [ruled(p, URGED, max_tokens=14) for p in PROMPTS[:2]] + [request(PROMPTS[3], max_tokens=14)]
+    asked = [constrained(p, FORCED, max_tokens=14) for p in PROMPTS[:2]] + [request(PROMPTS[3], max_tokens=14)]
     result = run(EarlyExitDrafter(head=HEADS[kind]()), "coupled", asked, k=4)
     for one, sequence in zip(asked[:2], result.texts[:2], strict=True):
-        assert all(token in URGED.moves[at % 2] for at, token in enumerate(sequence)) and one.constraints
+        assert all(token in FORCED.moves[at % 2] for at, token in enumerate(sequence)) and one.constraints
     assert result.texts[2] == expected(asked[2])
 
 

@@ -1,27 +1,30 @@
 """Properties of every drafter that grows trees."""
 
+import math
+
 import pytest
 
 from paceline.core.step import StepPlan
 from paceline.core.tree import NoDraft
 from paceline.drafters import DRAFTERS
+from paceline.drafters.early_exit import MAX_SKIPPED_STEPS
 from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.tree.shapes import Topology
 from tests import tiny
-from tests.harness import decoder_for, request, tiny_drafter
+from tests.drafters import test_early_exit, test_model
+from tests.engine.wrapped import Wrapped
+from tests.harness import Alternating, decoder_for, expected, request, run, tiny_drafter
 
 GROWING = [name for name in DRAFTERS.builtin if issubclass(DRAFTERS.find(name), GrowingDrafter)]
 every_drafter = pytest.mark.parametrize("name", GROWING)
 
 
-class RecordedInputs:
+class RecordedInputs(Wrapped):
     """An LM that records what it is given at the valid nodes of each call."""
 
     def __init__(self, lm):
-        self.lm, self.inputs = lm, set()
-
-    def __getattr__(self, name):
-        return getattr(self.lm, name)
+        super().__init__(lm)
+        self.inputs = set()
 
     def __call__(self, tree, cache, *, start=0, resume=None, **options):
         valid = tree.valid[:, start:]
@@ -56,3 +59,39 @@ def test_a_depth_of_zero_proposes_the_root_alone(name, shape):
     decoder.admit([request([5, 9, 2]), request([1])], range(2))
     tree = drafter.propose(decoder.batch, StepPlan(0 if shape is None else 2))
     assert tree.num_nodes == 1 and tree.no_draft_reason is NoDraft.OFF
+
+
+ITSELF = {"model": test_model.itself, "early_exit": test_early_exit.itself}
+with_the_target_itself = pytest.mark.parametrize("name", ITSELF)
+
+
+@with_the_target_itself
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_draft_equal_to_target_takes_the_fewest_steps(name, verifier, temperature, k):
+    asked = [request([7, 3, 5][: 1 + i], max_tokens=23, temperature=temperature, seed=i) for i in range(3)]
+    result = run(ITSELF[name](), verifier, asked, k=k)
+    assert result.steps == math.ceil(23 / (k + 1))
+    assert result.summary.acceptance_rate == 1.0
+    assert result.texts == [expected(one) for one in asked] or verifier == "rejection"
+
+
+PLANS = [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,), (3, *(0,) * (MAX_SKIPPED_STEPS + 9), 4)]
+
+
+@with_the_target_itself
+@pytest.mark.parametrize("lengths", PLANS, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_catches_up_after_pauses(name, lengths, temperature):
+    asked = [request([7, 3, 5, 1][: 1 + i], max_tokens=60, temperature=temperature, seed=i) for i in range(3)]
+    result = run(ITSELF[name](), "coupled", asked, plan=Alternating(*lengths))
+    assert result.texts == [expected(one) for one in asked]
+    assert result.summary.acceptance_rate == 1.0, "unread tokens cost acceptance"
+
+
+@pytest.mark.parametrize("name", [name for name in GROWING if name != "model"])
+def test_a_head_of_another_target_is_refused_before_any_row(name):
+    drafter = tiny_drafter(name, tiny.target()[1])
+    with pytest.raises(ValueError, match="3 layers and 61 tokens, and the target has 1 layers and 61 tokens: give"):
+        decoder_for(drafter, "coupled", target=tiny.draft())

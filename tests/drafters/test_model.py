@@ -1,11 +1,8 @@
 """A draft model with a cache of its own."""
 
-import math
-
 import pytest
 import torch
 
-from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from tests import tiny as models
@@ -22,41 +19,6 @@ def tiny(target):
 
 def itself():
     return ModelDrafter(lm=models.target()[1])
-
-
-@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_draft_equal_to_target_takes_the_fewest_steps(verifier, temperature, k):
-    requests = [request([7, 3, 5][: 1 + i], max_tokens=23, temperature=temperature, seed=i) for i in range(3)]
-    result = run(itself(), verifier, requests, k=k)
-    assert result.steps == math.ceil(23 / (k + 1))
-    assert result.summary.acceptance_rate == 1.0
-
-
-class Alternating:
-    """A plan that drafts, pauses and changes its length, so that drafters fall behind and catch up."""
-
-    max_draft_tokens = 5
-
-    def __init__(self, *lengths):
-        self.lengths, self.step = lengths, -1
-
-    def observe(self, result):
-        pass
-
-    def __call__(self):
-        self.step += 1
-        return StepPlan(self.lengths[self.step % len(self.lengths)])
-
-
-@pytest.mark.parametrize("lengths", [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (4,)])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_catches_up_after_pauses(lengths, temperature):
-    requests = [request([7, 3, 5, 1][: 1 + i], max_tokens=40, temperature=temperature, seed=i) for i in range(3)]
-    result = run(itself(), "coupled", requests, plan=Alternating(*lengths))
-    assert result.texts == [expected(r) for r in requests]
-    assert result.summary.acceptance_rate == 1.0, "a stale draft cache costs acceptance"
 
 
 # The target's weights; the longest sequence that is drafted after is 24 tokens for both, as three slots are for the

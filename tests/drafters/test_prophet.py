@@ -17,7 +17,7 @@ from paceline.models.backend import fastest
 from paceline.models.base import FusedDrafting
 from tests import tiny as models
 from tests.drafters.last_states import check_steps, overfitted, whole
-from tests.harness import decoder_for, expected, request, run
+from tests.harness import Alternating, decoder_for, expected, request, run
 
 SEED = 5
 FLOOR = 3.2  # mean acceptance length on the conformance prompts, greedy
@@ -89,7 +89,7 @@ def test_deeper_drafts_than_it_learned_go_on_in_the_same_way():
     assert results[0].summary.drafted[4] > 0
 
 
-def test_a_output_that_it_has_learned_takes_the_fewest_steps():
+def test_an_output_that_it_was_trained_on_takes_the_fewest_steps():
     """The states are what tells one place of the sequence from another, and every draft begins with them."""
     _, target = models.target()
     head = new_head(target, num_blocks=1, depth=4)
@@ -114,26 +114,10 @@ def test_trees_keep_more_than_chains_and_change_no_output(shape):
     assert kept[1] > kept[0] + 0.1
 
 
-class Alternating:
-    """A plan that drafts, pauses and changes its length."""
-
-    max_draft_tokens = 4
-
-    def __init__(self, *lengths):
-        self.lengths, self.step = lengths, -1
-
-    def observe(self, result):
-        pass
-
-    def __call__(self):
-        self.step += 1
-        return StepPlan(self.lengths[self.step % len(self.lengths)])
-
-
 def test_states_are_kept_through_steps_without_drafts():
     _, target = models.target()
     drafter = ProphetDrafter(head=new_head(target))
-    decoder = decoder_for(drafter, "coupled", plan=Alternating(0, 0, 0, 3, 1), rows=2)
+    decoder = decoder_for(drafter, "coupled", plan=Alternating(0, 0, 0, 3, 1, most=4), rows=2)
     prompts = [[7, 3, 5], [1, 4, 4]]
     decoder.admit([request(p, max_tokens=20) for p in prompts], [0, 1])
     for _ in range(9):
@@ -179,10 +163,3 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, width):
         sequences.append(decode_all(decoder))
     assert isinstance(fastest(head.decoder), FusedDrafting)
     assert drafts[0] == drafts[1] and sequences[0] == sequences[1]
-
-
-def test_another_target_is_refused_before_any_row():
-    head = new_head(models.target()[1])
-    other = models.native(models.llama(1, num_hidden_layers=2))
-    with pytest.raises(ValueError, match="for a target of 3 layers and 61 tokens, and the target has 2 layers and 61"):
-        decoder_for(ProphetDrafter(head=head), "coupled", target=other)

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from paceline.core.noise import Philox, Stream
-from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.prefill import prefill
 from tests import tiny as models
-from tests.harness import decoder_for, expected, request, run
+from tests.harness import Alternating, decoder_for, expected, request, run
 
 PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6])
 MEDUSA = Topology(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1)))
@@ -44,7 +43,7 @@ def noisy(name, draw, lm=None):
     return ModelDrafter(lm=lm or draft(), shape=SHAPES[name], draws=frozenset({draw}))
 
 
-def requests(temperature, max_tokens=30, **options):
+def requests(temperature=0.0, max_tokens=30, **options):
     return [
         request(p, max_tokens=max_tokens - i, temperature=temperature, seed=50 + i, **options)
         for i, p in enumerate(PROMPTS)
@@ -193,22 +192,6 @@ def test_a_draft_equal_to_the_target_takes_the_fewest_steps(name, draw, temperat
     result = run(itself(name, draw), "coupled", wanted, k=3)
     assert result.texts == [expected(r) for r in wanted]
     assert result.steps == math.ceil(24 / (depth + 1))
-
-
-class Alternating:
-    """A plan that drafts to other depths in turn."""
-
-    max_draft_tokens = 5
-
-    def __init__(self, *depths):
-        self.depths, self.step = depths, -1
-
-    def observe(self, result):
-        pass
-
-    def __call__(self):
-        self.step += 1
-        return StepPlan(self.depths[self.step % len(self.depths)])
 
 
 @pytest.mark.parametrize("depths", [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (2,)])

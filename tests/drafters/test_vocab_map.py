@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from paceline.core.tree import Draw
 from paceline.draft_heads.vocab_map import MappedVocab, PaddedVocab
@@ -10,9 +10,9 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.native.decoder import DecoderLM
 from tests import tiny as models
+from tests.drafters.test_tree_growers import PROMPTS
 from tests.harness import decoder_for, expected, request, run
 
-PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6])
 ORDER = torch.randperm(models.VOCAB, generator=torch.Generator().manual_seed(4)).tolist()
 KNOWN = [token for token in ORDER if token % 7]  # a draft without every seventh token
 SHAPES = {"chain": None, "tree": Topology.branching((2, 2)), "confident": Confident(num_drafted=6, depth=3, width=2)}
@@ -105,6 +105,8 @@ def test_the_step_with_a_vocabulary_map_runs_on_fake_tensors(shape):
         decoder.admit(requests(0.7), range(4))
         for _ in range(3):
             decoder.step()
+        with pytest.raises(DataDependentOutputException):
+            decoder.results()
 
 
 @pytest.mark.parametrize(

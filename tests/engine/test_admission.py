@@ -1,4 +1,4 @@
-"""Prompts are read between steps: what a long one costs those that run, and what it must not change."""
+"""Chunked prefill between steps: a long prompt does not stall running rows and changes no output."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_running_rows_output_a_token_in_every_step_while_a_long_prompt_is_read(d
     before_long = 0
     while not any(output.ticket == long for output in outputs):
         step = made.advance()
-        assert first in {output.ticket for output in step}, "nobody waits for the prompt"
+        assert first in {output.ticket for output in step}, "the running row gets a token in every step"
         outputs += step
         before_long += 1
     assert before_long >= (len(LONG) - 1) // 8, "a chunk a step"

@@ -1,4 +1,4 @@
-"""Steps that are replayed do what steps that are called do, whatever comes between; and when they are not replayed."""
+"""Replayed steps give the results of eager ones, whatever comes between; and the steps that are not replayed."""
 
 import copy
 import logging
@@ -12,7 +12,6 @@ import torch
 from paceline.core.guidance import Guidance
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
-from paceline.core.step import StepPlan
 from paceline.core.tree import NoDraft
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
@@ -31,7 +30,7 @@ from paceline.engine.watch import Watch
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs
 from tests.engine.wrapped import Wrapped
-from tests.harness import decoder_for, expected, pairs, request, tiny_drafter
+from tests.harness import Alternating, decoder_for, expected, pairs, request, tiny_drafter
 
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 
@@ -132,24 +131,8 @@ def test_plain_steps_of_the_watch_are_replayed_and_a_draft_catches_up_after_them
     assert made.runner.num_called == WARM_UP * made.runner.recorder.num_recorded
 
 
-class Alternating:
-    """Drafts of changing length."""
-
-    max_draft_tokens = 4
-
-    def __init__(self, *lengths):
-        self.lengths, self.asked = lengths, 0
-
-    def observe(self, result):
-        pass
-
-    def __call__(self):
-        self.asked += 1
-        return StepPlan(self.lengths[self.asked % len(self.lengths)])
-
-
 def test_every_length_of_draft_is_recorded_for_itself_and_the_plan_is_asked_once_a_step():
-    plan, same = Alternating(1, 4, 2), Alternating(1, 4, 2)
+    plan, same = Alternating(4, 2, 1), Alternating(4, 2, 1)
     made = Side(NgramDrafter(), graphs=RecordedGraphs(), plan=plan)
     assert made.serve(ragged()) == Side(NgramDrafter(), plan=same).serve(ragged())
     assert made.runner.recorder.num_recorded == 3
@@ -232,9 +215,9 @@ def test_where_recording_fails_steps_are_called(drafter, share, caplog):
 def test_a_draft_whose_recording_fails_knows_how_far_it_is_behind():
     """Its host state is that of the steps that were done, not of the one that was only recorded."""
     itself, requests = tiny.target()[1], [request(LONG[: 3 + index], max_tokens=40) for index in range(3)]
-    plain = Side(ModelDrafter(lm=itself), plan=Alternating(0, 3)).serve(requests)
+    plain = Side(ModelDrafter(lm=itself), plan=Alternating(3, 0)).serve(requests)
     # The first kind to come twice is a plain step, after which the draft has one more token to read.
-    made = Side(ModelDrafter(lm=itself), plan=Alternating(0, 3), graphs=RecordedGraphs(fails_at=9))
+    made = Side(ModelDrafter(lm=itself), plan=Alternating(3, 0), graphs=RecordedGraphs(fails_at=9))
     assert made.serve(requests) == plain
     assert made.runner.recorder.num_recorded == 0 and len(made.graphs.begun) == 1
 
@@ -251,7 +234,7 @@ def test_what_was_recorded_before_a_failure_goes_on_being_replayed():
 
 
 def test_an_interruption_while_recording_leaves_the_step_as_it_was_done():
-    """The step before it was done and not yet read: its texts end, as after any step that is cut off."""
+    """The eager step before it was executed and not read: its requests end, as after any interrupted step."""
     made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs())
     calls = []
 
@@ -347,7 +330,7 @@ def test_recordings_and_what_is_remembered_of_kinds_are_bounded(monkeypatch):
     made = Side(tiny_drafter("model", tiny.target()[1]), graphs=RecordedGraphs(), k=0)
     made.serve(ragged(2))
     assert made.runner.num_replayed == 0 and len(made.runner.recorder._counted) == 5
-    plan = Alternating(1, 2, 3, 4)
+    plan = Alternating(2, 3, 4, 1)
     made = Side(NgramDrafter(), graphs=RecordedGraphs(), plan=plan)
     assert texts(made.serve(ragged())[0]) == texts(Side(NgramDrafter()).serve(ragged())[0])
     assert made.runner.recorder.num_recorded == 2 and made.runner.num_replayed > 0

@@ -1,4 +1,4 @@
-"""What rows cost, and the refusal that says how many would fit."""
+"""The memory of rows, and the refusal that says how many would fit."""
 
 import re
 
@@ -58,7 +58,7 @@ def test_rows_that_do_not_fit_are_refused_with_the_number_that_would(free):
         assert str(caught.value).endswith(f"lower batch_size to {fitting}")
 
 
-def test_where_not_one_row_fits_the_text_must_be_shorter(free):
+def test_if_no_row_fits_the_error_asks_for_shorter_sequences(free):
     _, target = tiny.target()
     free(10)
     with pytest.raises(ValueError, match=r"0\.00 GiB is free: lower max_tokens or shorten the prompts"):

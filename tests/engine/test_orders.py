@@ -1,4 +1,4 @@
-"""Steps that are read while the next one runs: what is told is what is told when each is read at once."""
+"""Steps that are read while the next one runs give the results of steps that are read at once."""
 
 from dataclasses import replace
 from itertools import count
@@ -25,14 +25,13 @@ from tests.harness import expected, request
 
 
 def serve(made, requests, *, stop=None):
-    """Gains and closings by ticket; texts that hold the token ``stop`` end at the host's word."""
+    """Outputs and statistics by ticket; requests are cancelled once they have the token ``stop``."""
     tickets = [made.submit(one) for one in requests]
     outputs = {ticket: [] for ticket in tickets}
     while not made.idle:
         for output in made.advance():
             outputs[output.ticket].append(output)
-            seen_results = [token for one in outputs[output.ticket] for token in one.token_ids]
-            if stop in seen_results:
+            if stop in (token for one in outputs[output.ticket] for token in one.token_ids):
                 made.cancel(output.ticket)
     closings = [made.stats(ticket) for ticket in tickets]
     return list(outputs.values()), [(one.summary, one.no_draft) for one in closings]
@@ -45,8 +44,8 @@ def both(*args, **options):
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_texts_ends_and_statistics_are_the_same(drafter, rows, sampling):
-    """Also of texts that the host ends, which the device has taken a step further by then."""
+def test_outputs_finish_reasons_and_statistics_are_the_same(drafter, rows, sampling):
+    """Also of requests that the host ends, when the device has already taken another step."""
     stopping, taken_back = (request(prompt, max_tokens=20, seed=9, **sampling) for prompt in (LONG[:3], [9, 9]))
     stopping = replace(stopping, stop_tokens=[expected(stopping)[5]])
     stop = next(token for token in expected(taken_back) if token not in expected(stopping))
@@ -66,7 +65,7 @@ def test_log_probabilities_are_those_of_their_step():
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
-def test_with_the_watch_texts_are_the_same_and_plain_steps_are_reported_from_others(drafter, monkeypatch):
+def test_with_the_watch_outputs_are_the_same_and_plain_steps_are_reported(drafter, monkeypatch):
     monkeypatch.setattr(watch, "PERIOD", 7)
     made = scheduler(drafter, rows=2, watch=True, order="overlapped")
     plan, observe, seen = made.decoder.plan, made.decoder.plan.observe, []
@@ -116,12 +115,12 @@ def test_a_step_is_queued_before_the_one_in_front_of_it_is_read():
         serve(made, [request([5], max_tokens=3)])
     assert logs[0] == [("queue", 1), ("read", 1), ("queue", 2), ("read", 2), ("queue", 3), ("read", 3)]
     assert logs[1] == [("queue", 1), ("queue", 2), ("read", 1), ("queue", 3), ("read", 2), ("read", 3)], (
-        "and none after the last that a text can need"
+        "no step is queued beyond the last possible one"
     )
 
 
 def test_a_row_is_given_to_another_while_its_last_step_is_still_under_way():
-    """That step is of nobody: it is neither told nor counted."""
+    """That step is neither reported nor counted."""
     once, overlapped = both("model", rows=1)
     wanted = [request(LONG, max_tokens=30), request([4, 4], max_tokens=9)]
     closings = []
@@ -163,11 +162,11 @@ def test_what_was_done_before_a_step_failed_is_reported_before_the_failure():
         made.submit(one)
     outputs = made.advance()
     target.at = target.calls + 1
-    seen_results = made.advance()
-    assert len(seen_results) == 2, "of the step in flight"
+    in_flight = made.advance()
+    assert len(in_flight) == 2
     with pytest.raises(RuntimeError, match="busy"):
         made.advance()
-    outputs += seen_results
+    outputs += in_flight
     while not made.idle:
         outputs += made.advance()
     assert texts(outputs) == [expected(one) for one in wanted]
@@ -181,8 +180,8 @@ def test_a_step_that_fails_with_none_in_front_fails_at_once():
         made.advance()
 
 
-def test_a_failure_that_nobody_needs_to_know_of_is_not_reported():
-    """The step was taken in advance, for texts that had ended by then."""
+def test_a_failed_step_of_finished_requests_is_not_reported():
+    """The step was queued ahead, for requests that have ended since."""
     made = scheduler(rows=1, order="overlapped")
     ticket = made.submit(request([5, 1], max_tokens=14))
     made.advance()

@@ -1,4 +1,4 @@
-"""Who shares what with whom: against a simulation of caches that hold nothing but what was read or copied."""
+"""Prefix sharing against a simulation of the caches."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Requests over rows: their order, what becomes of those that fail or are cancelled, and what rows are left with."""
+"""Requests over rows: their order, failures, cancellation, and the state that rows are left in."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ POISON = 59
 
 
 class QueueTimer(HostTimer):
-    """As of a device that runs behind the host: a step's time ends with its last phase, not with its reading."""
+    """The timer of an asynchronous device: a step's time ends with its last phase, not when its result is read."""
 
     def seconds(self):
         return replace(super().seconds(), rest=0.0)
@@ -59,7 +59,7 @@ def scheduler(drafter="none", *, target=None, rows=2, watch=False, k=3, order=No
 
 
 def drain(made, outputs=()):
-    """Tokens by ticket until nothing is left, and the gains."""
+    """Tokens by ticket once everything is served, and all outputs."""
     outputs = list(outputs)
     while not made.idle:
         outputs += made.advance()
@@ -100,7 +100,7 @@ def test_what_cannot_be_served_is_refused_at_once_and_leaves_no_trace():
 
 
 def test_a_cancelled_request_leaves_its_row_at_once():
-    """It takes part in no further step, and who waits is admitted with the next one."""
+    """It takes part in no further step, and a waiting request is admitted with the next one."""
     made = scheduler(rows=1)
     wanted = [request(LONG, max_tokens=30), request([4, 4], max_tokens=5)]
     first, second = (made.submit(one) for one in wanted)
@@ -115,7 +115,7 @@ def test_a_cancelled_request_leaves_its_row_at_once():
     assert made.stats(first).summary.steps == 2
 
 
-def test_a_cancelled_row_stands_still_while_others_go_on():
+def test_a_cancelled_row_stays_as_it_is_while_others_run():
     made = scheduler("model", rows=2)
     first, second = made.submit(request(LONG, max_tokens=30)), made.submit(request([4, 4], max_tokens=20))
     outputs = made.advance()
@@ -161,7 +161,7 @@ def test_rows_are_reused_the_longest_unused_first():
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("at", range(4))
 def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
-    """Its neighbours are admitted with it and are served, and so is who comes after it into its row."""
+    """Requests admitted with it are served, and so are later ones in its row."""
     error = RuntimeError("poisoned")
     made = scheduler(drafter, target=Breaking(tiny.target()[1], error, poison=POISON), rows=3)
     others = [request(LONG, max_tokens=9), request([5, 1], max_tokens=12), request([*LONG, 2], max_tokens=7)]
@@ -179,8 +179,8 @@ def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
     assert [texts[ticket] for ticket in tickets] == [expected(one) for one in again], "every row serves again"
 
 
-def test_nobody_copies_from_a_row_whose_admission_failed(monkeypatch):
-    """The target had read a part of it, the draft nothing: its cache held another text."""
+def test_no_prefix_is_copied_from_a_row_whose_admission_failed(monkeypatch):
+    """The target had read a part of it, the draft nothing: its cache held another sequence."""
     monkeypatch.setattr("paceline.decode.CHUNK", 4)
     made = scheduler("model", target=Breaking(tiny.target()[1], RuntimeError("poisoned"), poison=POISON), rows=2)
     for other in ([50] * 30, [51] * 30):
@@ -212,7 +212,7 @@ def test_an_interrupted_admission_loses_no_request(error, at):
     assert [texts[ticket] for ticket in tickets] == [expected(one) for one in wanted]
 
 
-def test_an_interrupted_admission_leaves_nobody_running_in_its_row():
+def test_an_interrupted_admission_leaves_its_rows_inactive():
     made = scheduler(target=Breaking(tiny.target()[1], KeyboardInterrupt(), at=1), rows=2)
     tickets = [made.submit(request([5, 1, index], max_tokens=8)) for index in range(2)]
     with pytest.raises(KeyboardInterrupt):
@@ -243,17 +243,17 @@ def test_a_failure_is_reported_even_if_the_step_after_it_fails_too():
     made = scheduler(target=target, rows=2)
     good, bad = made.submit(request([5], max_tokens=3)), made.submit(request([POISON, 1], max_tokens=3))
     target.at = 3  # read together, then the poisoned one alone, then the step; the other has nothing to read
-    seen_results = []
+    outputs = []
     for _ in range(12):
         try:
-            seen_results += made.advance()
+            outputs += made.advance()
         except RuntimeError:
             target.at = None
-    assert [output.ticket for output in seen_results if output.error] == [bad]
-    assert drain(made, seen_results)[0][good] == expected(request([5], max_tokens=3))
+    assert [output.ticket for output in outputs if output.error] == [bad]
+    assert drain(made, outputs)[0][good] == expected(request([5], max_tokens=3))
 
 
-def test_nobody_is_reported_of_a_failure_after_cancelling():
+def test_the_failure_of_a_cancelled_request_is_not_reported():
     target = Breaking(tiny.target()[1], RuntimeError("no"), poison=POISON, at=3)
     made = scheduler(target=target, rows=2)
     good, bad = made.submit(request([5], max_tokens=3)), made.submit(request([POISON, 1], max_tokens=3))
@@ -272,8 +272,8 @@ TORN = {
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
 @pytest.mark.parametrize("case", [*TORN, "before reading"])
-def test_texts_of_a_step_that_was_cut_off_end_and_say_so(drafter, case, order, monkeypatch):
-    """Their newest tokens are lost, so they must not go on as if nothing had happened; who waits is served."""
+def test_requests_of_an_interrupted_step_end_with_an_error(drafter, case, order, monkeypatch):
+    """Their newest tokens are lost, so they must not go on; waiting requests are served."""
     made = scheduler(drafter, rows=2)
     wanted = [request(LONG, max_tokens=12), request([8, 8], max_tokens=12), request([*LONG, 1], max_tokens=9)]
     tickets = [made.submit(one) for one in wanted]
@@ -321,33 +321,33 @@ def test_times_are_of_the_request_and_within_its_total():
     assert second.queue > first.total - first.queue - 0.01 and second.queue > first.queue
 
 
-def test_the_watch_is_reported_of_the_rows_that_ran_and_what_they_gained(monkeypatch):
+def test_the_watch_observes_running_rows_and_their_tokens(monkeypatch):
     made = scheduler("ngram", rows=4, watch=True)
-    seen_results = []
+    seen = []
     monkeypatch.setattr(
-        made.decoder.plan, "observe", lambda result: seen_results.append((result.num_running, result.num_tokens))
+        made.decoder.plan, "observe", lambda result: seen.append((result.num_running, result.num_tokens))
     )
     for length in (2, 3, 3):
         made.submit(request([5], max_tokens=length))
     texts, _ = drain(made)
-    assert [rows for rows, _ in seen_results][:2] == [3, 3] and len(seen_results) <= 3
-    assert sum(tokens for _, tokens in seen_results) == sum(len(text) for text in texts.values()) == 8
+    assert [rows for rows, _ in seen][:2] == [3, 3] and len(seen) <= 3
+    assert sum(tokens for _, tokens in seen) == sum(map(len, texts.values())) == 8
 
 
 def test_a_draft_of_a_reused_row_is_as_good_as_in_a_fresh_one():
-    """Held texts are shared by the target's and the draft's caches alike."""
+    """The draft's cache shares prefixes as the target's does."""
     draft = ModelDrafter(lm=tiny.target()[1])
     decoder = decoder_for(draft, "coupled", k=3, rows=1)
     made = scheduler_of(decoder)
-    text = list(LONG)
+    sequence = list(LONG)
     for turn in range(4):
-        ticket = made.submit(request(text, max_tokens=8))
+        ticket = made.submit(request(sequence, max_tokens=8))
         texts, _ = drain(made)
         assert made.stats(ticket).summary.acceptance_rate == 1, "the draft is the target: it errs only if it is stale"
-        text += [*texts[ticket], turn]
+        sequence += [*texts[ticket], turn]
 
 
-def test_what_only_an_ended_request_asked_for_is_no_longer_looked_up():
+def test_logprobs_of_a_finished_request_are_no_longer_looked_up():
     made = scheduler()
     made.submit(Request(tokens=[5, 9], max_tokens=2, logprobs=3))
     made.submit(request([1], max_tokens=6))

@@ -1,4 +1,4 @@
-"""Which steps are plain, what is timed, and what follows from it."""
+"""The watch: which steps are plain, which are timed, and the speeds that follow."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_two_steps_are_plain_after_sixteen_and_then_every_128():
     assert (FIRST, PERIOD, PLAIN_STEPS) == (16, 128, 2)
 
 
-def test_short_texts_pay_nothing():
+def test_short_outputs_have_no_plain_steps():
     assert walk(Watch(plan=Fixed(3)), FIRST) == []
 
 

@@ -65,7 +65,7 @@ def test_greedy_text_equals_plain_decoding_under_rejection():
     assert run(bigram(), "rejection", requests(), k=K).texts == [expected(r) for r in requests()]
 
 
-def test_looping_text_is_drafted_well_and_no_further_than_the_verifier_goes():
+def test_looping_output_is_drafted_well_and_no_further_than_the_verifier_accepts():
     model, target = tiny.looping_target()
     deep = run(bigram(), "coupled", requests(), target=target, k=K)
     shallow = run(bigram(), "first_token", requests(), target=target, k=K)
@@ -112,7 +112,7 @@ def test_drafts_follow_what_followed_last(text, proposal):
     assert tree.tokens[0, 1:][tree.valid[0, 1:]].tolist() == proposal
 
 
-def test_a_row_given_to_another_text_forgets_the_former_one_and_its_neighbours_do_not():
+def test_a_reused_row_starts_without_the_former_sequence_and_others_are_unchanged():
     decoder = decoder_for(bigram(), "coupled", k=K, rows=2)
     decoder.admit([request([1, 2, 3, 1, 2, 3]), request([4, 5, 6, 4, 5, 6])], [0, 1])
     beside = decoder.drafter.last[1].tolist()

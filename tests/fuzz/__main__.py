@@ -46,20 +46,20 @@ def main() -> int:
             suppress_health_check=list(HealthCheck),
         )
         @given(case=cases())
-        def distribution(case):
+        def check(case):
             tally.seen["batches"] += 1
             serve(case, tally)
             progress.advance(task)
 
         try:
-            distribution()
+            check()
         except (AssertionError, HypothesisException, ArithmeticError, LookupError, RuntimeError, ValueError):
             wrong = True
             traceback.print_exc()
     _print(console, tally)
     seen = tally.seen
     console.print(
-        f"{seen['batches']:,} batches of {tally.asked['rows']:,} rows, {seen['results']:,} texts judged, "
+        f"{seen['batches']:,} batches of {tally.asked['rows']:,} rows, {seen['results']:,} outputs checked, "
         f"{tally.refused['rows']:,} rows refused ({tally.share:.1%}), {time.monotonic() - begin:.0f} s, seed {number}"
     )
     if wrong:
@@ -80,11 +80,11 @@ def _print(console: Console, tally: Tally) -> None:
         )
     console.print(table)
     table = Table("drafter", title="What was drafted, and kept")
-    for title in ("texts", "tokens", "of drafts"):
+    for title in ("outputs", "tokens", "of drafts"):
         table.add_column(title, justify="right")
     for name, kept in sorted(tally.kept.items()):
         tokens = sum(kept[source] for source in Source)
-        table.add_row(name, f"{kept['texts']:,}", f"{tokens:,}", f"{kept[Source.DRAFTED] / tokens:.1%}")
+        table.add_row(name, f"{kept['outputs']:,}", f"{tokens:,}", f"{kept[Source.DRAFTED] / tokens:.1%}")
     console.print(table)
 
 

@@ -1,4 +1,4 @@
-"""What is made up: prompts with options of their own, for an engine of any drafter, rule, tree and number of rows."""
+"""Random cases: prompts with options of their own, for an engine of any drafter, verifier, tree and batch size."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from tests.fuzz.target import LETTERS, VOCAB, designs
 
 NEVER = -float("inf")
 MOST_TOKENS = 12
-LENGTH = 32  # of a text, prompt included
+LENGTH = 32  # of a sequence, prompt included
 
 
 @dataclass(frozen=True)

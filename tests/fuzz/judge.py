@@ -1,4 +1,4 @@
-"""Whether a result is one that its request allows, token by token, in the reference's words."""
+"""Checks a result against its request, token by token, with the naive reference."""
 
 import numpy as np
 import torch

@@ -75,7 +75,7 @@ def serve(case, tally):
         for result in results:
             judge(result, row.prompt, row.options, same_tokens=kind.same_tokens, lossless=kind.lossless)
             tally.seen.update([result.finish_reason, *result.source, "results"])
-            tally.kept[name].update(["texts", *result.source])
+            tally.kept[name].update(["outputs", *result.source])
     assert running.runner.drafter_error is None, "a drafter that fails costs no token, so nothing else would tell"
 
 

@@ -1,4 +1,4 @@
-"""The target of the fuzzer, a random GPT-2 whose tokens are letters, so that texts and tokens are one; what drafts."""
+"""The fuzzer's target, a random GPT-2 whose tokens are letters, so that text and tokens agree; and its drafters."""
 
 import string
 from functools import cache

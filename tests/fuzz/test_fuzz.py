@@ -17,10 +17,10 @@ def serve_made_up(among, number, tally):
         max_examples=number, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(case=cases(among))
-    def distribution(case):
+    def check(case):
         serve(case, tally)
 
-    distribution()
+    check()
 
 
 def test_every_token_is_one_that_its_request_allows():

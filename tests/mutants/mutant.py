@@ -1,9 +1,10 @@
-"""What a mutant is, and where the ordinary tests are that should notice it."""
+"""What a mutant is, and how a table of them is read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Mutant:
     """A mistake to plant: in the definition that ``anchor`` names, ``pattern`` becomes ``replacement``.
 
@@ -13,52 +14,24 @@ class Mutant:
     """
 
     name: str
-    anchor: str
-    pattern: str
-    replacement: str
-    tests: tuple[str, ...]
+    anchor: str = ""
+    pattern: str = ""
+    replacement: str = ""
+    tests: list[str] = field(default_factory=list)
 
 
-CONFORMANCE = "tests/conformance/test_conformance.py"
-DISTRIBUTIONS = "tests/verifiers/test_distributions_sampled.py"
-NOISE = "tests/core/test_noise.py"
-SAMPLING = "tests/core/test_sampling.py"
-CHAINS = "tests/distributions/test_chains.py"
-BLOCK = "tests/verifiers/test_block.py"
-LOSSY_LENIENT = "tests/verifiers/test_lossy_lenient.py"
-LOSSY_TYPICAL = "tests/verifiers/test_lossy_typical.py"
-MATCH = "tests/verifiers/test_match.py"
-RECURSIVE = "tests/verifiers/test_recursive.py"
-SPECTR = "tests/verifiers/test_spectr.py"
-TRAVERSAL = "tests/verifiers/test_traversal.py"
-MODEL = "tests/drafters/test_model.py"
-TREES = "tests/conformance/test_trees.py"
-TREE_GROWERS = "tests/drafters/test_tree_growers.py"
-TREE_GROWER_LIMITS = "tests/drafters/test_tree_grower_limits.py"
-CONFIDENT = "tests/drafters/test_confident.py"
-OPTIMAL = "tests/drafters/test_optimal_tree.py"
-ADMISSION = "tests/core/test_admission.py"
-LOGPROBS = "tests/core/test_logprobs.py"
-FORKS = "tests/conformance/test_forks.py"
-SCHEDULER = "tests/engine/test_scheduler.py"
-STOPS = "tests/api/test_stops.py"
-STATISTICS = "tests/api/test_statistics.py"
-GENERATE = "tests/api/test_generate.py"
-KERNEL = "tests/kernels/cpu/test_kernel.py"
-GEMM = "tests/kernels/cpu/test_gemm.py"
-FUSED_DRAFTING = "tests/kernels/cpu/test_fused_drafting.py"
-RESUMED = "tests/kernels/cpu/test_resume.py"
-SHARED_LAYERS = "tests/kernels/cpu/test_shared_layers.py"
-INPUT_PROJECTION = "tests/kernels/cpu/test_input_projection.py"
-PACKED_WEIGHTS = "tests/kernels/cpu/test_packed_weights.py"
-THREAD_POOL = "tests/kernels/cpu/test_thread_pool.py"
-KERNEL_BATCH = "tests/kernels/cpu/test_batch.py"
-INVARIANCE = "tests/kernels/cpu/test_invariance.py"
-OPERATORS = "tests/kernels/cpu/test_operators.py"
-CONTEXTS = "tests/kernels/cpu/test_contexts.py"
-KERNEL_SAMPLING = "tests/kernels/cpu/test_sampling.py"
-KERNEL_PROCESSING = "tests/kernels/cpu/test_processing.py"
-PROCESSING = "tests/core/test_processing.py"
-OPTIONS = "tests/conformance/test_options.py"
-PROCESSED_DISTRIBUTIONS = "tests/distributions/test_processed.py"
-RUNNER = "tests/conformance/test_runner.py"
+def read(file: Path) -> list[Mutant]:
+    """The mutants of a table: after its title, a block of lines for each, the blocks apart by an empty line.
+
+    The first line is the name. Then ``@`` marks the anchor, ``?`` a test, ``-`` the pattern and ``+`` the replacement.
+    """
+    _, *blocks = file.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+    return [_mutant(*block.split("\n")) for block in blocks]
+
+
+def _mutant(name: str, *lines: str) -> Mutant:
+    marked = {mark: [line[2:] for line in lines if line[:2] == f"{mark} "] for mark in "@?-+"}
+    if len(marked["@"]) != 1 or not marked["?"] or not marked["-"] or sum(map(len, marked.values())) != len(lines):
+        raise ValueError(f"mutant {name!r}: give one line with @, some with ?, some with - and any with +")
+    pattern, replacement = "\n".join(marked["-"]), "\n".join(marked["+"])
+    return Mutant(name, marked["@"][0], pattern, replacement, [f"tests/{test}" for test in marked["?"]])

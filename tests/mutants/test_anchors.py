@@ -47,7 +47,7 @@ def mistake(mutant: Mutant) -> str | None:
 def exists(name: str) -> bool:
     path, _, function = name.partition("::")
     file = Path(ROOT / path)
-    return file.is_file() and f"def {function}" in file.read_text(encoding="utf-8")
+    return file.is_file() and f"def {function.partition('[')[0]}" in file.read_text(encoding="utf-8")
 
 
 def names_of(mutant: Mutant) -> set[str]:

@@ -5,7 +5,7 @@ import pytest
 from tests.mutants.apply import patched
 from tests.mutants.match_cpp import replace_cpp
 from tests.mutants.match_python import replace_python
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, read
 
 SOURCE = '''"""Words that are not code: a - b."""
 
@@ -118,3 +118,15 @@ def test_a_stale_anchor_names_what_is_near():
         patched(Mutant("stale", "core.batch:Batch.extent", "$a", "$b", ()))
     with pytest.raises(LookupError, match=r"there is no paceline/core/batches\.py; Batch is defined in .*batch\.py"):
         patched(Mutant("stale", "core.batches:Batch", "$a", "$b", ()))
+
+
+def test_a_table_is_read_by_its_marks(tmp_path):
+    table = tmp_path / "some.diff"
+    table.write_text("Title.\n\nno call\n@ a:f\n? b.py\n? c.py::d\n- $g()\n- h\n+ pass\n\nnothing\n@ a\n? b.py\n- x\n")
+    assert read(table) == [
+        Mutant("no call", "a:f", "$g()\nh", "pass", ["tests/b.py", "tests/c.py::d"]),
+        Mutant("nothing", "a", "x", "", ["tests/b.py"]),
+    ]
+    table.write_text("Title.\n\nno test\n@ a:f\n- x\n")
+    with pytest.raises(ValueError, match="give one line with @"):
+        read(table)

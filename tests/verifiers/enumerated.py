@@ -118,6 +118,17 @@ def tables(seed):
     return Tables(random_table(seed), tuple(random_table(100 * seed + i) for i in range(1, 4)))
 
 
+def same(p, q):
+    """Tables of the target's ``p`` and the draft's ``q`` [V] after every sequence."""
+    return Tables(p.log().expand(VOCAB, VOCAB, VOCAB), (q.log().expand(VOCAB, VOCAB, VOCAB),))
+
+
+def logits_of(tree, tables):
+    """The target's logits [B, N, V] after every node."""
+    before = torch.where(tree.parents < 0, BEFORE, tree.tokens.gather(1, tree.parents.clamp(min=0)))
+    return tables.target[before, tree.tokens]
+
+
 def walk(shape, tokens):
     """The tokens before every node and the node's own: ``before`` and ``current`` [B, N], the root first."""
     before, current = [torch.full_like(tokens[:, 0], BEFORE)], [torch.full_like(tokens[:, 0], ROOT)]
@@ -130,8 +141,8 @@ def walk(shape, tokens):
 def drafts(shape, tables, *, repeat=1, one_distribution=False, valid=None):
     """Every draft: the tree, and the probability of drawing it [B]; each row ``repeat`` times.
 
-    Siblings share a recorded distribution if ``one_law``, else each node has one of its own. Nodes that are not
-    ``valid`` (all are, if left out) leave their token to later siblings."""
+    Siblings share a recorded distribution if ``one_distribution``, else each node has one of its own. Nodes that are
+    not ``valid`` (all are, if left out) leave their token to later siblings."""
     options = [[shape.fixed[i]] if draw is FIXED else range(VOCAB) for i, draw in enumerate(shape.draws)]
     tokens = torch.tensor(list(itertools.product(*options))).repeat_interleave(repeat, 0)
     rows, nodes = len(tokens), shape.num_nodes
@@ -174,14 +185,17 @@ def drafts(shape, tables, *, repeat=1, one_distribution=False, valid=None):
 
 
 def partial(shape):
-    """Which nodes are valid: in a row near its limit, in a narrower tree, in one without its first branches, nowhere.
+    """Which nodes are valid: of depth 1, in a narrower tree, without first branches, one, all but the last, none.
 
     A node is valid only if its parent is.
     """
     firsts = [parent not in shape.parents[:i] for i, parent in enumerate(shape.parents)]
-    for wanted in ([parent == 0 for parent in shape.parents], firsts, [not first for first in firsts], [False] * 9):
+    count = len(shape.parents)
+    depth_one, others = [parent == 0 for parent in shape.parents], [not first for first in firsts]
+    but_last = [node < count - 1 for node in range(count)]
+    for wanted in (depth_one, firsts, others, [node == 0 for node in range(count)], but_last, [False] * count):
         valid = []
-        for ok, parent in zip(wanted, shape.parents, strict=False):
+        for ok, parent in zip(wanted, shape.parents, strict=True):
             valid.append(ok and (parent == 0 or valid[parent - 1]))
         yield valid
 
@@ -234,10 +248,7 @@ def enumerate_step(verifier, shape, tables, *, valid=None, one_distribution=Fals
     if valid is not None:
         tree = replace_tree(tree, valid=torch.tensor([True, *valid]).expand(len(weight), -1))
     noise = Scripted(patterns.repeat(len(weight) // len(patterns), 1))
-    before = tree.tokens.gather(1, tree.parents.clamp(min=0))
-    before = torch.where(tree.parents < 0, BEFORE, before)
-    logits = tables.target[before, tree.tokens].to(dtype)
-    outcome = verifier(tree, Scores.of(logits), Rows(noise, len(weight)))
+    outcome = verifier(tree, Scores.of(logits_of(tree, tables).to(dtype)), Rows(noise, len(weight)))
     idle = (noise.coins & ~noise.thrown)[:, 1:].any(-1)  # coins that were not thrown have one result
     weight = torch.where(idle, 0.0, weight * noise.weight)
     distribution = torch.where(weight[:, None] > 0, noise.probs.double(), 0.0)

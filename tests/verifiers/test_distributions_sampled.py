@@ -1,5 +1,5 @@
 """The joint distribution of several tokens through the real step, by a G-test over many rows, and acceptance in
-closed form.
+closed form. For verifiers that do not promise the tokens of plain decoding, tests/distributions enumerates it.
 """
 
 import pytest
@@ -32,17 +32,17 @@ class Guess(StatelessDrafter):
         return Tree.make_chain(torch.cat((root, drafts), dim=1), valid)
 
 
-def sample(target, drafter, verifier, *, k, seed=0, caps=False, **options):
-    """Sequences [ROWS, LENGTH] of one prompt under independent seeds, and the decoder."""
-    decoder = decoder_for(drafter, verifier, target=target, k=k, rows=ROWS, max_length=len(PROMPT) + LENGTH)
+def sample(target, drafter, verifier, *, k, seed=0, caps=False, rows=ROWS, **options):
+    """Sequences [rows, LENGTH] of one prompt under independent seeds, and the decoder."""
+    decoder = decoder_for(drafter, verifier, target=target, k=k, rows=rows, max_length=len(PROMPT) + LENGTH)
     decoder.admit(
         [
             request(
                 PROMPT, max_tokens=LENGTH, seed=seed + row, num_draft_tokens=row % (k + 1) if caps else None, **options
             )
-            for row in range(ROWS)
+            for row in range(rows)
         ],
-        range(ROWS),
+        range(rows),
     )
     for _ in range(LENGTH):
         decoder.step()
@@ -69,10 +69,9 @@ PAIRS = [
 OPTIONS = {"plain": {}, "warped": dict(temperature=0.6, top_k=2)}
 
 
-@pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
+@pytest.mark.parametrize(("drafter", "verifier"), [pair for pair in PAIRS if VERIFIERS.find(pair[1]).same_tokens])
 @pytest.mark.parametrize(
     ("k", "options"),
-    # tests/distributions enumerates the same distributions; here two of the four ways in a run of the suite.
     [
         pytest.param(k, name, marks=[] if (k == 1) == (name == "plain") else [pytest.mark.slow])
         for k in (1, 2)
@@ -112,15 +111,6 @@ def one_step(drafter, verifier, table, seed):
     return float(decoder.stats.accepted[:, 0].double().mean())
 
 
-def test_rejection_accepts_exactly_the_overlap_of_the_distributions():
-    p, q = random_table(1), random_table(2)
-    rate = one_step(ModelDrafter(lm=TableLM(q)), "rejection", p, seed=0)
-    before, current = PROMPT
-    alpha = float(torch.minimum(p[before, current].softmax(-1), q[before, current].softmax(-1)).sum())
-    assert abs(rate - alpha) < 4 * (alpha * (1 - alpha) / ROWS) ** 0.5
-    assert 0.2 < alpha < 0.9
-
-
 @pytest.mark.parametrize("verifier", [verifier for drafter, verifier in PAIRS if drafter == "fixed"])
 def test_a_fixed_choice_is_accepted_with_the_targets_probability(verifier):
     p = random_table(1)
@@ -142,11 +132,11 @@ def test_shared_noise_accepts_as_often_as_the_race_allows():
 
 @pytest.mark.parametrize("verifier", VERIFIERS.builtin)
 def test_zero_probability_tokens_never_appear_and_equal_distributions_always_pass(verifier):
-    table = random_table(4)
+    table, options = random_table(4), dict(k=2, rows=8000, temperature=1.0)
     table[..., 1] = -torch.inf
-    sequences, _ = sample(TableLM(table), ModelDrafter(lm=TableLM(random_table(5))), verifier, k=2, temperature=1.0)
+    sequences, _ = sample(TableLM(table), ModelDrafter(lm=TableLM(random_table(5))), verifier, **options)
     assert not bool((sequences == 1).any())
     # their drafts are accepted by what they are, not by their distribution
     if verifier not in ("match", "lossy_typical"):
-        _, decoder = sample(TableLM(table), ModelDrafter(lm=TableLM(table)), verifier, k=2, temperature=1.0)
+        _, decoder = sample(TableLM(table), ModelDrafter(lm=TableLM(table)), verifier, **options)
         assert decoder.stats.summary().acceptance_rate == 1.0

@@ -26,7 +26,7 @@ ENTROPY = float(-(DISTRIBUTION * DISTRIBUTION.log()).sum())
 
 
 def step(parents, tokens, probs=None, valid=None, **options):
-    """The path, as a list, and the last token; ``probs`` by node, LAW if left out."""
+    """The path, as a list, and the last token; ``probs`` by node, DISTRIBUTION if left out."""
     nodes = len(parents)
     valid = torch.tensor([valid or [True] * nodes])
     depth = [0]

@@ -19,8 +19,8 @@ _REQUIRED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class TransformersConstraint(Constraint):
     """Calls ``processor`` with input_ids [1, L] and scores [1, V], as transformers does for one row; it gives scores.
 
-    ``shown`` (None: the prompt) stands in place of the prompt in input_ids, as a padded one does. ``name`` (None: its
-    own) is what messages call it.
+    ``shown`` (None: the prompt) replaces the prompt in input_ids, as with a padded prompt. ``name`` (None: its own) is
+    used in messages.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Grammars over the text of tokens, by llguidance: JSON schemas, regular expressions, choices and context-free ones.
-
-Compiles them, and follows them. Knows nothing of rows, drafts or sampling.
-"""
+"""Grammars over the decoded text, by llguidance: JSON schemas, regular expressions, choices, context-free grammars."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +22,7 @@ END = "<|the end of the text|>"  # a token of our own behind the tokenizer's: ll
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be followed, with the reason."""
+    """A grammar that cannot be compiled or followed, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +85,10 @@ def describe(kind: str, value: object, *, spaces: Mapping[str, object]) -> str:
 
 @final
 class TextGrammar(Constraint):
-    """The text of what follows a prompt must be one that ``definition`` describes; ``ends`` are what may follow it.
+    """The text of the output must match ``definition``, and is followed by one of the tokens ``ends``.
 
-    ``definition`` is llguidance's own, as its ``grammar_from`` makes it. Raises GrammarError naming what it does not
-    know.
+    ``definition`` is in llguidance's format, as its ``grammar_from`` returns it. Raises GrammarError naming what is not
+    supported.
     """
 
     def __init__(self, *, definition: str, spelling: Spelling, ends: Iterable[int]) -> None:
@@ -105,20 +102,20 @@ class TextGrammar(Constraint):
         _check(self._matcher)
 
     def begin(self, prompt: Sequence[int]) -> "TextGrammarState":
-        """What may follow does not depend on the prompt."""
+        """A new state; it does not depend on the prompt."""
         return TextGrammarState(matcher=self._matcher.deep_copy(), spelling=self.spelling, ends=self.ends)
 
 
 @final
 class TextGrammarState(Grammar):
-    """Where one text stands in a grammar."""
+    """The state of one output in a grammar."""
 
     def __init__(self, *, matcher: "LLMatcher", spelling: Spelling, ends: frozenset[int]) -> None:
         self._matcher, self._end, self._ends = matcher, spelling.end, ends
         self._ended = False
 
     def advance(self, token: int) -> bool:
-        """A token that ends the text may follow where the grammar is satisfied, and then nothing."""
+        """A token of ``ends`` is allowed if the grammar is satisfied; nothing follows it."""
         if self._ended:
             return False
         if token in self._ends:
@@ -131,7 +128,7 @@ class TextGrammarState(Grammar):
         return taken == 1
 
     def rollback(self, count: int) -> None:
-        """The end of the text is the last to be taken back."""
+        """Undo the last ``count`` tokens; the end of the output is the first to be undone."""
         if self._ended:
             self._ended = False
             count -= 1
@@ -139,11 +136,11 @@ class TextGrammarState(Grammar):
             raise RuntimeError(f"llguidance could not go back by {count} tokens: {self._matcher.get_error()}")
 
     def forced(self) -> Sequence[int]:
-        """The text that must come, as the tokenizer would spell it."""
+        """The tokens of the forced text, as the tokenizer encodes it."""
         return () if self._ended else self._matcher.compute_ff_tokens()
 
     def allowed(self) -> Tensor:
-        """Everything after the end of the text, where nothing is looked at any more."""
+        """The tokens allowed next; all of them after the end, where the mask is not used."""
         mask = self._mask()
         if self._ended:
             return torch.ones_like(mask)
@@ -157,7 +154,7 @@ class TextGrammarState(Grammar):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but the end of the text may follow."""
+        """Whether only the end of the output may follow."""
         mask = self._mask()
         return not self._ended and bool(mask[self._end]) and int(mask.sum()) == 1
 
@@ -169,6 +166,6 @@ class TextGrammarState(Grammar):
 
 
 def _check(matcher: "LLMatcher") -> None:
-    """Raise GrammarError if it has given up."""
+    """Raise GrammarError if llguidance reports an error."""
     if matcher.is_error():
         raise GrammarError(" ".join(matcher.get_error().split()))

@@ -1,7 +1,6 @@
-"""Constraints that the host applies, at every node of a draft: grammars and external logits processors.
+"""Applies host constraints at every node of a draft: grammars and external logits processors.
 
-While no row has any, nothing is done and nothing is read from the device. R rows, r rows of a kind, N nodes, V
-vocabulary.
+Without constrained rows, nothing is read from the device. R rows, r rows with grammars, N nodes, V vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,21 +25,21 @@ class _RowConstraints:
     """The constraints of one row."""
 
     request: Request
-    seen: int  # tokens, prompt included, that the grammars have advanced by
+    seen: int  # tokens that the grammars have advanced by, and the prompt's
     grammars: list[Grammar] = field(default_factory=list[Grammar])
     processors: list[Processor] = field(default_factory=list[Processor])
 
 
-# What a grammar allows after a row's nodes: the nodes, and bool [n, V]; or what it raised.
+# The nodes of a row and the tokens that its grammars allow after them, bool [n, V]; or the error that was raised.
 _Masks: TypeAlias = "tuple[list[int], Tensor] | Exception"
 
 
 @final
 class HostConstraints:
-    """The constraints of the rows of one batch. Where it ``replaces`` drafts, forced tokens are drafted instead.
+    """The constraints of the rows of one batch. With ``replaces``, forced tokens replace the drafter's.
 
-    A constraint that raises fails its row alone: the error is kept in ``failures`` until it is taken, and the row goes
-    on unconstrained until it is released; its tokens from that step on are to be dropped.
+    A constraint that raises fails only its row: the error is kept in ``failures`` until it is taken, and the row runs
+    unconstrained until it is released; its tokens from that step on are to be dropped.
     """
 
     def __init__(self, *, batch: Batch, replaces: bool = False) -> None:
@@ -54,11 +53,11 @@ class HostConstraints:
 
     @property
     def busy(self) -> bool:
-        """Whether any row has constraints: such steps read from the device, and cannot be recorded."""
+        """Whether any row has constraints. Such steps read from the device and cannot be recorded."""
         return bool(self._rows)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
-        """Start the constraints of ``requests``. If one raises, nothing has changed."""
+        """Begin the constraints of ``requests``. If one raises, nothing has changed."""
         begun = {row: _begin(request) for row, request in zip(rows, requests, strict=True) if request.constraints}
         self.release(rows)
         self._rows.update(begun)
@@ -70,7 +69,7 @@ class HostConstraints:
             self.failures.pop(row, None)
 
     def take_failures(self) -> dict[int, Exception]:
-        """What constraints have raised since the last call, by row."""
+        """Errors that constraints have raised since the last call, by row."""
         failures, self.failures = self.failures, {}
         return failures
 
@@ -85,18 +84,18 @@ class HostConstraints:
             return tree
         self._wait()
         kept: dict[int, list[bool]] = {}
-        forced: dict[int, int] = {}  # tokens at the beginning of a draft that are not the drafter's
+        forced: dict[int, int] = {}  # number of forced tokens at the beginning of a draft
         replaced = False
         for row, (tokens, draft) in self._read(tree).items():
-            text = self._rows[row]
+            own = self._rows[row]
             try:
-                commit(text.grammars, tokens)
-                text.seen += len(tokens)
-                if text.grammars:
+                commit(own.grammars, tokens)
+                own.seen += len(tokens)
+                if own.grammars:
                     if self._replaces and tree.chain:
-                        proposed, (draft, forced[row]) = draft, draft.begun(text.grammars[0].forced(), most=_room(text))
+                        proposed, (draft, forced[row]) = draft, draft.begun(own.grammars[0].forced(), most=_room(own))
                         replaced = replaced or draft is not proposed
-                    kept[row] = prune(text.grammars, draft)
+                    kept[row] = prune(own.grammars, draft)
                     draft = replace(draft, valid=kept[row])
                 self._drafts[row] = draft
             except Exception as error:
@@ -114,7 +113,7 @@ class HostConstraints:
         return self._with_valid(tree, kept)
 
     def mask(self, tree: Tree, logits: Tensor) -> tuple[Tensor, TokenMask | None]:
-        """``logits`` [R, N, V] after every row's constraints at each of its nodes, and what grammars allow there."""
+        """``logits`` [R, N, V] after every row's constraints at each of its nodes, and the grammars' token mask."""
         if not self._drafts:
             return logits, None
         masked = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -126,7 +125,7 @@ class HostConstraints:
         rows = list(found)
         index = torch.tensor(rows, device=masked.device)
         allowed = torch.ones(len(rows), *masked.shape[1:], dtype=torch.bool)
-        ends = torch.zeros(allowed.shape[:2], dtype=torch.bool)  # nodes that may be left without a token
+        ends = torch.zeros(allowed.shape[:2], dtype=torch.bool)  # nodes at which the output may be complete
         for place, (row, (nodes, one)) in enumerate(found.items()):
             allowed[place, nodes] = one
             ends[place, nodes] = self._may_end(self._rows[row].request, one)
@@ -138,10 +137,10 @@ class HostConstraints:
         return masked, TokenMask(rows=index, allowed=allowed, starved=~left & ~ends & tree.valid[index])
 
     def _read(self, tree: Tree) -> dict[int, tuple[list[int], Draft]]:
-        """Of rows that run: their tokens since this was last asked, and their drafts. One transfer to the host."""
+        """The running rows' new tokens since the last call, and their drafts. One transfer to the host."""
         batch, rows = self.batch, list(self._rows)
         index = torch.tensor(rows, device=batch.device)
-        width, nodes = batch.max_depth + 1, tree.num_nodes  # a step gives at most so many tokens
+        width, nodes = batch.max_depth + 1, tree.num_nodes  # width: the most tokens of a step
         length = batch.length[index, None]
         at = (length - width + torch.arange(width, device=batch.device)).clamp(min=0)
         parts = (tree.tokens[index], tree.parents[index], tree.valid[index].long())
@@ -160,7 +159,7 @@ class HostConstraints:
         return found
 
     def _with_forced(self, tree: Tree, forced: dict[int, int], replaced: bool) -> Tree:
-        """With the first ``forced`` tokens of rows as fixed choices, which they are even where they had been drawn."""
+        """``tree`` with the first ``forced`` tokens of rows as fixed choices, even where the drafter drew the same."""
         device = tree.tokens.device
         index, number = (torch.tensor(list(some), device=device)[:, None] for some in (forced, forced.values()))
         node = torch.arange(tree.num_nodes, device=device)
@@ -171,7 +170,7 @@ class HostConstraints:
             tokens = tokens.clone()
             tokens[index[:, 0]] = torch.tensor([self._drafts[row].tokens for row in forced], device=device)
         draw, source = torch.where(fixed, int(Draw.FIXED), tree.draw), torch.where(fixed, -1, tree.source)
-        # What a drafter knows of nodes is of the tokens that it had put there.
+        # The drafter's hidden states belong to the tokens that were replaced.
         return replace(tree, tokens=tokens, draw=draw, source=source, resume=None if replaced else tree.resume)
 
     def _with_valid(self, tree: Tree, kept: dict[int, list[bool]]) -> Tree:
@@ -181,25 +180,25 @@ class HostConstraints:
         return replace(tree, valid=valid)
 
     def _call_processors(self, tree: Tree, scores: Tensor) -> None:
-        """Put through its processors what ``scores`` [R, N, V] say after each valid node of a row."""
+        """Apply each row's processors to its ``scores`` [R, N, V] at every valid node."""
         called = [row for row in self._drafts if self._rows[row].processors]
         if not called:
             return
         ways = path_tokens(tree)
         for row in called:
-            text, draft = self._rows[row], self._drafts[row]
-            known = self.batch.tokens[row, : text.seen]
+            own, draft = self._rows[row], self._drafts[row]
+            known = self.batch.tokens[row, : own.seen]
             try:
                 for node, valid in enumerate(draft.valid):
                     if valid:
                         way = ways[row, node]
                         tokens = torch.cat((known, way[: draft.depth(node)]))
-                        scores[row, node] = _processed(text.processors, tokens, scores[row, node])
+                        scores[row, node] = _processed(own.processors, tokens, scores[row, node])
             except Exception as error:
                 self._fail(row, error)
 
     def _take_masks(self) -> dict[int, tuple[list[int], Tensor]]:
-        """What the grammars of rows that have not failed allow."""
+        """The masks of rows whose grammars have not failed."""
         asked, self._pending = self._pending, None
         found: dict[int, tuple[list[int], Tensor]] = {}
         for row, one in ({} if asked is None else asked.result()).items():
@@ -212,7 +211,7 @@ class HostConstraints:
         return found
 
     def _wait(self) -> None:
-        """Until nobody asks the grammars, as after a step that was cut off."""
+        """Wait for the worker, which may still use the grammars after an interrupted step."""
         if self._pending is not None:
             self._pending.exception()
             self._pending = None
@@ -224,7 +223,7 @@ class HostConstraints:
 
     @staticmethod
     def _may_end(request: Request, allowed: Tensor) -> Tensor:
-        """Where no token may be left [n]: the text is over, though nothing says so or ``min_tokens`` forbids to."""
+        """Where no token need be allowed [n]: the output is complete, but has no stop token or lacks ``min_tokens``."""
         if request.min_tokens:
             allowed = allowed.clone()
             allowed[:, [token for token in request.stop_tokens if token < allowed.shape[1]]] = False
@@ -232,18 +231,18 @@ class HostConstraints:
 
 
 def _begin(request: Request) -> _RowConstraints:
-    text = _RowConstraints(request=request, seen=len(request.tokens))
-    for rule in request.constraints:
-        state = rule.begin(request.tokens)
+    own = _RowConstraints(request=request, seen=len(request.tokens))
+    for constraint in request.constraints:
+        state = constraint.begin(request.tokens)
         if isinstance(state, Grammar):
-            text.grammars.append(state)
+            own.grammars.append(state)
         else:
-            text.processors.append(state)
-    return text
+            own.processors.append(state)
+    return own
 
 
 def _find_masks(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) -> dict[int, _Masks]:
-    """What grammars allow after every node, row by row."""
+    """The masks of each row, or its error."""
     found: dict[int, _Masks] = {}
     for row, (grammars, draft) in asked.items():
         try:
@@ -253,15 +252,15 @@ def _find_masks(asked: dict[int, tuple[list[Grammar], Draft]], vocab_size: int) 
     return found
 
 
-def _room(text: _RowConstraints) -> int:
-    """Draft tokens that could still matter to a text."""
-    request = text.request
-    room = len(request.tokens) + request.max_tokens - text.seen - 1
+def _room(own: _RowConstraints) -> int:
+    """The most draft tokens that the row's limits allow."""
+    request = own.request
+    room = len(request.tokens) + request.max_tokens - own.seen - 1
     return room if request.num_draft_tokens is None else min(room, request.num_draft_tokens)
 
 
 def _processed(processors: Sequence[Processor], tokens: Tensor, logits: Tensor) -> Tensor:
-    """``logits`` [V] after the processors, one after the other. Raises ValueError where one gives something else."""
+    """``logits`` [V] after all processors, in order. Raises ValueError if one returns no valid logits."""
     shape = logits.shape
     for processor in processors:
         given = processor.process(tokens.clone(), logits.clone())

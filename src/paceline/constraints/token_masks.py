@@ -1,6 +1,6 @@
-"""Grammars at the nodes of a draft: which nodes they forbid, and what they allow after the others.
+"""Follows grammars along a draft: which nodes they forbid, and which tokens they allow after the others.
 
-Knows one row's draft as lists, and no tensors but the masks. N nodes, n nodes that are asked for.
+One row at a time, its draft as lists. N nodes, n valid nodes, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,21 +14,21 @@ from paceline.core.constraint import Grammar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """One row's draft on the host, the root first; parents stand before their children."""
+    """One row's draft on the host, root first, parents before their children."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
     valid: Sequence[bool]
 
     def depth(self, node: int) -> int:
-        """Of ``node``; that of the root is 0."""
+        """Depth of ``node``; 0 for the root."""
         depth = 0
         while node:
             node, depth = self.parents[node], depth + 1
         return depth
 
     def begun(self, tokens: Sequence[int], *, most: int) -> "tuple[Draft, int]":
-        """A chain that begins with at most so many of ``tokens``, and with how many; the same object if it did so."""
+        """The chain with at most ``most`` of ``tokens`` in front, and their number; itself if it begins with them."""
         tokens = tokens[: max(0, min(most, len(self.tokens) - 1))]
         length = len(tokens) + 1
         if list(self.tokens[1:length]) == list(tokens) and all(self.valid[1:length]):
@@ -43,14 +43,14 @@ class Refused(ValueError):
 
 
 def commit(grammars: Sequence[Grammar], tokens: Sequence[int]) -> None:
-    """Go on by ``tokens`` for good. Raises Refused."""
+    """Advance by ``tokens``, without rollback. Raises Refused."""
     for token in tokens:
         if not _advance(grammars, token):
             raise Refused(f"token {token} was chosen where the grammar does not allow it: change the other options")
 
 
 def prune(grammars: Sequence[Grammar], draft: Draft) -> list[bool]:
-    """The valid nodes [N] that may follow their parents."""
+    """Which nodes [N] are valid and allowed after their parents."""
     kept = [False] * len(draft.tokens)
     for node in _walk(grammars, draft):
         kept[node] = True
@@ -58,7 +58,7 @@ def prune(grammars: Sequence[Grammar], draft: Draft) -> list[bool]:
 
 
 def masks(grammars: Sequence[Grammar], draft: Draft, vocab_size: int) -> tuple[list[int], Tensor]:
-    """The valid nodes [n] and what may follow each, bool [n, V]; none of them is forbidden."""
+    """The valid nodes [n] and the tokens allowed after each, bool [n, V]; every node must be allowed."""
     nodes: list[int] = []
     allowed = torch.zeros(sum(draft.valid), vocab_size, dtype=torch.bool)
     for node in _walk(grammars, draft):
@@ -75,11 +75,11 @@ def masks(grammars: Sequence[Grammar], draft: Draft, vocab_size: int) -> tuple[l
 
 
 def _walk(grammars: Sequence[Grammar], draft: Draft) -> Iterator[int]:
-    """The valid nodes that may be reached, depth first; the grammars stand after each, and in the end at the text."""
+    """The allowed nodes, depth first. Grammars are at the yielded node; in the end they are rolled back to the root."""
     children: list[list[int]] = [[] for _ in draft.tokens]
     for node in range(len(draft.tokens) - 1, 0, -1):
         if draft.valid[node]:
-            children[draft.parents[node]].append(node)  # the first is the last, and is taken first
+            children[draft.parents[node]].append(node)  # in reverse order, as the last is popped first
     if not draft.valid[0]:
         return
     yield 0

@@ -24,9 +24,9 @@ class Prefix:
 
 @final
 class Admission:
-    """Rows [B] given to ``requests`` whose prompts are in the batch; ``prefixes`` says what is copied, not read.
+    """Rows [B] assigned to ``requests`` whose prompts are in the batch; ``prefixes`` are copied, not prefilled.
 
-    A row whose prefix is empty starts from nothing; one that copies a prefix has its source's context too.
+    A row with an empty prefix starts with an empty cache; one that copies a prefix copies its source's context too.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Batch(BatchState):
     def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
         """The tokens and the validity [R, 1 + depth] of a chain that is to be drafted: its roots, and zeros.
 
-        A drafter that reads no more than ``longest`` tokens of a text drafts none beyond the one that follows them.
+        A drafter that reads at most ``longest`` tokens of a sequence drafts none beyond the one that follows them.
         """
         return self._ops.begin_chain(self, depth, longest)
 
@@ -116,7 +116,7 @@ class Batch(BatchState):
         self.active.index_fill_(0, rows, True)
 
     def _flag(self) -> None:
-        """What any row uses at all, known on the host."""
+        """Update the host's flags of what any row uses."""
         known = [request for request in self.requests if request is not None]
         asked = [request.logprobs for request in known if request.logprobs is not None]
         self.max_logprobs = max(asked) if asked else None
@@ -125,12 +125,12 @@ class Batch(BatchState):
 
     @property
     def flags(self) -> tuple[int, ...]:
-        """What a step chooses by on the host: steps under equal flags are the same operations on the same tensors."""
+        """What a step branches on at the host: with equal flags, it does the same operations on the same tensors."""
         return (*self.processing.flags, *self.sampling.flags)
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether steps leave new tensors behind, in ``step_logprobs``."""
+        """Whether steps create new tensors, in ``step_logprobs``."""
         return self.max_logprobs is not None
 
     def release(self, rows: Sequence[int]) -> None:

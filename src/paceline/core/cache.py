@@ -1,4 +1,4 @@
-"""The key-value cache: fixed slots per row, of which only ``commit`` makes any permanent.
+"""The key-value cache: fixed slots per row, made permanent by ``commit`` alone.
 
 L layers, R rows, S slots (capacity), H key-value heads, E head size; B rows of a view, n nodes, D path depth.
 Slots below a row's length are committed; those above are scratch, free to be overwritten, so rejecting needs no code.
@@ -24,10 +24,10 @@ Zeros: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 class SlotCache:
-    """Storage for R rows of S slots, allocated once. One more row takes the writes that must change nothing.
+    """Storage for R rows of S slots, allocated once. One additional row takes the writes that are discarded.
 
-    ``zeros`` makes tensors of a shape and precision on ``device``, all zero; None takes torch's. ``row_state`` holds
-    what an LM keeps of a row's context, by name: tensors [R, ...] that it adds when it makes the storage.
+    ``zeros`` allocates zero tensors of a shape and precision on ``device`` (None: torch.zeros). ``row_state`` holds what
+    an LM computes from a row's context, by name: tensors [R, ...] that the LM adds when it makes the storage.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class SlotCache:
         self.context: KernelContext | None = None  # of the kernel that reads this cache: calls on it are sequential
 
     def part(self, start: int, rows: int) -> "SlotCache":
-        """``rows`` rows from ``start`` on as a storage of their own, on the same memory.
+        """``rows`` rows from ``start`` on as a storage of their own, in the same memory.
 
-        The row behind them takes the writes that must change nothing.
+        The row after them takes the writes that are discarded.
         """
         part = copy(self)
         part.keys, part.values = (store[:, start : start + rows + 1] for store in (self.keys, self.values))
@@ -122,7 +122,7 @@ class View:
         return View(self.storage, self.rows, chosen, self.length.clone())
 
     def target_rows(self, valid: Tensor) -> Tensor:
-        """Storage row that each node [B, n] writes to: its own, or the one that nobody reads."""
+        """Storage row that each node [B, n] writes to: its own, or the discarded one for invalid nodes."""
         return torch.where(valid, self.row_index[:, None], self.storage.rows)
 
     def write(self, layer: int, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -162,9 +162,9 @@ class View:
         self._move(length + num_committed)
 
     def permute(self, source: Tensor) -> None:
-        """Move scratch: slot i after the committed ones gets what slot ``source[:, i]`` [B, n] after them holds.
+        """Permute the scratch: slot i after the committed ones is copied from slot ``source[:, i]`` [B, n] after them.
 
-        -1 says that nothing is to be moved there.
+        -1 leaves the slot as it is.
         """
         length = self.length[:, None]
         rows = self.row_index[:, None].expand_as(source)

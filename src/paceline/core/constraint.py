@@ -25,12 +25,12 @@ class Grammar(ABC):
         """Undo the last ``count`` tokens."""
 
     def forced(self) -> Sequence[int]:
-        """Tokens that are likely to come next, because their text is forced: a good draft, and no promise."""
+        """Likely next tokens, because their text is forced: a good draft, but not guaranteed."""
         return ()
 
     @abstractmethod
     def allowed(self) -> Tensor:
-        """Which tokens may follow, bool [n] on the CPU; ids from n on may not. None at all: the text is complete."""
+        """Which tokens may follow, bool [n] on the CPU; ids from n on may not. All false: the output is complete."""
 
 
 class Processor(ABC):

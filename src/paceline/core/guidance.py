@@ -36,7 +36,7 @@ class Guidance:
 
 @final
 class GuidanceState:
-    """Which of R rows are guided and how far, as tensors that steps read."""
+    """Which of R rows are guided, and their scales, as tensors that steps read."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.rows: list[Guidance | None] = [None] * rows
@@ -60,6 +60,6 @@ class GuidanceState:
         wide = torch.promote_types(logits.dtype, torch.float32)
         scale = self.scale.to(wide)[:, None, None]
         own, other = logits.to(wide).log_softmax(-1), negative.to(wide).log_softmax(-1)
-        # Where a distribution has no token, neither prompt counts: minus infinities have no difference.
+        # Tokens of probability 0 keep it: the difference of two minus infinities is undefined.
         combined = torch.where(own > -torch.inf, scale * (own - other) + other, -torch.inf)
         return torch.where(self.guided[:, None, None], combined, logits.to(wide))

@@ -1,7 +1,6 @@
-"""Log-probabilities of chosen tokens, under the target's raw distribution and under the distribution that was sampled
-from.
+"""Log-probabilities of chosen tokens, under the target's raw distribution and under the one that was sampled from.
 
-Knows nothing of trees or rows' options. R rows, D draft depth, V vocabulary, n likeliest tokens.
+R rows, D draft depth, V vocabulary, n likeliest tokens.
 """
 
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ from paceline.core.host import numbers
 class TokenLogprobs:
     """One token's log-probabilities, natural logarithms.
 
-    ``raw`` is of the target's distribution as its logits give it; ``processed`` of the distribution after temperature,
-    filters and bans, in which a greedy row is certain of its token. The likeliest tokens come best first."""
+    ``raw`` is under the softmax of the target's logits; ``processed`` under the distribution after processors,
+    temperature and filters, which is one-hot in a greedy row. The likeliest tokens are sorted, best first."""
 
     raw: float
     processed: float
@@ -28,7 +27,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogprobs:
-    """Of one step, on the device."""
+    """Log-probabilities of one step, on the device."""
 
     raw: Tensor  # [R, D + 1]
     processed: Tensor  # [R, D + 1]

@@ -1,7 +1,6 @@
 """Counter-based random numbers: every choice is a function of its key, never of a generator's history.
 
-Philox4x32-10 (Salmon et al., SC'11) in 64-bit integer tensor arithmetic. Knows nothing of models or verifiers.
-V vocabulary; keys have any shape [...].
+Philox4x32-10 (Salmon et al., SC'11) in 64-bit integer tensor arithmetic. V vocabulary; keys have any shape [...].
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ _ROUNDS = 10
 
 
 class Stream(IntEnum):
-    """What a random number is for. Numbers of different streams are independent."""
+    """The purpose of a random number. Numbers of different streams are independent."""
 
     TARGET = 0  # the target's own pick at a position; the only stream that steps and drafters share
     DRAFT = 1
@@ -31,8 +30,8 @@ class Key:
     """Names one random choice; the fields broadcast against each other.
 
     Under TARGET, ``step``, ``node`` and ``stage`` stay 0: the choice depends on the row's seed and the position alone.
-    Every other stream carries the row's step and the node (lane), so that a position drafted again, a sibling or a
-    nested stage never meets used noise.
+    Every other stream carries the row's step and the node, so that a position drafted again, a sibling or a nested
+    stage never reuses noise.
     """
 
     seed: Tensor  # int64, 0 <= seed < 2**63

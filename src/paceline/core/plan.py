@@ -1,4 +1,4 @@
-"""How much to draft in a step. Decided from results of former steps, never from the tokens of the step it plans."""
+"""Plans how much to draft in a step, from the results of earlier steps, never from the tokens of the planned step."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ class Plan(Protocol):
     def __call__(self) -> StepPlan: ...
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a step that is done: in their order, at least one step late."""
+        """Take a step's result into account. Results come in order, at least one step late."""
         ...
 
 
@@ -36,4 +36,4 @@ class Fixed:
         return self.step
 
     def observe(self, result: StepResult) -> None:
-        """Nothing to learn."""
+        """Results make no difference."""

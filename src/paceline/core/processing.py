@@ -1,7 +1,7 @@
-"""Logits processors before temperature and filters: biases, bans and penalties, at every node with its own path.
+"""Logits processors: biases, bans and penalties at every node, given the tokens on its path.
 
-Knows nothing of trees, drafts or models. R rows, n nodes, d drafted tokens on the way to a node, V vocabulary, S biased
-sequences and L their length, E tokens that come later, T text capacity.
+They apply before temperature and filters. R rows, n nodes, d drafted tokens on the path to a node, V vocabulary, S
+biased sequences of length L, E tokens that are banned at first, T sequence capacity.
 """
 
 from array import array
@@ -22,7 +22,7 @@ COLUMNS = {  # of a state, and the fields that they hold
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PathTokens:
     """The tokens before a node: the row's sequence, and the drafted tokens on its path."""
 
     tokens: Tensor  # [R, T]
@@ -49,7 +49,7 @@ class Text:
 
 
 class ProcessingState:
-    """The processors of all rows as tensors, made when a row first asks for their kind."""
+    """The processors of all rows as tensors, each allocated when a row first uses it."""
 
     def __init__(self, *, rows: int, vocab_size: int, device: torch.device) -> None:
         @torch.inference_mode(False)  # compiled steps write to what admission makes
@@ -62,7 +62,7 @@ class ProcessingState:
         self.repetition, self.frequency, self.presence = filled(1.0), filled(0.0), filled(0.0)
         self.ngram = filled(0, dtype=torch.int64)
         self.bias: Tensor | None = None  # [R, V] float32
-        self.counts: Tensor | None = None  # [R, V + 1] int32, times in the new text; the last takes what counts nothing
+        self.counts: Tensor | None = None  # [R, V + 1] int32, occurrences in the output; last column unused
         self.in_prompt: Tensor | None = None  # [R, V + 1] bool, whether in the prompt
         self.late = filled(-1, 0, dtype=torch.int64)  # [R, E] tokens
         self.allowed_from = filled(0, 0, dtype=torch.int64)  # [R, E] the first position that each may take
@@ -89,7 +89,7 @@ class ProcessingState:
         self._flag()
 
     def release(self, rows: Sequence[int]) -> None:
-        """Rows that ask for nothing any more."""
+        """Switch off the processors of ``rows``."""
         for row in rows:
             self.rows[row] = Processing()
         self._flag()
@@ -169,43 +169,43 @@ class ProcessingState:
 
     @property
     def any(self) -> bool:
-        """Whether any row has any."""
+        """Whether any row has processors."""
         return self.any_bias or self.any_sequences or self.any_counts or self.any_late or self.max_ngram_size > 0
 
     @property
     def flags(self) -> tuple[int, ...]:
-        """What processing chooses by on the host, and the sizes of what may grow."""
+        """What processing branches on: the processors in use, and the sizes of tensors that may grow."""
         used = (self.any_bias, self.any_sequences, self.any_counts, self.any_late)
         sizes = (*(self.before.shape if self.any_sequences else ()), *(self.late.shape if self.any_late else ()))
         return (*used, self.max_ngram_size, *sizes)
 
     def count(self, tokens: Tensor, real: Tensor) -> None:
-        """Take new ``tokens`` [R, m] into the history where ``real`` [R, m]."""
+        """Count the new ``tokens`` [R, m] where ``real`` [R, m]."""
         if self.any_counts and self.counts is not None:
             into = torch.where(real, tokens, self.vocab_size)
             self.counts.scatter_add_(1, into, torch.ones_like(into, dtype=torch.int32))
 
-    def apply(self, logits: Tensor, text: Text) -> Tensor:
+    def apply(self, logits: Tensor, path: PathTokens) -> Tensor:
         """Processed ``logits`` [R, n, V], in single precision at least."""
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.any_bias and self.bias is not None:
             scores = scores + self.bias[:, None]
         if self.any_sequences:
-            scores = self._with_sequences(scores, text)
+            scores = self._with_sequences(scores, path)
         if self.any_counts and self.counts is not None and self.in_prompt is not None:
-            scores = self._penalised(scores, text.drafted)
+            scores = self._penalised(scores, path.drafted)
         if self.max_ngram_size:
-            scores = scores.masked_fill(self._ngram_repeats(text), NEVER)
+            scores = scores.masked_fill(self._ngram_repeats(path), NEVER)
         if self.any_late:
-            early = text.position[..., None] < self.allowed_from[:, None]
+            early = path.position[..., None] < self.allowed_from[:, None]
             scores = scores.masked_fill(self._marked(torch.where(early, self.late[:, None], -1)), NEVER)
         first = torch.where((scores > NEVER).any(-1), scores[..., 0], 0.0)
         return torch.cat((first[..., None], scores[..., 1:]), dim=-1)
 
-    def _with_sequences(self, scores: Tensor, text: Text) -> Tensor:
+    def _with_sequences(self, scores: Tensor, path: PathTokens) -> Tensor:
         width = self.before.shape[2]
         wanted = self.before[:, None]  # [R, 1, S, L - 1]
-        met = ((wanted < 0) | (wanted == text.last(width)[:, :, None])).all(-1) & (self.last >= 0)[:, None]
+        met = ((wanted < 0) | (wanted == path.last(width)[:, :, None])).all(-1) & (self.last >= 0)[:, None]
         value = torch.where(met, self.value[:, None].to(scores.dtype), 0.0)  # [R, n, S]
         return scores.scatter_add(-1, self.last.clamp(min=0)[:, None].expand_as(value), value)
 
@@ -222,17 +222,17 @@ class ProcessingState:
         scores = torch.where(seen, torch.where(scores < 0, scores * repetition, scores / repetition), scores)
         return scores - frequency * counts - presence * (counts > 0)
 
-    def _ngram_repeats(self, text: Text) -> Tensor:
+    def _ngram_repeats(self, path: PathTokens) -> Tensor:
         """Tokens [R, n, V] that would repeat an n-gram of the sequence."""
-        rows, nodes, depth = text.drafted.shape
-        column = torch.arange(text.tokens.shape[1] + depth, device=self.device).expand(rows, nodes, -1)
-        whole = text.at(column)
-        end = text.position[..., None]  # [R, n, 1]
+        rows, nodes, depth = path.drafted.shape
+        column = torch.arange(path.tokens.shape[1] + depth, device=self.device).expand(rows, nodes, -1)
+        whole = path.at(column)
+        end = path.position[..., None]  # [R, n, 1]
         length = self.ngram[:, None, None]
         met = (column < end) & (column >= length - 1) & (length > 0) & (end + 1 >= length)
         for back in range(1, self.max_ngram_size):
             before = torch.nn.functional.pad(whole, (back, 0), value=-1)[..., : whole.shape[-1]]
-            met = met & ((before == text.at(end - back)) | (back >= length))
+            met = met & ((before == path.at(end - back)) | (back >= length))
         return self._marked(torch.where(met, whole, -1))
 
     def _marked(self, tokens: Tensor) -> Tensor:
@@ -242,10 +242,10 @@ class ProcessingState:
 
 
 def _room(count: int, held: int) -> int:
-    """A size for ``count`` that rarely has to grow again."""
+    """A capacity for ``count`` entries with room to grow."""
     return held if count <= held else 1 << (count - 1).bit_length()
 
 
 def _widened(held: Tensor, size: int, value: float) -> Tensor:
-    """``held`` [R, m] with room for ``size``, the new places ``value``."""
+    """``held`` [R, m] extended to ``size`` columns with ``value``."""
     return torch.nn.functional.pad(held, (0, size - held.shape[1]), value=value)

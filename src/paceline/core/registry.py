@@ -1,7 +1,4 @@
-"""Registries of names to classes, imported on demand: built-in ones and those of installed packages.
-
-Knows nothing of what the classes do.
-"""
+"""Registries of names to classes, imported on demand: built-in ones and those of installed packages."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -39,7 +36,7 @@ class Registry:
         return tuple(sorted(self.entries))
 
     def refresh(self) -> None:
-        """Look for entry points again: packages have come or gone since names were first asked for."""
+        """Look up entry points again after packages were installed or removed."""
         self.__dict__.pop("_plugins", None)
 
     def find(self, name: str) -> type:
@@ -99,6 +96,6 @@ def _import(entry: str) -> type:
 
 
 def _origin(entry: EntryPoint) -> str:
-    """The package of an entry point as its user knows it, and what it points at."""
+    """The package and version of an entry point, and its value."""
     package = "a package without a name" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
     return f"{package} ({entry.value})"

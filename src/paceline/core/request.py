@@ -23,14 +23,14 @@ class Processing:
     - ``bias``: (tokens, value) pairs; ``value`` is added to the logit of the last token wherever the others stand
       right before it. -inf bans; a pair of one token holds everywhere. Values for the same place add up.
     - ``allowed``: no other token; None: every one.
-    - ``repetition_penalty``: logits of tokens in the prompt or the new text are divided by it where positive and
-      multiplied where not; above 0, 1 is off (1909.05858).
-    - ``frequency_penalty``, ``presence_penalty``: taken from the logit of a token for every time that it stands in the
-      new text, and once if it does.
-    - ``no_repeat_ngram``: no token that would complete a run of this many tokens that the text has already; 0 is off.
-    - ``late``: (token, count) pairs; the token is none of the first ``count`` new ones.
+    - ``repetition_penalty``: logits of tokens in the prompt or the output are divided by it if positive and multiplied
+      by it if not; above 0, 1 is off (1909.05858).
+    - ``frequency_penalty``, ``presence_penalty``: subtracted from the logit of a token in the output, for each of its
+      occurrences, and once.
+    - ``no_repeat_ngram``: bans tokens that would repeat an n-gram of this length in the sequence; 0 is off.
+    - ``late``: (token, count) pairs; the token is banned from the first ``count`` tokens of the output.
 
-    Where they leave no token, token 0 is certain, as it is for an argmax. Raises ValueError on values out of range.
+    If no token is left, token 0 has probability 1, as it is the argmax. Raises ValueError on values out of range.
     """
 
     bias: tuple[tuple[tuple[int, ...], float], ...] = ()

@@ -1,6 +1,6 @@
-"""How a row turns processed logits into the distribution it samples from: temperature, then filters.
+"""Warps processed logits into the distribution that a row samples from: temperature, then filters.
 
-Knows nothing of trees or verifiers. R rows, B rows of a call, n nodes, V vocabulary.
+R rows, B rows of a call, n nodes, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Sampling:
 
 
 class SamplingState:
-    """The options of all rows as tensors, with host flags that say which filters any row uses at all."""
+    """The options of all rows as tensors, with flags on the host for the filters that any row uses."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.rows: list[Sampling] = [Sampling()] * rows
@@ -111,7 +111,7 @@ class SamplingState:
 
     @property
     def flags(self) -> tuple[bool, ...]:
-        """What warping chooses by on the host."""
+        """The host flags that warping branches on."""
         common = (self.any_sampled, self.any_greedy, self.any_top_k, self.any_top_p, self.any_min_p)
         return (*common, self.any_min_p_first, self.any_typical_p, self.any_cutoff)
 
@@ -144,7 +144,7 @@ class SamplingState:
         return torch.where(temperature > 0, warped, self._one_hot(scores)) if self.any_greedy else warped
 
     def _floored(self, scores: Tensor, rows: Tensor) -> Tensor:
-        """Without what min-p drops in ``rows`` [R]."""
+        """Scores without the tokens that min-p drops in ``rows`` [R]."""
         floor = scores.amax(-1, keepdim=True) + self.min_p[:, None, None].to(scores.dtype).log()
         return scores.masked_fill((scores < floor) & rows[:, None, None], -torch.inf)
 
@@ -158,7 +158,7 @@ class SamplingState:
 
     @staticmethod
     def _cut_off(scores: Tensor, least: Tensor, *, bounded_by_entropy: bool) -> Tensor:
-        """Without tokens of a probability below ``least`` [R], but for the likeliest."""
+        """Scores without tokens of a probability below ``least`` [R]; the likeliest token stays."""
         probs = scores.softmax(-1)
         bound = least[:, None, None].to(scores.dtype)
         if bounded_by_entropy:
@@ -168,7 +168,7 @@ class SamplingState:
 
     @staticmethod
     def _one_hot(scores: Tensor) -> Tensor:
-        """Scores of the distribution that is certain of the argmax."""
+        """Scores of the one-hot distribution at the argmax."""
         return torch.full_like(scores, -torch.inf).scatter_(-1, scores.argmax(-1, keepdim=True), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What the target says of a draft: the input of every verifier.
+"""The target's scores of a draft tree, which verifiers read.
 
 R rows, r rows with a token mask, N nodes, V vocabulary, H hidden size.
 """
@@ -19,7 +19,7 @@ class TokenMask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Of every node of a tree: logits after guidance, logits processors and token masks, and tapped hidden states."""
+    """Logits of every node of a tree after guidance, logits processors and token masks, and tapped hidden states."""
 
     logits: Tensor  # [R, N, V]
     raw_logits: Tensor  # [R, N, V] as the LM head gives them
@@ -28,5 +28,5 @@ class Scores:
 
     @staticmethod
     def of(logits: Tensor) -> "Scores":
-        """Of ``logits`` [R, N, V] that nothing has changed."""
+        """Scores of unprocessed ``logits`` [R, N, V]."""
         return Scores(logits=logits, raw_logits=logits, hidden={})

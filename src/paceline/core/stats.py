@@ -1,4 +1,4 @@
-"""Counters of what steps did, on the device, per row since its admission. Knows nothing of time.
+"""Counters of steps and tokens on the device, per row since its admission.
 
 R rows, B = R, N nodes, D largest draft depth.
 """
@@ -28,7 +28,7 @@ class Stats:
         self.columns = Columns(self.steps, self.emitted, self.drafted, self.accepted)
 
     def reset(self, rows: Tensor) -> None:
-        """Forget ``rows`` [B]: they are given to other requests."""
+        """Reset ``rows`` [B] for new requests."""
         for counter in (self.steps, self.emitted, self.drafted, self.accepted):
             counter.index_fill_(0, rows, 0)
 
@@ -58,7 +58,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Counts on the host, and the field's ratios of them."""
+    """Counts on the host, and their ratios."""
 
     steps: int  # target forwards that a row took part in
     emitted: int  # tokens

@@ -14,10 +14,10 @@ NO_TOKEN = "other options forbid every token that the grammar allows: change one
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Static shape of one step: at most ``num_draft_tokens`` tokens deep.
+    """The static shape of one step: drafts are at most ``num_draft_tokens`` tokens deep.
 
-    ``measured`` marks a step that is taken without a draft to learn what drafting gains; ``turn`` is the plan's own
-    note, which comes back with the result and makes no difference to the step.
+    ``measured`` marks a step without a draft that measures the gain of drafting. ``turn`` is a note of the plan that
+    comes back with the result; the step does not depend on it.
     """
 
     num_draft_tokens: int
@@ -39,7 +39,7 @@ class Finish(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSeconds:
-    """Where a step's time went, in seconds of the device's own clock."""
+    """Seconds of each phase of a step, by the clock of the device."""
 
     draft: float = 0.0
     score: float = 0.0
@@ -48,7 +48,7 @@ class PhaseSeconds:
 
     @property
     def total(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.draft + self.score + self.decide + self.rest
 
     def __add__(self, other: "PhaseSeconds") -> "PhaseSeconds":
@@ -63,7 +63,7 @@ class PhaseSeconds:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One step of R rows; every list has an entry per row."""
+    """The result of one step of R rows; every list has an entry per row."""
 
     plan: StepPlan
     tokens: list[list[int]]  # that the row gained
@@ -79,7 +79,7 @@ class StepResult:
 
     @property
     def num_tokens(self) -> int:
-        """Over all rows."""
+        """Tokens of all rows."""
         return sum(map(len, self.tokens))
 
     @property

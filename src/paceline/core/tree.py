@@ -1,4 +1,4 @@
-"""The draft: one static-shape tree of tokens per row. Knows nothing of models, caches or distributions' meaning.
+"""The draft: one static-shape tree of tokens per row.
 
 B rows, N nodes, M distinct distributions, V vocabulary, H hidden size.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Draw(IntEnum):
-    """How a node's token came to be; what a verifier may assume about it."""
+    """How a node's token was drawn, which is what verifiers may assume about it."""
 
     FIXED = 0  # chosen by a rule (argmax, copy, retrieval): its distribution is one-hot
     SHARED = 1  # drawn with the target's own noise at that position
@@ -20,14 +20,14 @@ class Draw(IntEnum):
 
 
 class NoDraft(IntEnum):
-    """Why a row's step proposed nothing."""
+    """Why a row had no draft in a step."""
 
     DRAFTED = 0  # it did propose something
     OFF = 1  # the plan asked for no draft, or there is no drafter
     CAPPED = 2  # the row's own num_draft_tokens is 0
     LIMIT = 3  # one token is left to max_tokens, which the target chooses
-    NO_MATCH = 4  # nothing in the text to copy from
-    CONTEXT = 5  # the text has outgrown the draft model's context
+    NO_MATCH = 4  # no earlier occurrence in the sequence to copy from
+    CONTEXT = 5  # the sequence exceeds the draft model's context
     DECLINED = 6  # the drafter's own reason
     FAILED = 7  # the drafter raised an error and is no longer asked
     MEASURED = 8  # the step was taken without a draft to measure what drafting gains
@@ -35,9 +35,9 @@ class NoDraft(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Nodes that a forward need not take through the first layers, because they have passed them already.
+    """Hidden states from which a forward resumes, for nodes that have passed the first layers already.
 
-    Of a node that is ``ready`` those layers' keys and values lie in its slot of the cache.
+    For a ``ready`` node, the cache holds those layers' keys and values in the node's slot.
     """
 
     layer: int  # static: how many layers of the call's view; 0 gives embeddings
@@ -50,8 +50,8 @@ class Resume:
 class Tree:
     """A draft for every row. Column 0 is the root: the newest known token, not yet in the target's cache.
 
-    N is static; the topology is data. Parents stand before their children and siblings in draw order; a node is valid
-    only if its parent is. ``depth`` and ``ancestors`` (which include the node itself) follow from ``parents``.
+    N is static; the topology is data. Parents come before their children, and siblings are in draw order; a node is
+    valid only if its parent is. ``depth`` and ``ancestors`` (which include the node itself) follow from ``parents``.
     """
 
     tokens: Tensor  # [B, N] int64
@@ -140,10 +140,10 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a verifier decided, D = tree.max_depth.
+    """A verifier's decision, D = tree.max_depth.
 
-    ``num_committed`` counts the text that a row gains, so it also counts the cache slots that become committed: the
-    root and the accepted nodes go into the cache, the accepted tokens and ``next`` into the text.
+    ``num_committed`` is the number of tokens that a row gains, which equals the number of cache slots that become
+    committed: the cache gains the root and the accepted nodes, the sequence the accepted tokens and ``next``.
     """
 
     path: Tensor  # [B, D] int64 accepted nodes without the root, -1 after the last

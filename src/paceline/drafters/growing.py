@@ -111,7 +111,7 @@ class GrowingDrafter(Drafter):
         return isinstance(self.lm, FusedDrafting)
 
     def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
-        """Read the root, draft and read a chain in one call, as models/base.Ahead; False if it cannot."""
+        """Read the root, draft and read a chain in one call, as models/base.FusedDrafting; False if it cannot."""
         return False
 
     @abstractmethod

@@ -32,7 +32,7 @@ def read_hidden(
 ) -> Output:
     """Read the first ``count`` [B] of ``hidden`` [B, n, H] with ``lm`` in place of embeddings, and commit them.
 
-    Returns the forward's Output; Head.LAST gives the logits after the last of them.
+    Returns the forward's Output; LogitsFor.LAST gives the logits after the last of them.
     """
     rows, size = hidden.shape[:2]
     valid = torch.arange(size, device=hidden.device) < count[:, None]

@@ -1,1 +1,1 @@
-"""Requests over fixed rows: who waits, who runs, what is shared. Knows nothing of text."""
+"""Schedules requests over fixed rows: queueing, admission, prefix sharing, steps and their results."""

@@ -1,7 +1,7 @@
-"""Steps recorded once and replayed: the device then runs through them without being called for each operation.
+"""Records steps as graphs and replays them, which saves the launch of every operation.
 
-A step is the same operations on the same tensors for each plan, flags of the batch, presence of guided rows and host
-state of the drafter, so one recording serves for each of these.
+The operations of a step and their tensors depend only on the plan, the flags of the batch, the presence of guided rows
+and the drafter's host state. These are the kind of a step; each kind is recorded once.
 """
 
 import logging
@@ -19,44 +19,44 @@ from paceline.engine.timing import StepTimer
 
 logger = logging.getLogger("paceline")
 
-WARM_UP = 2  # steps of a kind that are called before it is recorded: libraries prepare themselves at first use
-MAX_RECORDED = 32  # kinds of step; any further are called
-MAX_COUNTED = 256  # kinds that are remembered until they are recorded
+WARM_UP = 2  # eager steps of a kind before it is recorded: libraries initialise at first use
+MAX_RECORDED = 32  # kinds of step; all others stay eager
+MAX_COUNTED = 256  # kinds that are counted until they are recorded
 
 
 class Graph(Protocol):
-    """Operations in their order, on the tensors that they were recorded with."""
+    """A recorded sequence of operations on the tensors that it was recorded with."""
 
     def replay(self) -> None:
-        """Do them again."""
+        """Run the operations again."""
         ...
 
 
 class Graphs(Protocol):
-    """Records what is called, without doing it. Graphs of a step share memory: they are replayed in order."""
+    """Records operations without executing them. The graphs of a step share memory and are replayed in order."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Where steps are called before they are recorded."""
+        """The context for the eager steps before a recording."""
         ...
 
     def recording(self) -> AbstractContextManager[None]:
-        """Nothing that is called within is done. Left by an error, it drops the graph that was begun."""
+        """The context in which graphs are recorded and nothing is executed. An error drops the unfinished graph."""
         ...
 
     def begin(self) -> None:
-        """Begin a graph, within ``recording``. Raises RuntimeError where the device refuses."""
+        """Begin a graph, within ``recording``. Raises RuntimeError if the device refuses."""
         ...
 
     def end(self) -> Graph:
-        """The graph that was begun. Raises RuntimeError if something was called that cannot be recorded."""
+        """Finish the graph. Raises RuntimeError if an operation cannot be recorded."""
         ...
 
 
 @final
 class CudaGraphs:
-    """CUDA graphs on a stream of their own; all of them share one pool of memory.
+    """CUDA graphs on a stream of their own, with one memory pool for all of them.
 
-    They may, although they are replayed in any order: nothing in the pool is read by a later step.
+    Sharing the pool is safe in any order of replay, because no step reads what an earlier one left in the pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,7 +68,7 @@ class CudaGraphs:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """On the stream of the recordings, in line with what was queued before and what is queued after."""
+        """Use the recording stream, ordered after the work queued before and before the work queued later."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
@@ -79,7 +79,7 @@ class CudaGraphs:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Waits for the device. The first time, what the allocator holds unused is given back, for the pool to take."""
+        """Wait for the device, and the first time release the allocator's unused memory for the pool."""
         torch.cuda.synchronize(self._device)
         if not self._used:
             torch.cuda.empty_cache()
@@ -92,13 +92,13 @@ class CudaGraphs:
                     self._abandon()
 
     def begin(self) -> None:
-        """Other threads of the program may go on using the device."""
+        """Begin a capture that lets other threads use the device."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._open = graph
 
     def end(self) -> Graph:
-        """The graph, ready to run."""
+        """The captured graph."""
         graph, self._open = self._open, None
         assert graph is not None
         graph.capture_end()
@@ -119,7 +119,7 @@ class RecordedStep:
     after: Hashable
 
     def replay(self, decoder: Decoder, timer: StepTimer) -> None:
-        """Do the step."""
+        """Run the step."""
         for graph in self.graphs:
             graph.replay()
             timer.mark()
@@ -130,25 +130,24 @@ class RecordedStep:
 class Recorder:
     """The recorded steps of a decoder, by kind.
 
-    A kind is recorded behind the last of its first WARM_UP steps, once that is done and timed: whatever goes wrong
-    then has cost nothing. Where recording fails, one warning says so, and nothing more is recorded. Steps that look up
-    log-probabilities leave tensors for the host and have no kind; neither have those with constraints that the host
-    applies, and those of drafters whose host state is not known.
+    A kind is recorded after its first WARM_UP eager steps, when the last of them is complete and timed, so a failed
+    recording loses nothing. After a failure a warning is logged once and all further steps stay eager. Steps that look
+    up log-probabilities, steps with host constraints, and steps of drafters with unknown host state are not recorded.
     """
 
     def __init__(self, *, decoder: Decoder, graphs: Graphs) -> None:
         self._decoder, self.graphs = decoder, graphs
-        self._counted: OrderedDict[Hashable, int] = OrderedDict()  # steps of a kind that were called
+        self._counted: OrderedDict[Hashable, int] = OrderedDict()  # eager steps by kind
         self._recorded: dict[Hashable, RecordedStep] = {}
-        self._works = True  # as far as is known
+        self._works = True  # until a recording fails
 
     @property
     def num_recorded(self) -> int:
-        """Kinds of step that are replayed."""
+        """Number of recorded kinds."""
         return len(self._recorded)
 
     def kind(self, plan: StepPlan) -> Hashable:
-        """What the next step is under ``plan``; None where it cannot be recorded."""
+        """The kind of the next step under ``plan``; None if it cannot be recorded."""
         decoder = self._decoder
         state, batch = decoder.drafter.host_state, decoder.batch
         if state is None or batch.wants_logprobs or decoder.constraints.busy:
@@ -161,16 +160,16 @@ class Recorder:
         return self._recorded.get(kind)
 
     def forget(self) -> None:
-        """Drop all recordings: the decoder has another drafter."""
+        """Drop all recordings, because the drafter has changed."""
         self._recorded.clear()
         self._counted.clear()
 
     def wants(self, kind: Hashable) -> bool:
-        """Whether a step of this kind, which is about to be called, counts toward a recording."""
+        """Whether an eager step of this kind counts towards a recording."""
         return kind is not None and self._works and len(self._recorded) < MAX_RECORDED
 
     def called(self, kind: Hashable, plan: StepPlan, before: Hashable) -> None:
-        """A step of this kind has been called from the drafter's host state ``before``; record it in time."""
+        """Count an eager step of this kind that began in the drafter's host state ``before``; record it when due."""
         count = self._counted.pop(kind, 0) + 1
         self._counted[kind] = count
         if len(self._counted) > MAX_COUNTED:
@@ -179,7 +178,7 @@ class Recorder:
             self._record(kind, plan, before)
 
     def _record(self, kind: Hashable, plan: StepPlan, before: Hashable) -> None:
-        """Record a step of this kind, without doing it."""
+        """Record a step of this kind without executing it."""
         decoder = self._decoder
         now = decoder.drafter.host_state
         try:

@@ -1,4 +1,4 @@
-"""What rows cost in memory, asked before anything is allocated. Loads and allocates nothing."""
+"""Estimates the memory of rows before anything is allocated."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from paceline.drafters.base import Drafter
 from paceline.models.base import LM
 from paceline.models.memory import free_memory
 
-WORKING_COPIES = 3  # of the logits: as they come, as scores, as a distribution
+WORKING_COPIES = 3  # of the logits: raw logits, processed scores, probabilities
 GIB = 1 << 30
 
 
 def row_bytes(target: LM, drafter: Drafter, *, max_length: int, num_draft_tokens: int) -> int:
-    """Bytes that one row takes: both caches, the text, and the logits of a step."""
+    """Bytes per row: both caches, the sequence, and the logits of a step."""
     nodes = drafter.max_nodes(num_draft_tokens)
     caches = (max_length + nodes) * (target.slot_bytes + drafter.slot_bytes)
     return caches + 8 * max_length + WORKING_COPIES * nodes * target.vocab_size * torch.float32.itemsize
@@ -22,7 +22,7 @@ def row_bytes(target: LM, drafter: Drafter, *, max_length: int, num_draft_tokens
 def check_memory(
     target: LM, drafter: Drafter, *, rows: int, max_length: int, num_draft_tokens: int, weights: int
 ) -> None:
-    """Raise ValueError, with the number of rows that would fit, if ``rows`` exceed what the device has left."""
+    """Raise ValueError, naming the number of rows that would fit, if ``rows`` exceed the device's free memory."""
     each = row_bytes(target, drafter, max_length=max_length, num_draft_tokens=num_draft_tokens)
     free = free_memory(target.device)
     if rows * each <= free:
@@ -36,13 +36,13 @@ def check_memory(
 
 
 def fitting_rows(target: LM, drafter: Drafter, *, max_length: int, num_draft_tokens: int, most: int) -> int:
-    """How many rows fit, at least 1 and at most ``most``; half of what is free is left to others."""
+    """The number of rows that fit into half of the free memory, from 1 to ``most``."""
     each = row_bytes(target, drafter, max_length=max_length, num_draft_tokens=num_draft_tokens)
     return max(1, min(most, free_memory(target.device) // (2 * each)))
 
 
 def weight_bytes(models: Sequence[torch.nn.Module]) -> int:
-    """Bytes of all parameters, those that lie in one place once."""
+    """Bytes of all parameters; shared storage counts once."""
     return sum({p.data_ptr(): p.nbytes for m in models for p in m.parameters()}.values())
 
 

@@ -1,4 +1,4 @@
-"""What requests get from steps: their part of each step's result, and statistics when they are done."""
+"""Outputs and statistics of requests: each request's part of a step's result, and its totals."""
 
 import time
 from collections import Counter
@@ -27,7 +27,7 @@ REASONS: dict[NoDraft, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Where a request's time went, in seconds. A step's time counts for every request that took part in it."""
+    """A request's times in seconds. The time of a step counts in full for every request that took part in it."""
 
     queue: float  # from submission to admission
     prefill: float  # from admission until the prompt was read
@@ -51,7 +51,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
-    """What a request cost and what drafting did for it.
+    """Counts and times of a request.
 
     Counts are per request, after clipping at stop tokens, stop strings and limits. Times are wall-clock seconds; the
     steps of a batch count in full for each of its rows.
@@ -95,19 +95,19 @@ class RequestStats:
 
     @property
     def warning(self) -> str | None:
-        """What a user should know: that drafting was slower than not drafting."""
+        """The warning that drafting was slower than plain decoding; None if it was not."""
         return None if self.speed is None else self.speed.warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What one request got in a step; ``error`` instead if it could not be admitted or its constraints raised."""
+    """The tokens of one request in a step, or ``error`` if its admission or its constraints failed."""
 
     ticket: int
     token_ids: list[int] = field(default_factory=list[int])
-    num_accepted: int = 0  # of the tokens, the drafted ones, which come first
+    num_accepted: int = 0  # accepted draft tokens; they come first in token_ids
     num_drafted: int = 0
-    bonus: bool = False  # the last token followed a draft that was accepted whole
+    bonus: bool = False  # the whole draft was accepted, and the last token is the bonus
     origins: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     finish: Finish = Finish.RUNNING
@@ -116,24 +116,24 @@ class StepOutput:
 
 @dataclass(slots=True, kw_only=True)
 class RequestState:
-    """A request that waits, runs, or is done."""
+    """A request that is waiting, running or finished."""
 
     ticket: int
     request: Request
     submitted: float
-    sequence: list[int]  # the prompt and, as far as results are read, what it got
+    sequence: list[int]  # the prompt and the tokens of all results read so far
     row: int = -1
     admitted: float = 0.0
     prefill: float = 0.0
     first_token: float | None = None
-    num_tokens: int = 0  # that results gave it
+    num_tokens: int = 0  # generated, in results read so far
     phases: PhaseSeconds = field(default_factory=PhaseSeconds)
     no_draft: Counter[NoDraft] = field(default_factory=Counter[NoDraft])
     prompt_scores: PassageScore | None = None
-    last_step: PendingStep | None = None  # the newest that it took part in
+    last_step: PendingStep | None = None  # the newest step that it took part in
 
     def take(self, step: PendingStep, result: StepResult, *, now: float) -> StepOutput:
-        """Its part of a step whose ``result`` was read at ``now``."""
+        """The request's part of a step whose ``result`` was read at ``now``."""
         row = self.row
         self.last_step = step
         self.num_tokens += len(result.tokens[row])
@@ -154,7 +154,7 @@ class RequestState:
         )
 
     def stats(self, *, max_depth: int) -> RequestStats:
-        """What is known of it now; ``max_depth`` is the longest draft."""
+        """Statistics up to now; ``max_depth`` is the longest draft."""
         now = time.perf_counter()
         started = self.row >= 0
         return RequestStats(

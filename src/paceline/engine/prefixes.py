@@ -1,4 +1,4 @@
-"""Where waiting requests go, and whose beginning they share, so that nothing is read twice. Pure; touches no cache."""
+"""Assigns rows to waiting requests and finds the prefixes that they can copy from other rows. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from paceline.core.admission import Prefix
 from paceline.core.context import Context
 
-MIN_SHARED = 16  # a shorter beginning is read together with the others in less time than it is copied
+MIN_SHARED = 16  # prefilling a shorter prefix with the rest of the batch is faster than copying it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A request, by its index among the waiting, in a row; what it copies is given by ``prefix``."""
+    """The row of a waiting request, which ``index`` names, and the prefix that it copies."""
 
     index: int
     row: int
@@ -33,10 +33,11 @@ class Source(NamedTuple):
 
 
 def arrange(waiting: Sequence[Source], free: Sequence[int], held: Mapping[int, Source]) -> list[list[Placement]]:
-    """Place the first prompts of ``waiting`` into the rows ``free``, which are reused in the order given.
+    """Assign the rows ``free``, in the order given, to the first prompts of ``waiting``.
 
-    ``held`` has the sequences of rows, of running ones too. Returned in waves, to be admitted one after another: a
-    prompt that shares more with another waiting one than with any row comes after it and copies from it.
+    ``held`` maps each row, running or not, to its sequence. Returns waves to be admitted one after another: a prompt
+    that shares a longer prefix with another waiting prompt than with any row is placed in a later wave than that
+    prompt, and copies from it.
     """
     count = min(len(waiting), len(free))
     level, source, shared = [0] * count, [-1] * count, [0] * count  # source: of level 0 a row, else a waiting index
@@ -61,7 +62,7 @@ def arrange(waiting: Sequence[Source], free: Sequence[int], held: Mapping[int, S
 
 
 def common(first: list[int], second: list[int], most: int) -> int:
-    """Length of the longest common beginning, at most ``most``, which neither is shorter than.
+    """Length of the longest common prefix, at most ``most``, which neither is shorter than.
 
     Compares slices: a token-by-token loop is slow for long prompts.
     """
@@ -70,7 +71,7 @@ def common(first: list[int], second: list[int], most: int) -> int:
         return 0
     if first[:high] == second[:high]:
         return high
-    while low < high - 1:  # first[:low] agrees, first[:high] does not
+    while low < high - 1:  # first[:low] is common, first[:high] is not
         middle = (low + high) // 2
         if first[low:middle] == second[low:middle]:
             low = middle
@@ -84,7 +85,7 @@ def _worth(length: int, whole: int) -> bool:
 
 
 def _choose_rows(free: Sequence[int], level: list[int], source: list[int], shared: list[int]) -> list[int]:
-    """A free row for each request: its own source where possible, which needs no copy, else the first left over."""
+    """A free row for each request: its source row where possible, which saves the copy, else the first unused row."""
     left, rows = list(free), [-1] * len(level)
     for index in sorted(range(len(level)), key=lambda index: -shared[index]):
         if level[index] == 0 and shared[index] and source[index] in left:

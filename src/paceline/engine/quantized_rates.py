@@ -1,7 +1,7 @@
-"""How fast a machine multiplies with matrices of integers: by forwards of a model's own layers with made-up weights.
+"""Measures the speed of products with quantized matrices, by forwards of a model's layers with dummy weights.
 
-What lays such matrices out and multiplies with them knows whole models alone, so that norms and attention over a
-handful of slots are timed with the products; beside large matrices they take next to nothing.
+Weight packing and the kernels work on whole models, so norms and attention over a few slots are timed together with the
+products. Their share is negligible beside large matrices.
 """
 
 import time
@@ -33,9 +33,10 @@ def measure_integers(
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Products:
-    """Products of a decoder of ``config`` in a scheme of models/quantised, its layers as many as ``working_set`` holds.
+    """Rates of a decoder of ``config`` in a ``quantization`` of models/quantised, with as many layers as fit into
+    ``working_set`` bytes.
 
-    Takes some seconds and memory of about ``working_set`` bytes, embedding and head not counted.
+    Takes some seconds and about ``working_set`` bytes of memory, without embedding and LM head.
     """
     sample = _sample(config, quantization, dtype=dtype, device=device, working_set=working_set)
     work = forward_work(sample)
@@ -57,7 +58,7 @@ def measure_integers(
 def _sample(
     config: DecoderConfig, quantization: str, *, dtype: torch.dtype, device: torch.device, working_set: int
 ) -> DecoderLM:
-    """Weights of any content: how long a product takes does not depend on it."""
+    """A decoder with constant weights: the time of a product does not depend on their values."""
     whole = build_on_meta(config, dtype=dtype, quantization=quantization)
     each = sum(part.nbytes for part in whole.blocks[0].parameters())
     few = replace(config, num_layers=max(1, min(config.num_layers, working_set // each)))
@@ -70,7 +71,7 @@ def _sample(
 
 
 def _forward(lm: LM, num_nodes: int, device: torch.device) -> Callable[[], object]:
-    """A forward of a chain of so many nodes."""
+    """A forward of a chain of ``num_nodes`` nodes."""
     tokens = torch.zeros(1, num_nodes, dtype=torch.int64, device=device)
     tree, cache = Tree.make_chain(tokens, torch.ones_like(tokens, dtype=torch.bool)), lm.new_cache(1, num_nodes).view()
     return lambda: lm(tree, cache)

@@ -1,4 +1,4 @@
-"""How the host gets a step's results: at once, or while the device already does the next step."""
+"""Reads the results of steps: synchronously, or one step late while the device already runs the next one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,34 +16,34 @@ from paceline.engine.timing import EventTimer, HostTimer, StepTimer
 
 
 class PendingStep(Protocol):
-    """A step whose operations are queued."""
+    """A step that has been queued on the device."""
 
     def result(self) -> StepResult:
-        """What it did, once the device has done it; asked again, the same."""
+        """Its result; waits for the device. Later calls return the same result."""
         ...
 
     def summary(self, row: int) -> Summary:
-        """What steps did for ``row`` since its admission, up to this one; after ``result``."""
+        """Counters of ``row`` from its admission up to this step; call ``result`` first."""
         ...
 
 
 class Reader(Protocol):
-    """Where a runner gets results from."""
+    """Starts and reads steps for a runner."""
 
-    num_ahead: int  # steps that are queued beyond the one whose result is read
+    num_ahead: int  # steps that may be queued beyond the one whose result is read
 
     def start(self) -> StepTimer:
-        """The timer of a step that begins."""
+        """The timer of a new step."""
         ...
 
     def post(self, plan: StepPlan, timer: StepTimer, failures: Mapping[int, Exception]) -> PendingStep:
-        """The step that was queued last; ``failures`` are of rows whose constraints raised in it."""
+        """The step that was queued last; ``failures`` are the rows whose constraints raised in it."""
         ...
 
 
 @final
 class SyncReader:
-    """For devices that work while they are called: a step is read where it is, before the next one is taken."""
+    """For the CPU, which executes operations as they are called: each result is read before the next step."""
 
     num_ahead = 0
 
@@ -51,11 +51,11 @@ class SyncReader:
         self._decoder = decoder
 
     def start(self) -> StepTimer:
-        """A step begins."""
+        """A timer of the host's clock."""
         return HostTimer()
 
     def post(self, plan: StepPlan, timer: StepTimer, failures: Mapping[int, Exception]) -> PendingStep:
-        """Nothing is copied."""
+        """Nothing is copied: the result is read from the batch."""
         return _DoneStep(decoder=self._decoder, plan=plan, timer=timer, failures=failures)
 
 
@@ -88,10 +88,10 @@ class _DoneStep:
 
 @final
 class AsyncReader:
-    """For devices that run behind the host: while a step is read, the device does the next one.
+    """For asynchronous devices: while the host reads a step, the device runs the next one.
 
-    Rows that have ended do nothing in it. Results and counters leave in one transfer that nobody waits for, so that
-    both are of their step, whatever the device has done since; there are two places for it to arrive at.
+    Finished rows are inactive in that step. Results and counters are copied in one asynchronous transfer queued behind
+    the step, so both belong to it whatever the device has done since. Two host buffers take turns.
     """
 
     num_ahead = 1
@@ -103,11 +103,11 @@ class AsyncReader:
         self._places = [torch.empty(size, dtype=torch.int64, pin_memory=self._on_cuda) for _ in range(2)]
 
     def start(self) -> StepTimer:
-        """A step begins."""
+        """A timer of the device's events."""
         return EventTimer() if self._on_cuda else HostTimer()
 
     def post(self, plan: StepPlan, timer: StepTimer, failures: Mapping[int, Exception]) -> PendingStep:
-        """Begins the transfer."""
+        """Start the transfer."""
         batch, stats = self._decoder.batch, self._decoder.stats
         place = self._places.pop(0)
         self._places.append(place)
@@ -132,7 +132,7 @@ class AsyncReader:
 @final
 @dataclass(slots=True, kw_only=True)
 class _SentStep:
-    """A step on its way to the host; its log-probabilities stay on the device until they are asked for."""
+    """A step whose results are being copied to the host; log-probabilities stay on the device until ``result``."""
 
     place: Tensor
     event: torch.cuda.Event | None

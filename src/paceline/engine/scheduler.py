@@ -1,8 +1,8 @@
-"""Any number of requests over a decoder's fixed rows.
+"""Continuous batching: schedules any number of requests over a decoder's fixed rows.
 
-Requests wait in order and take rows as they come free. What a request shares with a row or with another request is
-copied in the caches instead of being read again; prompts are read in chunks between steps, so that a long one does not
-hold up the rows that run. Which rows run together never changes a request's tokens.
+Requests take free rows in the order of submission. Prefixes that a request shares with a row or with another request
+are copied in the caches. Prompts are prefilled in chunks between steps, so a long one does not stall the running rows.
+A request's tokens do not depend on the rows that it runs with.
 """
 
 import logging
@@ -25,12 +25,12 @@ from paceline.models.scoring import PassageScore
 
 logger = logging.getLogger("paceline")
 
-PREFILL_TOKENS = 2 * CHUNK  # of prompts, all rows together, that are read between two steps
+PREFILL_TOKENS = 2 * CHUNK  # prompt tokens of all rows together that are prefilled between two steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Admission:
-    """Requests whose prompts are being read."""
+    """Requests whose prompts are being prefilled."""
 
     states: list[RequestState]
     reading: Reading
@@ -39,30 +39,30 @@ class _Admission:
 
 @final
 class Scheduler:
-    """Requests in, step outputs out. ``prefill_tokens`` of prompts are read between two steps of rows that run."""
+    """Turns requests into step outputs. While rows run, ``prefill_tokens`` of prompts are read between two steps."""
 
     def __init__(self, runner: Runner, *, prefill_tokens: int = PREFILL_TOKENS) -> None:
         self.runner, self.decoder, self.prefill_tokens = runner, runner.decoder, prefill_tokens
-        self._queued: deque[tuple[PendingStep, dict[int, RequestState]]] = deque()  # and who runs in it, by row
-        self._late: Exception | None = None  # of a step that could not be queued behind one that is not yet read
+        self._queued: deque[tuple[PendingStep, dict[int, RequestState]]] = deque()  # with its requests by row
+        self._late: Exception | None = None  # of a step that failed while an earlier one was not yet read
         self._tickets = 0
         self._waiting: deque[RequestState] = deque()
         self._admission: _Admission | None = None
         self._running: dict[int, RequestState] = {}  # by row
-        self._free = list(range(self.decoder.rows))  # the longest unused first
+        self._free = list(range(self.decoder.rows))  # the least recently used first
         self._done: dict[int, tuple[RequestStats, PassageScore | None]] = {}
         self._failed: list[StepOutput] = []  # of requests that could not be admitted
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits, nothing runs, and every output has been given."""
+        """Whether no request is waiting or running and every output has been returned."""
         return not (self._waiting or self._admission or self._running or self._failed)
 
     def submit(self, request: Request, *, sequence: list[int] | None = None) -> int:
-        """Queue a request and return its ticket.
+        """Queue a request. Returns its ticket.
 
-        ``sequence`` (None: a copy of the prompt) is extended by every token that the request gets. Raises ValueError
-        for what ``Decoder.check`` refuses; a caller that passes ``sequence`` has called it.
+        ``sequence`` (None: a copy of the prompt) holds the prompt; every generated token is appended to it. Raises
+        ValueError for what ``Decoder.check`` refuses; a caller that passes ``sequence`` has called it.
         """
         if sequence is None:
             self.decoder.check(request)
@@ -76,9 +76,9 @@ class Scheduler:
         return self._tickets
 
     def cancel(self, ticket: int) -> None:
-        """Stop a request wherever it is; its row is free at once. One that is done is left alone."""
+        """End a request, waiting or running, and free its row at once. Finished requests stay as they are."""
         if ticket in self._done:
-            self._failed = [output for output in self._failed if output.ticket != ticket]  # nobody waits for it
+            self._failed = [output for output in self._failed if output.ticket != ticket]  # not to be returned
             return
         state = self._find(ticket)
         if self._running.get(state.row) is state:
@@ -86,24 +86,24 @@ class Scheduler:
         else:
             if state in self._waiting:
                 self._waiting.remove(state)
-            self._finish(state)  # one that is being admitted leaves its row when its prompt is read
+            self._finish(state)  # during admission it keeps its row until its prompt is prefilled
 
     def stats(self, ticket: int) -> RequestStats:
-        """What is known of a request so far, or was known when it was done."""
+        """Statistics of a request, up to now or up to its end."""
         if ticket in self._done:
             return self._done[ticket][0]
         return self._stats(self._find(ticket))
 
     def prompt_scores(self, ticket: int) -> PassageScore | None:
-        """Log-probabilities of a request's prompt, where it asks for them, once that is read."""
+        """Log-probabilities of a request's prompt, if it asks for them, once the prompt is prefilled."""
         return self._done[ticket][1] if ticket in self._done else self._find(ticket).prompt_scores
 
     def forget(self, ticket: int) -> None:
-        """Drop what is kept of a request that is done."""
+        """Drop the statistics of a finished request."""
         self._done.pop(ticket, None)
 
     def advance(self) -> list[StepOutput]:
-        """Admit what fits, take a step, and give what every running request got in the earliest one not yet read."""
+        """Admit what fits, queue steps, and return the outputs of the earliest step that is not yet read."""
         self._admit()
         outputs: list[StepOutput] = []
         late, self._late = self._late, None
@@ -123,9 +123,9 @@ class Scheduler:
         return failed + outputs
 
     def _queue(self) -> None:
-        """Let the device have as many steps to do as the reader allows and as may still matter."""
+        """Queue as many steps as the reader allows and running requests may still need."""
         while self._queued and not self._rows(self._queued[0][1]):
-            self.runner.take(self._queued.popleft()[0], ())  # all who ran in it have left
+            self.runner.take(self._queued.popleft()[0], ())  # all of its requests have left
         try:
             while len(self._queued) <= self.runner.num_ahead and any(map(self._needs_more, self._running.values())):
                 self._queued.append((self.runner.launch(), dict(self._running)))
@@ -133,22 +133,22 @@ class Scheduler:
             if not self._queued:
                 raise
             self._drop_torn()
-            self._late = error  # what was done before is given first
+            self._late = error  # raised after the outputs of earlier steps are returned
 
     def _runs(self, state: RequestState) -> bool:
         return self._running.get(state.row) is state
 
     def _rows(self, states: dict[int, RequestState]) -> list[int]:
-        """Those of a step's rows whose requests still run."""
+        """The rows of a step whose requests are still running."""
         return [row for row, state in states.items() if self._runs(state)]
 
     def _needs_more(self, state: RequestState) -> bool:
-        """Whether a request may lack tokens after the queued steps, each of which gives one at least."""
+        """Whether a request may need tokens beyond the queued steps, each of which gives at least one."""
         coming = sum(states.get(state.row) is state for _, states in self._queued)
         return state.num_tokens + coming < state.request.max_tokens
 
     def _drop_torn(self) -> None:
-        """End the rows that a step had moved before it was cut off: nobody will see their newest tokens."""
+        """End the requests whose rows an interrupted step had already extended: those tokens are lost."""
         if not self.runner.num_ahead:
             self._queued.clear()
         lengths = integers(self.decoder.batch.length)
@@ -160,12 +160,12 @@ class Scheduler:
                 self._failed.append(StepOutput(ticket=state.ticket, error=error))
 
     def _give(self, step: PendingStep, states: dict[int, RequestState], result: StepResult) -> list[StepOutput]:
-        """What a step did for those who still run; who has left meanwhile gets nothing."""
+        """The step's outputs for the requests that are still running."""
         now = time.perf_counter()
         outputs: list[StepOutput] = []
         for row in self._rows(states):
             state = states[row]
-            if row in result.failures:  # what a step gave without the row's constraints is not given
+            if row in result.failures:  # tokens chosen without the row's constraints are dropped
                 outputs.append(StepOutput(ticket=state.ticket, error=result.failures[row]))
                 self._leave(state)
                 continue
@@ -175,7 +175,7 @@ class Scheduler:
         return outputs
 
     def _admit(self) -> None:
-        """Read prompts of waiting requests: a few chunks where rows run, all that fits where none does."""
+        """Prefill prompts of waiting requests: a few chunks while rows run, else all that fit."""
         left = self.prefill_tokens
         while self._admission is not None or (self._waiting and self._free):
             if self._admission is None:
@@ -186,7 +186,7 @@ class Scheduler:
                 return
 
     def _begin(self, budget: int) -> None:
-        """Begin with the first waiting requests that share nothing with each other, about ``budget`` tokens of them."""
+        """Begin the admission of the first wave of waiting requests, up to about ``budget`` tokens to prefill."""
         states = list(islice(self._waiting, len(self._free)))
         waiting = [Source(state.sequence, state.request.context) for state in states]
         contexts = self.decoder.contexts
@@ -219,7 +219,7 @@ class Scheduler:
         return self._admission
 
     def _read(self, admission: _Admission) -> int:
-        """Read the next chunk, and with the last one let the requests run; the tokens that were read, about."""
+        """Prefill the next chunk; after the last one the requests run. Returns the approximate number of tokens."""
         try:
             size = self.runner.read(admission.reading)
         except BaseException as error:
@@ -236,7 +236,7 @@ class Scheduler:
         return size * len(admission.states)
 
     def _complete(self, admission: _Admission) -> None:
-        """Let requests run whose prompts are read."""
+        """Start the requests, whose prompts are prefilled."""
         self._admission = None
         seconds = time.perf_counter() - admission.start
         for index, state in enumerate(admission.states):
@@ -257,7 +257,7 @@ class Scheduler:
                 self._waiting.appendleft(state)
 
     def _admit_singly(self, states: list[RequestState]) -> None:
-        """Admit requests whose common admission failed one after the other; each that fails ends alone."""
+        """Admit requests one by one after their common admission failed, so that only the failing ones end."""
         for state in states:
             if state.ticket in self._done:
                 continue
@@ -277,7 +277,7 @@ class Scheduler:
                 self._failed.append(StepOutput(ticket=state.ticket, error=error))
 
     def _leave(self, state: RequestState) -> None:
-        """Free a row; released, so that no step goes on looking up what only its request asked for."""
+        """Free the row of a request. Releasing it also stops work that only this request needed, as logprobs."""
         if state.ticket not in self._done:
             self._finish(state)
         self.runner.release([state.row])

@@ -1,4 +1,4 @@
-"""Seconds of draft, score and decide in every step, by the clock of the device that does the work."""
+"""Times the phases of a step, draft, score and decide, by the clock of the device that runs them."""
 
 import time
 from typing import Protocol, final
@@ -9,30 +9,30 @@ from paceline.core.step import PhaseSeconds
 
 
 class StepTimer(Protocol):
-    """The times of one step, which begins when the timer is made."""
+    """Times one step, from the creation of the timer."""
 
     def mark(self) -> None:
-        """Draft, score or decide has ended, in this order."""
+        """Mark the end of draft, score or decide, in this order."""
         ...
 
     def seconds(self) -> PhaseSeconds:
-        """Of the step, once its results have been read."""
+        """Seconds of the phases; call it once the results have been read."""
         ...
 
 
 @final
 class HostTimer:
-    """For devices that work while they are called: the time since the last mark, spent on reading, is the rest."""
+    """For the CPU: the host's clock. ``rest`` is the time from the last mark to ``seconds``, spent reading results."""
 
     def __init__(self) -> None:
         self._marks = [time.perf_counter()]
 
     def mark(self) -> None:
-        """A phase has ended."""
+        """Mark the end of a phase."""
         self._marks.append(time.perf_counter())
 
     def seconds(self) -> PhaseSeconds:
-        """Of the step, until now."""
+        """Seconds of the phases until now."""
         begin, draft, score, decide = self._marks
         return PhaseSeconds(
             draft=draft - begin, score=score - draft, decide=decide - score, rest=time.perf_counter() - decide
@@ -41,17 +41,17 @@ class HostTimer:
 
 @final
 class EventTimer:
-    """For devices that run behind the host: events in their queue."""
+    """For asynchronous devices: events in the device's queue."""
 
     def __init__(self) -> None:
         self._events = [_event()]
 
     def mark(self) -> None:
-        """A phase's work has been queued."""
+        """Mark the end of a phase in the queue."""
         self._events.append(_event())
 
     def seconds(self) -> PhaseSeconds:
-        """Between the events; waits for the last one."""
+        """Seconds between the events; waits for the last one."""
         self._events[-1].synchronize()
         pairs = zip(self._events[:-1], self._events[1:], strict=True)
         draft, score, decide = (begin.elapsed_time(end) / 1e3 for begin, end in pairs)

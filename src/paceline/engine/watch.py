@@ -1,7 +1,7 @@
-"""Whether drafting pays, measured beside the work: now and then a step is taken plainly and timed. Changes no text.
+"""Measures during decoding whether drafting pays: a few steps are taken without a draft and timed.
 
-Only for verifiers whose tokens do not depend on the draft; which steps are plain depends on their count alone, never on
-their tokens.
+Only for verifiers whose tokens do not depend on the draft, so that outputs stay the same. Which steps are plain depends
+on the number of steps alone, never on tokens.
 """
 
 from collections import defaultdict
@@ -12,16 +12,16 @@ from typing import final
 from paceline.core.plan import Plan
 from paceline.core.step import StepPlan, StepResult
 
-FIRST = 16  # drafted steps before the first plain ones, so that short texts pay nothing
+FIRST = 16  # drafted steps before the first plain ones, so that short outputs cost nothing
 PERIOD = 128
-PLAIN_STEPS = 2  # the first of them warms up, the second is timed
-MARGIN = 0.95  # below this share of plain speed, it is no longer noise
-ENOUGH = 8  # drafted steps that a judgement needs
+PLAIN_STEPS = 2  # the first is a warm-up, the second is timed
+MARGIN = 0.95  # drafting counts as slower below this share of plain speed; above, the difference may be noise
+ENOUGH = 8  # drafted steps before a speed is reported
 
 
 @dataclass(slots=True)
 class _Timed:
-    """Steps that served the same number of rows."""
+    """Steps with the same number of running rows."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -31,19 +31,19 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Tokens per second over the rows that ran together, as drafted and as plain steps would have given."""
+    """Tokens per second of all rows together, with drafts and with plain steps."""
 
     drafted: float
     plain: float
 
     @property
     def pays(self) -> bool:
-        """Whether drafting was no slower, noise allowed for."""
+        """Whether drafting was not slower, up to ``MARGIN``."""
         return self.drafted >= MARGIN * self.plain
 
     @property
     def warning(self) -> str | None:
-        """What a user should know where it does not pay."""
+        """The warning for the user if drafting does not pay."""
         if self.pays:
             return None
         return (
@@ -54,7 +54,7 @@ class Speed:
 
 @final
 class Watch:
-    """Another plan's steps, except for a few that draft nothing and are timed."""
+    """Follows another plan, except for a few plain steps that are timed."""
 
     def __init__(self, *, plan: Plan) -> None:
         self._plan = plan
@@ -66,7 +66,7 @@ class Watch:
         return self._plan.max_draft_tokens
 
     def __call__(self) -> StepPlan:
-        """The other plan's choice, or no draft."""
+        """The plan's choice, or no draft."""
         done, self._count = self._count, self._count + 1
         turn = (done - FIRST) % PERIOD if done >= FIRST else PERIOD + done
         if turn < PLAIN_STEPS:
@@ -74,23 +74,23 @@ class Watch:
         return replace(self._plan(), turn=turn)
 
     def observe(self, result: StepResult) -> None:
-        """Add the step's seconds and tokens to those of its number of rows."""
+        """Add the step's seconds and tokens to the totals of its number of rows."""
         self._plan.observe(result)
         rows, turn, seconds = result.num_running, result.plan.turn, result.seconds.total
         if not rows or turn is None:
             return
         timed = self._timed[rows]
         if result.plan.measured:
-            if turn == PLAIN_STEPS - 1:  # those before it warm up
+            if turn == PLAIN_STEPS - 1:  # earlier ones are warm-up
                 timed.plain.append(seconds)
-        elif turn != PLAIN_STEPS and turn - PERIOD not in range(PLAIN_STEPS):  # a drafter first reads what it missed
+        elif turn != PLAIN_STEPS and turn - PERIOD not in range(PLAIN_STEPS):  # the drafter catches up in these steps
             timed.seconds += seconds
             timed.tokens += result.num_tokens
             timed.steps += 1
 
     @property
     def speed(self) -> Speed | None:
-        """Both speeds over the numbers of rows that were seen both ways; None before enough is known."""
+        """Both speeds, over the numbers of rows that were measured both ways; None before enough steps."""
         seen = [(rows, timed) for rows, timed in self._timed.items() if timed.plain and timed.steps >= ENOUGH]
         seconds = sum(timed.seconds for _, timed in seen)
         if not seconds:

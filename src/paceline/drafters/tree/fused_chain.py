@@ -1,4 +1,4 @@
-"""Drafts chains in one call of a model that picks its own tokens (models/base.Ahead).
+"""Drafts chains in one call of a model that picks its own tokens (models/base.FusedDrafting).
 
 B rows, D depth.
 """
@@ -17,7 +17,7 @@ FUSED_DRAWS = frozenset({Draw.FIXED, Draw.SHARED})  # draws that need no noise b
 
 
 class ChainDrafter(Protocol):
-    """Fills a chain that begins with the root, and returns False if it cannot; see models/base.Ahead."""
+    """Fills a chain that begins with the root, and returns False if it cannot; see models/base.FusedDrafting."""
 
     def __call__(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool: ...
 
