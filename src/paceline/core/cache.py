@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.admission import Admission
 
 
-class KernelContext(Protocol):
+class Workspace(Protocol):
     """Memory that a kernel works in, freed with its owner; one call at a time."""
 
     address: int
@@ -26,8 +26,8 @@ Zeros: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
 class SlotCache:
     """Storage for R rows of S slots, allocated once. One additional row takes the writes that are discarded.
 
-    ``zeros`` allocates zero tensors of a shape and precision on ``device`` (None: torch.zeros). ``row_state`` holds what
-    an LM computes from a row's context, by name: tensors [R, ...] that the LM adds when it makes the storage.
+    ``zeros`` allocates zero tensors of a shape and precision on ``device`` (None: torch.zeros). ``row_state`` holds
+    what an LM computes from a row's context, by name: tensors [R, ...] that the LM adds when it makes the storage.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SlotCache:
         self.capacity = capacity
         self.num_layers = num_layers
         self.row_state: dict[str, Tensor] = {}
-        self.context: KernelContext | None = None  # of the kernel that reads this cache: calls on it are sequential
+        self.workspace: Workspace | None = None  # of the kernel that reads this cache: calls on it are sequential
 
     def part(self, start: int, rows: int) -> "SlotCache":
         """``rows`` rows from ``start`` on as a storage of their own, in the same memory.

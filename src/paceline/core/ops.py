@@ -13,7 +13,7 @@ from paceline.core.batch_state import BatchState
 from paceline.core.columns import Columns
 from paceline.core.logprobs import StepLogprobs, gather_logprobs
 from paceline.core.noise import Noise, Philox, Stream
-from paceline.core.processing import Text
+from paceline.core.processing import PathTokens
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores
 from paceline.core.step import HEADER, Finish
@@ -83,7 +83,7 @@ class TensorOps(Ops):
         return tokens, valid
 
     def process(self, batch: BatchState, logits: Tensor, drafted: Tensor) -> Tensor:
-        return batch.processing.apply(logits, Text(batch.tokens[:, : batch.max_length], batch.length, drafted))
+        return batch.processing.apply(logits, PathTokens(batch.tokens[:, : batch.max_length], batch.length, drafted))
 
     def process_tree(self, batch: BatchState, logits: Tensor, tree: Tree) -> Tensor:
         return self.process(batch, logits, path_tokens(tree))

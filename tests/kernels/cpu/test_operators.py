@@ -103,7 +103,7 @@ def forwards():
     tree = Tree.make_chain(torch.full((ROWS, NODES), 5), torch.ones(ROWS, NODES, dtype=torch.bool))
     HELD.extend((model, cache))
     nodes = (tree.tokens, tree.depth, tree.valid, tree.ancestors, 0, True)
-    called = (model._kernel_model.handle, cache.storage.context.address, KVView.of(cache), cache.layers)
+    called = (model._kernel_model.handle, cache.storage.workspace.address, KVView.of(cache), cache.layers)
     logits = torch.zeros(ROWS, NODES, model.vocab_size, dtype=model.dtype)
     hidden = [torch.zeros(ROWS, NODES, size, dtype=model.dtype) for _ in range(2)]
     yield "forward", flat(*called, *nodes, 2, logits, (0, 1), hidden, None, None, 0)
@@ -118,7 +118,7 @@ def drafts():
     cache, other = model.new_cache(ROWS, 24).view(), model.new_cache(ROWS, 24).view()
     HELD.extend((model, cache))
     handle, size = model._kernel_model.handle, model.lm.config.hidden_size
-    called = (handle, cache.storage.context.address, KVView.of(cache), cache.layers, batch.sampling.columns)
+    called = (handle, cache.storage.workspace.address, KVView.of(cache), cache.layers, batch.sampling.columns)
     processors = ProcessorTensors.of(batch.processing, batch.tokens, batch.length)
     tokens, valid = torch.ones(ROWS, 1 + DEPTH, dtype=torch.int64), torch.ones(ROWS, 1 + DEPTH, dtype=torch.bool)
     chain = (batch.processing.vocab_size, batch.tokens, batch.length, tokens, valid, False)

@@ -114,15 +114,15 @@ def row_major(tensor: Tensor) -> Tensor:
 
 
 @final
-class Context:
-    """The memory that forwards and fused drafting work in. Calls with different contexts do not wait for each other."""
+class Workspace:
+    """Memory of forwards and fused drafting. Calls with different workspaces do not wait for each other."""
 
     def __init__(self) -> None:
         kernel = load_kernel()
-        kernel.paceline_new_context.restype = ctypes.c_void_p
-        self.address: int = kernel.paceline_new_context()
-        CONTEXTS[self.address] = self
-        free = weakref.finalize(self, kernel.paceline_free_context, ctypes.c_void_p(self.address))
+        kernel.paceline_new_workspace.restype = ctypes.c_void_p
+        self.address: int = kernel.paceline_new_workspace()
+        WORKSPACES[self.address] = self
+        free = weakref.finalize(self, kernel.paceline_free_workspace, ctypes.c_void_p(self.address))
         free.atexit = False  # a thread may still be working in it
 
     @property
@@ -132,11 +132,11 @@ class Context:
         count.restype = ctypes.c_int64
         return count(ctypes.c_void_p(self.address))
 
-    def __deepcopy__(self, _: object) -> "Context":
-        return Context()
+    def __deepcopy__(self, _: object) -> "Workspace":
+        return Workspace()
 
 
-CONTEXTS: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()  # by their addresses
+WORKSPACES: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()  # by their addresses
 
 
 def _kind(annotation: Any) -> tuple[Any, bool]:

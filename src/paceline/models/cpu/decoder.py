@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
-from paceline.kernels.cpu.operators import Context
+from paceline.kernels.cpu.operators import Workspace
 from paceline.kernels.cpu.ops import is_philox
 from paceline.kernels.cpu.sampling import ProcessorTensors
 from paceline.models.base import FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
@@ -46,7 +46,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
         Raises ValueError for a capacity that exceeds the model's sliding window.
         """
         cache = self.lm.new_cache(rows, capacity, zeros=lazy_zeros)
-        cache.context = Context()
+        cache.workspace = Workspace()
         return cache
 
     def __call__(
@@ -75,7 +75,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             assert resumed.dtype == dtype and resumed.shape[-1] == size
         forward(
             self._kernel_model.handle,
-            _context_of(cache),
+            _workspace_of(cache),
             KVView.of(cache),
             cache.layers,
             tokens,
@@ -115,7 +115,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
         processing = batch.processing
         draft_fused(
             self._kernel_model.handle,
-            _context_of(cache),
+            _workspace_of(cache),
             KVView.of(cache),
             cache.layers,
             batch.sampling.columns,
@@ -153,8 +153,8 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             assert shared.added is None or shared.added.dtype == dtype
 
 
-def _context_of(cache: View) -> int:
-    """The address of the context of ``cache``, made here for a storage of the eager decoder."""
-    if cache.storage.context is None:
-        cache.storage.context = Context()
-    return cache.storage.context.address
+def _workspace_of(cache: View) -> int:
+    """The address of the workspace of ``cache``, made here for a storage of the eager decoder."""
+    if cache.storage.workspace is None:
+        cache.storage.workspace = Workspace()
+    return cache.storage.workspace.address

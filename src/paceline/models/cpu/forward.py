@@ -17,7 +17,7 @@ from paceline.core.cache import View
 from paceline.core.columns import Columns
 from paceline.core.sampling import COLUMNS
 from paceline.kernels.cpu.build import load_kernel
-from paceline.kernels.cpu.operators import CONTEXTS, entry, kernel_op, pointers_of, row_major
+from paceline.kernels.cpu.operators import WORKSPACES, entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
 from paceline.kernels.cpu.structs import Call, FusedDraft, Operation
 from paceline.models.base import INPUT_PROJECTIONS, InputProjection, LogitsFor
@@ -104,7 +104,7 @@ _MODELS: WeakValueDictionary[int, KernelModel] = WeakValueDictionary()
 )
 def forward(
     model: int,
-    context: int,
+    workspace: int,
     cache: KVView,
     layers: Sequence[int],
     tokens: Tensor,
@@ -123,9 +123,9 @@ def forward(
 ) -> None:
     """Score the nodes ``start`` on of a tree (models/base.LM); fills ``logits`` and ``hidden``, one tensor per tap.
 
-    ``tokens``, ``depth``, ``valid`` and ``ancestors`` are of these nodes. ``context`` is the address of a Context.
+    ``tokens``, ``depth``, ``valid`` and ``ancestors`` are of these nodes. ``workspace`` is the address of a Workspace.
     """
-    held, memory = _MODELS[model], CONTEXTS[context]
+    held, memory = _MODELS[model], WORKSPACES[workspace]
     compiled = held.at(cache.keys.shape[2])
     tokens, depth, valid, ancestors = row_major(tokens), row_major(depth), row_major(valid), row_major(ancestors)
     rows, nodes = tokens.shape
@@ -157,7 +157,7 @@ def forward(
 )
 def draft_fused(
     model: int,
-    context: int,
+    workspace: int,
     cache: KVView,
     layers: Sequence[int],
     sampling: Columns,
@@ -182,7 +182,7 @@ def draft_fused(
 
     ``sequences`` [B, T] of ``length`` [B] are the batch's; ``input_projection`` and the models are handles.
     """
-    held, memory, rows = _MODELS[model], CONTEXTS[context], len(tokens)
+    held, memory, rows = _MODELS[model], WORKSPACES[workspace], len(tokens)
     compiled = held.at(cache.keys.shape[2])
     call = _call(compiled, cache, layers, rows=rows, nodes=1, logits_for=LogitsFor.ALL.value)
     call.chain = True

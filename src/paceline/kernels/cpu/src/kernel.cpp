@@ -10,16 +10,16 @@
 namespace paceline {
 
 template <class T>
-void forward(Context *context, const Model *model, const Call *call) {
-    std::lock_guard<std::mutex> lock(context->mutex);
-    Forward<T>(context->memory<T>(), *model, *call).run();
+void forward(Workspace *workspace, const Model *model, const Call *call) {
+    std::lock_guard<std::mutex> lock(workspace->mutex);
+    Forward<T>(workspace->memory<T>(), *model, *call).run();
 }
 
 template <class T>
-void draft_fused(Context *context, const Model *model, const Call *call, const SamplingOptions *options,
+void draft_fused(Workspace *workspace, const Model *model, const Call *call, const SamplingOptions *options,
                  const LogitsProcessors *processors, const FusedDraft *draft) {
-    std::lock_guard<std::mutex> lock(context->mutex);
-    draft_fused<T>(context->memory<T>(), *model, *call, *options, processors, *draft);
+    std::lock_guard<std::mutex> lock(workspace->mutex);
+    draft_fused<T>(workspace->memory<T>(), *model, *call, *options, processors, *draft);
 }
 
 // y = x w^T, divided among threads as in a forward.
@@ -33,15 +33,15 @@ void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int6
 }  // namespace paceline
 
 #define PACELINE_EXPORT(T, name)                                                                                \
-    extern "C" void paceline_forward_##name(paceline::Context *context, const paceline::Model *model,           \
+    extern "C" void paceline_forward_##name(paceline::Workspace *workspace, const paceline::Model *model,           \
                                             const paceline::Call *call) {                                       \
-        paceline::forward<T>(context, model, call);                                                             \
+        paceline::forward<T>(workspace, model, call);                                                             \
     }                                                                                                           \
     extern "C" void paceline_draft_fused_##name(                                                                \
-        paceline::Context *context, const paceline::Model *model, const paceline::Call *call,                   \
+        paceline::Workspace *workspace, const paceline::Model *model, const paceline::Call *call,                   \
         const paceline::SamplingOptions *options, const paceline::LogitsProcessors *processors,                 \
         const paceline::FusedDraft *draft) {                                                                    \
-        paceline::draft_fused<T>(context, model, call, options, processors, draft);                             \
+        paceline::draft_fused<T>(workspace, model, call, options, processors, draft);                             \
     }                                                                                                           \
     extern "C" void paceline_linear_##name(const paceline::Operation *op, const void *x, void *y, int64_t rows, \
                                            int64_t threads) {                                                   \
@@ -51,9 +51,11 @@ PACELINE_EXPORT(float, float32)
 PACELINE_EXPORT(double, float64)
 PACELINE_EXPORT(paceline::bf16, bfloat16)
 
-extern "C" paceline::Context *paceline_new_context() { return new paceline::Context; }
-extern "C" void paceline_free_context(paceline::Context *context) { delete context; }
-extern "C" int64_t paceline_activation_bytes(const paceline::Context *context) { return context->activation_bytes(); }
+extern "C" paceline::Workspace *paceline_new_workspace() { return new paceline::Workspace; }
+extern "C" void paceline_free_workspace(paceline::Workspace *workspace) { delete workspace; }
+extern "C" int64_t paceline_activation_bytes(const paceline::Workspace *workspace) {
+    return workspace->activation_bytes();
+}
 
 extern "C" int64_t paceline_panel_rows() { return paceline::panel_rows; }
 extern "C" int64_t paceline_quantized_panel_rows() { return paceline::quantized_panel_rows; }

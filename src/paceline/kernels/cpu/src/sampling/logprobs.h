@@ -16,26 +16,26 @@ struct LogprobQuery {
     int64_t *best_tokens;
 };
 
-// Log-probabilities under the workspace's scores: those below least are excluded, or those that are not in the list.
+// Log-probabilities under the buffers's scores: those below least are excluded, or those that are not in the list.
 template <class A>
-void token_logprobs(int64_t token, int64_t num_top, int64_t size, A least, const int64_t *listed, Workspace<A> &workspace,
+void token_logprobs(int64_t token, int64_t num_top, int64_t size, A least, const int64_t *listed, SortBuffers<A> &buffers,
                     A &own, A *best, int64_t *best_tokens) {
-    const bool few = listed || (least > NEG_INF<A> && is_sparse(size, least, workspace));
-    int64_t count = listed ? *listed : few ? gather(size, least, workspace) : 0;
-    const A highest = few ? max_of(workspace.values.data(), count) : max_of(workspace.scores.data(), size);
-    const A total = few ? exp_weights(count, workspace.values.data(), highest, workspace)
-                        : sum_weights(size, highest, least, workspace);
+    const bool few = listed || (least > NEG_INF<A> && is_sparse(size, least, buffers));
+    int64_t count = listed ? *listed : few ? gather(size, least, buffers) : 0;
+    const A highest = few ? max_of(buffers.values.data(), count) : max_of(buffers.scores.data(), size);
+    const A total = few ? exp_weights(count, buffers.values.data(), highest, buffers)
+                        : sum_weights(size, highest, least, buffers);
     const A norm = std::log(total);
     const auto value = [&](A score) { return (score - highest) - norm; };
-    own = workspace.scores[token] >= least ? value(workspace.scores[token]) : NEG_INF<A>;
-    if (listed && std::find(workspace.tokens.begin(), workspace.tokens.begin() + count, token) ==
-                      workspace.tokens.begin() + count)
+    own = buffers.scores[token] >= least ? value(buffers.scores[token]) : NEG_INF<A>;
+    if (listed && std::find(buffers.tokens.begin(), buffers.tokens.begin() + count, token) ==
+                      buffers.tokens.begin() + count)
         own = NEG_INF<A>;
     if (num_top <= 0) return;
     if (!few)
-        count = gather(size, std::max(least, top_k_lower_bound(size, std::min(num_top, size), workspace)), workspace);
+        count = gather(size, std::max(least, top_k_lower_bound(size, std::min(num_top, size), buffers)), buffers);
     std::vector<std::pair<A, int32_t>> order(count);
-    for (int64_t i = 0; i < count; i++) order[i] = {-workspace.values[i], workspace.tokens[i]};
+    for (int64_t i = 0; i < count; i++) order[i] = {-buffers.values[i], buffers.tokens[i]};
     const int64_t found = std::min(num_top, count);
     std::partial_sort(order.begin(), order.begin() + found, order.end());
     for (int64_t i = 0; i < found; i++) best[i] = value(-order[i].first), best_tokens[i] = order[i].second;
@@ -47,7 +47,7 @@ void logprobs_all(const SamplingOptions *o, const LogitsBatch &c, const LogprobQ
     using A = Acc<T>;
     const int64_t entries = c.rows * l.depth;
     parallel_for(entries * c.size > PARALLEL_THRESHOLD ? c.threads : 1, entries, [&](int64_t begin, int64_t end) {
-        static thread_local Workspace<A> workspace;
+        static thread_local SortBuffers<A> buffers;
         for (int64_t entry = begin; entry < end; entry++) {
             const int64_t row = entry / l.depth, at = entry % l.depth;
             if (l.num_top[row] < 0 || at >= l.num[row]) continue;
@@ -64,16 +64,16 @@ void logprobs_all(const SamplingOptions *o, const LogitsBatch &c, const LogprobQ
                 if (l.num_top[row] > 0) best[0] = 0, best_tokens[0] = certain;
                 continue;
             }
-            apply_temperature(logits, c.size, A(params.temperature), workspace);
-            const A highest = max_of(workspace.scores.data(), c.size);
+            apply_temperature(logits, c.size, A(params.temperature), buffers);
+            const A highest = max_of(buffers.scores.data(), c.size);
             if (!std::isfinite(highest)) {
                 own = std::numeric_limits<A>::quiet_NaN();
                 continue;
             }
-            const A least = filter_threshold(params, c.size, highest, workspace);
+            const A least = filter_threshold(params, c.size, highest, buffers);
             int64_t count = 0;
-            if (params.is_typical()) count = filtered_tokens(params, c.size, highest, least, workspace);
-            token_logprobs(token, l.num_top[row], c.size, least, params.is_typical() ? &count : nullptr, workspace, own,
+            if (params.is_typical()) count = filtered_tokens(params, c.size, highest, least, buffers);
+            token_logprobs(token, l.num_top[row], c.size, least, params.is_typical() ? &count : nullptr, buffers, own,
                            best, best_tokens);
         }
     });

@@ -18,7 +18,7 @@ constexpr int SEGMENT = 512;       // scores of which each lane's maximum is tak
 
 // Buffers of one sampling call, kept per thread between calls.
 template <class A>
-struct Workspace {
+struct SortBuffers {
     std::vector<A> scores, values, weights;  // scores are padded with -inf to whole blocks
     std::vector<int32_t> tokens;
     void reserve(int64_t size) {
@@ -65,35 +65,35 @@ int64_t index_of(const T *p, int64_t count, Acc<T> highest) {
     return 0;
 }
 
-// Gathers the workspace's scores that are at least least and whose worth is at least from, in order, into values and
+// Gathers the buffers's scores that are at least least and whose worth is at least from, in order, into values and
 // tokens; returns their number.
 template <class A, class Worth>
-int64_t gather(int64_t size, A least, Workspace<A> &workspace, Worth &&worth, A from) {
+int64_t gather(int64_t size, A least, SortBuffers<A> &buffers, Worth &&worth, A from) {
     constexpr int N = lanes<A>;
-    const A *scores = workspace.scores.data();
+    const A *scores = buffers.scores.data();
     const Vec<A> bar = splat<Vec<A>>(std::max(least, std::numeric_limits<A>::lowest())), other = splat<Vec<A>>(from);
     int64_t count = 0;
     for (int64_t i = 0; i < size; i += N) {
         const Vec<A> score = load(scores + i);
         for (uint32_t left = lanes_at_least(score, bar) & lanes_at_least(worth(score), other); left; left &= left - 1) {
             const int64_t token = i + __builtin_ctz(left);
-            workspace.values[count] = scores[token], workspace.tokens[count++] = token;
+            buffers.values[count] = scores[token], buffers.tokens[count++] = token;
         }
     }
     return count;
 }
 template <class A>
-int64_t gather(int64_t size, A least, Workspace<A> &workspace) {
-    return gather(size, least, workspace, [](Vec<A> score) { return score; }, NEG_INF<A>);
+int64_t gather(int64_t size, A least, SortBuffers<A> &buffers) {
+    return gather(size, least, buffers, [](Vec<A> score) { return score; }, NEG_INF<A>);
 }
 
 // Whether the scores that are at least least are so few that a list of them is faster than a pass over all.
 template <class A>
-bool is_sparse(int64_t size, A least, const Workspace<A> &workspace) {
+bool is_sparse(int64_t size, A least, const SortBuffers<A> &buffers) {
     constexpr int N = lanes<A>;
     const Vec<A> from = splat<Vec<A>>(least);
     int64_t count = 0;
-    for (int64_t i = 0; i < size; i += N) count += __builtin_popcount(lanes_at_least(load(&workspace.scores[i]), from));
+    for (int64_t i = 0; i < size; i += N) count += __builtin_popcount(lanes_at_least(load(&buffers.scores[i]), from));
     return SPARSE_FACTOR * count < size;
 }
 
@@ -130,11 +130,11 @@ A weight_threshold(A *values, A *weights, int64_t count, double goal) {
 
 // The weights exp(score - highest) of some scores and their sum; scores may be the weights buffer.
 template <class A>
-double exp_weights(int64_t count, const A *scores, A highest, Workspace<A> &workspace) {
+double exp_weights(int64_t count, const A *scores, A highest, SortBuffers<A> &buffers) {
     constexpr int N = lanes<A>;
-    for (int64_t i = 0; i < count; i += N) store(&workspace.weights[i], exponential(load(scores + i) - highest));
+    for (int64_t i = 0; i < count; i += N) store(&buffers.weights[i], exponential(load(scores + i) - highest));
     double total = 0;
-    for (int64_t i = 0; i < count; i++) total += workspace.weights[i];
+    for (int64_t i = 0; i < count; i++) total += buffers.weights[i];
     return total;
 }
 
@@ -163,13 +163,13 @@ WeightSums weight_sums(const A *scores, int64_t size, A highest, A least) {
 
 // The sum of the weights of all scores that are at least least.
 template <class A>
-double sum_weights(int64_t size, A highest, A least, const Workspace<A> &workspace) {
+double sum_weights(int64_t size, A highest, A least, const SortBuffers<A> &buffers) {
     constexpr int N = lanes<A>;
     double total = 0;
     for (int64_t i = 0; i < size; i += BLOCK) {
         Vec<A> part{};
         for (int j = 0; j < BLOCK; j += N) {
-            const Vec<A> x = load(&workspace.scores[i + j]);
+            const Vec<A> x = load(&buffers.scores[i + j]);
             part += x >= least ? exponential(x - highest) : Vec<A>{};
         }
         total += sum(part);
@@ -179,16 +179,16 @@ double sum_weights(int64_t size, A highest, A least, const Workspace<A> &workspa
 
 // A lower bound of the count-th largest score: the maxima of disjoint sets.
 template <class A>
-A top_k_lower_bound(int64_t size, int64_t count, Workspace<A> &workspace) {
+A top_k_lower_bound(int64_t size, int64_t count, SortBuffers<A> &buffers) {
     constexpr int N = lanes<A>;
     const int64_t sets = size / SEGMENT * N;
     if (2 * count > sets) return NEG_INF<A>;
     for (int64_t i = 0; i < size / SEGMENT; i++) {
-        Vec<A> most = load(&workspace.scores[i * SEGMENT]);
-        for (int j = N; j < SEGMENT; j += N) most = max_lanes(load(&workspace.scores[i * SEGMENT + j]), most);
-        store(&workspace.values[i * N], most);
+        Vec<A> most = load(&buffers.scores[i * SEGMENT]);
+        for (int j = N; j < SEGMENT; j += N) most = max_lanes(load(&buffers.scores[i * SEGMENT + j]), most);
+        store(&buffers.values[i * N], most);
     }
-    const auto values = workspace.values.begin();
+    const auto values = buffers.values.begin();
     std::nth_element(values, values + count - 1, values + sets, std::greater<A>());
     return values[count - 1];
 }

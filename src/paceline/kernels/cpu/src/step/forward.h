@@ -5,7 +5,7 @@
 // each (thread_pool.h).
 #pragma once
 
-#include "step/context.h"
+#include "step/workspace.h"
 #include "step/program.h"
 
 #include "attention/attention.h"

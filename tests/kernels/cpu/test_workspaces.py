@@ -1,4 +1,4 @@
-"""Every cache has a kernel context of its own: engines in one process run side by side, over one model too."""
+"""Every cache has a kernel workspace of its own: engines in one process run side by side, over one model too."""
 
 import gc
 import threading
@@ -12,7 +12,7 @@ import torch
 from paceline.core.tree import Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.runner import ops_for
-from paceline.kernels.cpu.operators import CONTEXTS
+from paceline.kernels.cpu.operators import WORKSPACES
 from paceline.models.base import LogitsFor
 from paceline.models.cpu.decoder import CpuDecoder
 from tests.harness import decoder_for, finish, request
@@ -84,20 +84,20 @@ def test_no_cache_waits_for_another():
     assert max(within) > 4, f"{within} of {len(done)} short forwards ran within a long one"
 
 
-def test_a_context_lives_as_long_as_its_cache():
+def test_a_workspace_lives_as_long_as_its_cache():
     model = CpuDecoder(native("grouped", torch.float32))
     gc.collect()
-    before = len(CONTEXTS)
+    before = len(WORKSPACES)
     caches = [model.new_cache(2, 8) for _ in range(3)]
-    assert len({cache.context.address for cache in caches}) == 3 and len(CONTEXTS) == before + 3
+    assert len({cache.workspace.address for cache in caches}) == 3 and len(WORKSPACES) == before + 3
     part, copy = caches[0].part(1, 1), deepcopy(caches[0])
-    assert part.context is caches[0].context and copy.context.address != caches[0].context.address
+    assert part.workspace is caches[0].workspace and copy.workspace.address != caches[0].workspace.address
     del caches, copy
     gc.collect()
-    assert len(CONTEXTS) == before + 1
+    assert len(WORKSPACES) == before + 1
     del part
     gc.collect()
-    assert len(CONTEXTS) == before
+    assert len(WORKSPACES) == before
 
 
 @torch.inference_mode()
@@ -105,19 +105,19 @@ def test_the_activations_of_a_long_prompt_are_not_kept():
     model = CpuDecoder(native("grouped", torch.float64))
     cache, rows = model.new_cache(40, 512), 40
     model(chain(rows, 4), cache.view(), logits_for=LogitsFor.NONE)
-    of_step = cache.context.activation_bytes
+    of_step = cache.workspace.activation_bytes
     model(chain(rows, 512), cache.view(), logits_for=LogitsFor.NONE)
     width = model.lm.config.hidden_size * 8
     assert 0 < of_step and rows * 512 * width > 4 << 20, "the residual stream of the prompt is large"
-    assert cache.context.activation_bytes < rows * 512 * width
+    assert cache.workspace.activation_bytes < rows * 512 * width
     model(chain(rows, 4), cache.view(), logits_for=LogitsFor.NONE)
-    assert cache.context.activation_bytes >= of_step
+    assert cache.workspace.activation_bytes >= of_step
 
 
 @torch.inference_mode()
-def test_a_cache_of_the_eager_decoder_gets_a_context():
+def test_a_cache_of_the_eager_decoder_gets_a_workspace():
     model = CpuDecoder(native("grouped", torch.float32))
     cache = model.lm.new_cache(1, 8).view()
     logits = model(chain(1, 4), cache).logits
     assert torch.equal(logits, model(chain(1, 4), model.new_cache(1, 8).view()).logits)
-    assert cache.storage.context is not None
+    assert cache.storage.workspace is not None

@@ -1,5 +1,5 @@
-// The memory of forward and fused drafting. A context serves one call at a time; calls in different contexts share only
-// the thread pool (thread_pool.h).
+// The memory of forward and fused drafting. A workspace serves one call at a time; calls in different workspaces share
+// only the thread pool (thread_pool.h).
 #pragma once
 
 #include <mutex>
@@ -34,7 +34,7 @@ struct StepMemory {
     }
 };
 
-class Context {
+class Workspace {
    public:
     std::mutex mutex;  // of the call in progress
 
