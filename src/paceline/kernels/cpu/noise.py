@@ -31,16 +31,17 @@ class KernelNoise:
 
     def choose(self, scores: Tensor, key: Key) -> Tensor:
         """Samples by an exponential race (Gumbel-max); tokens that cannot win any more are skipped."""
-        fields = _fields(key, *scores.shape[:-1])
-        scores = scores.expand(*fields[0].shape, scores.shape[-1]).contiguous()
-        return exponential_race(*fields, tag_of(key), scores)
+        fields = _fields(key)
+        shape = torch.broadcast_shapes(scores.shape[:-1], fields[0].shape)
+        seed, position, step, node = (field.expand(shape).contiguous() for field in fields)
+        scores = scores.expand(*shape, scores.shape[-1]).contiguous()
+        return exponential_race(seed, position, step, node, tag_of(key), scores)
 
 
-def _fields(key: Key, *shape: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Seed, position, step and node in one shape, which ``shape`` broadcasts with."""
+def _fields(key: Key) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Seed, position, step and node in one shape."""
     given = (key.seed, key.position, torch.as_tensor(key.step), torch.as_tensor(key.node))
-    whole = torch.broadcast_shapes(shape, *(field.shape for field in given))
-    seed, position, step, node = (field.expand(whole).contiguous() for field in given)
+    seed, position, step, node = (field.contiguous() for field in torch.broadcast_tensors(*given))
     return seed, position, step, node
 
 
