@@ -18,8 +18,8 @@ struct LogprobQuery {
 
 // Log-probabilities under the buffers's scores: those below least are excluded, or those that are not in the list.
 template <class A>
-void token_logprobs(int64_t token, int64_t num_top, int64_t size, A least, const int64_t *listed, SortBuffers<A> &buffers,
-                    A &own, A *best, int64_t *best_tokens) {
+void token_logprobs(int64_t token, int64_t num_top, int64_t size, A least, const int64_t *listed,
+                    SortBuffers<A> &buffers, A &own, A *best, int64_t *best_tokens) {
     const bool few = listed || (least > NEG_INF<A> && is_sparse(size, least, buffers));
     int64_t count = listed ? *listed : few ? gather(size, least, buffers) : 0;
     const A highest = few ? max_of(buffers.values.data(), count) : max_of(buffers.scores.data(), size);
