@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -229,7 +229,7 @@ class Scaling(Study):
         # What a step costs does not depend on how long a context the model was trained for.
         axes = axes_of(self.rows, self.nodes, self.context)
         longest = max(point.context + point.nodes for axis in axes for point in axis.points) + 1
-        decoder.config = replace(decoder.config, max_positions=max(longest, decoder.config.max_positions))
+        decoder.max_positions = max(longest, decoder.max_positions)
         time_cells(
             axes, partial(axis_turns, target=lm), identify=partial(identify_axis, run), timing=timing, raw=raw, say=say
         )
