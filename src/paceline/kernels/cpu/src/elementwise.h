@@ -40,8 +40,8 @@ inline Vec<T> round_vector(Vec<T> v) {
         return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)), 16);
 #endif
     if constexpr (std::is_same_v<T, bf16>) {
-        bf16 out[16];
-        store_partial(out, v, 16);
+        bf16 out[lanes<bf16>];
+        store_partial(out, v, lanes<bf16>);
         return load(out);
     } else {
         return v;
@@ -84,12 +84,12 @@ inline Floats error_function(Floats x) {
     return x < 0.0f ? -y : y;
 }
 inline Doubles error_function(Doubles x) {
-    for (int i = 0; i < 8; i++) x[i] = std::erf(x[i]);
+    for (int i = 0; i < lanes<double>; i++) x[i] = std::erf(x[i]);
     return x;
 }
 inline Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
 inline Doubles hyperbolic_tangent(Doubles x) {
-    for (int i = 0; i < 8; i++) x[i] = std::tanh(x[i]);
+    for (int i = 0; i < lanes<double>; i++) x[i] = std::tanh(x[i]);
     return x;
 }
 

@@ -44,7 +44,7 @@ __attribute__((noinline)) A multiplied(A x, A y) {
 
 inline Floats load_bias(const float *p, Floats) { return load(p); }
 inline Doubles load_bias(const float *p, Doubles) {
-    float __attribute__((vector_size(32))) half;
+    float __attribute__((vector_size(VECTOR_BYTES / 2))) half;
     std::memcpy(&half, p, sizeof half);
     return __builtin_convertvector(half, Doubles);
 }
