@@ -44,17 +44,16 @@ def kernel_library(isa: InstructionSet) -> Path:
     The cache is ``kernels`` in $PACELINE_CACHE, by default $XDG_CACHE_HOME/paceline or ~/.cache/paceline. A library's
     name is its set and a hash of the sources, the compiler and its flags, so a change of any of them builds a new one.
     """
-    packaged = PACKAGED / library_name(isa.name)
-    if packaged.is_file():
-        return packaged
-    compiler = find_compiler()
-    library = _cached(isa.name, compiler, isa.flags)
-    if not library.is_file():
-        if not knows_flags(compiler, isa):
-            raise UnknownFlagsError(f"{compiler} does not know {' '.join(isa.flags)}")
+    library, compiler = _place(isa)
+    if compiler is not None:
         logger.warning("building the CPU kernel for %s, once, as %s (about 20 seconds)", isa.name, library)
         _build(library, lambda made, folder: compile_kernel(compiler, isa, made, folder))
     return library
+
+
+def check_buildable(isa: InstructionSet) -> None:
+    """Check that the library of ``isa`` exists or can be built, without building it. Raises KernelError."""
+    _place(isa)
 
 
 def features_library() -> Path:
@@ -67,6 +66,20 @@ def features_library() -> Path:
     if not library.is_file():
         _build(library, lambda made, folder: compile_features(compiler, made, folder))
     return library
+
+
+def _place(isa: InstructionSet) -> tuple[Path, str | None]:
+    """Where the library of ``isa`` is, or is to be built by the compiler given beside. Raises KernelError."""
+    packaged = PACKAGED / library_name(isa.name)
+    if packaged.is_file():
+        return packaged, None
+    compiler = find_compiler()
+    library = _cached(isa.name, compiler, isa.flags)
+    if library.is_file():
+        return library, None
+    if not knows_flags(compiler, isa):
+        raise UnknownFlagsError(f"{compiler} does not know {' '.join(isa.flags)}")
+    return library, compiler
 
 
 def library_name(name: str) -> str:

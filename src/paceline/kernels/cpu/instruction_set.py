@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 
-from paceline.kernels.cpu.build import UnknownFlagsError, features_library, kernel_library
+from paceline.kernels.cpu.build import UnknownFlagsError, check_buildable, features_library, kernel_library
 from paceline.kernels.cpu.compile import InstructionSet, KernelError, sets_of, this_architecture
 
 logger = logging.getLogger("paceline")
@@ -57,8 +57,7 @@ def check_set(isa: str, source: str = "instruction set") -> str:
     """
     check_name(isa, source)
     if isa not in available_sets():
-        found = next(one for one in _known() if one.name == isa)
-        missing = ", ".join(sorted(found.features - processor_features()))
+        missing = ", ".join(sorted(_find(isa).features - processor_features()))
         raise InstructionSetError(
             f"{source} {isa}: this processor, or its operating system, lacks {missing}: "
             f"{_way_out(source, ', '.join(available_sets()))}"
@@ -110,12 +109,11 @@ def processor_features() -> frozenset[str]:
 
 
 def describe_set() -> str | None:
-    """The set that kernels run by now, or None where models run eagerly."""
+    """The set that models on the CPU run by; None where there is no kernel and they run eagerly. Builds no kernel."""
     try:
-        load_kernel()
+        return current_set()
     except KernelError:
         return None
-    return current_set()
 
 
 @cache
@@ -126,7 +124,7 @@ def _default(forced: str | None) -> str:
     names = available_sets()
     for name in names:
         try:
-            _load(name)
+            check_buildable(_find(name))
         except UnknownFlagsError as error:
             logger.warning("the CPU kernel runs without %s, which is slower: %s; a newer one does", name, error)
             continue
@@ -145,11 +143,15 @@ def _default(forced: str | None) -> str:
 
 @cache
 def _load(isa: str) -> ctypes.CDLL:
-    path = kernel_library(next(one for one in _known() if one.name == isa))
+    path = kernel_library(_find(isa))
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelError(f"{path} cannot be loaded ({error}); remove it to have it built again") from error
+
+
+def _find(isa: str) -> InstructionSet:
+    return next(one for one in _known() if one.name == isa)
 
 
 def _known() -> tuple[InstructionSet, ...]:
