@@ -19,6 +19,7 @@ from paceline.kernels.cpu.compile import (
     compile_kernel,
     find_compiler,
     knows_flags,
+    library_name,
 )
 
 logger = logging.getLogger("paceline")
@@ -80,11 +81,6 @@ def _place(isa: InstructionSet) -> tuple[Path, str | None]:
     if not knows_flags(compiler, isa):
         raise UnknownFlagsError(f"{compiler} does not know {' '.join(isa.flags)}")
     return library, compiler
-
-
-def library_name(name: str) -> str:
-    """The file name of a library in a wheel."""
-    return f"libpaceline-cpu-{name}.so"
 
 
 def _build(library: Path, compile_to: Callable[[Path, Path], None]) -> None:

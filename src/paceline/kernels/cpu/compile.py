@@ -64,6 +64,11 @@ def this_architecture() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
+def library_name(name: str) -> str:
+    """The file name of a library in a wheel."""
+    return f"libpaceline-cpu-{name}.so"
+
+
 def find_compiler() -> str:
     """$CXX, or the first C++ compiler on the path. Raises KernelError if there is none."""
     wanted = os.environ.get("CXX")
