@@ -97,7 +97,7 @@ def _build(library: Path, compile_to: Callable[[Path, Path], None]) -> None:
 
 def _cached(name: str, compiler: str, flags: tuple[str, ...]) -> Path:
     """Where a library is cached, by a hash of everything that it depends on."""
-    digest = hashlib.sha256(Path(compiling.__file__).read_bytes())
+    digest = hashlib.sha256()
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(path.name.encode() + path.read_bytes())
     try:
