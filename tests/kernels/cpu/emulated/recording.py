@@ -90,7 +90,12 @@ class Recorder:
         """Know the memory of ``tensor``."""
         storage = tensor.untyped_storage()
         if address:
-            self._add(address - tensor.storage_offset() * tensor.itemsize, storage.nbytes(), KINDS.get(tensor.dtype, 0), storage)
+            self._add(
+                address - tensor.storage_offset() * tensor.itemsize,
+                storage.nbytes(),
+                KINDS.get(tensor.dtype, 0),
+                storage,
+            )
 
     def call(self, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
         """Run and record a call of the entry ``name``."""
@@ -203,7 +208,10 @@ def _pointers(kind: Any, start: int) -> Iterator[tuple[int, Any]]:
     if kind is ctypes.c_void_p:
         yield start, None
     elif hasattr(kind, "contents"):
-        yield start, kind._type_ if issubclass(kind._type_, ctypes.Structure) or kind._type_ is ctypes.c_void_p else None
+        yield (
+            start,
+            kind._type_ if issubclass(kind._type_, ctypes.Structure) or kind._type_ is ctypes.c_void_p else None,
+        )
     elif issubclass(kind, ctypes.Structure):
         for name, of_field in kind._fields_:
             yield from _pointers(of_field, start + getattr(kind, name).offset)

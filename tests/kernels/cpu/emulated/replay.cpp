@@ -71,7 +71,7 @@ double element(const char *data, int64_t kind, int64_t at) {
 
 std::string current_case, current_call;
 
-// Names the call that reads or writes beyond its memory, or that has an instruction which the processor lacks.
+// Names the call that reads or writes beyond its memory.
 void on_signal(int number) {
     std::fprintf(stderr, "%s: %s in %s\n", current_case.c_str(), strsignal(number), current_call.c_str());
     signal(number, SIG_DFL);
@@ -220,7 +220,7 @@ class Replay {
 
 int main(int count, char **arguments) {
     if (count < 3) fail("usage: replay LIBRARY RECORDING | --integers NAME...");
-    for (int number : {SIGSEGV, SIGBUS, SIGILL}) signal(number, on_signal);
+    for (int number : {SIGSEGV, SIGBUS}) signal(number, on_signal);
     void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
     if (!library) fail(dlerror());
     if (std::strcmp(arguments[2], "--integers")) return Replay(library, arguments[2]).run();
