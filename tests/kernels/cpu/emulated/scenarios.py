@@ -236,7 +236,7 @@ def steps(recorder: Recorder, panels: Panels) -> None:
     for shape in cases.SHAPES:
         recorder.case(f"steps {shape}")
         generator = torch.Generator().manual_seed(1)
-        plain, batch = cases.batches(generator)
+        _, batch = cases.batches(generator)
         stats = Stats(cases.ROWS, cases.DEPTH, cases.CPU, CpuOps())
         for _ in range(4):
             batch.begin_chain(3)

@@ -80,7 +80,7 @@ def test_an_illegal_instruction_is_noticed(name, tmp_path):
     assert replay(one, str(path), emulator=emulator).returncode in (-signal.SIGILL, AFTER_FLAGS + signal.SIGILL)
 
 
-@pytest.mark.parametrize(("scenario", "message"), [("steps", "integers differ"), ("logprobs", "expected")])
+@pytest.mark.parametrize(("scenario", "message"), [("steps", "integers differ"), ("products", "expected")])
 def test_a_wrong_result_is_noticed(scenario, message, tmp_path):
     one, path = next(one for one in SETS.values() if one.native), tmp_path / "recording"
     with recording() as recorder, torch.inference_mode():
