@@ -7,6 +7,7 @@ import torch
 
 from paceline.core.ops import Ops, TensorOps
 from paceline.engine.runner import ops_for
+from paceline.kernels.cpu.instruction_set import check_environment
 from paceline.models import from_transformers, hub, loading
 from paceline.models.adapter import files as hf_files
 from paceline.models.adapter import lm as hf
@@ -88,6 +89,7 @@ def load(
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads}: give at least 1, or None to leave torch's number as it is")
     check_quantization(quantization)
+    check_environment()
     precision = find_dtype(dtype)
     place = None if device is None else find_device(device)
     if from_transformers.is_transformers_model(model):

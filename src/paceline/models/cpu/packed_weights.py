@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.quantization import INT4_PER_WORD, Int4Linear, Int8Linear
 
@@ -28,7 +28,7 @@ class PackedLayer(nn.Module):
     def __init__(self, layer: nn.Module, width: int) -> None:
         """Takes over the tensors of ``layer``, which must not be used any more, and packs them in place."""
         nn.Module.__init__(self)
-        self.width = width
+        self.width, self.isa = width, current_set()
         for name, parameter in (("bias", None), *layer.named_parameters()):
             packed, unit = self.PACKED_PARAMETERS.get(name, (name, 0))
             if parameter is not None and unit:
@@ -92,6 +92,14 @@ class PackedEmbedding(PackedLayer, nn.Embedding):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:
         return F.embedding(input, self.weight)
+
+
+def packed_set(model: nn.Module) -> str | None:
+    """The instruction set that layers of ``model`` are packed for; None if none is packed. Raises ValueError."""
+    sets = sorted({layer.isa for layer in model.modules() if isinstance(layer, PackedLayer)})
+    if len(sets) > 1:
+        raise ValueError(f"weights are packed for {' and '.join(sets)}: load the whole model for one instruction set")
+    return sets[0] if sets else None
 
 
 def panel_rows() -> int:
