@@ -96,7 +96,7 @@ def tiles(name: str) -> dict[tuple[str, int], Tile]:
     """The cheapest tile of each kind and number of rows."""
     best: dict[tuple[str, int], Tile] = {}
     one = SETS[name]
-    for function, body in functions(str(library_of(one)), one.architecture):
+    for function, body in functions(str(library_of(one)), one.isa.architecture):
         found = re.search(r"(\w+)<(.*)>\(", function)
         if found is None or found[1] not in TILES:
             continue

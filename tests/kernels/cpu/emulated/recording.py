@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu import operators
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import load_kernel
 
 Event = IntEnum("Event", ["REGION", "SET", "POINTER", "CALL", "CLOSE", "EQUAL", "CASE"], start=1)
 Argument = IntEnum("Argument", ["INTEGER", "ADDRESS", "WORKSPACE"], start=0)
@@ -280,7 +280,7 @@ def recording() -> Iterator[Recorder]:
     names = [name for name in exported(kernel._name) if not any(part in name for part in NOT_CALLS)]
     functions = {name: type("Entry", (), {"__call__": staticmethod(recorded(name))})() for name in names}
     kernel.__dict__.update(functions)
-    operators._entry.cache_clear()
+    operators.entry.cache_clear()
     torch.Tensor.data_ptr = recorded_data_ptr  # type: ignore[method-assign]
     try:
         yield recorder
@@ -288,4 +288,4 @@ def recording() -> Iterator[Recorder]:
         torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]
         for name in names:
             del kernel.__dict__[name]
-        operators._entry.cache_clear()
+        operators.entry.cache_clear()

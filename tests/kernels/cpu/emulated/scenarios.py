@@ -15,7 +15,7 @@ from paceline.core.noise import Philox
 from paceline.core.request import Request
 from paceline.core.stats import Stats
 from paceline.core.tree import Tree
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import load_kernel
 from paceline.kernels.cpu.noise import KernelNoise
 from paceline.kernels.cpu.ops import CpuOps
 from paceline.models.cpu import packed_weights

@@ -3,111 +3,93 @@
 import fcntl
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
-from paceline.kernels.cpu.build import SOURCES, cache_folder
+from paceline.kernels.cpu.build import cache_folder, kernel_library
+from paceline.kernels.cpu.compile import INSTRUCTION_SETS, InstructionSet, this_architecture
+from paceline.kernels.cpu.instruction_set import available_sets
 
 REPLAY = Path(__file__).parent / "replay.cpp"
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-shared", "-fPIC", "-w")
 COMPILERS = {"x86_64": "g++", "aarch64": "aarch64-linux-gnu-g++"}
 ARM_ROOT = "/usr/aarch64-linux-gnu"  # libraries of the cross compiler
-_AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd")
+# Emulated processors that have a set and nothing beyond; qemu emulates no AVX-512, and AVX2 since 7.2.
+PROCESSORS = {"baseline": "Nehalem", "avx2": "Haswell", "neon": "cortex-a57", "neonbf16": "max"}
+TIMEOUT = 600  # seconds
 
 
 @dataclass(frozen=True)
 class Target:
-    """An instruction set, and an emulated processor that has it and nothing beyond (None: qemu emulates none)."""
+    """An instruction set on an architecture."""
 
-    name: str
-    architecture: str
-    flags: tuple[str, ...]
-    features: tuple[str, ...]  # as in /proc/cpuinfo
-    emulated: str | None
+    isa: InstructionSet
 
     @property
     def native(self) -> bool:
         """Whether this machine's processor has the set."""
-        if platform.machine() != self.architecture:
-            return False
-        found = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-        return set(self.features) <= set(found)
+        return self.isa.architecture == this_architecture() and self.isa.name in available_sets()
 
     def emulator(self, cpu: str | None = None) -> list[str] | None:
-        """The command that runs a program on an emulated processor; None where it cannot be run."""
-        qemu, cpu = shutil.which(f"qemu-{self.architecture}"), cpu or self.emulated
-        if qemu is None or cpu is None or (self.architecture == "x86_64" and _version(qemu) < (7, 2)):
+        """The command that runs a program on an emulated processor; None where there is none."""
+        architecture = self.isa.architecture
+        qemu, cpu = shutil.which(f"qemu-{architecture}"), cpu or PROCESSORS.get(self.isa.name)
+        if qemu is None or cpu is None or _version(qemu) < (7, 2):
             return None
-        return [qemu, "-cpu", cpu, *(["-L", ARM_ROOT] if self.architecture == "aarch64" else [])]
+        return [qemu, "-cpu", cpu, *(["-L", ARM_ROOT] if architecture != this_architecture() == "x86_64" else [])]
 
     def missing(self) -> str | None:
         """Why the set's library cannot be run here, natively or emulated; None where it can."""
-        if shutil.which(COMPILERS[self.architecture]) is None:
-            return f"{COMPILERS[self.architecture]} is not installed"
+        compiler = COMPILERS[self.isa.architecture]
+        if shutil.which(compiler) is None:
+            return f"{compiler} is not installed"
         if self.native or self.emulator():
             return None
-        if self.emulated is None:
-            return f"the processor lacks {self.name}, and qemu does not emulate it"
-        return f"qemu-{self.architecture} is not installed, or older than 7.2, which has no AVX2"
+        if self.isa.name not in PROCESSORS:
+            return f"the processor lacks {self.isa.name}, and qemu does not emulate it"
+        return f"qemu-{self.isa.architecture} is not installed, or older than 7.2"
 
 
-SETS = {
-    one.name: one
-    for one in (
-        Target("baseline", "x86_64", (), (), "Nehalem"),
-        Target("avx2", "x86_64", _AVX2, ("avx2", "fma", "f16c"), "Haswell"),
-        Target("avx512", "x86_64", _AVX512, tuple(flag[2:] for flag in _AVX512), None),
-        Target(
-            "avx512bf16",
-            "x86_64",
-            (*_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni"),
-            ("avx512_bf16", "avx512vbmi", "avx512_vnni"),
-            None,
-        ),
-        Target("neon", "aarch64", ("-march=armv8-a",), ("asimd",), "cortex-a57"),
-        Target("neonbf16", "aarch64", ("-march=armv8.2-a+bf16+dotprod+i8mm",), ("bf16", "asimddp", "i8mm"), "max"),
-    )
-}
+SETS = {one.name: Target(one) for one in reversed(INSTRUCTION_SETS) if one.architecture in COMPILERS}
 
 
-def library_of(one: Target) -> Path:
-    """The kernel's library of a set, built at first use."""
-    sources = sorted(path for path in SOURCES.rglob("*") if path.is_file())
-    command = [*FLAGS, *one.flags, "-I", str(SOURCES), str(SOURCES / "kernel.cpp")]
-    return _built(one.architecture, f"{one.name}.so", command, sources)
+def library_of(target: Target) -> Path:
+    """The kernel's library of a set, as the package builds it."""
+    with _lock(target.isa.name), patch.dict(os.environ, {"CXX": COMPILERS[target.isa.architecture]}):
+        return kernel_library(target.isa)
 
 
-def replay_of(one: Target) -> Path:
-    """The program that replays recordings on the set's architecture."""
-    return _built(one.architecture, f"replay-{one.architecture}", ["-std=c++17", "-O1", str(REPLAY), "-ldl"], [REPLAY])
-
-
-def replay(one: Target, *arguments: str, emulator: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the program with the set's library on the processor, or by ``emulator``."""
-    command = [*emulator, str(replay_of(one)), str(library_of(one)), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
-
-
-def _built(architecture: str, name: str, arguments: list[str], sources: list[Path]) -> Path:
-    """The cached result of compiling ``sources``, one process at a time."""
-    compiler = COMPILERS[architecture]
-    digest = hashlib.sha256("\0".join((compiler, *arguments)).encode())
-    for path in sources:
-        digest.update(path.read_bytes())
-    made = cache_folder() / f"tested-{digest.hexdigest()[:16]}-{name}"
-    made.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (made.parent / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def replay_of(target: Target) -> Path:
+    """The program that replays recordings on the set's architecture, built at first use."""
+    compiler = COMPILERS[target.isa.architecture]
+    digest = hashlib.sha256(compiler.encode() + REPLAY.read_bytes()).hexdigest()[:16]
+    made = cache_folder() / f"replay-{target.isa.architecture}-{digest}"
+    with _lock(made.name):
         if not made.is_file():
             partial = made.with_suffix(".part")
-            subprocess.run([compiler, *arguments, "-o", str(partial)], check=True, timeout=600)
+            subprocess.run([compiler, "-std=c++17", "-O1", "-o", partial, REPLAY, "-ldl"], check=True, timeout=TIMEOUT)
             os.replace(partial, made)
     return made
+
+
+def replay(target: Target, *arguments: str, emulator: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the program with the set's library on the processor, or by ``emulator``."""
+    command = [*emulator, str(replay_of(target)), str(library_of(target)), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+
+
+@contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """One process at a time builds ``name``."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _version(qemu: str) -> tuple[int, ...]:

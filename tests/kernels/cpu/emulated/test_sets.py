@@ -34,7 +34,7 @@ def check(one: Target, name: str, folder: Path, emulator: list[str]) -> str:
         (scenarios.short if name == "short" else scenarios.SCENARIOS[name])(recorder, panels)
     recorder.save(path)
     done = replay(one, str(path), emulator=emulator)
-    assert done.returncode == 0, f"{one.name} {emulator}: exit code {done.returncode}\n{done.stderr}{done.stdout}"
+    assert done.returncode == 0, f"{one.isa.name} {emulator}: exit code {done.returncode}\n{done.stderr}{done.stdout}"
     return done.stdout
 
 
@@ -58,7 +58,7 @@ def test_recording_is_replayed(one, scenario, emulated, tmp_path):
     runnable(one)
     emulator = one.emulator() if emulated else []
     if emulator is None or (not emulated and not one.native):
-        pytest.skip(f"{one.name} does not run that way here")
+        pytest.skip(f"{one.isa.name} does not run that way here")
     print(check(one, scenario, tmp_path, emulator))
 
 
@@ -73,7 +73,7 @@ def test_an_illegal_instruction_is_noticed(name, tmp_path):
     one, path = SETS[name], tmp_path / "recording"
     emulator = one.emulator(LACKING[name])
     if emulator is None:
-        pytest.skip(f"no emulator of {one.architecture}")
+        pytest.skip(f"no emulator of {one.isa.architecture}")
     with recording() as recorder, torch.inference_mode():
         scenarios.short(recorder, {})
     recorder.save(path)
