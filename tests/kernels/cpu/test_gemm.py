@@ -7,7 +7,7 @@ import torch
 
 from paceline.models.backend import gemm_for
 from paceline.models.cpu.gemm import gemm_with_layer, gemm_with_weight
-from paceline.models.cpu.packed_weights import PackedLinear, pack_linear, quantized_panel_rows
+from paceline.models.cpu.packed_weights import PackedLinear, pack_linear
 from paceline.models.native.quantization import SCHEMES
 
 # The last four are longer than a block of any precision; two have pieces that take turns, two panels that are not full.
@@ -23,7 +23,7 @@ def test_gemm_is_correct_and_batch_invariant(dtype, tolerance):
         weight = torch.randn(outer, inner, generator=generator).to(dtype) / inner**0.5
         x = torch.randn(40, inner, generator=generator).to(dtype)
         exact = x.double() @ weight.double().T
-        for panels in {True, dtype != torch.bfloat16}:
+        for panels in (True, False):
             multiply = gemm_with_weight(weight, packed=panels)
             alone = torch.cat([multiply(row[None]) for row in x])
             assert float((alone - exact).abs().max()) <= tolerance * max(1.0, float(exact.abs().max()))
@@ -42,19 +42,17 @@ def integers(inner, outer, quantization):
     return layer.requires_grad_(False)
 
 
-@pytest.mark.skipif(quantized_panel_rows() == 0, reason="this machine's products have no use for panels of integers")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4.1e-3), (torch.float32, 1e-5)])  # half a unit
 @pytest.mark.parametrize("quantization", SCHEMES)
 @pytest.mark.parametrize("size", INTEGER_SIZES, ids=str)
-def test_packed_quantized_gemm_is_correct_and_batch_invariant(size, quantization):
+def test_packed_quantized_gemm_is_correct_and_batch_invariant(size, quantization, dtype, tolerance):
     layer = integers(*size, quantization)
-    laid = pack_linear(deepcopy(layer))
+    laid = pack_linear(deepcopy(layer), dtype)
     assert isinstance(laid, PackedLinear)
-    x = torch.randn(40, size[0], generator=torch.Generator().manual_seed(2)).bfloat16()
-    exact, multiply = layer(x.double()), gemm_with_layer(laid, torch.bfloat16)
+    x = torch.randn(40, size[0], generator=torch.Generator().manual_seed(2)).to(dtype)
+    exact, multiply = layer(x.double()), gemm_with_layer(laid, dtype)
     alone = torch.cat([multiply(row[None]) for row in x])
-    assert float((alone - exact).abs().max()) <= 4.1e-3 * max(
-        1.0, float(exact.abs().max())
-    )  # half a unit in the last place
+    assert float((alone - exact).abs().max()) <= tolerance * max(1.0, float(exact.abs().max()))
     for rows in range(2, 41):
         assert torch.equal(multiply(x[:rows]), alone[:rows])
 

@@ -46,7 +46,9 @@ void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int6
     extern "C" void paceline_linear_##name(const paceline::Operation *op, const void *x, void *y, int64_t rows, \
                                            int64_t threads) {                                                   \
         paceline::linear_rows<T>(op, x, y, rows, threads);                                                      \
-    }
+    }                                                                                                           \
+    extern "C" int64_t paceline_panel_rows_##name(int64_t format) { return paceline::panel_rows_of<T>(format); } \
+    extern "C" int64_t paceline_panel_unit_##name(int64_t format) { return paceline::panel_unit_of<T>(format); }
 PACELINE_EXPORT(float, float32)
 PACELINE_EXPORT(double, float64)
 PACELINE_EXPORT(paceline::bf16, bfloat16)
@@ -56,9 +58,6 @@ extern "C" void paceline_free_workspace(paceline::Workspace *workspace) { delete
 extern "C" int64_t paceline_activation_bytes(const paceline::Workspace *workspace) {
     return workspace->activation_bytes();
 }
-
-extern "C" int64_t paceline_panel_rows() { return paceline::panel_rows; }
-extern "C" int64_t paceline_quantized_panel_rows() { return paceline::quantized_panel_rows; }
 
 extern "C" void paceline_philox_words(int64_t keys, int64_t count, const int64_t *const *fields, int64_t tag,
                                       int64_t *out, int64_t threads) {
