@@ -18,11 +18,17 @@ namespace paceline::panels {
 
 // Rows of x in a tile: the sums, a vector of w per vector of the panel and one of x fill the registers.
 constexpr int TILE_ROWS = NUM_REGISTERS == 16 ? 6 : 24 / VECTORS;
-constexpr int tile_panels(int m) { return VECTORS > 2 ? (m == 1 ? 2 : 1) : m == 1 ? 4 : m <= 3 ? 2 : 1; }
-constexpr long PIECE_BYTES = 96 * 1024;      // of w, kept in the L2 cache while several tiles of x read them
-constexpr long PREFETCH_FAR = 4096;          // prefetch distance from memory,
-constexpr long PREFETCH_NEAR = 1024;         // and within the L2 cache
-constexpr long WIDENED_BYTES = 2048 * 1024;  // of x widened at once
+constexpr int tile_panels(int m) {
+    if (m > 2) return m == 3 && NUM_REGISTERS > 16 && VECTORS == 2 ? 2 : 1;
+    return (m == 1 ? 8 : 4) / VECTORS;
+}
+// Rows of the next tile of several, of left ones. Three alone are too few to hide the latency of additions.
+constexpr int tile_rows(int left) {
+    return left == TILE_ROWS + 3 && TILE_ROWS == 6 ? 5 : std::min(left, TILE_ROWS);
+}
+constexpr long PIECE_BYTES = 96 * 1024;  // of w, kept in the L2 cache while several tiles of x read them
+constexpr long PREFETCH_FAR = 4096;      // prefetch distance from memory,
+constexpr long PREFETCH_NEAR = 1024;     // and within the L2 cache
 
 // A packed matrix; the last panel may be narrower.
 struct Matrix {
@@ -70,17 +76,21 @@ template <class D, int M, int P>
                     for (int v = 0; v < P * VECTORS; v++)
                         acc[m][v] = x[m * X_STEP + X_BLOCK + i / D::GROUP] - Floats{};
             }
-            for (const int stop = D::GROUP ? i + D::GROUP : until; i < stop; i += D::STEP, w += D::BYTES)
+            for (const int stop = D::GROUP ? i + D::GROUP : until; i < stop; i += D::STEP, w += D::BYTES) {
 #pragma GCC unroll 4
-                for (int p = 0; p < P; p++) {
-                    const char *from = w + p * panel_bytes;
+                for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-                    for (int line = 0; line < D::BYTES; line += 64) __builtin_prefetch(from + far + line, 0, 3);
+                    for (int line = 0; line < D::BYTES; line += 64)
+                        __builtin_prefetch(w + p * panel_bytes + far + line, 0, 3);
 #pragma GCC unroll 8
-                    for (int j = 0; j < D::STEP; j++) {
+                for (int j = 0; j < D::STEP; j++) {
+                    const char *from = w;
+                    if (D::STEP > 1) reload(from), reload(masks);
+#pragma GCC unroll 4
+                    for (int p = 0; p < P; p++) {
                         Floats wide[VECTORS];
 #pragma GCC unroll 4
-                        for (int v = 0; v < VECTORS; v++) wide[v] = D::get(from, v, j, masks);
+                        for (int v = 0; v < VECTORS; v++) wide[v] = D::get(from + p * panel_bytes, v, j, masks);
 #pragma GCC unroll 16
                         for (int m = 0; m < M; m++) {
                             const Floats same = x[m * X_STEP + i + D::element(j)] - Floats{};  // broadcast
@@ -90,9 +100,9 @@ template <class D, int M, int P>
                                 sum = multiply_add(wide[v], same, sum);
                             }
                         }
-                        if constexpr (D::STEP > 1) reload(from), reload(masks);
                     }
                 }
+            }
             if constexpr (D::GROUP > 0) {
 #pragma GCC unroll 4
                 for (int p = 0; p < P; p++)
@@ -177,7 +187,7 @@ void gemm_panels(const Matrix &w, int begin, int end, const float *x, int rows, 
             const int these = std::min(block, count - at);
             Part narrow{};
             for (int t = 0, m = 0; t < tiles; t++) {
-                const int size = (rows - m + tiles - t - 1) / (tiles - t);  // tiles of almost equal size
+                const int size = tile_rows(rows - m);
                 // The last of several tiles prefetches the next block.
                 const long far = tiles == 1 ? PREFETCH_FAR : t + 1 < tiles ? PREFETCH_NEAR : block_bytes;
                 for (int n = first, next; n < last; n = next) {

@@ -8,7 +8,13 @@
 
 namespace paceline {
 
-constexpr int OWN_ROWS = 16;  // of x: each thread widens so many for itself; more are widened once for all
+constexpr int OWN_ROWS = 16;                 // of x: each thread widens so many for itself; more are widened once for all
+constexpr long WIDENED_BYTES = 2048 * 1024;  // of x widened at once
+
+// Rows of x, of k elements, that are widened at once: a multiple of those of a tile.
+inline int rows_at_once(int k, int tile) {
+    return std::clamp<long>(WIDENED_BYTES / sizeof(float) / k, 4 * tile, 32 * tile) / tile * tile;
+}
 
 // rows of x in widened form, of which widen(m, out) writes one; size floats. All threads of worker get there.
 template <class Widen>
@@ -30,8 +36,8 @@ const float *widened(Worker &worker, int rows, long size, Widen &&widen) {
 template <class D, class T, class Put>
 void linear_panels(const Operation &op, const panels::Matrix &w, const T *x, long ldx, int rows, Worker &worker,
                    Put &&emit) {
-    constexpr int LANES = panels::LANES, tile = panels::TILE_ROWS;
-    const int most = std::clamp<long>(panels::WIDENED_BYTES / 4 / w.k, 4 * tile, 32 * tile) / tile * tile;
+    constexpr int LANES = panels::LANES;
+    const int most = rows_at_once(w.k, panels::TILE_ROWS);
     for (int top = 0; top < rows; top += most) {
         const int size = std::min(most, rows - top);
         const float *wide = widened(worker, size, panels::widened_size(size, w.k), [&](int m, float *out) {
@@ -49,6 +55,32 @@ void linear_panels(const Operation &op, const panels::Matrix &w, const T *x, lon
         worker.parallel_for(op.outer, panels::PANEL_ROWS, [&](int begin, int end) {
             panels::gemm_panels<D>(w, begin, end, wide, size, emit_panel);
         });
+    }
+}
+
+// As linear, with weights as checkpoints store them.
+template <class T, class Put>
+void linear_unpacked(const Operation &op, const T *x, long ldx, int rows, Worker &worker, Put &&emit) {
+    const T *w = (const T *)op.weight;
+    const int k = op.inner;
+    auto multiply = [&](const auto *x, long ldx, int top, int rows) {
+        auto emit_below = [&](int m, int n, auto count, const Acc<T> *sums) { emit(top + m, n, count, sums); };
+        worker.parallel_for(op.outer, COLUMN_BLOCK, [&](int begin, int end) {
+            gemm_unpacked(w, k, begin, end, x, ldx, rows, k, emit_below);
+        });
+    };
+    if constexpr (std::is_same_v<typename Step<T>::X, T>) {
+        multiply(x, ldx, 0, rows);
+    } else {
+        const long step = (k + 63) / 64 * 64 + 16;  // lines of different rows map to different sets
+        const int most = rows_at_once(k, max_tile_rows<T>);
+        for (int top = 0; top < rows; top += most) {
+            const int size = std::min(most, rows - top);
+            const float *wide = widened(worker, size, size * step, [&](int m, float *out) {
+                widen_even_odd(x + (top + m) * ldx, k, out + m * step);
+            });
+            multiply(wide, step, top, size);
+        }
     }
 }
 
@@ -73,6 +105,7 @@ void linear(const Operation &op, const T *x, long ldx, int rows, Worker &worker,
             return linear_panels<Plain>(op, {data, nullptr, op.inner * (long)sizeof(T), 0, outer, inner}, x, ldx, rows,
                                         worker, emit);
         }
+    if (op.variant == FLOATS) return linear_unpacked<T>(op, x, ldx, rows, worker, emit);
     worker.parallel_for(op.outer, op.variant >= PACKED ? panel_rows : COLUMN_BLOCK, [&](int begin, int end) {
         if (op.variant == INT8) {
             const Int8Matrix w{(const int8_t *)op.weight, (const float *)op.scales, op.count};
@@ -101,7 +134,6 @@ void linear(const Operation &op, const T *x, long ldx, int rows, Worker &worker,
                 return gemm_quantized_bf16<Int4PanelDecoder>(w, begin, end, x, ldx, rows, emit);
             }
 #endif
-        gemm_unpacked((const T *)op.weight, op.inner, begin, end, x, ldx, rows, op.inner, emit);
     });
 }
 

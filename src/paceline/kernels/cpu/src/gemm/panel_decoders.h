@@ -18,19 +18,6 @@ constexpr int PANEL_ROWS = VECTORS * LANES;
 constexpr int X_BLOCK = 512;           // elements of a row of x that are adjacent in widened form,
 constexpr int X_STEP = X_BLOCK + 16;   // from row to row: the sums of groups lie behind, and lines map to other sets
 
-// sum + a b, rounded once on every set but the baseline: the compiler's own contraction may differ between tiles.
-inline Floats multiply_add(Floats a, Floats b, Floats sum) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-#elif defined(__FMA__)
-    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
-#elif defined(__aarch64__)
-    return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
-#else
-    return sum + a * b;
-#endif
-}
-
 // Masks as memory operands: sixteen registers have no room for them.
 struct Masks {
     alignas(64) uint32_t odd[LANES] = {}, nibble[7][LANES] = {};
