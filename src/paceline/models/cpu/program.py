@@ -24,7 +24,7 @@ from paceline.models.native.layers import (
 from paceline.models.native.qkv import NormRotateQK, PrepareQKV, RotateInterleavedQKV, RotateQK, ScaleQuery, SplitQKV
 from paceline.models.native.quantization import Int4Linear, Int8Linear
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NORMS: dict[type[nn.Module], NormVariant] = {
     RMSNorm: NormVariant.RMS,
     LateRMSNorm: NormVariant.RMS_LATE,

@@ -52,6 +52,7 @@ void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int6
 PACELINE_EXPORT(float, float32)
 PACELINE_EXPORT(double, float64)
 PACELINE_EXPORT(paceline::bf16, bfloat16)
+PACELINE_EXPORT(paceline::f16, float16)
 
 extern "C" paceline::Workspace *paceline_new_workspace() { return new paceline::Workspace; }
 extern "C" void paceline_free_workspace(paceline::Workspace *workspace) { delete workspace; }

@@ -214,3 +214,4 @@ void process_all(const LogitsProcessors &p, const Paths &paths, const LogitsBatc
 PACELINE_EXPORT_PROCESS(float, float32)
 PACELINE_EXPORT_PROCESS(double, float64)
 PACELINE_EXPORT_PROCESS(paceline::bf16, bfloat16)
+PACELINE_EXPORT_PROCESS(paceline::f16, float16)

@@ -89,3 +89,4 @@ void logprobs_all(const SamplingOptions *o, const LogitsBatch &c, const LogprobQ
 PACELINE_EXPORT_LOOK_UP(float, float32)
 PACELINE_EXPORT_LOOK_UP(double, float64)
 PACELINE_EXPORT_LOOK_UP(paceline::bf16, bfloat16)
+PACELINE_EXPORT_LOOK_UP(paceline::f16, float16)

@@ -260,6 +260,7 @@ void exponential_race_all(int64_t keys, int64_t count, const int64_t *const *fie
 PACELINE_EXPORT_CHOICES(float, float32)
 PACELINE_EXPORT_CHOICES(double, float64)
 PACELINE_EXPORT_CHOICES(paceline::bf16, bfloat16)
+PACELINE_EXPORT_CHOICES(paceline::f16, float16)
 
 #define PACELINE_EXPORT_RACES(A, name)                                                                              \
     extern "C" void paceline_exponential_race_##name(int64_t keys, int64_t count, const int64_t *const *fields,     \

@@ -10,7 +10,6 @@
 
 #include "attention/attention.h"
 #include "gemm/linear.h"
-#include "attention/attention_bf16.h"
 
 namespace paceline {
 
