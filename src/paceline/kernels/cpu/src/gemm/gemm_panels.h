@@ -148,7 +148,7 @@ Part fill_up(const Matrix &w, int n, int at, int count, std::vector<char> &data,
     // The decoders read BYTES per STEP elements: pieces of every row, of as many bytes as stay together.
     const long steps = (count + D::STEP - 1) / D::STEP;
     constexpr bool by_element = std::is_same_v<D, Int8Decoder>;
-    const long pieces = by_element ? steps * D::STEP : steps, size = by_element ? 1 : 4;
+    const long pieces = by_element ? steps * D::STEP : steps, size = by_element ? 1 : D::BYTES / PANEL_ROWS;
     const long first = by_element ? at : at / D::STEP;
     data.assign(pieces * size * PANEL_ROWS, 0);
     const char *from = w.data + n * w.stride + first * size * wide;

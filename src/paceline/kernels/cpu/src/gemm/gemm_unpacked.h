@@ -74,17 +74,16 @@ struct Step<bf16> {
 };
 #else
 // The even elements of a vector of w are shifted to float32, the odd ones masked. x is widened once per call, even
-// elements before odd ones, and filled up with zeros (widen_even_odd).
+// elements before odd ones, and filled up with zeros.
 template <>
 struct Step<bf16> {
     using X = float;
     using Operand = Floats;
     static constexpr int size = 2 * lanes<float>, PARTS = 2;
-    static Operand part_of(Words pairs, int part) { return (Floats)(part ? pairs & 0xffff0000u : pairs << 16); }
     static Operand get(const bf16 *p, int part) {
         Words pairs;
         std::memcpy(&pairs, p, sizeof pairs);
-        return part_of(pairs, part);
+        return (Floats)(part ? pairs & 0xffff0000u : pairs << 16);
     }
     static Operand some(const bf16 *p, int count, int part) {
         bf16 padded[size] = {};
@@ -95,17 +94,27 @@ struct Step<bf16> {
     static Operand some_x(const float *p, int, int part) { return get_x(p, part); }
     static Floats add(Floats sum, Operand a, Operand b) { return multiply_add(a, b, sum); }
 };
-
-inline void widen_even_odd(const bf16 *x, int k, float *out) {
-    constexpr int size = Step<bf16>::size;
-    for (int i = 0; i < k; i += size) {
-        const int count = std::min(size, k - i);
-        for (int part = 0; part < 2; part++)
-            store(out + i + part * lanes<float>, count == size ? Step<bf16>::get(x + i, part)
-                                                               : Step<bf16>::some(x + i, count, part));
-    }
-}
 #endif
+template <>
+struct Step<f16> {
+    using X = float;
+    using Operand = Floats;
+    static constexpr int size = lanes<float>, PARTS = 1;
+    static Operand get(const f16 *p, int) { return load(p); }
+    static Operand some(const f16 *p, int count, int) { return load_some(p, count); }
+    static Operand get_x(const float *p, int) { return load(p); }
+    static Operand some_x(const float *p, int, int) { return load(p); }
+    static Floats add(Floats sum, Operand a, Operand b) { return multiply_add(a, b, sum); }
+};
+
+// A row of x as Step<T> reads it, where that is float32.
+template <class T>
+inline void widen_for_step(const T *x, int k, float *out) {
+    using S = Step<T>;
+    for (int i = 0; i < k; i += S::size)
+        for (int part = 0; part < S::PARTS; part++)
+            store(out + i + part * lanes<float>, i + S::size <= k ? S::get(x + i, part) : S::some(x + i, k - i, part));
+}
 
 // Vectors of a tile's sums, carried from one block of x to the next; padded to a multiple of four.
 template <class T, int N, int M>

@@ -77,7 +77,7 @@ void linear_unpacked(const Operation &op, const T *x, long ldx, int rows, Worker
         for (int top = 0; top < rows; top += most) {
             const int size = std::min(most, rows - top);
             const float *wide = widened(worker, size, size * step, [&](int m, float *out) {
-                widen_even_odd(x + (top + m) * ldx, k, out + m * step);
+                widen_for_step(x + (top + m) * ldx, k, out + m * step);
             });
             multiply(wide, step, top, size);
         }

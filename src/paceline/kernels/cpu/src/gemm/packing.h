@@ -24,7 +24,7 @@ constexpr int panel_rows_of(int64_t format) {
     return panels::PANEL_ROWS;
 }
 
-// Adjacent elements of a row that stay together in a panel: pairs of bf16, of int8 too where pairs are multiplied, and
+// Adjacent elements of a row that stay together in a panel: pairs of bf16, and of int8 where pairs are multiplied, and
 // the four bytes of eight int4 weights.
 template <class T>
 constexpr int panel_unit_of(int64_t format) {

@@ -55,6 +55,13 @@ struct FloatDecoder {
     static Floats get(const char *at, int v, int, const Masks *) { return (Floats)load_words(at + v * VECTOR_BYTES); }
 };
 
+struct F16Decoder {
+    static constexpr int STEP = 1, GROUP = 0;
+    static constexpr long BYTES = PANEL_ROWS * 2;
+    static constexpr int element(int j) { return j; }
+    static Floats get(const char *at, int v, int, const Masks *) { return load((const f16 *)at + v * LANES); }
+};
+
 // Rows of int8 are filled up to whole blocks.
 struct Int8Decoder {
     static constexpr int STEP = 4, GROUP = 0;
@@ -87,7 +94,7 @@ struct Int4Decoder {
     }
 };
 
-// The decoder of a model's own precision; void: its weights are not packed. A further type is added here.
+// The decoder of a model's own precision; void: its weights are not packed.
 template <class T>
 struct PlainDecoder {
     using type = void;
@@ -95,6 +102,10 @@ struct PlainDecoder {
 template <>
 struct PlainDecoder<bf16> {
     using type = Bf16Decoder;
+};
+template <>
+struct PlainDecoder<f16> {
+    using type = F16Decoder;
 };
 template <>
 struct PlainDecoder<float> {
