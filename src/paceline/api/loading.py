@@ -134,7 +134,7 @@ def _check_exact(loaded: Loaded) -> None:
     if found is not None:
         raise ModelError(
             f"exact=True: with {loaded.name} a token's logits depend, in their last bits, on {found}; load it natively "
-            "on a CPU in bfloat16, float32 or float64 with a C++ compiler at hand, or leave exact out"
+            "on a CPU with a C++ compiler at hand, or leave exact out"
         )
 
 

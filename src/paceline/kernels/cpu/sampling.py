@@ -16,7 +16,7 @@ from paceline.core.sampling import COLUMNS
 from paceline.kernels.cpu.operators import entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.structs import LogitsBatch, LogitsProcessors, LogprobQuery, Paths, SamplingOptions
 
-DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
+DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _ANY_POSITION = torch.zeros(1, 1, dtype=torch.int64)  # for calls that use no noise
 
 
@@ -110,8 +110,6 @@ def warp(isa: str, sampling: Columns, logits: Tensor) -> Tensor:
 
 
 def _run(isa: str, name: str, options: SamplingOptions | None, logits: Tensor, position: Tensor, out: Tensor) -> None:
-    if logits.dtype not in DTYPES:  # float16 has no kernel; float32 represents it exactly
-        logits = logits.float()
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     rows, nodes, size = logits.shape
@@ -204,7 +202,7 @@ def logprobs(
     ``path`` [R, D] names their nodes; rows ask for ``num_top`` [R] of the most likely tokens, -1 for nothing at all,
     and at most for ``top``. ``logits`` [R, N, V] are ``warped`` first, or taken as they are.
     """
-    logits = row_major(logits if logits.dtype in DTYPES else logits.float())
+    logits = row_major(logits)
     path, num = row_major(path), num.contiguous()
     wide = torch.promote_types(logits.dtype, torch.float32)
     own, best_tokens, best = _empty_logprobs(torch.empty, len(logits), path.shape[1] + 1, top, wide)

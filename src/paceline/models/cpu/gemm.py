@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.structs import Kind, Operation
-from paceline.models.cpu.packed_weights import can_pack, pack_linear, packed_set, panel_rows
+from paceline.models.cpu.packed_weights import matrix_layout, pack_linear, packed_set
 from paceline.models.cpu.program import set_weight
 from paceline.models.loading import dtype_name
 
@@ -20,7 +20,7 @@ def gemm_with_weight(weight: Tensor, *, packed: bool = True) -> Callable[[Tensor
 
     Raises KernelError if the kernel cannot be built.
     """
-    packed = packed and can_pack(weight, panel_rows())
+    packed = packed and matrix_layout(weight) is not None
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight.detach().clone() if packed else weight, requires_grad=False)
     return gemm_with_layer(pack_linear(layer) if packed else layer, weight.dtype)

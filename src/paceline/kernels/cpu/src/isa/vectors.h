@@ -5,23 +5,12 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
 
-#include "isa/instruction_set.h"
+#include "isa/half.h"
 
 namespace paceline {
 
-struct bf16 {
-    uint16_t bits;
-};
-
-using Floats = float __attribute__((vector_size(VECTOR_BYTES)));
 using Doubles = double __attribute__((vector_size(VECTOR_BYTES)));
-using Ints = int32_t __attribute__((vector_size(VECTOR_BYTES)));
-using Words = uint32_t __attribute__((vector_size(VECTOR_BYTES)));
-using Halves = uint16_t __attribute__((vector_size(VECTOR_BYTES / 2)));
 
 template <class T>
 struct Of {
@@ -42,25 +31,14 @@ using Vec = typename Of<T>::Vec;
 template <class T>
 constexpr int lanes = sizeof(Vec<T>) / sizeof(Acc<T>);
 
-inline float widen(bf16 x) {
-    uint32_t bits = uint32_t(x.bits) << 16;
-    float out;
-    std::memcpy(&out, &bits, 4);
-    return out;
-}
-inline float widen(float x) { return x; }
-inline double widen(double x) { return x; }
-
+// x in the model's precision.
 template <class T>
 inline T narrow(Acc<T> x) {
-    return x;
-}
-template <>
-inline bf16 narrow<bf16>(float x) {  // to nearest, ties to even; NaN stays NaN
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if (x != x) return {uint16_t((bits >> 16) | 0x40)};
-    return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+    if constexpr (is_half<T>) {
+        return narrow_to(x, T{});
+    } else {
+        return x;
+    }
 }
 
 // x rounded to the model's precision.
@@ -82,7 +60,12 @@ inline Doubles load(const double *p) {
 inline Floats load(const bf16 *p) {
     Halves h;
     std::memcpy(&h, p, sizeof h);
-    return (Floats)(__builtin_convertvector(h, Words) << 16);
+    return widen_vector<bf16>(h);
+}
+inline Floats load(const f16 *p) {
+    Halves h;
+    std::memcpy(&h, p, sizeof h);
+    return widen_vector<f16>(h);
 }
 
 // The first count elements, fewer than a vector, and zeros.
@@ -96,9 +79,32 @@ inline Vec<T> load_some(const T *p, int count) {
 inline void store(float *p, Floats v) { std::memcpy(p, &v, sizeof v); }
 inline void store(double *p, Doubles v) { std::memcpy(p, &v, sizeof v); }
 
+// The first count elements of v.
+template <class T>
+inline void store_partial(T *p, Vec<T> v, int count) {
+    if constexpr (is_half<T>) {
+        const Halves h = narrow_vector<T>(v);
+        std::memcpy(p, &h, count == lanes<T> ? sizeof h : count * sizeof(T));
+    } else {
+        std::memcpy(p, &v, count == lanes<T> ? sizeof v : count * sizeof(T));
+    }
+}
+
+// v rounded to the model's precision.
+template <class T>
+inline Vec<T> round_vector(Vec<T> v) {
+#if !defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bf16>) return (Floats)(round_to_bf16<Words>(v) & 0xffff0000);
+#endif
+    if constexpr (is_half<T>)
+        return widen_vector<T>(narrow_vector<T>(v));
+    else
+        return v;
+}
+
 template <class V>
 inline V splat(decltype(V{}[0] + 0) x) {
-    return V{} + x;
+    return x - V{};  // not a sum with zeros, which changes -0 and so would be computed
 }
 
 // Four elements at once, for the outputs of a GEMM.
@@ -107,12 +113,10 @@ using Four = typename Of<T>::Four;
 
 template <class T>
 inline Four<T> widen_four(const T *p) {
-    if constexpr (std::is_same_v<T, bf16>) {
-        using Narrow = uint16_t __attribute__((vector_size(8)));
-        using Wide = uint32_t __attribute__((vector_size(16)));
-        Narrow h;
+    if constexpr (is_half<T>) {
+        FourHalves h;
         std::memcpy(&h, p, sizeof h);
-        return (Four<T>)(__builtin_convertvector(h, Wide) << 16);
+        return widen_half_vector<T>(h);
     } else {
         Four<T> v;
         std::memcpy(&v, p, sizeof v);
@@ -121,11 +125,8 @@ inline Four<T> widen_four(const T *p) {
 }
 template <class T>
 inline void narrow_four(T *p, Four<T> v) {
-    if constexpr (std::is_same_v<T, bf16>) {
-        using Narrow = uint16_t __attribute__((vector_size(8)));
-        using Wide = uint32_t __attribute__((vector_size(16)));
-        const Wide bits = (Wide)v, near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        const Narrow h = __builtin_convertvector(v == v ? near : (bits >> 16) | 0x40, Narrow);
+    if constexpr (is_half<T>) {
+        const FourHalves h = narrow_half_vector<T>(v);
         std::memcpy(p, &h, sizeof h);
     } else {
         std::memcpy(p, &v, sizeof v);

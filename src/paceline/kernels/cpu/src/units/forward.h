@@ -46,4 +46,6 @@ void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int6
     PACELINE_API void paceline_linear_##name(const paceline::Operation *op, const void *x, void *y, int64_t rows,    \
                                              int64_t threads) {                                                      \
         paceline::linear_rows<T>(op, x, y, rows, threads);                                                           \
-    }
+    }                                                                                                                \
+    PACELINE_API int64_t paceline_panel_rows_##name(int64_t format) { return paceline::panel_rows_of<T>(format); }   \
+    PACELINE_API int64_t paceline_panel_unit_##name(int64_t format) { return paceline::panel_unit_of<T>(format); }

@@ -21,6 +21,7 @@ using namespace paceline;
 PACELINE_EXPORT_SAMPLING(float, float32)
 PACELINE_EXPORT_SAMPLING(double, float64)
 PACELINE_EXPORT_SAMPLING(bf16, bfloat16)
+PACELINE_EXPORT_SAMPLING(f16, float16)
 
 #define PACELINE_EXPORT_NOISE(A, name)                                                                            \
     PACELINE_API void paceline_uniforms_##name(int64_t keys, int64_t count, const int64_t *const *fields,         \

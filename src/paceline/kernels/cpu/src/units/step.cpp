@@ -1,6 +1,5 @@
-// The C ABI of what has no precision: workspaces, the width of panels, and a step's begin and end.
+// The C ABI of what has no precision: workspaces, and a step's begin and end.
 #include "export.h"
-#include "gemm/linear.h"
 #include "step/batch.h"
 #include "step/workspace.h"
 
@@ -9,9 +8,6 @@ using namespace paceline;
 PACELINE_API Workspace *paceline_new_workspace() { return new Workspace; }
 PACELINE_API void paceline_free_workspace(Workspace *workspace) { delete workspace; }
 PACELINE_API int64_t paceline_activation_bytes(const Workspace *workspace) { return workspace->activation_bytes(); }
-
-PACELINE_API int64_t paceline_panel_rows() { return panel_rows; }
-PACELINE_API int64_t paceline_quantized_panel_rows() { return quantized_panel_rows; }
 
 PACELINE_API void paceline_begin_chain(const Sequences *batch, int64_t depth, int64_t longest, int64_t *tokens,
                                        uint8_t *valid) {
