@@ -65,7 +65,8 @@ template <class D, int M, int P>
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-        for (int v = 0; v < P * VECTORS; v++) acc[m][v] = D::GROUP || first ? Floats{} : load(sums + m * step + v * LANES);
+        for (int v = 0; v < P * VECTORS; v++)
+            acc[m][v] = D::GROUP || first ? Floats{} : load(sums + m * step + v * LANES);
     for (int at = 0; at < count; at += X_BLOCK, x += x_step) {
         const int until = std::min(X_BLOCK, count - at);
         for (int i = 0; i < until;) {
@@ -165,9 +166,10 @@ Part fill_up(const Matrix &w, int n, int at, int count, std::vector<char> &data,
 // The part of panels from row n on that begins at element at.
 template <class D>
 Part part_of(const Matrix &w, int n, int at) {
-    const bf16 *scales = D::GROUP ? (const bf16 *)w.scales + n * w.groups + (long)at / std::max(D::GROUP, 1) * PANEL_ROWS
-                                  : nullptr;
-    return {w.data + n * w.stride + (long)at / D::STEP * D::BYTES, scales, w.stride, w.groups};
+    const char *data = w.data + n * w.stride + (long)at / D::STEP * D::BYTES;
+    if (!D::GROUP) return {data, nullptr, w.stride, 0};
+    return {data, (const bf16 *)w.scales + n * w.groups + (long)at / std::max(D::GROUP, 1) * PANEL_ROWS, w.stride,
+            w.groups};
 }
 
 // Rows begin to end of w, which are panel boundaries or the end of the matrix, times rows of x in widened form.

@@ -8,8 +8,9 @@
 
 namespace paceline {
 
-constexpr int OWN_ROWS = 16;                 // of x: each thread widens so many for itself; more are widened once for all
-constexpr long WIDENED_BYTES = 2048 * 1024;  // of x widened at once
+// Of x: each thread widens so many rows for itself, more are widened once for all; and bytes widened at once.
+constexpr int OWN_ROWS = 16;
+constexpr long WIDENED_BYTES = 2048 * 1024;
 
 // Rows of x, of k elements, that are widened at once: a multiple of those of a tile.
 inline int rows_at_once(int k, int tile) {
