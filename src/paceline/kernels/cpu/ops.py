@@ -27,7 +27,7 @@ def is_philox(noise: Noise) -> bool:
 
 @final
 class CpuOps(Ops):
-    """By the kernel; what it does not know (noise other than Philox, logits of another size than the vocabulary) by tensor operations.
+    """By the kernel; what it does not know (noise other than Philox) by tensor operations.
 
     Raises KernelError if the kernel cannot be built.
     """

@@ -218,8 +218,8 @@ class Attention {
             Tiles<T>::transpose_keys(gather_rows(keys(h), some, KEYS, [&](int i) { return path[j + i]; }), size_,
                            size_, ensure_size(path_buffer_, words_));
             for (int g = 0; g < group_; g += Tiles<T>::SCORE_ROWS)
-                score_tiles(path_buffer_.data(), some, h * num_ + node * group_ + g, std::min(Tiles<T>::SCORE_ROWS, group_ - g),
-                            length_ + j);
+                score_tiles(path_buffer_.data(), some, h * num_ + node * group_ + g,
+                            std::min(Tiles<T>::SCORE_ROWS, group_ - g), length_ + j);
         }
     }
 

@@ -132,7 +132,11 @@ struct Tiles {
     static constexpr int MAX_VALUE_ROWS = 8, MAX_VALUE_VECTORS = 4;
     static constexpr int value_vectors(int rows) { return NUM_REGISTERS == 32 || rows < 3 ? 4 : 2; }
     template <int W>
-    static constexpr int value_rows = NUM_REGISTERS == 32 ? (W == 4 ? 6 : 8) : (W == 1 ? 8 : W == 2 ? 6 : W == 3 ? 3 : 2);
+    static constexpr int value_rows = NUM_REGISTERS == 32 ? (W == 4 ? 6 : 8)
+                                      : W == 1            ? 8
+                                      : W == 2            ? 6
+                                      : W == 3            ? 3
+                                                          : 2;
 
     static void load_query(const T *from, int size, Query *to) {
         for_each_vector<T>(size, [&](int i, auto count) {
