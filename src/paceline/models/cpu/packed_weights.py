@@ -44,7 +44,7 @@ class PackedLayer(nn.Module):
         for name, parameter in (("bias", None), *layer.named_parameters()):
             packed = self.PACKED_PARAMETERS.get(name, name)
             if parameter is not None and packed != name:
-                tensor = parameter.detach().copy_(pack_matrix(parameter, layout.width, self._unit(name)))
+                tensor = parameter.detach().copy_(pack_matrix(parameter, layout.width, self.unit_of(name)))
                 parameter = nn.Parameter(tensor, requires_grad=False)
             self.register_parameter(packed, parameter)
 
@@ -55,9 +55,9 @@ class PackedLayer(nn.Module):
 
     def _unpacked(self, name: str) -> Tensor:
         panels = self.get_parameter(self.PACKED_PARAMETERS[name])
-        return unpack_matrix(panels, self.layout.width, self._unit(name))
+        return unpack_matrix(panels, self.layout.width, self.unit_of(name))
 
-    def _unit(self, name: str) -> int:
+    def unit_of(self, name: str) -> int:
         return self.layout.unit if name == "weight" else 1
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -70,7 +70,7 @@ class PackedLayer(nn.Module):
         for name, packed in self.PACKED_PARAMETERS.items():
             if prefix + name in state_dict:
                 matrix = state_dict.pop(prefix + name)
-                state_dict[prefix + packed] = pack_matrix(matrix, self.layout.width, self._unit(name))
+                state_dict[prefix + packed] = pack_matrix(matrix, self.layout.width, self.unit_of(name))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

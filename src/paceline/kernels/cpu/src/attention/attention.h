@@ -2,9 +2,9 @@
 // queries share.
 //
 // Positions are numbered along a node's path: committed slots, then its ancestors by depth. Sums run in that order, so
-// a node's output is bitwise the same whether it is a root, part of a chain or on a branch. Values are added in steps of
-// one position, or of two (0, 1), (2, 3), ...; such a pair may consist of the last committed slot and the first node of
-// a branch.
+// a node's output is bitwise the same whether it is a root, part of a chain or on a branch. Values are added in steps
+// of one position, or of two (0, 1), (2, 3), ...; such a pair may consist of the last committed slot and the first node
+// of a branch.
 #pragma once
 
 #include <algorithm>
@@ -128,13 +128,14 @@ class Attention {
         for (int j = 0; j < whole; j += KEYS)
             Tiles<T>::transpose_keys(from + j * slots_.step, slots_.step, size_, to + j / KEYS * words_);
         if (whole < count)
-            Tiles<T>::transpose_keys(gather_rows(from + whole * slots_.step, count - whole, KEYS, [](int i) { return i; }), size_,
-                           size_, to + whole / KEYS * words_);
+            Tiles<T>::transpose_keys(
+                gather_rows(from + whole * slots_.step, count - whole, KEYS, [](int i) { return i; }), size_, size_,
+                to + whole / KEYS * words_);
         return to;
     }
 
     // The packed values of the tile, likewise.
-    const Packed *interleave_value_tile(int h, int first, int end, Packed *to) {
+    const Packed *pack_value_tile(int h, int first, int end, Packed *to) {
         prefetch_next(values(h), first, end);
         Tiles<T>::pack_values(values(h) + first * slots_.step, slots_.step, std::min(KV_TILE, end - first), size_, to);
         return to;
@@ -145,7 +146,7 @@ class Attention {
             ensure_size(values_, (shared_ + STEP - 1) / STEP * vectors_);
         for (int first = 0; first < shared_; first += KV_TILE) {
             transpose_key_tile(0, first, shared_, &keys_[first / KEYS * words_]);
-            interleave_value_tile(0, first, shared_, &values_[first / STEP * vectors_]);
+            pack_value_tile(0, first, shared_, &values_[first / STEP * vectors_]);
         }
     }
 
@@ -162,7 +163,8 @@ class Attention {
             Tiles<T>::load_query(from, size_, &queries_[m * padded_]);
         }
         const int longest = *std::max_element(num_visible_.begin(), num_visible_.end());
-        ld_ = (longest + 4 * LINE) / (2 * LINE) * (2 * LINE) + LINE;  // an odd number of cache lines, against set conflicts
+        // An odd number of cache lines, against set conflicts.
+        ld_ = (longest + 4 * LINE) / (2 * LINE) * (2 * LINE) + LINE;
         if ((long)scores_.size() < num * ld_) scores_.resize(num * ld_);
     }
 
@@ -216,8 +218,8 @@ class Attention {
             Tiles<T>::transpose_keys(gather_rows(keys(h), some, KEYS, [&](int i) { return path[j + i]; }), size_,
                            size_, ensure_size(path_buffer_, words_));
             for (int g = 0; g < group_; g += Tiles<T>::SCORE_ROWS)
-                score_tiles(path_buffer_.data(), some, h * num_ + node * group_ + g, std::min(Tiles<T>::SCORE_ROWS, group_ - g),
-                            length_ + j);
+                score_tiles(path_buffer_.data(), some, h * num_ + node * group_ + g,
+                            std::min(Tiles<T>::SCORE_ROWS, group_ - g), length_ + j);
         }
     }
 
@@ -256,9 +258,9 @@ class Attention {
         if (packed_all_) accumulate_tiles(values_.data(), 0, 0, 0, num_, steps);
         for (int first = 0; first < end && !packed_all_; first += KV_TILE)
             for (int h = 0; h < num_heads_; h++)
-                accumulate_tiles(interleave_value_tile(h, first, longest, ensure_size(values_, KV_TILE / STEP * vectors_)),
-                                 first / STEP, h, 0, num_,
-                                 [&](int last) { return std::min(KV_TILE / STEP, steps(last) - first / STEP); });
+                accumulate_tiles(
+                    pack_value_tile(h, first, longest, ensure_size(values_, KV_TILE / STEP * vectors_)), first / STEP,
+                    h, 0, num_, [&](int last) { return std::min(KV_TILE / STEP, steps(last) - first / STEP); });
         if (call_.chain) return;
         for (int h = 0; h < num_heads_; h++)
             for (int node = 0; node < num_nodes(); node++) accumulate_ancestors(h, node);

@@ -33,7 +33,8 @@ inline void rotate(const T *x, T *y, const Acc<T> *cos, const Acc<T> *sin, int r
     for_each_vector<T>(half, [&](int e, auto count) {
         const Vec<T> a = load_partial(x + e, count), b = load_partial(x + e + half, count);
         const auto turned = [&](Vec<T> own, Vec<T> other, int at) {
-            const Vec<T> first = own * load_partial<Acc<T>>(cos + at, count), second = other * load_partial<Acc<T>>(sin + at, count);
+            const Vec<T> first = own * load_partial<Acc<T>>(cos + at, count);
+            const Vec<T> second = other * load_partial<Acc<T>>(sin + at, count);
             store_partial(y + at, round(first) + round(second), count);
         };
         turned(a, -b, e), turned(b, a, e + half);

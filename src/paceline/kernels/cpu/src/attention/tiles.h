@@ -37,20 +37,26 @@ inline void transpose_quarters(Floats (&r)[4]) {
 #if defined(__AVX512F__)
     const __m512 a = _mm512_unpacklo_ps((__m512)r[0], (__m512)r[1]), b = _mm512_unpackhi_ps((__m512)r[0], (__m512)r[1]);
     const __m512 c = _mm512_unpacklo_ps((__m512)r[2], (__m512)r[3]), d = _mm512_unpackhi_ps((__m512)r[2], (__m512)r[3]);
-    r[0] = (Floats)_mm512_unpacklo_pd((__m512d)a, (__m512d)c), r[1] = (Floats)_mm512_unpackhi_pd((__m512d)a, (__m512d)c);
-    r[2] = (Floats)_mm512_unpacklo_pd((__m512d)b, (__m512d)d), r[3] = (Floats)_mm512_unpackhi_pd((__m512d)b, (__m512d)d);
+    r[0] = (Floats)_mm512_unpacklo_pd((__m512d)a, (__m512d)c);
+    r[1] = (Floats)_mm512_unpackhi_pd((__m512d)a, (__m512d)c);
+    r[2] = (Floats)_mm512_unpacklo_pd((__m512d)b, (__m512d)d);
+    r[3] = (Floats)_mm512_unpackhi_pd((__m512d)b, (__m512d)d);
 #elif defined(__AVX2__)
     const __m256 a = _mm256_unpacklo_ps((__m256)r[0], (__m256)r[1]), b = _mm256_unpackhi_ps((__m256)r[0], (__m256)r[1]);
     const __m256 c = _mm256_unpacklo_ps((__m256)r[2], (__m256)r[3]), d = _mm256_unpackhi_ps((__m256)r[2], (__m256)r[3]);
-    r[0] = (Floats)_mm256_unpacklo_pd((__m256d)a, (__m256d)c), r[1] = (Floats)_mm256_unpackhi_pd((__m256d)a, (__m256d)c);
-    r[2] = (Floats)_mm256_unpacklo_pd((__m256d)b, (__m256d)d), r[3] = (Floats)_mm256_unpackhi_pd((__m256d)b, (__m256d)d);
+    r[0] = (Floats)_mm256_unpacklo_pd((__m256d)a, (__m256d)c);
+    r[1] = (Floats)_mm256_unpackhi_pd((__m256d)a, (__m256d)c);
+    r[2] = (Floats)_mm256_unpacklo_pd((__m256d)b, (__m256d)d);
+    r[3] = (Floats)_mm256_unpackhi_pd((__m256d)b, (__m256d)d);
 #elif defined(__aarch64__)
     const float64x2_t a = (float64x2_t)vzip1q_f32((float32x4_t)r[0], (float32x4_t)r[1]);
     const float64x2_t b = (float64x2_t)vzip2q_f32((float32x4_t)r[0], (float32x4_t)r[1]);
     const float64x2_t c = (float64x2_t)vzip1q_f32((float32x4_t)r[2], (float32x4_t)r[3]);
     const float64x2_t d = (float64x2_t)vzip2q_f32((float32x4_t)r[2], (float32x4_t)r[3]);
-    r[0] = (Floats)vzip1q_f64(a, c), r[1] = (Floats)vzip2q_f64(a, c);
-    r[2] = (Floats)vzip1q_f64(b, d), r[3] = (Floats)vzip2q_f64(b, d);
+    r[0] = (Floats)vzip1q_f64(a, c);
+    r[1] = (Floats)vzip2q_f64(a, c);
+    r[2] = (Floats)vzip1q_f64(b, d);
+    r[3] = (Floats)vzip2q_f64(b, d);
 #else
     Floats t[4];
     for (int i = 0; i < 4; i++)
@@ -126,7 +132,11 @@ struct Tiles {
     static constexpr int MAX_VALUE_ROWS = 8, MAX_VALUE_VECTORS = 4;
     static constexpr int value_vectors(int rows) { return NUM_REGISTERS == 32 || rows < 3 ? 4 : 2; }
     template <int W>
-    static constexpr int value_rows = NUM_REGISTERS == 32 ? (W == 4 ? 6 : 8) : (W == 1 ? 8 : W == 2 ? 6 : W == 3 ? 3 : 2);
+    static constexpr int value_rows = NUM_REGISTERS == 32 ? (W == 4 ? 6 : 8)
+                                      : W == 1            ? 8
+                                      : W == 2            ? 6
+                                      : W == 3            ? 3
+                                                          : 2;
 
     static void load_query(const T *from, int size, Query *to) {
         for_each_vector<T>(size, [&](int i, auto count) {

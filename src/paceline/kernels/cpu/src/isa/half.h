@@ -43,7 +43,8 @@ template <class F, class W>
 inline F f16_to_float(W h) {
     const W sign = (h & 0x8000) << 16, rest = (h & 0x7fff) << 13;
     const F denormal = (F)(rest + 0x38800000) - 6.103515625e-05f;  // 2**-14
-    const W wide = rest < W{} + 0x800000 ? (W)denormal : rest + (rest < W{} + 0xf800000 ? W{} + 0x38000000 : W{} + 0x70000000);
+    const W shift = rest < W{} + 0xf800000 ? W{} + 0x38000000 : W{} + 0x70000000;  // of infinity and NaN
+    const W wide = rest < W{} + 0x800000 ? (W)denormal : rest + shift;
     return (F)(sign | wide);
 }
 template <class W, class F>

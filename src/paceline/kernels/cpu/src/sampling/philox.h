@@ -17,9 +17,13 @@ constexpr int PARALLEL_THRESHOLD = 1 << 15;  // words from which on several thre
 struct Products {
     using Vector = uint64_t __attribute__((vector_size(64)));
     static constexpr int size = 8;
-    static Vector load(const uint32_t *p) { return (Vector)_mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)p)); }
+    static Vector load(const uint32_t *p) {
+        return (Vector)_mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)p));
+    }
     static void store(uint32_t *p, Vector v) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi64_epi32((__m512i)v)); }
-    static Vector multiply(Vector v, uint32_t by) { return (Vector)_mm512_mul_epu32((__m512i)v, _mm512_set1_epi64(by)); }
+    static Vector multiply(Vector v, uint32_t by) {
+        return (Vector)_mm512_mul_epu32((__m512i)v, _mm512_set1_epi64(by));
+    }
 };
 #elif defined(__AVX2__)
 struct Products {
@@ -31,7 +35,9 @@ struct Products {
         const __m128 high = _mm_castsi128_ps(_mm256_extracti128_si256((__m256i)v, 1));
         _mm_storeu_ps((float *)p, _mm_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0)));
     }
-    static Vector multiply(Vector v, uint32_t by) { return (Vector)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(by)); }
+    static Vector multiply(Vector v, uint32_t by) {
+        return (Vector)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(by));
+    }
 };
 #elif defined(__aarch64__)
 struct Products {
