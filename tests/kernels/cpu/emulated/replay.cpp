@@ -26,7 +26,7 @@ namespace {
 enum Event : int64_t { REGION = 1, SET, POINTER, CALL, CLOSE, EQUAL, CASE };
 enum Argument : int64_t { INTEGER, ADDRESS, WORKSPACE };
 enum ElementKind : int64_t { INTEGERS, FLOAT64, FLOAT32, BFLOAT16, FLOAT16 };
-constexpr double TOLERANCES[] = {0, 1e-9, 1e-4, 6e-2, 1e-2};  // relative to the largest of the region, or to 1
+constexpr double TOLERANCES[] = {0, 1e-9, 1e-4, 1e-1, 2e-2};  // relative to the largest of the region, or to 1
 constexpr int64_t NUM_INTEGERS = 8;
 constexpr int MAX_ARGUMENTS = 8, MAX_FAILURES = 20;
 

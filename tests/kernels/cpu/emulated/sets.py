@@ -59,7 +59,9 @@ SETS = {one.name: Target(one) for one in reversed(INSTRUCTION_SETS) if one.archi
 
 def library_of(target: Target) -> Path:
     """The kernel's library of a set, as the package builds it."""
-    with _lock(target.isa.name), patch.dict(os.environ, {"CXX": COMPILERS[target.isa.architecture]}):
+    foreign = target.isa.architecture != this_architecture()
+    compiler = {"CXX": COMPILERS[target.isa.architecture]} if foreign else {}  # else the package's own choice
+    with _lock(target.isa.name), patch.dict(os.environ, compiler):
         return kernel_library(target.isa)
 
 
