@@ -27,7 +27,7 @@ def is_philox(noise: Noise) -> bool:
 
 @final
 class CpuOps(Ops):
-    """By the kernel; by tensor operations for noise other than Philox and for logits of another size than the vocabulary.
+    """By the kernel; by tensor operations for noise other than Philox and logits of another size than the vocabulary.
 
     Raises KernelError if the kernel cannot be built.
     """
