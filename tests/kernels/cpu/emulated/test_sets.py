@@ -14,6 +14,8 @@ from tests.kernels.cpu.emulated import scenarios
 from tests.kernels.cpu.emulated.recording import Event, exported, recording
 from tests.kernels.cpu.emulated.sets import SETS, Target, library_of, replay
 
+pytestmark = pytest.mark.slow  # the kernel is compiled for every set first, which takes minutes
+
 AFTER_FLAGS = 128  # of a shell's exit code of a signal
 
 
@@ -50,7 +52,6 @@ def test_short_recording_is_replayed(one, tmp_path):
     assert "0 failures" in check(one, "short", tmp_path, one.emulator() or [])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("emulated", [True, False], ids=["emulated", "native"])
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS)
 @pytest.mark.parametrize("one", SETS.values(), ids=SETS)
@@ -66,9 +67,7 @@ def test_recording_is_replayed(one, scenario, emulated, tmp_path):
 LACKING = {"avx2": "Nehalem", "avx512": "Haswell", "neonbf16": "cortex-a57"}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "avx2" else pytest.param(name, marks=pytest.mark.slow) for name in LACKING]
-)
+@pytest.mark.parametrize("name", LACKING)
 def test_an_illegal_instruction_is_noticed(name, tmp_path):
     one, path = SETS[name], tmp_path / "recording"
     emulator = one.emulator(LACKING[name])
