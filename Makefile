@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants fuzz docs docs-outputs demo-models demo-heads clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-options experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -104,6 +104,20 @@ mutants: $(STAMP)  ## Break the shipped code in known ways and see which test no
 
 fuzz: $(STAMP)  ## Two thousand batches of made-up sampling options, each token judged; fresh every time (some minutes)
 	$(BIN)/python -m tests.fuzz
+
+wheel: $(STAMP)  ## The wheel of this platform, with the CPU kernel for every instruction set (about a minute)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+test-wheel: $(STAMP)  ## Build that wheel, install it where there is no compiler, and generate (some minutes)
+	$(BIN)/python -m pytest -m slow tests/packaging
+
+instruction-sets: $(STAMP)  ## The kernel on every instruction set: under emulation, and its whole suite on each that the processor has
+	$(BIN)/python -m pytest tests/kernels/cpu/emulated
+	sets=$$($(BIN)/python -c "from paceline.kernels.cpu.instruction_set import available_sets; print(*available_sets())") && \
+	for isa in $$sets; do \
+	  PACELINE_ISA=$$isa $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" \
+	    --ignore tests/kernels/cpu/emulated tests/kernels/cpu || exit 1; \
+	done
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html

@@ -17,6 +17,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import row_bytes
+from paceline.kernels.cpu.instruction_set import available_sets, describe_set
 from paceline.models.memory import free_memory
 from paceline.verifiers import VERIFIERS
 
@@ -30,7 +31,7 @@ def describe_checkpoint(
     context: int | None,
     num_draft_tokens: int,
 ) -> dict[str, dict[str, object]]:
-    """Facts by section: model, tokenizer, memory, drafters, verifiers, and draft where there is one.
+    """Facts by section: model, tokenizer, memory, kernel on a CPU, drafters, verifiers, and draft where there is one.
 
     ``context`` None is the model's own, at most LONGEST. Raises ValueError for one that the model does not have.
     """
@@ -55,6 +56,7 @@ def describe_checkpoint(
             "device": str(device),
             "rows_that_fit": max(0, (free - weights) // each),
         },
+        **({"kernel": _describe_kernel()} if device.type == "cpu" and found.backend == "native" else {}),
         "drafters": _describe_registry(DRAFTERS),
         "verifiers": _describe_registry(VERIFIERS),
     }
@@ -107,6 +109,15 @@ def _describe_tokenizer(found: Checkpoint) -> dict[str, object]:
         "tokens": None if tokenizer is None else tokenizer.size,
         "chat_template": tokenizer is not None and tokenizer.has_chat_template,
         "end_of_text": list(found.loaded.eos),
+    }
+
+
+def _describe_kernel() -> dict[str, object]:
+    """The instruction set that the CPU kernel runs by, and all that this processor has."""
+    chosen = describe_set()
+    return {
+        "instruction_set": chosen or "none: models run eagerly",
+        "available": list(available_sets() if chosen else ()),
     }
 
 

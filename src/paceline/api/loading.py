@@ -7,6 +7,7 @@ import torch
 
 from paceline.core.ops import Ops, TensorOps
 from paceline.engine.runner import ops_for
+from paceline.kernels.cpu.instruction_set import check_environment
 from paceline.models import from_transformers, hub, loading
 from paceline.models.adapter import files as hf_files
 from paceline.models.adapter import lm as hf
@@ -88,6 +89,7 @@ def load(
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads}: give at least 1, or None to leave torch's number as it is")
     check_quantization(quantization)
+    check_environment()
     precision = find_dtype(dtype)
     place = None if device is None else find_device(device)
     if from_transformers.is_transformers_model(model):
@@ -132,7 +134,7 @@ def _check_exact(loaded: Loaded) -> None:
     if found is not None:
         raise ModelError(
             f"exact=True: with {loaded.name} a token's logits depend, in their last bits, on {found}; load it natively "
-            "on a CPU in bfloat16, float32 or float64 with a C++ compiler at hand, or leave exact out"
+            "on a CPU with a C++ compiler at hand, or leave exact out"
         )
 
 

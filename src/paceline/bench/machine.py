@@ -11,6 +11,7 @@ import psutil
 import torch
 
 import paceline
+from paceline.kernels.cpu.instruction_set import describe_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class Machine:
     num_threads: int
     memory_gib: float
     accelerator: str | None
+    instruction_set: str | None  # of the CPU kernel; None where there is none
     system: str
     python: str
     versions: dict[str, str]
@@ -29,9 +31,10 @@ class Machine:
     def __str__(self) -> str:
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         accelerator = "" if self.accelerator is None else f"; {self.accelerator}"
+        kernel = "no CPU kernel" if self.instruction_set is None else f"CPU kernel for {self.instruction_set}"
         return (
             f"{self.processor}, {self.num_cores} cores, {self.num_threads} threads, "
-            f"{self.memory_gib:.0f} GiB of memory{accelerator}; "
+            f"{self.memory_gib:.0f} GiB of memory{accelerator}; {kernel}; "
             f"{self.system}; Python {self.python}, {packages}"
         )
 
@@ -47,6 +50,7 @@ def describe() -> Machine:
         num_cores=os.cpu_count() or 0,
         num_threads=torch.get_num_threads(),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        instruction_set=describe_set(),
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         system=platform.platform(terse=True),
         python=platform.python_version(),

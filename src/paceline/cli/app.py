@@ -14,6 +14,7 @@ from paceline import __version__
 from paceline.cli.command import EXIT_BAD_INPUT, EXIT_CODES, EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.commands import COMMANDS
 from paceline.cli.corpus import HELP as DATA_HELP
+from paceline.kernels.cpu.instruction_set import check_environment
 
 HELP = """Lossless acceleration of language models by speculative decoding.
 
@@ -78,7 +79,10 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command line; the exit code. Errors that users can correct are one line on standard error."""
     try:
         options = read_options(list(arguments) or ["--help"])
-        return options.run() if isinstance(options, Command) else EXIT_OK  # --help and its like have printed
+        if not isinstance(options, Command):
+            return EXIT_OK  # --help and its like have printed
+        check_environment()
+        return options.run()
     except BrokenPipeError:
         raise
     except (CycloptsError, ValueError, OSError) as error:

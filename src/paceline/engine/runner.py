@@ -21,7 +21,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine.graphs import CudaGraphs, Graphs, Recorder
 from paceline.engine.readers import AsyncReader, PendingStep, Reader, SyncReader
 from paceline.engine.timing import StepTimer
-from paceline.kernels.cpu.build import KernelError
+from paceline.kernels.cpu.compile import KernelError
 from paceline.kernels.cpu.ops import CpuOps
 from paceline.models.backend import warn_eager
 from paceline.models.native.decoder import DecoderLM

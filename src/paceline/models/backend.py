@@ -10,7 +10,7 @@ from functools import cache
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.kernels.cpu.build import KernelError
+from paceline.kernels.cpu.compile import KernelError
 from paceline.models.base import LM
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.cpu.gemm import gemm_with_weight

@@ -79,16 +79,16 @@ def _of_matrix(layer: nn.Linear | nn.Embedding) -> Tensor:
     last = layer.num_embeddings - 1 if isinstance(layer, nn.Embedding) else layer.out_features - 1
     rows = [last * i // (NUM_ROWS - 1) for i in range(NUM_ROWS)]
     if isinstance(layer, PackedLayer):
-        panels, width = layer.get_parameter("panels"), layer.width
-        return torch.cat([_of_vector(_row_of_panels(panels, width, row)) for row in rows])
+        panels, width, unit = layer.get_parameter("panels"), layer.layout.width, layer.unit_of("weight")
+        return torch.cat([_of_vector(_row_of_panels(panels, width, unit, row)) for row in rows])
     weight = layer.weight
     return torch.cat([_of_vector(weight[row]) for row in rows])
 
 
-def _row_of_panels(panels: Tensor, width: int, row: int) -> Tensor:
-    """Row ``row`` [K] of the matrix packed in ``panels`` [N, K] of ``width`` rows."""
+def _row_of_panels(panels: Tensor, width: int, unit: int, row: int) -> Tensor:
+    """Row ``row`` [K] of the matrix packed in ``panels`` [N, K] of ``width`` rows, ``unit`` elements together."""
     first = row // width * width
-    return unpack_matrix(panels.detach()[first : first + width], width)[row - first]
+    return unpack_matrix(panels.detach()[first : first + width], width, unit)[row - first]
 
 
 def _of_vector(vector: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from paceline.core.scores import Scores
 from paceline.core.stats import Stats
 from paceline.core.tree import NoDraft, Outcome, Tree
 from paceline.engine.runner import ops_for
-from paceline.kernels.cpu.build import KernelError
+from paceline.kernels.cpu.compile import KernelError
 from paceline.kernels.cpu.ops import CpuOps
 
 CPU = torch.device("cpu")

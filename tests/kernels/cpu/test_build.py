@@ -1,33 +1,40 @@
-"""How the kernel comes to be: compiled once, kept, portable, and missed without harm."""
+"""How the kernel's libraries are made: compiled once per instruction set, cached, and missed without harm."""
 
 import logging
 import os
-from copy import deepcopy
 
 import pytest
 import torch
 
 from paceline.core.tree import Tree
 from paceline.kernels.cpu import build
-from paceline.kernels.cpu.build import KernelError, load_kernel
+from paceline.kernels.cpu import compile as compiling
+from paceline.kernels.cpu.compile import KernelError, find_compiler
+from paceline.kernels.cpu.instruction_set import available_sets, instruction_set, load_kernel
 from paceline.models import backend
 from paceline.models.cpu import program
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.packed_weights import PackedLinear, pack_linears
-from paceline.models.native.quantization import SCHEMES
-from tests.kernels.cpu.models import native, quantised
-from tests.models.layouts import LAYOUTS, random_tree, texts
+from tests.kernels.cpu.forgetting import forget_libraries
+from tests.kernels.cpu.models import native
+from tests.models.layouts import random_tree, texts
 
 
 @pytest.fixture
 def afresh(monkeypatch, tmp_path):
     """No kernel is loaded, none is cached, and this process forgets what it builds here."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    monkeypatch.delenv("PACELINE_ISA", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    load_kernel.cache_clear()
+    forget_libraries()
     backend.warn_eager.cache_clear()
     yield tmp_path / "kernels"
-    load_kernel.cache_clear()
+    forget_libraries()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Compilation takes less time, and so do the kernels not."""
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-O0"))
 
 
 def write_compiler(path, body):
@@ -36,17 +43,19 @@ def write_compiler(path, body):
     return str(path)
 
 
-def test_library_is_built_once_and_cached(afresh, monkeypatch, tmp_path):
+def test_library_is_built_once_and_cached(afresh, quick, monkeypatch, tmp_path, caplog):
     calls = tmp_path / "calls"
-    real = build.find_compiler()
-    script = f'case "$1" in --version) ;; *) echo called >> {calls} ;; esac\nexec {real} "$@"'
+    script = f'case "$*" in *units*) echo called >> {calls} ;; esac\nexec {find_compiler()} "$@"'
     monkeypatch.setenv("CXX", write_compiler(tmp_path / "cxx", script))
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
-    for _ in range(2):
-        load_kernel()
-        load_kernel.cache_clear()
-    assert calls.read_text().count("called") == 1
-    assert [path.suffix for path in afresh.iterdir()] == [".so"]
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        for _ in range(2):
+            load_kernel("baseline")
+            forget_libraries()
+    assert calls.read_text().count("called") == len(list((compiling.SOURCES / "units").glob("*.cpp")))
+    features, kernel = sorted(afresh.iterdir(), key=lambda path: "baseline" in path.name)
+    assert features.match("cpu-features-*.so") and kernel.match("cpu-baseline-*.so")
+    (record,) = caplog.records
+    assert record.message == f"building the CPU kernel for baseline, once, as {kernel} (about 20 seconds)"
 
 
 def test_changed_flags_build_another_library(afresh, monkeypatch, tmp_path):
@@ -54,8 +63,8 @@ def test_changed_flags_build_another_library(afresh, monkeypatch, tmp_path):
         "CXX", write_compiler(tmp_path / "cxx", 'while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done')
     )
     names = set()
-    for flags in (build.FLAGS, (*build.FLAGS, "-DOTHER")):
-        monkeypatch.setattr(build, "FLAGS", flags)
+    for flags in (compiling.FLAGS, (*compiling.FLAGS, "-DOTHER")):
+        monkeypatch.setattr(compiling, "FLAGS", flags)
         with pytest.raises(KernelError, match="cannot be loaded"):  # an empty file is no library
             load_kernel()
         names |= {path.name for path in afresh.iterdir()}
@@ -79,21 +88,30 @@ def test_failed_build_leaves_no_file_and_quotes_the_compiler(afresh, monkeypatch
     assert not list(afresh.iterdir())
 
 
-def test_falls_back_to_generic_build_and_warns(afresh, monkeypatch, tmp_path, caplog):
-    refusal = 'for a in "$@"; do [ "$a" = -march=native ] && echo what machine >&2 && exit 1; done'
-    script = f'{refusal}\nexec {build.find_compiler()} "$@"'
-    monkeypatch.setenv("CXX", write_compiler(tmp_path / "cxx", script))
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
+def test_a_set_that_the_compiler_does_not_know_is_passed_over_with_a_warning(
+    afresh, quick, monkeypatch, tmp_path, caplog
+):
+    """It is not built with other flags under its name."""
+    best, second = available_sets()[:2]
+    refusal = f'case "$*" in *{max(flags_of(best) - flags_of(second))}*) echo what flag >&2; exit 1 ;; esac'
+    monkeypatch.setenv("CXX", write_compiler(tmp_path / "cxx", f'{refusal}\nexec {find_compiler()} "$@"'))
+    forget_libraries()
     with caplog.at_level(logging.WARNING, logger="paceline"):
-        check("grouped", torch.float32)
-    assert "built without CPU-specific instructions, which is slower: what machine" in caplog.text
-
-
-def test_native_build_does_not_warn(afresh, monkeypatch, caplog):
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
-    with caplog.at_level(logging.WARNING, logger="paceline"):
+        model = CpuDecoder(native("grouped", torch.float32))
+    assert model.isa == second
+    assert f"the CPU kernel runs without {best}, which is slower" in caplog.text
+    with instruction_set(best), pytest.raises(KernelError, match="does not know"):
         load_kernel()
-    assert not caplog.records
+
+
+def flags_of(name):
+    return next(set(one.flags) for one in compiling.INSTRUCTION_SETS if one.name == name)
+
+
+@pytest.mark.parametrize("isa", available_sets())
+def test_every_set_matches_eager(isa):
+    with instruction_set(isa):
+        check("grouped", torch.float32)
 
 
 def check(layout, dtype, tolerance=1e-4):
@@ -113,23 +131,6 @@ def compare(lm, tolerance):
     assert float((found[0] - found[1]).abs().max()) <= tolerance * max(1.0, float(found[0].abs().max()))
 
 
-@pytest.mark.slow
-def test_build_without_avx512_matches_eager(afresh, monkeypatch):
-    """The portable code: what is compiled where neither AVX-512 nor products of bfloat16 are."""
-    monkeypatch.setattr(build, "ATTEMPTS", ((),))
-    for layout in LAYOUTS:
-        check(layout, torch.float32)
-    for layout in ("grouped", "gpt2", "gpt_neox"):
-        check(layout, torch.float64, 1e-10)
-        check(layout, torch.bfloat16, 0.03)
-    for quantization in SCHEMES:
-        with torch.inference_mode():  # as whoever made the layout's model first
-            lm = deepcopy(quantised("grouped", torch.bfloat16, quantization))
-            pack_linears(lm)
-        assert not any(isinstance(module, PackedLinear) for module in lm.modules())
-        compare(lm, 0.06)  # eagerly a product of int8 is rounded twice
-
-
 def test_unsupported_model_runs_eagerly(caplog):
     lm = native("grouped", torch.float32)
     odd = type(lm)(lm.config)
@@ -141,15 +142,13 @@ def test_unsupported_model_runs_eagerly(caplog):
     assert "activation" in caplog.text
 
 
-def test_float16_and_column_major_weights_are_refused():
+def test_column_major_weights_are_refused():
     lm = native("gpt2", torch.float32)
     rotary_dim = type(lm)(lm.config)
     weight = rotary_dim.blocks[0].ffn.up.weight
     weight.data = weight.data.t().contiguous().t()
     with pytest.raises(program.UnsupportedError, match="row-major"):
         CpuDecoder(rotary_dim)
-    with pytest.raises(program.UnsupportedError, match="float16"):
-        CpuDecoder(type(lm)(lm.config).half())
 
 
 def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from paceline.models.backend import gemm_for
 from paceline.models.cpu.gemm import gemm_with_layer, gemm_with_weight
-from paceline.models.cpu.packed_weights import PackedLinear, pack_linear, quantized_panel_rows
+from paceline.models.cpu.packed_weights import PackedLinear, pack_linear
 from paceline.models.native.quantization import SCHEMES
 
 # The last four are longer than a block of any precision; two have pieces that take turns, two panels that are not full.
@@ -15,7 +15,8 @@ SIZES = ((1, 1), (7, 5), (33, 13), (64, 64), (192, 100), (514, 31), (3136, 29), 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 8e-3)]
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)],
 )
 def test_gemm_is_correct_and_batch_invariant(dtype, tolerance):
     generator = torch.Generator().manual_seed(1)
@@ -23,12 +24,29 @@ def test_gemm_is_correct_and_batch_invariant(dtype, tolerance):
         weight = torch.randn(outer, inner, generator=generator).to(dtype) / inner**0.5
         x = torch.randn(40, inner, generator=generator).to(dtype)
         exact = x.double() @ weight.double().T
-        for panels in {True, dtype != torch.bfloat16}:
+        for panels in (True, False):
             multiply = gemm_with_weight(weight, packed=panels)
             alone = torch.cat([multiply(row[None]) for row in x])
             assert float((alone - exact).abs().max()) <= tolerance * max(1.0, float(exact.abs().max()))
-            for rows in (*range(1, 15), 18, 19, 20, 25, 40):
+            for rows in (*range(1, 21), 25, 40):
                 assert torch.equal(multiply(x[:rows]), alone[:rows])
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["panels", "rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_prompts_equal_single_rows_on_any_number_of_threads(dtype, packed):
+    generator, threads = torch.Generator().manual_seed(3), torch.get_num_threads()
+    x = torch.randn(420, 2100, generator=generator).to(dtype)  # more rows than are widened at once
+    multiply = gemm_with_weight(torch.randn(70, 2100, generator=generator).to(dtype) / 46, packed=packed)
+    some = (0, 1, 17, 191, 192, 239, 240, 383, 384, 419)
+    alone = torch.cat([multiply(x[row : row + 1]) for row in some])
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(multiply(x)[list(some)], alone)
+            assert torch.equal(multiply(x[:24])[:2], alone[:2])
+    finally:
+        torch.set_num_threads(threads)
 
 
 # A panel that is not full, groups that are not, blocks of long rows, several pieces that take turns.
@@ -42,19 +60,19 @@ def integers(inner, outer, quantization):
     return layer.requires_grad_(False)
 
 
-@pytest.mark.skipif(quantized_panel_rows() == 0, reason="this machine's products have no use for panels of integers")
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 4.1e-3), (torch.float16, 5.2e-4), (torch.float32, 1e-5)]
+)
 @pytest.mark.parametrize("quantization", SCHEMES)
 @pytest.mark.parametrize("size", INTEGER_SIZES, ids=str)
-def test_packed_quantized_gemm_is_correct_and_batch_invariant(size, quantization):
+def test_packed_quantized_gemm_is_correct_and_batch_invariant(size, quantization, dtype, tolerance):
     layer = integers(*size, quantization)
-    laid = pack_linear(deepcopy(layer))
+    laid = pack_linear(deepcopy(layer), dtype)
     assert isinstance(laid, PackedLinear)
-    x = torch.randn(40, size[0], generator=torch.Generator().manual_seed(2)).bfloat16()
-    exact, multiply = layer(x.double()), gemm_with_layer(laid, torch.bfloat16)
+    x = torch.randn(40, size[0], generator=torch.Generator().manual_seed(2)).to(dtype)
+    exact, multiply = layer(x.double()), gemm_with_layer(laid, dtype)
     alone = torch.cat([multiply(row[None]) for row in x])
-    assert float((alone - exact).abs().max()) <= 4.1e-3 * max(
-        1.0, float(exact.abs().max())
-    )  # half a unit in the last place
+    assert float((alone - exact).abs().max()) <= tolerance * max(1.0, float(exact.abs().max()))
     for rows in range(2, 41):
         assert torch.equal(multiply(x[:rows]), alone[:rows])
 

@@ -62,15 +62,16 @@ def test_kernel_matches_eager(layout, dtype):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bfloat16_error_is_at_most_that_of_eager(layout):
-    exact, rounded = native(layout, torch.float64), native(layout, torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_error_is_at_most_that_of_eager(layout, dtype):
+    exact, rounded = native(layout, torch.float64), native(layout, dtype)
     whole = [(own - ideal).norm() for own, ideal in zip(calls(CpuDecoder(rounded)), calls(exact), strict=True)]
     eager = [(own - ideal).norm() for own, ideal in zip(calls(rounded), calls(exact), strict=True)]
     assert float(torch.stack(whole).norm()) <= 1.25 * float(torch.stack(eager).norm())
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("layout", ["grouped", "gpt2", "gpt_neox", "gpt2-odd-heads"])
 def test_unwritten_slots_are_not_read(layout, dtype):
     model = CpuDecoder(native(layout, dtype))
@@ -79,7 +80,7 @@ def test_unwritten_slots_are_not_read(layout, dtype):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("length", [16, 64])
 def test_attention_does_not_read_past_the_last_head(length, dtype):
     model = CpuDecoder(native("gpt2-odd-heads", dtype))

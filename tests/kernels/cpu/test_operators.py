@@ -15,6 +15,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.engine.runner import ops_for
+from paceline.kernels.cpu.instruction_set import current_set
 from paceline.kernels.cpu.operators import LIBRARY
 from paceline.kernels.cpu.ops import CpuOps
 from paceline.kernels.cpu.sampling import ProcessorTensors
@@ -58,6 +59,14 @@ def rows():
 
 def samples():
     """Arguments of every operator, as steps give them."""
+    for name, arguments in step_samples():
+        yield name, (current_set(), *arguments)
+    yield from forwards()
+    yield from drafts()
+
+
+def step_samples():
+    """Of the operators of a step, without the instruction set."""
     batch, stats = rows(), Stats(ROWS, DEPTH, CPU)
     columns, options = batch.columns, batch.sampling.columns
     processors = ProcessorTensors.of(batch.processing, batch.tokens, batch.length)
@@ -93,8 +102,6 @@ def samples():
     for counts in (None, batch.processing.counts):
         yield "extend", flat(columns, counts, *shape, *decided, 1, 2)
     yield "record", flat(stats.columns, *shape, *decided, 1)
-    yield from forwards()
-    yield from drafts()
 
 
 def forwards():

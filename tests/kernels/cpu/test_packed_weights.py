@@ -15,8 +15,7 @@ from paceline.models.cpu.packed_weights import (
     PackedLinear,
     pack_linears,
     pack_matrix,
-    panel_rows,
-    quantized_panel_rows,
+    panel_layout,
     unpack_matrix,
 )
 from paceline.models.cpu.program import UnsupportedError
@@ -27,8 +26,6 @@ from tests.api import checkpoints
 from tests.kernels.cpu.models import head_of, native
 from tests.kernels.cpu.test_invariance import LAYOUTS, chain, one_by_one
 from tests.models.layouts import texts
-
-pytestmark = pytest.mark.skipif(panel_rows() == 0, reason="this machine's products have no use for panels")
 
 TOKENS = torch.arange(12).view(2, 6)
 
@@ -73,7 +70,6 @@ def test_packed_model_keeps_logits_and_state_dict(tied):
     assert all(torch.equal(tensor, halved[name]) for name, tensor in lm.state_dict().items())
 
 
-@pytest.mark.skipif(quantized_panel_rows() == 0, reason="this machine's products have no use for panels of integers")
 @pytest.mark.parametrize("quantization", SCHEMES)
 def test_packed_quantized_model_keeps_logits_and_state_dict(quantization):
     lm = integer_lm(quantization)
@@ -97,8 +93,11 @@ def test_packed_weights_of_other_precisions_run_in_torch(quantization):
     wanted = deepcopy(lm).float().causal(TOKENS).logits
     pack_linears(lm)
     assert torch.equal(lm.float().causal(TOKENS).logits, wanted)
-    with pytest.raises(UnsupportedError, match="a packed matrix"):
-        CpuDecoder(lm)
+    for other in (lm, lm.double()):
+        format = other.blocks[0].ffn.down.FORMAT
+        if panel_layout(other.dtype, format) != panel_layout(torch.bfloat16, format):
+            with pytest.raises(UnsupportedError, match="packed for another precision"):
+                CpuDecoder(other)
 
 
 def test_gradients_flow_through_a_packed_layer():
@@ -119,10 +118,12 @@ def test_only_unshared_weights_are_packed():
     assert count(load(path, dtype="bfloat16").lm) > 0
     for quantization in SCHEMES:
         laid = count(load(path, dtype="bfloat16", device="cpu", quantization=quantization).lm)
-        assert (laid > 0) == (quantized_panel_rows() > 0)
-        assert count(load(path, dtype="float32", device="cpu", quantization=quantization).lm) == 0
+        assert laid > 0
+        assert count(load(path, dtype="float32", device="cpu", quantization=quantization).lm) == laid
+        assert count(load(path, dtype="float64", device="cpu", quantization=quantization).lm) == 0
     assert count(load(path, dtype="bfloat16", enforce_eager=True).lm) == 0
-    assert count(load(path, dtype="float32").lm) == 0
+    assert (count(load(path, dtype="float32").lm) > 0) == (panel_layout(torch.float32) is not None)
+    assert count(load(path, dtype="float64").lm) == 0
     assert count(loading.load(path, dtype=torch.bfloat16)) == 0
     model = tiny.llama().bfloat16()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}

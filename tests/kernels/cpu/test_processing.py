@@ -14,7 +14,7 @@ from paceline.core.tree import Outcome, Tree
 from paceline.kernels.cpu.ops import CpuOps
 
 CPU = torch.device("cpu")
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ROWS, VOCAB, LENGTH = 5, 37, 60
 BANNED = -float("inf")
 
@@ -202,10 +202,8 @@ def test_rows_without_processors_are_left_as_they_are():
     assert ours.process_tree(logits, tree_of("chain", 3)) is logits
 
 
-def test_half_precision_and_other_sizes_are_left_to_plain_operations():
-    plain, ours = batches([KINDS["everything"]] * 2)
+def test_other_sizes_are_left_to_plain_operations():
+    _, ours = batches([KINDS["everything"]] * 2)
     tree = tree_of("chain", 2)
-    half = logits_of(2, 5, VOCAB, dtype=torch.float16)
-    assert_same(ours.process_tree(half, tree), plain.process_tree(half, tree))
     with pytest.raises(RuntimeError):
         ours.process_tree(logits_of(2, 5, VOCAB + 1, dtype=torch.float32), tree)

@@ -16,7 +16,7 @@ from paceline.kernels.cpu.ops import CpuOps
 from tests.distributions.gtest import g_test, tail
 
 CPU = torch.device("cpu")
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1, 5, 64, 65, 1000, 4096, 32000)
 FILTERS = [
     {"top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -167,7 +167,9 @@ def test_odd_logits_are_chosen_from_as_plainly(name, given):
     assert torch.equal(ours.argmax(logits), plain.argmax(logits))
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 0), (torch.float32, 1e-4), (torch.bfloat16, 1e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "share"), [(torch.float64, 0), (torch.float32, 1e-4), (torch.bfloat16, 1e-4), (torch.float16, 1e-4)]
+)
 @pytest.mark.parametrize("size", [33, 4096])
 def test_thousands_of_picks_are_the_plain_ones(dtype, share, size):
     given = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 300, "top_p": 0.8}, *LISTS[1::40])

@@ -37,30 +37,31 @@ def _counters(*columns: Tensor) -> Counters:
 
 
 @kernel_op(
-    lambda batch, depth, longest: (
+    lambda isa, batch, depth, longest: (
         batch.tensors[0].new_empty(len(batch.tensors[0]), 1 + depth),
         batch.tensors[0].new_empty(len(batch.tensors[0]), 1 + depth, dtype=torch.bool),
     ),
     columns={"batch": BATCH},
 )
-def begin_chain(batch: Columns, depth: int, longest: int) -> tuple[Tensor, Tensor]:
+def begin_chain(isa: str, batch: Columns, depth: int, longest: int) -> tuple[Tensor, Tensor]:
     """See Batch.begin_chain."""
     sequences = pointers_of(batch, _sequences)
     tokens = torch.empty(sequences.rows, 1 + depth, dtype=torch.int64)
     valid = torch.empty(sequences.rows, 1 + depth, dtype=torch.bool)
     pointers = (ctypes.c_void_p(tokens.data_ptr()), ctypes.c_void_p(valid.data_ptr()))
-    entry("begin_chain")(ctypes.byref(sequences), ctypes.c_int64(depth), ctypes.c_int64(longest), *pointers)
+    entry(isa, "begin_chain")(ctypes.byref(sequences), ctypes.c_int64(depth), ctypes.c_int64(longest), *pointers)
     return tokens, valid
 
 
 @kernel_op(
-    lambda batch, counts, tokens, parents, depth, valid, origin, path, committed, following, max_depth, reason: (
+    lambda isa, batch, counts, tokens, parents, depth, valid, origin, path, committed, following, max_depth, reason: (
         torch.empty_like(committed)
     ),
     columns={"batch": BATCH},
     mutates=[*(f"batch_{name}" for name in ("tokens", "length", "steps", "finish", "report", "active")), "counts"],
 )
 def extend(
+    isa: str,
     batch: Columns,
     counts: Tensor | None,
     tokens: Tensor,
@@ -82,16 +83,17 @@ def extend(
     sequences.counts = None if counts is None else counts.data_ptr()
     sequences.vocab = 0 if counts is None else counts.shape[1] - 1
     fields = (tokens, parents, depth, valid, origin, path)
-    _decide("extend", sequences, fields, committed, following, num, max_depth, reason)
+    _decide(isa, "extend", sequences, fields, committed, following, num, max_depth, reason)
     return num
 
 
 @kernel_op(
-    lambda counters, tokens, parents, depth, valid, origin, path, committed, following, max_depth: None,
+    lambda isa, counters, tokens, parents, depth, valid, origin, path, committed, following, max_depth: None,
     columns={"counters": STATS},
     mutates=[f"counters_{name}" for name in STATS],
 )
 def record(
+    isa: str,
     counters: Columns,
     tokens: Tensor,
     parents: Tensor,
@@ -105,10 +107,11 @@ def record(
 ) -> None:
     """Count one step of every row, see Stats.record; ``committed`` [R] are the tokens after clipping."""
     fields = (tokens, parents, depth, valid, origin, path)
-    _decide("record", pointers_of(counters, _counters), fields, committed, following, committed, max_depth, 0)
+    _decide(isa, "record", pointers_of(counters, _counters), fields, committed, following, committed, max_depth, 0)
 
 
 def _decide(
+    isa: str,
     name: str,
     struct: ctypes.Structure,
     fields: tuple[Tensor, ...],
@@ -130,4 +133,4 @@ def _decide(
         following.data_ptr(),
         num.data_ptr(),
     )
-    entry(name)(ctypes.byref(struct), ctypes.byref(decision))
+    entry(isa, name)(ctypes.byref(struct), ctypes.byref(decision))

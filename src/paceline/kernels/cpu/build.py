@@ -1,54 +1,34 @@
-"""Builds the CPU kernel library with the system's C++ compiler at first use and caches it."""
+"""Finds the CPU kernel's libraries: in the installed wheel, in the cache, or built at first use by a C++ compiler."""
 
-import ctypes
 import hashlib
 import logging
 import os
-import platform
-import shutil
 import subprocess
 import tempfile
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
+
+from paceline.kernels.cpu import compile as compiling
+from paceline.kernels.cpu.compile import (
+    FEATURES,
+    SOURCES,
+    TIMEOUT,
+    InstructionSet,
+    KernelError,
+    compile_features,
+    compile_kernel,
+    find_compiler,
+    knows_flags,
+    library_name,
+)
 
 logger = logging.getLogger("paceline")
 
-SOURCES = Path(__file__).parent / "src"
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-shared", "-fPIC", "-w")
-ATTEMPTS = (("-march=native",), ())  # the second if the compiler does not support the CPU
-TIMEOUT = 300  # seconds
+PACKAGED = Path(__file__).parent / "lib"  # of a wheel with compiled libraries
 
 
-class KernelError(RuntimeError):
-    """The kernel cannot be built on this machine; the message says why."""
-
-
-@cache
-def load_kernel() -> ctypes.CDLL:
-    """The compiled kernel, from the cache or built now. Raises KernelError if there is no compiler or it fails.
-
-    The cache is ``kernels`` in $PACELINE_CACHE, by default $XDG_CACHE_HOME/paceline or ~/.cache/paceline. A library's
-    name is a hash of the sources, the compiler, its flags and the CPU, so a change of any of them builds a new one.
-    """
-    compiler = find_compiler()
-    library = cache_folder() / f"cpu-{_identity(compiler)}.so"
-    if not library.is_file():
-        logger.info("building the CPU kernel with %s, once; it is cached as %s", compiler, library)
-        build(compiler, library)
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        raise KernelError(f"{library} cannot be loaded ({error}); remove it to have it built again") from error
-
-
-def find_compiler() -> str:
-    """$CXX, or the first C++ compiler on the path. Raises KernelError if there is none."""
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else ("c++", "g++", "clang++"):
-        found = shutil.which(name)
-        if found:
-            return found
-    raise KernelError(f"no C++ compiler: {wanted or 'c++, g++, clang++'} not found; install one, or set CXX")
+class UnknownFlagsError(KernelError):
+    """The compiler does not know an instruction set's flags."""
 
 
 def cache_folder() -> Path:
@@ -59,48 +39,70 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "kernels"
 
 
-def build(compiler: str, library: Path) -> None:
-    """Compile the sources to ``library``, atomically. Raises KernelError."""
+def kernel_library(isa: InstructionSet) -> Path:
+    """The library of ``isa``, built now if it is neither packaged nor cached. Raises KernelError.
+
+    The cache is ``kernels`` in $PACELINE_CACHE, by default $XDG_CACHE_HOME/paceline or ~/.cache/paceline. A library's
+    name is its set and a hash of the sources, the compiler and its flags, so a change of any of them builds a new one.
+    """
+    library, compiler = _place(isa)
+    if compiler is not None:
+        logger.warning("building the CPU kernel for %s, once, as %s (about 20 seconds)", isa.name, library)
+        _build(library, lambda made, folder: compile_kernel(compiler, isa, made, folder))
+    return library
+
+
+def check_buildable(isa: InstructionSet) -> None:
+    """Check that the library of ``isa`` exists or can be built, without building it. Raises KernelError."""
+    _place(isa)
+
+
+def features_library() -> Path:
+    """The library that detects the processor's features, likewise. Raises KernelError."""
+    packaged = PACKAGED / library_name(FEATURES)
+    if packaged.is_file():
+        return packaged
+    compiler = find_compiler()
+    library = _cached(FEATURES, compiler, ())
+    if not library.is_file():
+        _build(library, lambda made, folder: compile_features(compiler, made, folder))
+    return library
+
+
+def _place(isa: InstructionSet) -> tuple[Path, str | None]:
+    """Where the library of ``isa`` is, or is to be built by the compiler given beside. Raises KernelError."""
+    packaged = PACKAGED / library_name(isa.name)
+    if packaged.is_file():
+        return packaged, None
+    compiler = find_compiler()
+    library = _cached(isa.name, compiler, isa.flags)
+    if library.is_file():
+        return library, None
+    if not knows_flags(compiler, isa):
+        raise UnknownFlagsError(f"{compiler} does not know {' '.join(isa.flags)}")
+    return library, compiler
+
+
+def _build(library: Path, compile_to: Callable[[Path, Path], None]) -> None:
+    """Compile to ``library``, atomically. Raises KernelError."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = Path(folder) / library.name
-            _compile(compiler, made)
+            compile_to(made, Path(folder))
             os.replace(made, library)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"the CPU kernel could not be built in {library.parent}: {error}") from error
 
 
-def _compile(compiler: str, library: Path) -> None:
-    """Compile with the first of ATTEMPTS that works. Raises KernelError with the first one's error output."""
-    first_error = ""
-    for more in ATTEMPTS:
-        command = [compiler, *FLAGS, *more, "-I", str(SOURCES), "-o", str(library), str(SOURCES / "kernel.cpp")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-        if done.returncode == 0:
-            if first_error:
-                logger.warning(
-                    "the CPU kernel is built without CPU-specific instructions, which is slower: %s", first_error
-                )
-            return
-        first_error = first_error or done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
-    raise KernelError(f"{compiler} could not build the CPU kernel: {first_error}")
-
-
-def _identity(compiler: str) -> str:
-    """A hash of everything that the library depends on."""
+def _cached(name: str, compiler: str, flags: tuple[str, ...]) -> Path:
+    """Where a library is cached, by a hash of everything that it depends on."""
     digest = hashlib.sha256()
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(path.name.encode() + path.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT).stdout
-    digest.update("\0".join((compiler, version, *FLAGS, str(ATTEMPTS), platform.machine(), _processor())).encode())
-    return digest.hexdigest()[:16]
-
-
-def _processor() -> str:
-    """The CPU's feature flags, or its name."""
-    info = Path("/proc/cpuinfo")
-    if not info.is_file():
-        return platform.processor()
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelError(f"{compiler} cannot be run: {error}") from error
+    digest.update("\0".join((compiler, version, *compiling.FLAGS, *flags)).encode())
+    return cache_folder() / f"cpu-{name}-{digest.hexdigest()[:16]}.so"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.noise import Key, tag_of
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.operators import entry, kernel_op
 
 
@@ -19,15 +19,16 @@ class KernelNoise:
     dtypes = frozenset({torch.float32, torch.float64})
 
     def __init__(self) -> None:
-        load_kernel()
+        self.isa = current_set()
+        load_kernel(self.isa)
 
     def bits(self, key: Key, count: int) -> Tensor:
         """``count`` words [..., count], int64 holding 32 random bits each."""
-        return random_words(*_fields(key), tag_of(key), count)
+        return random_words(self.isa, *_fields(key), tag_of(key), count)
 
     def uniforms(self, key: Key, count: int, dtype: torch.dtype) -> Tensor:
         """``count`` uniforms [..., count] in (0, 1)."""
-        return uniforms(*_fields(key), tag_of(key), count, dtype is torch.float64)
+        return uniforms(self.isa, *_fields(key), tag_of(key), count, dtype is torch.float64)
 
     def choose(self, scores: Tensor, key: Key) -> Tensor:
         """Samples by an exponential race (Gumbel-max); tokens that cannot win any more are skipped."""
@@ -35,7 +36,7 @@ class KernelNoise:
         shape = torch.broadcast_shapes(scores.shape[:-1], fields[0].shape)
         seed, position, step, node = (field.expand(shape).contiguous() for field in fields)
         scores = scores.expand(*shape, scores.shape[-1]).contiguous()
-        return exponential_race(seed, position, step, node, tag_of(key), scores)
+        return exponential_race(self.isa, seed, position, step, node, tag_of(key), scores)
 
 
 def _fields(key: Key) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -45,31 +46,35 @@ def _fields(key: Key) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return seed, position, step, node
 
 
-@kernel_op(lambda seed, position, step, node, tag, count: seed.new_empty(*seed.shape, count))
-def random_words(seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, count: int) -> Tensor:
+@kernel_op(lambda isa, seed, position, step, node, tag, count: seed.new_empty(*seed.shape, count))
+def random_words(isa: str, seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, count: int) -> Tensor:
     """``count`` words [..., count] of every key; its fields are contiguous and of one shape."""
     out = torch.empty(*seed.shape, count, dtype=torch.int64)
-    _run(entry("philox_words"), (seed, position, step, node), tag, count, out)
+    _run(entry(isa, "philox_words"), (seed, position, step, node), tag, count, out)
     return out
 
 
 @kernel_op(
-    lambda seed, position, step, node, tag, count, wide: seed.new_empty(
+    lambda isa, seed, position, step, node, tag, count, wide: seed.new_empty(
         *seed.shape, count, dtype=torch.float64 if wide else torch.float32
     )
 )
-def uniforms(seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, count: int, wide: bool) -> Tensor:
+def uniforms(
+    isa: str, seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, count: int, wide: bool
+) -> Tensor:
     """The same of uniforms in (0, 1), in double precision if ``wide``."""
     out = torch.empty(*seed.shape, count, dtype=torch.float64 if wide else torch.float32)
-    _run(entry("uniforms", out.dtype), (seed, position, step, node), tag, count, out)
+    _run(entry(isa, "uniforms", out.dtype), (seed, position, step, node), tag, count, out)
     return out
 
 
-@kernel_op(lambda seed, position, step, node, tag, scores: torch.empty_like(seed))
-def exponential_race(seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, scores: Tensor) -> Tensor:
+@kernel_op(lambda isa, seed, position, step, node, tag, scores: torch.empty_like(seed))
+def exponential_race(
+    isa: str, seed: Tensor, position: Tensor, step: Tensor, node: Tensor, tag: int, scores: Tensor
+) -> Tensor:
     """The winner of every key's race over contiguous ``scores`` [..., V]."""
     out = torch.empty(seed.shape, dtype=torch.int64)
-    run = entry("exponential_race", scores.dtype)
+    run = entry(isa, "exponential_race", scores.dtype)
     _run(run, (seed, position, step, node), tag, scores.shape[-1], scores, out)
     return out
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.columns import Columns
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import load_kernel
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=ctypes.Structure)
@@ -88,15 +88,11 @@ def kernel_op(
     return register
 
 
-def entry(name: str, dtype: torch.dtype | None = None) -> Callable[..., None]:
-    """The kernel's function ``name``, of tensors of ``dtype`` where there is one per precision."""
-    return _entry(load_kernel(), name, dtype)
-
-
 @cache
-def _entry(kernel: ctypes.CDLL, name: str, dtype: torch.dtype | None) -> Callable[..., None]:
+def entry(isa: str, name: str, dtype: torch.dtype | None = None) -> Callable[..., None]:
+    """The function ``name`` of the kernel of ``isa``, of tensors of ``dtype`` where there is one per precision."""
     suffix = "" if dtype is None else f"_{str(dtype).removeprefix('torch.')}"
-    function = getattr(kernel, f"paceline_{name}{suffix}")
+    function = getattr(load_kernel(isa), f"paceline_{name}{suffix}")
     function.restype = None
     return function
 
@@ -115,10 +111,11 @@ def row_major(tensor: Tensor) -> Tensor:
 
 @final
 class Workspace:
-    """Memory of forwards and fused drafting. Calls with different workspaces do not wait for each other."""
+    """Memory of forwards and fused drafting by the kernel of ``isa``. Calls with different workspaces do not wait for
+    each other."""
 
-    def __init__(self) -> None:
-        kernel = load_kernel()
+    def __init__(self, isa: str) -> None:
+        self.isa, kernel = isa, load_kernel(isa)
         kernel.paceline_new_workspace.restype = ctypes.c_void_p
         self.address: int = kernel.paceline_new_workspace()
         WORKSPACES[self.address] = self
@@ -128,12 +125,12 @@ class Workspace:
     @property
     def activation_bytes(self) -> int:
         """Memory of the activation buffers that are kept for the next call."""
-        count = load_kernel().paceline_activation_bytes
+        count = load_kernel(self.isa).paceline_activation_bytes
         count.restype = ctypes.c_int64
         return count(ctypes.c_void_p(self.address))
 
     def __deepcopy__(self, _: object) -> "Workspace":
-        return Workspace()
+        return Workspace(self.isa)
 
 
 WORKSPACES: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()  # by their addresses

@@ -15,7 +15,7 @@ from paceline.core.scores import Scores
 from paceline.core.tree import Outcome, Tree
 from paceline.kernels.cpu import batch as step
 from paceline.kernels.cpu import sampling as kernel
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.noise import KernelNoise
 from paceline.kernels.cpu.sampling import ProcessorTensors
 
@@ -27,51 +27,53 @@ def is_philox(noise: Noise) -> bool:
 
 @final
 class CpuOps(Ops):
-    """By the kernel; what it does not know (noise other than Philox, float16 processors) by tensor operations.
+    """By the kernel; by tensor operations for noise other than Philox and logits of another size than the vocabulary.
 
     Raises KernelError if the kernel cannot be built.
     """
 
     def __init__(self) -> None:
-        load_kernel()
+        self.isa = current_set()
+        load_kernel(self.isa)
         self.noise = Philox(KernelNoise())
         self._tensor_ops = TensorOps()
 
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
-        return step.begin_chain(batch.columns, depth, batch.max_length if longest is None else longest)
+        return step.begin_chain(self.isa, batch.columns, depth, batch.max_length if longest is None else longest)
 
     def process(self, batch: BatchState, logits: Tensor, drafted: Tensor) -> Tensor:
         if not _fits(batch, logits):
             return self._tensor_ops.process(batch, logits, drafted)
-        return kernel.process(ProcessorTensors.of(batch.processing, batch.tokens, batch.length), logits, drafted)
+        processors = ProcessorTensors.of(batch.processing, batch.tokens, batch.length)
+        return kernel.process(self.isa, processors, logits, drafted)
 
     def process_tree(self, batch: BatchState, logits: Tensor, tree: Tree) -> Tensor:
         if not _fits(batch, logits):
             return self._tensor_ops.process_tree(batch, logits, tree)
         processors = ProcessorTensors.of(batch.processing, batch.tokens, batch.length)
         depth, ancestors = (None, None) if tree.chain else (tree.depth, tree.ancestors)
-        return kernel.process_tree(processors, logits, tree.tokens, depth, ancestors, tree.max_depth)
+        return kernel.process_tree(self.isa, processors, logits, tree.tokens, depth, ancestors, tree.max_depth)
 
     def pick(self, batch: BatchState, logits: Tensor, position: Tensor) -> Tensor:
         if not is_philox(batch.noise):
             return self._tensor_ops.pick(batch, logits, position)
-        return kernel.sample(batch.sampling.columns, logits, position)
+        return kernel.sample(self.isa, batch.sampling.columns, logits, position)
 
     def picks(self, batch: BatchState, tree: Tree, logits: Tensor) -> Tensor:
         if not is_philox(batch.noise):
             return self._tensor_ops.picks(batch, tree, logits)
-        return kernel.sample(batch.sampling.columns, logits, batch.length[:, None] + tree.depth)
+        return kernel.sample(self.isa, batch.sampling.columns, logits, batch.length[:, None] + tree.depth)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        return kernel.argmax(logits)
+        return kernel.argmax(self.isa, logits)
 
     def warp(self, sampling: SamplingState, logits: Tensor) -> Tensor:
-        return kernel.warp(sampling.columns, logits)
+        return kernel.warp(self.isa, sampling.columns, logits)
 
     def append(self, batch: BatchState, tree: Tree, outcome: Outcome) -> Outcome:
         counts = batch.processing.counts if batch.processing.any_counts else None
         reason = int(tree.no_draft_reason)
-        num = step.extend(batch.columns, counts, *_decided(tree, outcome), tree.max_depth, reason)
+        num = step.extend(self.isa, batch.columns, counts, *_decided(tree, outcome), tree.max_depth, reason)
         return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
 
     def gather_logprobs(self, batch: BatchState, outcome: Outcome, scores: Scores) -> StepLogprobs:
@@ -81,7 +83,7 @@ class CpuOps(Ops):
         def of(logits: Tensor, warped: bool) -> tuple[Tensor, Tensor, Tensor]:
             rows = (batch.tokens, batch.length, num_top)
             return kernel.logprobs(
-                batch.sampling.columns, warped, *rows, logits, outcome.path, outcome.num_committed, top
+                self.isa, batch.sampling.columns, warped, *rows, logits, outcome.path, outcome.num_committed, top
             )
 
         raw, raw_tokens, raw_top = of(scores.raw_logits, False)
@@ -96,7 +98,7 @@ class CpuOps(Ops):
         )
 
     def record(self, counters: Columns, tree: Tree, outcome: Outcome) -> None:
-        step.record(counters, *_decided(tree, outcome), tree.max_depth)
+        step.record(self.isa, counters, *_decided(tree, outcome), tree.max_depth)
 
 
 def _fits(batch: BatchState, logits: Tensor) -> bool:

@@ -16,7 +16,7 @@ from paceline.core.sampling import COLUMNS
 from paceline.kernels.cpu.operators import entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.structs import LogitsBatch, LogitsProcessors, LogprobQuery, Paths, SamplingOptions
 
-DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
+DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _ANY_POSITION = torch.zeros(1, 1, dtype=torch.int64)  # for calls that use no noise
 
 
@@ -85,33 +85,31 @@ def _scores_of(logits: Tensor) -> Tensor:
     return logits.new_empty(logits.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-@kernel_op(lambda sampling, logits, position: _tokens_of(logits), columns={"sampling": COLUMNS})
-def sample(sampling: Columns, logits: Tensor, position: Tensor) -> Tensor:
+@kernel_op(lambda isa, sampling, logits, position: _tokens_of(logits), columns={"sampling": COLUMNS})
+def sample(isa: str, sampling: Columns, logits: Tensor, position: Tensor) -> Tensor:
     """The tokens [R, n] of Batch.pick for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1]."""
     out = torch.empty(logits.shape[:2], dtype=torch.int64)
-    _run("sample", pointers_of(sampling, sampling_options), logits, position, out)
+    _run(isa, "sample", pointers_of(sampling, sampling_options), logits, position, out)
     return out
 
 
-@kernel_op(_tokens_of)
-def argmax(logits: Tensor) -> Tensor:
+@kernel_op(lambda isa, logits: _tokens_of(logits))
+def argmax(isa: str, logits: Tensor) -> Tensor:
     """The argmax tokens [R, n] of ``logits`` [R, n, V]."""
     out = torch.empty(logits.shape[:2], dtype=torch.int64)
-    _run("argmax", None, logits, _ANY_POSITION, out)
+    _run(isa, "argmax", None, logits, _ANY_POSITION, out)
     return out
 
 
-@kernel_op(lambda sampling, logits: _scores_of(logits), columns={"sampling": COLUMNS})
-def warp(sampling: Columns, logits: Tensor) -> Tensor:
+@kernel_op(lambda isa, sampling, logits: _scores_of(logits), columns={"sampling": COLUMNS})
+def warp(isa: str, sampling: Columns, logits: Tensor) -> Tensor:
     """The scores [R, n, V] of Batch.warp."""
     out = torch.empty(logits.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
-    _run("warp", pointers_of(sampling, sampling_options), logits, _ANY_POSITION, out)
+    _run(isa, "warp", pointers_of(sampling, sampling_options), logits, _ANY_POSITION, out)
     return out
 
 
-def _run(name: str, options: SamplingOptions | None, logits: Tensor, position: Tensor, out: Tensor) -> None:
-    if logits.dtype not in DTYPES:  # float16 has no kernel; float32 represents it exactly
-        logits = logits.float()
+def _run(isa: str, name: str, options: SamplingOptions | None, logits: Tensor, position: Tensor, out: Tensor) -> None:
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     rows, nodes, size = logits.shape
@@ -128,20 +126,21 @@ def _run(name: str, options: SamplingOptions | None, logits: Tensor, position: T
         out.data_ptr(),
     )
     structs = (batch,) if options is None else (options, batch)
-    entry(name, logits.dtype)(*map(ctypes.byref, structs))
+    entry(isa, name, logits.dtype)(*map(ctypes.byref, structs))
 
 
-@kernel_op(lambda processors, logits, drafted: _scores_of(logits))
-def process(processors: ProcessorTensors, logits: Tensor, drafted: Tensor) -> Tensor:
+@kernel_op(lambda isa, processors, logits, drafted: _scores_of(logits))
+def process(isa: str, processors: ProcessorTensors, logits: Tensor, drafted: Tensor) -> Tensor:
     """Processed ``logits`` [R, n, V] of nodes with draft tokens ``drafted`` [R, n, d] before them, -1 padded."""
     drafted = row_major(drafted)
     row_step, step, _ = drafted.stride()
     paths = Paths(depth=drafted.shape[-1], tokens=drafted.data_ptr(), row_step=row_step, step=step)
-    return _processed(processors, logits, paths)
+    return _processed(isa, processors, logits, paths)
 
 
-@kernel_op(lambda processors, logits, tokens, depth, ancestors, max_depth: _scores_of(logits))
+@kernel_op(lambda isa, processors, logits, tokens, depth, ancestors, max_depth: _scores_of(logits))
 def process_tree(
+    isa: str,
     processors: ProcessorTensors,
     logits: Tensor,
     tokens: Tensor,
@@ -154,19 +153,19 @@ def process_tree(
     paths = Paths(depth=max_depth, row_step=tokens.stride(0))
     if depth is None or ancestors is None:
         paths.grows, paths.tokens = True, tokens[:, 1:].data_ptr() if tokens.shape[1] > 1 else None
-        return _processed(processors, logits, paths)
+        return _processed(isa, processors, logits, paths)
     depth, ancestors = row_major(depth), row_major(ancestors)
     paths.tokens, paths.levels, paths.levels_step = tokens.data_ptr(), depth.data_ptr(), depth.stride(0)
     paths.ancestors = ancestors.data_ptr()
     paths.ancestors_row_step, paths.ancestors_step = ancestors.stride()[:2]
-    return _processed(processors, logits, paths)
+    return _processed(isa, processors, logits, paths)
 
 
-def _processed(processors: ProcessorTensors, logits: Tensor, paths: Paths) -> Tensor:
+def _processed(isa: str, processors: ProcessorTensors, logits: Tensor, paths: Paths) -> Tensor:
     logits = row_major(logits)
     out = torch.empty(logits.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
     batch = _logits_batch(logits, out)
-    entry("process", logits.dtype)(*map(ctypes.byref, (processors.struct(logits.shape[-1]), paths, batch)))
+    entry(isa, "process", logits.dtype)(*map(ctypes.byref, (processors.struct(logits.shape[-1]), paths, batch)))
     return out
 
 
@@ -181,12 +180,13 @@ def _empty_logprobs(
 
 
 @kernel_op(
-    lambda sampling, warped, tokens, length, num_top, logits, path, num, top: _empty_logprobs(
+    lambda isa, sampling, warped, tokens, length, num_top, logits, path, num, top: _empty_logprobs(
         logits.new_empty, len(logits), path.shape[1] + 1, top, torch.promote_types(logits.dtype, torch.float32)
     ),
     columns={"sampling": COLUMNS},
 )
 def logprobs(
+    isa: str,
     sampling: Columns,
     warped: bool,
     tokens: Tensor,
@@ -202,7 +202,7 @@ def logprobs(
     ``path`` [R, D] names their nodes; rows ask for ``num_top`` [R] of the most likely tokens, -1 for nothing at all,
     and at most for ``top``. ``logits`` [R, N, V] are ``warped`` first, or taken as they are.
     """
-    logits = row_major(logits if logits.dtype in DTYPES else logits.float())
+    logits = row_major(logits)
     path, num = row_major(path), num.contiguous()
     wide = torch.promote_types(logits.dtype, torch.float32)
     own, best_tokens, best = _empty_logprobs(torch.empty, len(logits), path.shape[1] + 1, top, wide)
@@ -224,7 +224,7 @@ def logprobs(
         best_tokens=best_tokens.data_ptr(),
     )
     options = ctypes.byref(pointers_of(sampling, sampling_options)) if warped else None
-    entry("logprobs", logits.dtype)(options, ctypes.byref(_logits_batch(logits, None)), ctypes.byref(query))
+    entry(isa, "logprobs", logits.dtype)(options, ctypes.byref(_logits_batch(logits, None)), ctypes.byref(query))
     return own, best_tokens, best
 
 

@@ -37,6 +37,11 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
         self._kernel_model = KernelModel(lm)
 
     @property
+    def isa(self) -> str:
+        """The instruction set of the kernel that runs it."""
+        return self._kernel_model.isa
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.lm.dtype
 
@@ -46,7 +51,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
         Raises ValueError for a capacity that exceeds the model's sliding window.
         """
         cache = self.lm.new_cache(rows, capacity, zeros=lazy_zeros)
-        cache.workspace = Workspace()
+        cache.workspace = Workspace(self.isa)
         return cache
 
     def __call__(
@@ -75,7 +80,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             assert resumed.dtype == dtype and resumed.shape[-1] == size
         forward(
             self._kernel_model.handle,
-            _workspace_of(cache),
+            _workspace_of(cache, self.isa),
             KVView.of(cache),
             cache.layers,
             tokens,
@@ -109,13 +114,15 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
         shared = None if shared_layers is None else shared_layers.lm
         if not is_philox(batch.noise):
             return False
-        if shared is not None and not (isinstance(shared, CpuDecoder) and shared.dtype == self.dtype):
+        if shared is not None and not (
+            isinstance(shared, CpuDecoder) and shared.dtype == self.dtype and shared.isa == self.isa
+        ):
             return False
         self._check_pending(pending, shared_layers)
         processing = batch.processing
         draft_fused(
             self._kernel_model.handle,
-            _workspace_of(cache),
+            _workspace_of(cache, self.isa),
             KVView.of(cache),
             cache.layers,
             batch.sampling.columns,
@@ -153,8 +160,9 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             assert shared.added is None or shared.added.dtype == dtype
 
 
-def _workspace_of(cache: View) -> int:
-    """The address of the workspace of ``cache``, made here for a storage of the eager decoder."""
-    if cache.storage.workspace is None:
-        cache.storage.workspace = Workspace()
-    return cache.storage.workspace.address
+def _workspace_of(cache: View, isa: str) -> int:
+    """The address of the workspace of ``cache``, made here for a storage of another decoder."""
+    workspace = cache.storage.workspace
+    if not isinstance(workspace, Workspace) or workspace.isa != isa:
+        workspace = cache.storage.workspace = Workspace(isa)
+    return workspace.address

@@ -16,12 +16,12 @@ from torch import Tensor
 from paceline.core.cache import View
 from paceline.core.columns import Columns
 from paceline.core.sampling import COLUMNS
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.operators import WORKSPACES, entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
 from paceline.kernels.cpu.structs import Call, FusedDraft, Operation
 from paceline.models.base import INPUT_PROJECTIONS, InputProjection, LogitsFor
-from paceline.models.cpu.packed_weights import PackedEmbedding
+from paceline.models.cpu.packed_weights import PackedEmbedding, packed_set
 from paceline.models.cpu.program import Program, compile_input_projection, compile_program
 from paceline.models.native.decoder import DecoderLM
 
@@ -53,13 +53,16 @@ class Compiled(NamedTuple):
 class KernelModel:
     """``lm`` compiled for the kernel, by a handle that stands for its weights in operators.
 
+    It keeps the instruction set that its weights are packed for, or that was current when it was made.
+
     Raises UnsupportedError for a decoder that the kernel does not support, KernelError if it cannot be built.
     """
 
     def __init__(self, lm: DecoderLM) -> None:
         self.lm, self.handle = lm, next(_HANDLES)
+        self.isa = packed_set(lm) or current_set()
         self._compiled = self._compile()
-        load_kernel()
+        load_kernel(self.isa)
         self._input_projection: tuple[int, ctypes.Array[Operation], tuple[Tensor, ...]] | None = None
         _MODELS[self.handle] = self
 
@@ -145,7 +148,7 @@ def forward(
         call.ready, call.ready_step = ready.data_ptr(), ready.stride(0)
         call.resumed, call.resumed_layer = resumed.data_ptr(), resumed_layer
         call.resumed_row_step, call.resumed_step = resumed.stride()[:2]
-    entry("forward", compiled.dtype)(
+    entry(held.isa, "forward", compiled.dtype)(
         ctypes.c_void_p(memory.address), ctypes.byref(compiled.program.model), ctypes.byref(call)
     )
 
@@ -213,7 +216,7 @@ def draft_fused(
             draft.added, draft.added_row_step, draft.added_step = added.data_ptr(), *added.stride()[:2]
     options = pointers_of(sampling, sampling_options)
     structs = (compiled.program.model, call, options)
-    entry("draft_fused", compiled.dtype)(
+    entry(held.isa, "draft_fused", compiled.dtype)(
         ctypes.c_void_p(memory.address),
         *map(ctypes.byref, structs),
         None if processors is None else ctypes.byref(processors.struct(vocab)),

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.structs import Kind, Operation
-from paceline.models.cpu.packed_weights import can_pack, pack_linear, panel_rows
+from paceline.models.cpu.packed_weights import matrix_layout, pack_linear, packed_set
 from paceline.models.cpu.program import set_weight
 from paceline.models.loading import dtype_name
 
@@ -20,7 +20,7 @@ def gemm_with_weight(weight: Tensor, *, packed: bool = True) -> Callable[[Tensor
 
     Raises KernelError if the kernel cannot be built.
     """
-    packed = packed and can_pack(weight, panel_rows())
+    packed = packed and matrix_layout(weight) is not None
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight.detach().clone() if packed else weight, requires_grad=False)
     return gemm_with_layer(pack_linear(layer) if packed else layer, weight.dtype)
@@ -31,7 +31,7 @@ def gemm_with_layer(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], 
 
     Raises KernelError if the kernel cannot be built.
     """
-    run = getattr(load_kernel(), f"paceline_linear_{dtype_name(dtype)}")
+    run = getattr(load_kernel(packed_set(layer) or current_set()), f"paceline_linear_{dtype_name(dtype)}")
     run.restype = None
     operation = Operation(kind=Kind.LINEAR, inner=layer.in_features, outer=layer.out_features)
     refs: list[Tensor] = []

@@ -1,20 +1,31 @@
-"""Packed weights: matrices of bf16 models reordered into panels of interleaved rows, as the CPU kernels read them.
+"""Packed weights: matrices reordered into panels of interleaved rows, as the CPU kernels read them.
 
-N outputs, K inputs. See src/gemm/gemm_bf16.h and, for quantized weights, src/gemm/gemm_quantized_bf16.h.
+N outputs, K inputs. The loaded library says which formats it reads in which panels (src/gemm/packing.h).
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.kernels.cpu.build import load_kernel
+from paceline.kernels.cpu.instruction_set import current_set, load_kernel
+from paceline.kernels.cpu.structs import WeightFormat
+from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.quantization import INT4_PER_WORD, Int4Linear, Int8Linear
 
-UNITS = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # by their bytes
+UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # by their bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLayout:
+    """Rows of a panel, and adjacent elements of a row that stay together in it."""
+
+    width: int
+    unit: int
 
 
 class PackedLayer(nn.Module):
@@ -23,16 +34,17 @@ class PackedLayer(nn.Module):
     Saving, copying and comparing layers use ``weight``. Changing the copy does not change the layer.
     """
 
-    PACKED_PARAMETERS: ClassVar = {"weight": ("panels", 2)}  # parameter -> packed name, unit
+    FORMAT: ClassVar = WeightFormat.PACKED
+    PACKED_PARAMETERS: ClassVar = {"weight": "panels"}  # parameter -> packed name
 
-    def __init__(self, layer: nn.Module, width: int) -> None:
+    def __init__(self, layer: nn.Module, layout: PanelLayout) -> None:
         """Takes over the tensors of ``layer``, which must not be used any more, and packs them in place."""
         nn.Module.__init__(self)
-        self.width = width
+        self.layout, self.isa = layout, current_set()
         for name, parameter in (("bias", None), *layer.named_parameters()):
-            packed, unit = self.PACKED_PARAMETERS.get(name, (name, 0))
-            if parameter is not None and unit:
-                tensor = parameter.detach().copy_(pack_matrix(parameter, width, unit))
+            packed = self.PACKED_PARAMETERS.get(name, name)
+            if parameter is not None and packed != name:
+                tensor = parameter.detach().copy_(pack_matrix(parameter, layout.width, self.unit_of(name)))
                 parameter = nn.Parameter(tensor, requires_grad=False)
             self.register_parameter(packed, parameter)
 
@@ -42,38 +54,45 @@ class PackedLayer(nn.Module):
         return self._unpacked("weight")
 
     def _unpacked(self, name: str) -> Tensor:
-        packed, unit = self.PACKED_PARAMETERS[name]
-        return unpack_matrix(self.get_parameter(packed), self.width, unit)
+        panels = self.get_parameter(self.PACKED_PARAMETERS[name])
+        return unpack_matrix(panels, self.layout.width, self.unit_of(name))
+
+    def unit_of(self, name: str) -> int:
+        return self.layout.unit if name == "weight" else 1
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, (packed, _) in self.PACKED_PARAMETERS.items():
+        for name, packed in self.PACKED_PARAMETERS.items():
             del destination[prefix + packed]
             destination[prefix + name] = self._unpacked(name)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # type: ignore[override]
-        for name, (packed, unit) in self.PACKED_PARAMETERS.items():
+        for name, packed in self.PACKED_PARAMETERS.items():
             if prefix + name in state_dict:
-                state_dict[prefix + packed] = pack_matrix(state_dict.pop(prefix + name), self.width, unit)
+                matrix = state_dict.pop(prefix + name)
+                state_dict[prefix + packed] = pack_matrix(matrix, self.layout.width, self.unit_of(name))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
     """A linear layer with a packed matrix."""
 
-    def __init__(self, layer: nn.Linear, width: int) -> None:
-        PackedLayer.__init__(self, layer, width)
+    def __init__(self, layer: nn.Linear, layout: PanelLayout) -> None:
+        PackedLayer.__init__(self, layer, layout)
         self.in_features, self.out_features = layer.in_features, layer.out_features
 
 
 class PackedInt8Linear(PackedLinear, Int8Linear):  # type: ignore[misc]
     """An int8 linear layer with a packed matrix."""
 
+    FORMAT: ClassVar = WeightFormat.PACKED_INT8
+
 
 class PackedInt4Linear(PackedLinear, Int4Linear):  # type: ignore[misc]
     """An int4 linear layer with a matrix packed in units of eight weights, and packed scales."""
 
-    PACKED_PARAMETERS: ClassVar = {"weight": ("panels", INT4_PER_WORD // 2), "scale": ("scale_panels", 1)}
+    FORMAT: ClassVar = WeightFormat.PACKED_INT4
+    PACKED_PARAMETERS: ClassVar = {"weight": "panels", "scale": "scale_panels"}
 
     @property
     def scale(self) -> Tensor:  # type: ignore[override]
@@ -86,27 +105,38 @@ class PackedEmbedding(PackedLayer, nn.Embedding):  # type: ignore[misc]
 
     panels: nn.Parameter
 
-    def __init__(self, table: nn.Embedding, width: int) -> None:
-        PackedLayer.__init__(self, table, width)
+    def __init__(self, table: nn.Embedding, layout: PanelLayout) -> None:
+        PackedLayer.__init__(self, table, layout)
         self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
 
     def forward(self, input: Tensor) -> Tensor:
         return F.embedding(input, self.weight)
 
 
-def panel_rows() -> int:
-    """Rows of a panel; 0 if this CPU does not use packed weights. Raises KernelError without a compiler."""
-    return int(load_kernel().paceline_panel_rows())
+def packed_set(model: nn.Module) -> str | None:
+    """The instruction set that layers of ``model`` are packed for; None if none is packed. Raises ValueError."""
+    sets = sorted({layer.isa for layer in model.modules() if isinstance(layer, PackedLayer)})
+    if len(sets) > 1:
+        raise ValueError(f"weights are packed for {' and '.join(sets)}: load the whole model for one instruction set")
+    return sets[0] if sets else None
 
 
-def quantized_panel_rows() -> int:
-    """The same for quantized weights."""
-    return int(load_kernel().paceline_quantized_panel_rows())
+def panel_layout(dtype: torch.dtype, format: WeightFormat = WeightFormat.PACKED) -> PanelLayout | None:
+    """The panels of weights of ``format`` in a model of ``dtype``; None if the loaded library does not read any.
+
+    Raises KernelError if there is no library and none can be built.
+    """
+    kernel, name = load_kernel(), dtype_name(dtype)
+    rows, unit = (getattr(kernel, f"paceline_panel_{what}_{name}", None) for what in ("rows", "unit"))
+    if rows is None or unit is None or not rows(format):
+        return None
+    return PanelLayout(int(rows(format)), int(unit(format)))
 
 
-def can_pack(weight: Tensor, width: int) -> bool:
-    """Whether ``weight`` [N, K] can be packed in panels of ``width`` rows."""
-    return width > 0 and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.shape[1] % 2 == 0
+def matrix_layout(weight: Tensor) -> PanelLayout | None:
+    """The panels that ``weight`` [N, K], which is not quantized, can be packed in; None if it cannot."""
+    layout = panel_layout(weight.dtype) if weight.device.type == "cpu" else None
+    return None if layout is None or weight.shape[1] % layout.unit else layout
 
 
 def pack_matrix(weight: Tensor, width: int, unit: int = 2) -> Tensor:
@@ -132,40 +162,37 @@ def pack_linears(lm: DecoderLM, *, beside: nn.Module | None = None) -> None:
     """Pack the matrices of ``lm`` in place; packed ones are left as they are.
 
     For models whose weights nothing else shares but ``beside``: parameters shared with it, or by two layers, are not
-    packed. The embedding table is packed if it is tied to the LM head. Quantized weights are packed in
-    bf16 models only.
+    packed. The embedding table is packed if it is tied to the LM head.
     """
     modules: tuple[nn.Module, ...] = (lm,) if beside is None else (lm, beside)
     layers = [layer for module in modules for layer in module.modules()]
     num_owners = Counter(part.data_ptr() for layer in layers for part in layer.parameters(recurse=False))
     packed: dict[nn.Linear, nn.Linear] = {}
     for path, layer in list(lm.named_modules(remove_duplicate=False)):
-        if not isinstance(layer, nn.Linear) or isinstance(layer, PackedLayer) or lm.dtype != torch.bfloat16:
+        if not isinstance(layer, nn.Linear) or isinstance(layer, PackedLayer):
             continue
         if num_owners[layer.weight.data_ptr()] == 1:
             if layer not in packed:
-                packed[layer] = pack_linear(layer)
+                packed[layer] = pack_linear(layer, lm.dtype)
             lm.set_submodule(path, packed[layer])
     if lm.head is None and type(lm.embed) is nn.Embedding and num_owners[lm.embed.weight.data_ptr()] == 1:
-        if _is_packable(lm.embed.weight):
-            lm.embed = PackedEmbedding(lm.embed, panel_rows())
+        layout = matrix_layout(lm.embed.weight)
+        if layout is not None and not lm.embed.weight.requires_grad:
+            lm.embed = PackedEmbedding(lm.embed, layout)
 
 
-def pack_linear(layer: nn.Linear) -> nn.Linear:
-    """The bf16 linear ``layer`` with its tensors packed in place; ``layer`` itself if it cannot be packed."""
-    if type(layer) is nn.Linear and _is_packable(layer.weight):
-        return PackedLinear(layer, panel_rows())
+def pack_linear(layer: nn.Linear, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
+    """``layer``, of a model of ``dtype``, with its tensors packed in place; ``layer`` itself if it cannot be packed."""
     if layer.weight.requires_grad or layer.weight.device.type != "cpu":
         return layer
-    if type(layer) is Int8Linear and quantized_panel_rows() and layer.in_features % 2 == 0:
-        return PackedInt8Linear(layer, quantized_panel_rows())
-    if type(layer) is Int4Linear and quantized_panel_rows() and layer.in_features % INT4_PER_WORD == 0:
-        return PackedInt4Linear(layer, quantized_panel_rows())
+    if type(layer) is nn.Linear:
+        layout = matrix_layout(layer.weight)
+        return PackedLinear(layer, layout) if layout is not None else layer
+    for quantized, packed, unit in ((Int8Linear, PackedInt8Linear, 2), (Int4Linear, PackedInt4Linear, INT4_PER_WORD)):
+        layout = panel_layout(dtype, packed.FORMAT) if type(layer) is quantized else None
+        if layout is not None and layer.in_features % unit == 0:
+            return packed(layer, layout)
     return layer
-
-
-def _is_packable(weight: Tensor) -> bool:
-    return can_pack(weight, panel_rows()) and not weight.requires_grad
 
 
 def _units_of_rows(matrix: Tensor, width: int, unit: int) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, WeightFormat
 from paceline.models.base import InputProjection
-from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLinear
+from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLayer, PackedLinear, panel_layout
 from paceline.models.native.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import (
@@ -24,7 +24,7 @@ from paceline.models.native.layers import (
 from paceline.models.native.qkv import NormRotateQK, PrepareQKV, RotateInterleavedQKV, RotateQK, ScaleQuery, SplitQKV
 from paceline.models.native.quantization import Int4Linear, Int8Linear
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NORMS: dict[type[nn.Module], NormVariant] = {
     RMSNorm: NormVariant.RMS,
     LateRMSNorm: NormVariant.RMS_LATE,
@@ -81,7 +81,7 @@ def compile_program(lm: DecoderLM) -> Program:
         float32_rotary=config.rotary is not None and config.rotary.wide,
         width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
         scale=head_dim**-0.5,
-        panel_rows=lm.embed.width if isinstance(lm.embed, PackedEmbedding) else 0,
+        panel_rows=lm.embed.layout.width if isinstance(lm.embed, PackedEmbedding) else 0,
         embedding_factor=lm.embedding_factor,
         divisor=lm.logits_divisor,
         embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PackedEmbedding) else lm.embed.weight),
@@ -242,8 +242,7 @@ class _Writer:
         self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
     ) -> Operation:
         """A linear layer."""
-        if isinstance(layer, PackedLinear) and self.dtype != torch.bfloat16:
-            raise UnsupportedError(f"a packed matrix in a model of {self.dtype}")
+        self.check_layout(layer)
         product = Operation(
             kind=kind,
             source=source,
@@ -256,6 +255,11 @@ class _Writer:
         set_weight(product, layer, self.point)
         return product
 
+    def check_layout(self, layer: nn.Module) -> None:
+        """Raise UnsupportedError if ``layer`` was packed for a model of another precision."""
+        if isinstance(layer, PackedLayer) and layer.layout != panel_layout(self.dtype, layer.FORMAT):
+            raise UnsupportedError(f"a packed matrix in a model of {self.dtype} that was packed for another precision")
+
     def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
         """The LM head, with a matrix of its own or tied to the embedding."""
         if lm.head is not None:
@@ -263,7 +267,8 @@ class _Writer:
         inner, outer = lm.embed.embedding_dim, lm.embed.num_embeddings
         product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
         if isinstance(lm.embed, PackedEmbedding):
-            product.variant, product.weight = WeightFormat.PACKED, self.point(lm.embed.panels, torch.bfloat16)
+            self.check_layout(lm.embed)
+            product.variant, product.weight = WeightFormat.PACKED, self.point(lm.embed.panels)
         else:
             product.weight = self.point(lm.embed.weight)
         return product

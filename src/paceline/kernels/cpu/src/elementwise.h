@@ -6,46 +6,17 @@
 
 namespace paceline {
 
-// Calls with(i, count) for each vector; the last one may be partial.
+// Calls with(i, count) for each vector; the last one may be partial. count is a constant for all others.
 template <class T, class With>
 inline void for_each_vector(int size, With &&with) {
-    for (int i = 0; i < size; i += lanes<T>) with(i, size - i < lanes<T> ? size - i : lanes<T>);
+    int i = 0;
+    for (; i + lanes<T> <= size; i += lanes<T>) with(i, std::integral_constant<int, lanes<T>>{});
+    if (i < size) with(i, size - i);
 }
 
 template <class T>
 inline Vec<T> load_partial(const T *p, int count) {
     return count == lanes<T> ? load(p) : load_some(p, count);
-}
-
-template <class T>
-inline void store_partial(T *p, Vec<T> v, int count) {
-    for (int j = 0; j < count; j++) p[j] = narrow<T>(v[j]);
-}
-#if defined(__AVX512BF16__)
-template <>
-inline void store_partial<bf16>(bf16 *p, Floats v, int count) {
-    __m256i h = (__m256i)_mm512_cvtneps_pbh((__m512)v);
-    if (count == 16) {
-        _mm256_storeu_si256((__m256i *)p, h);
-    } else {
-        std::memcpy(p, &h, count * sizeof(bf16));
-    }
-}
-#endif
-
-template <class T>
-inline Vec<T> round_vector(Vec<T> v) {
-#if defined(__AVX512BF16__)
-    if constexpr (std::is_same_v<T, bf16>)
-        return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)), 16);
-#endif
-    if constexpr (std::is_same_v<T, bf16>) {
-        bf16 out[16];
-        store_partial(out, v, 16);
-        return load(out);
-    } else {
-        return v;
-    }
 }
 
 template <class T>
@@ -57,16 +28,17 @@ inline void norm(const Operation &op, const T *x, T *y) {
     V total{}, squares{};
     A mean = 0;
     if (op.variant == LAYER) {
-        for_each_vector<T>(size, [&](int i, int count) { total += load_partial(x + i, count); });
+        for_each_vector<T>(size, [&](int i, auto count) { total += load_partial(x + i, count); });
         mean = sum(total) / size;
     }
-    for_each_vector<T>(size, [&](int i, int count) {
+    for_each_vector<T>(size, [&](int i, auto count) {
         V v = load_partial(x + i, count) - mean;
-        for (int j = count; j < lanes<T>; j++) v[j] = 0;
+        if (count < lanes<T>)
+            for (int j = count; j < lanes<T>; j++) v[j] = 0;
         squares += v * v;
     });
     const A scale = A(1) / std::sqrt(sum(squares) / size + A(op.eps));
-    for_each_vector<T>(size, [&](int i, int count) {
+    for_each_vector<T>(size, [&](int i, auto count) {
         V v = (load_partial(x + i, count) - mean) * scale, w = load_partial(weight + i, count);
         if (op.variant == RMS) v = round_vector<T>(v) * w;
         if (op.variant == RMS_LATE) v = v * w;
@@ -84,12 +56,12 @@ inline Floats error_function(Floats x) {
     return x < 0.0f ? -y : y;
 }
 inline Doubles error_function(Doubles x) {
-    for (int i = 0; i < 8; i++) x[i] = std::erf(x[i]);
+    for (int i = 0; i < lanes<double>; i++) x[i] = std::erf(x[i]);
     return x;
 }
 inline Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
 inline Doubles hyperbolic_tangent(Doubles x) {
-    for (int i = 0; i < 8; i++) x[i] = std::tanh(x[i]);
+    for (int i = 0; i < lanes<double>; i++) x[i] = std::tanh(x[i]);
     return x;
 }
 
@@ -108,7 +80,7 @@ inline V activation(int64_t which, V x) {
 // y = act(x); times the other half of x, op.inner elements on, if gated.
 template <class T>
 inline void activate(const Operation &op, const T *x, T *y, int begin, int end) {
-    for_each_vector<T>(end - begin, [&](int i, int count) {
+    for_each_vector<T>(end - begin, [&](int i, auto count) {
         Vec<T> v = activation(op.variant, load_partial(x + begin + i, count));
         if (op.kind == GATE) v = round_vector<T>(v) * load_partial(x + op.inner + begin + i, count);
         store_partial(y + begin + i, v, count);
@@ -117,7 +89,7 @@ inline void activate(const Operation &op, const T *x, T *y, int begin, int end) 
 
 template <class T>
 inline void add(const Operation &op, const T *x, T *y) {
-    for_each_vector<T>(op.inner, [&](int i, int count) {
+    for_each_vector<T>(op.inner, [&](int i, auto count) {
         Vec<T> v = load_partial(x + i, count);
         if (op.factor != 1) v = round_vector<T>(v * Acc<T>(op.factor));
         store_partial(y + i, load_partial(y + i, count) + v, count);

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <vector>
 
 namespace paceline {
 
@@ -47,6 +48,7 @@ class Phases {
             at(i).done.store(0, std::memory_order_relaxed);
         }
     }
+    std::vector<float> scratch;  // of the job's threads together
 
    private:
     static constexpr long BLOCK = 256, BLOCKS = 1 << 14;  // four million; the longest prompt uses a fraction
@@ -84,6 +86,14 @@ class Worker {
     template <class Work>
     void single(Work &&work) {
         parallel_for(1, 1, [&](long, long) { work(); });
+    }
+    // Memory that the threads of a job share, until its next call; null if there is one thread.
+    float *shared(long count) {
+        if (!phases_) return nullptr;
+        single([&] {
+            if ((long)phases_->scratch.size() < count) phases_->scratch.resize(count);
+        });
+        return phases_->scratch.data();
     }
     long phases() const { return at_; }
 

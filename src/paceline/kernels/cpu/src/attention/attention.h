@@ -1,218 +1,288 @@
-// Attention over a slot cache for the nodes of a token tree: rotary embedding, the write to the cache, softmax(QK^T)V.
+// Attention over a slot cache for the nodes of a token tree: softmax(QK^T)V, keys and values packed in tiles that
+// queries share.
 //
-// Softmax weights are ordered by position: committed slots, then the node's ancestors by depth. Sums run in that order,
-// so a node's output is bitwise the same whether it is a root, part of a chain or on a branch. This is the generic
-// version, for every precision and CPU; attention_bf16.h is the faster one for AVX512-BF16.
+// Positions are numbered along a node's path: committed slots, then its ancestors by depth. Sums run in that order, so
+// a node's output is bitwise the same whether it is a root, part of a chain or on a branch. Values are added in steps
+// of one position, or of two (0, 1), (2, 3), ...; such a pair may consist of the last committed slot and the first node
+// of a branch.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "elementwise.h"
-#include "attention/scores.h"
+#include "attention/rotary.h"
+#include "attention/tiles_bf16.h"
 
 namespace paceline {
 
-// A valid node; nodes of one row are adjacent.
-struct Node {
-    int row, node;
-};
-
-template <class T>
-struct KVSlots {
-    T *keys, *values;  // of one layer, row and key-value head
-    long step;
-};
-
-template <class T>
-inline KVSlots<T> kv_slots(const Model &model, const Call &call, int layer, int row, int head) {
-    const long stored = call.row_index ? call.row_index[row] : row;
-    const long at = layer * call.layer_step + stored * call.row_step + head * model.head_dim;
-    return {(T *)call.keys + at, (T *)call.values + at, call.slot_step};
-}
-
-// Rotary embedding of x at one position, in the half-split layout; elements from rotary_dim on are copied.
-template <class T>
-inline void rotate(const T *x, T *y, const Acc<T> *cos, const Acc<T> *sin, int rotary_dim, int size, bool wide) {
-    auto round = [&](Acc<T> v) { return wide ? v : rounded<T>(v); };
-    const int half = rotary_dim / 2;
-    for (int e = 0; e < half; e++) {
-        const Acc<T> a = widen(x[e]), b = widen(x[e + half]);
-        y[e] = narrow<T>(round(a * cos[e]) + round(-b * sin[e]));
-        y[e + half] = narrow<T>(round(b * cos[e + half]) + round(a * sin[e + half]));
-    }
-    for (int e = rotary_dim; e < size; e++) y[e] = x[e];
-}
-
-// Rotates a node's queries in place and its keys while writing them to the cache; values are written unchanged.
-template <class T>
-inline void rotate_and_store(const Model &model, const Call &call, const Operation &op, int layer, Node at, T *heads) {
-    const int size = model.head_dim, rotary_dim = op.inner;
-    const int64_t length = call.length[at.row];
-    const int64_t position = std::min(length + call.depth[at.row * call.depth_step + at.node], model.max_positions - 1);
-    const long angle = std::min(position, call.table - 1) * call.rotary_dim;
-    const Acc<T> *cos = (const Acc<T> *)call.cos + angle, *sin = (const Acc<T> *)call.sin + angle;
-    for (int h = 0; h < model.num_heads; h++) {
-        T *q = heads + model.query + h * model.query_step;
-        if (rotary_dim) rotate(q, q, cos, sin, rotary_dim, size, model.float32_rotary);
-        if (op.factor != 1)
-            for (int e = 0; e < size; e++) q[e] = narrow<T>(widen(q[e]) * Acc<T>(op.factor));
-    }
-    const long slot = std::min(length + call.start + at.node, call.capacity - 1);
-    for (int h = 0; h < model.num_kv_heads; h++) {
-        auto slots = kv_slots<T>(model, call, layer, at.row, h);
-        const T *k = heads + model.key + h * model.key_step;
-        rotate(k, slots.keys + slot * slots.step, cos, sin, rotary_dim, size, model.float32_rotary);
-        std::memcpy(slots.values + slot * slots.step, heads + model.value + h * model.value_step, size * sizeof(T));
-    }
-}
-
-constexpr int PREFETCH_SLOTS = 64;  // prefetch distance for values
-
-// acc[m] += weights[m][s] * value of slot at(s), for s from begin to end.
-template <class T, int M, int W, class At>
-inline void accumulate_tile(const Acc<T> *weights, long ldw, int begin, int end, const T *values, long step, int e,
-                            int size, Vec<T> (&acc)[M][W], At &&at) {
-    for (int s = begin; s < end; s++) {
-        const T *row = values + at(s) * step + e;
-#pragma GCC unroll 4
-        for (int w = 0; w < W; w++) prefetch(row + PREFETCH_SLOTS * step + w * lanes<T>);
-#pragma GCC unroll 4
-        for (int w = 0; w < W; w++) {
-            Vec<T> v = load_partial(row + w * lanes<T>, std::min(lanes<T>, size - e - w * lanes<T>));
-#pragma GCC unroll 4
-            for (int m = 0; m < M; m++) acc[m][w] += v * weights[m * ldw + s];
-        }
-    }
-}
-
-constexpr int VALUE_TILE = 4;         // queries, and vectors of a head, in one tile of the weighted sum of values
-constexpr int QUERIES_PER_TASK = 12;  // of one head, per task
+constexpr int KV_TILE = 64;                // positions per K/V tile when there are few queries
+constexpr int QUERY_BLOCK = 24;            // queries of a head whose scores are in memory at once
+constexpr int QUERIES_PER_TASK = 12;       // of one head, at least,
+constexpr int TASKS_PER_THREAD = 4;        // and tasks, where heads cannot be divided evenly among the threads
+constexpr long MAX_SCORES = 1024 * 1024;   // most scores in memory at once, unless one head alone has more
 
 template <class T>
 class Attention {
    public:
-    // Nodes per task.
-    static int nodes_per_task(const Model &model, int, int) {
-        return std::max<int>(1, QUERIES_PER_TASK * model.num_kv_heads / model.num_heads);
+    // Nodes per task; keys and values are transposed once per task. All nodes if heads divide evenly among the threads.
+    static int nodes_per_task(const Model &model, int nodes, int threads) {
+        if (model.num_kv_heads % threads == 0) return nodes;
+        const int fewest = std::max<int>(1, QUERIES_PER_TASK * model.num_kv_heads / model.num_heads);
+        return std::max<int>(fewest, nodes * model.num_kv_heads / (TASKS_PER_THREAD * threads));
     }
 
-    Attention(const Model &model, const Call &call) : model(model), call(call) {}
+    Attention(const Model &model, const Call &call)
+        : model_(model),
+          call_(call),
+          size_(model.head_dim),
+          padded_((size_ + STEP - 1) / STEP * STEP),
+          words_(padded_ / STEP),
+          vectors_((size_ + KEYS - 1) / KEYS),
+          group_(model.num_heads / model.num_kv_heads) {}
 
     // Attention of count nodes of one row, for key-value heads begin to end (exclusive).
     void operator()(int layer, int begin, int end, const Node *nodes, int count, const T *heads, long heads_step,
                     T *out, long out_step) {
-        for (int head = begin; head < end; head++) attend(layer, head, nodes, count, heads, heads_step, out, out_step);
+        const int row = nodes[0].row, most = std::max(1, QUERY_BLOCK / group_);
+        slots_ = kv_slots<T>(model_, call_, layer, row, 0);
+        length_ = call_.length[row];
+        shared_ = call_.chain ? length_ + call_.start + nodes[count - 1].node + 1 : length_;
+        packed_all_ = count > most;
+        const long scores = std::min(most, count) * group_ * (shared_ + count + 4l * LINE);
+        const int step = packed_all_ ? 1 : std::max(1l, MAX_SCORES / scores);
+        for (head_ = begin; head_ < end; head_ += step) {
+            num_heads_ = std::min(step, end - head_);
+            if (packed_all_) pack_keys_and_values();
+            for (int i = 0; i < count; i += most) {
+                load_queries(nodes + i, std::min(most, count - i), heads + i * heads_step, heads_step);
+                score_prefix();
+                softmax_all();
+                accumulate_prefix();
+                store_output(out + i * out_step, out_step);
+            }
+        }
     }
 
    private:
-    const Model &model;
-    const Call &call;
-    std::vector<Acc<T>> scores;
-    std::vector<T> queries;
-    std::vector<int> path;
+    using Packed = typename Tiles<T>::Packed;
+    static constexpr int KEYS = Tiles<T>::KEYS, STEP = Tiles<T>::STEP;
+    static constexpr int LINE = 64 / sizeof(Acc<T>);  // scores in a cache line
 
-    void attend(int layer, int head, const Node *nodes, int count, const T *heads, long heads_step, T *out,
-                long out_step) {
-        const int size = model.head_dim, group = model.num_heads / model.num_kv_heads, num = count * group;
-        const int row = nodes[0].row, length = call.length[row], from = call.start;
-        const auto slots = kv_slots<T>(model, call, layer, row, head);
-        const int longest = length + from + nodes[count - 1].node + 1;
-        const long ld = (longest + lanes<T> - 1) / lanes<T> * lanes<T>;
-        if ((long)scores.size() < num * ld) scores.resize(num * ld);
-        const int padded = size + size % 2;
-        if ((long)queries.size() < num * padded) queries.resize(num * padded);
-        for (int i = 0; i < count; i++)
-            for (int g = 0; g < group; g++) {
-                T *query = &queries[(i * group + g) * padded];
-                std::memcpy(query, heads + i * heads_step + model.query + (head * group + g) * model.query_step,
-                            size * sizeof(T));
-                if (padded > size) query[size] = T{};
-            }
-        const int shared = call.chain ? longest : length;
-        const Acc<T> scale = model.scale;
-        score(slots.keys, slots.step, shared, Contiguous{}, queries.data(), padded, num, size, scale, scores.data(),
-              ld);
-        if (call.chain) {
-            for (int i = 0; i < count; i++)
-                for (int g = 0; g < group; g++)
-                    softmax(&scores[(i * group + g) * ld], length + from + nodes[i].node + 1, ld);
-            for (int m = 0; m < num; m += VALUE_TILE)
-                accumulate(m, std::min(VALUE_TILE, num - m), ld, slots, longest, 0, group, head, out, out_step);
-            return;
-        }
-        for (int i = 0; i < count; i++) {
-            const uint8_t *mine = call.ancestors + row * call.ancestors_row_step + nodes[i].node * call.ancestors_step;
-            path.clear();
-            for (int j = 0; j <= from + nodes[i].node; j++)
-                if (mine[j]) path.push_back(length + j);
-            score(
-                slots.keys, slots.step, path.size(), [&](int t) { return path[t]; }, &queries[i * group * padded],
-                padded, group, size, scale, &scores[i * group * ld + length], ld);
-            for (int g = 0; g < group; g++) softmax(&scores[(i * group + g) * ld], length + path.size(), ld);
-            for (int g = 0; g < group; g += VALUE_TILE)
-                accumulate(i * group + g, std::min(VALUE_TILE, group - g), ld, slots, length, path.size(), group, head,
-                           out, out_step);
+    const Model &model_;
+    const Call &call_;
+    const int size_, padded_, words_, vectors_, group_;
+    KVSlots<T> slots_{};
+    int length_ = 0;                // committed slots, visible to all nodes of the row
+    int shared_ = 0;                // consecutive positions that some node sees
+    bool packed_all_ = false;       // K and V of all shared positions are transposed up front
+    int head_ = 0, num_heads_ = 0;  // processed together
+    int num_ = 0;                   // queries per head
+    long ld_ = 0;
+    std::vector<Packed> keys_, values_, path_buffer_;
+    std::vector<Acc<T>> &scores_ = score_buffer(), totals_;
+    std::vector<Vec<T>> sums_;
+    std::vector<typename Tiles<T>::Query> queries_;
+    std::vector<T> rows_;
+    std::vector<int> num_visible_, paths_,
+        path_offsets_;  // per node: positions it sees; slots of its ancestors, and their offsets
+
+    // A thread's scores, kept between calls: new memory would be page-faulted in every time.
+    static std::vector<Acc<T>> &score_buffer() {
+        static thread_local std::vector<Acc<T>> buffer;
+        return buffer;
+    }
+
+    const T *keys(int h) const { return slots_.keys + (head_ + h) * size_; }
+    const T *values(int h) const { return slots_.values + (head_ + h) * size_; }
+    int num_nodes() const { return num_visible_.size(); }
+
+    // Consecutive positions that some query of a head before end attends to.
+    int visible_end(int end) const { return call_.chain ? num_visible_[(end - 1) / group_] : length_; }
+
+    static Packed *ensure_size(std::vector<Packed> &score_buffer, long size) {
+        if ((long)score_buffer.size() < size) score_buffer.resize(size);
+        return score_buffer.data();
+    }
+
+    // Copies the rows of slots at(0) .. at(count - 1) into one buffer; rows up to num repeat the last one.
+    template <class At>
+    const T *gather_rows(const T *from, int count, int num, At &&at) {
+        rows_.resize(num * size_);
+        for (int j = 0; j < num; j++)
+            std::memcpy(&rows_[j * size_], from + at(std::min(j, count - 1)) * slots_.step, size_ * sizeof(T));
+        return rows_.data();
+    }
+
+    // Prefetches the next tile.
+    void prefetch_next(const T *from, int first, int end) {
+        const int last = std::min(first + 2 * KV_TILE, end);
+        for (int j = first + KV_TILE; j < last; j++)
+            for (int e = 0; e < size_; e += 64 / (int)sizeof(T)) __builtin_prefetch(from + j * slots_.step + e, 0, 2);
+    }
+
+    // The transposed keys of the tile at position first; positions from end on are left out.
+    const Packed *transpose_key_tile(int h, int first, int end, Packed *to) {
+        prefetch_next(keys(h), first, end);
+        const T *from = keys(h) + first * slots_.step;
+        const int count = std::min(KV_TILE, end - first), whole = count / KEYS * KEYS;
+        for (int j = 0; j < whole; j += KEYS)
+            Tiles<T>::transpose_keys(from + j * slots_.step, slots_.step, size_, to + j / KEYS * words_);
+        if (whole < count)
+            Tiles<T>::transpose_keys(
+                gather_rows(from + whole * slots_.step, count - whole, KEYS, [](int i) { return i; }), size_, size_,
+                to + whole / KEYS * words_);
+        return to;
+    }
+
+    // The packed values of the tile, likewise.
+    const Packed *pack_value_tile(int h, int first, int end, Packed *to) {
+        prefetch_next(values(h), first, end);
+        Tiles<T>::pack_values(values(h) + first * slots_.step, slots_.step, std::min(KV_TILE, end - first), size_, to);
+        return to;
+    }
+
+    void pack_keys_and_values() {
+        ensure_size(keys_, (shared_ + KEYS - 1) / KEYS * words_),
+            ensure_size(values_, (shared_ + STEP - 1) / STEP * vectors_);
+        for (int first = 0; first < shared_; first += KV_TILE) {
+            transpose_key_tile(0, first, shared_, &keys_[first / KEYS * words_]);
+            pack_value_tile(0, first, shared_, &values_[first / STEP * vectors_]);
         }
     }
 
-    // Softmax of the first count scores; zeros after them.
-    void softmax(Acc<T> *s, int count, long ld) {
-        using V = Vec<T>;
-        std::fill(s + count, s + ld, -INFINITY);
-        V top = splat<V>(-INFINITY), total{};
-        for (int i = 0; i < count; i += lanes<T>) {
-            V v = load(s + i);
-            top = v > top ? v : top;
+    // Copies queries head by head and collects the paths of their nodes.
+    void load_queries(const Node *nodes, int count, const T *heads, long heads_step) {
+        num_ = count * group_;
+        const int num = num_ * num_heads_;
+        queries_.resize(num * padded_), totals_.resize(num), sums_.assign(num * vectors_, Vec<T>{});
+        num_visible_.clear(), paths_.clear(), path_offsets_.assign(1, 0);
+        for (int i = 0; i < count; i++) num_visible_.push_back(length_ + collect_path(nodes[i]));
+        for (int m = 0; m < num; m++) {
+            const int head = (head_ + m / num_) * group_ + m % group_;
+            const T *from = heads + m % num_ / group_ * heads_step + model_.query + head * model_.query_step;
+            Tiles<T>::load_query(from, size_, &queries_[m * padded_]);
         }
-        Acc<T> most = top[0];
-        for (int j = 1; j < lanes<T>; j++) most = std::max(most, (Acc<T>)top[j]);
-        for (int i = 0; i < ld; i += lanes<T>) {
-            V v = i < count ? exponential(load(s + i) - most) : V{};
-            total += v;
-            store(s + i, v);
-        }
-        const Acc<T> all = sum(total);
-        for (int i = 0; i < count; i += lanes<T>) store(s + i, load(s + i) / all);
+        const int longest = *std::max_element(num_visible_.begin(), num_visible_.end());
+        // An odd number of cache lines, against set conflicts.
+        ld_ = (longest + 4 * LINE) / (2 * LINE) * (2 * LINE) + LINE;
+        if ((long)scores_.size() < num * ld_) scores_.resize(num * ld_);
     }
 
-    void accumulate(int m, int num, long ld, KVSlots<T> slots, int shared, int own, int group, int head, T *out,
-                    long out_step) {
-        switch (num) {
-            case 1: return accumulate_rows<1>(m, ld, slots, shared, own, group, head, out, out_step);
-            case 2: return accumulate_rows<2>(m, ld, slots, shared, own, group, head, out, out_step);
-            case 3: return accumulate_rows<3>(m, ld, slots, shared, own, group, head, out, out_step);
-            default: return accumulate_rows<4>(m, ld, slots, shared, own, group, head, out, out_step);
+    // Number of positions a node sees beyond the committed ones; lists them if they are not consecutive.
+    int collect_path(Node node) {
+        const int last = call_.start + node.node, before = paths_.size();
+        if (call_.chain) return last + 1;
+        const uint8_t *mine = call_.ancestors + node.row * call_.ancestors_row_step + node.node * call_.ancestors_step;
+        for (int j = 0; j <= last; j++)
+            if (mine[j]) paths_.push_back(length_ + j);
+        path_offsets_.push_back(paths_.size());
+        return paths_.size() - before;
+    }
+
+    // Scores of queries m .. m + num - 1 with count keys, the first of which is at position at.
+    void score_tiles(const Packed *transposed, int count, int m, int num, int at) {
+        with_constant<Tiles<T>::SCORE_ROWS>(num, [&](auto rows) {
+            constexpr int M = rows.value, WIDEST = Tiles<T>::template key_vectors<M>;
+            for (int j = 0; j < count; j += WIDEST * KEYS, transposed += WIDEST * words_)
+                with_constant<WIDEST>(std::min(WIDEST, (count - j + KEYS - 1) / KEYS), [&](auto wide) {
+                    Tiles<T>::template score<M, wide.value>(transposed, words_, &queries_[m * padded_], padded_,
+                                                            &scores_[m * ld_ + at + j], ld_);
+                });
+        });
+    }
+
+    // The same for all queries of a head, as far as each sees.
+    void score_head(const Packed *transposed, int h, int first, int count) {
+        for (int m = 0; m < num_; m += Tiles<T>::SCORE_ROWS) {
+            const int rows = std::min(Tiles<T>::SCORE_ROWS, num_ - m);
+            score_tiles(transposed, std::min(count, visible_end(m + rows) - first), h * num_ + m, rows, first);
         }
     }
 
-    template <int M>
-    void accumulate_rows(int m, long ld, KVSlots<T> slots, int shared, int own, int group, int head, T *out,
-                         long out_step) {
-        const int size = model.head_dim;
-        for (int e = 0; e < size; e += VALUE_TILE * lanes<T>) {
-            const int width = std::min(VALUE_TILE, (size - e + lanes<T> - 1) / lanes<T>);
-            auto run = [&](auto constant_width) {
-                constexpr int W = decltype(constant_width)::value;
-                Vec<T> acc[M][W] = {};
-                const Acc<T> *weights = &scores[m * ld];
-                accumulate_tile<T>(weights, ld, 0, shared, slots.values, slots.step, e, size, acc,
-                                   [](int s) { return (long)s; });
-                if (own)
-                    accumulate_tile<T>(weights, ld, shared, shared + own, slots.values, slots.step, e, size, acc,
-                                       [&](int s) { return (long)path[s - shared]; });
-                for (int j = 0; j < M; j++) {
-                    T *y = out + (m + j) / group * out_step + (head * group + (m + j) % group) * size + e;
-                    for (int w = 0; w < W; w++)
-                        store_partial(y + w * lanes<T>, acc[j][w], std::min(lanes<T>, size - e - w * lanes<T>));
+    void score_prefix() {
+        const int longest = visible_end(num_);
+        if (packed_all_) score_head(keys_.data(), 0, 0, longest);
+        for (int first = 0; first < longest && !packed_all_; first += KV_TILE)
+            for (int h = 0; h < num_heads_; h++)
+                score_head(transpose_key_tile(h, first, longest, ensure_size(keys_, KV_TILE / KEYS * words_)), h, first,
+                           KV_TILE);
+        if (call_.chain) return;
+        for (int h = 0; h < num_heads_; h++)
+            for (int node = 0; node < num_nodes(); node++) score_ancestors(h, node);
+    }
+
+    void score_ancestors(int h, int node) {
+        const int count = num_visible_[node] - length_, *path = paths_.data() + path_offsets_[node];
+        for (int j = 0; j < count; j += KEYS) {
+            const int some = std::min(KEYS, count - j);
+            Tiles<T>::transpose_keys(gather_rows(keys(h), some, KEYS, [&](int i) { return path[j + i]; }), size_,
+                           size_, ensure_size(path_buffer_, words_));
+            for (int g = 0; g < group_; g += Tiles<T>::SCORE_ROWS)
+                score_tiles(path_buffer_.data(), some, h * num_ + node * group_ + g,
+                            std::min(Tiles<T>::SCORE_ROWS, group_ - g), length_ + j);
+        }
+    }
+
+    void softmax_all() {
+        for (int m = 0; m < num_ * num_heads_; m++) {
+            const int places = num_visible_[m % num_ / group_];
+            const int end = call_.chain ? visible_end(std::min(num_, m % num_ + Tiles<T>::MAX_VALUE_ROWS))
+                                        : 0;  // of every tile that contains m
+            totals_[m] = Tiles<T>::softmax(&scores_[m * ld_], places, std::max(places, end), model_.scale);
+        }
+    }
+
+    // Adds steps of positions to the sums of a head's queries begin to end; count(last) is the number of steps for a
+    // tile of queries that ends at last, and at is the index of the first weight.
+    template <class Count>
+    void accumulate_tiles(const Packed *packed, int at, int h, int begin, int end, Count &&count) {
+        const int most = Tiles<T>::value_vectors(end - begin);
+        for (int v = 0; v < vectors_; v += most)
+            with_constant<Tiles<T>::MAX_VALUE_VECTORS>(std::min(most, vectors_ - v), [&](auto wide) {
+                constexpr int W = wide.value, HIGHEST = Tiles<T>::template value_rows<W>;
+                for (int m = begin; m < end; m += HIGHEST) {
+                    const int rows = std::min(HIGHEST, end - m), steps = count(m + rows), query = h * num_ + m;
+                    if (steps <= 0) continue;
+                    const auto *weights = (const typename Tiles<T>::Weight *)&scores_[query * ld_] + at;
+                    with_constant<HIGHEST>(rows, [&](auto high) {
+                        Tiles<T>::template accumulate<high.value, W>(weights, ld_, steps, packed + v, vectors_,
+                                                                     &sums_[query * vectors_ + v]);
+                    });
                 }
-            };
-            switch (width) {
-                case 1: run(std::integral_constant<int, 1>{}); break;
-                case 2: run(std::integral_constant<int, 2>{}); break;
-                case 3: run(std::integral_constant<int, 3>{}); break;
-                default: run(std::integral_constant<int, 4>{});
-            }
+            });
+    }
+
+    void accumulate_prefix() {
+        auto steps = [&](int end) { return call_.chain ? (visible_end(end) + STEP - 1) / STEP : length_ / STEP; };
+        const int longest = visible_end(num_), end = STEP * steps(num_);
+        if (packed_all_) accumulate_tiles(values_.data(), 0, 0, 0, num_, steps);
+        for (int first = 0; first < end && !packed_all_; first += KV_TILE)
+            for (int h = 0; h < num_heads_; h++)
+                accumulate_tiles(
+                    pack_value_tile(h, first, longest, ensure_size(values_, KV_TILE / STEP * vectors_)), first / STEP,
+                    h, 0, num_, [&](int last) { return std::min(KV_TILE / STEP, steps(last) - first / STEP); });
+        if (call_.chain) return;
+        for (int h = 0; h < num_heads_; h++)
+            for (int node = 0; node < num_nodes(); node++) accumulate_ancestors(h, node);
+    }
+
+    // Steps of a node's ancestors; the first may start with the last committed slot.
+    void accumulate_ancestors(int h, int node) {
+        const int first = length_ / STEP * STEP, count = num_visible_[node] - first, steps = (count + STEP - 1) / STEP;
+        const int *path = paths_.data() + path_offsets_[node], shared = length_ - first;
+        const auto at = [&](int j) { return j < shared ? first + j : path[j - shared]; };
+        Packed *packed = ensure_size(path_buffer_, steps * vectors_);
+        Tiles<T>::pack_values(gather_rows(values(h), count, count, at), size_, count, size_, packed);
+        accumulate_tiles(packed, first / STEP, h, node * group_, (node + 1) * group_, [&](int) { return steps; });
+    }
+
+    void store_output(T *out, long out_step) {
+        for (int m = 0; m < num_ * num_heads_; m++) {
+            const int head = (head_ + m / num_) * group_ + m % group_;
+            T *y = out + m % num_ / group_ * out_step + head * size_;
+            for (int v = 0; v < vectors_; v++)
+                store_partial(y + v * KEYS, sums_[m * vectors_ + v] / totals_[m],
+                              std::min(KEYS, size_ - v * KEYS));
         }
     }
 };

@@ -14,39 +14,107 @@
 
 namespace paceline {
 
+constexpr bool FEW_REGISTERS = NUM_REGISTERS == 16;
 template <class T>
-constexpr int max_tile_rows = sizeof(Acc<T>) == 8 ? 4 : 9;  // of x; double precision is a reference only
+constexpr int max_tile_rows = sizeof(Acc<T>) == 8 ? 4 : FEW_REGISTERS ? 6 : 9;  // of x; double is a reference only
 constexpr int COLUMN_BLOCK = 24;     // rows of w that share one block of x; threads split w at multiples of it
 constexpr long L1_ROW_BYTES = 2048;  // of a row of x, so that a tile's rows fit the L1 cache
 constexpr long UNPACKED_L2_BYTES = 256 * 1024;       // of w, kept in L2 while several tiles of x read them
 constexpr long UNPACKED_PREFETCH_BYTES = 64 * 1024;  // prefetch distance
 
-// Rows of w in a tile with m rows of x: with 9 of them 27 sums and their operands fill 32 registers. The fastest as
+// Rows of w in a tile with m rows of x: 27 sums and their operands fill 32 registers, 12 sums fill 16. The fastest as
 // measured, and a divisor of COLUMN_BLOCK.
-constexpr int tile_width(int m) { return m == 1 || m == 3 ? 8 : 3; }
-constexpr int MAX_GROUPS = COLUMN_BLOCK / tile_width(2);
+constexpr int tile_width(int m) {
+    if (!FEW_REGISTERS) return m == 1 || m == 3 ? 8 : 3;
+    return m == 1 ? 8 : m <= 3 ? 4 : m == 4 ? 3 : 2;
+}
+constexpr int MAX_GROUPS = COLUMN_BLOCK / 2;
 
 inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }  // into the L2 cache
 
-// Multiply-add on vectors: of elements, or of pairs of bf16 with AVX512-BF16.
+// sum + a b, rounded once on every set but the baseline: the compiler's own contraction may differ between tiles.
+inline Floats multiply_add(Floats a, Floats b, Floats sum) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+    return sum + a * b;
+#endif
+}
+
+// Multiply-add on vectors: of elements of w with those of x, which is of type X. PARTS vectors of w are read from the
+// same size elements.
 template <class T>
 struct Step {
+    using X = T;
     using Operand = Vec<T>;
-    static constexpr int size = lanes<T>;
-    static Operand get(const T *p) { return load(p); }
-    static Operand some(const T *p, int count) { return load_some(p, count); }
+    static constexpr int size = lanes<T>, PARTS = 1;
+    static Operand get(const T *p, int) { return load(p); }
+    static Operand some(const T *p, int count, int) { return load_some(p, count); }
+    static Operand get_x(const X *p, int) { return load(p); }
+    static Operand some_x(const X *p, int count, int) { return load_some(p, count); }
     static Vec<T> add(Vec<T> sum, Operand a, Operand b) { return sum + a * b; }
 };
 #if defined(__AVX512BF16__)
 template <>
 struct Step<bf16> {
+    using X = bf16;
     using Operand = __m512bh;
-    static constexpr int size = 32;
-    static Operand get(const bf16 *p) { return (Operand)_mm512_loadu_si512(p); }
-    static Operand some(const bf16 *p, int count) { return (Operand)_mm512_maskz_loadu_epi16((1u << count) - 1, p); }
+    static constexpr int size = 32, PARTS = 1;
+    static Operand get(const bf16 *p, int) { return (Operand)_mm512_loadu_si512(p); }
+    static Operand some(const bf16 *p, int count, int) {
+        return (Operand)_mm512_maskz_loadu_epi16((1u << count) - 1, p);
+    }
+    static Operand get_x(const bf16 *p, int) { return get(p, 0); }
+    static Operand some_x(const bf16 *p, int count, int) { return some(p, count, 0); }
     static Floats add(Floats sum, Operand a, Operand b) { return (Floats)_mm512_dpbf16_ps((__m512)sum, a, b); }
 };
+#else
+// The even elements of a vector of w are shifted to float32, the odd ones masked. x is widened once per call, even
+// elements before odd ones, and filled up with zeros.
+template <>
+struct Step<bf16> {
+    using X = float;
+    using Operand = Floats;
+    static constexpr int size = 2 * lanes<float>, PARTS = 2;
+    static Operand get(const bf16 *p, int part) {
+        Words pairs;
+        std::memcpy(&pairs, p, sizeof pairs);
+        return (Floats)(part ? pairs & 0xffff0000u : pairs << 16);
+    }
+    static Operand some(const bf16 *p, int count, int part) {
+        bf16 padded[size] = {};
+        std::memcpy(padded, p, count * sizeof(bf16));
+        return get(padded, part);
+    }
+    static Operand get_x(const float *p, int part) { return load(p + part * lanes<float>); }
+    static Operand some_x(const float *p, int, int part) { return get_x(p, part); }
+    static Floats add(Floats sum, Operand a, Operand b) { return multiply_add(a, b, sum); }
+};
 #endif
+template <>
+struct Step<f16> {
+    using X = float;
+    using Operand = Floats;
+    static constexpr int size = lanes<float>, PARTS = 1;
+    static Operand get(const f16 *p, int) { return load(p); }
+    static Operand some(const f16 *p, int count, int) { return load_some(p, count); }
+    static Operand get_x(const float *p, int) { return load(p); }
+    static Operand some_x(const float *p, int, int) { return load(p); }
+    static Floats add(Floats sum, Operand a, Operand b) { return multiply_add(a, b, sum); }
+};
+
+// A row of x as Step<T> reads it, where that is float32.
+template <class T>
+inline void widen_for_step(const T *x, int k, float *out) {
+    using S = Step<T>;
+    for (int i = 0; i < k; i += S::size)
+        for (int part = 0; part < S::PARTS; part++)
+            store(out + i + part * lanes<float>, i + S::size <= k ? S::get(x + i, part) : S::some(x + i, k - i, part));
+}
 
 // Vectors of a tile's sums, carried from one block of x to the next; padded to a multiple of four.
 template <class T, int N, int M>
@@ -58,8 +126,8 @@ struct Sums {
 // Adds one block, count elements of N rows of w and M rows of x, to sums; after the last one out[m * N + n] has them.
 // Prefetches the same elements of the N rows at far.
 template <class T, int N, int M>
-[[gnu::noinline]] void tile(const T *w, long ldw, const T *x, long ldx, int count, const T *far, Sums<T, N, M> &sums,
-                            bool first, bool last, Acc<T> *out) {
+[[gnu::noinline]] void tile(const T *w, long ldw, const typename Step<T>::X *x, long ldx, int count, const T *far,
+                            Sums<T, N, M> &sums, bool first, bool last, Acc<T> *out) {
     using S = Step<T>;
     Vec<T> acc[M][N];
 #pragma GCC unroll 16
@@ -67,23 +135,29 @@ template <class T, int N, int M>
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) acc[m][n] = first ? Vec<T>{} : sums.of[m * N + n];
     int i = 0;
-    auto add = [&](auto &&get) {
-        typename S::Operand wide[N];
+    auto add = [&](auto &&get, auto &&get_x) {
+#pragma GCC unroll 2
+        for (int part = 0; part < S::PARTS; part++) {
+            typename S::Operand wide[N];
+            if (part) asm volatile("" : "+r"(w));  // read again rather than kept: the sums fill the registers
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) wide[n] = get(w + n * ldw + i);
+            for (int n = 0; n < N; n++) wide[n] = get(w + n * ldw + i, part);
 #pragma GCC unroll 16
-        for (int m = 0; m < M; m++) {
-            const auto row = get(x + m * ldx + i);
+            for (int m = 0; m < M; m++) {
+                const auto row = get_x(x + m * ldx + i, part);
 #pragma GCC unroll 8
-            for (int n = 0; n < N; n++) acc[m][n] = S::add(acc[m][n], wide[n], row);
+                for (int n = 0; n < N; n++) acc[m][n] = S::add(acc[m][n], wide[n], row);
+            }
         }
     };
     for (; i + S::size <= count; i += S::size) {
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) prefetch(far + n * ldw + i);
-        add([](const T *p) { return S::get(p); });
+        add(S::get, S::get_x);
     }
-    if (i < count) add([&](const T *p) { return S::some(p, count - i); });
+    if (i < count)
+        add([&](const T *p, int part) { return S::some(p, count - i, part); },
+            [&](const typename S::X *p, int part) { return S::some_x(p, count - i, part); });
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
@@ -105,11 +179,11 @@ using Count = std::integral_constant<int, N>;
 // Up to COLUMN_BLOCK rows of w, in groups of N, with M rows of x: rows[m * COLUMN_BLOCK + n].
 // far[g] is the row of w that group g prefetches.
 template <class T, int N, int M>
-[[gnu::noinline]] void column_block(const T *all, long ldw, int n, int groups, const T *x, long ldx, int k,
-                                    const long *far, Acc<T> *rows) {
+[[gnu::noinline]] void column_block(const T *all, long ldw, int n, int groups, const typename Step<T>::X *x, long ldx,
+                                    int k, const long *far, Acc<T> *rows) {
     Sums<T, N, M> sums[COLUMN_BLOCK / N];
     Acc<T> out[M * N];
-    const long bytes = k * (long)sizeof(T);
+    const long bytes = k * (long)sizeof(*x);
     const int blocks = std::max<long>(1, (bytes + L1_ROW_BYTES / 2) / L1_ROW_BYTES),
               block = ((k + blocks - 1) / blocks + 63) / 64 * 64;
     for (int at = 0; at < k; at += block)
@@ -124,7 +198,7 @@ template <class T, int N, int M>
 }
 
 template <class T>
-using ColumnBlock = void (*)(const T *, long, int, int, const T *, long, int, const long *, Acc<T> *);
+using ColumnBlock = void (*)(const T *, long, int, int, const typename Step<T>::X *, long, int, const long *, Acc<T> *);
 
 // The column block function for m rows of x, 1 to max_tile_rows.
 template <class T, int M = 1>
@@ -137,7 +211,8 @@ ColumnBlock<T> column_block_for(int m) {
 
 // Emits every y[m][n], n from begin to end, as emit(m, n, Count<N>, sums): N adjacent ones of one row.
 template <class T, class Put>
-inline void gemm_unpacked(const T *w, long ldw, int begin, int end, const T *x, long ldx, int rows, int k, Put &&emit) {
+inline void gemm_unpacked(const T *w, long ldw, int begin, int end, const typename Step<T>::X *x, long ldx, int rows,
+                          int k, Put &&emit) {
     Acc<T> sums[max_tile_rows<T> * COLUMN_BLOCK];
     long far[MAX_GROUPS];
     const long ahead = std::clamp<long>(UNPACKED_PREFETCH_BYTES / (k * (long)sizeof(T)), 32, 256);

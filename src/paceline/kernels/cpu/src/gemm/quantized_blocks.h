@@ -21,8 +21,9 @@ struct Int8Matrix {
     }
 };
 
-using Sixteen = int8_t __attribute__((vector_size(16)));
-using Eight = int8_t __attribute__((vector_size(8)));
+// As many int8 weights as a vector of the accumulator type has elements.
+using FloatBytes = int8_t __attribute__((vector_size(VECTOR_BYTES / 4)));
+using DoubleBytes = int8_t __attribute__((vector_size(VECTOR_BYTES / 8)));
 
 // int4 weights, each plus 8, in 32-bit words of eight: of word i / 8 weight i takes the nibble i % 8 / 2 of the low
 // half if it is even, of the high half if it is odd. Every block has a scale.
@@ -50,7 +51,7 @@ struct RowDecoder<T, Int8Matrix> {
     explicit RowDecoder(const Int8Matrix &bytes) : w(bytes) {}
     RowDecoder from(int n) const { return RowDecoder(w.from(n)); }
     inline void get(int n, int block, Vec<T> (&out)[PARTS]) const {
-        using Narrow = std::conditional_t<STEP == 16, Sixteen, Eight>;
+        using Narrow = std::conditional_t<sizeof(Acc<T>) == 4, FloatBytes, DoubleBytes>;
         for (int p = 0; p < PARTS; p++) {
             Narrow bytes;
             std::memcpy(&bytes, w.data + n * w.stride + block * BLOCK + p * STEP, sizeof bytes);
@@ -68,12 +69,13 @@ struct RowDecoder<T, Int4Matrix> {
     RowDecoder from(int n) const { return RowDecoder(w.from(n)); }
     inline void get(int n, int block, Vec<T> (&out)[PARTS]) const {
         const Acc<T> scale = widen(w.scales[n * w.blocks + block]);
-        for (int p = 0; p < PARTS; p++) {
-            uint32_t words[STEP / 8];
-            std::memcpy(words, w.data + n * w.stride + block * BLOCK_BYTES + p * STEP / 2, sizeof words);
-            for (int j = 0; j < STEP; j++)
-                out[p][j] = (int(words[j / 8] >> (j % 2 * 16 + j % 8 / 2 * 4) & 15) - 8) * scale;
-        }
+        uint32_t words[BLOCK / 8];
+        std::memcpy(words, w.data + n * w.stride + block * BLOCK_BYTES, sizeof words);
+        for (int p = 0; p < PARTS; p++)
+            for (int j = 0; j < STEP; j++) {
+                const int i = p * STEP + j;
+                out[p][j] = (int(words[i / 8] >> (i % 2 * 16 + i % 8 / 2 * 4) & 15) - 8) * scale;
+            }
     }
 };
 

@@ -1,29 +1,16 @@
-// SIMD types and helpers: 64-byte vectors of float, double and bf16, so that the kernels are written once.
+// SIMD types and helpers: vectors as wide as the instruction set's, so that the kernels are written once.
 //
 // Sums are accumulated in float (double for double). The horizontal sum of a vector is one fixed tree of additions, so
-// a result does not depend on how many rows or columns are computed together.
+// a result does not depend on how many rows or columns are computed together. It depends on the instruction set.
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
+#include "isa/half.h"
 
 namespace paceline {
 
-struct bf16 {
-    uint16_t bits;
-};
-
-using Floats = float __attribute__((vector_size(64)));
-using Doubles = double __attribute__((vector_size(64)));
-using Ints = int32_t __attribute__((vector_size(64)));
-using Words = uint32_t __attribute__((vector_size(64)));
-using Halves = uint16_t __attribute__((vector_size(32)));
+using Doubles = double __attribute__((vector_size(VECTOR_BYTES)));
 
 template <class T>
 struct Of {
@@ -44,25 +31,14 @@ using Vec = typename Of<T>::Vec;
 template <class T>
 constexpr int lanes = sizeof(Vec<T>) / sizeof(Acc<T>);
 
-inline float widen(bf16 x) {
-    uint32_t bits = uint32_t(x.bits) << 16;
-    float out;
-    std::memcpy(&out, &bits, 4);
-    return out;
-}
-inline float widen(float x) { return x; }
-inline double widen(double x) { return x; }
-
+// x in the model's precision.
 template <class T>
 inline T narrow(Acc<T> x) {
-    return x;
-}
-template <>
-inline bf16 narrow<bf16>(float x) {  // to nearest, ties to even; NaN stays NaN
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if (x != x) return {uint16_t((bits >> 16) | 0x40)};
-    return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+    if constexpr (is_half<T>) {
+        return narrow_to(x, T{});
+    } else {
+        return x;
+    }
 }
 
 // x rounded to the model's precision.
@@ -84,7 +60,12 @@ inline Doubles load(const double *p) {
 inline Floats load(const bf16 *p) {
     Halves h;
     std::memcpy(&h, p, sizeof h);
-    return (Floats)(__builtin_convertvector(h, Words) << 16);
+    return widen_vector<bf16>(h);
+}
+inline Floats load(const f16 *p) {
+    Halves h;
+    std::memcpy(&h, p, sizeof h);
+    return widen_vector<f16>(h);
 }
 
 // The first count elements, fewer than a vector, and zeros.
@@ -98,9 +79,32 @@ inline Vec<T> load_some(const T *p, int count) {
 inline void store(float *p, Floats v) { std::memcpy(p, &v, sizeof v); }
 inline void store(double *p, Doubles v) { std::memcpy(p, &v, sizeof v); }
 
+// The first count elements of v.
+template <class T>
+inline void store_partial(T *p, Vec<T> v, int count) {
+    if constexpr (is_half<T>) {
+        const Halves h = narrow_vector<T>(v);
+        std::memcpy(p, &h, count == lanes<T> ? sizeof h : count * sizeof(T));
+    } else {
+        std::memcpy(p, &v, count == lanes<T> ? sizeof v : count * sizeof(T));
+    }
+}
+
+// v rounded to the model's precision.
+template <class T>
+inline Vec<T> round_vector(Vec<T> v) {
+#if !defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bf16>) return (Floats)(round_to_bf16<Words>(v) & 0xffff0000);
+#endif
+    if constexpr (is_half<T>)
+        return widen_vector<T>(narrow_vector<T>(v));
+    else
+        return v;
+}
+
 template <class V>
 inline V splat(decltype(V{}[0] + 0) x) {
-    return V{} + x;
+    return x - V{};  // not a sum with zeros, which changes -0 and so would be computed
 }
 
 // Four elements at once, for the outputs of a GEMM.
@@ -109,12 +113,10 @@ using Four = typename Of<T>::Four;
 
 template <class T>
 inline Four<T> widen_four(const T *p) {
-    if constexpr (std::is_same_v<T, bf16>) {
-        using Narrow = uint16_t __attribute__((vector_size(8)));
-        using Wide = uint32_t __attribute__((vector_size(16)));
-        Narrow h;
+    if constexpr (is_half<T>) {
+        FourHalves h;
         std::memcpy(&h, p, sizeof h);
-        return (Four<T>)(__builtin_convertvector(h, Wide) << 16);
+        return widen_half_vector<T>(h);
     } else {
         Four<T> v;
         std::memcpy(&v, p, sizeof v);
@@ -123,11 +125,8 @@ inline Four<T> widen_four(const T *p) {
 }
 template <class T>
 inline void narrow_four(T *p, Four<T> v) {
-    if constexpr (std::is_same_v<T, bf16>) {
-        using Narrow = uint16_t __attribute__((vector_size(8)));
-        using Wide = uint32_t __attribute__((vector_size(16)));
-        const Wide bits = (Wide)v, near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        const Narrow h = __builtin_convertvector(v == v ? near : (bits >> 16) | 0x40, Narrow);
+    if constexpr (is_half<T>) {
+        const FourHalves h = narrow_half_vector<T>(v);
         std::memcpy(p, &h, sizeof h);
     } else {
         std::memcpy(p, &v, sizeof v);
@@ -140,7 +139,7 @@ inline Four<T> rounded_four(Four<T> v) {
     return widen_four<T>(narrow);
 }
 
-// Horizontal sums of four vectors. Each is (l0 + l2) + (l1 + l3) within quarters, then over quarters the same way.
+// Horizontal sums of four vectors: of floats (l0 + l2) + (l1 + l3) within each 16 bytes, then these by halves.
 inline void sums(const Floats (&a)[4], float *out) {
 #if defined(__AVX512F__)
     __m512 v0 = (__m512)a[0], v1 = (__m512)a[1], v2 = (__m512)a[2], v3 = (__m512)a[3];
@@ -149,19 +148,34 @@ inline void sums(const Floats (&a)[4], float *out) {
     __m512 u = _mm512_add_ps(_mm512_shuffle_ps(t0, t1, 0x44), _mm512_shuffle_ps(t0, t1, 0xee));
     __m256 h = _mm256_add_ps(_mm512_castps512_ps256(u), _mm512_extractf32x8_ps(u, 1));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+#elif defined(__AVX2__)
+    __m256 v0 = (__m256)a[0], v1 = (__m256)a[1], v2 = (__m256)a[2], v3 = (__m256)a[3];
+    __m256 t0 = _mm256_add_ps(_mm256_unpacklo_ps(v0, v1), _mm256_unpackhi_ps(v0, v1));
+    __m256 t1 = _mm256_add_ps(_mm256_unpacklo_ps(v2, v3), _mm256_unpackhi_ps(v2, v3));
+    __m256 u = _mm256_add_ps(_mm256_shuffle_ps(t0, t1, 0x44), _mm256_shuffle_ps(t0, t1, 0xee));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(u), _mm256_extractf128_ps(u, 1)));
+#elif defined(__aarch64__)
+    const float32x4_t pairs = vpaddq_f32(vpaddq_f32((float32x4_t)a[0], (float32x4_t)a[1]),
+                                         vpaddq_f32((float32x4_t)a[2], (float32x4_t)a[3]));
+    vst1q_f32(out, pairs);
 #else
     for (int i = 0; i < 4; i++) {
-        float q[4];
-        for (int j = 0; j < 4; j++) q[j] = (a[i][4 * j] + a[i][4 * j + 2]) + (a[i][4 * j + 1] + a[i][4 * j + 3]);
-        out[i] = (q[0] + q[2]) + (q[1] + q[3]);
+        float quarter[lanes<float> / 4];
+        for (int j = 0; j < lanes<float> / 4; j++)
+            quarter[j] = (a[i][4 * j] + a[i][4 * j + 2]) + (a[i][4 * j + 1] + a[i][4 * j + 3]);
+        for (int size = lanes<float> / 8; size; size /= 2)
+            for (int j = 0; j < size; j++) quarter[j] += quarter[j + size];
+        out[i] = quarter[0];
     }
 #endif
 }
 inline void sums(const Doubles (&a)[4], double *out) {
     for (int i = 0; i < 4; i++) {
-        double q[4];
-        for (int j = 0; j < 4; j++) q[j] = a[i][j] + a[i][j + 4];
-        out[i] = (q[0] + q[2]) + (q[1] + q[3]);
+        double part[lanes<double>];
+        for (int j = 0; j < lanes<double>; j++) part[j] = a[i][j];
+        for (int size = lanes<double> / 2; size; size /= 2)
+            for (int j = 0; j < size; j++) part[j] += part[j + size];
+        out[i] = part[0];
     }
 }
 template <class V>
@@ -191,7 +205,7 @@ inline Floats exponential(Floats x) {
     return x < -87.3f ? Floats{} : scaled;
 }
 inline Doubles exponential(Doubles x) {
-    for (int i = 0; i < 8; i++) x[i] = std::exp(x[i]);
+    for (int i = 0; i < lanes<double>; i++) x[i] = std::exp(x[i]);
     return x;
 }
 

@@ -27,16 +27,26 @@ constexpr A NEG_INF = -std::numeric_limits<A>::infinity();
 inline uint32_t lanes_at_least(Floats a, Floats b) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GE_OQ));
+#elif defined(__aarch64__)
+    return vaddvq_u32((uint32x4_t)(a >= b) & uint32x4_t{1, 2, 4, 8});
 #else
-    uint32_t lanes = 0;
-    for (int i = 0; i < 16; i++) lanes |= uint32_t(a[i] >= b[i]) << i;
-    return lanes;
+    uint32_t mask = 0;
+    for (int i = 0; i < lanes<float>; i++) mask |= uint32_t(a[i] >= b[i]) << i;
+    return mask;
 #endif
 }
 inline uint32_t lanes_at_least(Doubles a, Doubles b) {
-    uint32_t lanes = 0;
-    for (int i = 0; i < 8; i++) lanes |= uint32_t(a[i] >= b[i]) << i;
-    return lanes;
+#if defined(__AVX512F__)
+    return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_GE_OQ);
+#elif defined(__AVX2__)
+    return _mm256_movemask_pd(_mm256_cmp_pd((__m256d)a, (__m256d)b, _CMP_GE_OQ));
+#else
+    uint32_t mask = 0;
+    for (int i = 0; i < lanes<double>; i++) mask |= uint32_t(a[i] >= b[i]) << i;
+    return mask;
+#endif
 }
 
 template <class V>

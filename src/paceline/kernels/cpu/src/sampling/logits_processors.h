@@ -44,7 +44,7 @@ __attribute__((noinline)) A multiplied(A x, A y) {
 
 inline Floats load_bias(const float *p, Floats) { return load(p); }
 inline Doubles load_bias(const float *p, Doubles) {
-    float __attribute__((vector_size(32))) half;
+    float __attribute__((vector_size(VECTOR_BYTES / 2))) half;
     std::memcpy(&half, p, sizeof half);
     return __builtin_convertvector(half, Doubles);
 }
@@ -205,12 +205,3 @@ void process_all(const LogitsProcessors &p, const Paths &paths, const LogitsBatc
 }
 
 }  // namespace paceline
-
-#define PACELINE_EXPORT_PROCESS(T, name)                                                                       \
-    extern "C" void paceline_process_##name(const paceline::LogitsProcessors *p, const paceline::Paths *paths, \
-                                            const paceline::LogitsBatch *c) {                                  \
-        paceline::process_all<T>(*p, *paths, *c);                                                              \
-    }
-PACELINE_EXPORT_PROCESS(float, float32)
-PACELINE_EXPORT_PROCESS(double, float64)
-PACELINE_EXPORT_PROCESS(paceline::bf16, bfloat16)

@@ -80,12 +80,3 @@ void logprobs_all(const SamplingOptions *o, const LogitsBatch &c, const LogprobQ
 }
 
 }  // namespace paceline
-
-#define PACELINE_EXPORT_LOOK_UP(T, name)                                                                         \
-    extern "C" void paceline_logprobs_##name(const paceline::SamplingOptions *o, const paceline::LogitsBatch *c, \
-                                             const paceline::LogprobQuery *l) {                                  \
-        paceline::logprobs_all<T>(o, *c, *l);                                                                    \
-    }
-PACELINE_EXPORT_LOOK_UP(float, float32)
-PACELINE_EXPORT_LOOK_UP(double, float64)
-PACELINE_EXPORT_LOOK_UP(paceline::bf16, bfloat16)

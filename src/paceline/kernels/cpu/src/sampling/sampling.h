@@ -246,25 +246,3 @@ void exponential_race_all(int64_t keys, int64_t count, const int64_t *const *fie
 }
 
 }  // namespace paceline
-
-#define PACELINE_EXPORT_CHOICES(T, name)                                                                         \
-    extern "C" void paceline_sample_##name(const paceline::SamplingOptions *o, const paceline::LogitsBatch *c) { \
-        paceline::sample_all<T>(*o, *c);                                                                         \
-    }                                                                                                            \
-    extern "C" void paceline_argmax_##name(const paceline::LogitsBatch *c) {                                     \
-        paceline::argmax_all<T>(*c);                                                                             \
-    }                                                                                                            \
-    extern "C" void paceline_warp_##name(const paceline::SamplingOptions *o, const paceline::LogitsBatch *c) {   \
-        paceline::warp_all<T>(*o, *c);                                                                           \
-    }
-PACELINE_EXPORT_CHOICES(float, float32)
-PACELINE_EXPORT_CHOICES(double, float64)
-PACELINE_EXPORT_CHOICES(paceline::bf16, bfloat16)
-
-#define PACELINE_EXPORT_RACES(A, name)                                                                              \
-    extern "C" void paceline_exponential_race_##name(int64_t keys, int64_t count, const int64_t *const *fields,     \
-                                                     int64_t tag, const A *scores, int64_t *out, int64_t threads) { \
-        paceline::exponential_race_all(keys, count, fields, tag, scores, out, threads);                             \
-    }
-PACELINE_EXPORT_RACES(float, float32)
-PACELINE_EXPORT_RACES(double, float64)

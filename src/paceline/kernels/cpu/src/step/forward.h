@@ -10,7 +10,6 @@
 
 #include "attention/attention.h"
 #include "gemm/linear.h"
-#include "attention/attention_bf16.h"
 
 namespace paceline {
 
@@ -121,13 +120,14 @@ class Forward {
             if ((long)nodes_.size() < rows) std::memset(call_.hidden[t], 0, rows * model_.hidden * sizeof(T));
     }
 
-    // The embedding of a token; the table may be packed in panels (gemm_bf16.h).
+    // The embedding of a token; the table may be packed in panels (gemm/packing.h).
     void copy_embedding(long token, T *x) {
+        constexpr int unit = panel_unit_of<T>(PACKED);
         const T *table = (const T *)model_.embedding;
         if (!model_.panel_rows) return (void)std::memcpy(x, table + token * model_.hidden, model_.hidden * sizeof(T));
         const long lane = token % model_.panel_rows, wide = std::min(model_.panel_rows, model_.vocab - (token - lane));
-        const T *from = table + (token - lane) * model_.hidden + 2 * lane;
-        for (long h = 0; h < model_.hidden; h += 2, from += 2 * wide) std::memcpy(x + h, from, 2 * sizeof(T));
+        const T *from = table + (token - lane) * model_.hidden + unit * lane;
+        for (long h = 0; h < model_.hidden; h += unit, from += unit * wide) std::memcpy(x + h, from, unit * sizeof(T));
     }
 
     void embed(int i) {

@@ -48,7 +48,7 @@ class Workspace {
     }
 
    private:
-    std::tuple<StepMemory<float>, StepMemory<double>, StepMemory<bf16>> memory_;
+    std::tuple<StepMemory<float>, StepMemory<double>, StepMemory<bf16>, StepMemory<f16>> memory_;
 };
 
 }  // namespace paceline

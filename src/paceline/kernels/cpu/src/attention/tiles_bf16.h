@@ -1,34 +1,15 @@
-// Tiles of bf16 attention: QK^T scores, the softmax, and the weighted sum of values.
+// Tiles of attention (tiles.h) for bf16 with AVX512-BF16: products of pairs.
 //
-// A vector holds sixteen keys, word by word, or the values of two positions, interleaved, so no sum runs across a
-// vector; the transposition is shared by all queries. Scores are summed over the words of a head and values over pairs
-// of positions, always in order, so a query's result is batch-invariant.
+// A vector holds sixteen keys, word by word, or the values of two positions, interleaved. Scores are summed over the
+// words of a head and values over pairs of positions, always in order.
 #pragma once
 
-#include "elementwise.h"
-#include "gemm/gemm_unpacked.h"
+#include "attention/tiles.h"
 
 #if defined(__AVX512BF16__)
 namespace paceline {
 
 constexpr int KEYS_PER_VECTOR = 16;  // keys, or float32 elements, per vector
-constexpr int KEY_VECTORS = 4;       // vectors of keys in a score tile
-constexpr int SCORE_ROWS = 6;        // queries in a score tile: 24 sums and their operands fill 32 registers
-constexpr int VALUE_VECTORS = 4;     // vectors of a head in a value tile
-
-constexpr int MAX_VALUE_ROWS = 8;  // queries in a value tile
-
-// Queries in a value tile W vectors wide.
-template <int W>
-constexpr int value_rows = W == VALUE_VECTORS ? 6 : MAX_VALUE_ROWS;
-
-// Calls with(Count<n>) for a runtime n from 1 to Most.
-template <int Most, int N = 1, class With>
-inline void with_constant(int n, With &&with) {
-    if constexpr (N < Most)
-        if (n > N) return with_constant<Most, N + 1>(n, with);
-    with(Count<N>{});
-}
 
 // The first count elements, at most one vector, and zeros.
 inline __m128i load_eight(const bf16 *p, int count) {
@@ -90,8 +71,8 @@ inline void interleave_values(const bf16 *values, long step, int count, int size
 
 // scores[m * ld + j] = (query m, key j), for M queries, padded elements apart, and G vectors of sixteen keys.
 template <int M, int G>
-[[gnu::noinline]] void score_tile(const __m512i *transposed, int words, const bf16 *queries, int padded, float *scores,
-                                  long ld) {
+[[gnu::noinline]] void score_pairs(const __m512i *transposed, int words, const bf16 *queries, int padded, float *scores,
+                                   long ld) {
     __m512 sums[M][G];
     const int *pairs[M];
 #pragma GCC unroll 8
@@ -162,13 +143,13 @@ inline float softmax_row(float *scores, int count, int end, float scale) {
 
 // sums[m * lds + w] += weights of query m times vector w of the values, over count pairs.
 template <int M, int W>
-[[gnu::noinline]] void accumulate_tile(const int *weights, long ld, int count, const __m512i *interleaved, int vectors,
-                                       __m512 *sums) {
+[[gnu::noinline]] void value_pairs(const int *weights, long ld, int count, const __m512i *interleaved, int vectors,
+                                   Floats *sums) {
     __m512 acc[M][W];
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int w = 0; w < W; w++) acc[m][w] = sums[m * vectors + w];
+        for (int w = 0; w < W; w++) acc[m][w] = (__m512)sums[m * vectors + w];
     for (int i = 0; i < count; i++, interleaved += vectors) {
         __m512bh values[W];
 #pragma GCC unroll 4
@@ -183,8 +164,45 @@ template <int M, int W>
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int w = 0; w < W; w++) sums[m * vectors + w] = acc[m][w];
+        for (int w = 0; w < W; w++) sums[m * vectors + w] = (Floats)acc[m][w];
 }
+
+template <>
+struct Tiles<bf16> {
+    using Packed = __m512i;
+    using Query = bf16;
+    using Weight = int;  // of two positions
+    static constexpr int KEYS = KEYS_PER_VECTOR, STEP = 2;
+    static constexpr int SCORE_ROWS = 6;  // 24 sums and their operands fill 32 registers
+    template <int M>
+    static constexpr int key_vectors = 4;
+    static constexpr int MAX_VALUE_ROWS = 8, MAX_VALUE_VECTORS = 4;
+    static constexpr int value_vectors(int) { return 4; }
+    template <int W>
+    static constexpr int value_rows = W == 4 ? 6 : 8;
+
+    static void load_query(const bf16 *from, int size, bf16 *to) {
+        std::memcpy(to, from, size * sizeof(bf16));
+        if (size % 2) to[size] = {};
+    }
+    static void transpose_keys(const bf16 *keys, long step, int size, __m512i *transposed) {
+        paceline::transpose_keys(keys, step, size, transposed);
+    }
+    static void pack_values(const bf16 *values, long step, int count, int size, __m512i *packed) {
+        interleave_values(values, step, count, size, packed);
+    }
+    template <int M, int G>
+    static void score(const __m512i *keys, int words, const bf16 *queries, int padded, float *scores, long ld) {
+        score_pairs<M, G>(keys, words, queries, padded, scores, ld);
+    }
+    template <int M, int W>
+    static void accumulate(const int *weights, long ld, int count, const __m512i *values, int vectors, Floats *sums) {
+        value_pairs<M, W>(weights, ld, count, values, vectors, sums);
+    }
+    static float softmax(float *scores, int count, int end, float scale) {
+        return softmax_row(scores, count, end, scale);
+    }
+};
 
 }  // namespace paceline
 #endif
