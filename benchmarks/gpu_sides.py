@@ -151,8 +151,9 @@ def run_plan(
 ) -> list[int]:
     """Put into ``raw`` what it lacks of ``plan``; the batch sizes that there was no time for.
 
-    Every side runs once to warm up. What that took says how many repeats fit into an even share of the time that is
-    left: 3 at least, or the batch size is left out, and 7 at most.
+    Every side runs once to warm up, which compiles and records, and once more for its time. What that took says how
+    many repeats fit into an even share of the time that is left: 3 at least, or the batch size is left out, and 7 at
+    most.
     """
     until = clock() + 60 * plan.minutes
     identity = {"kind": KIND, "run": run}
@@ -162,6 +163,8 @@ def run_plan(
         batch = waiting.pop(0)
         sides = _sides(batch, plan, models, prompts)
         say(f"batch {batch}: warming up")
+        for side in sides:
+            side.run()
         begun = clock()
         for side in sides:
             side.run()
