@@ -152,7 +152,7 @@ def test_code_of_a_checkpoint_never_runs_for_the_model(trusted, with_tokenizer, 
         (folder / "tokenizer.json").unlink()
     (folder / "own_code.py").write_text(f"open({str(trace)!r}, 'w')\nraise SystemExit('it ran')\n")
     config_of(folder, auto_map={name: f"own_code.{name}" for name in ("AutoConfig", "AutoModelForCausalLM")})
-    loaded = load(folder, trust_remote_code=trusted)
+    loaded = load(folder, trust_remote_code=trusted, device="cpu")
     assert same(loaded, transformers_model) and (loaded.tokenizer is not None) == with_tokenizer
     assert not trace.exists()
 
@@ -186,7 +186,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("revision", [None, "main", "v1", COMMIT])
 def test_hub_id_is_found_in_the_cache(revision, cache, transformers_model):
-    loaded = load(NAME, revision=revision)
+    loaded = load(NAME, revision=revision, device="cpu")
     assert same(loaded, transformers_model)
     assert loaded.name == NAME and loaded.eos == (EOS,) and loaded.tokenizer is not None
 

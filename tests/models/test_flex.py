@@ -47,11 +47,11 @@ def chosen(monkeypatch):
     return taken
 
 
-def filled(capacity, lengths, *, head_dim=16, seed=0):
+def filled(capacity, lengths, *, head_dim=16, num_layers=2, seed=0):
     """Storage with random values in every slot, attended or not."""
     torch.manual_seed(seed)
     cache = SlotCache(
-        num_layers=2,
+        num_layers=num_layers,
         rows=ROWS,
         capacity=capacity,
         num_kv_heads=HEADS,
@@ -168,6 +168,11 @@ def test_each_shape_is_probed_once_and_prompts_use_dense_attention(chosen):
     assert len(chosen) == 2
     rows = torch.tensor([0, 2])
     assert isinstance(made(filled(300, (4, 130, 250)).view(rows)), TreeAttention)
+
+
+def test_a_cache_of_no_layers_is_not_probed(chosen):
+    empty = filled(300, (4, 130, 250), num_layers=0)
+    assert isinstance(made(empty.view()), TreeAttention) and not chosen and not flex._SERVES
 
 
 def test_devices_without_kernels_use_dense_attention_silently(caplog):

@@ -64,10 +64,12 @@ class FlexAttention(CacheAttention):
 def select_attention(tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:
     """Flex where the device has kernels for it, the call is a step over all rows, and a trial went well; else dense.
 
-    Prompts are read by views of some rows, in pieces of many sizes, each of which would have to be compiled.
+    Prompts are read by views of some rows, in pieces of many sizes, each of which would have to be compiled. A cache
+    of no layers (a head's logits alone) has nothing to try it on.
     """
     dense = TreeAttention
-    if cache.length.device.type not in DEVICES or cache.rows is not None or torch.compiler.is_compiling():
+    step = cache.rows is None and cache.storage.keys.shape[0] > 0
+    if cache.length.device.type not in DEVICES or not step or torch.compiler.is_compiling():
         return dense(tree, cache, start, max_positions=max_positions, group=group)
     flex = FlexAttention(tree, cache, start, max_positions=max_positions, compiled=True)
     shape = _shape(flex, group)

@@ -35,7 +35,7 @@ inline void norm(const Operation &op, const T *x, T *y) {
         V v = load_partial(x + i, count) - mean;
         if (count < lanes<T>)
             for (int j = count; j < lanes<T>; j++) v[j] = 0;
-        squares += v * v;
+        squares = multiply_add(v, v, squares);
     });
     const A scale = A(1) / std::sqrt(sum(squares) / size + A(op.eps));
     for_each_vector<T>(size, [&](int i, auto count) {
@@ -50,9 +50,12 @@ inline void norm(const Operation &op, const T *x, T *y) {
 
 // erf to 1.5e-7 (Abramowitz and Stegun 7.1.26) in float32.
 inline Floats error_function(Floats x) {
-    Floats z = x < 0.0f ? -x : x, t = 1.0f / (1.0f + z * 0.3275911f);
-    Floats p = ((((t * 1.061405429f - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-    Floats y = 1.0f - p * exponential(-z * z);
+    Floats z = x < 0.0f ? -x : x, t = 1.0f / multiply_add(z, 0.3275911f, 1.0f);
+    Floats p = multiply_add(t, 1.061405429f, -1.453152027f);
+    p = multiply_add(p, t, 1.421413741f);
+    p = multiply_add(p, t, -0.284496736f);
+    p = multiply_add(p, t, 0.254829592f) * t;
+    Floats y = multiply_add(-p, exponential(-z * z), 1.0f);
     return x < 0.0f ? -y : y;
 }
 inline Doubles error_function(Doubles x) {

@@ -81,7 +81,7 @@ template <class A, int M, int G>
         for (int m = 0; m < M; m++) {
             const Vec<A> query = splat<Vec<A>>(queries[m * size + i]);
 #pragma GCC unroll 4
-            for (int g = 0; g < G; g++) sums[m][g] += key[g] * query;
+            for (int g = 0; g < G; g++) sums[m][g] = multiply_add(key[g], query, sums[m][g]);
         }
     }
 #pragma GCC unroll 8
@@ -107,7 +107,7 @@ template <class A, int M, int W>
         for (int m = 0; m < M; m++) {
             const Vec<A> weight = splat<Vec<A>>(weights[m * ld + i]);
 #pragma GCC unroll 4
-            for (int w = 0; w < W; w++) acc[m][w] += value[w] * weight;
+            for (int w = 0; w < W; w++) acc[m][w] = multiply_add(value[w], weight, acc[m][w]);
         }
     }
 #pragma GCC unroll 8

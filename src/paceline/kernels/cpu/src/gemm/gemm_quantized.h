@@ -24,7 +24,7 @@ inline void add_parts(Vec<T> (&acc)[M][N], const Vec<T> (&w)[N], const T *x, lon
     for (int m = 0; m < M; m++) {
         const Vec<T> row = load(x + m * ldx);
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) acc[m][n] = acc[m][n] + w[n] * row;
+        for (int n = 0; n < N; n++) acc[m][n] = multiply_add(w[n], row, acc[m][n]);
     }
 }
 
@@ -49,7 +49,8 @@ template <class T, int N, int M, class R>
                 Part own[R::PARTS];
                 r.get(n, block, own);
 #pragma GCC unroll 8
-                for (int p = 0; p < R::PARTS; p++) acc[0][n] += own[p] * load(here + p * R::STEP);
+                for (int p = 0; p < R::PARTS; p++)
+                    acc[0][n] = multiply_add(own[p], load(here + p * R::STEP), acc[0][n]);
             }
         } else if constexpr (N * (M + R::PARTS) <= 24) {
             Part parts[R::PARTS][N];

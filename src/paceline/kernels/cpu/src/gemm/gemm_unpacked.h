@@ -32,19 +32,6 @@ constexpr int MAX_GROUPS = COLUMN_BLOCK / 2;
 
 inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }  // into the L2 cache
 
-// sum + a b, rounded once on every set but the baseline: the compiler's own contraction may differ between tiles.
-inline Floats multiply_add(Floats a, Floats b, Floats sum) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-#elif defined(__FMA__)
-    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
-#elif defined(__aarch64__)
-    return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
-#else
-    return sum + a * b;
-#endif
-}
-
 // Multiply-add on vectors: of elements of w with those of x, which is of type X. PARTS vectors of w are read from the
 // same size elements.
 template <class T>
@@ -56,7 +43,7 @@ struct Step {
     static Operand some(const T *p, int count, int) { return load_some(p, count); }
     static Operand get_x(const X *p, int) { return load(p); }
     static Operand some_x(const X *p, int count, int) { return load_some(p, count); }
-    static Vec<T> add(Vec<T> sum, Operand a, Operand b) { return sum + a * b; }
+    static Vec<T> add(Vec<T> sum, Operand a, Operand b) { return multiply_add(a, b, sum); }
 };
 #if defined(__AVX512BF16__)
 template <>

@@ -107,6 +107,43 @@ inline V splat(decltype(V{}[0] + 0) x) {
     return x - V{};  // not a sum with zeros, which changes -0 and so would be computed
 }
 
+// a b + c, rounded once on every set but the x86 baseline. Written out wherever it is wanted: the build has no
+// contraction (compile.py), so that every tile and every compiler rounds the same sums alike.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
+#if defined(__AVX512F__)
+    return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+    return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__aarch64__)
+    return (Doubles)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#else
+    return a * b + c;
+#endif
+}
+template <class V>
+inline V multiply_add(V a, V b, decltype(V{}[0] + 0) c) {
+    return multiply_add(a, b, splat<V>(c));
+}
+template <class V>
+inline V multiply_add(V a, decltype(V{}[0] + 0) b, V c) {
+    return multiply_add(a, splat<V>(b), c);
+}
+template <class V>
+inline V multiply_add(V a, decltype(V{}[0] + 0) b, decltype(V{}[0] + 0) c) {
+    return multiply_add(a, splat<V>(b), splat<V>(c));
+}
+
 // Four elements at once, for the outputs of a GEMM.
 template <class T>
 using Four = typename Of<T>::Four;
@@ -190,17 +227,17 @@ inline auto sum(V a) {
 inline Floats exponential(Floats x) {
     Floats bounded = x < -87.3f ? splat<Floats>(-87.3f) : x;
     bounded = bounded > 88.0f ? splat<Floats>(88.0f) : bounded;
-    Ints n = __builtin_convertvector(
-        bounded * 1.44269504f + (bounded < 0.0f ? splat<Floats>(-0.5f) : splat<Floats>(0.5f)), Ints);
+    const Floats half = bounded < 0.0f ? splat<Floats>(-0.5f) : splat<Floats>(0.5f);
+    Ints n = __builtin_convertvector(multiply_add(bounded, 1.44269504f, half), Ints);
     Floats f = __builtin_convertvector(n, Floats);
-    Floats r = bounded - f * 0.693359375f;
-    r = r + f * 2.12194440e-4f;
-    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    Floats r = multiply_add(f, -0.693359375f, bounded);
+    r = multiply_add(f, 2.12194440e-4f, r);
+    Floats p = multiply_add(r, 1.9875691500e-4f, 1.3981999507e-3f);
+    p = multiply_add(p, r, 8.3334519073e-3f);
+    p = multiply_add(p, r, 4.1665795894e-2f);
+    p = multiply_add(p, r, 1.6666665459e-1f);
+    p = multiply_add(p, r, 5.0000001201e-1f);
+    p = multiply_add(p * r, r, r) + 1.0f;
     Floats scaled = p * (Floats)((n + 127) << 23);
     return x < -87.3f ? Floats{} : scaled;
 }

@@ -62,16 +62,16 @@ inline Floats logarithm(Floats x) {
     exponent += (Ints)low;  // -1 where true
     m = (low ? m + m : m) - 1.0f;
     const Floats e = __builtin_convertvector(exponent, Floats), z = m * m;
-    Floats p = m * 7.0376836292e-2f - 1.1514610310e-1f;
-    p = p * m + 1.1676998740e-1f;
-    p = p * m - 1.2420140846e-1f;
-    p = p * m + 1.4249322787e-1f;
-    p = p * m - 1.6668057665e-1f;
-    p = p * m + 2.0000714765e-1f;
-    p = p * m - 2.4999993993e-1f;
-    p = p * m + 3.3333331174e-1f;
-    p = p * m * z + e * -2.12194440e-4f - 0.5f * z;
-    return (m + p) + e * 0.693359375f;
+    Floats p = multiply_add(m, 7.0376836292e-2f, -1.1514610310e-1f);
+    p = multiply_add(p, m, 1.1676998740e-1f);
+    p = multiply_add(p, m, -1.2420140846e-1f);
+    p = multiply_add(p, m, 1.4249322787e-1f);
+    p = multiply_add(p, m, -1.6668057665e-1f);
+    p = multiply_add(p, m, 2.0000714765e-1f);
+    p = multiply_add(p, m, -2.4999993993e-1f);
+    p = multiply_add(p, m, 3.3333331174e-1f);
+    p = multiply_add(p * m, z, multiply_add(e, -2.12194440e-4f, -0.5f * z));
+    return multiply_add(e, 0.693359375f, m + p);
 }
 
 // log(-log1p(-u)). Not inlined, so that every call rounds in the same way.
