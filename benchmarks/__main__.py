@@ -11,6 +11,7 @@ STUDIES = {
     "endurance": "benchmarks.endurance:Endurance",
     "gpu": "benchmarks.gpu:Gpu",
     "inflate": "benchmarks.inflate.command:Inflate",
+    "instruction-sets": "benchmarks.instruction_sets:InstructionSets",
     "products": "benchmarks.products:Products",
     "resume": "benchmarks.resume:Resume",
     "sampling-cost": "benchmarks.sampling_cost:SamplingCost",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._inductor import aoti_compile_and_package, aoti_load_package
 from torch._inductor import config as inductor
 
+from benchmarks.instruction_sets import SHAPES
 from benchmarks.study import Threads, check_counts, counts, option
 from paceline.bench.columns import Column, Section
 from paceline.bench.machine import describe
@@ -27,7 +28,6 @@ from paceline.bench.statistics import estimate, paired_ratios
 from paceline.bench.timing import time_in_turn
 from paceline.models.cpu.gemm import gemm_with_weight
 
-SHAPES = ((1536, 1024), (1024, 768), (6272, 1024), (1024, 3136))  # of a layer of 12 million weights
 LAYERS, ROWS, REPEATS = 16, (1, 2, 4, 6, 8, 12, 16, 32), 9
 PANELS, BY_ROW, EAGER, PACKED = "kernel, panels", "kernel, row by row", "torch", "oneDNN, packed before"
 COMPILED, WRAPPED = "torch.compile, frozen", "torch.compile, frozen, in C++"

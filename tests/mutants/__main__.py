@@ -17,8 +17,10 @@ from tests.mutants.mutant import Mutant
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--only", default="", help="run only mutants of files whose path contains this, such as .h")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants tested at a time (default: one a core)")
+    parser.add_argument("--only", default="", help="run mutants of files whose path contains this, such as .h")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="mutants tested at a time (default: one a core)"
+    )
     options = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if options.only in str(file_of(mutant))]
     if not chosen:
