@@ -132,7 +132,7 @@ def _default(forced: str | None) -> str:
             best = _known()[-2]
             missing = ", ".join(sorted(best.features - processor_features()))
             logger.warning(
-                "the CPU kernel runs on the baseline of %s, several times slower than on %s: missing %s",
+                "the CPU kernel runs on the baseline of %s, slower than on %s: missing %s",
                 this_architecture(),
                 best.name,
                 missing or "a compiler that knows its flags",

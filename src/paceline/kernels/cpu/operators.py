@@ -111,8 +111,10 @@ def row_major(tensor: Tensor) -> Tensor:
 
 @final
 class Workspace:
-    """Memory of forwards and fused drafting by the kernel of ``isa``. Calls with different workspaces do not wait for
-    each other."""
+    """Memory of forwards and fused drafting by the kernel of ``isa``.
+
+    Calls with different workspaces do not wait for each other.
+    """
 
     def __init__(self, isa: str) -> None:
         self.isa, kernel = isa, load_kernel(isa)

@@ -58,6 +58,7 @@ class PackedLayer(nn.Module):
         return unpack_matrix(panels, self.layout.width, self.unit_of(name))
 
     def unit_of(self, name: str) -> int:
+        """Adjacent elements of a row that stay together in the panels of the tensor called ``name``."""
         return self.layout.unit if name == "weight" else 1
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

@@ -3,7 +3,6 @@
 A scenario takes the recorder and the panels in which the replaying set packs weights.
 """
 
-import inspect
 from collections.abc import Callable
 from contextlib import contextmanager
 from copy import deepcopy
@@ -73,22 +72,13 @@ def products(recorder: Recorder, panels: Panels, *, sizes=SIZES, rows=ROWS) -> N
                 multiply = gemm_with_layer(layer, dtype)
                 one_by_one = _products(recorder, multiply, x, rows)
                 with shadow(recorder, panels):
-                    packed = pack_linear(deepcopy(layer), dtype)
+                    packed = packed_weights.pack_linear(deepcopy(layer), dtype)
                     if isinstance(packed, packed_weights.PackedLinear):
                         recorder.case(f"packed product {dtype} {scheme} {inner}x{outer}")
                         for mine, theirs in zip(
                             _products(recorder, gemm_with_layer(packed, dtype), x, rows), one_by_one, strict=True
                         ):
                             recorder.close(mine, theirs)
-
-
-def pack_linear(layer: torch.nn.Linear, dtype: torch.dtype) -> torch.nn.Linear:
-    """``layer`` packed as in a model of ``dtype``."""
-    if len(inspect.signature(packed_weights.pack_linear).parameters) == 2:
-        return packed_weights.pack_linear(layer, dtype)
-    if type(layer) is not torch.nn.Linear and dtype is not torch.bfloat16:
-        return layer  # packed in bf16 models only
-    return packed_weights.pack_linear(layer)
 
 
 def _products(recorder: Recorder, multiply: Callable, x: torch.Tensor, rows) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 // What the instruction set of this build has: the width of its vectors and the number of its vector registers.
 //
-// The sources are compiled once per set, each to a library of its own (build.py), so nothing here is decided at run time.
+// The sources are compiled once per set, each to a library of its own (compile.py): nothing is decided at run time.
 #pragma once
 
 #if defined(__x86_64__)
