@@ -122,12 +122,14 @@ def packed_set(model: nn.Module) -> str | None:
     return sets[0] if sets else None
 
 
-def panel_layout(dtype: torch.dtype, format: WeightFormat = WeightFormat.PACKED) -> PanelLayout | None:
-    """The panels of weights of ``format`` in a model of ``dtype``; None if the loaded library does not read any.
+def panel_layout(
+    dtype: torch.dtype, format: WeightFormat = WeightFormat.PACKED, *, isa: str | None = None
+) -> PanelLayout | None:
+    """The panels of weights of ``format`` in a model of ``dtype``; None if the library of ``isa`` does not read any.
 
     Raises KernelError if there is no library and none can be built.
     """
-    kernel, name = load_kernel(), dtype_name(dtype)
+    kernel, name = load_kernel(isa), dtype_name(dtype)
     rows, unit = (getattr(kernel, f"paceline_panel_{what}_{name}", None) for what in ("rows", "unit"))
     if rows is None or unit is None or not rows(format):
         return None

@@ -257,7 +257,7 @@ class _Writer:
 
     def check_layout(self, layer: nn.Module) -> None:
         """Raise UnsupportedError if ``layer`` was packed for a model of another precision."""
-        if isinstance(layer, PackedLayer) and layer.layout != panel_layout(self.dtype, layer.FORMAT):
+        if isinstance(layer, PackedLayer) and layer.layout != panel_layout(self.dtype, layer.FORMAT, isa=layer.isa):
             raise UnsupportedError(f"a packed matrix in a model of {self.dtype} that was packed for another precision")
 
     def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
