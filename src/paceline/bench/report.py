@@ -49,7 +49,7 @@ def _cell(line: str = "") -> list[Any]:
     return [
         *(_named(name, line + name) for name in ("run", "label", "suite")),
         *(_named(name, f"{line}cell.{name}") for name in ("drafter", "num_draft_tokens", "batch_size")),
-        _named("set", f"{line}cell.isa"),
+        _named("set", f"{line}cell.isa", rare=True),
         *_sampling(f"{line}cell"),
     ]
 
@@ -101,7 +101,7 @@ CELLS: list[Column[Line]] = [
 HEAD_TO_HEAD: list[Column[Line]] = [
     *(_named(name) for name in ("run", "label", "suite")),
     _named("batch_size", "cell.batch_size", "batch"),
-    _named("set", "cell.isa"),
+    _named("set", "cell.isa", rare=True),
     *_sampling("cell"),
     Column("ours", "cell.way", left=True),
     _named("ours", "cell.drafter"),
