@@ -25,7 +25,6 @@ from paceline.bench.raw import RawFile
 from paceline.bench.report import CELLS, HEAD_TO_HEAD
 from paceline.bench.sweep import Axes, Cell, Protocols, Ways, run_sweep
 from paceline.bench.workbench import ModelBench, Models, load_sets
-from paceline.kernels.cpu import instruction_set as selection
 from paceline.kernels.cpu import operators
 from paceline.kernels.cpu.compile import this_architecture
 from paceline.kernels.cpu.instruction_set import available_sets, current_set
@@ -149,28 +148,23 @@ def bench(sets):
 
 @pytest.mark.parametrize("drafter", ["plain", "ngram", "model", "model tree 4"])
 def test_cells_run_on_the_set_that_they_name(bench, sets, drafter, monkeypatch):
-    """Every operator of the kernel is asked for by its set."""
-    used = set()
+    """Every function of the kernel is taken from the library of its set."""
+    used, found = set(), {}
 
-    def spy(inner):
-        def call(isa=None):
-            used.add(isa or selection.current_set())
-            return inner(isa)
+    def spy(isa, *rest):
+        used.add((isa, rest[0]))
+        return operators.entry(isa, *rest)
 
-        return call
-
-    found = {}
+    for module in ("models.cpu.forward", "kernels.cpu.batch", "kernels.cpu.noise", "kernels.cpu.sampling"):
+        monkeypatch.setattr(f"paceline.{module}.entry", spy)
     for isa, models in sets.items():
         assert packed_set(models.target.lm) == packed_set(models.draft.lm) == isa
         used.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(operators, "load_kernel", spy(operators.load_kernel))
-            patch.setattr("paceline.kernels.cpu.ops.load_kernel", spy(selection.load_kernel))
-            patch.setattr("paceline.models.cpu.forward.load_kernel", spy(selection.load_kernel))
-            one = cell(drafter, isa=isa)
-            made = bench.plain("plain", one) if drafter == "plain" else bench.candidate("own", one)
-            found[isa] = made.run().tokens
-        assert used == {isa}
+        one = cell(drafter, isa=isa)
+        made = bench.plain("plain", one) if drafter == "plain" else bench.candidate("own", one)
+        found[isa] = made.run().tokens
+        assert {name for name, _ in used} == {isa}
+        assert {"forward", "record"} <= {function for _, function in used}
     first, second = found.values()
     assert first == second and sum(map(len, first)) == 16
 
