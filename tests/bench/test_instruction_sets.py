@@ -213,13 +213,13 @@ def test_models_without_the_kernel_are_refused():
 def limited(isa, *, before="", environment=None):
     """What a process says that limits itself to a set."""
     program = f"""
-import torch
+import os, torch
 {before}
 from paceline.bench.instruction_sets import limit_process
 try:
     print(limit_process([{isa!r}]), torch.backends.cpu.get_cpu_capability())
 except ValueError as error:
-    print(error)
+    print(error, "MKL_ENABLE_INSTRUCTIONS" in os.environ)
 """
     clean = {name: value for name, value in os.environ.items() if name not in LIMITS["avx2"]}
     done = subprocess.run(
@@ -233,13 +233,13 @@ except ValueError as error:
 
 
 @x86
-def test_torch_is_limited_before_its_first_use(monkeypatch):
+def test_torch_is_limited_before_its_first_use():
     assert limited("baseline").endswith("'MKL_ENABLE_INSTRUCTIONS': 'SSE4_2'} DEFAULT")
     said = limited("baseline", environment={"ONEDNN_MAX_CPU_ISA": "AVX2"})
-    assert said == "--isa baseline with --peers: ONEDNN_MAX_CPU_ISA is AVX2, and baseline needs SSE41; unset it"
+    assert said == "--isa baseline with --peers: ONEDNN_MAX_CPU_ISA is AVX2, and baseline needs SSE41; unset it False"
     if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
         said = limited("baseline", before="torch.ones(3) + 1")
-        assert "already, as it was used before" in said
+        assert "already, as it was used before" in said and said.endswith("its own False")
 
 
 def test_peers_run_on_one_set():

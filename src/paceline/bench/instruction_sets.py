@@ -67,11 +67,14 @@ def limit_process(isas: Sequence[str]) -> dict[str, str]:
             raise ValueError(
                 f"{OPTION} {isa} with --peers: {name} is {os.environ[name]}, and {isa} needs {value}; unset it"
             )
+    added = [name for name in limits if name not in os.environ]
     os.environ.update(limits)
     from torch.backends.cpu import get_cpu_capability
 
     found = get_cpu_capability()
     if found != limits[ATEN].upper():
+        for name in added:
+            del os.environ[name]
         raise ValueError(
             f"{OPTION} {isa} with --peers: torch runs on {found} already, as it was used before; "
             "run paceline bench in a process of its own"
