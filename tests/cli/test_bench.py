@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from importlib import import_module
 from itertools import count
 
@@ -6,6 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main as run_study
 from paceline.api import load
+from paceline.bench.instruction_sets import LIMITS
 from paceline.bench.limits import limit_of
 from paceline.bench.raw import fingerprint
 from paceline.bench.suites import choose
@@ -13,6 +17,8 @@ from paceline.bench.sweep import Cell, run_sweep
 from paceline.cli import run
 from paceline.cli.numbers import read_counts
 from paceline.draft_heads.files import save_head
+from paceline.kernels.cpu.compile import this_architecture
+from paceline.kernels.cpu.instruction_set import available_sets, current_set
 from paceline.models.fingerprint import fingerprint as fingerprint_of
 from tests.api.checkpoints import VOCAB, pair
 from tests.bench.programs import DEADLY, vllm_python
@@ -21,6 +27,7 @@ from tests.draft_heads.test_prophet import make
 SMALL = ("--num-prompts", 2, "--max-tokens", 8, "--repeats", 1, "--attempts", 1, "--no-html", "--dtype", "float64")
 
 
+two_sets = pytest.mark.skipif(len(available_sets()) < 2, reason="this processor has one instruction set")
 VLLM_WAYS = [("vllm", 0), *((way, k) for way in ("vllm-draft", "vllm-lookup") for k in (1, 2))]
 
 
@@ -270,12 +277,54 @@ def test_the_grid_as_it_is_fits_the_embedded_pair(raw, monkeypatch):
         (("--batch", "3"), "2 prompts and batch size 3"),
         (("--max-tokens", "600"), "leave the target's context of 512"),
         (("--prompt-file", "none.jsonl"), "none.jsonl"),
+        (("--isa", "sse9"), "--isa sse9: not an instruction set of"),
+        (("--isa", available_sets()[-1], "--backend", "hf"), "with --backend hf: transformers' code has no"),
+        (("--isa", available_sets()[-1], "--device", "cuda"), "with --device cuda: instruction sets are the CPU's"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_any_work(raw, capsys, options, message):
     assert bench(raw, *options) == 2
     assert message in capsys.readouterr().err
     assert not raw.exists()
+
+
+@two_sets
+def test_ours_are_timed_on_each_set(raw, capsys):
+    first, last = current_set(), available_sets()[-1]
+    assert bench(raw, "--k", "2", "--drafter", "model", "--isa", f"{first},{last}", "--together") == 0
+    found = [(record["cell"]["drafter"], record["cell"]["isa"]) for record in cells_of(raw)]
+    assert found == [("plain", first), ("plain", last), ("model", first), ("model", last)]
+    assert len({record["interleaved"] for record in cells_of(raw)}) == 1
+    assert all(text["first_difference"] is None for record in cells_of(raw) for text in record["texts"])
+    assert "model on" in capsys.readouterr().out
+    before = raw.read_bytes()
+    assert bench(raw, "--k", "2", "--drafter", "model", "--isa", last, "--together") == 0
+    assert raw.read_bytes() == before
+
+
+@two_sets
+def test_sets_with_peers(raw, capsys):
+    first, last = available_sets()[0], available_sets()[-1]
+    assert bench(raw, "--isa", f"{first},{last}", "--peer", "transformers") == 2
+    assert f"--isa {first},{last} with --peers: peers run on one set at a time; give one" in capsys.readouterr().err
+    assert not raw.exists()
+
+
+@pytest.mark.skipif(this_architecture() != "x86_64", reason="peers are limited on x86-64 alone")
+def test_peers_run_on_the_set_that_was_named(raw):
+    """In a process of its own: torch has been used in this one."""
+    last = available_sets()[-1]
+    words = ("--target", pair().target, "--draft", pair().draft, "--output", raw, "--prompt-file", prompts(raw))
+    options = ("--k", "2", "--drafter", "model", "--isa", last, "--peers", "--peer-k", "transformers=1", "--threads", 1)
+    command = [sys.executable, "-m", "paceline", "bench", *words, *SMALL, *options]
+    clean = {name: value for name, value in os.environ.items() if name not in LIMITS[last]}
+    subprocess.run([str(word) for word in command], check=True, capture_output=True, env=clean)
+    records = [json.loads(line) for line in raw.read_text().splitlines()]
+    assert records[0]["conditions"]["peer_limits"] == LIMITS[last]
+    found = [record["cell"] for record in records if record["kind"] == "cell"]
+    assert {one["isa"] for one in found} == {last} and {one["drafter"] for one in found} >= {"model", "transformers"}
+    pairs = [record["pair"] for record in records if record["kind"] == "head-to-head"]
+    assert pairs and all(side["isa"] == last for one in pairs for side in one.values())
 
 
 def test_peers_cannot_assist_with_another_vocabulary(raw, tmp_path, capsys):

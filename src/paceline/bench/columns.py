@@ -40,7 +40,7 @@ class Column(Generic[T]):
     ``heading`` is its heading in tables; None leaves it out. ``get`` is a dotted path or a function of the line.
     ``form`` is a format specification, also of an Estimate, or a function of the value. ``name`` is its name in CSV,
     where an Estimate takes three columns; None leaves it out. ``wide`` columns are shown in HTML alone. A ``timed``
-    value is not shown where the line is void.
+    value is not shown where the line is void. CSV leaves out a ``rare`` column without a single value.
     """
 
     heading: str | None
@@ -49,6 +49,7 @@ class Column(Generic[T]):
     name: str | None = None
     left: bool = False
     wide: bool = False
+    rare: bool = False
     timed: bool = False
     estimate: bool = False  # the value is an Estimate, even where it is None
 
@@ -82,7 +83,8 @@ class Column(Generic[T]):
 
 def to_csv(columns: Sequence[Column[T]], lines: Iterable[T]) -> str:
     """The columns that have names, a row for each line; empty where there is no value."""
-    text = io.StringIO()
+    lines, text = list(lines), io.StringIO()
+    columns = [one for one in columns if not one.rare or any(one.value(line) is not None for line in lines)]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([name for column in columns for name in column.names()])
     for line in lines:

@@ -132,10 +132,10 @@ def break_evens(figures: Sequence[Line]) -> list[tuple[Line, BreakEven]]:
 
 
 def best(figures: Iterable[Line]) -> list[Line]:
-    """Of every run, group, batch size and drafter the draft length that was fastest; void lines take no part."""
+    """Of every run, group, batch size, drafter and set the draft length that was fastest; void lines take no part."""
     found: dict[tuple[str, Group, int, str], Line] = {}
     for line in figures:
-        key = line.run, line.group, line.cell.batch_size, line.cell.drafter
+        key = line.run, line.group, line.cell.batch_size, line.cell.method
         if not line.void and (key not in found or line.speedup.value > found[key].speedup.value):
             found[key] = line
     return list(found.values())

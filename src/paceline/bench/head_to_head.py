@@ -5,7 +5,7 @@ timed in one interleaved run. The other side is the base of the ratio, and its c
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeAlias
 
@@ -35,7 +35,7 @@ class HeadToHead:
 
     def as_record(self) -> Record:
         """Both cells."""
-        return {OURS: asdict(self.ours), OTHER: asdict(self.other)}
+        return {OURS: self.ours.as_record(), OTHER: self.other.as_record()}
 
     def sides(self, workbench: Workbench) -> Sides:
         """Our side against the other, which runs twice."""
@@ -56,14 +56,14 @@ class Choice:
 
     def as_record(self, run: str) -> Record:
         """What was chosen, and the speed-ups over our plain decoding that decided it; void cells decide nothing."""
-        fields = ("batch_size", "temperature", "top_p", "max_tokens")
+        fields = ("batch_size", "temperature", "top_p", "max_tokens", *(() if self.base.isa is None else ("isa",)))
         return {
             "kind": CHOICE,
             "run": run,
             "group": {name: getattr(self.base, name) for name in fields},
             "pairs": [pair.as_record() for pair in self.pairs],
             "considered": [
-                {"cell": asdict(line.cell), "speedup": line.speedup.value, "void": line.void}
+                {"cell": line.cell.as_record(), "speedup": line.speedup.value, "void": line.void}
                 for line in self.considered
             ],
         }
@@ -86,6 +86,7 @@ def choose_pairs(figures: Iterable[Line], *, run: str, axes: Axes) -> list[Choic
             temperature=temperature,
             max_tokens=max_tokens,
             top_p=top_p,
+            isa=axes.only_isa,
         )
         considered = tuple(line for line in lines if plain_cell(line.cell) == base)
         if pairs := tuple(_pairs(considered, axes=axes, base=base)):

@@ -1,8 +1,8 @@
 """All cells of one batch size and length in one alternating run: everything is paired with everything.
 
 Each repeat runs each side once: plain decoding, the cells, and plain decoding again as the control. Every temperature
-has a plain side and a control of its own. A third of the time that cells one by one take, and the best of two parties
-compare without another run. Knows nothing of what the sides are; decides no best.
+has a plain side and a control of its own, on every instruction set. A third of the time that cells one by one take, and
+the best of two parties compare without another run. Knows nothing of what the sides are; decides no best.
 """
 
 import time

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from paceline.bench.peers.base import Peer, PeerUnavailable
 from paceline.bench.raw import FAILURE, PEER, RUN, RawFile, Record
+from paceline.bench.sweep import on_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,6 @@ def _words(record: Record) -> str:
 def _cell(cell: Record) -> str:
     count = f" k={cell['num_draft_tokens']}" if cell["num_draft_tokens"] else ""
     return (
-        f"{cell['drafter']}{count}, batch {cell['batch_size']}, temperature {cell['temperature']:g}, "
-        f"{cell['max_tokens']} tokens"
+        f"{cell['drafter']}{count}{on_set(cell.get('isa'))}, batch {cell['batch_size']}, "
+        f"temperature {cell['temperature']:g}, {cell['max_tokens']} tokens"
     )

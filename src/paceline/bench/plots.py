@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from paceline.bench.drawing import baseline, draw_panels, error_bars, finish, powers_of_two
 from paceline.bench.figures import best
+from paceline.bench.interleaved import plain_cell
 from paceline.bench.line import PHASES, Line
 from paceline.bench.sweep import PLAIN
 
@@ -54,7 +55,7 @@ def speedup_over_batch(axes: Axes, figures: Sequence[Line]) -> None:
     """Speed-up over the batch size, every drafter at its best length for the smallest batch; 1 is break-even."""
     smallest = min(line.cell.batch_size for line in figures)
     chosen = {
-        line.cell.drafter: line.cell.num_draft_tokens for line in best(figures) if line.cell.batch_size == smallest
+        line.cell.method: line.cell.num_draft_tokens for line in best(figures) if line.cell.batch_size == smallest
     }
     for name, lines in _by_drafter(figures).items():
         count = chosen.get(name)
@@ -86,9 +87,10 @@ def time_split(axes: Axes, figures: Sequence[Line]) -> None:
     """Milliseconds of a step by phase, for plain decoding and every drafter and length at the smallest batch size."""
     smallest = min(line.cell.batch_size for line in figures)
     timed = [line for line in figures if line.cell.batch_size == smallest and line.step_seconds]
-    bars = {line.cell.way.replace("k=", ""): line.step_seconds for line in timed if line.cell.drafter != PLAIN}
-    if timed:
-        bars = {PLAIN: timed[0].base_step_seconds, **bars}
+    bars: dict[str, tuple[float, ...]] = {}
+    for line in timed:
+        bars.setdefault(plain_cell(line.cell).way, line.base_step_seconds)
+    bars |= {line.cell.way.replace("k=", ""): line.step_seconds for line in timed if line.cell.drafter != PLAIN}
     bottom = [0.0] * len(bars)
     for at, phase in enumerate(PHASES):
         heights = [1e3 * seconds[at] for seconds in bars.values()]
@@ -101,7 +103,7 @@ def time_split(axes: Axes, figures: Sequence[Line]) -> None:
 def _by_drafter(figures: Iterable[Line]) -> dict[str, list[Line]]:
     found: defaultdict[str, list[Line]] = defaultdict(list)
     for line in figures:
-        found[line.cell.drafter].append(line)
+        found[line.cell.method].append(line)
     return found
 
 

@@ -49,6 +49,7 @@ def _cell(line: str = "") -> list[Any]:
     return [
         *(_named(name, line + name) for name in ("run", "label", "suite")),
         *(_named(name, f"{line}cell.{name}") for name in ("drafter", "num_draft_tokens", "batch_size")),
+        _named("set", f"{line}cell.isa", rare=True),
         *_sampling(f"{line}cell"),
     ]
 
@@ -68,7 +69,7 @@ DIFFERENCES: list[Column[Line]] = [
     _named("num_different", lambda line: len(line.differences)),
     _named("first_difference", lambda line: min(line.differences, default=None), "first at", wide=True),
 ]
-DRAFTER: Column[Line] = Column("drafter", "cell.drafter", left=True)
+DRAFTER: Column[Line] = Column("drafter", "cell.method", left=True)
 DRAFT_TOKENS: Column[Line] = Column("k", lambda line: line.cell.num_draft_tokens or None)
 SPEEDUP = _named("speedup", heading="speed-up 95 %", form=".2f", timed=True, estimate=True)
 SPEED = _named("tokens_per_second", heading="tokens/s", form=".0f", timed=True)
@@ -100,6 +101,7 @@ CELLS: list[Column[Line]] = [
 HEAD_TO_HEAD: list[Column[Line]] = [
     *(_named(name) for name in ("run", "label", "suite")),
     _named("batch_size", "cell.batch_size", "batch"),
+    _named("set", "cell.isa", rare=True),
     *_sampling("cell"),
     Column("ours", "cell.way", left=True),
     _named("ours", "cell.drafter"),
@@ -151,7 +153,7 @@ BREAK_EVEN: list[Column[tuple[Line, BreakEven]]] = [
     Column("precision", "0.label", left=True),
     Column("temp", "0.cell.temperature", "g"),
     Column("tokens", "0.cell.max_tokens"),
-    Column("drafter", "0.cell.drafter", left=True),
+    Column("drafter", "0.cell.method", left=True),
     Column("k", "0.cell.num_draft_tokens"),
     Column("break-even", "1", str),
 ]
@@ -159,7 +161,7 @@ GRID: list[Column[list[Line]]] = [
     Column("precision", "0.label", left=True),
     Column("temp", "0.cell.temperature", "g"),
     Column("batch", "0.cell.batch_size"),
-    Column("drafter", "0.cell.drafter", left=True),
+    Column("drafter", "0.cell.method", left=True),
     Column("tokens", lambda lines: ", ".join(str(line.cell.max_tokens) for line in lines)),
     Column("gamma", "0.cell.num_draft_tokens"),
     Column("speed-up", _mean("speedup.value"), ".2f"),

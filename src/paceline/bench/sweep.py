@@ -23,7 +23,10 @@ Sides: TypeAlias = tuple[Configuration, Configuration, Configuration]  # a base,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One combination; ``num_draft_tokens`` is 0 for what drafts nothing."""
+    """One combination; ``num_draft_tokens`` is 0 for what drafts nothing.
+
+    ``isa`` is the instruction set that it and the plain decoding beside it run on; None is the process's own choice.
+    """
 
     drafter: str
     num_draft_tokens: int
@@ -31,18 +34,29 @@ class Cell:
     temperature: float
     max_tokens: int
     top_p: float = 1.0
+    isa: str | None = None
 
     def __str__(self) -> str:
         return f"{self.way}, batch {self.batch_size}, {describe_sampling(self.temperature, self.top_p)}"
 
     @property
+    def method(self) -> str:
+        """The drafter, and its instruction set if one was named."""
+        return self.drafter + on_set(self.isa)
+
+    @property
     def way(self) -> str:
-        """The drafter and its draft length."""
-        return f"{self.drafter} k={self.num_draft_tokens}" if self.num_draft_tokens else self.drafter
+        """The drafter and its draft length, and its instruction set if one was named."""
+        count = f" k={self.num_draft_tokens}" if self.num_draft_tokens else ""
+        return f"{self.drafter}{count}{on_set(self.isa)}"
+
+    def as_record(self) -> Record:
+        """Its fields, without the set where none was named: older files have none."""
+        return {name: value for name, value in asdict(self).items() if name != "isa" or value is not None}
 
     def identity(self) -> Record:
         """The fields of its records that no other task's have."""
-        return {"kind": CELL, "cell": asdict(self)}
+        return {"kind": CELL, "cell": self.as_record()}
 
     def sides(self, workbench: "Workbench") -> Sides:
         """Its own decoding against plain decoding."""
@@ -76,7 +90,8 @@ class Axes:
 
     ``trees`` are drafters that are tried with one depth alone, as pairs of name and depth. ``peer_counts`` has the
     draft lengths of a peer's way, or of all ways of a peer, where they are not ``num_draft_tokens``; none leaves a way
-    out. ``top_p`` is that of the temperatures above 0.
+    out. ``top_p`` is that of the temperatures above 0. ``isas`` are the instruction sets that our drafters are tried
+    on; peers run on one alone.
     """
 
     drafters: Sequence[str]
@@ -88,6 +103,12 @@ class Axes:
     top_p: float = 1.0
     trees: Sequence[tuple[str, int]] = ()
     peer_counts: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    isas: Sequence[str] = ()
+
+    @property
+    def only_isa(self) -> str | None:
+        """The one set that everything runs on; None where none was named, or several."""
+        return self.isas[0] if len(self.isas) == 1 else None
 
     @property
     def our_drafters(self) -> tuple[str, ...]:
@@ -113,7 +134,7 @@ class Axes:
 
     def _cells(self) -> Iterator[Cell]:
         for (temperature, top_p), max_tokens, batch in product(self.samplings, self.max_tokens, self.batch_sizes):
-            for drafter, count in self._decodings(batch):
+            for drafter, count, isa in self._decodings(batch):
                 yield Cell(
                     drafter=drafter,
                     num_draft_tokens=count,
@@ -121,15 +142,23 @@ class Axes:
                     temperature=temperature,
                     max_tokens=max_tokens,
                     top_p=top_p,
+                    isa=isa,
                 )
 
-    def _decodings(self, batch: int) -> Iterator[tuple[str, int]]:
-        yield from product(self.drafters, self.num_draft_tokens)
-        yield from self.trees
+    def _decodings(self, batch: int) -> Iterator[tuple[str, int, str | None]]:
+        for isa in self.isas or (None,):
+            for drafter, count in (*product(self.drafters, self.num_draft_tokens), *self.trees):
+                yield drafter, count, isa
         for peer in self.peers:
-            yield peer.plain, 0
+            yield peer.plain, 0, self.only_isa
             for way in self.drafting(peer, batch):
-                yield from product([way], self.counts_of(peer, way))
+                for count in self.counts_of(peer, way):
+                    yield way, count, self.only_isa
+
+
+def on_set(isa: str | None) -> str:
+    """An instruction set in words, behind a name; nothing where none was named."""
+    return "" if isa is None else f" on {isa}"
 
 
 def describe_sampling(temperature: float, top_p: float) -> str:

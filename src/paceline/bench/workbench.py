@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,9 +13,10 @@ from paceline.api import Loaded
 from paceline.api.build import DrafterLike
 from paceline.api.loading import runnable
 from paceline.bench.generation import decoding
+from paceline.bench.instruction_sets import check_kernel, check_runs, within
 from paceline.bench.limits import rates_beside
 from paceline.bench.peers.base import Peer, PeerSettings
-from paceline.bench.runner import Configuration
+from paceline.bench.runner import Configuration, Sample
 from paceline.bench.sweep import Cell
 from paceline.bench.trees import MODEL, nodes_of, shape_of
 from paceline.drafters import DRAFTERS
@@ -25,11 +27,20 @@ from paceline.models.work import forward_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """A target, and a draft if there is one."""
+
+    target: Loaded
+    draft: Loaded | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBench:
     """One target, one draft if there is one, the prompts, and the peers; these load when a cell asks for them.
 
     ``target_path`` and ``draft_path`` are the directories that peers load, ``heads`` those of the target's heads by the
-    names that cells have for them.
+    names that cells have for them. ``sets`` are both models loaded within each instruction set that cells name; as
+    weights are packed for a set, they take memory once for each. ``target`` and ``draft`` are then those of the first.
     """
 
     target: Loaded
@@ -40,17 +51,18 @@ class ModelBench:
     seed: int
     peers: Sequence[Peer] = ()
     heads: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    sets: Mapping[str, Models] = field(default_factory=dict[str, Models])
 
     def plain(self, name: str, cell: Cell) -> Configuration:
         """Plain decoding of the same prompts."""
-        return self._decoding(name, cell, drafter=None, num_draft_tokens=0)
+        return self._decoding(name, cell, drafts=False)
 
     def candidate(self, name: str, cell: Cell) -> Configuration:
         """The cell's own decoding."""
         for peer in self.peers:
             if cell.drafter in (peer.ways.plain, *peer.ways.drafting):
                 return peer.decoding(name, cell, prompts=self.prompts, seed=self.seed)
-        return self._decoding(name, cell, drafter=self._drafter(cell), num_draft_tokens=cell.num_draft_tokens)
+        return self._decoding(name, cell, drafts=True)
 
     def setting(self) -> PeerSettings:
         """What peers are given, to meet this target on equal terms."""
@@ -62,6 +74,7 @@ class ModelBench:
             device=self.target.lm.device,
             num_threads=torch.get_num_threads(),
             cores=tuple(sorted(cores)),
+            isa=next(iter(self.sets)) if len(self.sets) == 1 else None,
         )
 
     def works(self) -> tuple[Work, Work | None] | None:
@@ -73,36 +86,66 @@ class ModelBench:
         return found[0], found[1] if len(found) > 1 else None
 
     def rates(self) -> dict[str, float]:
-        """How fast the machine is now, with what the models read; nothing where that is not known."""
-        lm = self.target.lm
-        return {} if self.works() is None or not isinstance(lm, DecoderLM) else rates_beside(lm)
+        """How fast the machine is now, with what the models read, on each set; nothing where that is not known."""
+        targets = {isa: models.target.lm for isa, models in self.sets.items()} or {None: self.target.lm}
+        if self.works() is None:
+            return {}
+        found = [rates_beside(lm, isa) for isa, lm in targets.items() if isinstance(lm, DecoderLM)]
+        return {name: rate for rates in found for name, rate in rates.items()}
 
     def close(self) -> None:
         """End what the peers have started."""
         for peer in self.peers:
             peer.close()
 
-    def _drafter(self, cell: Cell) -> DrafterLike:
-        num_nodes = nodes_of(cell.drafter)
-        if num_nodes is None:
-            return self.draft if cell.drafter == MODEL else self.heads.get(cell.drafter, cell.drafter)
-        assert self.draft is not None
-        shape = shape_of(num_nodes, cell.num_draft_tokens)
-        return DRAFTERS.find("model")(lm=runnable(self.draft), shape=shape)
+    def _models(self, cell: Cell) -> Models:
+        return Models(target=self.target, draft=self.draft) if cell.isa is None else self.sets[cell.isa]
 
-    def _decoding(self, name: str, cell: Cell, *, drafter: DrafterLike, num_draft_tokens: int) -> Configuration:
-        return decoding(
-            name,
-            target=self.target,
-            prompts=self.prompts,
-            num_tokens=cell.max_tokens,
-            drafter=drafter,
-            num_draft_tokens=num_draft_tokens,
-            batch_size=cell.batch_size,
-            temperature=cell.temperature,
-            top_p=cell.top_p,
-            seed=self.seed,
-        )
+    def _drafter(self, cell: Cell) -> DrafterLike:
+        num_nodes, draft = nodes_of(cell.drafter), self._models(cell).draft
+        if num_nodes is None:
+            return draft if cell.drafter == MODEL else self.heads.get(cell.drafter, cell.drafter)
+        assert draft is not None
+        shape = shape_of(num_nodes, cell.num_draft_tokens)
+        return DRAFTERS.find("model")(lm=runnable(draft), shape=shape)
+
+    def _decoding(self, name: str, cell: Cell, *, drafts: bool) -> Configuration:
+        with within(cell.isa):
+            made = decoding(
+                name,
+                target=self._models(cell).target,
+                prompts=self.prompts,
+                num_tokens=cell.max_tokens,
+                drafter=self._drafter(cell) if drafts else None,
+                num_draft_tokens=cell.num_draft_tokens if drafts else 0,
+                batch_size=cell.batch_size,
+                temperature=cell.temperature,
+                top_p=cell.top_p,
+                seed=self.seed,
+            )
+        return replace(made, parts=[partial(_run_within, cell.isa, part) for part in made.parts])
+
+
+def load_sets(isas: Sequence[str], load: Callable[[], Models]) -> dict[str, Models]:
+    """What ``load`` loads, once within each instruction set.
+
+    Raises ValueError for models that do not run by the CPU kernel, and where that cannot be built.
+    """
+    found: dict[str, Models] = {}
+    for isa in isas:
+        check_kernel(isa)
+        with within(isa):
+            found[isa] = load()
+            for loaded in (found[isa].target, found[isa].draft):
+                if loaded is not None:
+                    check_runs(loaded, isa)
+    return found
+
+
+def _run_within(isa: str | None, part: Callable[[], Sample]) -> Sample:
+    """A part's caches, buffers and operations are made when it runs."""
+    with within(isa):
+        return part()
 
 
 def check_peers(target: Loaded, draft: Loaded | None) -> None:

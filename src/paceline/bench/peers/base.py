@@ -17,7 +17,10 @@ from paceline.core.stats import Summary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
-    """What all peers are given alike: directories of models, precision, device, threads and the cores they may use."""
+    """What all peers are given alike: directories of models, precision, device, threads and the cores they may use.
+
+    ``isa`` is the instruction set that they are limited to; None is whatever they choose.
+    """
 
     target: Path
     draft: Path | None
@@ -25,6 +28,7 @@ class PeerSettings:
     device: torch.device
     num_threads: int
     cores: tuple[int, ...]
+    isa: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
 from paceline.bench.peers.base import PeerSettings, PeerUnavailable, cache_folder, counted
+from paceline.bench.peers.llama_cpp_build import wrong_build
 from paceline.bench.peers.process import PATIENCE, Process
 from paceline.bench.peers.programs import Key, ProgramPeer, ProgramPool
 from paceline.bench.raw import hash_model
@@ -184,6 +185,9 @@ def find(folder: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Ll
     for needed in (server_of(folder), folder / "convert_hf_to_gguf.py"):
         if not needed.is_file():
             return PeerUnavailable(name=LLAMA_CPP, reason=f"no {needed}; {HOW_TO}")
+    wrong = None if setting.isa is None else wrong_build(folder, setting.isa)
+    if wrong is not None:
+        return PeerUnavailable(name=LLAMA_CPP, reason=wrong)
     try:
         said = subprocess.run(
             [str(server_of(folder)), "--version"], capture_output=True, text=True, check=True, timeout=60

@@ -20,6 +20,7 @@ from paceline.bench.peers.programs import Key, ProgramPeer, ProgramPool
 from paceline.bench.raw import hash_model
 from paceline.bench.runner import Sample
 from paceline.bench.sweep import Cell
+from paceline.kernels.cpu.instruction_set import available_sets
 
 VLLM: Final = "vllm"
 PLAIN, DRAFT, LOOKUP = VLLM, "vllm-draft", "vllm-lookup"
@@ -128,6 +129,8 @@ def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vl
         return PeerUnavailable(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
     if str(setting.dtype) not in DTYPES:
         return PeerUnavailable(name=VLLM, reason=f"it knows no {setting.dtype}; give --dtype bfloat16")
+    if setting.isa is not None and setting.isa != (best := available_sets()[0]):
+        return PeerUnavailable(name=VLLM, reason=f"it runs on this processor's best set alone; give --isa {best}")
     if python is None:
         return PeerUnavailable(name=VLLM, reason=HOW_TO)
     try:

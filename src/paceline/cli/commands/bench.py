@@ -1,8 +1,8 @@
 """``paceline bench``: loads models, chooses prompts, runs the benchmark and writes the reports."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +52,8 @@ class Bench(Command):
         paceline bench --target DIR --draft DIR --k 1-8 --batch 1,4,16 --num-prompts 16
         paceline bench --drafter ngram --suite copy --peers
         paceline bench --together --peers --k 1-8 --tree 8,16 --peer-k vllm=3,5 --peer-k vllm-lookup=none
+        paceline bench --isa avx2,avx512bf16
+        paceline bench --isa avx2 --peers
         paceline bench --grid
         paceline bench report bench.jsonl
     """
@@ -76,6 +78,9 @@ class Bench(Command):
     16x6."""
     max_tokens: Annotated[str | None, CELLS] = None
     """Tokens per output, always generated in full."""
+    instruction_sets: Annotated[str | None, Parameter(name="--isa"), CELLS] = None
+    """Our cells on each of these instruction sets of the CPU, such as avx2,avx512bf16. With --peers a single one, which
+    limits the peers too."""
     peers: Annotated[bool, CELLS] = False
     """Time transformers, vLLM and llama.cpp too, in all their modes, and each one's best against ours. A peer that is
     not installed is reported as missing."""
@@ -123,6 +128,11 @@ class Bench(Command):
         """Measure what is missing, write the reports and print the table."""
         from rich.progress import TextColumn, TimeElapsedColumn
 
+        from paceline.bench.instruction_sets import limit_process, read_sets
+
+        isas = read_sets(self.instruction_sets, backend=self.backend, device=self.device)
+        limits = limit_process(isas) if self.peers or self.peer else {}  # what follows may use torch
+
         from paceline.bench.benchmark import add_peers, conditions_of, run_benchmark
         from paceline.bench.output import check_drawing
         from paceline.bench.raw import RawFile
@@ -131,21 +141,21 @@ class Bench(Command):
         from paceline.bench.workbench import check_batches, check_lengths
         from paceline.cli.progress import make_progress
 
-        axes, protocol = self._axes(), Protocols(repeats=self.repeats, attempts=self.attempts)
+        axes, protocol = replace(self._axes(), isas=isas), Protocols(repeats=self.repeats, attempts=self.attempts)
         if self.html:
             check_drawing()
         if self.peers and (self.quantization or self.draft_quantization):
             raise ValueError("--peers with --quantization: peers run the weights as they are; leave out one of them")
         raw = RawFile(self.output)
-        bench, chosen = self._load()
+        bench, chosen = self._load(isas)
         check_batches(len(bench.prompts), axes.batch_sizes)
         num_nodes = max(1 + max(axes.num_draft_tokens), *(nodes_of(name) or 0 for name, _ in axes.trees), 0)
         check_lengths(bench.target, bench.prompts, axes.max_tokens, num_nodes=num_nodes)
         peers = self._peers(bench)
         bench, axes = add_peers(bench, axes, peers, together=self.together)
         source = self.prompt_file or self.questions
-        options = {"backend": self.backend, "quantization": self.quantization}
-        options["draft_quantization"] = self.draft_quantization
+        options: dict[str, object] = {"backend": self.backend, "quantization": self.quantization}
+        options |= {"draft_quantization": self.draft_quantization, "peer_limits": limits or None}
         conditions = conditions_of(
             bench,
             chosen,
@@ -243,12 +253,12 @@ class Bench(Command):
                 raise ValueError(f"--peer {peer.name} is missing: {peer.reason}")
         return found
 
-    def _load(self) -> "tuple[ModelBench, ChosenPrompts]":
+    def _load(self, isas: Sequence[str]) -> "tuple[ModelBench, ChosenPrompts]":
         """Models and prompts, loaded."""
         from paceline.api import embedded_pair, load
         from paceline.bench.benchmark import find_heads
         from paceline.bench.prompts import choose_prompts
-        from paceline.bench.workbench import ModelBench
+        from paceline.bench.workbench import ModelBench, Models, load_sets
         from paceline.cli.prompt_file.prompts import read_valid_prompts
         from paceline.models import hub
 
@@ -257,19 +267,23 @@ class Bench(Command):
 
         names = embedded_pair() if self.target is None else (self.target, self.draft)
         target_path, draft_path = folder(names[0]), None if names[1] is None else folder(names[1])
-        target = ModelOptions(
-            model=str(target_path),
-            dtype=self.dtype,
-            device=self.device,
-            threads=self.threads,
-            backend=self.backend,
-            quantization=self.quantization,
-        ).load()
-        draft = None
-        if draft_path is not None:
-            draft = load(draft_path, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
+
+        def load_models() -> Models:
+            target = ModelOptions(
+                model=str(target_path),
+                dtype=self.dtype,
+                device=self.device,
+                threads=self.threads,
+                backend=self.backend,
+                quantization=self.quantization,
+            ).load()
+            options = {"dtype": target.dtype, "device": target.lm.device, "quantization": self.draft_quantization}
+            return Models(target=target, draft=draft_path and load(draft_path, **options))
+
+        sets = load_sets(isas, load_models)
+        models = next(iter(sets.values())) if sets else load_models()
         chosen = choose_prompts(
-            target,
+            models.target,
             suite=self.suite or "code",
             given=None if self.prompt_file is None else read_valid_prompts(self.prompt_file),
             questions=self.questions,
@@ -277,12 +291,13 @@ class Bench(Command):
             seed=self.seed,
         )
         bench = ModelBench(
-            target=target,
-            draft=draft,
+            target=models.target,
+            draft=models.draft,
             target_path=target_path,
             draft_path=draft_path,
             prompts=chosen.tokens,
             seed=self.seed,
             heads=find_heads(self.drafters),
+            sets=sets,
         )
         return bench, chosen
