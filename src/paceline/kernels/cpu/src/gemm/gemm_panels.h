@@ -18,13 +18,17 @@ namespace paceline::panels {
 
 // Rows of x in a tile: the sums, a vector of w per vector of the panel and one of x fill the registers.
 constexpr int TILE_ROWS = NUM_REGISTERS == 16 ? 6 : 24 / VECTORS;
+// With sixteen registers, seven or eight rows take a panel one vector at a time: two tiles would widen w twice.
+constexpr int MAX_TILE_ROWS = NUM_REGISTERS == 16 ? 8 : TILE_ROWS;
+constexpr int tile_vectors(int m) { return m > TILE_ROWS ? 1 : VECTORS; }
 constexpr int tile_panels(int m) {
-    if (m > 2) return m == 3 && NUM_REGISTERS > 16 && VECTORS == 2 ? 2 : 1;
+    if (m > 2) return m == 3 && VECTORS == 2 ? 2 : 1;
     return (m == 1 ? 8 : 4) / VECTORS;
 }
-// Rows of the next tile of several, of left ones. Three alone are too few to hide the latency of additions.
+// Rows of the next tile, of left ones. Three alone are too few to hide the latency of additions.
 constexpr int tile_rows(int left) {
-    return left == TILE_ROWS + 3 && TILE_ROWS == 6 ? 5 : std::min(left, TILE_ROWS);
+    if (left <= MAX_TILE_ROWS) return left;
+    return left == TILE_ROWS + 3 && TILE_ROWS == 6 ? 5 : TILE_ROWS;
 }
 constexpr long PIECE_BYTES = 96 * 1024;  // of w, kept in the L2 cache while several tiles of x read them
 constexpr long PREFETCH_FAR = 4096;      // prefetch distance from memory,
@@ -52,20 +56,20 @@ inline void reload(P &p) {
     if constexpr (NUM_REGISTERS == 16) asm volatile("" : "+r"(p));
 }
 
-// Multiplies count elements of P panels by M rows of x and adds to sums, which are step apart; first starts them at
-// zero. x_step is from block to block of x. Prefetches far bytes on.
-template <class D, int M, int P>
-[[gnu::noinline]] void panel_tile(const Part &part, const float *x, long x_step, int count, long far, float *sums,
-                                  long step, bool first) {
+// Multiplies count elements of V vectors of P panels, from vector begin on, by M rows of x and adds to sums, which are
+// step apart; first starts them at zero. x_step is from block to block of x. Prefetches far bytes on, if any.
+template <class D, int M, int P, int V>
+[[gnu::noinline]] void vector_tile(const Part &part, int begin, const float *x, long x_step, int count, long far,
+                                   float *sums, long step, bool first) {
     const char *w = part.data;
     const bf16 *scales = part.scales;
     const long panel_bytes = PANEL_ROWS * part.stride;
     const Masks *masks = &MASKS;
-    Floats acc[M][P * VECTORS];
+    Floats acc[M][P * V];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-        for (int v = 0; v < P * VECTORS; v++)
+        for (int v = 0; v < P * V; v++)
             acc[m][v] = D::GROUP || first ? Floats{} : load(sums + m * step + v * LANES);
     for (int at = 0; at < count; at += X_BLOCK, x += x_step) {
         const int until = std::min(X_BLOCK, count - at);
@@ -74,7 +78,7 @@ template <class D, int M, int P>
 #pragma GCC unroll 16
                 for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-                    for (int v = 0; v < P * VECTORS; v++)
+                    for (int v = 0; v < P * V; v++)
                         acc[m][v] = x[m * X_STEP + X_BLOCK + i / D::GROUP] - Floats{};
             }
             for (const int stop = D::GROUP ? i + D::GROUP : until; i < stop; i += D::STEP, w += D::BYTES) {
@@ -89,15 +93,15 @@ template <class D, int M, int P>
                     if (D::STEP > 1) reload(from), reload(masks);
 #pragma GCC unroll 4
                     for (int p = 0; p < P; p++) {
-                        Floats wide[VECTORS];
+                        Floats wide[V];
 #pragma GCC unroll 4
-                        for (int v = 0; v < VECTORS; v++) wide[v] = D::get(from + p * panel_bytes, v, j, masks);
+                        for (int v = 0; v < V; v++) wide[v] = D::get(from + p * panel_bytes, begin + v, j, masks);
 #pragma GCC unroll 16
                         for (int m = 0; m < M; m++) {
                             const Floats same = x[m * X_STEP + i + D::element(j)] - Floats{};  // broadcast
 #pragma GCC unroll 4
-                            for (int v = 0; v < VECTORS; v++) {
-                                Floats &sum = acc[m][p * VECTORS + v];
+                            for (int v = 0; v < V; v++) {
+                                Floats &sum = acc[m][p * V + v];
                                 sum = multiply_add(wide[v], same, sum);
                             }
                         }
@@ -108,12 +112,12 @@ template <class D, int M, int P>
 #pragma GCC unroll 4
                 for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-                    for (int v = 0; v < VECTORS; v++) {
-                        const Floats scale = load(scales + p * PANEL_ROWS * part.groups + v * LANES);
+                    for (int v = 0; v < V; v++) {
+                        const Floats scale = load(scales + p * PANEL_ROWS * part.groups + (begin + v) * LANES);
 #pragma GCC unroll 16
                         for (int m = 0; m < M; m++) {
-                            float *sum = sums + m * step + (p * VECTORS + v) * LANES;
-                            store(sum, multiply_add(scale, acc[m][p * VECTORS + v], first ? Floats{} : load(sum)));
+                            float *sum = sums + m * step + (p * V + v) * LANES;
+                            store(sum, multiply_add(scale, acc[m][p * V + v], first ? Floats{} : load(sum)));
                         }
                     }
                 first = false;
@@ -125,16 +129,25 @@ template <class D, int M, int P>
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-            for (int v = 0; v < P * VECTORS; v++) store(sums + m * step + v * LANES, acc[m][v]);
+            for (int v = 0; v < P * V; v++) store(sums + m * step + v * LANES, acc[m][v]);
     }
+}
+
+// The same of all vectors of P panels.
+template <class D, int M, int P>
+void panel_tile(const Part &part, const float *x, long x_step, int count, long far, float *sums, long step,
+                bool first) {
+    constexpr int V = tile_vectors(M);
+    for (int v = 0; v < VECTORS; v += V)  // one vector at a time finds the others in the L1 cache
+        vector_tile<D, M, P, V>(part, v, x, x_step, count, far, sums + v * LANES, step, first);
 }
 
 using Tile = void (*)(const Part &, const float *, long, int, long, float *, long, bool);
 
-// The tile for m rows of x, 1 to TILE_ROWS, and one panel or, if several, tile_panels(m).
+// The tile for m rows of x, 1 to MAX_TILE_ROWS, and one panel or, if several, tile_panels(m).
 template <class D, int M = 1>
 Tile panel_tile_for(int m, bool several) {
-    if constexpr (M < TILE_ROWS)
+    if constexpr (M < MAX_TILE_ROWS)
         if (m > M) return panel_tile_for<D, M + 1>(m, several);
     return several ? panel_tile<D, M, tile_panels(M)> : panel_tile<D, M, 1>;
 }
@@ -179,32 +192,32 @@ void gemm_panels(const Matrix &w, int begin, int end, const float *x, int rows, 
     static thread_local std::vector<char> data;
     static thread_local std::vector<bf16> scales;
     const int unit = std::max(D::GROUP, D::STEP), count = (w.k + unit - 1) / unit * unit;
-    const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, block = tiles > 1 ? X_BLOCK : count;
+    const bool several = rows > MAX_TILE_ROWS, whole = rows <= TILE_ROWS;
+    const int block = whole ? count : X_BLOCK;
     const long x_step = (long)rows * X_STEP, block_bytes = (long)block / D::STEP * D::BYTES;
-    const int piece = (tiles > 1 ? std::max<long>(2, PIECE_BYTES / block_bytes) : tile_panels(rows)) * PANEL_ROWS;
+    const int piece = (several ? std::max<long>(2, PIECE_BYTES / block_bytes) : tile_panels(rows)) * PANEL_ROWS;
     carried.resize((long)rows * piece);
     for (int first = begin; first < end; first += piece) {
         const int last = std::min(end, first + piece);
         for (int at = 0; at < count; at += block) {
             const int these = std::min(block, count - at);
             Part narrow{};
-            for (int t = 0, m = 0; t < tiles; t++) {
-                const int size = tile_rows(rows - m);
+            for (int m = 0, size; m < rows; m += size) {
+                size = tile_rows(rows - m);
                 // The last of several tiles prefetches the next block.
-                const long far = tiles == 1 ? PREFETCH_FAR : t + 1 < tiles ? PREFETCH_NEAR : block_bytes;
+                const long far = !several ? PREFETCH_FAR : m + size < rows ? PREFETCH_NEAR : block_bytes;
                 for (int n = first, next; n < last; n = next) {
                     next = n + tile_panels(size) * PANEL_ROWS;
-                    const bool several = next <= last && w.wide(next - PANEL_ROWS) == PANEL_ROWS;
-                    if (!several) next = n + PANEL_ROWS;
+                    const bool full = next <= last && w.wide(next - PANEL_ROWS) == PANEL_ROWS;
+                    if (!full) next = n + PANEL_ROWS;
                     if (w.wide(n) < PANEL_ROWS && !narrow.data) narrow = fill_up<D>(w, n, at, these, data, scales);
                     const Part part = w.wide(n) < PANEL_ROWS ? narrow : part_of<D>(w, n, at);
                     float *sums = &carried[(long)m * piece + n - first];
-                    panel_tile_for<D>(size, several)(part, x + at / X_BLOCK * x_step + m * X_STEP, x_step, these, far,
+                    panel_tile_for<D>(size, full)(part, x + at / X_BLOCK * x_step + m * X_STEP, x_step, these, far,
                                                      sums, piece, at == 0);
                     if (at + block < count) continue;
                     for (int j = 0; j < size; j++) emit(m + j, n, std::min(next, w.outer) - n, sums + (long)j * piece);
                 }
-                m += size;
             }
         }
     }
