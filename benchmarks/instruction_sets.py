@@ -40,6 +40,7 @@ FLOATS = {dtype_name(dtype): dtype for dtype in (torch.bfloat16, torch.float16, 
 PRECISIONS = (*FLOATS, *SCHEMES)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 AGAIN, SUMS, GREATEST = "1, again", "read: sums", "read: greatest"
+FEW = 8  # rows
 SHOWN = (2, 4, 6, 8, 16, 64)  # rows
 SIZE = (4.0, 3.4)  # inches of a panel
 
@@ -75,8 +76,10 @@ def turns_of(cell: Cell, *, layers: int, rows: Sequence[int]) -> Turns:
     def found(taken: Taken) -> Record:
         return {"bytes": size, "seconds": {name: list(values) for name, values in taken.items()}}
 
-    calls = {str(count): passing(count) for count in rows}
-    calls |= {AGAIN: passing(1), SUMS: memory.sum, GREATEST: whole.amax}
+    few, many = ([count for count in rows if (count <= FEW) == wanted] for wanted in (True, False))
+    calls = {str(count): passing(count) for count in few}
+    calls[AGAIN] = passing(1)  # before many rows, after which processors lower their clock
+    calls |= {str(count): passing(count) for count in many} | {SUMS: memory.sum, GREATEST: whole.amax}
     return Turns(calls=calls, controls={"1": AGAIN}, found=found)
 
 
@@ -106,6 +109,10 @@ def growth(record: Record, rows: int) -> Estimate:
     return estimate(paired_ratios(record["seconds"][str(rows)], record["seconds"]["1"]))
 
 
+def _middle(record: Record, rows: int) -> float:
+    return growth(record, rows).value
+
+
 def share(record: Record) -> Estimate:
     """Time of reading the weights' bytes, by the faster way, over t(1)."""
     seconds = record["seconds"]
@@ -129,8 +136,8 @@ def columns_of(rows: Sequence[int]) -> list[Column[Record]]:
         Column("precision", "cell.precision", left=True),
         Column("read GB/s", speed(SUMS, GREATEST), ".1f"),
         Column("t(1) GB/s", speed("1"), ".1f"),
-        Column("share", share, ".0%"),
-        *(Column(f"t({count})", partial(growth, rows=count), ".2f") for count in rows),
+        Column("share", lambda one: share(one).value, ".0%"),
+        *(Column(f"t({count})", partial(_middle, rows=count), ".2f") for count in rows),
         Column("control", control),
     ]
 
@@ -189,7 +196,7 @@ class InstructionSets(Study):
         """What the figures are."""
         return [
             "share: time of reading the weights' bytes once, by the faster of two ways, over t(1); t(n): times t(1); "
-            "medians [95 % intervals] of ratios within a repeat",
+            "medians of ratios within a repeat, whose 95 % intervals are drawn",
             "control: t(1) against itself; (void) where it differed by over 3 %",
         ]
 
