@@ -74,7 +74,7 @@ bench-verifiers: $(STAMP)  ## What a step pays for each verifier, by rows, vocab
 bench-scaling: $(STAMP)  ## A step's time and memory by rows, nodes and context, and the time to the first token (about 10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks scaling --output docs/benchmarks/scaling.jsonl
 
-bench-instruction-sets: $(STAMP)  ## t(n)/t(1) and the share of the read rate, by instruction set and precision (about 10 minutes; goes on after an interruption)
+bench-instruction-sets: $(STAMP)  ## t(n)/t(1) and the share of the read rate, by instruction set and precision (some minutes; goes on after an interruption)
 	$(BIN)/python -m benchmarks instruction-sets --threads 2 --output $(REPORTS)/instruction-sets.jsonl
 
 bench-options: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## What a step pays for each sampling option, by rows, draft and vocabulary (about 8 minutes; goes on after an interruption)
