@@ -1,5 +1,6 @@
 """How the kernel's libraries are made: compiled once per instruction set, cached, and missed without harm."""
 
+import ctypes
 import logging
 import os
 
@@ -158,3 +159,16 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", os.fspath(tmp_path / "home"))
     assert build.cache_folder() == tmp_path / "home" / ".cache" / "paceline" / "kernels"
+
+
+def test_the_compiler_fuses_no_product_with_a_sum(tmp_path):
+    """Tiles must round alike whatever a compiler would choose: only multiply_add is rounded once."""
+    source = tmp_path / "fused.cpp"
+    shown = 'extern "C" __attribute__((visibility("default")))'
+    source.write_text(f"{shown} double paceline_f(double a, double b, double c) {{ return a * b + c; }}\n")
+    isa = next(one for one in compiling.INSTRUCTION_SETS if one.name == available_sets()[0])
+    compiling.compile_units(compiling.find_compiler(), [source], isa.flags, tmp_path / "fused.so", tmp_path)
+    run = ctypes.CDLL(str(tmp_path / "fused.so")).paceline_f
+    run.restype, run.argtypes = ctypes.c_double, [ctypes.c_double] * 3
+    near = 1 + 2.0**-30
+    assert run(near, near, -(near * near)) == 0, "rounded after the product, as fused it leaves 2**-60"
