@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,22 @@ def test_fastest_set_that_the_processor_has_is_chosen(features, name):
     names = [one.name for one in sets_of("x86_64")]
     assert list(selection.available_sets()) == names[names.index(name) :]
     assert current_set() == name
+
+
+@pytest.mark.skipif(this_architecture() != "x86_64", reason="sets of x86-64")
+def test_intel_processors_prefer_products_of_floats(features):
+    features(*all_features("avx512bf16"), "intel")
+    assert selection.available_sets() == ("avx512", "avx512bf16", "avx2", "baseline") and current_set() == "avx512"
+    with instruction_set("avx512bf16"):
+        assert current_set() == "avx512bf16"
+    for name in ("avx512", "avx2", "baseline"):
+        features(*all_features(name), "intel")
+        assert current_set() == name
+
+
+@pytest.mark.skipif(this_architecture() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="x86-64 Linux")
+def test_the_vendor_is_the_one_that_the_system_names():
+    assert ("intel" in selection.processor_features()) == ("GenuineIntel" in Path("/proc/cpuinfo").read_text())
 
 
 @pytest.mark.skipif(this_architecture() != "x86_64", reason="sets of x86-64")

@@ -20,6 +20,7 @@ from paceline.bench.peers.programs import Key, ProgramPeer, ProgramPool
 from paceline.bench.raw import hash_model
 from paceline.bench.runner import Sample
 from paceline.bench.sweep import Cell
+from paceline.kernels.cpu.compile import sets_of, this_architecture
 from paceline.kernels.cpu.instruction_set import available_sets
 
 VLLM: Final = "vllm"
@@ -129,8 +130,8 @@ def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vl
         return PeerUnavailable(name=VLLM, reason=f"its CPU build meets no model on {setting.device}; give --device cpu")
     if str(setting.dtype) not in DTYPES:
         return PeerUnavailable(name=VLLM, reason=f"it knows no {setting.dtype}; give --dtype bfloat16")
-    if setting.isa is not None and setting.isa != (best := available_sets()[0]):
-        return PeerUnavailable(name=VLLM, reason=f"it runs on this processor's best set alone; give --isa {best}")
+    if setting.isa is not None and setting.isa != (largest := largest_set()):
+        return PeerUnavailable(name=VLLM, reason=f"it runs on this processor's largest set alone; give --isa {largest}")
     if python is None:
         return PeerUnavailable(name=VLLM, reason=HOW_TO)
     try:
@@ -148,6 +149,12 @@ def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vl
         preload=answer["preload"],
         programs=ProgramPool(num_open),
     )
+
+
+def largest_set() -> str:
+    """The set with most instructions that the processor has, which need not be the first choice of our kernel."""
+    available = available_sets()
+    return next(one.name for one in sets_of(this_architecture()) if one.name in available)
 
 
 def _sample(answer: Mapping[str, Any], *, drafting: bool) -> Sample:

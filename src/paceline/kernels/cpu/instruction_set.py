@@ -89,7 +89,12 @@ def check_environment() -> None:
 def available_sets() -> tuple[str, ...]:
     """The sets that this processor runs, fastest first. Raises KernelError if its features cannot be detected."""
     has = processor_features()
-    return tuple(one.name for one in _known() if one.features <= has)
+    sets = [one for one in _known() if one.features <= has]
+    for at, one in enumerate(sets[:-1]):
+        if one.slow_on in has:
+            sets[at : at + 2] = sets[at + 1], one
+            break
+    return tuple(one.name for one in sets)
 
 
 @cache

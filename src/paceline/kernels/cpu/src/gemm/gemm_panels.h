@@ -31,7 +31,7 @@ constexpr int tile_rows(int left) {
     return left == TILE_ROWS + 3 && TILE_ROWS == 6 ? 5 : TILE_ROWS;
 }
 constexpr long PIECE_BYTES = 96 * 1024;  // of w, kept in the L2 cache while several tiles of x read them
-constexpr long PREFETCH_FAR = 4096;      // prefetch distance from memory,
+constexpr long PREFETCH_FAR = 4096;      // prefetch distance from memory, all panels of a tile together,
 constexpr long PREFETCH_NEAR = 1024;     // and within the L2 cache
 
 // A packed matrix; the last panel may be narrower.
@@ -63,8 +63,9 @@ template <class D, int M, int P, int V>
                                    float *sums, long step, bool first) {
     const char *w = part.data;
     const bf16 *scales = part.scales;
-    const long panel_bytes = PANEL_ROWS * part.stride;
+    const long panel_bytes = PANEL_ROWS * part.stride, size = (long)count / D::STEP * D::BYTES;
     const Masks *masks = &MASKS;
+    const char *const last = w + size - D::BYTES;
     Floats acc[M][P * V];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
@@ -86,7 +87,8 @@ template <class D, int M, int P, int V>
                 for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
                     for (int line = 0; line < D::BYTES; line += 64)
-                        __builtin_prefetch(w + p * panel_bytes + far + line, 0, 3);
+                        __builtin_prefetch(w + far + p * panel_bytes + line, 0, 3);
+                if (P > 1 && w + far == last) far += P * panel_bytes - size;  // the next panels follow
 #pragma GCC unroll 8
                 for (int j = 0; j < D::STEP; j++) {
                     const char *from = w;
@@ -205,7 +207,9 @@ void gemm_panels(const Matrix &w, int begin, int end, const float *x, int rows, 
             for (int m = 0, size; m < rows; m += size) {
                 size = tile_rows(rows - m);
                 // The last of several tiles prefetches the next block.
-                const long far = !several ? PREFETCH_FAR : m + size < rows ? PREFETCH_NEAR : block_bytes;
+                const long far = !several          ? PREFETCH_FAR / tile_panels(size)
+                                 : m + size < rows ? PREFETCH_NEAR
+                                                   : block_bytes;
                 for (int n = first, next; n < last; n = next) {
                     next = n + tile_panels(size) * PANEL_ROWS;
                     const bool full = next <= last && w.wide(next - PANEL_ROWS) == PANEL_ROWS;

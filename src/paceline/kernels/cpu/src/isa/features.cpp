@@ -40,6 +40,8 @@ uint64_t enabled_states() {  // XCR0: the register states that the operating sys
 
 void detect(Names &names) {
     uint32_t a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d)) return;
+    names.add(b == signature_INTEL_ebx && c == signature_INTEL_ecx && d == signature_INTEL_edx, "intel");
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
     const uint64_t states = c >> 27 & 1 ? enabled_states() : 0;  // xgetbv needs OSXSAVE
     if ((states & 0x6) != 0x6 || !(c >> 28 & 1)) return;         // the halves of ymm registers; AVX
@@ -90,7 +92,8 @@ void detect(Names &) {}
 
 }  // namespace
 
-// The names of the features as in the compiler's flags, separated by spaces, in at most size bytes.
+// The names of the features as in the compiler's flags, and of the vendor where a choice depends on it, separated by
+// spaces, in at most size bytes.
 PACELINE_API void paceline_cpu_features(char *out, int64_t size) {
     Names names(out, size);
     detect(names);
