@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-verifiers bench-scaling bench-instruction-sets bench-options experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,11 @@ bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-
 	$(INTERLEAVED) $(LARGE) --num-prompts 8 --batch 8 --k 1-5 $(VLLM_ALONE) --output $(REPORTS)/cpu-batch8.jsonl
 	$(INTERLEAVED) $(LARGE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-4k.jsonl
 	$(INTERLEAVED) $(WIDE) $(SAMPLED) --output $(REPORTS)/cpu-sampled-32k.jsonl
+
+bench-avx2: $(STAMP) $(MODELS)/target-200M  ## The same at batch 1 with everything limited to AVX2, two threads; llama.cpp built for it (docs/benchmarks.md)
+	$(INTERLEAVED) $(LARGE) --isa avx2 --threads 2 --num-prompts 2 --k 1,3,5,6 --peers --peer-k llama.cpp=2,3,5 \
+	  --peer-k transformers=3,5 --peer-k transformers-assisted-confident=none --peer-k llama.cpp-draft-confident=none \
+	  $(WITHOUT_LOOKUP) --output $(REPORTS)/cpu-avx2.jsonl
 
 bench-verifiers: $(STAMP)  ## What a step pays for each verifier, by rows, vocabulary and draft
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks verifier-cost --output docs/benchmarks/verifiers-cost.jsonl

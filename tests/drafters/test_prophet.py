@@ -34,7 +34,7 @@ def echo(target, noise=0.0, **sizes):
     own, generator = head.own_state(), torch.Generator().manual_seed(SEED)
     for name, tensor in target.state_dict().items():
         if f"decoder.{name}" in own:
-            added = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+            added = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
             own[f"decoder.{name}"] = tensor + noise * tensor.std() * added
     head.load_own_state(own)
     return head
