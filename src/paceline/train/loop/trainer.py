@@ -15,6 +15,7 @@ from paceline.train.config import LoopConfig
 from paceline.train.loop.best_weights import BestWeights
 from paceline.train.loop.checkpoints import Checkpoints
 from paceline.train.loop.distributed import Single, Strategy
+from paceline.train.loop.float32_products import fast_products
 from paceline.train.loop.loggers import JsonLines, Logger
 from paceline.train.loop.progress import TrainProgress
 from paceline.train.loop.schedule import learning_rate_factor
@@ -165,7 +166,7 @@ class Trainer:
         device = self.strategy.device
         randomness = StepRandomness(seed=self.config.seed, step=self.step, first_row=rows.start)
         self.wrapped.train()
-        with self.strategy.gradient_sync(self.wrapped, last=last):
+        with self.strategy.gradient_sync(self.wrapped, last=last), fast_products(device):
             with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
                 output: TaskOutput = self.wrapped(batch.to(device), randomness)
             # Gradients are averaged over processes, but the loss is a sum over the whole batch.
