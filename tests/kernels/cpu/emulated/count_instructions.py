@@ -16,7 +16,7 @@ from tests.kernels.cpu.emulated.sets import SETS, library_of
 
 LANES = {"baseline": 4, "avx2": 8, "avx512": 16, "avx512bf16": 16, "neon": 4, "neonbf16": 4}
 OBJDUMP = {"x86_64": "objdump", "aarch64": "aarch64-linux-gnu-objdump"}
-TILES = {"panel_tile": 0, "tile": 1, "quantized_tile": 1}  # which integer template argument is the rows of x
+TILES = {"vector_tile": 0, "tile": 1, "quantized_tile": 1}  # which integer template argument is the rows of x
 # Multiply-adds of one instruction per vector: float32 products, or products of several narrow elements.
 PRODUCTS = (
     (re.compile(r"v?(fmadd|fmla|fnmadd|mul)(\d{3})?ps"), 1),

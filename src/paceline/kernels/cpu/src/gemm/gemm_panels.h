@@ -50,10 +50,13 @@ struct Part {
     long stride, groups;
 };
 
-// Keeps the compiler from holding what p points to in registers where there are few.
+// Whether a tile for m rows leaves too few registers to hold packed weights too: they are read again instead.
+constexpr bool few_registers(int m) { return NUM_REGISTERS == 16 || (VECTORS == 4 && m > 2); }
+
+// Keeps the compiler from holding what p points to in registers.
 template <class P>
 inline void reload(P &p) {
-    if constexpr (NUM_REGISTERS == 16) asm volatile("" : "+r"(p));
+    asm volatile("" : "+r"(p));
 }
 
 // Multiplies count elements of V vectors of P panels, from vector begin on, by M rows of x and adds to sums, which are
@@ -65,6 +68,7 @@ template <class D, int M, int P, int V>
     const bf16 *scales = part.scales;
     const long panel_bytes = PANEL_ROWS * part.stride, size = (long)count / D::STEP * D::BYTES;
     const Masks *masks = &MASKS;
+    if (V == VECTORS) begin = 0;  // for the compiler: a decoder may depend on it
     const char *const last = w + size - D::BYTES;
     Floats acc[M][P * V];
 #pragma GCC unroll 16
@@ -92,7 +96,7 @@ template <class D, int M, int P, int V>
 #pragma GCC unroll 8
                 for (int j = 0; j < D::STEP; j++) {
                     const char *from = w;
-                    if (D::STEP > 1) reload(from), reload(masks);
+                    if (D::STEP > 1 && few_registers(M)) reload(from), reload(masks);
 #pragma GCC unroll 4
                     for (int p = 0; p < P; p++) {
                         Floats wide[V];

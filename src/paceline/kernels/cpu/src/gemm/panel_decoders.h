@@ -68,14 +68,24 @@ struct Int8Decoder {
     static constexpr long BYTES = PANEL_ROWS * 4;
     static constexpr int element(int j) { return j; }
     static Floats get(const char *at, int v, int j, const Masks *) {
-        at += j * PANEL_ROWS + v * LANES;
+        at += j * PANEL_ROWS;
+        const char *own = at + v * LANES;
 #if defined(__AVX512F__)
-        return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+        return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)own)));
 #elif defined(__AVX2__)
-        return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+        return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)own)));
+#elif defined(__SSE2__)
+        int32_t four;
+        std::memcpy(&four, own, sizeof four);
+        const __m128i bytes = _mm_cvtsi32_si128(four), pairs = _mm_unpacklo_epi8(bytes, bytes);
+        return (Floats)_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(pairs, pairs), 24));
+#elif defined(__aarch64__)
+        const int8x16_t all = vld1q_s8((const int8_t *)at);  // of which the compiler converts each half once
+        const int16x8_t half = vmovl_s8(v < 2 ? vget_low_s8(all) : vget_high_s8(all));
+        return (Floats)vcvtq_f32_s32(vmovl_s16(v % 2 ? vget_high_s16(half) : vget_low_s16(half)));
 #else
         FloatBytes bytes;
-        std::memcpy(&bytes, at, sizeof bytes);
+        std::memcpy(&bytes, own, sizeof bytes);
         return __builtin_convertvector(bytes, Floats);
 #endif
     }
