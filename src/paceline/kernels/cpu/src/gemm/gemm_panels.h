@@ -94,9 +94,9 @@ template <class D, int M, int P, int V>
                         __builtin_prefetch(w + far + p * panel_bytes + line, 0, 3);
                 if (P > 1 && w + far == last) far += P * panel_bytes - size;  // the next panels follow
 #pragma GCC unroll 8
-                for (int j = 0; j < D::STEP; j++) {
+                for (int j = 0; j < D::PARTS; j++) {
                     const char *from = w;
-                    if (D::STEP > 1 && few_registers(M)) reload(from), reload(masks);
+                    if (D::PARTS > 1 && few_registers(M)) reload(from), reload(masks);
 #pragma GCC unroll 4
                     for (int p = 0; p < P; p++) {
                         Floats wide[V];
@@ -108,7 +108,7 @@ template <class D, int M, int P, int V>
 #pragma GCC unroll 4
                             for (int v = 0; v < V; v++) {
                                 Floats &sum = acc[m][p * V + v];
-                                sum = multiply_add(wide[v], same, sum);
+                                sum = multiply_part<D>(wide[v], same, sum);
                             }
                         }
                     }

@@ -8,6 +8,11 @@
 
 namespace paceline {
 
+namespace panels {  // products of integers do not depend on a model's precision: units/panels.cpp has them for all
+extern template void gemm_panels<Int8Decoder>(const Matrix &, int, int, const float *, int, const EmitSums &);
+extern template void gemm_panels<Int4Decoder>(const Matrix &, int, int, const float *, int, const EmitSums &);
+}  // namespace panels
+
 // Of x: each thread widens so many rows for itself, more are widened once for all; and bytes widened at once.
 constexpr int OWN_ROWS = 16;
 constexpr long WIDENED_BYTES = 2048 * 1024;
@@ -85,11 +90,21 @@ void linear_unpacked(const Operation &op, const T *x, long ldx, int rows, Worker
     }
 }
 
-// row(m) = w x for every row m of x; row(m) points to the output.
-template <class T, class Row>
-void linear(const Operation &op, const T *x, long ldx, int rows, Worker &worker, Row &&row, Acc<T> divisor) {
+// The rows of an output: all in order, step elements apart, or those of index.
+template <class T>
+struct OutputRows {
+    T *first;
+    long step;
+    const long *index;
+    T *at(int m) const { return first + (index ? index[m] : m) * step; }
+};
+
+// out.at(m) = w x for every row m of x.
+template <class T>
+void linear(const Operation &op, const T *x, long ldx, int rows, Worker &worker, const OutputRows<T> &out,
+            Acc<T> divisor) {
     auto emit = [&](int m, int n, auto count, const Acc<T> *sums) {
-        write_outputs<T, decltype(count)::value>(op, row(m), n, sums, divisor);
+        write_outputs<T, decltype(count)::value>(op, out.at(m), n, sums, divisor);
     };
     using Plain = typename panels::PlainDecoder<T>::type;
     if constexpr (!std::is_void_v<Plain>)

@@ -36,10 +36,10 @@ inline Words load_words(const void *p) {
     return w;
 }
 
-// STEP weights of each row are read together, BYTES of a panel. get() is weight j of these, for the rows of vector v,
-// which is multiplied by x[element(j)]. GROUP weights share a scale; 0 if only whole rows have one.
+// STEP weights of each row are read together, BYTES of a panel, and multiplied in PARTS. get() is part j of these, for
+// the rows of vector v, which is multiplied by x[element(j)]. GROUP weights share a scale; 0 if only whole rows have one.
 struct Bf16Decoder {
-    static constexpr int STEP = 2, GROUP = 0;
+    static constexpr int STEP = 2, PARTS = 2, GROUP = 0;
     static constexpr long BYTES = PANEL_ROWS * 4;
     static constexpr int element(int j) { return j; }
     static Floats get(const char *at, int v, int j, const Masks *masks) {
@@ -48,15 +48,40 @@ struct Bf16Decoder {
     }
 };
 
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// Pairs of bf16 by ARM's instruction for them; x[i] is the pair of elements i and i + 1 as it is in memory.
+struct Bf16PairDecoder {
+    static constexpr int STEP = 2, PARTS = 1, GROUP = 0;
+    static constexpr long BYTES = PANEL_ROWS * 4;
+    static constexpr int element(int) { return 0; }
+    static Floats get(const char *at, int v, int, const Masks *) { return (Floats)load_words(at + v * VECTOR_BYTES); }
+};
+template <class D>
+constexpr bool takes_pairs = std::is_same_v<D, Bf16PairDecoder>;
+#else
+template <class D>
+constexpr bool takes_pairs = false;
+#endif
+
+// w x + sum, of parts of weights and of x.
+template <class D>
+inline Floats multiply_part(Floats w, Floats x, Floats sum) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    if constexpr (takes_pairs<D>)
+        return (Floats)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)(float32x4_t)w, (bfloat16x8_t)(float32x4_t)x);
+#endif
+    return multiply_add(w, x, sum);
+}
+
 struct FloatDecoder {
-    static constexpr int STEP = 1, GROUP = 0;
+    static constexpr int STEP = 1, PARTS = 1, GROUP = 0;
     static constexpr long BYTES = PANEL_ROWS * 4;
     static constexpr int element(int j) { return j; }
     static Floats get(const char *at, int v, int, const Masks *) { return (Floats)load_words(at + v * VECTOR_BYTES); }
 };
 
 struct F16Decoder {
-    static constexpr int STEP = 1, GROUP = 0;
+    static constexpr int STEP = 1, PARTS = 1, GROUP = 0;
     static constexpr long BYTES = PANEL_ROWS * 2;
     static constexpr int element(int j) { return j; }
     static Floats get(const char *at, int v, int, const Masks *) { return load((const f16 *)at + v * LANES); }
@@ -64,7 +89,7 @@ struct F16Decoder {
 
 // Rows of int8 are filled up to whole blocks.
 struct Int8Decoder {
-    static constexpr int STEP = 4, GROUP = 0;
+    static constexpr int STEP = 4, PARTS = 4, GROUP = 0;
     static constexpr long BYTES = PANEL_ROWS * 4;
     static constexpr int element(int j) { return j; }
     static Floats get(const char *at, int v, int j, const Masks *) {
@@ -94,7 +119,7 @@ struct Int8Decoder {
 // int4: a word has eight weights of one row, each plus 8. Nibble j is read in place, as 16^j times its value, and x is
 // divided by 16^j; the last one is shifted down. Sums of a group start at -8 times the sum of x, which lies behind x.
 struct Int4Decoder {
-    static constexpr int STEP = 8, GROUP = Int4Matrix::BLOCK;
+    static constexpr int STEP = 8, PARTS = 8, GROUP = Int4Matrix::BLOCK;
     static constexpr long BYTES = PANEL_ROWS * 4;
     static constexpr int element(int j) { return j < 4 ? 2 * j : 2 * (j - 4) + 1; }
     static constexpr int nibble(int element) { return element % 2 * 4 + element / 2; }
@@ -111,7 +136,11 @@ struct PlainDecoder {
 };
 template <>
 struct PlainDecoder<bf16> {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    using type = Bf16PairDecoder;
+#else
     using type = Bf16Decoder;
+#endif
 };
 template <>
 struct PlainDecoder<f16> {
@@ -144,6 +173,10 @@ void widen_row(const T *x, int k, int m, int rows, float *out) {
     for (int at = 0; at < k; at += X_BLOCK, out += (long)rows * X_STEP) {
         const int count = std::min(X_BLOCK, k - at), whole = (count + 63) / 64 * 64;
         int i = 0;
+        if constexpr (takes_pairs<D>) {
+            for (; i + 2 <= count; i += 2) std::memcpy(out + i, x + at + i, 2 * sizeof(T));
+            continue;
+        }
         for (; i + LANES <= count; i += LANES) store(out + i, load(x + at + i));
         for (; i < whole; i++) out[i] = i < count ? widen(x[at + i]) : 0.0f;
         if constexpr (D::GROUP > 0)

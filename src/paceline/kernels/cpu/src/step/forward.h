@@ -184,8 +184,7 @@ class Forward {
             default: {
                 const T *x = buffer(op.source, row_of(op.source, first, 0));
                 T *y = buffer(op.target, row_of(op.target, first, 0));
-                return linear(
-                    op, x, step(op.source), size, worker, [&](int m) { return y + m * step(op.target); }, Acc<T>(1));
+                return linear<T>(op, x, step(op.source), size, worker, {y, step(op.target), nullptr}, Acc<T>(1));
             }
         }
     }
@@ -214,9 +213,8 @@ class Forward {
             for (int i = begin; i < end; i++)
                 norm(model_.norm, (const T *)buffer(STREAM, logit_nodes_[first + i]), buffer(NORMED, i));
         });
-        linear(
-            model_.head, (const T *)buffer(NORMED, 0), step(NORMED), size, worker,
-            [&](int m) { return (T *)call_.logits + logit_rows_[first + m] * model_.vocab; }, Acc<T>(model_.divisor));
+        const OutputRows<T> logits{(T *)call_.logits, model_.vocab, &logit_rows_[first]};
+        linear<T>(model_.head, buffer(NORMED, 0), step(NORMED), size, worker, logits, Acc<T>(model_.divisor));
     }
 };
 

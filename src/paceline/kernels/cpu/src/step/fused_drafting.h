@@ -90,9 +90,8 @@ States<T> project_inputs(StepMemory<T> &memory, const FusedDraft &draft, const C
         norm(norms, given.first + at / draft.max_count * given.row_step + at % draft.max_count * given.step,
              normed.data() + at * product.inner);
     ThreadPool::instance().run(call.threads, [&](Worker &worker) {
-        linear<T>(
-            product, (const T *)normed.data(), product.inner, count, worker,
-            [&](int m) { return projected.data() + m * product.outer; }, Acc<T>(1));
+        linear<T>(product, normed.data(), product.inner, count, worker, {projected.data(), product.outer, nullptr},
+                  Acc<T>(1));
     });
     return {projected.data(), draft.max_count * product.outer, product.outer};
 }

@@ -26,7 +26,7 @@ void draft_fused(Workspace *workspace, const Model *model, const Call *call, con
 template <class T>
 void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int64_t threads) {
     ThreadPool::instance().run(threads, [&](Worker &worker) {
-        linear<T>(*op, (const T *)x, op->inner, rows, worker, [&](int m) { return (T *)y + m * op->outer; }, Acc<T>(1));
+        linear<T>(*op, (const T *)x, op->inner, rows, worker, {(T *)y, op->outer, nullptr}, Acc<T>(1));
     });
 }
 
