@@ -1,6 +1,8 @@
 """House rules that no other tool checks."""
 
 import ast
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from paceline.drafters import DRAFTERS
 from paceline.verifiers import VERIFIERS
 
 SOURCE = Path(paceline.__file__).parent
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference.md"
 
 
 def imports(path):
@@ -44,3 +47,8 @@ def test_nothing_unpickles_weights():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "torch.load(" not in text and "trust_remote_code=True" not in text and "import pickle" not in text, path
+
+
+def test_reference_names_modules_that_exist():
+    names = re.findall(r"automodule:: (\S+)", REFERENCE.read_text(encoding="utf-8"))
+    assert names and not [name for name in names if find_spec(name) is None]
