@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from filelock import FileLock
+
 from paceline.kernels.cpu import compile as compiling
 from paceline.kernels.cpu.compile import (
     FEATURES,
@@ -24,6 +26,7 @@ from paceline.kernels.cpu.compile import (
 
 logger = logging.getLogger("paceline")
 
+LOCK = "lock"  # of the cache: processes that start together build a library once
 PACKAGED = Path(__file__).parent / "lib"  # of a wheel with compiled libraries
 
 
@@ -47,8 +50,12 @@ def kernel_library(isa: InstructionSet) -> Path:
     """
     library, compiler = _place(isa)
     if compiler is not None:
-        logger.warning("building the CPU kernel for %s, once, as %s (about 20 seconds)", isa.name, library)
-        _build(library, lambda made, folder: compile_kernel(compiler, isa, made, folder))
+
+        def compile_to(made: Path, folder: Path) -> None:
+            logger.warning("building the CPU kernel for %s, once, as %s (about 20 seconds)", isa.name, library)
+            compile_kernel(compiler, isa, made, folder)
+
+        _build(library, compile_to)
     return library
 
 
@@ -84,13 +91,20 @@ def _place(isa: InstructionSet) -> tuple[Path, str | None]:
 
 
 def _build(library: Path, compile_to: Callable[[Path, Path], None]) -> None:
-    """Compile to ``library``, atomically. Raises KernelError."""
+    """Compile to ``library``, atomically, or wait for the process that does. Raises KernelError."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            made = Path(folder) / library.name
-            compile_to(made, Path(folder))
-            os.replace(made, library)
+        with FileLock(library.parent / LOCK):
+            if library.is_file():
+                return
+            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+                made = Path(folder) / library.name
+                compile_to(made, Path(folder))
+                os.replace(made, library)
+    except NotImplementedError as error:  # file systems without locks
+        raise KernelError(
+            f"{library.parent} cannot be locked ({error}); set PACELINE_CACHE to a local folder"
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"the CPU kernel could not be built in {library.parent}: {error}") from error
 
