@@ -52,7 +52,7 @@ def kernel_library(isa: InstructionSet) -> Path:
     if compiler is not None:
 
         def compile_to(made: Path, folder: Path) -> None:
-            logger.warning("building the CPU kernel for %s, once, as %s (about 20 seconds)", isa.name, library)
+            logger.warning("building the CPU kernel for %s, once, as %s (20 to 30 seconds)", isa.name, library)
             compile_kernel(compiler, isa, made, folder)
 
         _build(library, compile_to)

@@ -116,6 +116,9 @@ def tiles(name: str) -> dict[tuple[str, int], Tile]:
 
 def main(names: list[str]) -> None:
     of = {name: tiles(name) for name in names}
+    lost = TILES.keys() - {kind.split()[0] for found in of.values() for kind, _ in found}
+    if lost:
+        sys.exit(f"no function of these names multiplies: {', '.join(sorted(lost))}; TILES must follow the sources")
     for key in sorted({key for found in of.values() for key in found}):
         costs = {name: found[key].per_weight * LANES[name] for name, found in of.items() if key in found}
         first = costs.get(names[0])
