@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.core.cache import View
-from paceline.core.plan import Fixed
+from paceline.core.plan import Fixed, Plan
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.step import Finish, StepPlan
@@ -73,19 +73,40 @@ def cases(some=None):
     return found
 
 
-class Alternating:
+class Alternating(Plan):
     """A plan that takes draft lengths in turn, ``most`` at most, so that drafters pause, fall behind and catch up."""
 
     def __init__(self, *lengths, most=5):
-        self.lengths, self.max_draft_tokens = lengths, most
+        self.lengths, self.most = lengths, most
         self.asked = 0  # steps
 
-    def observe(self, result):
-        pass
+    @property
+    def max_draft_tokens(self):
+        return self.most
 
     def __call__(self):
         self.asked += 1
         return StepPlan(self.lengths[(self.asked - 1) % len(self.lengths)])
+
+
+class PerRow(Plan):
+    """Each row has the depth that ``choose`` makes of its tokens so far, the root last; ``most`` at most."""
+
+    def __init__(self, choose, most):
+        self.choose, self.most = choose, most
+        self.batch = None  # to be set
+        self.made = []  # the depths of every step
+
+    @property
+    def max_draft_tokens(self):
+        return self.most
+
+    def __call__(self):
+        batch = self.batch
+        sequences = [batch.tokens[row, : batch.length[row]].tolist() for row in range(batch.rows)]
+        depths = tuple(min(self.most, self.choose(row, tokens)) for row, tokens in enumerate(sequences))
+        self.made.append(depths)
+        return StepPlan(max(depths), depths)
 
 
 @dataclass(frozen=True)
@@ -115,10 +136,10 @@ def decoder_for(drafter, verifier, *, target=None, k=3, rows=1, max_length=96, p
 @torch.inference_mode()
 def planned_step(decoder, plan):
     """A step of the shape that ``plan`` says; the decoder's own plan is not asked."""
+    decoder.begin_step(plan)
     tree = decoder.draft(plan)
     scores = decoder.score(tree)
-    outcome = decoder.decide(tree, scores)
-    decoder.drafter.observe(decoder.batch, tree, outcome, scores.hidden)
+    decoder.observe(tree, decoder.decide(tree, scores), scores)
 
 
 def finish(decoder, *, rows, prompts, max_steps=500):
@@ -141,6 +162,8 @@ def finish(decoder, *, rows, prompts, max_steps=500):
 def run(drafter, verifier, requests, **options):
     """Decode ``requests`` as one batch."""
     decoder = decoder_for(drafter, verifier, rows=len(requests), **options)
+    if isinstance(decoder.plan, PerRow):
+        decoder.plan.batch = decoder.batch
     rows = list(range(len(requests)))
     decoder.admit(requests, rows)
     return finish(decoder, rows=rows, prompts=[request.tokens for request in requests])

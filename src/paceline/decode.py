@@ -22,7 +22,7 @@ from paceline.core.scores import Scores
 from paceline.core.stats import Stats
 from paceline.core.step import StepPlan, StepResult, read_results
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.base import Drafter, DrafterContext, root_only
 from paceline.models.base import LM
 from paceline.models.prefill import CHUNK, Prefill
 from paceline.models.scoring import PassageScore, PromptScorer, chunk_size
@@ -127,14 +127,25 @@ class Decoder:
     def step(self) -> None:
         """Draft, score, decide: every active row gains at least one token. Only constraints wait for the host."""
         with without_gradients():
-            tree = self.draft(self.plan())
+            plan = self.plan()
+            self.begin_step(plan)
+            tree = self.draft(plan)
             scores = self.score(tree)
             outcome = self.decide(tree, scores)
-            self.drafter.observe(self.batch, tree, outcome, scores.hidden)
+            self.observe(tree, outcome, scores)
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """What the host does for a step of the shape ``plan`` before its operations, which may be recorded."""
+        self.batch.plan(plan.depths)
+        self.drafter.begin_step(self.batch, plan)
 
     def draft(self, plan: StepPlan) -> Tree:
-        """A tree for every row, of the shape that ``plan`` chose, without the nodes that constraints forbid."""
-        return self.constraints.prune(self.drafter.propose(self.batch, plan))
+        """A tree for every row, of the shape that ``plan`` chose, without the nodes that constraints forbid.
+
+        Where ``plan`` allows none the drafter is not called.
+        """
+        tree = self.drafter.propose(self.batch, plan) if plan.num_draft_tokens else root_only(self.batch)
+        return self.constraints.prune(tree)
 
     def score(self, tree: Tree) -> Scores:
         """The target's logits at every node of ``tree``, in one forward."""
@@ -146,6 +157,11 @@ class Decoder:
         self.target.commit(tree, outcome)
         self.stats.record(tree, outcome)
         return outcome
+
+    def observe(self, tree: Tree, outcome: Outcome, scores: Scores) -> None:
+        """Give the drafter the outcome of its tree, and of any step if it reads the target's hidden states."""
+        if tree.max_depth or self.drafter.taps:
+            self.drafter.observe(self.batch, tree, outcome, scores.hidden)
 
     def check(self, request: Request) -> None:
         """Raise ValueError if no row of this decoder could ever serve ``request``."""
@@ -204,6 +220,7 @@ class Decoder:
         if self.guidance is not None:
             self.guidance.assign(rows, [request.guidance for request in requests])
         self.batch.admit(rows, requests, active=False)
+        self.plan.admit(rows, requests)
         admission = Admission(
             rows=rows,
             requests=requests,

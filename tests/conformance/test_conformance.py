@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from paceline.core.step import Finish
+from paceline.core.tree import NoDraft
 from paceline.drafters import DRAFTERS
+from paceline.verifiers import VERIFIERS
 from tests import tiny
 from tests.harness import (
+    PerRow,
     cases,
     decoder_for,
     expected,
@@ -238,3 +241,56 @@ def test_acceptance_is_at_least_the_recorded_value(drafter, verifier):
     _, target = guessable_target(drafter)
     result = run(new(drafter, target), verifier, greedy(), target=target, k=K)
     assert result.summary.mean_acceptance_length >= getattr(module, "FLOOR", 1.0)
+
+
+WANDERING = {
+    "each its own": lambda row, tokens: row % (K + 1),
+    "by its tokens": lambda row, tokens: tokens[-1] % (K + 1),
+    "off and on": lambda row, tokens: K if (len(tokens) + 5 * row) % 23 > 12 else 0,
+}
+
+
+@pytest.mark.parametrize("way", WANDERING)
+@every_pair
+def test_rows_may_have_depths_of_their_own(drafter, verifier, way):
+    """Rows pause, fall behind and catch up while others draft."""
+    requests = greedy() if VERIFIERS.find(verifier).same_tokens is False else sampled()
+    plan = PerRow(WANDERING[way], K)
+    model, target = guessable_target(drafter)
+    result = run(new(drafter, target), verifier, requests, target=target, plan=plan)
+    assert result.texts == [expected(r, model) for r in requests]
+    for report, depths in zip(result.reports, plan.made, strict=True):
+        for depth, drafted, reason in zip(depths, report.num_drafted, report.no_draft, strict=True):
+            assert drafted <= depth
+            assert depth or drafter == "none" or reason in (NoDraft.OFF, NoDraft.LIMIT)
+    if drafter != "none":
+        assert sum(result.summary.accepted) > 0
+
+
+@every_drafter
+def test_a_paused_row_is_drafted_for_as_if_it_had_not_paused(drafter):
+    """After a pause of 43 tokens, while another row drafts on, it drafts what it would have drafted."""
+    if drafter == "none":
+        return
+    model, target = guessable_target(drafter)
+    requests = [request(PROMPTS[0], max_tokens=84), request(PROMPTS[3], max_tokens=84)]
+
+    def late(row, tokens):
+        return K if row or len(tokens) > 46 else 0
+
+    paused = run(new(drafter, target), "coupled", requests, target=target, plan=PerRow(late, K))
+    steady = run(new(drafter, target), "coupled", requests, target=target, k=K)
+    assert paused.texts == steady.texts == [expected(r, model) for r in requests]
+
+    def accepted(result):
+        """By the row's length before the step, from where both draft."""
+        found, length = {}, len(PROMPTS[0])
+        for report in result.reports:
+            if report.num_drafted[0] and length > 46:
+                found[length] = report.num_accepted[0]
+            length += len(report.tokens[0])
+        return found
+
+    one, other = accepted(paused), accepted(steady)
+    both = one.keys() & other.keys()
+    assert both and {length: one[length] for length in both} == {length: other[length] for length in both}

@@ -13,7 +13,7 @@ from paceline.core.request import Request
 from paceline.decode import Decoder
 from tests.distributions.enumerator import Enumerator, Frontier, expand
 from tests.distributions.processed import processed_distributions
-from tests.harness import request
+from tests.harness import PerRow, request
 from tests.tables import TableLM, index_of
 
 PROMPT = (2, 1)
@@ -29,22 +29,23 @@ class Found:
     weight: float  # of all scripts together
 
 
-def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, **options) -> Found:
+def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int = 1, plan=Fixed, **options) -> Found:
     """The distribution of the L = steps * (k + 1) tokens after PROMPT.
 
-    ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter, ``options`` are a request's.
+    ``target`` [V, V, V] are logits (tests/tables), ``drafter`` makes a fresh drafter, ``plan`` a fresh plan of at
+    most ``k`` tokens, ``options`` are a request's.
     Where steps emit fewer than L tokens, the rest is drawn from the target's own distribution: an error in what was
     emitted stays, and nothing is added to it."""
     length = steps * (k + 1)
     asked = request(list(PROMPT), max_tokens=length + k + 2, **options)
     decoder, weights, accepted = enumerate_steps(
-        target=target, drafter=drafter, verifier=verifier, k=k, steps=steps, asked=asked
+        target=target, drafter=drafter, verifier=verifier, k=k, steps=steps, asked=asked, plan=plan
     )
     distribution = _complete(decoder, weights, target, length, options)
     return Found(distribution=distribution, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
 
 
-def enumerate_steps(*, target: Tensor, drafter, verifier, k: int, steps: int, asked: Request):
+def enumerate_steps(*, target: Tensor, drafter, verifier, k: int, steps: int, asked: Request, plan=Fixed):
     """Take ``steps`` steps of the request ``asked``, with a row for every outcome of the random choices.
 
     Returns the decoder, the probability of each row, and the expected number of accepted tokens in the first step.
@@ -57,11 +58,13 @@ def enumerate_steps(*, target: Tensor, drafter, verifier, k: int, steps: int, as
             target=TableLM(target),
             drafter=drafter(),
             verifier=verifier(),
-            plan=Fixed(k),
+            plan=plan(k),
             rows=len(weights),
             max_length=len(asked.tokens) + asked.max_tokens,
             noise=Enumerator(scripts),
         )
+        if isinstance(decoder.plan, PerRow):
+            decoder.plan.batch = decoder.batch
         decoder.admit([asked] * len(weights), range(len(weights)))
         try:
             for step in range(steps):

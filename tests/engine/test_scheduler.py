@@ -265,7 +265,7 @@ def test_the_failure_of_a_cancelled_request_is_not_reported():
 
 TORN = {
     "after extending": lambda decoder: (decoder.cache, "commit"),
-    "after committing": lambda decoder: (decoder.drafter, "observe"),
+    "after committing": lambda decoder: (decoder, "observe"),
     "after counting": lambda decoder: (decoder.stats, "record"),
 }
 

@@ -32,9 +32,10 @@ def walk(watch, steps, took=lambda step, plain: (0.1, 1, 1)):
     plain = []
     for step in range(1, steps + 1):
         chosen = watch()
-        assert chosen.num_draft_tokens == (0 if chosen.measured else 3)
-        plain += [step] if chosen.measured else []
-        seconds, rows, tokens = took(step, chosen.measured)
+        measured = chosen.off is NoDraft.MEASURED
+        assert chosen.num_draft_tokens == (0 if measured else 3)
+        plain += [step] if measured else []
+        seconds, rows, tokens = took(step, measured)
         watch.observe(result(chosen, seconds, rows=rows, tokens=tokens))
     return plain
 

@@ -37,6 +37,7 @@ class Batch(BatchState):
         ops: Ops | None = None,
     ) -> None:
         self._ops = ops or TensorOps()
+        self._depths: tuple[int, ...] | None = None  # that ``planned`` holds; None: no limits
         super().__init__(
             rows=rows,
             max_length=max_length,
@@ -45,6 +46,13 @@ class Batch(BatchState):
             noise=noise or self._ops.noise,
             device=device,
         )
+
+    def plan(self, depths: tuple[int, ...] | None) -> None:
+        """Allow each row a draft of at most ``depths`` tokens from now on; None: no limit."""
+        if depths != self._depths:
+            self._depths = depths
+            limits = (self.max_depth,) * self.rows if depths is None else depths
+            self.planned.copy_(torch.tensor(limits, dtype=torch.int64), non_blocking=True)
 
     def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
         """The tokens and the validity [R, 1 + depth] of a chain that is to be drafted: its roots, and zeros.

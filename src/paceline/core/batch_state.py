@@ -33,7 +33,8 @@ class BatchState:
         self.length = integers(rows, fill=1)
         self.limit = integers(rows, fill=1)
         self.steps = integers(rows)  # steps since admission: own noise is keyed by it
-        self.num_draft = integers(rows)
+        self.num_draft = integers(rows)  # that the row's request allows
+        self.planned = integers(rows, fill=max_depth)  # that the step's plan allows
         self.stop = integers(rows, MAX_STOP_TOKENS, fill=-1)
         self.finish = integers(rows)
         self.active = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -49,6 +50,7 @@ class BatchState:
             self.limit,
             self.steps,
             self.num_draft,
+            self.planned,
             self.stop,
             self.finish,
             self.report,
@@ -66,8 +68,14 @@ class BatchState:
 
     @property
     def draft_room(self) -> Tensor:
-        """Draft tokens that could still matter to each row [R]: its own cap, and what its limit leaves."""
-        return torch.minimum(self.num_draft, self.limit - self.length - 1).clamp(min=0)
+        """Draft tokens that each row may have [R]: by its request, by the step's plan, and by what its limit leaves."""
+        most = torch.minimum(self.num_draft, self.planned)
+        return torch.minimum(most, self.limit - self.length - 1).clamp(min=0)
+
+    @property
+    def drafts(self) -> Tensor:
+        """Which rows may have a draft [R] bool."""
+        return self.active & (self.draft_room > 0)
 
     @property
     def num_logprobs(self) -> list[int | None]:

@@ -1,26 +1,34 @@
 """Plans how much to draft in a step, from the results of earlier steps, never from the tokens of the planned step."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
 
+from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 
 
-class Plan(Protocol):
+class Plan(ABC):
     """Chooses the next step's shape."""
 
     @property
+    @abstractmethod
     def max_draft_tokens(self) -> int:
         """Largest ``num_draft_tokens`` it may ever choose; capacity is reserved for it."""
-        ...
 
-    def __call__(self) -> StepPlan: ...
+    @abstractmethod
+    def __call__(self) -> StepPlan:
+        """The next step's shape."""
 
-    def observe(self, result: StepResult) -> None:
+    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:  # noqa: B027 - most plans know no rows
+        """Take into account that ``requests`` begin in ``rows``."""
+
+    def observe(self, result: StepResult) -> None:  # noqa: B027 - results need not make a difference
         """Take a step's result into account. Results come in order, at least one step late."""
-        ...
 
 
-class Fixed:
+@final
+class Fixed(Plan):
     """The same number of draft tokens every step. Raises ValueError below 0."""
 
     def __init__(self, num_draft_tokens: int) -> None:
@@ -34,6 +42,3 @@ class Fixed:
 
     def __call__(self) -> StepPlan:
         return self.step
-
-    def observe(self, result: StepResult) -> None:
-        """Results make no difference."""

@@ -14,15 +14,21 @@ NO_TOKEN = "other options forbid every token that the grammar allows: change one
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The static shape of one step: drafts are at most ``num_draft_tokens`` tokens deep.
+    """The shape of one step: drafts are at most ``num_draft_tokens`` tokens deep, which is static; 0 asks no drafter.
 
-    ``measured`` marks a step without a draft that measures the gain of drafting. ``turn`` is a note of the plan that
-    comes back with the result; the step does not depend on it.
+    ``depths`` limits each row to as many tokens or fewer (None: all may use all). ``off`` says why rows that are
+    limited to 0 have no draft. ``turn`` is a note of the plan that comes back with the result. Plans that differ in
+    these do the same operations.
     """
 
     num_draft_tokens: int
-    measured: bool = False
+    depths: tuple[int, ...] | None = field(default=None, compare=False)
+    off: NoDraft = field(default=NoDraft.OFF, compare=False)
     turn: int | None = field(default=None, compare=False)
+
+    def depth_of(self, row: int) -> int:
+        """The most tokens that ``row`` may draft."""
+        return self.num_draft_tokens if self.depths is None else self.depths[row]
 
 
 class NoTokenLeft(ValueError):
@@ -108,8 +114,8 @@ def read_results(
     ends = (width + HEADER) // 2
     num = [row[0] for row in table]
     reasons = [NoDraft(row[5]) for row in table]
-    if plan.measured:
-        reasons = [NoDraft.MEASURED if reason is NoDraft.OFF else reason for reason in reasons]
+    if plan.off is not NoDraft.OFF:
+        reasons = [plan.off if reason is NoDraft.OFF else reason for reason in reasons]
     starved = [row for row, failed in enumerate(results[rows * width :]) if failed]
     return StepResult(
         plan=plan,

@@ -23,7 +23,7 @@ class NoDraft(IntEnum):
     """Why a row had no draft in a step."""
 
     DRAFTED = 0  # it did propose something
-    OFF = 1  # the plan asked for no draft, or there is no drafter
+    OFF = 1  # the plan asked for none, or there is no drafter
     CAPPED = 2  # the row's own num_draft_tokens is 0
     LIMIT = 3  # one token is left to max_tokens, which the target chooses
     NO_MATCH = 4  # no earlier occurrence in the sequence to copy from
@@ -31,6 +31,7 @@ class NoDraft(IntEnum):
     DECLINED = 6  # the drafter's own reason
     FAILED = 7  # the drafter raised an error and is no longer asked
     MEASURED = 8  # the step was taken without a draft to measure what drafting gains
+    SLOWER = 9  # the controller expects a draft to cost more than it gains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,12 @@ class Drafter(ABC):
         """
         return None
 
+    def begin_step(self, batch: Batch, plan: StepPlan) -> None:  # noqa: B027 - most drafters keep nothing on the host
+        """Prepare ``host_state`` for a step of the shape ``plan``; the only call in a step of no draft, without taps.
+
+        Called outside recordings, so it may use all of ``plan``, and must not touch the device.
+        """
+
     def resume(self, host_state: Hashable) -> None:  # noqa: B027 - nothing to do without such a state
         """Set ``host_state`` to one that it had before: a step was replayed, or recorded without being executed."""
 
@@ -84,7 +90,10 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
-        """A tree rooted at each row's newest token, of a shape that depends on ``plan`` alone."""
+        """A tree rooted at each row's newest token, of a shape that depends on ``plan.num_draft_tokens`` alone.
+
+        That is at least 1. ``batch.draft_room`` says how deep each row may be drafted for.
+        """
 
     @abstractmethod
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:

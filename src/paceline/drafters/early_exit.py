@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.early_exit import EarlyExitHead
 from paceline.drafters.base import DrafterContext, root_only
@@ -63,12 +64,26 @@ class EarlyExitDrafter(GrowingDrafter):
 
     @property
     def host_state(self) -> Hashable:
-        return self.lag
+        return self.root_read, self.max_unread, self.overflows, bool(self.skipped)
 
     def resume(self, host_state: Hashable) -> None:
-        """Continue with that lag."""
-        assert isinstance(host_state, int)
-        self.lag = host_state
+        """The step is done, or about to be done again."""
+        assert isinstance(host_state, tuple)
+        self.root_read, *_ = host_state
+        self.lags = self.next_lags
+
+    def begin_step(self, batch: Batch, plan: StepPlan) -> None:
+        """Bound what each row has yet to read, before the step and after it."""
+        super().begin_step(batch, plan)
+        waiting = [lag if row in self.skipped else 0 for row, lag in enumerate(self.lags)]
+        self.overflows = max(waiting) >= self.unread.capacity
+        drafted = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
+        # One of two values, so that recorded steps are of few kinds.
+        self.max_unread = self.depth if drafted <= self.depth else self.unread.capacity
+        self.next_lags = [
+            (0 if self.overflows else lag) + 1 if row in self.skipped else self.depth
+            for row, lag in enumerate(self.lags)
+        ]
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         """Nodes of the largest tree, or of the forest that the shared layers read, whichever is larger."""
@@ -96,7 +111,10 @@ class EarlyExitDrafter(GrowingDrafter):
         size, dtype = decoder.config.hidden_size, decoder.dtype
         self.cache = self.lm.new_cache(rows, context.max_length + max_expanded).view()
         self.unread = PendingStates(rows, self.depth + MAX_SKIPPED_STEPS, size, dtype=dtype, device=device)
-        self.lag = self.depth  # host's bound on the states that any row has yet to read, without the root; -1: and it
+        # The host's bounds on the states that each row has yet to read, without the root.
+        self.lags = self.next_lags = [self.depth] * rows
+        self.max_unread, self.overflows = self.depth, False
+        self.root_read = False  # in this step, by the rows that are drafted for
         # The shared layers' states of a chain that is drafted in one call, contiguous for every depth.
         fused = any(chain is not None for chain in self.fused_chains)
         self.chain_hidden = torch.zeros(rows * (1 + self.depth) * size if fused else 0, dtype=dtype, device=device)
@@ -119,6 +137,7 @@ class EarlyExitDrafter(GrowingDrafter):
             missing = admission.prefix_length - view.length
             read_hidden(self.lm, view, self.unread.states[admission.source, :-1], missing)
         self.unread.count.index_fill_(0, admission.rows, 0)
+        self.lags = [self.depth if row in admission.row_numbers else lag for row, lag in enumerate(self.lags)]
         if self.recycled is not None:
             self.recycled.copy_prefixes(admission)
         if not hidden:
@@ -134,7 +153,7 @@ class EarlyExitDrafter(GrowingDrafter):
         """The recycled state at every depth of the draft."""
         self.batch, self.draft_depth = batch, depth
         self.recycled_by_depth = None if self.recycled is None else self.recycled.by_depth(batch, depth)
-        if self.lag < 0:  # the step before was aborted after it had read the root
+        if self.root_read:  # in a step before that was aborted
             self.cache.truncate(torch.minimum(self.cache.length, batch.length - 1 - self.unread.count))
 
     def can_draft_fused(self, context: DrafterContext) -> bool:
@@ -148,11 +167,12 @@ class EarlyExitDrafter(GrowingDrafter):
         shared = SharedLayers(
             lm=self.context.target, cache=self.shared_layers, hidden=hidden, added=self.recycled_by_depth
         )
-        pending = PendingInputs(count=self.unread.count, max_count=self._max_unread, states=self.unread.states)
+        count = torch.where(self.reads, self.unread.count, -1) if self.skipped else self.unread.count
+        pending = PendingInputs(count=count, max_count=self.max_unread, states=self.unread.states)
         if not self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy, shared_layers=shared):
             return False
-        self.cache.commit(torch.where(batch.active, self.unread.count + 1, 0))
-        self._mark_all_read(batch)
+        self.cache.commit(torch.where(self.reads, self.unread.count + 1, 0))
+        self._mark_read()
         self.hidden = [hidden]
         return True
 
@@ -161,10 +181,10 @@ class EarlyExitDrafter(GrowingDrafter):
         hidden = self._run_shared_layers(root_only(batch), 0)
         self.hidden = [hidden]  # of the root, then of the forest as it is scored
         newest = hidden if self.recycled_by_depth is None else hidden + self.recycled_by_depth[:, :1]
-        count = torch.where(batch.active, self.unread.count + 1, 0)
-        states = self.unread.followed_by(newest, self._max_unread)
+        count = torch.where(self.reads, self.unread.count + 1, 0)
+        states = self.unread.followed_by(newest, self.max_unread)
         logits = read_hidden(self.lm, self.cache, states, count, logits_for=LogitsFor.LAST).logits
-        self._mark_all_read(batch)
+        self._mark_read()
         assert logits is not None
         return logits
 
@@ -189,24 +209,18 @@ class EarlyExitDrafter(GrowingDrafter):
         states = path_hidden(hidden, self.taps[0], tree, outcome)
         if self.recycled is not None:
             states = states + self.recycled.add_step(root, num, path_hidden(hidden, self.taps[1], tree, outcome))
-        if self.lag + 1 + tree.max_depth > self.unread.capacity:
+        if self.overflows:
             read_hidden(self.lm, self.cache, self.unread.states[:, :-1], self.unread.count)
             self.unread.count.zero_()
-            self.lag = 0
         # A row that was drafted for has read the root already.
         first = torch.minimum((self.cache.length + self.unread.count - root).clamp(min=0), num)
         self.unread.append(states, first, num)
-        self.lag = max(self.depth, self.lag + 1 + tree.max_depth)
+        self.lags, self.root_read = self.next_lags, False
 
-    @property
-    def _max_unread(self) -> int:
-        """A bound on any row's unread states; one of two values, so that recorded steps are of few sizes."""
-        return self.depth if self.lag <= self.depth else self.unread.capacity
-
-    def _mark_all_read(self, batch: Batch) -> None:
-        """Active rows have read everything, the root included."""
-        self.unread.count.masked_fill_(batch.active, 0)
-        self.lag = -1
+    def _mark_read(self) -> None:
+        """The rows that are drafted for have read everything, the root included."""
+        self.unread.count.masked_fill_(self.reads, 0)
+        self.root_read = True
 
     def _run_shared_layers(self, tree: Tree, start: int) -> Tensor:
         """The residual stream [B, n, H] after the shared layers, of nodes ``start`` on of a tree with its root."""

@@ -4,7 +4,7 @@ B rows, N nodes, n nodes of a call, V the target's vocabulary, D the draft's.
 """
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import Enum
 from typing import ClassVar, final
 
@@ -43,6 +43,8 @@ class GrowingDrafter(Drafter):
     inputs: ClassVar[frozenset[DraftInput]]  # what ``lm`` reads
     accepts_other_tokens = True
     max_context: int | None = None  # rows with more tokens are not drafted for; None: there is no limit
+    skipped: Sequence[int] = ()  # rows that have no draft in this step, as far as the host knows
+    reads: Tensor  # [B] bool, which rows read their root in this step
 
     def __init__(
         self, *, lm: LM, shape: Shape | None, draws: frozenset[Draw] | None, vocab: VocabMap | None = None
@@ -80,12 +82,21 @@ class GrowingDrafter(Drafter):
         self.fused_chains = [fused_chain(grower, context) if fused else None for grower in self.growers]
         self.allocate(context, max_expanded=max((grower.num_expanded for grower in self.growers), default=0))
 
+    def begin_step(self, batch: Batch, plan: StepPlan) -> None:
+        """Note which rows the plan and their requests leave without a draft."""
+        self.skipped = [
+            row
+            for row, request in enumerate(batch.requests)
+            if request is not None and not (request.num_draft_tokens != 0 and plan.depth_of(row))
+        ]
+
     @final
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The shape grown to the depth of the plan, each token drawn as agreed with the verifier."""
         index = plan.num_draft_tokens - 1
         if index < 0 or self.depths[index] == 0:
             return root_only(batch)
+        self.reads = batch.drafts if self.skipped else batch.active
         self.prepare(batch, self.depths[index])
         grown, fused = None, self.fused_chains[index]
         reason = NoDraft.DECLINED if self.max_context is None else NoDraft.CONTEXT
@@ -116,7 +127,7 @@ class GrowingDrafter(Drafter):
 
     @abstractmethod
     def read_root(self, batch: Batch) -> Tensor:
-        """Read the root of every row; the draft logits [B, 1, D] after it."""
+        """Read the roots of the rows in ``reads``; the draft logits [B, 1, D] after them."""
 
     @abstractmethod
     def score_nodes(self, forest: Tree, start: int) -> Tensor:

@@ -61,13 +61,12 @@ class HostDrafting(Drafter):
         """
         rows, depth = self.tokens.shape
         tokens, count = torch.zeros(rows, depth, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
-        if plan.num_draft_tokens:
-            for row, draft in self.drafter.propose(sequences, plan.num_draft_tokens).items():
-                kept = list(draft)[: plan.num_draft_tokens]
-                if kept and not 0 <= min(kept) <= max(kept) < self.vocab_size:
-                    raise ValueError(f"draft tokens {kept} leave the target's vocabulary of {self.vocab_size}")
-                tokens[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
-                count[row] = len(kept)
+        for row, draft in self.drafter.propose(sequences, plan.num_draft_tokens).items():
+            kept = list(draft)[: plan.num_draft_tokens]
+            if kept and not 0 <= min(kept) <= max(kept) < self.vocab_size:
+                raise ValueError(f"draft tokens {kept} leave the target's vocabulary of {self.vocab_size}")
+            tokens[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
+            count[row] = len(kept)
         self.tokens.copy_(tokens)
         self.count.copy_(count)
 
@@ -82,7 +81,7 @@ class HostDrafting(Drafter):
         room = torch.minimum(self.count, batch.draft_room)[:, None]
         valid = torch.cat((batch.active[:, None], (index < room) & batch.active[:, None]), dim=1)
         tokens = torch.cat((batch.root[:, None], self.tokens[:, :depth]), dim=1)
-        return Tree.make_chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH if depth else NoDraft.OFF)
+        return Tree.make_chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """The buffers are of former sequences now."""

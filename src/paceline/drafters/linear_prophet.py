@@ -77,7 +77,7 @@ class LinearProphetDrafter(GrowingDrafter):
     def read_root(self, batch: Batch) -> Tensor:
         """The logits of all depths; those of the first."""
         hidden = self.head.predict_hidden(self.states.states[:, 0])
-        tree = Tree.make_chain(self.tokens, batch.active[:, None].expand_as(self.tokens))
+        tree = Tree.make_chain(self.tokens, self.reads[:, None].expand_as(self.tokens))
         resume = Resume(layer=0, hidden=hidden, ready=self.ready, first=self.head.sizes.depth)
         self.logits = self.lm(tree, self.cache, resume=resume).logits
         assert self.logits is not None

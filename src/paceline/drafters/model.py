@@ -14,6 +14,7 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import View
 from paceline.core.context import describe
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.draft_heads.vocab_map import VocabMap
 from paceline.drafters.base import DrafterContext
@@ -61,12 +62,22 @@ class ModelDrafter(GrowingDrafter):
 
     @property
     def host_state(self) -> Hashable:
-        return self.lag
+        return tuple(self.catch_up), bool(self.skipped)
 
     def resume(self, host_state: Hashable) -> None:
-        """Continue with that lag."""
-        assert isinstance(host_state, int)
-        self.lag = host_state
+        """The step is done: rows that were drafted for have caught up."""
+        self._caught_up()
+
+    def begin_step(self, batch: Batch, plan: StepPlan) -> None:
+        """Choose the chunks in which the rows to be drafted for catch up; the others fall back by a token."""
+        super().begin_step(batch, plan)
+        for row in self.skipped:
+            self.lags[row] += 1
+        lag = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
+        self.catch_up: list[int] = []
+        while lag > ORDINARY_LAG and plan.num_draft_tokens:
+            self.catch_up.append(next((size for size in CATCH_UP if size >= lag - ORDINARY_LAG), CATCH_UP[-1]))
+            lag -= self.catch_up[-1]
 
     def check_target(self, context: DrafterContext) -> None:
         reads, given = self.lm.context_inputs, context.target.context_inputs
@@ -92,7 +103,9 @@ class ModelDrafter(GrowingDrafter):
         if context.guidance is not None and self.max_context >= context.max_length:
             self.reader = guided = GuidedLM(self.lm, context.guidance)
             self.cache = guided.new_view(context.rows, capacity)
-        self.lag = ORDINARY_LAG  # host's bound on the tokens that any row has yet to read, the root included
+        # The host's bounds on the tokens that each row has yet to read, the root included.
+        self.lags = [ORDINARY_LAG] * context.rows
+        self.catch_up = []
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots, each from where its own cache ends."""
@@ -103,18 +116,17 @@ class ModelDrafter(GrowingDrafter):
         unread = int((known - view.length).max()) if admission.max_prefix_length else admission.unread
         tokens = self._draft_tokens(batch)[admission.rows]
         prefill(self.lm, view, tokens, known, min(unread, self.max_context), taps=())
+        for row in admission.row_numbers:
+            self.lags[row] = ORDINARY_LAG
 
     def prepare(self, batch: Batch, depth: int) -> None:
         """Read all unread tokens but the last ``ORDINARY_LAG`` at most."""
-        while self.lag > ORDINARY_LAG:
-            size = next((size for size in CATCH_UP if size >= self.lag - ORDINARY_LAG), CATCH_UP[-1])
-            # The root is read later, with the logits after it.
+        for size in self.catch_up:  # the root is read later, with the logits after it
             feed(self.reader, self.cache, self._draft_tokens(batch), (self._num_unread(batch) - 1).clamp(0, size), size)
-            self.lag -= size
 
     def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         assert isinstance(self.reader, FusedDrafting) and self.max_context is not None
-        reads = batch.active
+        reads = self.reads
         if self.max_context < self.context.max_length:
             reads = reads & (batch.length <= self.max_context)
         count = torch.where(reads, batch.length - self.cache.length - 1, -1)
@@ -144,16 +156,13 @@ class ModelDrafter(GrowingDrafter):
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Commit the accepted nodes that it read: all but the last drafted token at most."""
-        if tree.max_depth == 0:
-            self.lag += 1
-            return
-        self.lag = ORDINARY_LAG
+        self._caught_up()
         if tree.chain:
             read = (outcome.num_committed - 1).clamp(0, tree.max_depth - 1)
             tokens, valid = self.proposed
             if tree.tokens is not tokens:  # others were verified: it has read its own, and commits those that agree
                 read = torch.minimum(read, (valid & (tokens == tree.tokens))[:, 1:].cumprod(-1).sum(-1))
-                self.lag = max(ORDINARY_LAG, tree.max_depth + 1)
+                self.lags = [max(lag, tree.max_depth + 1) for lag in self.lags]
             self.cache.commit(read)
             return
         slots = self.forest_index.gather(1, outcome.path.clamp(min=0))  # [B, d]
@@ -165,10 +174,13 @@ class ModelDrafter(GrowingDrafter):
         self.cache.commit(torch.where(rooted, 1 + committed.sum(-1), 0), torch.where(committed, slots + 1, -1))
 
     def _num_unread(self, batch: Batch) -> Tensor:
-        """Known tokens not yet read [B]; none for inactive rows and beyond the draft's context."""
+        """Known tokens not yet read [B]; none for rows that are not drafted for and beyond the draft's context."""
         assert self.max_context is not None
         unread = batch.length.clamp(max=self.max_context) - self.cache.length
-        return torch.where(batch.active, unread, 0)
+        return torch.where(self.reads, unread, 0)
+
+    def _caught_up(self) -> None:
+        self.lags = [lag if row in self.skipped else ORDINARY_LAG for row, lag in enumerate(self.lags)]
 
     def _draft_tokens(self, batch: Batch) -> Tensor:
         """The rows' sequences [B, T] in the draft's ids."""

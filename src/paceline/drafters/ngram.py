@@ -50,5 +50,5 @@ class NgramDrafter(StatelessDrafter):
         drafts = tokens.gather(1, (at + 1 + index % period).clamp(max=batch.max_length - 1))
         room = (best >= 0) & batch.active[:, None] & (index < batch.draft_room[:, None])
         chain = torch.cat((batch.root[:, None], drafts), dim=1)
-        no_draft_reason = NoDraft.NO_MATCH if plan.num_draft_tokens else NoDraft.OFF
-        return Tree.make_chain(chain, torch.cat((batch.active[:, None], room), dim=1), no_draft_reason=no_draft_reason)
+        valid = torch.cat((batch.active[:, None], room), dim=1)
+        return Tree.make_chain(chain, valid, no_draft_reason=NoDraft.NO_MATCH)

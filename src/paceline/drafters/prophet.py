@@ -77,8 +77,9 @@ class ProphetDrafter(GrowingDrafter):
         """Read the states and the root, draft and read a chain in one call."""
         assert isinstance(self.lm, FusedDrafting)
         states = self.states.states
+        count = torch.where(self.reads, self.count, -1) if self.skipped else self.count
         pending = PendingInputs(
-            count=self.count, max_count=states.shape[1], states=states, input_projection=self.input_projection
+            count=count, max_count=states.shape[1], states=states, input_projection=self.input_projection
         )
         return self.lm.draft_fused(batch, self.empty, pending, tokens, valid, greedy=greedy)
 
@@ -86,7 +87,7 @@ class ProphetDrafter(GrowingDrafter):
         """Read the states, then the root."""
         count = self.head.sizes.num_states
         tokens = F.pad(batch.root[:, None], (count, 0))  # the tokens in the place of states are not embedded
-        tree = Tree.make_chain(tokens, batch.active[:, None].expand_as(tokens))
+        tree = Tree.make_chain(tokens, self.reads[:, None].expand_as(tokens))
         hidden = F.pad(self.head.embed_states(self.states.states), (0, 0, 0, 1))  # [B, s + 1, W]
         resume = Resume(layer=0, hidden=hidden, ready=self.ready, first=count)
         logits = self.lm(tree, self.empty, logits_for=LogitsFor.LAST, resume=resume).logits

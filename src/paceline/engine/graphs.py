@@ -191,7 +191,7 @@ class Recorder:
                 scores = decoder.score(tree)
                 score = self.graphs.end()
                 self.graphs.begin()
-                decoder.drafter.observe(decoder.batch, tree, decoder.decide(tree, scores), scores.hidden)
+                decoder.observe(tree, decoder.decide(tree, scores), scores)
                 decide = self.graphs.end()
             self._recorded[kind] = RecordedStep(graphs=(draft, score, decide), after=decoder.drafter.host_state)
             del self._counted[kind]

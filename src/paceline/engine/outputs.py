@@ -22,6 +22,7 @@ REASONS: dict[NoDraft, str] = {
     NoDraft.DECLINED: "the drafter declined",
     NoDraft.FAILED: "the drafter failed",
     NoDraft.MEASURED: "plain step taken to measure",
+    NoDraft.SLOWER: "drafting would be slower",
 }
 
 

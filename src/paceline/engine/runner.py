@@ -82,10 +82,9 @@ class Runner:
         """Queue a step."""
         decoder = self.decoder
         with without_gradients():
-            plan = decoder.plan()
-            if isinstance(decoder.drafter, HostDrafting):
-                self._fill(decoder.drafter, plan)
             timer = self._reader.start()
+            plan = decoder.plan()
+            self._begin_step(plan)
             kind: Hashable = None if self.recorder is None else self.recorder.kind(plan)
             recorded = None if self.recorder is None else self.recorder.find(kind)
             if recorded is not None:
@@ -132,7 +131,7 @@ class Runner:
         timer.mark()
         outcome = decoder.decide(tree, scores)
         try:
-            decoder.drafter.observe(decoder.batch, tree, outcome, scores.hidden)
+            decoder.observe(tree, outcome, scores)
         except Exception as error:
             self._drop_drafter(error)
         timer.mark()
@@ -144,11 +143,13 @@ class Runner:
         except Exception as error:
             self._drop_drafter(error)
 
-    def _fill(self, drafter: HostDrafting, plan: StepPlan) -> None:
-        active = integers(self.decoder.batch.active)
-        running = {row: tokens for row, tokens in self.sequences.items() if active[row]}
+    def _begin_step(self, plan: StepPlan) -> None:
         try:
-            drafter.fill(running, plan)
+            self.decoder.begin_step(plan)
+            if plan.num_draft_tokens and isinstance(self.decoder.drafter, HostDrafting):
+                drafts = integers(self.decoder.batch.drafts)
+                running = {row: tokens for row, tokens in self.sequences.items() if drafts[row]}
+                self.decoder.drafter.fill(running, plan)
         except Exception as error:
             self._drop_drafter(error)
 

@@ -5,12 +5,15 @@ on the number of steps alone, never on tokens.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import final
 
 from paceline.core.plan import Plan
+from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
+from paceline.core.tree import NoDraft
 
 FIRST = 16  # drafted steps before the first plain ones, so that short outputs cost nothing
 PERIOD = 128
@@ -53,7 +56,7 @@ class Speed:
 
 
 @final
-class Watch:
+class Watch(Plan):
     """Follows another plan, except for a few plain steps that are timed."""
 
     def __init__(self, *, plan: Plan) -> None:
@@ -70,8 +73,12 @@ class Watch:
         done, self._count = self._count, self._count + 1
         turn = (done - FIRST) % PERIOD if done >= FIRST else PERIOD + done
         if turn < PLAIN_STEPS:
-            return StepPlan(0, measured=True, turn=turn)
+            return StepPlan(0, off=NoDraft.MEASURED, turn=turn)
         return replace(self._plan(), turn=turn)
+
+    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        """As the plan."""
+        self._plan.admit(rows, requests)
 
     def observe(self, result: StepResult) -> None:
         """Add the step's seconds and tokens to the totals of its number of rows."""
@@ -80,7 +87,7 @@ class Watch:
         if not rows or turn is None:
             return
         timed = self._timed[rows]
-        if result.plan.measured:
+        if result.plan.off is NoDraft.MEASURED:
             if turn == PLAIN_STEPS - 1:  # earlier ones are warm-up
                 timed.plain.append(seconds)
         elif turn != PLAIN_STEPS and turn - PERIOD not in range(PLAIN_STEPS):  # the drafter catches up in these steps

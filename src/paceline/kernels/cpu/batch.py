@@ -13,7 +13,18 @@ from paceline.core.step import HEADER
 from paceline.kernels.cpu.operators import entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.structs import Counters, Decision, RowView, Sequences
 
-BATCH = ("tokens", "length", "limit", "steps", "num_draft", "stop", "finish", "report", "active")  # core/batch_state
+BATCH = (
+    "tokens",
+    "length",
+    "limit",
+    "steps",
+    "num_draft",
+    "planned",
+    "stop",
+    "finish",
+    "report",
+    "active",
+)  # core/batch_state
 STATS = ("steps", "emitted", "drafted", "accepted")  # core/stats
 
 

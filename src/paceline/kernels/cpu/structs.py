@@ -156,7 +156,10 @@ class Sequences(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in "rows width stops max_depth head vocab".split()),
-        *((name, c_void_p) for name in "tokens length limit steps num_draft stop finish report active counts".split()),
+        *(
+            (name, c_void_p)
+            for name in "tokens length limit steps num_draft planned stop finish report active counts".split()
+        ),
     ]
 
 

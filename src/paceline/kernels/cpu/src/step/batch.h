@@ -16,7 +16,7 @@ struct RowView {  // int64 or bool values, with a stride per row
 
 struct Sequences {
     int64_t rows, width, stops, max_depth, head, vocab;
-    int64_t *tokens, *length, *limit, *steps, *num_draft, *stop, *finish, *report;
+    int64_t *tokens, *length, *limit, *steps, *num_draft, *planned, *stop, *finish, *report;
     uint8_t *active;
     int32_t *counts;  // [rows, vocab + 1] occurrences of each token in the new sequence; may be null
 };
@@ -41,7 +41,8 @@ enum NoDraft { DRAFTED, OFF, CAPPED, LIMIT };
 inline void begin_chain(const Sequences &t, int64_t depth, int64_t longest, int64_t *tokens, uint8_t *valid) {
     for (int64_t row = 0; row < t.rows; row++) {
         const int64_t length = t.length[row];
-        const int64_t max_draft = std::min({t.num_draft[row], t.limit[row] - length - 1, longest - length + 1});
+        const int64_t max_draft =
+            std::min({t.num_draft[row], t.planned[row], t.limit[row] - length - 1, longest - length + 1});
         for (int64_t at = 0; at <= depth; at++, tokens++, valid++) {
             *tokens = at ? 0 : t.tokens[row * t.width + length - 1];
             *valid = t.active[row] && (at == 0 || at <= max_draft);
@@ -70,6 +71,7 @@ inline void extend(const Sequences &t, const Decision &d) {
         int64_t drafted = -1;
         for (int64_t n = 0; n < d.nodes; n++) drafted += d.valid.flag(row, n);
         int64_t no_draft_reason = d.nodes == 1 ? d.no_draft_reason : limit - length <= 1 ? LIMIT : d.no_draft_reason;
+        if (d.nodes > 1 && t.planned[row] == 0) no_draft_reason = OFF;
         if (d.nodes > 1 && t.num_draft[row] == 0) no_draft_reason = CAPPED;
         if (drafted > 0) no_draft_reason = DRAFTED;
         const int64_t leaf = accepted > 0 ? d.path.integer(row, accepted - 1) : 0;

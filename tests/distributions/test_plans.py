@@ -1,0 +1,73 @@
+"""Plans that choose each row's depth from its own past do not change the distribution, however they choose."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from paceline.core.tree import Draw
+from paceline.drafters.model import ModelDrafter
+from paceline.verifiers import VERIFIERS
+from tests.distributions.cases import TABLES
+from tests.distributions.exact import distance, output_distribution, target_distribution
+from tests.distributions.ledger import note
+from tests.distributions.test_chains import BOUND, verifiers
+from tests.harness import PerRow
+from tests.tables import TableLM
+
+K = 2
+OPTIONS = dict(temperature=1.0)
+PLANS = {
+    "by the newest token": lambda row, tokens: tokens[-1],
+    "none after token 0": lambda row, tokens: 0 if tokens[-1] == 0 else K,
+    "by how much was gained": lambda row, tokens: len(tokens) % (K + 1),
+    "by a repetition": lambda row, tokens: 1 if tokens[-1] == tokens[-2] else 2,
+}
+
+
+def draft(table, draw):
+    return lambda: ModelDrafter(lm=TableLM(TABLES[table][1]), draws=frozenset({draw}))
+
+
+@pytest.mark.parametrize("table", ["full support", "zeros after some contexts"])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("verifier", [name for name, _ in verifiers()])
+def test_the_distribution_is_the_targets_under_an_adversarial_plan(verifier, plan, table):
+    kind, target = VERIFIERS.find(verifier), TABLES[table][0]
+    draw = kind.wants[0] if Draw.IID not in kind.wants else Draw.IID
+    found = output_distribution(
+        target=target,
+        drafter=draft(table, draw),
+        verifier=kind,
+        k=K,
+        steps=2,
+        plan=partial(PerRow, PLANS[plan]),
+        **OPTIONS,
+    )
+    error = distance(found.distribution, target_distribution(target, 2 * (K + 1), OPTIONS))
+    note(verifier=verifier, tree="planned chain", draw=draw.name.lower(), rows=found.num_rows, error=error)
+    assert abs(found.weight - 1) < 1e-9
+    assert error <= BOUND
+
+
+def test_a_plan_that_looks_at_the_tokens_it_submits_is_seen():
+    """Non-anticipation is what makes the others exact: dropping a token for what it is changes the distribution."""
+    target = TABLES["full support"][0]
+
+    def looking():
+        drafter = draft("full support", Draw.IID)()
+        finish = drafter.finish
+
+        def drop(batch, grown):
+            tree = finish(batch, grown)
+            kept = (tree.tokens != 0)[:, 1:].cumprod(-1).bool()
+            return replace(tree, valid=tree.valid & torch.nn.functional.pad(kept, (1, 0), value=True))
+
+        drafter.finish = drop
+        return drafter
+
+    found = output_distribution(
+        target=target, drafter=looking, verifier=VERIFIERS.find("rejection"), k=K, steps=1, **OPTIONS
+    )
+    assert distance(found.distribution, target_distribution(target, K + 1, OPTIONS)) > 0.01
