@@ -220,7 +220,6 @@ class Decoder:
         if self.guidance is not None:
             self.guidance.assign(rows, [request.guidance for request in requests])
         self.batch.admit(rows, requests, active=False)
-        self.plan.admit(rows, requests)
         admission = Admission(
             rows=rows,
             requests=requests,
@@ -246,11 +245,13 @@ class Decoder:
     def activate(self, reading: Reading) -> None:
         """Let rows whose prompts are read take part in steps."""
         self.batch.activate(reading.admission.rows)
+        self.plan.admit(reading.admission.row_numbers, reading.admission.requests)
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
         self.batch.release(rows)
         self.constraints.release(rows)
+        self.plan.release(rows)
         if self.guidance is not None:
             self.guidance.assign(rows, [None] * len(rows))
 

@@ -28,6 +28,7 @@ from paceline import hf
 from paceline.api.generation_fields import HARMLESS, HONOURED
 from paceline.api.generation_fields import REFUSED as REFUSED_FIELDS
 from paceline.api.loading import load
+from paceline.engine.controller import MAX_DRAFT_TOKENS
 from paceline.hf.drop_in import load_cached
 from paceline.hf.inputs import ARGUMENTS, merge
 from tests import tiny
@@ -135,7 +136,7 @@ def test_num_assistant_tokens_comes_from_option_then_config_then_default():
         found = hf.generate(model, **ONE, **LONG, assistant_model=assistant, return_dict_in_generate=True, **options)
         return len(found.statistics[0].drafted)
 
-    assert drafted() == 5
+    assert drafted() == MAX_DRAFT_TOKENS
     assistant.generation_config.num_assistant_tokens = 4
     assert drafted() == 4
     model.generation_config.num_assistant_tokens = 3

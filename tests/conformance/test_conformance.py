@@ -278,8 +278,13 @@ def test_a_paused_row_is_drafted_for_as_if_it_had_not_paused(drafter):
     def late(row, tokens):
         return K if row or len(tokens) > 46 else 0
 
-    paused = run(new(drafter, target), "coupled", requests, target=target, plan=PerRow(late, K))
-    steady = run(new(drafter, target), "coupled", requests, target=target, k=K)
+    def always(row, tokens):
+        """It comes by the length where the other begins."""
+        return K if row or len(tokens) > 46 else min(K, 46 - len(tokens))
+
+    paused, steady = (
+        run(new(drafter, target), "coupled", requests, target=target, plan=PerRow(way, K)) for way in (late, always)
+    )
     assert paused.texts == steady.texts == [expected(r, model) for r in requests]
 
     def accepted(result):

@@ -10,6 +10,7 @@ import torch
 
 from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier
 from paceline.api.completion import Completion, Criterion
+from paceline.api.draft_length import NumDraftTokens, longest_draft, plan_of
 from paceline.api.loading import Loaded, ops_of, runnable
 from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
@@ -17,9 +18,8 @@ from paceline.api.results import Piece, Result
 from paceline.api.score import PromptScore
 from paceline.api.streams import Stream
 from paceline.core.constraint import Constraint
-from paceline.core.plan import Fixed, Plan
 from paceline.decode import Decoder, agree
-from paceline.drafters.none import NoDrafter
+from paceline.engine.controller import Controller
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.runner import runner_for
 from paceline.engine.scheduler import Scheduler
@@ -48,9 +48,10 @@ class Engine:
     - ``drafter`` (None): a registered name, a loaded draft model, a directory, a Drafter or HostDrafter, vLLM's
       speculative_config, or None for plain decoding. A Drafter serves one engine at a time.
     - ``verifier`` ("coupled", whose tokens depend on the seed alone): a name, "NAME:option=value", or a Verifier.
-    - ``num_draft_tokens`` (5): drafted tokens per step; or a Plan. With a number, and a verifier whose tokens do not
-      depend on drafts, a few steps in a hundred are plain decoding, to measure whether drafting pays; results carry
-      a warning if it does not.
+    - ``num_draft_tokens`` ("auto"): drafted tokens per step. "auto" lets a controller choose them for every row and
+      step, at most 8, and none where drafting does not pay. With a number, and a verifier whose tokens do not depend
+      on drafts, a few steps in a hundred are plain decoding, to measure whether drafting pays; results carry a
+      warning if it does not. Or a Plan.
     - ``batch_size`` (8): rows; their caches are allocated here.
     - ``max_length`` (None): the limit of a sequence's tokens, prompt included. None is the target's context, at most
       2048; with an attention window, as many as fit into it together with a draft.
@@ -65,7 +66,7 @@ class Engine:
         *,
         drafter: DrafterLike = None,
         verifier: VerifierLike = "coupled",
-        num_draft_tokens: int | Plan = 5,
+        num_draft_tokens: NumDraftTokens = "auto",
         batch_size: int = 8,
         max_length: int | None = None,
         guidance: bool = False,
@@ -78,9 +79,7 @@ class Engine:
         drafting = build_drafting(drafter, target=target)
         count = drafting.num_draft_tokens or num_draft_tokens
         chosen = build_verifier(verifier)
-        plan = Fixed(count) if isinstance(count, int) else count
-        watched = isinstance(count, int) and chosen.same_tokens and not isinstance(drafting.drafter, NoDrafter)
-        self._watch = Watch(plan=plan) if watched else None
+        longest_draft_tokens = longest_draft(count, drafting.drafter)
         if target.exact and not chosen.same_tokens:
             name = verifier if isinstance(verifier, str) else type(chosen).__name__
             raise ValueError(
@@ -90,20 +89,20 @@ class Engine:
         agree(drafting.drafter, chosen)  # before memory is checked
         length = max_length
         if length is None:
-            length = min(LONGEST, room(target, drafting.drafter.max_nodes(plan.max_draft_tokens)))
+            length = min(LONGEST, room(target, drafting.drafter.max_nodes(longest_draft_tokens)))
         check_memory(
             target.lm,
             drafting.drafter,
             rows=2 * batch_size if guidance else batch_size,
             max_length=length,
-            num_draft_tokens=plan.max_draft_tokens,
+            num_draft_tokens=longest_draft_tokens,
             weights=weight_bytes([target.lm]) if isinstance(target.lm, torch.nn.Module) else 0,
         )
         self.decoder = Decoder(
             target=runnable(target),
             drafter=drafting.drafter,
             verifier=chosen,
-            plan=self._watch or plan,
+            plan=plan_of(count, target=target.lm, drafter=drafting.drafter, verifier=chosen, rows=batch_size),
             rows=batch_size,
             max_length=length,
             guidance=guidance,
@@ -118,7 +117,8 @@ class Engine:
     @property
     def speed(self) -> Speed | None:
         """Measured tokens per second with drafting and without; None before enough steps are measured."""
-        return None if self._watch is None else self._watch.speed
+        plan = self.decoder.plan
+        return plan.speed if isinstance(plan, Watch | Controller) else None
 
     @property
     def lossless(self) -> bool:
@@ -180,9 +180,10 @@ class Engine:
             if entry.completion.finish_reason is not None:
                 self._scheduler.cancel(output.ticket)
                 del self._open[output.ticket]
-        if not self._warned and self.speed is not None and not self.speed.pays:
+        plan = self.decoder.plan
+        if not self._warned and isinstance(plan, Watch) and plan.speed is not None and not plan.speed.pays:
             self._warned = True
-            logger.warning(self.speed.warning)
+            logger.warning(plan.speed.warning)
 
     def cancel(self, ticket: int) -> None:
         """End a request that waits or runs; its row is free immediately."""
@@ -223,7 +224,7 @@ def engine_for(
     *,
     drafter: DrafterLike,
     verifier: VerifierLike,
-    num_draft_tokens: int | Plan,
+    num_draft_tokens: NumDraftTokens,
     batch_size: int | None,
     num_texts: int,
     max_length: int | None,
@@ -235,7 +236,7 @@ def engine_for(
     """
     drafting = build_drafting(drafter, target=target)
     count = drafting.num_draft_tokens or num_draft_tokens
-    most = count if isinstance(count, int) else count.max_draft_tokens
+    most = longest_draft(count, drafting.drafter)
     length = room(target, drafting.drafter.max_nodes(most)) if max_length is None else max_length
     rows, streams = batch_size, 2 if guidance else 1
     if rows is None:

@@ -1,13 +1,13 @@
 """``generate`` and ``stream``: one call with an engine that is made for it."""
 
 from paceline.api.build import DrafterLike, VerifierLike
+from paceline.api.draft_length import NumDraftTokens
 from paceline.api.engine import engine_for
 from paceline.api.loading import Loaded
 from paceline.api.prompts import Prompts, encode, split
 from paceline.api.requests import ParamsLike, guidance, per_prompt
 from paceline.api.results import Result
 from paceline.api.streams import Stream
-from paceline.core.plan import Plan
 
 
 def generate(
@@ -17,7 +17,7 @@ def generate(
     *,
     drafter: DrafterLike = None,
     verifier: VerifierLike = "coupled",
-    num_draft_tokens: int | Plan = 5,
+    num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
 ) -> list[Result]:
     """Generate from every prompt; results in order, the ``n`` samples of a prompt together.
@@ -30,7 +30,7 @@ def generate(
       the verifier "coupled" the tokens do not depend on it.
     - ``verifier`` ("coupled"): decides how many drafted tokens are accepted: a name, with options as in
       "lossy_typical:epsilon=0.3,delta=0.09", or a Verifier.
-    - ``num_draft_tokens`` (5): drafted tokens per step; or a Plan.
+    - ``num_draft_tokens`` ("auto": as many as pay, at most 8): drafted tokens per step; or a Plan.
     - ``batch_size`` (None: one row per sequence, at most 16 and what half of the free memory holds): rows that run
       together. It changes no token.
 
@@ -54,7 +54,7 @@ def stream(
     *,
     drafter: DrafterLike = None,
     verifier: VerifierLike = "coupled",
-    num_draft_tokens: int | Plan = 5,
+    num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
 ) -> Stream:
     """``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early."""

@@ -4,19 +4,19 @@ from collections.abc import Iterator, Sequence
 from typing import final
 
 from paceline.api.build import DrafterLike, VerifierLike
+from paceline.api.draft_length import NumDraftTokens
 from paceline.api.engine import Engine
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.prompts import Message, encode
 from paceline.api.results import Piece, Result
-from paceline.core.plan import Plan
 
 
 @final
 class Session:
     """One row of a target that keeps its sequence between calls, as tokens (``send``) or as messages (``chat``).
 
-    - ``drafter`` (None), ``verifier`` ("coupled"), ``num_draft_tokens`` (5), ``max_length`` (None), ``guidance``
+    - ``drafter`` (None), ``verifier`` ("coupled"), ``num_draft_tokens`` ("auto"), ``max_length`` (None), ``guidance``
       (False): as in ``Engine``; ``max_length`` counts all turns.
     - ``messages`` (none): the conversation so far, such as a system message.
 
@@ -30,7 +30,7 @@ class Session:
         *,
         drafter: DrafterLike = None,
         verifier: VerifierLike = "coupled",
-        num_draft_tokens: int | Plan = 5,
+        num_draft_tokens: NumDraftTokens = "auto",
         max_length: int | None = None,
         guidance: bool = False,
         messages: Sequence[Message] = (),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from paceline.api import Loaded, Result, SamplingParams, build_drafter, generate, total
 from paceline.api.build import DrafterLike
@@ -18,7 +19,7 @@ def decoding(
     prompts: Sequence[str | Sequence[int]],
     num_tokens: int,
     drafter: DrafterLike = None,
-    num_draft_tokens: int = 0,
+    num_draft_tokens: int | Literal["auto"] = 0,
     batch_size: int = 1,
     temperature: float = 0.0,
     seed: int = 0,
@@ -45,7 +46,8 @@ def decoding(
             params[group],
             drafter=built,
             verifier=verifier,
-            num_draft_tokens=Fixed(num_draft_tokens),  # a plan, so that no step goes to measuring
+            # A plan, so that no step goes to measuring.
+            num_draft_tokens=num_draft_tokens if num_draft_tokens == "auto" else Fixed(num_draft_tokens),
             batch_size=batch_size,
         )
         return _sample(results)

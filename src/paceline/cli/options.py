@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from cyclopts import Group, Parameter
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64", "auto")
 BACKEND_NAMES = ("auto", "native", "hf")
 QUANTIZATION_NAMES = ("int8", "int4")
-NUM_DRAFT_TOKENS = 5  # by default
+NUM_DRAFT_TOKENS = 5  # where drafting cannot be turned off
+DraftLength: TypeAlias = int | Literal["auto"]
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MODEL, DRAFTING, SAMPLING, BIASES, FILTERS, STOPPING, OUTPUT = (
@@ -169,8 +170,8 @@ class DraftOptions:
     drafter: Annotated[str | None, completing(DRAFTERS)] = None
     """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; the directory of a
     draft head; or vLLM's speculative_config as JSON."""
-    num_draft_tokens: int | None = None
-    """Tokens drafted per step; 5 by default."""
+    num_draft_tokens: DraftLength | None = None
+    """Tokens drafted per step; by default auto: as many as pay, at most 8, and none where drafting would be slower."""
     draft_quantization: DraftQuantization = None
     verifier: Verifier = "coupled"
 
@@ -221,9 +222,9 @@ class DraftOptions:
         return load(self.draft, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
 
     @property
-    def count(self) -> int:
+    def count(self) -> DraftLength:
         """How many tokens to draft per step, unless the drafter's own configuration says so."""
-        return NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens
+        return "auto" if self.num_draft_tokens is None else self.num_draft_tokens
 
 
 @Parameter(name="*", group=OUTPUT)

@@ -1,7 +1,7 @@
 """Plans how much to draft in a step, from the results of earlier steps, never from the tokens of the planned step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from paceline.core.request import Request
@@ -22,6 +22,9 @@ class Plan(ABC):
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:  # noqa: B027 - most plans know no rows
         """Take into account that ``requests`` begin in ``rows``."""
+
+    def release(self, rows: Iterable[int]) -> None:  # noqa: B027 - as above
+        """Take into account that the requests in ``rows`` have ended."""
 
     def observe(self, result: StepResult) -> None:  # noqa: B027 - results need not make a difference
         """Take a step's result into account. Results come in order, at least one step late."""

@@ -18,12 +18,13 @@ class StepPlan:
 
     ``depths`` limits each row to as many tokens or fewer (None: all may use all). ``off`` says why rows that are
     limited to 0 have no draft. ``turn`` is a note of the plan that comes back with the result. Plans that differ in
-    these do the same operations.
+    these do the same operations. ``explored`` are rows whose depth was chosen to learn something.
     """
 
     num_draft_tokens: int
     depths: tuple[int, ...] | None = field(default=None, compare=False)
     off: NoDraft = field(default=NoDraft.OFF, compare=False)
+    explored: tuple[int, ...] = field(default=(), compare=False)
     turn: int | None = field(default=None, compare=False)
 
     def depth_of(self, row: int) -> int:

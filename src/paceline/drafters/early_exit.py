@@ -116,7 +116,7 @@ class EarlyExitDrafter(GrowingDrafter):
         self.max_unread, self.overflows = self.depth, False
         self.root_read = False  # in this step, by the rows that are drafted for
         # The shared layers' states of a chain that is drafted in one call, contiguous for every depth.
-        fused = any(chain is not None for chain in self.fused_chains)
+        fused = any(chain is not None for _, chain in self.growers.values())
         self.chain_hidden = torch.zeros(rows * (1 + self.depth) * size if fused else 0, dtype=dtype, device=device)
         self.order = torch.arange(1 + self.depth, device=device)
         self.recycled = None

@@ -16,8 +16,8 @@ from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Tree
 from paceline.draft_heads.vocab_map import PaddedVocab, VocabMap
 from paceline.drafters.base import Drafter, DrafterContext, root_only
-from paceline.drafters.tree import fused_chain, make_grower, possible_draws
-from paceline.drafters.tree.base import GrownTree
+from paceline.drafters.tree import FusedChain, fused_chain, make_grower, possible_draws
+from paceline.drafters.tree.base import GrownTree, TreeGrower
 from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models.base import LM, FusedDrafting
 
@@ -75,15 +75,18 @@ class GrowingDrafter(Drafter):
                 f"a vocabulary map from {self.vocab_map.draft_size} to {self.vocab_map.target_size} tokens, and the "
                 f"draft has {self.lm.vocab_size} and the target {context.vocab_size}: give the map of this pair"
             )
-        shapes = [self.shape_at(1 + index) for index in range(context.max_draft_tokens)]
-        self.depths = [shape.depth for shape in shapes]  # by num_draft_tokens - 1, like the next two
-        self.growers = [make_grower(shape, context) for shape in shapes]
-        fused = self.vocab_map.same_ids and self.can_draft_fused(context)
-        self.fused_chains = [fused_chain(grower, context) if fused else None for grower in self.growers]
-        self.allocate(context, max_expanded=max((grower.num_expanded for grower in self.growers), default=0))
+        self.shapes = [self.shape_at(1 + index) for index in range(context.max_draft_tokens)]
+        self.depths = [shape.depth for shape in self.shapes]  # by num_draft_tokens - 1, like the shapes
+        # By depth; the others are made when they are first asked for, as a call may never ask.
+        self.growers: dict[int, tuple[TreeGrower, FusedChain | None]] = {}
+        if self.shapes:
+            self._prepare_grower(len(self.shapes) - 1)
+        self.allocate(context, max_expanded=max((shape.num_expanded for shape in self.shapes), default=0))
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
-        """Note which rows the plan and their requests leave without a draft."""
+        """Note which rows the plan and their requests leave without a draft; a grower for the plan's depth."""
+        if plan.num_draft_tokens:
+            self._prepare_grower(plan.num_draft_tokens - 1)
         self.skipped = [
             row
             for row, request in enumerate(batch.requests)
@@ -98,13 +101,13 @@ class GrowingDrafter(Drafter):
             return root_only(batch)
         self.reads = batch.drafts if self.skipped else batch.active
         self.prepare(batch, self.depths[index])
-        grown, fused = None, self.fused_chains[index]
+        grown, (grower, fused) = None, self.growers[index]
         reason = NoDraft.DECLINED if self.max_context is None else NoDraft.CONTEXT
         if fused is not None:
             grown = fused.grow(batch, self.draft_fused, reason, max_context=self.max_context)
         if grown is None:
             logits = self.vocab_map.target_logits(self.read_root(batch))
-            grown = self.growers[index].grow(batch, logits, self._max_depth(batch), self._score, reason)
+            grown = grower.grow(batch, logits, self._max_depth(batch), self._score, reason)
         return self.finish(batch, grown)
 
     def check_target(self, context: DrafterContext) -> None:
@@ -136,6 +139,12 @@ class GrowingDrafter(Drafter):
     def finish(self, batch: Batch, grown: GrownTree) -> Tree:
         """The tree to propose."""
         return grown.tree
+
+    def _prepare_grower(self, index: int) -> None:
+        if index not in self.growers:
+            grower = make_grower(self.shapes[index], self.context)
+            fused = self.vocab_map.same_ids and self.can_draft_fused(self.context)
+            self.growers[index] = grower, fused_chain(grower, self.context) if fused else None
 
     def _max_depth(self, batch: Batch) -> Tensor:
         """How deep each row [B] may be drafted for."""

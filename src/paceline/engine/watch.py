@@ -5,7 +5,7 @@ on the number of steps alone, never on tokens.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import final
@@ -79,6 +79,10 @@ class Watch(Plan):
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """As the plan."""
         self._plan.admit(rows, requests)
+
+    def release(self, rows: Iterable[int]) -> None:
+        """As the plan."""
+        self._plan.release(rows)
 
     def observe(self, result: StepResult) -> None:
         """Add the step's seconds and tokens to the totals of its number of rows."""

@@ -16,6 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from paceline.api.build import DrafterLike, VerifierLike
+from paceline.api.draft_length import NumDraftTokens
 from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
@@ -32,7 +33,6 @@ from paceline.hf.processors import Processors
 from paceline.models.from_transformers import TransformersModel, is_current, is_transformers_model
 from paceline.models.native.decoder import DecoderLM
 
-DEFAULT_NUM_ASSISTANT_TOKENS = 5
 DEFAULT_MATCHING_NGRAM_SIZE = 2  # of transformers
 
 _LOADED: WeakKeyDictionary[TransformersModel, Loaded] = WeakKeyDictionary()
@@ -75,8 +75,9 @@ def generate(
     - ``input_ids`` or ``inputs``: [B, T], padded on the left where ``attention_mask`` is 0; None: the model's
       beginning-of-text token. Without a mask padding is inferred as transformers does.
     - ``negative_prompt_ids``: [B, t], negative prompts for ``guidance_scale``; None: the prompts' last tokens.
-    - ``assistant_model``: the drafter: a model, its directory, or a Drafter. ``num_assistant_tokens`` (5) is the draft
-      length. Or ``prompt_lookup_num_tokens``: n-gram lookup in the tokens so far. With neither, decoding is plain.
+    - ``assistant_model``: the drafter: a model, its directory, or a Drafter. ``num_assistant_tokens`` ("auto") is
+      the draft length. Or ``prompt_lookup_num_tokens``: n-gram lookup in the tokens so far. With neither, decoding is
+      plain.
     - ``generation_config``, ``**options``: the fields of ``GenerationConfig``; options come first, then the argument's
       fields, then those of ``model.generation_config``.
     - ``logits_processor``, ``prefix_allowed_tokens_fn``: called for each row separately at every node of its
@@ -143,7 +144,7 @@ def load_cached(model: TransformersModel) -> Loaded:
 
 def _choose_drafter(
     assistant: TransformersModel | Loaded | str | Path | Drafter | None, settings: GenerationOptions
-) -> tuple[DrafterLike, int]:
+) -> tuple[DrafterLike, NumDraftTokens]:
     """The drafter and the draft length."""
     num_lookup, count = settings.prompt_lookup_num_tokens, settings.num_assistant_tokens
     if num_lookup is not None:
@@ -156,8 +157,8 @@ def _choose_drafter(
     if is_transformers_model(assistant):
         own = assistant.generation_config
         count = count or (None if own is None else own.num_assistant_tokens)
-        return load_cached(assistant), count or DEFAULT_NUM_ASSISTANT_TOKENS
-    return assistant, count or DEFAULT_NUM_ASSISTANT_TOKENS
+        return load_cached(assistant), count or "auto"
+    return assistant, count or "auto"
 
 
 def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result]:

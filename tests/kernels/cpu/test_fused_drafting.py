@@ -146,7 +146,7 @@ def test_a_draft_model_that_runs_ahead_drafts_as_one_that_does_not(processing, s
     target = CpuDecoder(model)
     ahead = ModelDrafter(lm=CpuDecoder(model))
     trees, texts, summary = drafted(ahead, target, sampled, given)
-    assert all(isinstance(chain, FusedChain) for chain in ahead.fused_chains)
+    assert all(isinstance(chain, FusedChain) for _, chain in ahead.growers.values())
     wanted, others, other = drafted(slow(model), target, sampled, given)
     assert texts == others
     assert summary == other
@@ -164,7 +164,7 @@ def slow(model):
 
     def plainly(context):
         start(context)
-        drafter.fused_chains = [None] * len(drafter.growers)
+        drafter.growers = {index: (grower, None) for index, (grower, _) in drafter.growers.items()}
 
     drafter.start = plainly
     return drafter

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
-from paceline.cli.options import DraftOptions, Json, ModelOptions
+from paceline.cli.options import NUM_DRAFT_TOKENS, DraftOptions, Json, ModelOptions
 
 if TYPE_CHECKING:
     from paceline.audit.goodness_of_fit import GoodnessOfFit
@@ -101,7 +101,7 @@ class Audit(Command):
                 [encode(target, text) for text in DEFAULT_PROMPTS],
                 drafter=drafter,
                 verifier=self.drafting.verifier,
-                num_draft_tokens=self.drafting.count,
+                num_draft_tokens=NUM_DRAFT_TOKENS if self.drafting.count == "auto" else self.drafting.count,
                 num_tokens=self.num_tokens,
                 text_length=self.text_length,
                 batch_size=self.batch_size,

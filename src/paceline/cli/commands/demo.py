@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
-from paceline.cli.options import AT_LEAST_1
+from paceline.cli.options import AT_LEAST_1, DraftLength
 
 if TYPE_CHECKING:
     from paceline.api import Loaded, Result, SamplingParams
@@ -44,8 +44,8 @@ class Demo(Command):
     """Draft model directory instead of the embedded one."""
     head: tuple[Path, ...] = ()
     """Draft head of the target, to be timed too; may be repeated."""
-    num_draft_tokens: Annotated[int, AT_LEAST_1] = 5
-    """Tokens drafted per step."""
+    num_draft_tokens: DraftLength = "auto"
+    """Tokens drafted per step; auto drafts as many as pay."""
     max_tokens: Annotated[int, AT_LEAST_1] = 96
     """Tokens generated per prompt."""
     threads: Annotated[int, AT_LEAST_1] = 1
@@ -111,11 +111,8 @@ class Demo(Command):
         """The speculative run, printed as it comes."""
         from paceline.api import stream
         from paceline.cli.show import SourcePrinter
-        from paceline.core.plan import Fixed
 
-        pieces = stream(
-            target, prompt, self._params(), drafter=drafter, num_draft_tokens=Fixed(self.num_draft_tokens)
-        )  # a plan, so that no step is spent on measuring
+        pieces = stream(target, prompt, self._params(), drafter=drafter, num_draft_tokens=self.num_draft_tokens)
         printer = SourcePrinter(console=console)
         printer.prompt(prompt)
         try:

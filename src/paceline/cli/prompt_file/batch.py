@@ -12,6 +12,7 @@ from rich.console import Console
 
 from paceline.api import Engine, Loaded, SamplingParams
 from paceline.api.build import build_drafting
+from paceline.api.draft_length import NumDraftTokens, longest_draft
 from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
 from paceline.api.requests import guidance
@@ -114,7 +115,7 @@ class Batch:
             return list(encoded), None
         drafting = build_drafting(self.drafting.choose(target), target=target)
         count = drafting.num_draft_tokens or self.drafting.count
-        limit = room(target, drafting.drafter.max_nodes(count))
+        limit = room(target, drafting.drafter.max_nodes(longest_draft(count, drafting.drafter)))
         prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         any_left = any(isinstance(prompts[entry.index], list) for entry in missing)
         longest = max(
@@ -153,7 +154,7 @@ class Batch:
         return found
 
     def _engine(
-        self, target: Loaded, num_prompts: int, longest: int, drafter: Drafter, count: int, guided: bool
+        self, target: Loaded, num_prompts: int, longest: int, drafter: Drafter, count: NumDraftTokens, guided: bool
     ) -> Engine:
         """With capacity for the longest of all sequences, finished or not, so that every run has the same shapes."""
         return engine_for(

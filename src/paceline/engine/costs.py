@@ -1,0 +1,158 @@
+"""What a step costs by its nodes and the depth of its drafts, learnt from timed steps.
+
+Costs are kept in units of a level that follows the machine: a longer context, another program or a lower clock makes
+all steps slower alike, so that a figure that was measured long ago stays comparable with one measured now.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import exp, log
+from typing import final
+
+from paceline.core.step import PhaseSeconds
+
+FAST, SLOW = 0.1, 0.05  # rates at which the level and the costs follow what is measured
+DISTURBED = 1.3  # a cost that was measured to be so many times what was known counts as no more
+WARM = 3  # the least of so many first measurements counts: some are of cold caches
+EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
+
+
+@final
+class Curve:
+    """A cost over a count of at least 1: known where it was measured, elsewhere in proportion to ``prior``."""
+
+    def __init__(self, prior: Callable[[float], float]) -> None:
+        self.prior = prior
+        self.known: dict[int, tuple[float, int]] = {}  # count -> cost over prior, and how often it was measured
+        self._order: list[int] = []
+
+    def observe(self, count: float, cost: float) -> None:
+        """Take a measurement into account."""
+        key = _entry(count)
+        ratio = cost / self.prior(count)
+        known, times = self.known.get(key, (ratio, 0))
+        if times == 0:
+            self._order = sorted([*self.known, key])
+        elif times < WARM:
+            ratio = min(ratio, known)
+        else:
+            ratio = known + max(SLOW, 1 / (times + 1)) * (min(ratio, DISTURBED * known) - known)
+        self.known[key] = (ratio, times + 1)
+
+    def __call__(self, count: float) -> float:
+        """The cost of ``count``; between measured counts the ratio to the prior is interpolated."""
+        exact = self.known.get(count)  # pyright: ignore[reportArgumentType] - a float equal to a key finds it
+        if exact is not None:
+            return exact[0] * self.prior(count)
+        order = self._order
+        if not order:
+            return self.prior(count)
+        at = bisect_right(order, count)
+        if at in (0, len(order)):
+            ratio = self.known[order[0 if at == 0 else -1]][0]
+        else:
+            one, other = order[at - 1], order[at]
+            share = log(count / one) / log(other / one)
+            ratio = (1 - share) * self.known[one][0] + share * self.known[other][0]
+        return ratio * self.prior(count)
+
+    def measured(self, count: float) -> int:
+        """How often the cost of ``count`` was measured."""
+        return self.known.get(_entry(count), (0.0, 0))[1]
+
+
+def _entry(count: float) -> int:
+    """The count whose entry ``count`` shares."""
+    return round(count) if count < EXACT_COUNTS + 0.5 else round(exp(round(12 * log(count)) / 12))
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step does: the nodes of all rows, roots included, the deepest draft, and the draft tokens asked for."""
+
+    nodes: float
+    depth: int = 0
+    drafted: float = 0.0
+
+
+@final
+class StepCosts:
+    """Seconds of a step by its work. ``growth`` (of a forward, per node) is assumed until it is measured.
+
+    The unit of all costs is the forward of one node, about; ``level`` is its seconds.
+    """
+
+    def __init__(self, *, growth: float) -> None:
+        self.level = 0.0  # 0: nothing was measured
+        self.growth = growth
+        self.num_observed = 0
+        self.score = Curve(lambda nodes: 1 + growth * (nodes - 1))
+        self.rest = Curve(lambda nodes: 0.1 + 0.1 * growth * (nodes - 1))  # deciding, reading results
+        self.draft = Curve(lambda depth: 0.05 + 0.1 * depth)
+        self.catch_up = 0.002  # per token that the drafter has missed
+        self._caught_up = 0  # times it was measured
+
+    def __call__(self, work: StepWork) -> float:
+        """The cost of a step in units of the level."""
+        cost = self.score(work.nodes) + self.rest(work.nodes)
+        if work.depth:
+            cost += self.draft(work.depth) * self._rows_factor(work)
+        return cost
+
+    def observe(self, work: StepWork, seconds: PhaseSeconds, *, missed: int = 0) -> None:
+        """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before."""
+        self.num_observed += 1
+        catching_up = self.catch_up * missed
+        expected = self(work) + catching_up
+        total = seconds.total
+        if not self.level:
+            self.level = total / expected
+        error = total / (expected * self.level)
+        rate = max(FAST, 1 / self.num_observed)
+        self.level *= 1 + rate * (min(max(error, 1 / DISTURBED), DISTURBED) - 1)
+        level = self.level
+        self.score.observe(work.nodes, seconds.score / level)
+        rest = seconds.decide + seconds.rest
+        if not work.depth:
+            rest += seconds.draft
+        elif missed:
+            over = seconds.draft / level - self.draft(work.depth) * self._rows_factor(work)
+            self._caught_up += 1
+            rate = max(FAST, 1 / self._caught_up)
+            self.catch_up += rate * (min(max(0.0, over) / missed, 1.0) - self.catch_up)
+        else:
+            self.draft.observe(work.depth, seconds.draft / level / self._rows_factor(work))
+        self.rest.observe(work.nodes, rest / level)
+
+    def _rows_factor(self, work: StepWork) -> float:
+        """How much longer a draft takes for several rows than for one."""
+        return 1 + self.growth * max(0.0, work.drafted / work.depth - 1)
+
+    def as_record(self) -> dict[str, object]:
+        """What was learnt, to be stored."""
+        curves = {name: getattr(self, name).known for name in ("score", "rest", "draft")}
+        return {
+            "level": self.level,
+            "catch_up": self.catch_up,
+            **{name: {str(key): value[0] for key, value in known.items()} for name, known in curves.items()},
+        }
+
+    def load(self, record: Mapping[str, object]) -> None:
+        """Start from what ``as_record`` stored. Raises ValueError for anything else."""
+        try:
+            level, catch_up = float(str(record["level"])), float(str(record["catch_up"]))
+            curves: dict[str, dict[int, tuple[float, int]]] = {}
+            for name in ("score", "rest", "draft"):
+                stored = record[name]
+                assert isinstance(stored, Mapping)
+                curves[name] = {int(str(key)): (float(str(value)), WARM) for key, value in stored.items()}
+            values = [level, *(ratio for known in curves.values() for ratio, _ in known.values())]
+            if not all(0 < value < float("inf") for value in values):
+                raise ValueError(f"costs {values}")
+        except (KeyError, AssertionError, ValueError) as error:
+            raise ValueError(f"not the costs of a step: {error}") from error
+        self.level, self.catch_up = level, catch_up
+        for name, known in curves.items():
+            curve: Curve = getattr(self, name)
+            curve.known, curve._order = known, sorted(known)

@@ -1,0 +1,44 @@
+"""What this process has learnt of pairs of a target and a drafter, for as long as both live.
+
+Engines come and go, one for each call of ``generate``; the next one starts from what the last one knew.
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+
+from paceline.drafters.base import Drafter
+from paceline.drafters.growing import GrowingDrafter
+from paceline.drafters.host import HostDrafting
+from paceline.engine.controller import MAX_DRAFT_TOKENS, Knowledge
+from paceline.models.base import LM
+from paceline.models.wrapped import WrappedLM
+
+GROWTH = {"cpu": 0.08, "cuda": 0.01}  # share by which a node lengthens a forward, until it is measured
+
+_KNOWN: WeakKeyDictionary[object, WeakKeyDictionary[object, dict[int, Knowledge]]] = WeakKeyDictionary()
+
+
+def knowledge_of(target: LM, drafter: Drafter, *, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Knowledge:
+    """What is known of ``drafter`` for ``target``; of drafters that keep no model, by their class."""
+    by_drafter = _KNOWN.setdefault(unwrapped(target), WeakKeyDictionary())
+    by_depth = by_drafter.setdefault(_identity(drafter), {})
+    if max_draft_tokens not in by_depth:
+        by_depth[max_draft_tokens] = new_knowledge(target.device, max_draft_tokens)
+    return by_depth[max_draft_tokens]
+
+
+def new_knowledge(device: torch.device, max_draft_tokens: int) -> Knowledge:
+    """What is assumed before anything is known."""
+    return Knowledge(max_draft_tokens=max_draft_tokens, growth=GROWTH.get(device.type, GROWTH["cuda"]))
+
+
+def unwrapped(lm: LM) -> LM:
+    """The model whose weights ``lm`` runs."""
+    return unwrapped(lm.lm) if isinstance(lm, WrappedLM) else lm
+
+
+def _identity(drafter: Drafter) -> object:
+    if isinstance(drafter, GrowingDrafter):
+        return unwrapped(drafter.lm)
+    return type(drafter.drafter) if isinstance(drafter, HostDrafting) else type(drafter)

@@ -1,0 +1,94 @@
+"""An imagined machine that a plan's steps run on: what they take, and what is accepted, without a model."""
+
+import random
+
+from paceline.core.step import Finish, PhaseSeconds, StepResult
+from paceline.core.tree import NoDraft
+from tests.harness import request
+
+PLAIN = 0.01  # seconds of a plain step of one row
+
+
+class Machine:
+    """Steps of ``rows`` requests under ``plan``.
+
+    ``growth`` is what each further node adds to a forward, ``draft`` what each drafted token takes, in plain steps;
+    ``noise`` spreads times, and one step in ``disturbed`` takes five times as long.
+    """
+
+    def __init__(
+        self, plan, *, rows=1, growth=0.05, draft=0.05, missed=0.0, noise=0.0, disturbed=None, seed=0, slowdown=None
+    ):
+        self.plan, self.rows, self.growth, self.draft, self.missed = plan, rows, growth, draft, missed
+        self.noise, self.disturbed, self.slowdown = noise, disturbed, slowdown or (lambda position: 1.0)
+        self.random = random.Random(seed)
+        self.seconds = self.tokens = self.plain_seconds = 0
+        self.depths = [[] for _ in range(rows)]  # planned for each token's step, by token
+        self.lag = [0] * rows
+
+    def step_seconds(self, nodes, depth, missed=0):
+        return PLAIN * (1 + self.growth * (nodes - 1) + self.draft * depth + self.missed * missed)
+
+    def serve(self, accepts, *, num_tokens, requests=1):
+        """Requests one after another in every row; ``accepts(row, position)`` is the chance to be accepted there."""
+        for _ in range(requests):
+            self.plan.admit(range(self.rows), [request([1], max_tokens=num_tokens)] * self.rows)
+            length, self.lag = [0] * self.rows, [0] * self.rows
+            while min(length) < num_tokens:
+                self._step(accepts, length, num_tokens)
+            self.plan.release(range(self.rows))
+        return self
+
+    def _step(self, accepts, length, num_tokens):
+        plan = self.plan()
+        running = [row for row in range(self.rows) if length[row] < num_tokens]
+        depths = [
+            min(plan.depth_of(row), num_tokens - length[row] - 1) if row in running else 0 for row in range(self.rows)
+        ]
+        accepted = [0] * self.rows
+        for row in running:
+            while accepted[row] < depths[row] and self.random.random() < accepts(row, length[row] + accepted[row]):
+                accepted[row] += 1
+        missed = sum(self.lag[row] for row in running if depths[row])
+        factor = self.slowdown(min(length)) * (1 + self.noise * abs(self.random.gauss(0, 1)))
+        if self.disturbed and self.random.random() < 1 / self.disturbed:
+            factor *= 5
+        seconds = factor * self.step_seconds(len(running) + sum(depths), max(depths), missed)
+        drafting = factor * PLAIN * (self.draft * max(depths) + self.missed * missed)
+        target = seconds - drafting
+        self.seconds += seconds
+        plain = self.step_seconds(len(running), 0) * self.slowdown(min(length))
+        tokens = [[0] * (accepted[row] + 1) if row in running else [] for row in range(self.rows)]
+        for row in running:
+            self.depths[row] += [depths[row]] * len(tokens[row])
+            self.lag[row] = 0 if depths[row] else self.lag[row] + 1
+            length[row] += len(tokens[row])
+        gained = sum(map(len, tokens))
+        self.tokens += gained
+        self.plain_seconds += plain * gained / len(running)
+        self.plan.observe(
+            StepResult(
+                plan=plan,
+                tokens=tokens,
+                num_accepted=accepted,
+                num_drafted=depths,
+                finish=[Finish.LENGTH if length[row] >= num_tokens else Finish.RUNNING for row in range(self.rows)],
+                bonus=[False] * self.rows,
+                no_draft=[NoDraft.DRAFTED if depth else NoDraft.OFF for depth in depths],
+                origins=tokens,
+                logprobs=[[]] * self.rows,
+                seconds=PhaseSeconds(draft=drafting, score=0.85 * target, decide=0.1 * target, rest=0.05 * target),
+            )
+        )
+
+    @property
+    def speedup(self):
+        """Over plain decoding without noise, which is what the plan may not fall below."""
+        return self.plain_seconds / self.seconds
+
+
+def fixed_speedup(depth, accepts, **options):
+    """The speed-up of the same depth in every step."""
+    from paceline.core.plan import Fixed
+
+    return Machine(Fixed(depth), **options).serve(accepts, num_tokens=3000).speedup
