@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 STUDIES = {
+    "controller": "benchmarks.controller:ControllerStudy",
     "batched": "benchmarks.batched:Batched",
     "divergence": "benchmarks.divergence_rate:DivergenceRate",
     "endurance": "benchmarks.endurance:Endurance",

@@ -35,8 +35,9 @@ class Machine:
             self.plan.admit(range(self.rows), [request([1], max_tokens=num_tokens)] * self.rows)
             length, self.lag = [0] * self.rows, [0] * self.rows
             while min(length) < num_tokens:
+                running = [row for row in range(self.rows) if length[row] < num_tokens]
                 self._step(accepts, length, num_tokens)
-            self.plan.release(range(self.rows))
+                self.plan.release([row for row in running if length[row] >= num_tokens])
         return self
 
     def _step(self, accepts, length, num_tokens):

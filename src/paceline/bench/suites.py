@@ -87,6 +87,26 @@ PROSE_PROMPTS = (
     "trains, their school and their dinner by it, and saw no reason",
 )
 
+# Questions, written for this project; each is asked as the first turn of a conversation.
+QUESTIONS = (
+    "How do I read a large file line by line without loading it whole?",
+    "Why is my bread dense although it rose for three hours?",
+    "Explain in two sentences what a hash table is.",
+    "My train leaves at 7:40 and the way to the station takes 25 minutes. When must I go?",
+    "What is the difference between a list and a tuple in Python?",
+    "Write a short birthday message for a colleague who likes mountains.",
+    "Which planets can be seen without a telescope?",
+    "How can I tell whether an egg is still good?",
+    "Rewrite politely: send me the report today.",
+    "Give me three names for a small bookshop by the sea.",
+    "What does the error 'list index out of range' mean?",
+    "Is it cheaper to heat one room all day or to heat it again every evening?",
+    "Translate 'good morning' into five languages.",
+    "How do I undo my last commit in git but keep the changes?",
+    "Summarise the rules of chess for a child of eight.",
+    "What should I pack for two days of hiking in October?",
+)
+
 # Modules of the standard library that the embedded pair was not trained on.
 LIBRARY = (
     "argparse",
@@ -129,6 +149,11 @@ def copy(count: int, *, seed: int) -> list[str]:
     return [_edited(piece) for piece in choose(pieces, count, seed=seed)]
 
 
+def chat(count: int, *, seed: int) -> list[str]:
+    """The beginning of a conversation."""
+    return [f"User: {question}\n\nAssistant:" for question in choose(QUESTIONS, count, seed=seed)]
+
+
 def mixed(count: int, *, seed: int) -> list[str]:
     """Code, prose and copying in turn."""
     share = -(-count // 3)
@@ -137,7 +162,7 @@ def mixed(count: int, *, seed: int) -> list[str]:
 
 
 MIXED = ("code", "prose", "copy")  # what mixed takes in turn
-SUITES: dict[str, Suite] = {"code": code, "prose": prose, "copy": copy, "mixed": mixed}
+SUITES: dict[str, Suite] = {"code": code, "prose": prose, "copy": copy, "chat": chat, "mixed": mixed}
 
 
 def prompts_of(suite: str, count: int, *, seed: int) -> list[str]:

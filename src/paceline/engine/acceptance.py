@@ -8,32 +8,39 @@ from typing import final
 
 FIRST_GUESS = 0.6  # of a drafter that nothing is known of
 LEAST, MOST = 0.01, 0.99  # no acceptance is taken for impossible or certain
+HEAVIEST = 1e12
 
 
 @final
 class Counts:
-    """Accepted and submitted tokens by depth, and steps that were asked for a draft and gave one, all fading."""
+    """Accepted and submitted tokens by depth, and steps that were asked for a draft and gave one.
+
+    Former steps fade. Instead, newer ones are given more ``weight``; what is counted is over the weight of the newest.
+    """
 
     def __init__(self, max_depth: int) -> None:
         self.accepted = [0.0] * max_depth  # by depth - 1
         self.tried = [0.0] * max_depth
         self.asked = self.offered = 0.0
+        self.weight = 1.0
 
     def add(self, *, num_accepted: int, depth: int, keep: float) -> None:
         """Add a step whose draft was ``depth`` deep (0: the drafter had none); former ones weigh ``keep`` of before."""
-        self.fade(keep)
-        self.asked += 1
-        self.offered += depth > 0
+        weight = self.weight = self.weight / keep
+        if weight > HEAVIEST:
+            self._rescale()
+            weight = 1.0
+        self.asked += weight
+        self.offered += weight if depth else 0.0
         for index in range(min(depth, num_accepted + 1)):
-            self.tried[index] += 1
-            self.accepted[index] += index < num_accepted
+            self.tried[index] += weight
+            if index < num_accepted:
+                self.accepted[index] += weight
 
-    def fade(self, keep: float) -> None:
-        """Let all steps so far weigh ``keep`` of what they did."""
-        self.accepted = [keep * count for count in self.accepted]
-        self.tried = [keep * count for count in self.tried]
-        self.asked *= keep
-        self.offered *= keep
+    def _rescale(self) -> None:
+        self.accepted = [count / self.weight for count in self.accepted]
+        self.tried = [count / self.weight for count in self.tried]
+        self.asked, self.offered, self.weight = self.asked / self.weight, self.offered / self.weight, 1.0
 
 
 @final
@@ -51,12 +58,12 @@ class Pool:
 
     def refresh(self) -> None:
         """Compute ``rates`` and ``offers`` from the counts; a depth is first expected to be like the one above."""
-        counts, guess = self.counts, FIRST_GUESS
+        counts, guess, own = self.counts, FIRST_GUESS, self.WEIGHT * self.counts.weight
         self.rates = []
         for accepted, tried in zip(counts.accepted, counts.tried, strict=True):
-            guess = (self.WEIGHT * guess + accepted) / (self.WEIGHT + tried)
+            guess = (own * guess + accepted) / (own + tried)
             self.rates.append(guess)
-        self.offers = (self.WEIGHT + counts.offered) / (self.WEIGHT + counts.asked)
+        self.offers = (own + counts.offered) / (own + counts.asked)
 
 
 def survival(counts: Counts, pool: Pool, *, weight: float) -> list[float]:
@@ -67,10 +74,23 @@ def survival(counts: Counts, pool: Pool, *, weight: float) -> list[float]:
     """
     found: list[float] = []
     alive, odds = 1.0, 1.0  # odds: how many times likelier than the pool the request is rejected
+    weight *= counts.weight
     for accepted, tried, rate in zip(counts.accepted, counts.tried, pool.rates, strict=True):
-        expected = min(max(1 - odds * (1 - rate), LEAST), MOST)
-        own = (weight * expected + accepted) / (weight + tried)
-        odds = min(max((1 - own) / max(1 - rate, LEAST), 0.1), 10.0)
+        rejected = 1.0 - rate if rate < MOST else LEAST
+        expected = 1.0 - odds * rejected
+        expected = LEAST if expected < LEAST else MOST if expected > MOST else expected
+        if tried:
+            own = (weight * expected + accepted) / (weight + tried)
+            odds = (1.0 - own) / rejected
+            odds = 0.1 if odds < 0.1 else 10.0 if odds > 10.0 else odds
+        else:
+            own = expected
         alive *= own
         found.append(alive)
     return found
+
+
+def offers(counts: Counts, pool: Pool, *, weight: float) -> float:
+    """The share of steps in which the drafter has a draft for the request when asked for one."""
+    weight *= counts.weight
+    return (weight * pool.offers + counts.offered) / (weight + counts.asked)

@@ -19,7 +19,7 @@ from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import Finish, StepPlan, StepResult
 from paceline.core.tree import NoDraft
-from paceline.engine.acceptance import Counts, Pool, survival
+from paceline.engine.acceptance import Counts, Pool, offers, survival
 from paceline.engine.costs import StepCosts, StepWork
 from paceline.engine.watch import Speed
 
@@ -31,12 +31,15 @@ FIRST_WAIT = 8  # steps between the first two probes of a request
 PLAIN_PERIOD = 128  # drafted steps between two plain ones, which keep the cost of plain decoding known
 DEPTH_PERIOD = 24  # drafted steps between two of another depth, which keep the costs of other depths known
 KEEP = 0.94  # weight of a request's former drafted steps, with each
-KEEP_PLAIN = 0.97  # the same, with each of its plain ones
+KEEP_PLAIN = 0.99  # the same, with each of its plain ones
+TELLING = 16  # first drafted steps of a request that say what the next ones will be like
 OWN_WEIGHT = 2.0  # of the pool against a request's own steps
 SWITCH = 1.03  # drafting begins where it is so many times better than plain decoding, and changes above this
-PLAIN_SAMPLE = 4  # one of so many plain steps is looked at for its cost
+PATIENCE = 4  # drafted steps between two decisions
+SAMPLE = 4  # one of so many steps of a known cost is looked at for it
 REFRESH = 16  # steps after which costs are looked up again
 CLEAR = 1.3  # a gain over plain decoding that needs checking half as often
+ABREAST = 8  # tokens by which rows may differ and count as equally far
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
 
 
@@ -47,15 +50,16 @@ class RowState:
 
     counts: Counts
     most: int  # that the request allows
+    left: int  # tokens that it may still write
     depth: int = 0  # chosen for the next steps
-    off: bool = False  # drafting did not pay: only probes may begin it again
-    off_with: int = 0  # rows that ran then
     wait: int = 1  # steps until the next probe
     interval: int = FIRST_WAIT
     burst: int = 1  # depth of the next probe
+    learned: int = 0  # drafts that said something
     missed: int = 0  # tokens since the drafter was last asked
     survival: list[float] = field(default_factory=list[float])
     offers: float = 1.0
+    value: float = 0.0  # of a token
 
 
 @final
@@ -95,8 +99,13 @@ class Controller(Plan):
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._plain_due = 3  # drafted steps until a plain one
         self._stale = True  # whether there is something to decide
+        self._evaluate_at = self._refresh_at = 0  # steps
+        self._gain = 1.0  # goodput of the chosen depths over that of plain decoding
         self._budget = 0.0 if timed else inf  # for probes, in costs
-        self._known_costs: dict[tuple[float, int, float], float] = {}
+        self._plain_run = 0  # plain steps that were not looked at, and their seconds
+        self._plain_run_seconds = 0.0
+        self._look = 1  # plain steps until they are looked at
+        self._known_costs: dict[tuple[int, int, float], float] = {}
         self._plan = StepPlan(0, off=NoDraft.SLOWER)
         self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
         self._tokens = 0
@@ -107,19 +116,22 @@ class Controller(Plan):
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests: nothing is known of them but what the others were like."""
+        self._settle()
         self.knowledge.pool.refresh()
-        alone = StepWork(1)
-        self._budget += len(rows) * max(0.0, self._cost(StepWork(1 + self.num_nodes[1], 1, 1)) - self._cost(alone))
         for row, request in zip(rows, requests, strict=True):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
-            self._rows[row] = RowState(counts=Counts(self._max), most=most)
-        self._stale = True
+            self._rows[row] = RowState(counts=Counts(self._max), most=most, left=request.max_tokens)
+        running, added = len(self._rows), len(rows)
+        probe = self._cost(running + added * self.num_nodes[1], 1, added) - self._cost(running)
+        self._budget += max(0.0, probe)
+        self._stale, self._evaluate_at = True, self._steps
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""
+        self._settle()
         for row in rows:
             if self._rows.pop(row, None) is not None:
-                self._stale = True
+                self._stale, self._evaluate_at = True, self._steps
 
     def __call__(self) -> StepPlan:
         """The depth of every row in the next step."""
@@ -128,17 +140,22 @@ class Controller(Plan):
         return self._plan
 
     def observe(self, result: StepResult) -> None:
-        """Learn what the step cost and gained."""
-        plan, running = result.plan, self._rows
-        asked = drafted = missed = nodes = 0
-        num_running = 0
+        """Learn what the step cost and gained. Plain steps are only counted, until there is something to decide."""
+        plan = result.plan
+        if plan.num_draft_tokens == 0:
+            self._plain_run += 1
+            self._plain_run_seconds += result.seconds.total
+            if self._plain_run >= self._look:
+                self._settle(result)
+            return
+        self._settle()
+        asked = drafted = missed = nodes = num_running = 0
         for row, tokens in enumerate(result.tokens):
-            if not tokens:
+            state = self._rows.get(row)
+            if not tokens or state is None:
                 continue
             num_running += 1
-            state = running.get(row)
-            if state is None:
-                continue
+            state.left -= len(tokens)
             depth = min(plan.depth_of(row), state.most)
             if depth:
                 asked += 1
@@ -148,27 +165,44 @@ class Controller(Plan):
                 self._learn(state, result, row, depth)
             else:
                 state.missed += 1
-                if state.off or not state.depth:
-                    state.wait -= 1
-                    self._stale = self._stale or state.wait <= 0
-            if result.finish[row] is not Finish.RUNNING:
-                del running[row]
-                self._stale = True
+                state.wait -= 1
         if not num_running:
             return
         self._steps += 1
-        share = PROBE_SHARE * self._cost(StepWork(num_running))
-        self._budget = min(self._budget + share, max(self._budget, SAVED_STEPS * share))
-        self._drafted_steps = self._drafted_steps + 1 if asked else 0
-        work = StepWork(num_running + nodes, plan.num_draft_tokens if asked else 0, drafted)
-        if self._timed and (asked or self._steps % PLAIN_SAMPLE == 0 or self._steps < REFRESH):
-            self.knowledge.costs.observe(work, result.seconds, missed=missed)
+        self._drafted_steps += 1
+        # What was explored comes to its end; else there is something to decide now and then.
+        self._stale = bool(plan.explored) or self._steps >= self._evaluate_at or self._drafted_steps % PATIENCE == 0
+        self._budget += PROBE_SHARE * self._cost(num_running)
+        costs = self.knowledge.costs
+        nodes += num_running
+        if self._timed and (self._steps % SAMPLE == 0 or missed or costs.score.measured(nodes) < REFRESH):
+            work = StepWork(nodes, plan.num_draft_tokens if asked else 0, drafted)
+            costs.observe(work, result.seconds, missed=missed)
+        gained = result.num_tokens
+        self._tokens += gained
         self._seconds += result.seconds.total
-        plain = self._cost(StepWork(num_running)) * self.knowledge.costs.level if asked else result.seconds.total
-        self._plain_seconds += plain * result.num_tokens / num_running
-        self._tokens += result.num_tokens
-        if asked or self._steps % REFRESH == 0:
-            self._stale = True
+        self._plain_seconds += self._cost(num_running) * costs.level * gained / num_running
+
+    def _settle(self, result: StepResult | None = None) -> None:
+        """Count the plain steps since the last call; ``result`` is that of the last one."""
+        count, running = self._plain_run, len(self._rows)
+        if not count or not running:
+            return
+        for state in self._rows.values():
+            state.missed += count
+            state.wait -= count
+            state.left -= count
+        if result is not None and self._timed:
+            self.knowledge.costs.observe(StepWork(running), result.seconds)
+        share = PROBE_SHARE * self._cost(running)
+        self._budget = max(self._budget, min(self._budget + count * share, SAVED_STEPS * share))
+        self._steps += count
+        self._drafted_steps = 0
+        self._tokens += count * running
+        self._seconds += self._plain_run_seconds
+        self._plain_seconds += self._plain_run_seconds
+        self._plain_run, self._plain_run_seconds, self._stale = 0, 0.0, True
+        self._evaluate_at += count - count // PATIENCE  # plain steps teach little
 
     @property
     def speed(self) -> Speed | None:
@@ -187,18 +221,18 @@ class Controller(Plan):
             if result.finish[row] is not Finish.RUNNING:
                 submitted = min(submitted, accepted)  # cut by the end, not by a rejection
             if submitted or not offered:
-                state.counts.fade(KEEP_PLAIN**state.missed)
-                state.counts.add(num_accepted=accepted, depth=submitted, keep=KEEP)
-                if self._timed:
+                keep = KEEP * KEEP_PLAIN**state.missed if state.missed else KEEP
+                state.counts.add(num_accepted=accepted, depth=submitted, keep=keep)
+                state.learned += 1
+                if self._timed and state.learned <= TELLING:  # or requests that draft for long would speak for all
                     pool.counts.add(num_accepted=accepted, depth=submitted, keep=pool.KEEP)
-            if state.off:
+            if not state.depth:
                 self._judge_probe(state, accepted, submitted)
         state.missed = 0
 
     def _judge_probe(self, state: RowState, accepted: int, submitted: int) -> None:
         """A probe that was accepted is followed by a deeper one, one that was not by a longer wait."""
         if submitted and accepted:
-            state.off = False
             state.interval, state.wait = FIRST_WAIT, 0
             state.burst = min(state.most, 2 * submitted) if accepted == submitted else 1
         else:
@@ -208,39 +242,44 @@ class Controller(Plan):
     def _decide(self) -> None:
         """Choose the depth of every row by the goodput of all, then whether to try something else."""
         self._stale = False
-        if self._steps % REFRESH == 0:
-            self._known_costs.clear()
-            self.knowledge.pool.refresh()
         rows = self._rows
+        self._look = 1
         if not rows:
             return
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
-        chosen: dict[int, int] = {}
+        if self._steps >= self._evaluate_at:
+            self._evaluate(groups)
+        chosen = {row: state.depth for row, state in rows.items()}
         probing: dict[int, int] = {}
-        goodput = gain = 0.0
         for group in groups:
-            plain = self._cost(StepWork(len(group)))
-            depths, goodput = self._best_depths(group, plain)
-            gain = goodput * plain / len(group)  # over plain decoding
-            for row, state in group.items():
-                state.depth = chosen[row] = depths.get(row, 0)
-                if not state.depth and not state.off:
-                    state.off_with = len(group)
-                state.off = not state.depth
-            probing |= self._probes(group, plain)
+            probing |= self._probes(group)
         off, explored = NoDraft.SLOWER, tuple(probing)
         chosen |= probing
         if self._timed and self._drafted_steps and any(state.depth for state in rows.values()):
-            due = self._plain_due if gain < CLEAR else 2 * self._plain_due
+            due = self._plain_due if self._gain < CLEAR else 2 * self._plain_due
             if self._drafted_steps >= due:
                 self._plain_due = min(PLAIN_PERIOD, 2 * self._plain_due)
-                self._stale, off = True, NoDraft.MEASURED
-                chosen, explored = dict.fromkeys(chosen, 0), tuple(rows)
+                off, chosen, explored = NoDraft.MEASURED, dict.fromkeys(chosen, 0), tuple(rows)
             elif self._drafted_steps % DEPTH_PERIOD == DEPTH_PERIOD // 2 and not probing:
-                other = self._other_depths(chosen, goodput)
+                other = self._other_depths(chosen)
                 if other is not None:
                     chosen, explored = other, tuple(rows)
         self._plan = self._make_plan(chosen, off, explored)
+        if off is NoDraft.SLOWER and self.knowledge.costs.score.measured(len(rows)) >= REFRESH:
+            self._look = max(1, min(REFRESH, *(state.wait for state in rows.values())))
+
+    def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:
+        """The depth of every row of the highest goodput."""
+        self._evaluate_at = self._steps + max(PATIENCE, len(self._rows))
+        if self._steps >= self._refresh_at:
+            self._refresh_at = self._steps + REFRESH
+            self._known_costs.clear()
+            self.knowledge.pool.refresh()
+        for group in groups:
+            plain = self._cost(len(group))
+            depths, self._gain = self._best_depths(group, plain)
+            for row, state in group.items():
+                state.depth = depths.get(row, 0)
 
     def _make_plan(self, chosen: dict[int, int], off: NoDraft, explored: tuple[int, ...]) -> StepPlan:
         values = set(chosen.values())
@@ -250,48 +289,76 @@ class Controller(Plan):
         return StepPlan(max(depths), depths, off=off, explored=explored)
 
     def _best_depths(self, rows: dict[int, RowState], plain: float) -> tuple[dict[int, int], float]:
-        """The depths of the highest goodput, of rows that draft at all, and that goodput.
+        """The depths of the highest goodput, of rows that draft at all, and that goodput over plain decoding's.
 
-        Tokens are added in the order of their chance to be accepted, so the best number of them is found on the way.
+        A token counts by the time that it saves (``_token_values``). Tokens are added in the order of what they are
+        expected to save, so the best number of them is found on the way.
         """
-        num_nodes, running = self.num_nodes, len(rows)
-        pool = self.knowledge.pool
-        options: list[tuple[float, int, int]] = []
+        num_nodes, pool = self.num_nodes, self.knowledge.pool
+        values = self._token_values(rows)
+        options: list[tuple[float, int, int]] = []  # minus what is saved, depth - 1, row
         for row, state in rows.items():
-            if state.off and not (running >= 1.5 * state.off_with or 1.5 * running <= state.off_with):
-                continue
-            state.survival = survival(state.counts, pool, weight=OWN_WEIGHT)
-            counts = state.counts
-            state.offers = (OWN_WEIGHT * pool.offers + counts.offered) / (OWN_WEIGHT + counts.asked)
-            options += [(state.offers * alive, row, index) for index, alive in enumerate(state.survival[: state.most])]
-        options.sort(key=lambda option: (-option[0], option[2]))
-        best, best_goodput = 0, running / plain * SWITCH
-        tokens, nodes, deepest, drafted = float(running), float(running), 0, 0
-        for number, (alive, row, index) in enumerate(options, start=1):
-            tokens += alive
+            weight = OWN_WEIGHT / KEEP_PLAIN**state.missed if state.missed else OWN_WEIGHT
+            state.survival = survival(state.counts, pool, weight=weight)
+            state.offers = offers(state.counts, pool, weight=weight)
+            state.value = values[row]
+            share = -state.offers * state.value
+            options += [(share * alive, index, row) for index, alive in enumerate(state.survival[: state.most])]
+        options.sort()
+        best, best_goodput = 0, SWITCH
+        saved, nodes, deepest = plain, float(len(rows)), 0
+        for number, (saving, index, row) in enumerate(options, start=1):
+            saved -= saving
             nodes += rows[row].offers * (num_nodes[index + 1] - num_nodes[index])
-            deepest, drafted = max(deepest, index + 1), drafted + 1
-            goodput = tokens / self._cost(StepWork(nodes, deepest, drafted))
+            if index >= deepest:
+                deepest = index + 1
+            goodput = saved / self._cost(nodes, deepest, number)
             if goodput > best_goodput:
                 best, best_goodput = number, goodput
         depths: dict[int, int] = {}
-        for _, row, index in options[:best]:
-            depths[row] = max(depths.get(row, 0), index + 1)
+        for _, index, row in options[:best]:
+            if index >= depths.get(row, 0):
+                depths[row] = index + 1
         return depths, best_goodput
 
-    def _probes(self, rows: dict[int, RowState], plain: float) -> dict[int, int]:
+    def _token_values(self, rows: dict[int, RowState]) -> dict[int, float]:
+        """What a token of each row saves, in costs; together they are the cost of a plain step.
+
+        Steps go on until the row with the most tokens left has ended: a token of that row saves a step of one row. A
+        token of the next saves what two rows cost more than one, and so on; rows that are about equally far share.
+        """
+        if len(rows) == 1 or not self._timed:
+            return dict.fromkeys(rows, self._cost(1))
+        order = sorted(rows, key=lambda row: -rows[row].left)
+        values: dict[int, float] = {}
+        start = 0
+        while start < len(order):
+            end = start + 1
+            while end < len(order) and rows[order[start]].left - rows[order[end]].left <= ABREAST:
+                end += 1
+            before = self._cost(start) if start else 0.0
+            share = max(0.0, self._cost(end) - before) / (end - start)
+            values |= dict.fromkeys(order[start:end], share)
+            start = end
+        return values
+
+    def _probes(self, rows: dict[int, RowState]) -> dict[int, int]:
         """The rows that are off and whose turn to probe has come, with the depth of the probe, as the budget allows."""
-        due = sorted((state.wait, row) for row, state in rows.items() if state.off and state.most and state.wait <= 0)
+        due = sorted(
+            (state.wait, row) for row, state in rows.items() if not state.depth and state.most and state.wait <= 0
+        )
         probing: dict[int, int] = {}
-        spent = 0.0
+        if not due:
+            return probing
+        spent, plain = 0.0, self._cost(len(rows))
         nodes, drafted, missed = float(len(rows)), 0, 0
         for _, row in due:
             state = rows[row]
             nodes += self.num_nodes[state.burst]
             drafted, missed = drafted + state.burst, missed + state.missed
             depth = max([state.burst, *probing.values()])
-            cost = self._cost(StepWork(nodes, depth, drafted)) - plain + self.knowledge.costs.catch_up * missed
-            if cost > self._budget:
+            cost = self._cost(nodes, depth, drafted) - plain + self.knowledge.costs.catch_up * missed
+            if cost > self._budget and state.burst == 1:  # a deeper one follows a success, on credit
                 saving = ceil((cost - self._budget) / (PROBE_SHARE * plain))
                 for _, other in due[len(probing) :]:
                     rows[other].wait = saving
@@ -301,23 +368,23 @@ class Controller(Plan):
         self._budget -= spent
         return probing
 
-    def _other_depths(self, chosen: dict[int, int], goodput: float) -> dict[int, int] | None:
+    def _other_depths(self, chosen: dict[int, int]) -> dict[int, int] | None:
         """All depths one deeper or shallower, if that may be nearly as good: what it costs is then known."""
         shift = (1, -1, 2)[self._drafted_steps // DEPTH_PERIOD % 3]
         other = {row: min(max(depth + shift, 1), self._rows[row].most) if depth else 0 for row, depth in chosen.items()}
-        nodes = tokens = float(len(other))
+        nodes, saved = float(len(other)), self._cost(len(other))
         for row, depth in other.items():
             state = self._rows[row]
             if depth:
                 nodes += state.offers * self.num_nodes[depth]
-                tokens += state.offers * sum(state.survival[:depth])
-        expected = tokens / self._cost(StepWork(nodes, max(other.values()), sum(other.values())))
-        return other if other != chosen and expected > NEARLY * goodput else None
+                saved += state.offers * state.value * sum(state.survival[:depth])
+        expected = saved / self._cost(nodes, max(other.values()), sum(other.values()))
+        return other if other != chosen and expected > NEARLY * self._gain else None
 
-    def _cost(self, work: StepWork) -> float:
+    def _cost(self, nodes: float, depth: int = 0, drafted: float = 0.0) -> float:
         """The cost of a step in units of the level, looked up at most once in ``REFRESH`` steps."""
-        key = (round(4 * work.nodes) / 4, work.depth, work.drafted)
+        key = (int(4 * nodes + 0.5), depth, drafted)
         known = self._known_costs.get(key)
         if known is None:
-            known = self._known_costs[key] = self.knowledge.costs(work)
+            known = self._known_costs[key] = self.knowledge.costs(StepWork(key[0] / 4, depth, drafted))
         return known

@@ -15,6 +15,8 @@ from paceline.core.step import PhaseSeconds
 FAST, SLOW = 0.1, 0.05  # rates at which the level and the costs follow what is measured
 DISTURBED = 1.3  # a cost that was measured to be so many times what was known counts as no more
 WARM = 3  # the least of so many first measurements counts: some are of cold caches
+CATCH_UP = 0.002  # of a token that the drafter has missed, until it is measured
+FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
 EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
 
 
@@ -33,6 +35,8 @@ class Curve:
         ratio = cost / self.prior(count)
         known, times = self.known.get(key, (ratio, 0))
         if times == 0:
+            if self._order:
+                ratio = min(ratio, DISTURBED * self(count) / self.prior(count))
             self._order = sorted([*self.known, key])
         elif times < WARM:
             ratio = min(ratio, known)
@@ -90,7 +94,7 @@ class StepCosts:
         self.score = Curve(lambda nodes: 1 + growth * (nodes - 1))
         self.rest = Curve(lambda nodes: 0.1 + 0.1 * growth * (nodes - 1))  # deciding, reading results
         self.draft = Curve(lambda depth: 0.05 + 0.1 * depth)
-        self.catch_up = 0.002  # per token that the drafter has missed
+        self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
 
     def __call__(self, work: StepWork) -> float:
@@ -116,13 +120,14 @@ class StepCosts:
         rest = seconds.decide + seconds.rest
         if not work.depth:
             rest += seconds.draft
-        elif missed:
-            over = seconds.draft / level - self.draft(work.depth) * self._rows_factor(work)
+        elif missed <= FEW_MISSED * work.drafted:
+            own = max(0.0, seconds.draft / level - catching_up)
+            self.draft.observe(work.depth, own / self._rows_factor(work))
+        else:
+            over = max(0.0, seconds.draft / level - self.draft(work.depth) * self._rows_factor(work))
             self._caught_up += 1
             rate = max(FAST, 1 / self._caught_up)
-            self.catch_up += rate * (min(max(0.0, over) / missed, 1.0) - self.catch_up)
-        else:
-            self.draft.observe(work.depth, seconds.draft / level / self._rows_factor(work))
+            self.catch_up += rate * (min(over / missed, DISTURBED * self.catch_up + CATCH_UP) - self.catch_up)
         self.rest.observe(work.nodes, rest / level)
 
     def _rows_factor(self, work: StepWork) -> float:

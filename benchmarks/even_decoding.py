@@ -1,0 +1,62 @@
+"""Decodes the same prompts with several engines at once, each as far as the others, and times their steps.
+
+A machine that other programs slow down for some seconds slows all engines down alike, where whole calls in turn would
+differ by more than what is to be seen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from paceline.api import Engine, SamplingParams, Stream
+from paceline.core.stats import Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """What one engine took and wrote."""
+
+    seconds: float  # of its creation and its steps, admission included
+    tokens: tuple[tuple[int, ...], ...]
+    summary: Summary
+
+
+def decode_evenly(
+    make: Mapping[str, Callable[[], Engine]],
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    clock: Callable[[], float],
+) -> dict[str, Decoded]:
+    """Continue ``prompts`` with every engine. The engine that has written fewest tokens takes the next step.
+
+    Engines that are equally far take turns.
+    """
+    seconds: dict[str, float] = {}
+    streams: dict[str, Stream] = {}
+    for name, maker in make.items():
+        start = clock()
+        streams[name] = maker().submit(list(prompts), list(params))
+        seconds[name] = clock() - start
+    written, last = dict.fromkeys(make, 0), dict.fromkeys(make, 0)  # tokens, and the turn of the last one
+    running = set(make)
+    for turn in count(1):
+        if not running:
+            break
+        name = min(running, key=lambda one: (written[one], last[one]))
+        last[name] = turn
+        start = clock()
+        piece = next(streams[name], None)  # the first piece of a step takes the step's time
+        seconds[name] += clock() - start
+        written[name] += 1
+        if piece is None:
+            running.remove(name)
+    results = {name: stream.results() for name, stream in streams.items()}
+    return {
+        name: Decoded(
+            seconds=seconds[name],
+            tokens=tuple(result.token_ids for result in found),
+            summary=sum((result.stats.summary for result in found[1:]), found[0].stats.summary),
+        )
+        for name, found in results.items()
+    }
