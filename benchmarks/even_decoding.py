@@ -6,7 +6,7 @@ differ by more than what is to be seen.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from random import Random
 
 from paceline.api import Engine, SamplingParams, Stream
 from paceline.core.stats import Summary
@@ -16,7 +16,7 @@ from paceline.core.stats import Summary
 class Decoded:
     """What one engine took and wrote."""
 
-    seconds: float  # of its creation and its steps, admission included
+    seconds: float  # of its steps, admission included; engines are made before
     tokens: tuple[tuple[int, ...], ...]
     summary: Summary
 
@@ -30,21 +30,22 @@ def decode_evenly(
 ) -> dict[str, Decoded]:
     """Continue ``prompts`` with every engine. The engine that has written fewest tokens takes the next step.
 
-    Engines that are equally far take turns.
+    Of engines that are equally far any may be next: what ran before an engine is in the processor's caches, and must
+    not always be the same.
     """
+    chosen = Random(0)
     seconds: dict[str, float] = {}
     streams: dict[str, Stream] = {}
     for name, maker in make.items():
+        engine = maker()
         start = clock()
-        streams[name] = maker().submit(list(prompts), list(params))
+        streams[name] = engine.submit(list(prompts), list(params))
         seconds[name] = clock() - start
-    written, last = dict.fromkeys(make, 0), dict.fromkeys(make, 0)  # tokens, and the turn of the last one
-    running = set(make)
-    for turn in count(1):
-        if not running:
-            break
-        name = min(running, key=lambda one: (written[one], last[one]))
-        last[name] = turn
+    written = dict.fromkeys(make, 0)  # tokens
+    running = list(make)
+    while running:
+        least = min(written[name] for name in running)
+        name = chosen.choice([name for name in running if written[name] == least])
         start = clock()
         piece = next(streams[name], None)  # the first piece of a step takes the step's time
         seconds[name] += clock() - start

@@ -24,22 +24,21 @@ from paceline.engine.costs import StepCosts, StepWork
 from paceline.engine.watch import Speed
 
 MAX_DRAFT_TOKENS = 8
-PROBE_SHARE = 0.02  # of the time of plain decoding, that probes may take
+PROBE_SHARE = 0.015  # of the time of plain decoding, that probes may take
 SAVED_STEPS = 64  # plain steps whose share may be saved up
 OFTEN_ENOUGH = 16  # steps between two probes of a request, however little they cost
 FIRST_WAIT = 8  # steps between the first two probes of a request
+FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of plain decoding; twice as many then
 PLAIN_PERIOD = 128  # drafted steps between two plain ones, which keep the cost of plain decoding known
-DEPTH_PERIOD = 24  # drafted steps between two of another depth, which keep the costs of other depths known
+DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
 KEEP = 0.94  # weight of a request's former drafted steps, with each
 KEEP_PLAIN = 0.99  # the same, with each of its plain ones
 TELLING = 16  # first drafted steps of a request that say what the next ones will be like
 OWN_WEIGHT = 2.0  # of the pool against a request's own steps
-SWITCH = 1.03  # drafting begins where it is so many times better than plain decoding, and changes above this
-PATIENCE = 4  # drafted steps between two decisions
+SWITCH = 1.05  # drafting begins where it is so many times better than plain decoding, and changes above this
+PATIENCE = 4  # drafted steps between two decisions, or as many as there are rows; fewer while rows are new
 SAMPLE = 4  # one of so many steps of a known cost is looked at for it
 REFRESH = 16  # steps after which costs are looked up again
-CLEAR = 1.3  # a gain over plain decoding that needs checking half as often
-ABREAST = 8  # tokens by which rows may differ and count as equally far
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
 
 
@@ -50,7 +49,6 @@ class RowState:
 
     counts: Counts
     most: int  # that the request allows
-    left: int  # tokens that it may still write
     depth: int = 0  # chosen for the next steps
     wait: int = 1  # steps until the next probe
     interval: int = FIRST_WAIT
@@ -59,7 +57,6 @@ class RowState:
     missed: int = 0  # tokens since the drafter was last asked
     survival: list[float] = field(default_factory=list[float])
     offers: float = 1.0
-    value: float = 0.0  # of a token
 
 
 @final
@@ -97,9 +94,8 @@ class Controller(Plan):
         self._size, self._timed = rows, timed
         self._rows: dict[int, RowState] = {}
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
-        self._plain_due = 3  # drafted steps until a plain one
         self._stale = True  # whether there is something to decide
-        self._evaluate_at = self._refresh_at = 0  # steps
+        self._evaluate_at = self._refresh_at = self._changed_at = 0  # steps; changed: the rows
         self._gain = 1.0  # goodput of the chosen depths over that of plain decoding
         self._budget = 0.0 if timed else inf  # for probes, in costs
         self._plain_run = 0  # plain steps that were not looked at, and their seconds
@@ -120,11 +116,11 @@ class Controller(Plan):
         self.knowledge.pool.refresh()
         for row, request in zip(rows, requests, strict=True):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
-            self._rows[row] = RowState(counts=Counts(self._max), most=most, left=request.max_tokens)
+            self._rows[row] = RowState(counts=Counts(self._max), most=most)
         running, added = len(self._rows), len(rows)
         probe = self._cost(running + added * self.num_nodes[1], 1, added) - self._cost(running)
         self._budget += max(0.0, probe)
-        self._stale, self._evaluate_at = True, self._steps
+        self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""
@@ -155,7 +151,6 @@ class Controller(Plan):
             if not tokens or state is None:
                 continue
             num_running += 1
-            state.left -= len(tokens)
             depth = min(plan.depth_of(row), state.most)
             if depth:
                 asked += 1
@@ -171,7 +166,7 @@ class Controller(Plan):
         self._steps += 1
         self._drafted_steps += 1
         # What was explored comes to its end; else there is something to decide now and then.
-        self._stale = bool(plan.explored) or self._steps >= self._evaluate_at or self._drafted_steps % PATIENCE == 0
+        self._stale = bool(plan.explored) or self._steps >= self._evaluate_at
         self._budget += PROBE_SHARE * self._cost(num_running)
         costs = self.knowledge.costs
         nodes += num_running
@@ -191,7 +186,6 @@ class Controller(Plan):
         for state in self._rows.values():
             state.missed += count
             state.wait -= count
-            state.left -= count
         if result is not None and self._timed:
             self.knowledge.costs.observe(StepWork(running), result.seconds)
         share = PROBE_SHARE * self._cost(running)
@@ -256,21 +250,21 @@ class Controller(Plan):
         off, explored = NoDraft.SLOWER, tuple(probing)
         chosen |= probing
         if self._timed and self._drafted_steps and any(state.depth for state in rows.values()):
-            due = self._plain_due if self._gain < CLEAR else 2 * self._plain_due
-            if self._drafted_steps >= due:
-                self._plain_due = min(PLAIN_PERIOD, 2 * self._plain_due)
+            known = self.knowledge.costs.score.measured(len(rows))
+            if self._drafted_steps >= min(PLAIN_PERIOD, FIRST_PLAIN << known):
                 off, chosen, explored = NoDraft.MEASURED, dict.fromkeys(chosen, 0), tuple(rows)
-            elif self._drafted_steps % DEPTH_PERIOD == DEPTH_PERIOD // 2 and not probing:
+            elif self._drafted_steps % DEPTH_PERIOD == 0 and not probing:
                 other = self._other_depths(chosen)
                 if other is not None:
                     chosen, explored = other, tuple(rows)
         self._plan = self._make_plan(chosen, off, explored)
         if off is NoDraft.SLOWER and self.knowledge.costs.score.measured(len(rows)) >= REFRESH:
-            self._look = max(1, min(REFRESH, *(state.wait for state in rows.values())))
+            self._look = max(PATIENCE, min(REFRESH, *(state.wait for state in rows.values())))
 
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:
         """The depth of every row of the highest goodput."""
-        self._evaluate_at = self._steps + max(PATIENCE, len(self._rows))
+        since = self._steps - self._changed_at
+        self._evaluate_at = self._steps + min(max(PATIENCE, len(self._rows)), 1 + since // PATIENCE)
         if self._steps >= self._refresh_at:
             self._refresh_at = self._steps + REFRESH
             self._known_costs.clear()
@@ -291,28 +285,26 @@ class Controller(Plan):
     def _best_depths(self, rows: dict[int, RowState], plain: float) -> tuple[dict[int, int], float]:
         """The depths of the highest goodput, of rows that draft at all, and that goodput over plain decoding's.
 
-        A token counts by the time that it saves (``_token_values``). Tokens are added in the order of what they are
-        expected to save, so the best number of them is found on the way.
+        Tokens are added in the order of their chance to be accepted, so the best number of them is found on the way.
         """
         num_nodes, pool = self.num_nodes, self.knowledge.pool
-        values = self._token_values(rows)
-        options: list[tuple[float, int, int]] = []  # minus what is saved, depth - 1, row
+        options: list[tuple[float, int, int]] = []  # minus the chance, depth - 1, row
         for row, state in rows.items():
             weight = OWN_WEIGHT / KEEP_PLAIN**state.missed if state.missed else OWN_WEIGHT
             state.survival = survival(state.counts, pool, weight=weight)
             state.offers = offers(state.counts, pool, weight=weight)
-            state.value = values[row]
-            share = -state.offers * state.value
+            share = -state.offers
             options += [(share * alive, index, row) for index, alive in enumerate(state.survival[: state.most])]
         options.sort()
         best, best_goodput = 0, SWITCH
-        saved, nodes, deepest = plain, float(len(rows)), 0
-        for number, (saving, index, row) in enumerate(options, start=1):
-            saved -= saving
+        tokens, nodes, deepest = float(len(rows)), float(len(rows)), 0
+        value = plain / tokens
+        for number, (chance, index, row) in enumerate(options, start=1):
+            tokens -= chance
             nodes += rows[row].offers * (num_nodes[index + 1] - num_nodes[index])
             if index >= deepest:
                 deepest = index + 1
-            goodput = saved / self._cost(nodes, deepest, number)
+            goodput = value * tokens / self._cost(nodes, deepest, number)
             if goodput > best_goodput:
                 best, best_goodput = number, goodput
         depths: dict[int, int] = {}
@@ -320,27 +312,6 @@ class Controller(Plan):
             if index >= depths.get(row, 0):
                 depths[row] = index + 1
         return depths, best_goodput
-
-    def _token_values(self, rows: dict[int, RowState]) -> dict[int, float]:
-        """What a token of each row saves, in costs; together they are the cost of a plain step.
-
-        Steps go on until the row with the most tokens left has ended: a token of that row saves a step of one row. A
-        token of the next saves what two rows cost more than one, and so on; rows that are about equally far share.
-        """
-        if len(rows) == 1 or not self._timed:
-            return dict.fromkeys(rows, self._cost(1))
-        order = sorted(rows, key=lambda row: -rows[row].left)
-        values: dict[int, float] = {}
-        start = 0
-        while start < len(order):
-            end = start + 1
-            while end < len(order) and rows[order[start]].left - rows[order[end]].left <= ABREAST:
-                end += 1
-            before = self._cost(start) if start else 0.0
-            share = max(0.0, self._cost(end) - before) / (end - start)
-            values |= dict.fromkeys(order[start:end], share)
-            start = end
-        return values
 
     def _probes(self, rows: dict[int, RowState]) -> dict[int, int]:
         """The rows that are off and whose turn to probe has come, with the depth of the probe, as the budget allows."""
@@ -370,15 +341,16 @@ class Controller(Plan):
 
     def _other_depths(self, chosen: dict[int, int]) -> dict[int, int] | None:
         """All depths one deeper or shallower, if that may be nearly as good: what it costs is then known."""
-        shift = (1, -1, 2)[self._drafted_steps // DEPTH_PERIOD % 3]
+        shift = (1, -1, 2)[self._steps // DEPTH_PERIOD % 3]
         other = {row: min(max(depth + shift, 1), self._rows[row].most) if depth else 0 for row, depth in chosen.items()}
-        nodes, saved = float(len(other)), self._cost(len(other))
+        nodes = tokens = float(len(other))
         for row, depth in other.items():
             state = self._rows[row]
             if depth:
                 nodes += state.offers * self.num_nodes[depth]
-                saved += state.offers * state.value * sum(state.survival[:depth])
-        expected = saved / self._cost(nodes, max(other.values()), sum(other.values()))
+                tokens += state.offers * sum(state.survival[:depth])
+        expected = tokens / self._cost(nodes, max(other.values()), sum(other.values()))
+        expected *= self._cost(len(other)) / len(other)
         return other if other != chosen and expected > NEARLY * self._gain else None
 
     def _cost(self, nodes: float, depth: int = 0, drafted: float = 0.0) -> float:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast, final
+from weakref import WeakKeyDictionary
 
 import transformers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -264,6 +265,16 @@ def read_eos(directory: str | Path) -> tuple[int, ...]:
 
 def same_vocabulary(first: Tokenizer, second: Tokenizer) -> bool:
     """Whether both have the same ids for all base tokens. Added tokens and embedding padding may differ."""
+    known = _COMPARED.setdefault(first, WeakKeyDictionary())
+    if second not in known:  # for large vocabularies this takes longer than all else that a call prepares
+        known[second] = _same_vocabulary(first, second)
+    return known[second]
+
+
+_COMPARED: WeakKeyDictionary[Tokenizer, WeakKeyDictionary[Tokenizer, bool]] = WeakKeyDictionary()
+
+
+def _same_vocabulary(first: Tokenizer, second: Tokenizer) -> bool:
     one, other = first.base_vocabulary, second.base_vocabulary
     if one == other:
         return True
