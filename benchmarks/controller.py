@@ -1,8 +1,8 @@
 """What does a user lose who leaves the draft length to the controller?
 
 In a cell one batch size, one temperature and one suite of prompts are decoded plainly, twice, with fixed draft lengths,
-and with num_draft_tokens="auto", all at once and each as far as the others. The controller is compared with plain decoding, and with the
-fixed length that was fastest in the other repeats.
+and with num_draft_tokens="auto", all at once and each as far as the others. The controller is compared with plain
+decoding, and with the fixed length that was fastest in the other repeats.
 """
 
 import copy

@@ -10,6 +10,7 @@ from paceline.api.score import PromptScore
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.stats import Summary
 from paceline.core.step import Finish
+from paceline.engine.costs import DepthCost
 from paceline.engine.outputs import RequestStats, StepOutput
 from paceline.engine.watch import Speed
 from paceline.text.stops import StopStrings
@@ -87,7 +88,13 @@ class Completion:
             self._text.append(self._flush())
 
     def result(
-        self, stats: RequestStats, *, prompt_logprobs: PromptScore | None, speed: Speed | None, lossless: bool
+        self,
+        stats: RequestStats,
+        *,
+        prompt_logprobs: PromptScore | None,
+        speed: Speed | None,
+        costs: tuple[DepthCost, ...],
+        lossless: bool,
     ) -> Result:
         """The result so far; a completion that still runs counts as cancelled."""
         return Result(
@@ -103,7 +110,7 @@ class Completion:
             finish_reason=self.finish_reason or "cancelled",
             stop_reason=self._stop_reason,
             seed=self.seed,
-            stats=replace(stats, summary=self._clip(stats.summary), speed=speed, lossless=lossless),
+            stats=replace(stats, summary=self._clip(stats.summary), speed=speed, costs=costs, lossless=lossless),
             error=None if self.error is None else str(self.error),
         )
 

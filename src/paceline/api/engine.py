@@ -199,8 +199,13 @@ class Engine:
         if scores is not None:
             tokens = tuple(completion.prompt)
             known = PromptScore(tokens=tokens, logprobs=(None, *scores.logprobs), top=(None, *scores.top))
+        plan = self.decoder.plan
         return completion.result(
-            self._scheduler.stats(ticket), prompt_logprobs=known, speed=self.speed, lossless=self.lossless
+            self._scheduler.stats(ticket),
+            prompt_logprobs=known,
+            speed=self.speed,
+            costs=plan.costs() if isinstance(plan, Controller) else (),
+            lossless=self.lossless,
         )
 
     def forget(self, ticket: int) -> None:

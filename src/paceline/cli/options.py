@@ -235,6 +235,8 @@ class OutputOptions:
     json: Json = False
     stats: bool = False
     """Print a table of drafting statistics on standard error."""
+    explain: bool = False
+    """Print on standard error how much was drafted when, and what steps cost by their draft length."""
     output: Path | None = None
     """Write to this file; - is standard output."""
     overwrite: Overwrite = False

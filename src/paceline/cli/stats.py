@@ -8,6 +8,7 @@ from rich.table import Table
 
 from paceline.api import Result
 from paceline.core.stats import Summary
+from paceline.engine.costs import DepthCost
 from paceline.engine.outputs import Times
 from paceline.engine.watch import Speed
 
@@ -21,6 +22,9 @@ class Totals:
     no_draft: Counter[str] = field(default_factory=Counter[str])
     first_tokens: list[float] = field(default_factory=list[float])  # seconds
     times: Times | None = None  # of a single output, or None
+    lengths: Counter[int] = field(default_factory=Counter[int])  # steps by the draft length that was allowed
+    explored: int = 0  # of these
+    costs: tuple[DepthCost, ...] = ()  # of the last output
     speed: Speed | None = None
     lossless: bool = True
 
@@ -41,6 +45,9 @@ class Totals:
             self.first_tokens.append(stats.times.first_token)
         self.times = stats.times if self.num_outputs == 0 else None
         self.num_outputs += 1
+        self.lengths.update(stats.draft_lengths.steps)
+        self.explored += stats.draft_lengths.explored
+        self.costs = stats.costs or self.costs
         self.speed, self.lossless = stats.speed, stats.lossless
 
 

@@ -20,7 +20,7 @@ from paceline.core.request import Request
 from paceline.core.step import Finish, StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts, Pool, offers, survival
-from paceline.engine.costs import StepCosts, StepWork
+from paceline.engine.costs import DepthCost, StepCosts, StepWork
 from paceline.engine.watch import Speed
 
 MAX_DRAFT_TOKENS = 8
@@ -91,7 +91,7 @@ class Controller(Plan):
         self._max = max_draft_tokens
         self.num_nodes = list(num_nodes) if num_nodes is not None else list(range(max_draft_tokens + 1))
         self.knowledge = knowledge or Knowledge(max_draft_tokens=max_draft_tokens)
-        self._size, self._timed = rows, timed
+        self._size, self._timed, self._running = rows, timed, 1
         self._rows: dict[int, RowState] = {}
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._stale = True  # whether there is something to decide
@@ -205,6 +205,32 @@ class Controller(Plan):
             return None
         return Speed(drafted=self._tokens / self._seconds, plain=self._tokens / self._plain_seconds)
 
+    def costs(self) -> tuple[DepthCost, ...]:
+        """What steps cost and promise by the depth of their drafts, with as many rows as ran last."""
+        rows, costs, pool = self._running, self.knowledge.costs, self.knowledge.pool
+        if not costs.level:
+            return ()
+        pool.refresh()
+        plain = costs(StepWork(rows))
+        found: list[DepthCost] = []
+        alive, expected = pool.offers, 1.0
+        for depth in range(self._max + 1):
+            if depth:
+                alive *= pool.rates[depth - 1]
+                expected += alive
+            work = StepWork(rows + rows * self.num_nodes[depth], depth, rows * depth)
+            cost = costs(work)
+            found.append(
+                DepthCost(
+                    depth=depth,
+                    seconds=cost * costs.level,
+                    break_even=cost / plain,
+                    expected=expected,
+                    times_measured=costs.score.measured(work.nodes),
+                )
+            )
+        return tuple(found)
+
     def _learn(self, state: RowState, result: StepResult, row: int, depth: int) -> None:
         """What a row gained by a draft."""
         pool = self.knowledge.pool
@@ -240,6 +266,7 @@ class Controller(Plan):
         self._look = 1
         if not rows:
             return
+        self._running = len(rows)
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
         if self._steps >= self._evaluate_at:
             self._evaluate(groups)

@@ -28,6 +28,7 @@ class Curve:
         self.prior = prior
         self.known: dict[int, tuple[float, int]] = {}  # count -> cost over prior, and how often it was measured
         self._order: list[int] = []
+        self._first: dict[int, float] = {}  # the least of the first measurements
 
     def observe(self, count: float, cost: float) -> None:
         """Take a measurement into account."""
@@ -35,11 +36,12 @@ class Curve:
         ratio = cost / self.prior(count)
         known, times = self.known.get(key, (ratio, 0))
         if times == 0:
-            if self._order:
+            self._first[key] = ratio
+            if self._order:  # a single measurement that surprises is not believed whole
                 ratio = min(ratio, DISTURBED * self(count) / self.prior(count))
             self._order = sorted([*self.known, key])
         elif times < WARM:
-            ratio = min(ratio, known)
+            ratio = self._first[key] = min(ratio, self._first.get(key, ratio))
         else:
             ratio = known + max(SLOW, 1 / (times + 1)) * (min(ratio, DISTURBED * known) - known)
         self.known[key] = (ratio, times + 1)
@@ -78,6 +80,17 @@ class StepWork:
     nodes: float
     depth: int = 0
     drafted: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthCost:
+    """A step whose rows all draft ``depth`` tokens."""
+
+    depth: int
+    seconds: float
+    break_even: float  # tokens per row and step from which it is faster than plain decoding
+    expected: float  # tokens per row and step of a new request
+    times_measured: int  # the forward of so many nodes; 0: interpolated or assumed
 
 
 @final

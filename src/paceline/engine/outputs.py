@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.stats import Summary
-from paceline.core.step import Finish, PhaseSeconds, StepResult
+from paceline.core.step import Finish, PhaseSeconds, StepPlan, StepResult
 from paceline.core.tree import NoDraft
+from paceline.engine.costs import DepthCost
 from paceline.engine.readers import PendingStep
 from paceline.engine.watch import Speed
 from paceline.models.scoring import PassageScore
 
+MOST_CHANGES = 64
 REASONS: dict[NoDraft, str] = {
     NoDraft.OFF: "turned off",
     NoDraft.CAPPED: "the request's own limit is 0",
@@ -51,6 +53,15 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLengths:
+    """How much the plan let a request draft, step by step."""
+
+    steps: dict[int, int] = field(default_factory=dict[int, int])  # by the draft tokens that were allowed
+    explored: int = 0  # of these, steps that were to find out something
+    changes: tuple[tuple[int, int], ...] = ()  # tokens generated before, and the new length; the first MOST_CHANGES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     """Counts and times of a request.
 
@@ -61,6 +72,8 @@ class RequestStats:
     summary: Summary
     times: Times
     no_draft: dict[str, int] = field(default_factory=dict[str, int])  # steps without a draft, by reason
+    draft_lengths: DraftLengths = field(default_factory=DraftLengths)
+    costs: tuple[DepthCost, ...] = ()  # of the engine's steps by draft length, where a controller chose it
     speed: Speed | None = None  # of the whole batch, drafted and plain; None where it was not measured
     lossless: bool = True  # whether the verifier keeps the target's distribution
 
@@ -132,11 +145,15 @@ class RequestState:
     no_draft: Counter[NoDraft] = field(default_factory=Counter[NoDraft])
     prompt_scores: PassageScore | None = None
     last_step: PendingStep | None = None  # the newest step that it took part in
+    lengths: Counter[int] = field(default_factory=Counter[int])
+    explored: int = 0
+    changes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def take(self, step: PendingStep, result: StepResult, *, now: float) -> StepOutput:
         """The request's part of a step whose ``result`` was read at ``now``."""
         row = self.row
         self.last_step = step
+        self._note_length(result.plan)
         self.num_tokens += len(result.tokens[row])
         if self.first_token is None:
             self.first_token = now - self.submitted
@@ -154,6 +171,15 @@ class RequestState:
             finish=result.finish[row],
         )
 
+    def _note_length(self, plan: StepPlan) -> None:
+        """Count what the plan allowed in a step; called before the step's tokens are counted."""
+        depth, last = plan.depth_of(self.row), self.changes[-1][1] if self.changes else None
+        self.lengths[depth] += 1
+        if self.row in plan.explored:
+            self.explored += 1
+        elif depth != last and len(self.changes) < MOST_CHANGES:
+            self.changes.append((self.num_tokens, depth))
+
     def stats(self, *, max_depth: int) -> RequestStats:
         """Statistics up to now; ``max_depth`` is the longest draft."""
         now = time.perf_counter()
@@ -169,6 +195,9 @@ class RequestState:
                 score=self.phases.score,
                 decide=self.phases.decide,
                 rest=self.phases.rest,
+            ),
+            draft_lengths=DraftLengths(
+                steps=dict(sorted(self.lengths.items())), explored=self.explored, changes=tuple(self.changes)
             ),
             no_draft={REASONS[reason]: count for reason, count in self.no_draft.items() if count},
         )

@@ -96,6 +96,7 @@ class Generate(Command):
 
     def _run_one(self, params: "SamplingParams", notes: Console) -> int:
         from paceline.api import stream
+        from paceline.cli.explain import explain
         from paceline.cli.prompt_file.prompts import as_chat, read_prompt
         from paceline.cli.show import AsText, SourcePrinter, show_samples
         from paceline.cli.stats import Totals, stats_table
@@ -132,6 +133,8 @@ class Generate(Command):
             self._summarise(totals, notes, complete)
         if self.output.stats:
             notes.print(stats_table(totals, seconds=seconds))
+        if self.output.explain:
+            notes.print(explain(totals, results))
         errors = [result.error for result in results if result.error is not None]
         for error in errors:
             print(f"paceline: {error}", file=sys.stderr)

@@ -17,6 +17,7 @@ from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
 from paceline.api.requests import guidance
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.explain import explain
 from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
 from paceline.cli.progress import PromptProgress
 from paceline.cli.prompt_file.fingerprint import fingerprint
@@ -83,6 +84,8 @@ class Batch:
     def _conclude(self, work: Work, complete: bool, num_prompts: int) -> int:
         if self.output.stats:
             self.notes.print(stats_table(work.totals, seconds=work.seconds))
+        if self.output.explain:
+            self.notes.print(explain(work.totals))
         if work.failed:
             first = work.failed[min(work.failed)]
             print(f"paceline: {len(work.failed)} of {num_prompts} prompts failed; {first}", file=sys.stderr)

@@ -1,0 +1,208 @@
+"""The controller on imagined machines: what it costs where drafting is useless, and how near it comes to the best."""
+
+import pytest
+
+from paceline.core.plan import Fixed
+from paceline.core.step import PhaseSeconds
+from paceline.core.tree import NoDraft
+from paceline.engine.acceptance import Counts, Pool, survival
+from paceline.engine.controller import MAX_DRAFT_TOKENS, Controller, Knowledge
+from paceline.engine.costs import Curve, StepCosts, StepWork
+from tests.engine.machine import Machine
+
+# What a node adds to a forward, a drafted token takes, and a missed one, in plain steps.
+MACHINES = {
+    "cheap": dict(growth=0.05, draft=0.05, missed=0.002),
+    "nearly free": dict(growth=0.02, draft=0.02, missed=0.001),
+    "expensive": dict(growth=0.25, draft=0.1, missed=0.005),
+    "a large draft model": dict(growth=0.1, draft=0.15, missed=0.012),
+}
+
+
+def controller(rows=1, **options):
+    return Controller(rows=rows, **options)
+
+
+def never(row, position):
+    return 0.0
+
+
+def serve(plan, accepts, *, num_tokens=256, requests=6, **options):
+    return Machine(plan, **options).serve(accepts, num_tokens=num_tokens, requests=requests)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_useless_drafts_cost_little(rows, machine):
+    """At least 0.97 of plain decoding over requests of 256 tokens, and 0.93 over requests of 32, the first included."""
+    options = dict(rows=rows, **MACHINES[machine])
+    long = serve(controller(rows), never, **options)
+    short = serve(controller(rows), never, num_tokens=32, requests=24, **options)
+    assert long.speedup >= 0.97 and short.speedup >= 0.93
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_it_comes_near_the_best_fixed_length(rows, acceptance, machine):
+    """On a noisy machine, from nothing."""
+    options = dict(rows=rows, noise=0.05, disturbed=50, **MACHINES[machine])
+    fixed = [serve(Fixed(depth), lambda *_: acceptance, **options).speedup for depth in range(MAX_DRAFT_TOKENS + 1)]
+    auto = serve(controller(rows), lambda *_: acceptance, **options).speedup
+    assert auto >= 0.87 * max(fixed) and auto >= 0.95 * fixed[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_drafting_is_on_soon_after_a_text_becomes_predictable(seed):
+    plan = controller()
+    machine = serve(
+        plan,
+        lambda row, position: 0.95 if position >= 200 else 0.02,
+        num_tokens=300,
+        requests=1,
+        seed=seed,
+        **MACHINES["nearly free"],
+    )
+    assert sum(depth > 0 for depth in machine.depths[0][100:200]) < 30
+    assert any(depth >= 2 for depth in machine.depths[0][200:232])
+    assert sum(depth >= 2 for depth in machine.depths[0][232:]) > 40
+
+
+def test_rows_have_depths_of_their_own():
+    machine = serve(
+        controller(4), lambda row, _: 0.97 if row == 2 else 0.03, rows=4, requests=1, **MACHINES["nearly free"]
+    )
+    mean = [sum(depths[40:]) / len(depths[40:]) for depths in machine.depths]
+    assert mean[2] > 3 and max(mean[:2] + mean[3:]) < 0.7
+
+
+def test_a_drafter_that_pays_is_used_from_the_first_step_of_a_later_request():
+    known = Knowledge()
+    serve(controller(knowledge=known), lambda *_: 0.9, **MACHINES["cheap"])
+    later = serve(controller(knowledge=known), lambda *_: 0.9, num_tokens=16, requests=1, **MACHINES["cheap"])
+    assert later.depths[0][0] >= 3
+
+
+def test_a_useless_drafter_is_not_asked_at_the_beginning_of_a_later_request():
+    known = Knowledge()
+    serve(controller(knowledge=known), never, **MACHINES["cheap"])
+    later = serve(controller(knowledge=known), never, num_tokens=16, requests=1, **MACHINES["cheap"])
+    assert later.depths[0][0] == 0 and sum(map(bool, later.depths[0])) <= 2
+
+
+def test_a_larger_batch_that_makes_drafts_dear_turns_them_off():
+    known = Knowledge()
+    options = MACHINES["expensive"]
+    alone = serve(controller(knowledge=known), lambda *_: 0.7, **options)
+    many = serve(controller(16, knowledge=known), lambda *_: 0.7, rows=16, **options)
+    assert sum(map(bool, alone.depths[0])) > 0.6 * len(alone.depths[0])
+    assert sum(map(bool, many.depths[0])) < 0.2 * len(many.depths[0])
+
+
+def test_steps_that_take_longer_with_the_context_change_no_choice():
+    """Plain steps were measured when the context was short; all steps have become slower alike."""
+    machine = serve(
+        controller(),
+        lambda *_: 0.85,
+        num_tokens=1500,
+        requests=1,
+        slowdown=lambda at: 1 + at / 300,
+        **MACHINES["cheap"],
+    )
+    assert sum(depth >= 3 for depth in machine.depths[0][300:]) > 0.85 * 1200
+
+
+def test_a_plan_is_made_once_per_result():
+    """It depends on earlier results alone: asked again it says the same."""
+    plan = controller()
+    twice = []
+
+    class Asking(Machine):
+        def _step(self, *given):
+            twice.append(plan() is plan())
+            super()._step(*given)
+
+    Asking(plan, **MACHINES["cheap"]).serve(lambda *_: 0.5, num_tokens=64)
+    assert twice and all(twice)
+
+
+def depths_of(accepts, *, rows, seconds=None):
+    """Planned depths of row 0 without a clock, with ``rows`` rows."""
+    plan = controller(rows, timed=False)
+    return serve(plan, accepts, rows=rows, num_tokens=120, requests=1, slowdown=seconds).depths[0]
+
+
+def test_without_a_clock_a_row_depends_on_its_own_results_alone():
+    """So the same seed gives the same tokens under verifiers whose tokens depend on the draft."""
+
+    def accepts(row, position):
+        return 1.0 if row == 0 and position % 7 else 0.0
+
+    alone = depths_of(accepts, rows=1)
+    assert depths_of(accepts, rows=5) == alone == depths_of(accepts, rows=1, seconds=lambda at: 1 + at % 5)
+    assert max(alone) > 1
+
+
+def test_no_draft_tokens_at_all_is_refused():
+    with pytest.raises(ValueError, match="max_draft_tokens=0: give at least 1"):
+        Controller(rows=1, max_draft_tokens=0)
+
+
+def test_steps_without_a_draft_say_why():
+    reasons = set()
+    plan = controller()
+    machine = Machine(plan, **MACHINES["cheap"])
+    observe = plan.observe
+
+    def noting(result):
+        if result.plan.num_draft_tokens == 0:
+            reasons.add(result.plan.off)
+        observe(result)
+
+    plan.observe = noting
+    machine.serve(lambda row, position: 0.95 if position < 100 else 0.0, num_tokens=256)
+    assert reasons == {NoDraft.SLOWER, NoDraft.MEASURED}
+
+
+def test_speed_says_what_was_gained():
+    plan = controller()
+    machine = serve(plan, lambda *_: 0.9, **MACHINES["cheap"])
+    assert plan.speed.drafted / plan.speed.plain == pytest.approx(machine.speedup, rel=0.05)
+    costs = plan.costs()
+    assert [cost.depth for cost in costs] == list(range(MAX_DRAFT_TOKENS + 1)) and costs[0].break_even == 1
+    assert costs[5].break_even == pytest.approx(1.5, rel=0.1) and costs[5].expected == pytest.approx(4.7, rel=0.1)
+
+
+def test_a_curve_is_interpolated_in_proportion_to_its_prior():
+    curve = Curve(lambda count: float(count))
+    assert curve(3) == 3
+    for _ in range(4):
+        curve.observe(2, 4.0)
+        curve.observe(8, 24.0)
+    assert curve(2) == 4 and curve(8) == 24 and curve(1) == 2 and curve(16) == 48
+    assert curve(4) == pytest.approx(10)  # half way between the ratios 2 and 3
+    assert curve.measured(2) == 4 and curve.measured(4) == 0
+
+
+def test_a_disturbed_first_measurement_is_soon_forgotten():
+    costs = StepCosts(growth=0.05)
+    for number in range(12):
+        seconds = 0.5 if number == 0 else 0.01
+        costs.observe(StepWork(1), PhaseSeconds(score=seconds))
+    costs.observe(StepWork(4, 3, 3), PhaseSeconds(draft=0.001, score=5.0))
+    for _ in range(4):
+        costs.observe(StepWork(4, 3, 3), PhaseSeconds(draft=0.001, score=0.012))
+    assert costs(StepWork(4, 3, 3)) / costs(StepWork(1)) == pytest.approx(1.3, rel=0.15)
+
+
+def test_acceptance_is_of_each_depth_and_of_the_request():
+    pool, counts = Pool(4), Counts(4)
+    for _ in range(200):
+        pool.counts.add(num_accepted=2, depth=4, keep=pool.KEEP)
+    pool.refresh()
+    assert pool.rates[0] > 0.95 and pool.rates[1] > 0.95 and pool.rates[2] < 0.05
+    new = survival(counts, pool, weight=2.0)
+    for _ in range(20):
+        counts.add(num_accepted=0, depth=4, keep=0.94)
+    own = survival(counts, pool, weight=2.0)
+    assert new[1] > 0.9 and new[2] < 0.1 and own[0] < 0.15
