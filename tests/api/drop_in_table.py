@@ -145,7 +145,7 @@ def calls(family):
     ends = [int(plain[row, column]) for row, column in ((0, 7), (1, 2), (2, 12))]
     stops = [re.search("[!-~]{2}", tokenizer().decode(plain[row, 8:])).group() for row in (0, 3)]
     repeating = {"input_ids": torch.tensor([[5, 6, 7, 8] * 6]), "attention_mask": torch.ones(1, 24, dtype=torch.long)}
-    draft = {"assistant_model": assistant}
+    draft = {"assistant_model": assistant, "num_assistant_tokens": 5}
     lookup = {"prompt_lookup_num_tokens": 4}
     long = {"max_new_tokens": 24, "pad_token_id": PAD}
     ended = {**long, "eos_token_id": ends}

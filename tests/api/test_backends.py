@@ -52,7 +52,7 @@ def test_native_architecture_runs_in_transformers_on_request():
     assert (other.eos, other.name, other.config) == (own.eos, own.name, own.config)
     assert other.tokenizer.encode("def") == own.tokenizer.encode("def")
     params = paceline.SamplingParams(max_tokens=20, temperature=0.7, seed=4)
-    texts = [paceline.generate(one, PROMPTS, params, drafter="ngram") for one in (own, other)]
+    texts = [paceline.generate(one, PROMPTS, params, drafter="ngram", num_draft_tokens=5) for one in (own, other)]
     assert [result.token_ids for result in texts[0]] == [result.token_ids for result in texts[1]]
 
 
@@ -189,7 +189,7 @@ def test_refusal_of_the_native_decoder_names_the_other_backend(tmp_path):
         load(tmp_path, backend="native")
     assert "backend" not in str(native.value)
     params = paceline.SamplingParams(max_tokens=24, temperature=0)
-    results = paceline.generate(load(tmp_path, backend="hf"), PROMPTS, params, drafter="ngram")
+    results = paceline.generate(load(tmp_path, backend="hf"), PROMPTS, params, drafter="ngram", num_draft_tokens=5)
     for prompt, result in zip(PROMPTS, results, strict=True):
         assert list(result.token_ids) == reference.decode(model, prompt, max_tokens=24)
 

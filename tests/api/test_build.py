@@ -49,7 +49,9 @@ class Repeating(HostDrafter):
 
 def test_host_drafter_drafts_and_changes_no_token(target):
     params = paceline.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    plain, drafted = (paceline.generate(target, [[5, 9, 2]], params, drafter=d)[0] for d in (None, Repeating()))
+    plain, drafted = (
+        paceline.generate(target, [[5, 9, 2]], params, drafter=d, num_draft_tokens=5)[0] for d in (None, Repeating())
+    )
     assert drafted.token_ids == plain.token_ids and sum(drafted.stats.drafted) > 0
 
 
@@ -220,7 +222,9 @@ def test_lossy_thresholds_are_set_by_name_and_change_acceptance(target):
     params = paceline.SamplingParams(max_tokens=24, temperature=1.0, seed=2)
 
     def run_with(verifier):
-        (result,) = paceline.generate(target, [[5, 9, 2] * 4], params, drafter="ngram", verifier=verifier)
+        (result,) = paceline.generate(
+            target, [[5, 9, 2] * 4], params, drafter="ngram", verifier=verifier, num_draft_tokens=5
+        )
         assert not result.stats.lossless
         return result
 

@@ -149,8 +149,9 @@ def test_rows_beyond_free_memory_are_refused_with_the_batch_size_that_fits(targe
     with monkeypatch.context() as patch:
         patch.setattr(type(target.lm), "new_cache", None)
         with pytest.raises(ValueError, match=message):
-            Engine(target, drafter=drafter, batch_size=4, max_length=100)
-    assert Engine(target, drafter=drafter, batch_size=3, max_length=100).decoder.batch.rows == 3
+            Engine(target, drafter=drafter, num_draft_tokens=5, batch_size=4, max_length=100)
+    fitting = Engine(target, drafter=drafter, num_draft_tokens=5, batch_size=3, max_length=100)
+    assert fitting.decoder.batch.rows == 3
 
 
 def test_default_batch_size_fills_half_of_the_free_memory(target, monkeypatch):

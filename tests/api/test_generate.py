@@ -47,7 +47,7 @@ def drafter(name):
 @pytest.mark.parametrize("kind", PARAMS)
 def test_every_drafter_gives_the_reference_tokens(target, name, kind):
     params = PARAMS[kind]
-    results = generate(target, PROMPTS, params, drafter=drafter(name))
+    results = generate(target, PROMPTS, params, drafter=drafter(name), num_draft_tokens=5)
     for index, (prompt, result) in enumerate(zip(PROMPTS, results, strict=True)):
         assert (result.index, result.sample, result.seed) == (index, 0, split_seed(params.seed, index))
         assert result.prompt_tokens == tuple(target.tokenizer.encode(prompt))
@@ -72,9 +72,9 @@ def test_every_drafter_gives_the_reference_tokens(target, name, kind):
 @every_drafter
 def test_batched_output_matches_single_output(target, name):
     options = [SamplingParams(seed=seed) for seed in (5, 6, 7)]
-    together = generate(target, PROMPTS, options, drafter=drafter(name))
+    together = generate(target, PROMPTS, options, drafter=drafter(name), num_draft_tokens=5)
     alone = [
-        generate(target, prompt, option, drafter=drafter(name))[0]
+        generate(target, prompt, option, drafter=drafter(name), num_draft_tokens=5)[0]
         for prompt, option in zip(PROMPTS, options, strict=True)
     ]
     for field in ("tokens", "source", "origin", "text", "seed", "finish_reason"):
@@ -97,7 +97,9 @@ def test_defaults_are_those_of_vllm(target):
 
 def test_max_tokens_none_fills_the_context(target):
     prompt = [5] * (CONTEXT - 9)
-    [result] = generate(target, [prompt], greedy(max_tokens=None, ignore_eos=True), drafter=pair().draft)
+    [result] = generate(
+        target, [prompt], greedy(max_tokens=None, ignore_eos=True), drafter=pair().draft, num_draft_tokens=5
+    )
     assert len(result.token_ids) == 9 and result.finish_reason == "length"
     [short] = Engine(target, max_length=24, batch_size=1).generate([[5] * 10], greedy(max_tokens=None, ignore_eos=True))
     assert len(short.token_ids) == 14
@@ -105,13 +107,15 @@ def test_max_tokens_none_fills_the_context(target):
 
 @every_drafter
 def test_end_of_text_stops_unless_ignored(target, name):
-    long = generate(target, "x", greedy(max_tokens=20, ignore_eos=True), drafter=drafter(name))[0]
+    long = generate(target, "x", greedy(max_tokens=20, ignore_eos=True), drafter=drafter(name), num_draft_tokens=5)[0]
     end = next(token for at, token in enumerate(long.token_ids) if at >= 6 and token not in long.token_ids[:at])
     ending = replace(target, eos=(end,))
-    stopped = generate(ending, "x", greedy(max_tokens=20), drafter=drafter(name))[0]
+    stopped = generate(ending, "x", greedy(max_tokens=20), drafter=drafter(name), num_draft_tokens=5)[0]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", None)
     assert stopped.token_ids == long.token_ids[: long.token_ids.index(end) + 1]
-    ignored = generate(ending, "x", greedy(max_tokens=20, ignore_eos=True), drafter=drafter(name))[0]
+    ignored = generate(ending, "x", greedy(max_tokens=20, ignore_eos=True), drafter=drafter(name), num_draft_tokens=5)[
+        0
+    ]
     assert ignored.token_ids == long.token_ids and ignored.finish_reason == "length"
 
 
@@ -124,7 +128,7 @@ def test_token_prompts_need_no_tokenizer(tmp_path, target):
 
 
 def test_verifier_with_its_own_noise_is_reproducible(target):
-    options = dict(drafter=pair().draft, verifier="rejection")
+    options = dict(drafter=pair().draft, verifier="rejection", num_draft_tokens=5)
     first, again, other = (
         generate(target, PROMPTS, SamplingParams(max_tokens=20, seed=seed, ignore_eos=True), **options)
         for seed in (4, 4, 5)
@@ -237,7 +241,9 @@ def test_noise_is_independent_between(case, monkeypatch):
 
 @every_drafter
 def test_pieces_add_up_to_the_results(target, name):
-    generation = stream(target, PROMPTS, SamplingParams(max_tokens=20, seed=3), drafter=drafter(name), batch_size=2)
+    generation = stream(
+        target, PROMPTS, SamplingParams(max_tokens=20, seed=3), drafter=drafter(name), num_draft_tokens=5, batch_size=2
+    )
     pieces = list(generation)
     assert generation.done
     for result in generation.results():
@@ -250,7 +256,7 @@ def test_pieces_add_up_to_the_results(target, name):
 
 
 def test_pieces_are_returned_step_by_step(target):
-    generation = stream(target, "x", greedy(max_tokens=40, ignore_eos=True), drafter=pair().draft)
+    generation = stream(target, "x", greedy(max_tokens=40, ignore_eos=True), drafter=pair().draft, num_draft_tokens=5)
     steps = []
     for count, _ in enumerate(generation, start=1):
         steps.append(generation.results()[0].stats.steps)

@@ -31,7 +31,8 @@ def test_guided_outputs_match_transformers(drafter):
         SamplingParams(temperature=0, max_tokens=9, guidance_scale=1.6),
         SamplingParams(temperature=0, max_tokens=9, guidance_scale=0.3, negative_prompt=[5] * 11),
     ]
-    results = generate(target, PROMPTS, asked, drafter=target if drafter == "itself" else drafter)
+    drafting = target if drafter == "itself" else drafter
+    results = generate(target, PROMPTS, asked, drafter=drafting, num_draft_tokens=5)
     wanted = [theirs(model, PROMPTS[0], 1.6, None), theirs(model, PROMPTS[1], 0.3, [5] * 11)]
     assert [list(result.token_ids) for result in results] == wanted
     if drafter == "itself":

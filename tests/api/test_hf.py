@@ -57,7 +57,10 @@ def test_processed_tokens_match_transformers_in_float32(name):
     with torch.no_grad():
         assistant = tiny.noisy(assistant, 0.02)
     assert ours(model, call).sequences.tolist() == expected
-    assert ours(model, replace(call, ours={"assistant_model": assistant})).sequences.tolist() == expected
+    assert (
+        ours(model, replace(call, ours={"assistant_model": assistant, "num_assistant_tokens": 5})).sequences.tolist()
+        == expected
+    )
 
 
 def test_calls_of_the_table_have_the_effects_in_their_names():
@@ -124,7 +127,8 @@ def test_assistant_types_give_the_same_tokens(tmp_path):
     expected = model.generate(**FOUR, **LONG)
     assistant.save_pretrained(tmp_path)
     for draft in (load(assistant), tmp_path, str(tmp_path), "ngram"):
-        found = hf.generate(model, **FOUR, **LONG, assistant_model=draft, return_dict_in_generate=True)
+        options = dict(assistant_model=draft, num_assistant_tokens=5, return_dict_in_generate=True)
+        found = hf.generate(model, **FOUR, **LONG, **options)
         assert found.sequences.tolist() == expected.tolist()
         assert draft == "ngram" or tokens_per_step(found) > 1.5
 
@@ -169,7 +173,8 @@ def test_padded_row_equals_row_alone():
 def test_return_dict_holds_sequences_and_statistics():
     model = model_of("llama")
     options = dict(**FOUR, **LONG, do_sample=True, num_return_sequences=2)
-    found = hf.generate(model, **options, return_dict_in_generate=True, assistant_model=assistant_of("llama"))
+    drafting = dict(assistant_model=assistant_of("llama"), num_assistant_tokens=5)
+    found = hf.generate(model, **options, **drafting, return_dict_in_generate=True)
     assert isinstance(found, GenerateDecoderOnlyOutput) and list(found) == ["sequences", "statistics"]
     assert found.sequences.shape == (8, 33) and len(found.statistics) == 8
     assert all(one.summary.emitted == 24 and one.steps < 24 for one in found.statistics)
@@ -235,7 +240,11 @@ SAMPLED = {
     "plain": {},
     "assistant": {"assistant_model": "noisy", "num_assistant_tokens": 2},
     "assistant under rejection": {"assistant_model": "noisy", "num_assistant_tokens": 2, "verifier": "rejection"},
-    "assistant, verifier with options": {"assistant_model": "noisy", "verifier": "lossy_lenient:lenience=1"},
+    "assistant, verifier with options": {
+        "assistant_model": "noisy",
+        "num_assistant_tokens": 2,
+        "verifier": "lossy_lenient:lenience=1",
+    },
 }
 NUM_SAMPLES = 1000
 SAMPLING = dict(do_sample=True, top_k=3, max_new_tokens=2, num_return_sequences=NUM_SAMPLES, batch_size=500)
@@ -282,7 +291,8 @@ def test_distribution_test_rejects_another_temperature():
 def test_torch_manual_seed_reproduces_samples():
     model, options = model_of("llama"), dict(**FOUR, **LONG, do_sample=True)
     first = (torch.manual_seed(3), hf.generate(model, **options), hf.generate(model, **options))
-    again = (torch.manual_seed(3), hf.generate(model, **options, batch_size=1, assistant_model=assistant_of("llama")))
+    drafting = dict(assistant_model=assistant_of("llama"), num_assistant_tokens=5)
+    again = (torch.manual_seed(3), hf.generate(model, **options, **drafting, batch_size=1))
     assert torch.equal(first[1], again[1]) and not torch.equal(first[1], first[2])
     before = torch.get_rng_state()
     hf.generate(model, **FOUR, **LONG)

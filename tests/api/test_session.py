@@ -54,7 +54,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "verifier", "params"), CASES)
 def test_turn_matches_one_call_over_the_whole_sequence(target, name, verifier, params):
     drafter = tiny_drafter(name, target.lm)
-    session = Session(target, drafter=drafter, verifier=verifier)
+    session = Session(target, drafter=drafter, verifier=verifier, num_draft_tokens=5)
     text, accepted, steps = [], 0, 0
     for said in ("def add(first, second):", "\n    return", [7, 8, 9], "for item in items:"):
         before = list(session.tokens)
@@ -82,7 +82,7 @@ def test_turn_prefills_only_new_tokens(target, monkeypatch):
 
 
 def test_chat_turn_matches_one_call_over_the_messages(chatty):
-    session = Session(chatty, drafter="ngram", messages=[{"role": "system", "content": "add"}])
+    session = Session(chatty, drafter="ngram", num_draft_tokens=5, messages=[{"role": "system", "content": "add"}])
     for said in ("one", "two and three"):
         messages = [*session.messages, {"role": "user", "content": said}]
         result = session.chat(said, SAMPLED)
@@ -92,7 +92,7 @@ def test_chat_turn_matches_one_call_over_the_messages(chatty):
 
 
 def test_closed_turn_keeps_its_tokens(target):
-    session = Session(target, drafter=pair().draft)
+    session = Session(target, drafter=pair().draft, num_draft_tokens=5)
     stream = session.stream("def add(", GREEDY)
     given = [next(stream).token for _ in range(3)]
     stream.close()

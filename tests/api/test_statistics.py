@@ -86,7 +86,7 @@ def test_per_position_counts_are_those_of_the_script():
 
 
 def test_reason_no_match():
-    [result] = Engine(target(TOKENS), drafter="ngram", batch_size=1, max_length=64).generate(
+    [result] = Engine(target(TOKENS), drafter="ngram", num_draft_tokens=5, batch_size=1, max_length=64).generate(
         [PROMPT], greedy(max_tokens=9, detokenize=False)
     )
     assert result.stats.no_draft == {"no n-gram match": 8, "one token left to max_tokens": 1}

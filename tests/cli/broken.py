@@ -22,6 +22,9 @@ class Scribbler(Drafter):
         self.inner.prefill(batch, admission, hidden)
         self.limit = int(batch.length[0]) + self.after
 
+    def begin_step(self, batch, plan):
+        self.inner.begin_step(batch, plan)
+
     def propose(self, batch, plan):
         return self.inner.propose(batch, plan)
 

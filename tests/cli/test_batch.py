@@ -12,6 +12,7 @@ from tests.api.checkpoints import CONTEXT, pair, without_tokenizer
 from tests.cli.files import MAX_TOKENS, PROMPTS, generate_file, journal_of, lines_of, write
 
 SAMPLED = ["--temperature", "0.9", "--seed", "5"]
+DRAFTED = ["--draft", str(pair().draft), "--num-draft-tokens", "5"]
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def interrupt_after(monkeypatch, steps, error=KeyboardInterrupt):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("options", [[], ["--draft", str(pair().draft), "--batch-size", "3"]], ids=["plain", "drafted"])
+@pytest.mark.parametrize("options", [[], [*DRAFTED, "--batch-size", "3"]], ids=["plain", "drafted"])
 def test_prompt_file_equals_one_call_over_all_prompts(prompts, tmp_path, n, options):
     output = tmp_path / "out.jsonl"
     assert generate_file(prompts, output, *SAMPLED, "-n", n, *options) == 0
@@ -71,7 +72,7 @@ PARAMS = (
 )
 
 
-@pytest.mark.parametrize("options", [[], ["--draft", str(pair().draft), "--batch-size", "3"]], ids=["plain", "drafted"])
+@pytest.mark.parametrize("options", [[], [*DRAFTED, "--batch-size", "3"]], ids=["plain", "drafted"])
 def test_lines_may_have_their_own_params(tmp_path, options):
     target, text = load(pair().target), "import os"
     lines = [{"prompt": text, "params": params} for params in PARAMS] + [{"prompt": text}]
@@ -151,7 +152,7 @@ def test_model_without_tokenizer_takes_token_ids(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "drafter", [[], ["--draft", str(pair().draft)], ["--drafter", "ngram"]], ids=["plain", "model", "ngram"]
+    "drafter", [[], DRAFTED, ["--drafter", "ngram", "--num-draft-tokens", "5"]], ids=["plain", "model", "ngram"]
 )
 def test_resumed_file_equals_an_uninterrupted_one_for_any_drafter(prompts, tmp_path, monkeypatch, drafter):
     whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
@@ -326,7 +327,7 @@ def test_standard_output_has_the_lines_in_order(prompts, tmp_path, steps, capsys
 
 
 def test_stats_are_printed_on_request(prompts, tmp_path, capsys):
-    assert generate_file(prompts, tmp_path / "out.jsonl", "--stats", "--draft", pair().draft) == 0
+    assert generate_file(prompts, tmp_path / "out.jsonl", "--stats", *DRAFTED) == 0
     error = capsys.readouterr().err
     for word in ("outputs ", "tokens/step", "= tokens / target steps", "by position", "first token"):
         assert word in error

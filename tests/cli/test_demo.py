@@ -14,6 +14,7 @@ from tests.api.checkpoints import other_vocabulary, pair
 from tests.draft_heads.test_prophet import make
 
 TOKENS = 14
+DRAFTED = ["--num-draft-tokens", 5]  # in every step
 
 
 def demo(*arguments, tokens=TOKENS):
@@ -25,7 +26,7 @@ def of_pair():
 
 
 def test_demo_shows_compares_and_times(capsys):
-    assert demo(*of_pair()) == 0
+    assert demo(*of_pair(), *DRAFTED) == 0
     captured = capsys.readouterr()
     out = captured.out
     pattern = rf"plainly {TOKENS} tokens in (\d+) steps, drafted {TOKENS} tokens in (\d+) steps: identical"
@@ -43,7 +44,7 @@ def test_demo_shows_compares_and_times(capsys):
 
 def test_broken_drafter_makes_the_demo_fail(capsys, monkeypatch):
     monkeypatch.setitem(DRAFTERS.entries, "model", "tests.cli.broken:Scribbler")
-    assert demo(*of_pair()) == 1
+    assert demo(*of_pair(), *DRAFTED) == 1
     out = capsys.readouterr().out
     assert re.search(r"DIFFERENT from token 1\d on", out) and "The tokens differ" in out
     assert "All tokens are identical" not in out
@@ -51,14 +52,14 @@ def test_broken_drafter_makes_the_demo_fail(capsys, monkeypatch):
 
 def test_difference_in_the_timed_runs_alone_makes_the_demo_fail(capsys, monkeypatch):
     monkeypatch.setitem(DRAFTERS.entries, "ngram", "tests.cli.broken:ScribblingNgram")
-    assert demo(*of_pair()) == 1
+    assert demo(*of_pair(), *DRAFTED) == 1
     out = capsys.readouterr().out
     assert "DIFFERENT" not in out and "The tokens differ" in out
 
 
 def test_difference_in_the_shown_runs_alone_makes_the_demo_fail(capsys, monkeypatch):
     monkeypatch.setitem(DRAFTERS.entries, "model", "tests.cli.broken:LateScribbler")
-    assert demo(*of_pair(), tokens=60) == 1
+    assert demo(*of_pair(), *DRAFTED, tokens=60) == 1
     assert re.search(r"DIFFERENT from token 5\d on", capsys.readouterr().out)
 
 

@@ -64,7 +64,7 @@ def test_sampling_options_reach_the_target(capsys):
 
 
 def test_options_of_a_drafter_follow_its_name(capsys):
-    words = ("--json", "--max-tokens", 24, "--drafter")
+    words = ("--json", "--max-tokens", 24, "--num-draft-tokens", 5, "--drafter")
     assert run(command(*words, "ngram:max_ngram=7,min_ngram=7")) == 0
     assert json.loads(capsys.readouterr().out)["stats"]["drafted"][0] == 0  # nothing repeats for so long
     assert run(command(*words, "ngram")) == 0
@@ -88,7 +88,8 @@ def test_interruption_prints_what_was_generated(form, expected, capsys, monkeypa
         return launch(self)
 
     monkeypatch.setattr(Runner, "launch", interrupted)
-    assert run(command("--max-tokens", 24, "--draft", pair().draft, *(["--json"] if form == "json" else []))) == 130
+    words = ["--max-tokens", 24, "--draft", pair().draft, "--num-draft-tokens", 5]
+    assert run(command(*words, *(["--json"] if form == "json" else []))) == 130
     printed = capsys.readouterr().out
     if form == "json":
         printed = json.loads(printed)
@@ -138,7 +139,7 @@ def test_options_reach_the_stream_and_defaults_are_greedy_and_short(monkeypatch)
     )
     words = ("--num-draft-tokens", 2, "--verifier", "rejection", "--batch-size", 2, "--max-tokens", 3, "--top-k", 9)
     assert run(command(*words)) == run(command()) == 0
-    defaults = {"drafter": None, "verifier": "coupled", "num_draft_tokens": 5, "batch_size": None}
+    defaults = {"drafter": None, "verifier": "coupled", "num_draft_tokens": "auto", "batch_size": None}
     assert seen == [
         (
             SamplingParams(temperature=0.0, max_tokens=3, seed=0, top_k=9),
@@ -164,7 +165,7 @@ def test_samples_come_one_after_another_and_as_json_lines(capsys):
 def test_terminal_has_a_rule_for_each_sample_and_a_summary(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    options = ["-n", 2, "--temperature", "0.9", "--max-tokens", 12, "--draft", pair().draft]
+    options = ["-n", 2, "--temperature", "0.9", "--max-tokens", 12, "--draft", pair().draft, "--num-draft-tokens", 5]
     assert run(command(*options)) == 0
     captured = capsys.readouterr()
     assert captured.out.index("sample 1 of 2") < captured.out.index("sample 2 of 2") and "~~" in captured.out
@@ -191,7 +192,7 @@ def test_logprobs_are_in_the_json(capsys):
 
 
 def test_stats_explain_themselves_on_standard_error(capsys):
-    assert run(command("--stats", "--max-tokens", 24, "--drafter", "ngram", "--quiet")) == 0
+    assert run(command("--stats", "--max-tokens", 24, "--drafter", "ngram", "--num-draft-tokens", 5, "--quiet")) == 0
     captured = capsys.readouterr()
     said = " ".join(captured.err.split())
     for words in ("24 in", "= tokens / target steps; 1.00 is plain decoding", "by position", "no n-gram match"):

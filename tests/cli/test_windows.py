@@ -5,6 +5,7 @@ import json
 import pytest
 
 from paceline.cli import run
+from paceline.engine.controller import MAX_DRAFT_TOKENS
 from tests import tiny
 from tests.api.checkpoints import CONTEXT, VOCAB, make_tokenizer
 from tests.cli.files import generate_file, lines_of, write
@@ -21,7 +22,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("options", "room"), [([], WINDOW - 1), (["--drafter", "ngram"], WINDOW - 6)])
+@pytest.mark.parametrize(
+    ("options", "room"), [([], WINDOW - 1), (["--drafter", "ngram"], WINDOW - 1 - MAX_DRAFT_TOKENS)]
+)
 def test_prompts_that_fit_into_the_window_are_continued_and_others_fail_alone(folder, tmp_path, options, room):
     objects = [{"tokens": [7] * 10}, {"tokens": [7] * (room - 4)}, {"tokens": [7] * (room - 3)}]
     prompts, output = write(tmp_path / "p.jsonl", map(json.dumps, objects)), tmp_path / "out.jsonl"

@@ -44,7 +44,7 @@ def test_every_drafter_gives_the_tokens_of_the_naive_reference(grammar, temperat
     )
     wanted = naive(PROMPT, params)
     for name, drafter in drafters().items():
-        (result,) = generate(target(), [PROMPT], params, drafter=drafter)
+        (result,) = generate(target(), [PROMPT], params, drafter=drafter, num_draft_tokens=5)
         assert result.error is None and result.tokens == wanted, name
 
 
@@ -58,7 +58,15 @@ def test_every_sample_is_a_document_and_unconstrained_drafts_are_accepted():
     )
     for verifier, drafter, count in constraints:
         params = SamplingParams(structured_outputs=TIGHT, max_tokens=140, n=count, seed=5)
-        results = generate(target(), [PROMPT], params, drafter=drafters()[drafter], verifier=verifier, batch_size=16)
+        results = generate(
+            target(),
+            [PROMPT],
+            params,
+            drafter=drafters()[drafter],
+            num_draft_tokens=5,
+            verifier=verifier,
+            batch_size=16,
+        )
         assert len(results) == count
         for result in results:
             assert (result.error, result.finish_reason) == (None, "stop") and result.tokens[-1] == EOS
@@ -74,22 +82,24 @@ def test_rows_with_different_grammars_beside_a_free_one_are_those_alone():
     ]
     prompts = [[60 + at, 61] for at in range(len(asked))]
     for name in ("none", "model", "tree"):
-        together = generate(target(), prompts, asked, drafter=drafters()[name])
+        together = generate(target(), prompts, asked, drafter=drafters()[name], num_draft_tokens=5)
         for prompt, params, result in zip(prompts, asked, together, strict=True):
-            (alone,) = generate(target(), [prompt], params, drafter=drafters()[name])
+            (alone,) = generate(target(), [prompt], params, drafter=drafters()[name], num_draft_tokens=5)
             assert result.tokens == alone.tokens == naive(prompt, params)
 
 
 def test_a_complete_grammar_is_followed_by_the_end_of_text_token():
     for given, text in (({"regex": "ab"}, "ab"), ({"choice": ["first"]}, "first")):
-        (result,) = generate(target(), [PROMPT], SamplingParams(structured_outputs=given, seed=1), drafter="ngram")
+        (result,) = generate(
+            target(), [PROMPT], SamplingParams(structured_outputs=given, seed=1), drafter="ngram", num_draft_tokens=5
+        )
         assert (result.text, result.tokens[-1], result.finish_reason) == (text, EOS, "stop")
 
 
 def test_without_an_end_of_text_token_the_output_ends_with_the_grammar():
     for drafter in drafters().values():
         params = SamplingParams(structured_outputs={"choice": ["first", "second"]}, seed=3, ignore_eos=True)
-        (result,) = generate(target(), [PROMPT], params, drafter=drafter)
+        (result,) = generate(target(), [PROMPT], params, drafter=drafter, num_draft_tokens=5)
         assert result.text in ("first", "second") and result.finish_reason == "stop" and result.error is None
         assert EOS not in result.tokens
         pieces = list(stream(target(), [PROMPT], params))
@@ -105,23 +115,23 @@ def replace_eos(loaded):
 def test_min_tokens_keeps_a_grammar_going_only_where_it_can():
     """A complete grammar ends the output all the same."""
     params = SamplingParams(structured_outputs={"regex": "a{1,30}"}, min_tokens=20, max_tokens=40, seed=2)
-    (result,) = generate(target(), [PROMPT], params, drafter="ngram")
+    (result,) = generate(target(), [PROMPT], params, drafter="ngram", num_draft_tokens=5)
     assert set(result.text) == {"a"} and len(result.tokens) >= 20 and result.finish_reason == "stop"
     for drafter in ("ngram", None):
         asked = replace(params, structured_outputs={"regex": "a{3}"})
-        (short,) = generate(target(), [PROMPT], asked, drafter=drafter)
+        (short,) = generate(target(), [PROMPT], asked, drafter=drafter, num_draft_tokens=5)
         assert (short.text, short.finish_reason, short.error) == ("aaa", "stop", None)
 
 
 def test_max_tokens_cuts_a_grammar():
     params = SamplingParams(structured_outputs=TIGHT, max_tokens=5, seed=2)
-    (result,) = generate(target(), [PROMPT], params, drafter=drafters()["model"])
+    (result,) = generate(target(), [PROMPT], params, drafter=drafters()["model"], num_draft_tokens=5)
     assert result.finish_reason == "length" and len(result.tokens) == 5 and result.text.startswith("{")
 
 
 def test_log_probabilities_are_of_the_distribution_under_the_grammar():
     params = SamplingParams(structured_outputs={"regex": "[ab]{4}"}, logprobs=3, seed=4)
-    (result,) = generate(target(), [PROMPT], params, drafter="ngram")
+    (result,) = generate(target(), [PROMPT], params, drafter="ngram", num_draft_tokens=5)
     plain = generate(target(), [PROMPT], params)[0]
     assert result.tokens == plain.tokens
     for one, other in zip(result.logprobs, plain.logprobs, strict=True):
@@ -149,7 +159,7 @@ def test_a_grammar_that_cannot_be_followed_is_refused_before_any_work(case):
 def test_grammars_of_lark_and_of_llama_cpp():
     for text in ('start: "a" ("b" | "c")+ "d"', 'root ::= "a" ("b" | "c")+ "d"'):
         params = SamplingParams(structured_outputs={"grammar": text}, max_tokens=60, seed=1)
-        (result,) = generate(target(), [PROMPT], params, drafter="ngram")
+        (result,) = generate(target(), [PROMPT], params, drafter="ngram", num_draft_tokens=5)
         assert result.text.startswith("a") and set(result.text[1:].rstrip("d")) <= {"b", "c"}
 
 
@@ -163,7 +173,7 @@ def test_other_options_that_leave_no_token_fail_the_request_alone():
     free = SamplingParams(seed=3, max_tokens=12)
     bad = SamplingParams(structured_outputs={"regex": "ab"}, logits_processors=[without_b], seed=1)
     for drafter, text in ((None, "a"), ("ngram", "")):  # a draft finds out in the step that would have given "a"
-        results = generate(target(), [PROMPT, [66, 67]], [bad, free], drafter=drafter)
+        results = generate(target(), [PROMPT, [66, 67]], [bad, free], drafter=drafter, num_draft_tokens=5)
         assert "forbid every token that the grammar allows" in results[0].error
         assert (results[0].text, results[0].finish_reason) == (text, "cancelled")
         assert results[1].tokens == naive([66, 67], free)

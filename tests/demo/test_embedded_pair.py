@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_text_with_any_drafter(pair):
     target, draft = pair
     params = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95, seed=3)
     texts = [
-        [r.token_ids for r in generate(target, PYTHON_PROMPTS[:3], params, drafter=drafter)]
+        [r.token_ids for r in generate(target, PYTHON_PROMPTS[:3], params, drafter=drafter, num_draft_tokens=5)]
         for drafter in (None, "ngram", draft, *HEADS)
     ]
     assert all(text == texts[0] for text in texts)

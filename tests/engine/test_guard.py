@@ -53,7 +53,7 @@ def target():
 @pytest.mark.parametrize("last", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_failing_drafter_costs_no_token_and_says_why(where, last, temperature, caplog):
-    engine = Engine(target(), drafter=Failing(where, last), batch_size=1, max_length=96)
+    engine = Engine(target(), drafter=Failing(where, last), num_draft_tokens=5, batch_size=1, max_length=96)
     with caplog.at_level(logging.ERROR, logger="paceline"):
         results = engine.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=20, seed=3))
     for result in results:

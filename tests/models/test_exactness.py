@@ -59,7 +59,7 @@ def test_exact_output_matches_plain_decoding_and_refuses_other_verifiers():
     target = load(pair().target, dtype="bfloat16", device="cpu", exact=True)
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     (plain,) = generate(target, [3, 1, 4], params)
-    (drafted,) = generate(target, [3, 1, 4], params, drafter=pair().draft)
+    (drafted,) = generate(target, [3, 1, 4], params, drafter=pair().draft, num_draft_tokens=5)
     assert plain.tokens == drafted.tokens
     with pytest.raises(ValueError, match=r"verifier 'rejection' under exact=True: .* choose 'coupled'"):
         generate(target, [3, 1, 4], params, drafter=pair().draft, verifier="rejection")

@@ -65,6 +65,10 @@ class RankAcceptanceDrafter(Drafter):
         """As the wrapped drafter."""
         self.drafter.prefill(batch, admission, hidden)
 
+    def begin_step(self, batch: Batch, plan: StepPlan) -> None:
+        """As the wrapped drafter."""
+        self.drafter.begin_step(batch, plan)
+
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The wrapped drafter's tree."""
         return self.drafter.propose(batch, plan)
