@@ -166,7 +166,7 @@ class Controller(Plan):
         self._steps += 1
         self._drafted_steps += 1
         # What was explored comes to its end; else there is something to decide now and then.
-        self._stale = bool(plan.explored) or self._steps >= self._evaluate_at
+        self._stale = bool(plan.explored) or self._steps >= self._evaluate_at or not self._timed
         self._budget += PROBE_SHARE * self._cost(num_running)
         costs = self.knowledge.costs
         nodes += num_running
@@ -268,7 +268,7 @@ class Controller(Plan):
             return
         self._running = len(rows)
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
-        if self._steps >= self._evaluate_at:
+        if self._steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)
         chosen = {row: state.depth for row, state in rows.items()}
         probing: dict[int, int] = {}
@@ -285,7 +285,7 @@ class Controller(Plan):
                 if other is not None:
                     chosen, explored = other, tuple(rows)
         self._plan = self._make_plan(chosen, off, explored)
-        if off is NoDraft.SLOWER and self.knowledge.costs.score.measured(len(rows)) >= REFRESH:
+        if self._timed and off is NoDraft.SLOWER and self.knowledge.costs.score.measured(len(rows)) >= REFRESH:
             self._look = max(PATIENCE, min(REFRESH, *(state.wait for state in rows.values())))
 
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:

@@ -1,0 +1,87 @@
+"""``num_draft_tokens="auto"``: the same tokens, whatever the controller chooses, and what results say of it."""
+
+import pytest
+
+from paceline.api import Engine, SamplingParams, generate
+from paceline.core.plan import Fixed
+from paceline.drafters import DRAFTERS
+from paceline.drafters.ngram import NgramDrafter
+from paceline.engine.controller import MAX_DRAFT_TOKENS, Controller
+from paceline.engine.readers import AsyncReader, SyncReader
+from paceline.verifiers import VERIFIERS
+from tests import tiny
+from tests.api.engines import LONG, bare, engine, naive, read_by
+from tests.harness import guessable_target, tiny_drafter
+
+PROMPTS = [LONG, [5, 9, 2], [8, 8, 8, 8], [3, 1, 4, 1, 5, 9], [60, 0]]
+PARAMS = [
+    SamplingParams(max_tokens=40, temperature=temperature, seed=7 + index, ignore_eos=True)
+    for index, temperature in enumerate((0.0, 1.0, 0.7, 1.3, 1.0))
+]
+
+
+def tokens_of(drafter, verifier="coupled", *, rows=3, target=None, length="auto"):
+    made = engine(drafter, verifier, target=target, num_draft_tokens=length, batch_size=rows)
+    return [result.token_ids for result in made.generate(PROMPTS, PARAMS)], made
+
+
+@pytest.mark.parametrize("reader", [SyncReader, AsyncReader])
+@pytest.mark.parametrize("drafter", DRAFTERS.builtin)
+def test_tokens_are_those_of_plain_decoding(drafter, reader, monkeypatch):
+    read_by(monkeypatch, reader)
+    model, lm = guessable_target(drafter)
+    found, _ = tokens_of(drafter, target=bare(lm))
+    wanted = [naive(prompt, params, params.seed, model) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    assert [list(tokens) for tokens in found] == wanted
+
+
+@pytest.mark.parametrize("verifier", [name for name in VERIFIERS.builtin if name != "coupled"])
+def test_the_same_seed_gives_the_same_tokens_under_every_verifier(verifier):
+    """Whatever else runs, and however long steps take."""
+    whole, _ = tokens_of("model", verifier)
+    alone, _ = tokens_of("model", verifier, rows=1)
+    assert whole == alone == tokens_of("model", verifier)[0]
+
+
+def test_a_drafter_that_does_not_pay_is_not_called_and_results_say_so():
+    drafter = NgramDrafter()
+    called, propose = [], drafter.propose
+    drafter.propose = lambda batch, plan: called.append(plan) or propose(batch, plan)
+    made = Engine(bare(), drafter=drafter, batch_size=1, max_length=128)
+    made.generate([[5, 9, 2]], SamplingParams(max_tokens=120, temperature=1.0, seed=1, ignore_eos=True))
+    called.clear()
+    (result,) = made.generate([[7, 7, 1]], SamplingParams(max_tokens=120, temperature=1.0, seed=2, ignore_eos=True))
+    lengths = result.stats.draft_lengths
+    assert sum(lengths.steps.values()) == result.stats.steps
+    assert len(called) == sum(count for depth, count in lengths.steps.items() if depth) <= 40
+    assert lengths.steps[0] == result.stats.no_draft["drafting would be slower"] + result.stats.no_draft.get(
+        "plain step taken to measure", 0
+    )
+    assert result.stats.costs[0].depth == 0 and result.stats.costs[0].times_measured > 0
+
+
+def test_auto_is_the_default_and_plain_decoding_has_no_controller():
+    drafted, plain = Engine(bare(), drafter="ngram", max_length=90), Engine(bare(), max_length=90)
+    assert isinstance(drafted.decoder.plan, Controller)
+    assert drafted.decoder.plan.max_draft_tokens == drafted.decoder.batch.max_depth == MAX_DRAFT_TOKENS
+    assert isinstance(plain.decoder.plan, Fixed) and plain.decoder.batch.max_depth == 0
+
+
+def test_what_one_call_learns_the_next_one_knows():
+    target, drafter = bare(), tiny_drafter("model", tiny.target()[1])
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    known = []
+    for _ in range(2):
+        made = Engine(target, drafter=drafter, batch_size=1, max_length=90)
+        known.append((made.decoder.plan.knowledge, made.decoder.plan.knowledge.costs.num_observed))
+        made.generate([LONG], params)
+    assert known[0][0] is known[1][0] and known[1][1] > 0
+
+
+def test_a_request_that_allows_fewer_tokens_has_no_more():
+    (result,) = generate(
+        bare(), [[8, 8, 8, 8]], SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True), drafter="ngram"
+    )
+    assert max(result.stats.draft_lengths.steps) <= MAX_DRAFT_TOKENS
+    with pytest.raises(ValueError, match="num_draft_tokens='automatic': give a number"):
+        Engine(bare(), drafter="ngram", num_draft_tokens="automatic", max_length=90)
