@@ -206,3 +206,8 @@ def test_acceptance_is_of_each_depth_and_of_the_request():
         counts.add(num_accepted=0, depth=4, keep=0.94)
     own = survival(counts, pool, weight=2.0)
     assert new[1] > 0.9 and new[2] < 0.1 and own[0] < 0.15
+    fresh = Pool(4)
+    for number in range(400):
+        fresh.counts.add(num_accepted=4 if number % 2 else 0, depth=4, keep=fresh.KEEP)
+    fresh.refresh()
+    assert fresh.rates[0] == pytest.approx(0.5, abs=0.02) and min(fresh.rates[1:]) > 0.95
