@@ -6,7 +6,8 @@ from paceline.api import Engine, SamplingParams, generate
 from paceline.core.plan import Fixed
 from paceline.drafters import DRAFTERS
 from paceline.drafters.ngram import NgramDrafter
-from paceline.engine.controller import MAX_DRAFT_TOKENS, Controller
+from paceline.engine.controller import Controller
+from paceline.engine.knowledge import MAX_DRAFT_TOKENS
 from paceline.engine.readers import AsyncReader, SyncReader
 from paceline.verifiers import VERIFIERS
 from tests import tiny

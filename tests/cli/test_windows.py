@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.cli import run
-from paceline.engine.controller import MAX_DRAFT_TOKENS
+from paceline.engine.knowledge import MAX_DRAFT_TOKENS
 from tests import tiny
 from tests.api.checkpoints import CONTEXT, VOCAB, make_tokenizer
 from tests.cli.files import generate_file, lines_of, write

@@ -86,10 +86,3 @@ class Machine:
     def speedup(self):
         """Over plain decoding without noise, which is what the plan may not fall below."""
         return self.plain_seconds / self.seconds
-
-
-def fixed_speedup(depth, accepts, **options):
-    """The speed-up of the same depth in every step."""
-    from paceline.core.plan import Fixed
-
-    return Machine(Fixed(depth), **options).serve(accepts, num_tokens=3000).speedup

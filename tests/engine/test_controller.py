@@ -6,8 +6,9 @@ from paceline.core.plan import Fixed
 from paceline.core.step import PhaseSeconds
 from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts, Pool, survival
-from paceline.engine.controller import MAX_DRAFT_TOKENS, Controller, Knowledge
+from paceline.engine.controller import Controller
 from paceline.engine.costs import Curve, StepCosts, StepWork
+from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from tests.engine.machine import Machine
 
 # What a node adds to a forward, a drafted token takes, and a missed one, in plain steps.

@@ -5,8 +5,8 @@ from typing import Literal, TypeAlias
 from paceline.core.plan import Fixed, Plan
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
-from paceline.engine.controller import MAX_DRAFT_TOKENS, Controller
-from paceline.engine.knowledge import knowledge_of, new_knowledge
+from paceline.engine.controller import Controller
+from paceline.engine.knowledge import MAX_DRAFT_TOKENS, knowledge_of, new_knowledge
 from paceline.engine.watch import Watch
 from paceline.models.base import LM
 from paceline.verifiers.base import Verifier

@@ -4,30 +4,25 @@ The controller maximises goodput (2406.14066): expected new tokens of all rows o
 It learns costs from timed steps (engine/costs) and gains from what was accepted (engine/acceptance), and looks at
 results of earlier steps alone, so every lossless verifier stays exact.
 
-Where drafting does not pay it is off, and the drafter is not called. A row then *probes*: it drafts a token now and
-then, and deeper at once where that was accepted, so drafting resumes quickly. Probes are paid from a budget that grows
-by ``PROBE_SHARE`` of the time of plain decoding and by one probe with each request; that is the bound of what a useless
-drafter costs. What the drafter must read first, because it was not called for a while, is part of a probe's cost.
+Where drafting does not pay it is off, and the drafter is not called. A row then *probes* (engine/probes): it drafts a
+token now and then, and more at once where that was accepted, so drafting resumes quickly. Probes are paid from a
+budget, which bounds what a useless drafter costs.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from math import ceil, inf
+from functools import partial
 from typing import final
 
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import Finish, StepPlan, StepResult
 from paceline.core.tree import NoDraft
-from paceline.engine.acceptance import Counts, Pool, offers, survival
-from paceline.engine.costs import DepthCost, StepCosts, StepWork
+from paceline.engine.acceptance import Counts, offers, survival
+from paceline.engine.costs import DepthCost, StepWork
+from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
+from paceline.engine.probes import Probes, RowState
 from paceline.engine.watch import Speed
 
-MAX_DRAFT_TOKENS = 8
-PROBE_SHARE = 0.015  # of the time of plain decoding, that probes may take
-SAVED_STEPS = 64  # plain steps whose share may be saved up
-OFTEN_ENOUGH = 16  # steps between two probes of a request, however little they cost
-FIRST_WAIT = 8  # steps between the first two probes of a request
 FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of plain decoding; twice as many then
 PLAIN_PERIOD = 128  # drafted steps between two plain ones, which keep the cost of plain decoding known
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
@@ -40,32 +35,6 @@ PATIENCE = 4  # drafted steps between two decisions, or as many as there are row
 SAMPLE = 4  # one of so many steps of a known cost is looked at for it
 REFRESH = 16  # steps after which costs are looked up again
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
-
-
-@final
-@dataclass(slots=True, kw_only=True)
-class RowState:
-    """A running request, as the controller sees it."""
-
-    counts: Counts
-    most: int  # that the request allows
-    depth: int = 0  # chosen for the next steps
-    wait: int = 1  # steps until the next probe
-    interval: int = FIRST_WAIT
-    burst: int = 1  # depth of the next probe
-    learned: int = 0  # drafts that said something
-    missed: int = 0  # tokens since the drafter was last asked
-    survival: list[float] = field(default_factory=list[float])
-    offers: float = 1.0
-
-
-@final
-class Knowledge:
-    """What is known of a target and a drafter in this process: engines come and go."""
-
-    def __init__(self, *, max_draft_tokens: int = MAX_DRAFT_TOKENS, growth: float = 0.08) -> None:
-        self.costs = StepCosts(growth=growth)
-        self.pool = Pool(max_draft_tokens)
 
 
 @final
@@ -97,7 +66,7 @@ class Controller(Plan):
         self._stale = True  # whether there is something to decide
         self._evaluate_at = self._refresh_at = self._changed_at = 0  # steps; changed: the rows
         self._gain = 1.0  # goodput of the chosen depths over that of plain decoding
-        self._budget = 0.0 if timed else inf  # for probes, in costs
+        self._probes = Probes(bounded=timed)
         self._plain_run = 0  # plain steps that were not looked at, and their seconds
         self._plain_run_seconds = 0.0
         self._look = 1  # plain steps until they are looked at
@@ -118,8 +87,7 @@ class Controller(Plan):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
             self._rows[row] = RowState(counts=Counts(self._max), most=most)
         running, added = len(self._rows), len(rows)
-        probe = self._cost(running + added * self.num_nodes[1], 1, added) - self._cost(running)
-        self._budget += max(0.0, probe)
+        self._probes.grant(self._cost(running + added * self.num_nodes[1], 1, added) - self._cost(running))
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
     def release(self, rows: Iterable[int]) -> None:
@@ -167,7 +135,7 @@ class Controller(Plan):
         self._drafted_steps += 1
         # What was explored comes to its end; else there is something to decide now and then.
         self._stale = bool(plan.explored) or self._steps >= self._evaluate_at or not self._timed
-        self._budget += PROBE_SHARE * self._cost(num_running)
+        self._probes.earn(1, self._cost(num_running))
         costs = self.knowledge.costs
         nodes += num_running
         if self._timed and (self._steps % SAMPLE == 0 or missed or costs.score.measured(nodes) < REFRESH):
@@ -188,8 +156,7 @@ class Controller(Plan):
             state.wait -= count
         if result is not None and self._timed:
             self.knowledge.costs.observe(StepWork(running), result.seconds)
-        share = PROBE_SHARE * self._cost(running)
-        self._budget = max(self._budget, min(self._budget + count * share, SAVED_STEPS * share))
+        self._probes.earn(count, self._cost(running))
         self._steps += count
         self._drafted_steps = 0
         self._tokens += count * running
@@ -207,29 +174,7 @@ class Controller(Plan):
 
     def costs(self) -> tuple[DepthCost, ...]:
         """What steps cost and promise by the depth of their drafts, with as many rows as ran last."""
-        rows, costs, pool = self._running, self.knowledge.costs, self.knowledge.pool
-        if not costs.level:
-            return ()
-        pool.refresh()
-        plain = costs(StepWork(rows))
-        found: list[DepthCost] = []
-        alive, expected = pool.offers, 1.0
-        for depth in range(self._max + 1):
-            if depth:
-                alive *= pool.rates[depth - 1]
-                expected += alive
-            work = StepWork(rows + rows * self.num_nodes[depth], depth, rows * depth)
-            cost = costs(work)
-            found.append(
-                DepthCost(
-                    depth=depth,
-                    seconds=cost * costs.level,
-                    break_even=cost / plain,
-                    expected=expected,
-                    times_measured=costs.score.measured(work.nodes),
-                )
-            )
-        return tuple(found)
+        return self.knowledge.by_depth(self._running, self.num_nodes)
 
     def _learn(self, state: RowState, result: StepResult, row: int, depth: int) -> None:
         """What a row gained by a draft."""
@@ -247,17 +192,8 @@ class Controller(Plan):
                 if self._timed and state.learned <= TELLING:  # or requests that draft for long would speak for all
                     pool.counts.add(num_accepted=accepted, depth=submitted, keep=pool.KEEP)
             if not state.depth:
-                self._judge_probe(state, accepted, submitted)
+                self._probes.judge(state, accepted=accepted, submitted=submitted)
         state.missed = 0
-
-    def _judge_probe(self, state: RowState, accepted: int, submitted: int) -> None:
-        """A probe that was accepted is followed by a deeper one, one that was not by a longer wait."""
-        if submitted and accepted:
-            state.interval, state.wait = FIRST_WAIT, 0
-            state.burst = min(state.most, 2 * submitted) if accepted == submitted else 1
-        else:
-            state.wait, state.burst = state.interval, 1
-            state.interval = min(2 * state.interval, OFTEN_ENOUGH)
 
     def _decide(self) -> None:
         """Choose the depth of every row by the goodput of all, then whether to try something else."""
@@ -271,21 +207,21 @@ class Controller(Plan):
         if self._steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)
         chosen = {row: state.depth for row, state in rows.items()}
+        known = self.knowledge.costs.score.measured(len(rows))
+        if self._timed and self._drafted_steps >= min(PLAIN_PERIOD, FIRST_PLAIN << known):
+            self._plan = self._make_plan(dict.fromkeys(chosen, 0), NoDraft.MEASURED, tuple(rows))
+            return
         probing: dict[int, int] = {}
         for group in groups:
-            probing |= self._probes(group)
-        off, explored = NoDraft.SLOWER, tuple(probing)
+            probing |= self._probes.choose(group, self._cost(len(group)), partial(self._probe_cost, len(group)))
+        explored = tuple(probing)
         chosen |= probing
-        if self._timed and self._drafted_steps and any(state.depth for state in rows.values()):
-            known = self.knowledge.costs.score.measured(len(rows))
-            if self._drafted_steps >= min(PLAIN_PERIOD, FIRST_PLAIN << known):
-                off, chosen, explored = NoDraft.MEASURED, dict.fromkeys(chosen, 0), tuple(rows)
-            elif self._drafted_steps % DEPTH_PERIOD == 0 and not probing:
-                other = self._other_depths(chosen)
-                if other is not None:
-                    chosen, explored = other, tuple(rows)
-        self._plan = self._make_plan(chosen, off, explored)
-        if self._timed and off is NoDraft.SLOWER and self.knowledge.costs.score.measured(len(rows)) >= REFRESH:
+        if self._timed and self._drafted_steps % DEPTH_PERIOD == DEPTH_PERIOD - 1 and not probing:
+            other = self._other_depths(chosen)
+            if other is not None:
+                chosen, explored = other, tuple(rows)
+        self._plan = self._make_plan(chosen, NoDraft.SLOWER, explored)
+        if self._timed and known >= REFRESH:
             self._look = max(PATIENCE, min(REFRESH, *(state.wait for state in rows.values())))
 
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:
@@ -340,31 +276,12 @@ class Controller(Plan):
                 depths[row] = index + 1
         return depths, best_goodput
 
-    def _probes(self, rows: dict[int, RowState]) -> dict[int, int]:
-        """The rows that are off and whose turn to probe has come, with the depth of the probe, as the budget allows."""
-        due = sorted(
-            (state.wait, row) for row, state in rows.items() if not state.depth and state.most and state.wait <= 0
-        )
-        probing: dict[int, int] = {}
-        if not due:
-            return probing
-        spent, plain = 0.0, self._cost(len(rows))
-        nodes, drafted, missed = float(len(rows)), 0, 0
-        for _, row in due:
-            state = rows[row]
-            nodes += self.num_nodes[state.burst]
-            drafted, missed = drafted + state.burst, missed + state.missed
-            depth = max([state.burst, *probing.values()])
-            cost = self._cost(nodes, depth, drafted) - plain + self.knowledge.costs.catch_up * missed
-            if cost > self._budget and state.burst == 1:  # a deeper one follows a success, on credit
-                saving = ceil((cost - self._budget) / (PROBE_SHARE * plain))
-                for _, other in due[len(probing) :]:
-                    rows[other].wait = saving
-                break
-            probing[row], spent = state.burst, cost
-            state.wait = state.interval
-        self._budget -= spent
-        return probing
+    def _probe_cost(self, num_rows: int, probing: Sequence[RowState]) -> float:
+        """What a step of ``num_rows`` costs more than a plain one if some of them are ``probing``."""
+        nodes = num_rows + sum(self.num_nodes[state.burst] for state in probing)
+        depths = [state.burst for state in probing]
+        reading = self.knowledge.costs.catch_up * sum(state.missed for state in probing)
+        return self._cost(nodes, max(depths), sum(depths)) - self._cost(num_rows) + reading
 
     def _other_depths(self, chosen: dict[int, int]) -> dict[int, int] | None:
         """All depths one deeper or shallower, if that may be nearly as good: what it costs is then known."""

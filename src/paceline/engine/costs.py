@@ -5,7 +5,7 @@ all steps slower alike, so that a figure that was measured long ago stays compar
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log
 from typing import final
@@ -146,31 +146,3 @@ class StepCosts:
     def _rows_factor(self, work: StepWork) -> float:
         """How much longer a draft takes for several rows than for one."""
         return 1 + self.growth * max(0.0, work.drafted / work.depth - 1)
-
-    def as_record(self) -> dict[str, object]:
-        """What was learnt, to be stored."""
-        curves = {name: getattr(self, name).known for name in ("score", "rest", "draft")}
-        return {
-            "level": self.level,
-            "catch_up": self.catch_up,
-            **{name: {str(key): value[0] for key, value in known.items()} for name, known in curves.items()},
-        }
-
-    def load(self, record: Mapping[str, object]) -> None:
-        """Start from what ``as_record`` stored. Raises ValueError for anything else."""
-        try:
-            level, catch_up = float(str(record["level"])), float(str(record["catch_up"]))
-            curves: dict[str, dict[int, tuple[float, int]]] = {}
-            for name in ("score", "rest", "draft"):
-                stored = record[name]
-                assert isinstance(stored, Mapping)
-                curves[name] = {int(str(key)): (float(str(value)), WARM) for key, value in stored.items()}
-            values = [level, *(ratio for known in curves.values() for ratio, _ in known.values())]
-            if not all(0 < value < float("inf") for value in values):
-                raise ValueError(f"costs {values}")
-        except (KeyError, AssertionError, ValueError) as error:
-            raise ValueError(f"not the costs of a step: {error}") from error
-        self.level, self.catch_up = level, catch_up
-        for name, known in curves.items():
-            curve: Curve = getattr(self, name)
-            curve.known, curve._order = known, sorted(known)

@@ -3,6 +3,8 @@
 Engines come and go, one for each call of ``generate``; the next one starts from what the last one knew.
 """
 
+from collections.abc import Sequence
+from typing import final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,11 +12,48 @@ import torch
 from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.host import HostDrafting
-from paceline.engine.controller import MAX_DRAFT_TOKENS, Knowledge
+from paceline.engine.acceptance import Pool
+from paceline.engine.costs import DepthCost, StepCosts, StepWork
 from paceline.models.base import LM
 from paceline.models.wrapped import WrappedLM
 
+MAX_DRAFT_TOKENS = 8
 GROWTH = {"cpu": 0.08, "cuda": 0.01}  # share by which a node lengthens a forward, until it is measured
+
+
+@final
+class Knowledge:
+    """What is known of a target and a drafter. ``growth``: by what share a node lengthens a forward, until measured."""
+
+    def __init__(self, *, max_draft_tokens: int = MAX_DRAFT_TOKENS, growth: float = GROWTH["cpu"]) -> None:
+        self.costs = StepCosts(growth=growth)
+        self.pool = Pool(max_draft_tokens)
+
+    def by_depth(self, rows: int, num_nodes: Sequence[int]) -> tuple[DepthCost, ...]:
+        """What steps of ``rows`` rows cost and promise by the depth of their drafts, which have ``num_nodes``."""
+        costs, pool = self.costs, self.pool
+        if not costs.level:
+            return ()
+        pool.refresh()
+        plain = costs(StepWork(rows))
+        found: list[DepthCost] = []
+        alive, expected = pool.offers, 1.0
+        for depth, nodes in enumerate(num_nodes):
+            if depth:
+                alive *= pool.rates[depth - 1]
+                expected += alive
+            work = StepWork(rows + rows * nodes, depth, rows * depth)
+            found.append(
+                DepthCost(
+                    depth=depth,
+                    seconds=costs(work) * costs.level,
+                    break_even=costs(work) / plain,
+                    expected=expected,
+                    times_measured=costs.score.measured(work.nodes),
+                )
+            )
+        return tuple(found)
+
 
 _KNOWN: WeakKeyDictionary[object, WeakKeyDictionary[object, dict[int, Knowledge]]] = WeakKeyDictionary()
 
