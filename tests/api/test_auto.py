@@ -36,12 +36,25 @@ def test_tokens_are_those_of_plain_decoding(drafter, reader, monkeypatch):
     assert [list(tokens) for tokens in found] == wanted
 
 
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
 @pytest.mark.parametrize("verifier", [name for name in VERIFIERS.builtin if name != "coupled"])
-def test_the_same_seed_gives_the_same_tokens_under_every_verifier(verifier):
+def test_the_same_seed_gives_the_same_tokens_under_every_verifier(verifier, drafter):
     """Whatever else runs, and however long steps take."""
-    whole, _ = tokens_of("model", verifier)
-    alone, _ = tokens_of("model", verifier, rows=1)
-    assert whole == alone == tokens_of("model", verifier)[0]
+    whole, _ = tokens_of(drafter, verifier)
+    alone, _ = tokens_of(drafter, verifier, rows=1)
+    assert whole == alone == tokens_of(drafter, verifier)[0]
+
+
+def test_a_drafter_that_fails_is_what_later_steps_name():
+    drafter = NgramDrafter()
+    made = Engine(bare(), drafter=drafter, batch_size=1, max_length=120)
+
+    def fail(batch, plan):
+        raise RuntimeError("out of luck")
+
+    drafter.propose = fail
+    (result,) = made.generate([[8, 8, 8, 8]], SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True))
+    assert result.stats.no_draft["the drafter failed"] > 30 and len(result.token_ids) == 60
 
 
 def test_a_drafter_that_does_not_pay_is_not_called_and_results_say_so():

@@ -65,7 +65,7 @@ class Controller(Plan):
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._stale = True  # whether there is something to decide
         self._evaluate_at = self._refresh_at = self._changed_at = 0  # steps; changed: the rows
-        self._gain = 1.0  # goodput of the chosen depths over that of plain decoding
+        self._speedup = 1.0  # goodput of the chosen depths over that of plain decoding
         self._probes = Probes(bounded=timed)
         self._plain_run = 0  # plain steps that were not looked at, and their seconds
         self._plain_run_seconds = 0.0
@@ -234,7 +234,7 @@ class Controller(Plan):
             self.knowledge.pool.refresh()
         for group in groups:
             plain = self._cost(len(group))
-            depths, self._gain = self._best_depths(group, plain)
+            depths, self._speedup = self._best_depths(group, plain)
             for row, state in group.items():
                 state.depth = depths.get(row, 0)
 
@@ -295,7 +295,7 @@ class Controller(Plan):
                 tokens += state.offers * sum(state.survival[:depth])
         expected = tokens / self._cost(nodes, max(other.values()), sum(other.values()))
         expected *= self._cost(len(other)) / len(other)
-        return other if other != chosen and expected > NEARLY * self._gain else None
+        return other if other != chosen and expected > NEARLY * self._speedup else None
 
     def _cost(self, nodes: float, depth: int = 0, drafted: float = 0.0) -> float:
         """The cost of a step in units of the level, looked up at most once in ``REFRESH`` steps."""

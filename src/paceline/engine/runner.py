@@ -12,6 +12,7 @@ import torch
 from paceline.core.admission import Prefix
 from paceline.core.host import integers
 from paceline.core.ops import Ops, TensorOps
+from paceline.core.plan import Fixed
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
@@ -160,6 +161,7 @@ class Runner:
         self.drafter_error = error
         kind = type(self.decoder.drafter).__name__
         self.decoder.drafter = NoDrafter(NoDraft.FAILED)
+        self.decoder.plan = Fixed(self.decoder.plan.max_draft_tokens)  # so that every step says why it has no draft
         if self.recorder is not None:
             self.recorder.forget()
         logger.error("%s failed, decoding goes on without drafts: %s: %s", kind, type(error).__name__, error)

@@ -211,12 +211,13 @@ class Scheduler:
         reading = self.runner.begin(
             [state.request for state in states], rows, [placement.prefix for placement in placements]
         )
+        # Wherever an interruption comes, every request is somewhere.
+        self._admission = admission = _Admission(states=states, reading=reading, start=start)
         for state, row in zip(states, rows, strict=True):
             self._waiting.remove(state)
             self._free.remove(row)
             state.row, state.admitted = row, start
-        self._admission = _Admission(states=states, reading=reading, start=start)
-        return self._admission
+        return admission
 
     def _read(self, admission: _Admission) -> int:
         """Prefill the next chunk; after the last one the requests run. Returns the approximate number of tokens."""
@@ -237,13 +238,14 @@ class Scheduler:
 
     def _complete(self, admission: _Admission) -> None:
         """Start the requests, whose prompts are prefilled."""
-        self._admission = None
         seconds = time.perf_counter() - admission.start
         for index, state in enumerate(admission.states):
             state.prefill = seconds
             state.prompt_scores = admission.reading.prompt_scores(index)
-            self._running[state.row] = state
             self.runner.sequences[state.row] = state.sequence
+        self._running |= {state.row: state for state in admission.states}
+        self._admission = None
+        for state in admission.states:
             if state.ticket in self._done:  # cancelled meanwhile
                 self._leave(state)
 
