@@ -17,8 +17,8 @@ class StepPlan:
     """The shape of one step: drafts are at most ``num_draft_tokens`` tokens deep, which is static; 0 asks no drafter.
 
     ``depths`` limits each row to as many tokens or fewer (None: all may use all). ``off`` says why rows that are
-    limited to 0 have no draft. ``turn`` is a note of the plan that comes back with the result. Plans that differ in
-    these do the same operations. ``explored`` are rows whose depth was chosen to learn something.
+    limited to 0 have no draft, ``explored`` are rows whose depth was chosen to learn something, and ``turn`` is a note
+    of the plan that comes back with the result. Plans that differ in these alone do the same operations.
     """
 
     num_draft_tokens: int

@@ -148,7 +148,8 @@ class Controller(Plan):
 
     def _settle(self, result: StepResult | None = None) -> None:
         """Count the plain steps since the last call; ``result`` is that of the last one."""
-        count, running = self._plain_run, len(self._rows)
+        count, seconds, running = self._plain_run, self._plain_run_seconds, len(self._rows)
+        self._plain_run, self._plain_run_seconds = 0, 0.0
         if not count or not running:
             return
         for state in self._rows.values():
@@ -160,9 +161,9 @@ class Controller(Plan):
         self._steps += count
         self._drafted_steps = 0
         self._tokens += count * running
-        self._seconds += self._plain_run_seconds
-        self._plain_seconds += self._plain_run_seconds
-        self._plain_run, self._plain_run_seconds, self._stale = 0, 0.0, True
+        self._seconds += seconds
+        self._plain_seconds += seconds
+        self._stale = True
         self._evaluate_at += count - count // PATIENCE  # plain steps teach little
 
     @property
