@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline.core.cache import View
+from paceline.core.early_stop import LEVELS, StopRule
 from paceline.core.plan import Fixed, Plan
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
@@ -90,10 +91,14 @@ class Alternating(Plan):
 
 
 class PerRow(Plan):
-    """Each row has the depth that ``choose`` makes of its tokens so far, the root last; ``most`` at most."""
+    """Each row has the depth that ``choose`` makes of its tokens so far, the root last; ``most`` at most.
 
-    def __init__(self, choose, most):
-        self.choose, self.most = choose, most
+    Chains end early below the chance that ``least`` makes of the tokens (None: they do not), each token being as likely
+    to be accepted as its level is high.
+    """
+
+    def __init__(self, choose, most, least=None):
+        self.choose, self.most, self.least = choose, most, least
         self.batch = None  # to be set
         self.made = []  # the depths of every step
 
@@ -106,7 +111,11 @@ class PerRow(Plan):
         sequences = [batch.tokens[row, : batch.length[row]].tolist() for row in range(batch.rows)]
         depths = tuple(min(self.most, self.choose(row, tokens)) for row, tokens in enumerate(sequences))
         self.made.append(depths)
-        return StepPlan(max(depths), depths)
+        stop = None
+        if self.least is not None:
+            acceptance = tuple(level / LEVELS for level in range(1, LEVELS + 1))
+            stop = StopRule(acceptance, tuple(map(self.least, sequences)))
+        return StepPlan(max(depths), depths, stop=stop)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class Decoder:
 
     def begin_step(self, plan: StepPlan) -> None:
         """What the host does for a step of the shape ``plan`` before its operations, which may be recorded."""
-        self.batch.plan(plan.depths)
+        self.batch.plan(plan.depths, plan.stop)
         self.drafter.begin_step(self.batch, plan)
 
     def draft(self, plan: StepPlan) -> Tree:

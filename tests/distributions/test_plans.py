@@ -13,7 +13,7 @@ from tests.distributions.cases import TABLES
 from tests.distributions.exact import distance, output_distribution, target_distribution
 from tests.distributions.ledger import note
 from tests.distributions.test_chains import BOUND, verifiers
-from tests.harness import PerRow
+from tests.harness import PerRow, decoder_for, request
 from tests.tables import TableLM
 
 K = 2
@@ -49,6 +49,49 @@ def test_the_distribution_is_the_targets_under_an_adversarial_plan(verifier, pla
     note(verifier=verifier, tree="planned chain", draw=draw.name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND
+
+
+LEAST = {  # levels of these drafts are 6 to 10 of 15
+    "one for all": lambda tokens: 0.3,
+    "by the newest token": lambda tokens: (0.2, 0.45, 0.6)[tokens[-1]],
+}
+
+
+@pytest.mark.parametrize("table", ["full support", "zeros after some contexts"])
+@pytest.mark.parametrize("least", LEAST)
+@pytest.mark.parametrize("verifier", [name for name, _ in verifiers()])
+def test_the_distribution_is_the_targets_where_chains_end_early(verifier, least, table):
+    kind, (target, drafts) = VERIFIERS.find(verifier), TABLES[table]
+    draw = kind.wants[0] if Draw.IID not in kind.wants else Draw.IID
+    found = output_distribution(
+        target=target,
+        drafter=draft(table, draw),
+        verifier=kind,
+        k=K,
+        steps=2,
+        plan=partial(PerRow, lambda row, tokens: K, least=LEAST[least]),
+        **OPTIONS,
+    )
+    error = distance(found.distribution, target_distribution(target, 2 * (K + 1), OPTIONS))
+    note(verifier=verifier, tree="chain that ends early", draw=draw.name.lower(), rows=found.num_rows, error=error)
+    assert abs(found.weight - 1) < 1e-9
+    assert error <= BOUND
+
+
+@pytest.mark.parametrize("least", LEAST)
+def test_some_chains_end_early_and_others_do_not(least):
+    """In what is enumerated above."""
+    plan = PerRow(lambda row, tokens: K, K, least=LEAST[least])
+    prompts = [[2, first, second] for first in range(3) for second in range(3)]
+    target, drafter = TableLM(TABLES["full support"][0]), draft("full support", Draw.IID)()
+    decoder = decoder_for(drafter, "rejection", target=target, rows=len(prompts), max_length=48, plan=plan)
+    plan.batch = decoder.batch
+    decoder.admit([request(prompt, max_tokens=40, temperature=1.0) for prompt in prompts], range(len(prompts)))
+    drafted = set()
+    for _ in range(4):
+        decoder.step()
+        drafted |= set(decoder.results().num_drafted)
+    assert {0, K} & drafted and len(drafted) >= 2
 
 
 def test_a_plan_that_looks_at_the_tokens_it_submits_is_seen():

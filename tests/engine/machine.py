@@ -75,6 +75,7 @@ class Machine:
                 num_drafted=depths,
                 finish=[Finish.LENGTH if length[row] >= num_tokens else Finish.RUNNING for row in range(self.rows)],
                 bonus=[False] * self.rows,
+                confidence=[0] * self.rows,
                 no_draft=[NoDraft.DRAFTED if depth else NoDraft.OFF for depth in depths],
                 origins=tokens,
                 logprobs=[[]] * self.rows,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.batch_state import BatchState
+from paceline.core.early_stop import StopRule
 from paceline.core.noise import Noise
 from paceline.core.ops import Ops, TensorOps
 from paceline.core.request import MAX_STOP_TOKENS, Request
@@ -47,8 +48,10 @@ class Batch(BatchState):
             device=device,
         )
 
-    def plan(self, depths: tuple[int, ...] | None) -> None:
-        """Allow each row a draft of at most ``depths`` tokens from now on; None: no limit."""
+    def plan(self, depths: tuple[int, ...] | None, stop: StopRule | None = None) -> None:
+        """Allow each row a draft of at most ``depths`` tokens from now on; None: no limit. ``stop`` ends chains early.
+        """
+        self.early_stop.plan(stop)
         if depths != self._depths:
             self._depths = depths
             limits = (self.max_depth,) * self.rows if depths is None else depths
@@ -78,7 +81,7 @@ class Batch(BatchState):
         return self._ops.pick(self, logits, position)
 
     def picks(self, tree: Tree, logits: Tensor) -> Tensor:
-        """The target's own choice [R, N] after every node of ``tree``, from processed ``logits`` [R, N, V]."""
+        """The target's own choice [R, N] after every valid node of ``tree``, from processed ``logits`` [R, N, V]."""
         return self._ops.picks(self, tree, logits)
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -134,7 +137,7 @@ class Batch(BatchState):
     @property
     def flags(self) -> tuple[int, ...]:
         """What a step branches on at the host: with equal flags, it does the same operations on the same tensors."""
-        return (*self.processing.flags, *self.sampling.flags)
+        return (*self.processing.flags, *self.sampling.flags, self.early_stop.rule is not None)
 
     @property
     def wants_logprobs(self) -> bool:

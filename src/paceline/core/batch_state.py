@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.columns import Columns
+from paceline.core.early_stop import EarlyStop
 from paceline.core.logprobs import StepLogprobs
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.processing import ProcessingState
@@ -29,6 +30,7 @@ class BatchState:
         self.requests: list[Request | None] = [None] * rows
         self.sampling = SamplingState(rows, device)
         self.processing = ProcessingState(rows=rows, vocab_size=vocab_size, device=device)
+        self.early_stop = EarlyStop(rows, device)
         self.tokens = integers(rows, max_length + 1)  # the last column takes the writes that must change nothing
         self.length = integers(rows, fill=1)
         self.limit = integers(rows, fill=1)
@@ -51,6 +53,7 @@ class BatchState:
             self.steps,
             self.num_draft,
             self.planned,
+            self.early_stop.notes,
             self.stop,
             self.finish,
             self.report,

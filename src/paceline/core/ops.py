@@ -177,8 +177,10 @@ def _write_report(
         batch.finish,
         (~children).long(),
         no_draft_reason,
+        batch.early_stop.notes,
     )
     width, ends = tree.max_depth + 1, HEADER + batch.max_depth + 1
     batch.report[:, :HEADER].copy_(torch.stack(head, dim=1))
+    batch.early_stop.notes.zero_()
     batch.report[:, HEADER : HEADER + width].copy_(emitted)
     batch.report[:, ends : ends + width].copy_(origin)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import final
 
+from paceline.core.early_stop import StopRule
 from paceline.core.logprobs import StepLogprobs, TokenLogprobs
 from paceline.core.tree import NoDraft
 
-HEADER = 6  # columns of a row's results before its tokens
+HEADER = 7  # columns of a row's results before its tokens
 NO_TOKEN = "other options forbid every token that the grammar allows: change one of them"
 
 
@@ -18,7 +19,8 @@ class StepPlan:
 
     ``depths`` limits each row to as many tokens or fewer (None: all may use all). ``off`` says why rows that are
     limited to 0 have no draft, ``explored`` are rows whose depth was chosen to learn something, and ``turn`` is a note
-    of the plan that comes back with the result. Plans that differ in these alone do the same operations.
+    of the plan that comes back with the result. ``stop`` ends chains early (None: never). Plans that differ in these
+    alone do the same operations, but for whether there is a ``stop``.
     """
 
     num_draft_tokens: int
@@ -26,6 +28,7 @@ class StepPlan:
     off: NoDraft = field(default=NoDraft.OFF, compare=False)
     explored: tuple[int, ...] = field(default=(), compare=False)
     turn: int | None = field(default=None, compare=False)
+    stop: StopRule | None = field(default=None, compare=False)
 
     def depth_of(self, row: int) -> int:
         """The most tokens that ``row`` may draft."""
@@ -78,6 +81,7 @@ class StepResult:
     num_drafted: list[int]
     finish: list[Finish]
     bonus: list[bool]  # the last token followed a draft that was accepted whole
+    confidence: list[int]  # levels of the draft's distributions (core/early_stop.noted_levels), 0 where none are noted
     no_draft: list[NoDraft]  # why the row had no draft; DRAFTED where it had one
     origins: list[list[int]]  # of each token, the drafter's number for what proposed it (Drafter.origins)
     logprobs: list[list[TokenLogprobs]]  # of rows that ask for them
@@ -126,6 +130,7 @@ def read_results(
         finish=[Finish(row[3]) for row in table],
         bonus=[bool(row[4]) for row in table],
         no_draft=reasons,
+        confidence=[row[6] for row in table],
         origins=[list(row[ends : ends + row[0]]) for row in table],
         logprobs=[[] for _ in table] if logprobs is None else logprobs.read(num_logprobs, num),
         failures={**{row: NoTokenLeft(NO_TOKEN) for row in starved}, **failures},

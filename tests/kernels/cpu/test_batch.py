@@ -90,6 +90,8 @@ def test_extend_matches_torch_sequences_reports_and_counts(shape, seed):
     counts = [Stats(ROWS, DEPTH, CPU, ops) for ops in (TensorOps(), CpuOps())]
     for _ in range(5):
         tree, outcome = decision(shape, plain, generator)
+        for batch in (plain, ours):
+            batch.early_stop.notes.copy_(torch.arange(ROWS) + 1)
         ends = [batch.extend(tree, outcome, NO_SCORES) for batch in (plain, ours)]
         assert torch.equal(ends[0].num_committed, ends[1].num_committed)
         for name in BATCH:
@@ -97,6 +99,8 @@ def test_extend_matches_torch_sequences_reports_and_counts(shape, seed):
             if name == "tokens":  # the last column takes what must change nothing
                 one, other = one[:, :-1], other[:, :-1]
             assert torch.equal(one, other), name
+        assert ours.report[:, 6].tolist() == [*range(1, ROWS + 1)]
+        assert not plain.early_stop.notes.any() and not ours.early_stop.notes.any(), "notes that are reported twice"
         assert torch.equal(plain.processing.counts[:, :-1], ours.processing.counts[:, :-1])
         for stats, end in zip(counts, ends, strict=True):
             stats.record(tree, end)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.core.batch import Batch
+from paceline.core.early_stop import LEVELS, StopRule, noted_levels
 from paceline.core.noise import Philox
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
@@ -72,6 +73,7 @@ def asked(processing=NONE, *, vocab=64):
 
 
 def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
+    chance = None
     count = torch.where(valid[:, 0], missing.count + 1, 0)
     logits = feed(model, cache, batch.tokens, count, missing.max_count + 1, logits_for=LogitsFor.LAST).logits[
         ..., :vocab
@@ -81,6 +83,9 @@ def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
         processed = batch.process(logits[:, -1:], tokens[:, None, 1:depth])
         where = () if greedy else (batch.length[:, None] + depth - 1,)
         picked = pick(processed, *where)[:, 0]
+        if batch.early_stop.rule is not None:
+            chance, goes_on = batch.early_stop.follow(chance, processed[:, 0], depth - 1)
+            valid[:, depth:] &= goes_on[:, None]
         tokens[:, depth] = torch.where(valid[:, depth], picked, tokens[:, depth])
         if depth + 1 < tokens.shape[1]:
             forest = Tree.make_chain(tokens[:, 1 : depth + 1], valid[:, 1 : depth + 1])
@@ -110,6 +115,41 @@ def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, v
         assert torch.equal(alone, together)
     assert vocab is None or int(made[0][0][:, 1:].max()) < vocab
     assert bool((made[0][0][0, 1:] != 0).any())
+
+
+RULE = StopRule(tuple(level / LEVELS for level in range(1, LEVELS + 1)), (0.02, 0.15, 0.0))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "as the batch"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("processing", PROCESSING)
+def test_chains_end_early_where_they_do_token_by_token(processing, dtype, greedy):
+    model = CpuDecoder(native("grouped", dtype))
+    made = []
+    for together in (False, True):
+        batch, (cache, missing) = asked(PROCESSING[processing], vocab=model.vocab_size), begun(model)
+        batch.early_stop.plan(RULE)
+        valid = torch.tensor([[1] * 5, [1] * 5, [1, 1, 1, 1, 0]]).bool()
+        tokens = torch.zeros(3, 5, dtype=torch.int64)
+        tokens[:, 0] = batch.root
+        if together:
+            assert model.draft_fused(batch, cache, missing, tokens, valid, greedy=greedy)
+        else:
+            one_by_one(model, batch, cache, missing, tokens, valid, greedy, None)
+        notes = batch.early_stop.notes.tolist()
+        noted = [noted_levels(note, drafted) for note, drafted in zip(notes, counts(valid), strict=True)]
+        made.append((valid, tokens * valid, noted, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
+    alone, together = made
+    assert alone[2] == together[2]
+    for one, other in zip(alone[:2] + alone[3:], together[:2] + together[3:], strict=True):
+        assert torch.equal(one, other)
+    assert counts(alone[0])[:2] < [4, 4], "no chain ended early"
+    assert counts(alone[0])[2] == 3
+
+
+def counts(valid):
+    return (valid.sum(-1) - 1).tolist()
 
 
 def test_noise_that_the_kernel_does_not_know_is_left_to_others():

@@ -91,7 +91,8 @@ class TopologyGrower(TreeGrower):
         forest_tokens: list[Tensor] = []
         forest_valid: list[Tensor] = []
         probs: list[Tensor] = []
-        above, fixed_rows = valid[0], None
+        above, fixed_rows, chance = valid[0], None, None
+        stops_early = self.topology.chain and batch.early_stop.rule is not None
         for depth, step in enumerate(self.steps):
             if step.forest is not None:
                 above = select_nodes(valid[-1], step.expanded)
@@ -104,6 +105,9 @@ class TopologyGrower(TreeGrower):
             sampled = self.sampler(batch, logits, batch.length[:, None] + depth, step.level)
             grows = select_nodes(above, step.level.parent) & within[:, depth : depth + 1]
             tokens.append(sampled.tokens)
+            if stops_early:
+                chance, goes_on = batch.early_stop.follow(chance, logits[:, 0], depth)
+                grows = grows & goes_on[:, None]
             valid.append(grows if sampled.possible is None else grows & sampled.possible)
             probs += [] if sampled.probs is None else [sampled.probs]
             fixed_rows = sampled.fixed_rows

@@ -57,12 +57,13 @@ class CpuOps(Ops):
     def pick(self, batch: BatchState, logits: Tensor, position: Tensor) -> Tensor:
         if not is_philox(batch.noise):
             return self._tensor_ops.pick(batch, logits, position)
-        return kernel.sample(self.isa, batch.sampling.columns, logits, position)
+        return kernel.sample(self.isa, batch.sampling.columns, logits, position, None)
 
     def picks(self, batch: BatchState, tree: Tree, logits: Tensor) -> Tensor:
         if not is_philox(batch.noise):
             return self._tensor_ops.picks(batch, tree, logits)
-        return kernel.sample(self.isa, batch.sampling.columns, logits, batch.length[:, None] + tree.depth)
+        position = batch.length[:, None] + tree.depth
+        return kernel.sample(self.isa, batch.sampling.columns, logits, position, tree.valid)
 
     def argmax(self, logits: Tensor) -> Tensor:
         return kernel.argmax(self.isa, logits)

@@ -85,11 +85,14 @@ def _scores_of(logits: Tensor) -> Tensor:
     return logits.new_empty(logits.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-@kernel_op(lambda isa, sampling, logits, position: _tokens_of(logits), columns={"sampling": COLUMNS})
-def sample(isa: str, sampling: Columns, logits: Tensor, position: Tensor) -> Tensor:
-    """The tokens [R, n] of Batch.pick for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1]."""
-    out = torch.empty(logits.shape[:2], dtype=torch.int64)
-    _run(isa, "sample", pointers_of(sampling, sampling_options), logits, position, out)
+@kernel_op(lambda isa, sampling, logits, position, wanted: _tokens_of(logits), columns={"sampling": COLUMNS})
+def sample(isa: str, sampling: Columns, logits: Tensor, position: Tensor, wanted: Tensor | None) -> Tensor:
+    """The tokens [R, n] of Batch.pick for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1].
+
+    Tokens that are not ``wanted`` [R, n] (None: all are) are 0.
+    """
+    out = (torch.empty if wanted is None else torch.zeros)(logits.shape[:2], dtype=torch.int64)
+    _run(isa, "sample", pointers_of(sampling, sampling_options), logits, position, out, wanted)
     return out
 
 
@@ -109,7 +112,15 @@ def warp(isa: str, sampling: Columns, logits: Tensor) -> Tensor:
     return out
 
 
-def _run(isa: str, name: str, options: SamplingOptions | None, logits: Tensor, position: Tensor, out: Tensor) -> None:
+def _run(
+    isa: str,
+    name: str,
+    options: SamplingOptions | None,
+    logits: Tensor,
+    position: Tensor,
+    out: Tensor,
+    wanted: Tensor | None = None,
+) -> None:
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     rows, nodes, size = logits.shape
@@ -125,6 +136,8 @@ def _run(isa: str, name: str, options: SamplingOptions | None, logits: Tensor, p
         *positions.stride(),
         out.data_ptr(),
     )
+    if wanted is not None:
+        batch.wanted, batch.wanted_row_step, batch.wanted_step = wanted.data_ptr(), *wanted.stride()
     structs = (batch,) if options is None else (options, batch)
     entry(isa, name, logits.dtype)(*map(ctypes.byref, structs))
 

@@ -138,6 +138,7 @@ class FusedDraft(Structure):
         ("shared_layers_call", ctypes.POINTER(Call)),
         *((name, c_void_p) for name in ("hidden", "added")),
         *((name, c_int64) for name in ("added_row_step", "added_step")),
+        *((name, c_void_p) for name in "least acceptance notes".split()),
     ]
 
 
@@ -158,7 +159,7 @@ class Sequences(Structure):
         *((name, c_int64) for name in "rows width stops max_depth head vocab".split()),
         *(
             (name, c_void_p)
-            for name in "tokens length limit steps num_draft planned stop finish report active counts".split()
+            for name in "tokens length limit steps num_draft planned notes stop finish report active counts".split()
         ),
     ]
 
@@ -210,7 +211,8 @@ class LogitsBatch(Structure):
         *((name, c_int64) for name in "row_step step".split()),
         ("position", c_void_p),
         *((name, c_int64) for name in "position_row_step position_step".split()),
-        ("out", c_void_p),
+        *((name, c_void_p) for name in ("out", "wanted")),
+        *((name, c_int64) for name in ("wanted_row_step", "wanted_step")),
     ]
 
 

@@ -133,6 +133,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             tokens,
             valid,
             greedy,
+            None if batch.early_stop.rule is None else batch.early_stop.columns,
             pending.count,
             pending.max_count,
             pending.states,

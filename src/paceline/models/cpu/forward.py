@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.core.cache import View
 from paceline.core.columns import Columns
+from paceline.core.early_stop import COLUMNS as EARLY_STOP
 from paceline.core.sampling import COLUMNS
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.operators import WORKSPACES, entry, kernel_op, pointers_of, row_major
@@ -155,8 +156,11 @@ def forward(
 
 @kernel_op(
     lambda *_: None,
-    mutates=("cache_keys", "cache_values", "states", "tokens", "shared_keys", "shared_values", "hidden"),
-    columns={"sampling": COLUMNS},
+    mutates=(
+        *("cache_keys", "cache_values", "states", "tokens", "valid"),
+        *("early_stop_notes", "shared_keys", "shared_values", "hidden"),
+    ),
+    columns={"sampling": COLUMNS, "early_stop": EARLY_STOP},
 )
 def draft_fused(
     model: int,
@@ -171,6 +175,7 @@ def draft_fused(
     tokens: Tensor,
     valid: Tensor,
     greedy: bool,
+    early_stop: Columns | None,
     count: Tensor,
     max_count: int,
     states: Tensor | None,
@@ -183,7 +188,8 @@ def draft_fused(
 ) -> None:
     """Draft a chain for every row (models/base.FusedDrafting); ids below ``vocab`` are drafted.
 
-    ``sequences`` [B, T] of ``length`` [B] are the batch's; ``input_projection`` and the models are handles.
+    ``early_stop`` (None: it never does) ends chains: core/early_stop, whose notes it takes; nodes that are not drafted
+    are not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``input_projection`` and the models are handles.
     """
     held, memory, rows = _MODELS[model], WORKSPACES[workspace], len(tokens)
     compiled = held.at(cache.keys.shape[2])
@@ -201,6 +207,8 @@ def draft_fused(
         valid=valid.data_ptr(),
         tokens=tokens.data_ptr(),
     )
+    if early_stop is not None:
+        draft.least, draft.acceptance, draft.notes = (column.data_ptr() for column in early_stop.tensors)
     if states is not None:
         draft.states, draft.states_row_step, draft.states_step = states.data_ptr(), *states.stride()[:2]
     if input_projection is not None:

@@ -30,6 +30,11 @@ struct LogitsBatch {
     const int64_t *position;
     int64_t position_row_step, position_step;
     void *out;
+    const uint8_t *wanted;  // which nodes; null: all
+    int64_t wanted_row_step, wanted_step;
+    bool wants(int64_t row, int64_t node) const {
+        return !wanted || wanted[row * wanted_row_step + node * wanted_step];
+    }
 };
 
 // The sampling parameters and noise key of one token. Temperature 0 is greedy.
@@ -202,6 +207,7 @@ void for_each_node(const LogitsBatch &c, With visit) {
         for (int64_t entry = begin; entry < end; entry++) {
             static thread_local SortBuffers<Acc<T>> buffers;
             const int64_t row = entry / c.nodes, node = entry % c.nodes;
+            if (!c.wants(row, node)) continue;
             const int64_t position = c.position[row * c.position_row_step + node * c.position_step];
             visit(row, position, (const T *)c.logits + row * c.row_step + node * c.step, entry, buffers);
         }

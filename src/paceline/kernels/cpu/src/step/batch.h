@@ -16,7 +16,7 @@ struct RowView {  // int64 or bool values, with a stride per row
 
 struct Sequences {
     int64_t rows, width, stops, max_depth, head, vocab;
-    int64_t *tokens, *length, *limit, *steps, *num_draft, *planned, *stop, *finish, *report;
+    int64_t *tokens, *length, *limit, *steps, *num_draft, *planned, *notes, *stop, *finish, *report;
     uint8_t *active;
     int32_t *counts;  // [rows, vocab + 1] occurrences of each token in the new sequence; may be null
 };
@@ -88,7 +88,9 @@ inline void extend(const Sequences &t, const Decision &d) {
         d.num[row] = num;
 
         int64_t *report = t.report + row * (t.head + 2 * (t.max_depth + 1));
-        const int64_t head[] = {num, std::min(accepted, num), drafted, t.finish[row], !children, no_draft_reason};
+        const int64_t head[] = {num, std::min(accepted, num), drafted, t.finish[row], !children, no_draft_reason,
+                                t.notes[row]};
+        t.notes[row] = 0;
         std::copy(head, head + t.head, report);
         for (int64_t at = 0; at <= d.depth; at++) {
             report[t.head + at] = emitted(at);

@@ -9,6 +9,7 @@
 #include "step/forward.h"
 #include "sampling/logits_processors.h"
 #include "sampling/sampling.h"
+#include "step/early_stop.h"
 
 namespace paceline {
 
@@ -24,19 +25,25 @@ struct FusedDraft {
     int64_t states_row_step, states_step;
     const Operation *input_projection;  // norm and linear layer for states of another model; null: none
     const int64_t *length;              // of the sequence: the position of the first draft token
-    const uint8_t *valid;               // [rows, depth + 1]: the root, and which nodes to draft
+    uint8_t *valid;  // [rows, depth + 1]: the root, and which nodes to draft; those after an early end are cleared
     int64_t *tokens;                    // [rows, depth + 1]: the root is set; draft tokens are written
     const Model *shared_layers;         // null: none
     const Call *shared_layers_call;     // for one node per row, as the model's own
     void *hidden;       // [rows, depth + 1, hidden] after the shared layers, written for tokens that are read
     const void *added;  // added to it before the draft head reads it; may be null
     int64_t added_row_step, added_step;
+    EarlyStop early_stop;
 };
 
-// Samples the next token of every row from processed logits.
+// Samples the next token of every row that goes on, from processed logits; false if none does.
 template <class T>
-void sample_next(const SamplingOptions &options, const LogitsBatch &choices, bool greedy) {
-    greedy ? argmax_all<T>(choices) : sample_all<T>(options, choices);
+bool sample_next(const SamplingOptions &options, const LogitsBatch &choices, const FusedDraft &draft, int64_t depth,
+                 std::vector<float> &chance) {
+    if (draft.early_stop.notes) end_chains<T>(draft.early_stop, choices, depth - 1, draft.depth, draft.valid, chance);
+    bool any = false;
+    for (int64_t row = 0; row < choices.rows; row++) any |= draft.valid[row * (draft.depth + 1) + depth];
+    if (any) draft.greedy ? argmax_all<T>(choices) : sample_all<T>(options, choices);
+    return any;
 }
 
 // The call for the tokens of one depth, which are node *node of each row.
@@ -146,19 +153,23 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
     call.length = lengths.data();
     LogitsBatch choices = {call.rows, 1, draft.vocab, call.threads, memory.logits.data(), model.vocab, 0};
     choices.position = position.data(), choices.position_row_step = 1, choices.out = chosen.data();
+    choices.wanted_row_step = width;
+    bool any;
     for (int64_t depth = 1; depth < width; depth++) {
         for (int64_t row = 0; row < call.rows; row++) position[row] = draft.length[row] + depth - 1;
+        choices.wanted = draft.valid + depth;
         if (processors) {
             processed.resize(call.rows * draft.vocab);
             LogitsBatch raw = choices;
-            raw.out = processed.data();
+            raw.out = processed.data(), raw.wanted = nullptr;
             process_all<T>(*processors, {depth - 1, false, draft.tokens + 1, width, 0}, raw);
             LogitsBatch given = choices;
             given.logits = processed.data(), given.row_step = draft.vocab;
-            sample_next<Acc<T>>(options, given, draft.greedy);
+            any = sample_next<Acc<T>>(options, given, draft, depth, memory.chance);
         } else {
-            sample_next<T>(options, choices, draft.greedy);
+            any = sample_next<T>(options, choices, draft, depth, memory.chance);
         }
+        if (!any) return;
         for (int64_t row = 0; row < call.rows; row++)
             if (draft.valid[row * width + depth]) draft.tokens[row * width + depth] = chosen[row];
         if (depth == draft.depth) return;

@@ -22,6 +22,7 @@ struct StepMemory {
     std::vector<Acc<T>> processed;
     std::vector<int64_t> tokens, depth, chosen, position, lengths;
     std::vector<uint8_t> valid, ready;
+    std::vector<float> chance;
 
     void free_large() {
         for (auto &buffer : activations)

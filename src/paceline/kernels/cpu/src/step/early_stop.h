@@ -1,0 +1,47 @@
+// Ends chains while they are drafted, where the drafter's own distributions promise too little: core/early_stop.py.
+// kernels/cpu/structs.py mirrors the struct.
+#pragma once
+
+#include <cmath>
+
+#include "sampling/sampling.h"
+
+namespace paceline {
+
+constexpr int LEVELS = 15, LEVEL_BITS = 4, MOST_NOTED = 15;
+
+struct EarlyStop {
+    const float *least;       // per row: the chance to be accepted below which its chain ends
+    const float *acceptance;  // by level; the first is not used
+    int64_t *notes;           // per row: the levels of its draft; null: no chain ends early
+};
+
+// How peaked the softmax of logits is, from 1 to LEVELS.
+template <class T>
+int64_t level_of(const T *logits, int64_t size, SortBuffers<Acc<T>> &buffers) {
+    using A = Acc<T>;
+    apply_temperature(logits, size, A(1), buffers);
+    const A highest = max_of(buffers.scores.data(), size);
+    const double rest = sum_weights(size, highest, NEG_INF<A>, buffers) - 1;  // of the odds against the likeliest
+    if (!(rest > 0)) return rest <= 0 ? LEVELS : 1;
+    return std::clamp<int64_t>(int64_t(std::floor(8 - 2 * std::log2(rest))), 1, LEVELS);
+}
+
+// Clears valid [rows, depth + 1] from the token at this index (from 0) on in rows whose chance of it is too small.
+// chance [rows] is that of the token above, and becomes that of this one.
+template <class T>
+void end_chains(const EarlyStop &stop, const LogitsBatch &choices, int64_t index, int64_t depth, uint8_t *valid,
+                std::vector<float> &chance) {
+    static thread_local SortBuffers<Acc<T>> buffers;
+    if (index == 0) chance.assign(choices.rows, 1.0f);
+    for (int64_t row = 0; row < choices.rows; row++) {
+        uint8_t *goes_on = valid + row * (depth + 1) + 1 + index;
+        if (!*goes_on) continue;
+        const int64_t level = level_of((const T *)choices.logits + row * choices.row_step, choices.size, buffers);
+        if (index < MOST_NOTED) stop.notes[row] |= level << (LEVEL_BITS * index);
+        chance[row] *= stop.acceptance[level];
+        if (chance[row] < stop.least[row]) std::fill(goes_on, goes_on + depth - index, 0);
+    }
+}
+
+}  // namespace paceline
