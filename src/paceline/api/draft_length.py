@@ -51,6 +51,7 @@ def plan_of(count: NumDraftTokens, *, target: LM, drafter: Drafter, verifier: Ve
             max_draft_tokens=most,
             num_nodes=[drafter.max_nodes(depth) - 1 for depth in range(most + 1)],
             knowledge=known if verifier.same_tokens else new_knowledge(target.device, most),
+            ends_early=drafter.ends_early,
             timed=verifier.same_tokens,
         )
     return Watch(plan=Fixed(most)) if verifier.same_tokens else Fixed(most)

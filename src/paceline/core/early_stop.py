@@ -68,7 +68,7 @@ class EarlyStop:
 
     def plan(self, rule: StopRule | None) -> None:
         """End chains by ``rule`` from now on; None: never."""
-        if rule is None or rule == self.rule:
+        if rule is None or rule is self.rule or rule == self.rule:
             self.rule = rule
             return
         self.rule = rule

@@ -43,6 +43,7 @@ class Drafter(ABC):
     origins: tuple[str, ...] = ("draft",)  # names of the numbers in Tree.origin
     draws: frozenset[Draw]  # the ways in which it can draw tokens
     branches: bool = False  # whether its trees may branch
+    ends_early: bool = False  # whether it ends chains by batch.early_stop
     accepts_other_tokens: bool = (
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
     )

@@ -52,6 +52,7 @@ class GrowingDrafter(Drafter):
         self.lm, self.shape, self.vocab = lm, shape, vocab
         self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
+        self.ends_early = shape is None
 
     @property
     def host_state(self) -> Hashable:

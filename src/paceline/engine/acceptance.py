@@ -49,12 +49,19 @@ class Pool:
 
     KEEP = 0.995  # of the weight of former steps, with each
     WEIGHT = 4.0  # of the guess, in steps
+    FOLLOW = 0.02  # rate at which ``reached`` follows the drafts
 
     def __init__(self, max_depth: int) -> None:
         self.counts = Counts(max_depth)
         self.rates: list[float] = []  # by depth - 1
         self.offers = 1.0  # share of the steps that had a draft when asked for one
+        self.reached = [1.0] * max_depth  # share of the drafts that were planned to be so deep, by depth - 1
         self.refresh()
+
+    def note_reached(self, planned: int, drafted: int) -> None:
+        """A draft ended after ``drafted`` of ``planned`` tokens."""
+        for index in range(planned):
+            self.reached[index] += self.FOLLOW * ((index < drafted) - self.reached[index])
 
     def refresh(self) -> None:
         """Compute ``rates`` and ``offers`` from the counts; a depth is first expected to be like the one above."""

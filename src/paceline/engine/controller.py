@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import final
 
+from paceline.core.early_stop import StopRule
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import Finish, StepPlan, StepResult
 from paceline.core.tree import NoDraft
-from paceline.engine.acceptance import Counts, offers, survival
+from paceline.engine.acceptance import Counts
 from paceline.engine.costs import DepthCost, StepWork
+from paceline.engine.goodput import KEEP_PLAIN, Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from paceline.engine.probes import Probes, RowState
 from paceline.engine.watch import Speed
@@ -27,14 +29,10 @@ FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of pl
 PLAIN_PERIOD = 128  # drafted steps between two plain ones, which keep the cost of plain decoding known
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
 KEEP = 0.94  # weight of a request's former drafted steps, with each
-KEEP_PLAIN = 0.99  # the same, with each of its plain ones
 TELLING = 16  # first drafted steps of a request that say what the next ones will be like
-OWN_WEIGHT = 2.0  # of the pool against a request's own steps
-SWITCH = 1.05  # drafting begins where it is so many times better than plain decoding, and changes above this
 PATIENCE = 4  # drafted steps between two decisions, or as many as there are rows; fewer while rows are new
 SAMPLE = 4  # one of so many steps of a known cost is looked at for it
 REFRESH = 16  # steps after which costs are looked up again
-NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
 
 
 @final
@@ -42,8 +40,9 @@ class Controller(Plan):
     """Plans the steps of ``rows`` rows; drafts are at most ``max_draft_tokens`` deep.
 
     ``num_nodes`` (None: chains) are the nodes of a draft by its depth, from 0. ``knowledge`` (None: nothing) is where
-    it starts from and what it adds to. Without ``timed`` no clock and no other row matters: each depth follows from
-    the row's own results. Raises ValueError below 1 draft token.
+    it starts from and what it adds to. With ``ends_early`` chains end where the draft's own confidence says that the
+    next token does not pay. Without ``timed`` no clock and no other row matters: each depth follows from the row's own
+    results. Raises ValueError below 1 draft token.
     """
 
     def __init__(
@@ -53,6 +52,7 @@ class Controller(Plan):
         max_draft_tokens: int = MAX_DRAFT_TOKENS,
         num_nodes: Sequence[int] | None = None,
         knowledge: Knowledge | None = None,
+        ends_early: bool = False,
         timed: bool = True,
     ) -> None:
         if max_draft_tokens < 1:
@@ -60,7 +60,10 @@ class Controller(Plan):
         self._max = max_draft_tokens
         self.num_nodes = list(num_nodes) if num_nodes is not None else list(range(max_draft_tokens + 1))
         self.knowledge = knowledge or Knowledge(max_draft_tokens=max_draft_tokens)
+        self._goodput = Goodput(self.knowledge, self.num_nodes)
+        self._cost = self._goodput.cost
         self._size, self._timed, self._running = rows, timed, 1
+        self._acceptance = self.knowledge.confidence.acceptance() if ends_early else ()  # by level; (): not used
         self._rows: dict[int, RowState] = {}
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._stale = True  # whether there is something to decide
@@ -70,7 +73,6 @@ class Controller(Plan):
         self._plain_run = 0  # plain steps that were not looked at, and their seconds
         self._plain_run_seconds = 0.0
         self._look = 1  # plain steps until they are looked at
-        self._known_costs: dict[tuple[int, int, float], float] = {}
         self._plan = StepPlan(0, off=NoDraft.SLOWER)
         self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
         self._tokens = 0
@@ -184,8 +186,13 @@ class Controller(Plan):
         if offered or result.no_draft[row] is NoDraft.NO_MATCH or result.no_draft[row] is NoDraft.DECLINED:
             submitted = min(depth, result.num_drafted[row]) if offered else 0
             accepted = result.num_accepted[row]
+            if self._acceptance and self._timed and offered:
+                self.knowledge.confidence.add(result.confidence[row], num_accepted=accepted, num_drafted=submitted)
+                pool.note_reached(depth, submitted)
             if result.finish[row] is not Finish.RUNNING:
                 submitted = min(submitted, accepted)  # cut by the end, not by a rejection
+            elif submitted < depth and offered and result.plan.stop is not None:
+                submitted += 1  # that the chain ended early counts as a rejection: no more than these are gained
             if submitted or not offered:
                 keep = KEEP * KEEP_PLAIN**state.missed if state.missed else KEEP
                 state.counts.add(num_accepted=accepted, depth=submitted, keep=keep)
@@ -214,12 +221,13 @@ class Controller(Plan):
             return
         probing: dict[int, int] = {}
         for group in groups:
-            probing |= self._probes.choose(group, self._cost(len(group)), partial(self._probe_cost, len(group)))
+            probing |= self._probes.choose(group, self._cost(len(group)), partial(self._goodput.probe_cost, len(group)))
         explored = tuple(probing)
         chosen |= probing
         if self._timed and self._drafted_steps % DEPTH_PERIOD == DEPTH_PERIOD - 1 and not probing:
-            other = self._other_depths(chosen)
-            if other is not None:
+            shift = (1, -1, 2)[self._steps // DEPTH_PERIOD % 3]
+            other = self._goodput.other(chosen, rows, shift, self._speedup)
+            if other:
                 chosen, explored = other, tuple(rows)
         self._plan = self._make_plan(chosen, NoDraft.SLOWER, explored)
         if self._timed and known >= REFRESH:
@@ -231,77 +239,19 @@ class Controller(Plan):
         self._evaluate_at = self._steps + min(max(PATIENCE, len(self._rows)), 1 + since // PATIENCE)
         if self._steps >= self._refresh_at:
             self._refresh_at = self._steps + REFRESH
-            self._known_costs.clear()
-            self.knowledge.pool.refresh()
+            self._goodput.refresh()
+            if self._acceptance:
+                self._acceptance = self.knowledge.confidence.acceptance()
         for group in groups:
-            plain = self._cost(len(group))
-            depths, self._speedup = self._best_depths(group, plain)
+            depths, self._speedup, least = self._goodput.best(group)
             for row, state in group.items():
-                state.depth = depths.get(row, 0)
+                state.depth, state.least = depths.get(row, 0), least
 
     def _make_plan(self, chosen: dict[int, int], off: NoDraft, explored: tuple[int, ...]) -> StepPlan:
-        values = set(chosen.values())
-        if len(values) == 1:
-            return StepPlan(values.pop(), off=off, explored=explored)
-        depths = tuple(chosen.get(row, 0) for row in range(self._size))
-        return StepPlan(max(depths), depths, off=off, explored=explored)
-
-    def _best_depths(self, rows: dict[int, RowState], plain: float) -> tuple[dict[int, int], float]:
-        """The depths of the highest goodput, of rows that draft at all, and that goodput over plain decoding's.
-
-        Tokens are added in the order of their chance to be accepted, so the best number of them is found on the way.
-        """
-        num_nodes, pool = self.num_nodes, self.knowledge.pool
-        options: list[tuple[float, int, int]] = []  # minus the chance, depth - 1, row
-        for row, state in rows.items():
-            weight = OWN_WEIGHT / KEEP_PLAIN**state.missed if state.missed else OWN_WEIGHT
-            state.survival = survival(state.counts, pool, weight=weight)
-            state.offers = offers(state.counts, pool, weight=weight)
-            share = -state.offers
-            options += [(share * alive, index, row) for index, alive in enumerate(state.survival[: state.most])]
-        options.sort()
-        best, best_goodput = 0, SWITCH
-        tokens, nodes, deepest = float(len(rows)), float(len(rows)), 0
-        value = plain / tokens
-        for number, (chance, index, row) in enumerate(options, start=1):
-            tokens -= chance
-            nodes += rows[row].offers * (num_nodes[index + 1] - num_nodes[index])
-            if index >= deepest:
-                deepest = index + 1
-            goodput = value * tokens / self._cost(nodes, deepest, number)
-            if goodput > best_goodput:
-                best, best_goodput = number, goodput
-        depths: dict[int, int] = {}
-        for _, index, row in options[:best]:
-            if index >= depths.get(row, 0):
-                depths[row] = index + 1
-        return depths, best_goodput
-
-    def _probe_cost(self, num_rows: int, probing: Sequence[RowState]) -> float:
-        """What a step of ``num_rows`` costs more than a plain one if some of them are ``probing``."""
-        nodes = num_rows + sum(self.num_nodes[state.burst] for state in probing)
-        depths = [state.burst for state in probing]
-        reading = self.knowledge.costs.catch_up * sum(state.missed for state in probing)
-        return self._cost(nodes, max(depths), sum(depths)) - self._cost(num_rows) + reading
-
-    def _other_depths(self, chosen: dict[int, int]) -> dict[int, int] | None:
-        """All depths one deeper or shallower, if that may be nearly as good: what it costs is then known."""
-        shift = (1, -1, 2)[self._steps // DEPTH_PERIOD % 3]
-        other = {row: min(max(depth + shift, 1), self._rows[row].most) if depth else 0 for row, depth in chosen.items()}
-        nodes = tokens = float(len(other))
-        for row, depth in other.items():
-            state = self._rows[row]
-            if depth:
-                nodes += state.offers * self.num_nodes[depth]
-                tokens += state.offers * sum(state.survival[:depth])
-        expected = tokens / self._cost(nodes, max(other.values()), sum(other.values()))
-        expected *= self._cost(len(other)) / len(other)
-        return other if other != chosen and expected > NEARLY * self._speedup else None
-
-    def _cost(self, nodes: float, depth: int = 0, drafted: float = 0.0) -> float:
-        """The cost of a step in units of the level, looked up at most once in ``REFRESH`` steps."""
-        key = (int(4 * nodes + 0.5), depth, drafted)
-        known = self._known_costs.get(key)
-        if known is None:
-            known = self._known_costs[key] = self.knowledge.costs(StepWork(key[0] / 4, depth, drafted))
-        return known
+        deepest, depths, stop = max(chosen.values()), None, None
+        if min(chosen.values()) < deepest:
+            depths = tuple(chosen.get(row, 0) for row in range(self._size))
+        if self._acceptance and deepest:  # what is explored is drafted whole
+            least = {row: 0.0 if row in explored else state.least for row, state in self._rows.items()}
+            stop = StopRule(self._acceptance, tuple(least.get(row, 0.0) for row in range(self._size)))
+        return StepPlan(deepest, depths, off=off, explored=explored, stop=stop)

@@ -13,6 +13,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.host import HostDrafting
 from paceline.engine.acceptance import Pool
+from paceline.engine.confidence import Confidence
 from paceline.engine.costs import DepthCost, StepCosts, StepWork
 from paceline.models.base import LM
 from paceline.models.wrapped import WrappedLM
@@ -28,6 +29,7 @@ class Knowledge:
     def __init__(self, *, max_draft_tokens: int = MAX_DRAFT_TOKENS, growth: float = GROWTH["cpu"]) -> None:
         self.costs = StepCosts(growth=growth)
         self.pool = Pool(max_draft_tokens)
+        self.confidence = Confidence()
 
     def by_depth(self, rows: int, num_nodes: Sequence[int]) -> tuple[DepthCost, ...]:
         """What steps of ``rows`` rows cost and promise by the depth of their drafts, which have ``num_nodes``."""

@@ -20,6 +20,7 @@ class RowState:
     counts: Counts
     most: int  # draft tokens that the request allows
     depth: int = 0  # chosen for the next steps
+    least: float = 0.0  # chance to be accepted below which a token is not worth drafting
     wait: int = 1  # steps until the next probe
     interval: int = FIRST_WAIT
     burst: int = 1  # depth of the next probe

@@ -1,0 +1,110 @@
+"""The depths of the highest goodput: expected new tokens of all rows over the expected cost of the step (2406.14066)."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, final
+
+from paceline.engine.acceptance import offers, survival
+from paceline.engine.costs import StepWork
+from paceline.engine.knowledge import Knowledge
+from paceline.engine.probes import RowState
+
+KEEP_PLAIN = 0.99  # weight of a request's former drafted steps, with each of its plain ones
+OWN_WEIGHT = 2.0  # of the pool against a request's own steps
+SWITCH = 1.05  # drafting begins where it is so many times better than plain decoding
+NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
+
+
+class Choice(NamedTuple):
+    """Depths of the rows that draft at all, their goodput over that of plain decoding, and the chance to be accepted
+    below which a token is not worth its cost.
+    """
+
+    depths: Mapping[int, int]
+    speedup: float
+    least: float
+
+
+@final
+class Goodput:
+    """Weighs depths by what ``knowledge`` says; a draft has ``num_nodes`` nodes by its depth, from 0."""
+
+    def __init__(self, knowledge: Knowledge, num_nodes: Sequence[int]) -> None:
+        self.knowledge, self.num_nodes = knowledge, num_nodes
+        self._known: dict[tuple[int, int, float], float] = {}
+
+    def refresh(self) -> None:
+        """Look costs and the pool up again."""
+        self._known.clear()
+        self.knowledge.pool.refresh()
+
+    def cost(self, nodes: float, depth: int = 0, drafted: float = 0.0) -> float:
+        """The cost of a step in units of the level, looked up once between two refreshes."""
+        key = (int(4 * nodes + 0.5), depth, drafted)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self.knowledge.costs(StepWork(key[0] / 4, depth, drafted))
+        return known
+
+    def expect(self, state: RowState) -> None:
+        """Compute what is expected of a row's draft."""
+        weight = OWN_WEIGHT / KEEP_PLAIN**state.missed if state.missed else OWN_WEIGHT
+        state.survival = survival(state.counts, self.knowledge.pool, weight=weight)
+        state.offers = offers(state.counts, self.knowledge.pool, weight=weight)
+
+    def best(self, rows: Mapping[int, RowState]) -> Choice:
+        """The depths of the highest goodput.
+
+        Tokens are added in the order of their chance to be accepted, so the best number of them is found on the way.
+        """
+        num_nodes, reached = self.num_nodes, self.knowledge.pool.reached
+        options: list[tuple[float, int, int]] = []  # minus the chance, depth - 1, row
+        for row, state in rows.items():
+            self.expect(state)
+            share = -state.offers
+            options += [(share * alive, index, row) for index, alive in enumerate(state.survival[: state.most])]
+        options.sort()
+        best, best_goodput, best_step = 0, SWITCH, (0.0, 0.0, 0)
+        tokens, nodes, deepest = float(len(rows)), float(len(rows)), 0
+        value = self.cost(nodes) / tokens
+        for number, (chance, index, row) in enumerate(options, start=1):
+            tokens -= chance
+            nodes += rows[row].offers * reached[index] * (num_nodes[index + 1] - num_nodes[index])
+            if index >= deepest:
+                deepest = index + 1
+            goodput = value * tokens / self.cost(nodes, deepest, number)
+            if goodput > best_goodput:
+                best, best_goodput, best_step = number, goodput, (tokens, nodes, deepest)
+        depths: dict[int, int] = {}
+        for _, index, row in options[:best]:
+            if index >= depths.get(row, 0):
+                depths[row] = index + 1
+        least = self._least_chance(*best_step, drafted=best, rows=len(depths)) if best else 0.0
+        return Choice(depths, best_goodput, least)
+
+    def other(self, depths: Mapping[int, int], rows: Mapping[int, RowState], shift: int, speedup: float) -> dict[int, int]:
+        """All ``depths`` of at least 1 shifted, if that may be nearly as good as ``speedup``; else none."""
+        other = {row: min(max(depth + shift, 1), rows[row].most) if depth else 0 for row, depth in depths.items()}
+        nodes = tokens = float(len(other))
+        for row, depth in other.items():
+            state = rows[row]
+            if depth:
+                nodes += state.offers * self.num_nodes[depth]
+                tokens += state.offers * sum(state.survival[:depth])
+        expected = tokens / self.cost(nodes, max(other.values()), sum(other.values()))
+        expected *= self.cost(len(other)) / len(other)
+        return other if other != depths and expected > NEARLY * speedup else {}
+
+    def probe_cost(self, num_rows: int, probing: Sequence[RowState]) -> float:
+        """What a step of ``num_rows`` costs more than a plain one if some of them are ``probing``."""
+        nodes = num_rows + sum(self.num_nodes[state.burst] for state in probing)
+        depths = [state.burst for state in probing]
+        reading = self.knowledge.costs.catch_up * sum(state.missed for state in probing)
+        return self.cost(nodes, max(depths), sum(depths)) - self.cost(num_rows) + reading
+
+    def _least_chance(self, tokens: float, nodes: float, deepest: int, *, drafted: int, rows: int) -> float:
+        """The chance below which a token costs more than it gains: its node, and its share of drafting the next one."""
+        cost = self.cost(nodes, deepest, drafted)
+        node = self.cost(nodes + 1, deepest, drafted) - cost
+        above = max(1, deepest - 1)
+        drafting = (self.cost(nodes, above + 1, drafted) - self.cost(nodes, above, drafted)) / rows
+        return max(0.0, node + drafting) * tokens / cost
