@@ -7,7 +7,8 @@ from paceline.core.step import PhaseSeconds
 from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts, Pool, survival
 from paceline.engine.controller import Controller
-from paceline.engine.costs import Curve, StepCosts, StepWork
+from paceline.engine.costs import StepCosts, StepWork
+from paceline.engine.curve import Curve
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from tests.engine.machine import Machine
 

@@ -24,18 +24,24 @@ class Counts:
         self.asked = self.offered = 0.0
         self.weight = 1.0
 
-    def add(self, *, num_accepted: int, depth: int, keep: float) -> None:
-        """Add a step whose draft was ``depth`` deep (0: the drafter had none); former ones weigh ``keep`` of before."""
+    def add(self, *, num_accepted: int, depth: int, keep: float, left_out: float | None = None) -> None:
+        """Add a step whose draft was ``depth`` deep (0: the drafter had none); former ones weigh ``keep`` of before.
+
+        ``left_out`` is the chance of a further token that was not submitted for it, the others being accepted.
+        """
         weight = self.weight = self.weight / keep
         if weight > HEAVIEST:
             self._rescale()
             weight = 1.0
         self.asked += weight
-        self.offered += weight if depth else 0.0
+        self.offered += weight if depth or left_out is not None else 0.0
         for index in range(min(depth, num_accepted + 1)):
             self.tried[index] += weight
             if index < num_accepted:
                 self.accepted[index] += weight
+        if left_out is not None and num_accepted >= depth:
+            self.tried[depth] += weight
+            self.accepted[depth] += weight * left_out
 
     def _rescale(self) -> None:
         self.accepted = [count / self.weight for count in self.accepted]

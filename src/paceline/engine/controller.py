@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import final
 
-from paceline.core.early_stop import StopRule
+from paceline.core.early_stop import StopRule, noted_levels
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import Finish, StepPlan, StepResult
@@ -181,24 +181,24 @@ class Controller(Plan):
 
     def _learn(self, state: RowState, result: StepResult, row: int, depth: int) -> None:
         """What a row gained by a draft."""
-        pool = self.knowledge.pool
-        offered = result.num_drafted[row] > 0
-        if offered or result.no_draft[row] is NoDraft.NO_MATCH or result.no_draft[row] is NoDraft.DECLINED:
-            submitted = min(depth, result.num_drafted[row]) if offered else 0
-            accepted = result.num_accepted[row]
-            if self._acceptance and self._timed and offered:
+        pool, reason = self.knowledge.pool, result.no_draft[row]
+        accepted, submitted, left_out = result.num_accepted[row], max(0, min(depth, result.num_drafted[row])), None
+        if self._acceptance and submitted < depth:  # the level of what was not submitted is noted
+            levels = noted_levels(result.confidence[row], submitted + 1)
+            left_out = self._acceptance[levels[-1] - 1] if len(levels) > submitted else None
+        offered = submitted > 0 or left_out is not None
+        if offered or reason is NoDraft.NO_MATCH or reason is NoDraft.DECLINED:
+            if self._acceptance and self._timed:
                 self.knowledge.confidence.add(result.confidence[row], num_accepted=accepted, num_drafted=submitted)
                 pool.note_reached(depth, submitted)
             if result.finish[row] is not Finish.RUNNING:
-                submitted = min(submitted, accepted)  # cut by the end, not by a rejection
-            elif submitted < depth and offered and result.plan.stop is not None:
-                submitted += 1  # that the chain ended early counts as a rejection: no more than these are gained
-            if submitted or not offered:
+                submitted, left_out = min(submitted, accepted), None  # cut by the end, not by a rejection
+            if submitted or left_out is not None or not offered:
                 keep = KEEP * KEEP_PLAIN**state.missed if state.missed else KEEP
-                state.counts.add(num_accepted=accepted, depth=submitted, keep=keep)
+                state.counts.add(num_accepted=accepted, depth=submitted, keep=keep, left_out=left_out)
                 state.learned += 1
                 if self._timed and state.learned <= TELLING:  # or requests that draft for long would speak for all
-                    pool.counts.add(num_accepted=accepted, depth=submitted, keep=pool.KEEP)
+                    pool.counts.add(num_accepted=accepted, depth=submitted, keep=pool.KEEP, left_out=left_out)
             if not state.depth:
                 self._probes.judge(state, accepted=accepted, submitted=submitted)
         state.missed = 0

@@ -4,73 +4,16 @@ Costs are kept in units of a level that follows the machine: a longer context, a
 all steps slower alike, so that a figure that was measured long ago stays comparable with one measured now.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, log
 from typing import final
 
 from paceline.core.step import PhaseSeconds
+from paceline.engine.curve import DISTURBED, Curve, surprise
 
-FAST, SLOW = 0.1, 0.05  # rates at which the level and the costs follow what is measured
-DISTURBED = 1.3  # a cost that was measured to be so many times what was known counts as no more
-WARM = 3  # the least of so many first measurements counts: some are of cold caches
+FAST = 0.1  # rate at which the level follows what is measured
+FIRST, COLD = 8, 2.0  # a step that is so many times faster than the first ones sets the level: those met cold caches
 CATCH_UP = 0.002  # of a token that the drafter has missed, until it is measured
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
-EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
-
-
-@final
-class Curve:
-    """A cost over a count of at least 1: known where it was measured, elsewhere in proportion to ``prior``."""
-
-    def __init__(self, prior: Callable[[float], float]) -> None:
-        self.prior = prior
-        self.known: dict[int, tuple[float, int]] = {}  # count -> cost over prior, and how often it was measured
-        self._order: list[int] = []
-        self._first: dict[int, float] = {}  # the least of the first measurements
-
-    def observe(self, count: float, cost: float) -> None:
-        """Take a measurement into account."""
-        key = _entry(count)
-        ratio = cost / self.prior(count)
-        known, times = self.known.get(key, (ratio, 0))
-        if times == 0:
-            self._first[key] = ratio
-            if self._order:  # a single measurement that surprises is not believed whole
-                ratio = min(ratio, DISTURBED * self(count) / self.prior(count))
-            self._order = sorted([*self.known, key])
-        elif times < WARM:
-            ratio = self._first[key] = min(ratio, self._first.get(key, ratio))
-        else:
-            ratio = known + max(SLOW, 1 / (times + 1)) * (min(ratio, DISTURBED * known) - known)
-        self.known[key] = (ratio, times + 1)
-
-    def __call__(self, count: float) -> float:
-        """The cost of ``count``; between measured counts the ratio to the prior is interpolated."""
-        exact = self.known.get(count)  # pyright: ignore[reportArgumentType] - a float equal to a key finds it
-        if exact is not None:
-            return exact[0] * self.prior(count)
-        order = self._order
-        if not order:
-            return self.prior(count)
-        at = bisect_right(order, count)
-        if at in (0, len(order)):
-            ratio = self.known[order[0 if at == 0 else -1]][0]
-        else:
-            one, other = order[at - 1], order[at]
-            share = log(count / one) / log(other / one)
-            ratio = (1 - share) * self.known[one][0] + share * self.known[other][0]
-        return ratio * self.prior(count)
-
-    def measured(self, count: float) -> int:
-        """How often the cost of ``count`` was measured."""
-        return self.known.get(_entry(count), (0.0, 0))[1]
-
-
-def _entry(count: float) -> int:
-    """The count whose entry ``count`` shares."""
-    return round(count) if count < EXACT_COUNTS + 0.5 else round(exp(round(12 * log(count)) / 12))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +64,14 @@ class StepCosts:
         """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before."""
         self.num_observed += 1
         catching_up = self.catch_up * missed
-        expected = self(work) + catching_up
-        total = seconds.total
         if not self.level:
-            self.level = total / expected
-        error = total / (expected * self.level)
-        rate = max(FAST, 1 / self.num_observed)
-        self.level *= 1 + rate * (min(max(error, 1 / DISTURBED), DISTURBED) - 1)
+            self.level = seconds.total / (self(work) + catching_up)
+        # The level follows what its curve follows, in the same way: else one would rise for good while the other falls.
+        error = seconds.score / (self.score(work.nodes) * self.level)
+        if self.num_observed <= FIRST and error < 1 / COLD:
+            self.level *= error
+        else:
+            self.level *= 1 + FAST * surprise(error)
         level = self.level
         self.score.observe(work.nodes, seconds.score / level)
         rest = seconds.decide + seconds.rest
@@ -142,6 +86,11 @@ class StepCosts:
             rate = max(FAST, 1 / self._caught_up)
             self.catch_up += rate * (min(over / missed, DISTURBED * self.catch_up + CATCH_UP) - self.catch_up)
         self.rest.observe(work.nodes, rest / level)
+
+    def doubt(self, work: StepWork) -> None:
+        """Believe less what was measured of such steps."""
+        self.score.doubt(work.nodes)
+        self.draft.doubt(work.depth)
 
     def _rows_factor(self, work: StepWork) -> float:
         """How much longer a draft takes for several rows than for one."""

@@ -82,7 +82,10 @@ class Goodput:
         return Choice(depths, best_goodput, least)
 
     def other(self, depths: Mapping[int, int], rows: Mapping[int, RowState], shift: int, speedup: float) -> dict[int, int]:
-        """All ``depths`` of at least 1 shifted, if that may be nearly as good as ``speedup``; else none."""
+        """All ``depths`` of at least 1 shifted, if that may be nearly as good as ``speedup``; else none.
+
+        What keeps them from being tried is doubted, so that one bad measurement does not rule them out for good.
+        """
         other = {row: min(max(depth + shift, 1), rows[row].most) if depth else 0 for row, depth in depths.items()}
         nodes = tokens = float(len(other))
         for row, depth in other.items():
@@ -92,7 +95,12 @@ class Goodput:
                 tokens += state.offers * sum(state.survival[:depth])
         expected = tokens / self.cost(nodes, max(other.values()), sum(other.values()))
         expected *= self.cost(len(other)) / len(other)
-        return other if other != depths and expected > NEARLY * speedup else {}
+        if other == depths:
+            return {}
+        if expected > NEARLY * speedup:
+            return other
+        self.knowledge.costs.doubt(StepWork(nodes, max(other.values())))
+        return {}
 
     def probe_cost(self, num_rows: int, probing: Sequence[RowState]) -> float:
         """What a step of ``num_rows`` costs more than a plain one if some of them are ``probing``."""
