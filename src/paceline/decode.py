@@ -112,6 +112,7 @@ class Decoder:
                 max_draft_tokens=depth,
                 vocab_size=target.vocab_size,
                 draw=agree(drafter, verifier),
+                wants=verifier.wants,
                 device=target.device,
                 target=target,
                 cache=self.target.cache.storage.view(),

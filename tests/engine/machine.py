@@ -12,28 +12,34 @@ PLAIN = 0.01  # seconds of a plain step of one row
 class Machine:
     """Steps of ``rows`` requests under ``plan``.
 
-    ``growth`` is what each further node adds to a forward, ``draft`` what each drafted token takes, in plain steps;
-    ``noise`` spreads times, and one step in ``disturbed`` takes five times as long.
+    ``growth`` is what each further node adds to a forward, ``draft`` what each drafted token takes, and ``missed`` what
+    a drafter takes to read one that it missed, in plain steps; of several drafters, one for each. ``noise`` spreads
+    times, and one step in ``disturbed`` takes five times as long.
     """
 
     def __init__(
         self, plan, *, rows=1, growth=0.05, draft=0.05, missed=0.0, noise=0.0, disturbed=None, seed=0, slowdown=None
     ):
-        self.plan, self.rows, self.growth, self.draft, self.missed = plan, rows, growth, draft, missed
+        self.plan, self.rows, self.growth = plan, rows, growth
+        self.draft, self.missed = draft if isinstance(draft, list) else [draft], missed
+        self.by_drafter = [0] * len(self.draft)  # steps with a draft
         self.noise, self.disturbed, self.slowdown = noise, disturbed, slowdown or (lambda position: 1.0)
         self.random = random.Random(seed)
         self.seconds = self.tokens = self.plain_seconds = 0
         self.depths = [[] for _ in range(rows)]  # planned for each token's step, by token
-        self.lag = [0] * rows
+        self.lag = [[0] * rows for _ in self.draft]
 
-    def step_seconds(self, nodes, depth, missed=0):
-        return PLAIN * (1 + self.growth * (nodes - 1) + self.draft * depth + self.missed * missed)
+    def step_seconds(self, nodes, drafting=0.0):
+        return PLAIN * (1 + self.growth * (nodes - 1) + drafting)
 
     def serve(self, accepts, *, num_tokens, requests=1):
-        """Requests one after another in every row; ``accepts(row, position)`` is the chance to be accepted there."""
+        """Requests one after another in every row; ``accepts(row, position)`` is the chance to be accepted there, of
+        several drafters a list of these.
+        """
+        accepts = accepts if isinstance(accepts, list) else [accepts]
         for _ in range(requests):
             self.plan.admit(range(self.rows), [request([1], max_tokens=num_tokens)] * self.rows)
-            length, self.lag = [0] * self.rows, [0] * self.rows
+            length, self.lag = [0] * self.rows, [[0] * self.rows for _ in self.draft]
             while min(length) < num_tokens:
                 running = [row for row in range(self.rows) if length[row] < num_tokens]
                 self._step(accepts, length, num_tokens)
@@ -48,21 +54,25 @@ class Machine:
         ]
         accepted = [0] * self.rows
         for row in running:
-            while accepted[row] < depths[row] and self.random.random() < accepts(row, length[row] + accepted[row]):
+            chance = accepts[plan.drafter]
+            while accepted[row] < depths[row] and self.random.random() < chance(row, length[row] + accepted[row]):
                 accepted[row] += 1
-        missed = sum(self.lag[row] for row in running if depths[row])
+        missed = sum(self.lag[plan.drafter][row] for row in running if depths[row])
+        self.by_drafter[plan.drafter] += max(depths) > 0
         factor = self.slowdown(min(length)) * (1 + self.noise * abs(self.random.gauss(0, 1)))
         if self.disturbed and self.random.random() < 1 / self.disturbed:
             factor *= 5
-        seconds = factor * self.step_seconds(len(running) + sum(depths), max(depths), missed)
-        drafting = factor * PLAIN * (self.draft * max(depths) + self.missed * missed)
+        drafting = self.draft[plan.drafter] * max(depths) + self.missed * missed
+        seconds = factor * self.step_seconds(len(running) + sum(depths), drafting)
+        drafting *= factor * PLAIN
         target = seconds - drafting
         self.seconds += seconds
-        plain = self.step_seconds(len(running), 0) * self.slowdown(min(length))
+        plain = self.step_seconds(len(running)) * self.slowdown(min(length))
         tokens = [[0] * (accepted[row] + 1) if row in running else [] for row in range(self.rows)]
         for row in running:
             self.depths[row] += [depths[row]] * len(tokens[row])
-            self.lag[row] = 0 if depths[row] else self.lag[row] + 1
+            for drafter, lag in enumerate(self.lag):
+                lag[row] = 0 if drafter == plan.drafter and depths[row] else lag[row] + len(tokens[row])
             length[row] += len(tokens[row])
         gained = sum(map(len, tokens))
         self.tokens += gained

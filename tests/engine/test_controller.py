@@ -70,6 +70,14 @@ def test_drafting_is_on_soon_after_a_text_becomes_predictable(seed):
     assert sum(depth >= 2 for depth in machine.depths[0][232:]) > 40
 
 
+def test_a_probe_that_has_become_dear_is_saved_for():
+    """After 1,500 tokens without a draft the drafter must read so much that the usual savings do not pay it."""
+    plan = controller()
+    accepts = lambda row, position: 0.95 if position >= 1500 else 0.0  # noqa: E731
+    machine = serve(plan, accepts, num_tokens=2500, requests=1, growth=0.02, draft=0.02, missed=0.01)
+    assert sum(depth >= 2 for depth in machine.depths[0][1500:]) > 300
+
+
 def test_rows_have_depths_of_their_own():
     machine = serve(
         controller(4), lambda row, _: 0.97 if row == 2 else 0.03, rows=4, requests=1, **MACHINES["nearly free"]

@@ -1,6 +1,6 @@
 """Builds drafters and verifiers from a name, a model, or vLLM's ``speculative_config``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -12,14 +12,17 @@ from paceline.api.speculative_config import NgramSpeculation, Speculation, read_
 from paceline.core.tree import Draw
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
+from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.host import HostDrafter, HostDrafting
+from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.from_transformers import TransformersModel, is_transformers_model
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
-DrafterLike: TypeAlias = str | Path | Mapping[str, object] | Loaded | TransformersModel | Drafter | HostDrafter | None
+OneDrafter: TypeAlias = str | Path | Mapping[str, object] | Loaded | TransformersModel | Drafter | HostDrafter
+DrafterLike: TypeAlias = OneDrafter | Sequence[OneDrafter] | None
 VerifierLike: TypeAlias = str | Verifier
 
 
@@ -42,12 +45,15 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - "early_exit:exit_layer=8", for a native target that was trained to predict from this layer.
     - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``).
     - A ``Drafter``, used as it is, or a ``HostDrafter``, which is wrapped.
+    - A list of these, of which the plan chooses one for each step ("auto").
 
     Raises ValueError, with the known names, for anything else, and for a draft of another vocabulary or device.
     """
     if isinstance(drafter, Mapping) or (isinstance(drafter, str) and drafter.lstrip().startswith("{")):
         speculation = read_speculative_config(drafter)
         return Drafting(drafter=_speculate(speculation, target), num_draft_tokens=speculation.num_draft_tokens)
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str):
+        return Drafting(drafter=_build_candidates(drafter, target), num_draft_tokens=None)
     return Drafting(drafter=_build(drafter, target), num_draft_tokens=None)
 
 
@@ -112,7 +118,25 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
     return build_shaped(path, target=target, shape=speculation.tree, draws=speculation.draws)
 
 
-def _build(drafter: DrafterLike, target: Loaded) -> Drafter:
+def _build_candidates(drafters: Sequence[OneDrafter], target: Loaded) -> Drafter:
+    """Raises ValueError for a candidate that gives a draft length, and for one that drafts nothing."""
+    if len(drafters) == 1:
+        return build_drafting(drafters[0], target=target).drafter
+    built: list[Drafter] = []
+    for one in drafters:
+        drafting = build_drafting(one, target=target)
+        if drafting.num_draft_tokens is not None:
+            raise ValueError(
+                f"num_speculative_tokens={drafting.num_draft_tokens} of one of {len(drafters)} drafters: leave it out; "
+                "how much each drafts is chosen in every step"
+            )
+        built.append(drafting.drafter)
+    if any(isinstance(one, NoDrafter) for one in built):
+        raise ValueError('the drafter "none" is one of several: leave it out; steps are plain where no draft pays')
+    return CandidateDrafters(built)
+
+
+def _build(drafter: OneDrafter | None, target: Loaded) -> Drafter:
     if isinstance(drafter, Drafter):
         return drafter
     if isinstance(drafter, HostDrafter):

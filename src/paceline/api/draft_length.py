@@ -4,7 +4,9 @@ from typing import Literal, TypeAlias
 
 from paceline.core.plan import Fixed, Plan
 from paceline.drafters.base import Drafter
+from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.none import NoDrafter
+from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, knowledge_of, new_knowledge
 from paceline.engine.watch import Watch
@@ -30,6 +32,11 @@ def longest_draft(count: NumDraftTokens, drafter: Drafter) -> int:
         return count.max_draft_tokens
     if isinstance(drafter, NoDrafter):
         return 0
+    if isinstance(drafter, CandidateDrafters) and count != "auto":
+        raise ValueError(
+            f'num_draft_tokens={count} with {len(drafter.drafters)} drafters: give "auto", by which one of them is '
+            "chosen, or a Plan, or one drafter"
+        )
     return MAX_DRAFT_TOKENS if count == "auto" else count
 
 
@@ -44,6 +51,17 @@ def plan_of(count: NumDraftTokens, *, target: LM, drafter: Drafter, verifier: Ve
     most = longest_draft(count, drafter)
     if most == 0:
         return Fixed(0)
+    if count == "auto" and isinstance(drafter, CandidateDrafters):
+        if not verifier.same_tokens:
+            raise ValueError(
+                f"{len(drafter.drafters)} drafters and a verifier whose tokens depend on what is drafted: which one "
+                "drafts depends on the clock, so a seed would not give the same tokens; give one drafter, or the "
+                "verifier coupled"
+            )
+        controllers = [
+            plan_of(count, target=target, drafter=one, verifier=verifier, rows=rows) for one in drafter.drafters
+        ]
+        return CandidatePlan([one for one in controllers if isinstance(one, Controller)])
     if count == "auto":
         known = knowledge_of(target, drafter, max_draft_tokens=most)
         return Controller(

@@ -19,6 +19,7 @@ from paceline.api.score import PromptScore
 from paceline.api.streams import Stream
 from paceline.core.constraint import Constraint
 from paceline.decode import Decoder, agree
+from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.runner import runner_for
@@ -118,7 +119,7 @@ class Engine:
     def speed(self) -> Speed | None:
         """Measured tokens per second with drafting and without; None before enough steps are measured."""
         plan = self.decoder.plan
-        return plan.speed if isinstance(plan, Watch | Controller) else None
+        return plan.speed if isinstance(plan, Watch | Controller | CandidatePlan) else None
 
     @property
     def lossless(self) -> bool:
@@ -204,7 +205,7 @@ class Engine:
             self._scheduler.stats(ticket),
             prompt_logprobs=known,
             speed=self.speed,
-            costs=plan.costs() if isinstance(plan, Controller) else (),
+            costs=plan.costs() if isinstance(plan, Controller | CandidatePlan) else (),
             lossless=self.lossless,
         )
 

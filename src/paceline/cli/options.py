@@ -169,7 +169,7 @@ class DraftOptions:
     """Draft model with the same vocabulary (directory or Hub id), or the directory of a draft head."""
     drafter: Annotated[str | None, completing(DRAFTERS)] = None
     """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; the directory of a
-    draft head; or vLLM's speculative_config as JSON."""
+    draft head; or vLLM's speculative_config as JSON. Beside --draft: another candidate, chosen where it pays more."""
     num_draft_tokens: DraftLength | None = None
     """Tokens drafted per step; by default auto: as many as pay, at most 8, and none where drafting would be slower."""
     draft_quantization: DraftQuantization = None
@@ -189,8 +189,11 @@ class DraftOptions:
                 f"--draft-quantization {self.draft_quantization}: {self.draft} is a draft head, which takes "
                 "the target's precision; leave it out"
             )
-        if self.draft is not None and given not in (None, "model"):
-            raise ValueError(f"--drafter {given} and --draft {self.draft}: give one of them")
+        if self.draft is not None and given not in (None, "model") and self.num_draft_tokens not in (None, "auto"):
+            raise ValueError(
+                f"--num-draft-tokens {self.num_draft_tokens} with --drafter {given} and --draft {self.draft}: give one "
+                "of the two drafters, or leave it out, so that one of them is chosen for every step"
+            )
         if given is not None and name_of(given) == "model":
             if self.draft is None:
                 raise ValueError(f"--drafter {given}: it needs a draft model, give --draft DIR")
@@ -213,13 +216,16 @@ class DraftOptions:
             read_named(DRAFTERS, given)
 
     def choose(self, target: "Loaded") -> "DrafterLike":
-        """The drafter, loaded where it is a model; a draft head stays a path."""
+        """The drafter, or both, loaded where it is a model; a draft head stays a path."""
         from paceline.api import load
         from paceline.api.draft_heads import is_head
 
-        if self.draft is None or is_head(self.draft):
-            return self.drafter if self.draft is None else self.draft
-        return load(self.draft, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
+        if self.draft is None:
+            return self.drafter
+        draft: Loaded | str = self.draft
+        if not is_head(self.draft):
+            draft = load(draft, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
+        return draft if self.drafter in (None, "model") else [self.drafter, draft]
 
     @property
     def count(self) -> DraftLength:

@@ -49,8 +49,7 @@ class Batch(BatchState):
         )
 
     def plan(self, depths: tuple[int, ...] | None, stop: StopRule | None = None) -> None:
-        """Allow each row a draft of at most ``depths`` tokens from now on; None: no limit. ``stop`` ends chains early.
-        """
+        """Allow each row a draft of at most ``depths`` tokens from now on; None: no limit. ``stop`` ends chains."""
         self.early_stop.plan(stop)
         if depths != self._depths:
             self._depths = depths

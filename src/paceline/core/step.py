@@ -29,6 +29,7 @@ class StepPlan:
     explored: tuple[int, ...] = field(default=(), compare=False)
     turn: int | None = field(default=None, compare=False)
     stop: StopRule | None = field(default=None, compare=False)
+    drafter: int = 0  # which of several candidates drafts
 
     def depth_of(self, row: int) -> int:
         """The most tokens that ``row`` may draft."""

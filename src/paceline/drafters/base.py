@@ -32,6 +32,7 @@ class DrafterContext:
     device: torch.device
     target: LM
     cache: View  # the target's, of all rows and layers; slots above the committed ones are free while drafting
+    wants: tuple[Draw, ...] = ()  # draws that the verifier takes, best first
     guidance: GuidanceState | None = None  # of the rows, where requests may be guided
 
 
@@ -43,6 +44,7 @@ class Drafter(ABC):
     origins: tuple[str, ...] = ("draft",)  # names of the numbers in Tree.origin
     draws: frozenset[Draw]  # the ways in which it can draw tokens
     branches: bool = False  # whether its trees may branch
+    on_host: bool = False  # whether the engine's runner asks it for drafts before the step
     ends_early: bool = False  # whether it ends chains by batch.early_stop
     accepts_other_tokens: bool = (
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
@@ -76,6 +78,16 @@ class Drafter(ABC):
 
         Called outside recordings, so it may use all of ``plan``, and must not touch the device.
         """
+
+    def stand_by(self, batch: Batch, num_tokens: int) -> None:  # noqa: B027 - as above
+        """Prepare ``host_state`` for a step in which another drafter drafts: every row gains up to ``num_tokens``.
+
+        ``propose`` is not called, and ``observe`` only with ``taps``. As ``begin_step`` otherwise.
+        """
+
+    def acting(self, plan: StepPlan) -> "Drafter":
+        """The drafter that drafts in a step of the shape ``plan``."""
+        return self
 
     def resume(self, host_state: Hashable) -> None:  # noqa: B027 - nothing to do without such a state
         """Set ``host_state`` to one that it had before: a step was replayed, or recorded without being executed."""

@@ -75,13 +75,22 @@ class EarlyExitDrafter(GrowingDrafter):
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
         """Bound what each row has yet to read, before the step and after it."""
         super().begin_step(batch, plan)
+        self._bound(num_tokens=1)
+
+    def stand_by(self, batch: Batch, num_tokens: int) -> None:
+        """All rows wait with what they may gain."""
+        self.skipped = range(len(self.lags))
+        self._bound(num_tokens=num_tokens)
+
+    def _bound(self, *, num_tokens: int) -> None:
+        """Rows that are skipped gain at most ``num_tokens``."""
         waiting = [lag if row in self.skipped else 0 for row, lag in enumerate(self.lags)]
-        self.overflows = max(waiting) >= self.unread.capacity
+        self.overflows = max(waiting) + num_tokens > self.unread.capacity
         drafted = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
         # One of two values, so that recorded steps are of few kinds.
         self.max_unread = self.depth if drafted <= self.depth else self.unread.capacity
         self.next_lags = [
-            (0 if self.overflows else lag) + 1 if row in self.skipped else self.depth
+            (0 if self.overflows else lag) + num_tokens if row in self.skipped else self.depth
             for row, lag in enumerate(self.lags)
         ]
 

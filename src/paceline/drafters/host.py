@@ -39,6 +39,7 @@ class HostDrafting(Drafter):
 
     draws = frozenset({Draw.FIXED})
     accepts_other_tokens = True
+    on_host = True
 
     def __init__(self, drafter: HostDrafter) -> None:
         self.drafter, self.origins = drafter, drafter.origins

@@ -79,6 +79,11 @@ class ModelDrafter(GrowingDrafter):
             self.catch_up.append(next((size for size in CATCH_UP if size >= lag - ORDINARY_LAG), CATCH_UP[-1]))
             lag -= self.catch_up[-1]
 
+    def stand_by(self, batch: Batch, num_tokens: int) -> None:
+        """All rows fall back by what they may gain."""
+        self.lags = [lag + num_tokens for lag in self.lags]
+        self.skipped, self.catch_up = range(len(self.lags)), []
+
     def check_target(self, context: DrafterContext) -> None:
         reads, given = self.lm.context_inputs, context.target.context_inputs
         if any(given.get(name) != one for name, one in reads.items()):

@@ -31,6 +31,7 @@ DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the 
 KEEP = 0.94  # weight of a request's former drafted steps, with each
 TELLING = 16  # first drafted steps of a request that say what the next ones will be like
 PATIENCE = 4  # drafted steps between two decisions, or as many as there are rows; fewer while rows are new
+STRETCH = 32  # steps over which a drafter that stood by must earn what it reads first
 SAMPLE = 4  # one of so many steps of a known cost is looked at for it
 REFRESH = 16  # steps after which costs are looked up again
 
@@ -147,6 +148,34 @@ class Controller(Plan):
         self._tokens += gained
         self._seconds += result.seconds.total
         self._plain_seconds += self._cost(num_running) * costs.level * gained / num_running
+
+    def stand_by(self, result: StepResult) -> None:
+        """Another drafter drafted in the step: this one has missed its tokens."""
+        self._settle()
+        for row, tokens in enumerate(result.tokens):
+            state = self._rows.get(row)
+            if state is not None:
+                state.missed += len(tokens)
+                state.wait -= 1
+
+    def take_over(self) -> None:
+        """It plans the next steps, after it stood by."""
+        self._settle()
+        self._stale, self._evaluate_at = True, self._steps
+
+    def promise(self) -> float:
+        """Expected speed over that of plain decoding in the next steps; 1 where drafting would not pay.
+
+        What the drafter must read first, because it stood by, is spread over ``STRETCH`` steps.
+        """
+        if not self._rows:
+            return 1.0
+        depths, speedup, _ = self._goodput.best(self._rows)
+        if not depths:
+            return 1.0
+        missed = sum(self._rows[row].missed for row in depths)
+        reading = self.knowledge.costs.catch_up * missed / (STRETCH * self._cost(len(self._rows)))
+        return max(1.0, speedup - reading)
 
     def _settle(self, result: StepResult | None = None) -> None:
         """Count the plain steps since the last call; ``result`` is that of the last one."""

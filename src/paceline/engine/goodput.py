@@ -1,4 +1,4 @@
-"""The depths of the highest goodput: expected new tokens of all rows over the expected cost of the step (2406.14066)."""
+"""The depths of the highest goodput (2406.14066): expected new tokens of all rows over the expected cost of a step."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, final
@@ -81,7 +81,9 @@ class Goodput:
         least = self._least_chance(*best_step, drafted=best, rows=len(depths)) if best else 0.0
         return Choice(depths, best_goodput, least)
 
-    def other(self, depths: Mapping[int, int], rows: Mapping[int, RowState], shift: int, speedup: float) -> dict[int, int]:
+    def other(
+        self, depths: Mapping[int, int], rows: Mapping[int, RowState], shift: int, speedup: float
+    ) -> dict[int, int]:
         """All ``depths`` of at least 1 shifted, if that may be nearly as good as ``speedup``; else none.
 
         What keeps them from being tried is doubted, so that one bad measurement does not rule them out for good.

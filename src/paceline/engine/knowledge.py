@@ -30,6 +30,7 @@ class Knowledge:
         self.costs = StepCosts(growth=growth)
         self.pool = Pool(max_draft_tokens)
         self.confidence = Confidence()
+        self.num_tried = 0.0  # steps in which it was chosen among several drafters, fading
 
     def by_depth(self, rows: int, num_nodes: Sequence[int]) -> tuple[DepthCost, ...]:
         """What steps of ``rows`` rows cost and promise by the depth of their drafts, which have ``num_nodes``."""

@@ -38,15 +38,17 @@ class Probes:
 
     def __init__(self, *, bounded: bool) -> None:
         self._budget = 0.0 if bounded else inf  # in costs
+        self._wanted = 0.0  # the cost of a probe that could not be paid
 
     def grant(self, cost: float) -> None:
         """Allow a probe of this cost more."""
         self._budget += max(0.0, cost)
 
     def earn(self, steps: int, plain: float) -> None:
-        """Add the share of ``steps`` steps, a plain one costing ``plain``; what is saved has a limit."""
+        """Add the share of ``steps`` steps, a plain one costing ``plain``; no more is saved than probes cost."""
         share = PROBE_SHARE * plain
-        self._budget = max(self._budget, min(self._budget + steps * share, SAVED_STEPS * share))
+        limit = max(SAVED_STEPS * share, 2 * self._wanted)  # which grows while it is saved for
+        self._budget = max(self._budget, min(self._budget + steps * share, limit))
 
     def choose(
         self, rows: Mapping[int, RowState], plain: float, cost: Callable[[Sequence[RowState]], float]
@@ -64,12 +66,13 @@ class Probes:
             state = rows[row]
             together = cost([*probing, state])
             if together > self._budget and state.burst == 1:  # a deeper one follows a success, on credit
+                self._wanted = together
                 saving = ceil((together - self._budget) / (PROBE_SHARE * plain))
                 for _, other in due[len(probing) :]:
                     rows[other].wait = saving
                 break
             probing.append(state)
-            spent = together
+            spent, self._wanted = together, 0.0
         self._budget -= spent
         for state in probing:
             state.wait = state.interval

@@ -51,7 +51,7 @@ class Runner:
     @property
     def num_ahead(self) -> int:
         """Steps that may be queued beyond the one whose result is read; a host drafter waits for every result."""
-        return 0 if isinstance(self.decoder.drafter, HostDrafting) else self._reader.num_ahead
+        return 0 if self.decoder.drafter.on_host else self._reader.num_ahead
 
     def begin(self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None]) -> Reading:
         """See Decoder.begin; whatever goes wrong, none of the rows runs and none serves as a prefix."""
@@ -147,10 +147,11 @@ class Runner:
     def _begin_step(self, plan: StepPlan) -> None:
         try:
             self.decoder.begin_step(plan)
-            if plan.num_draft_tokens and isinstance(self.decoder.drafter, HostDrafting):
+            drafter = self.decoder.drafter.acting(plan)
+            if plan.num_draft_tokens and isinstance(drafter, HostDrafting):
                 drafts = integers(self.decoder.batch.drafts)
                 running = {row: tokens for row, tokens in self.sequences.items() if drafts[row]}
-                self.decoder.drafter.fill(running, plan)
+                drafter.fill(running, plan)
         except Exception as error:
             self._drop_drafter(error)
 

@@ -159,9 +159,9 @@ class FusedDrafting(ABC):
         """Read the ``pending`` inputs and the root of each row of ``batch``, then draft a chain with the model's picks.
 
         ``tokens`` and ``valid`` [B, 1 + D] are contiguous, D at least 1; column 0 is the root. Valid drafted tokens are
-        written to ``tokens``; all but the last column is read by the model. Where ``batch.early_stop`` ends a chain, the
-        rest of it is cleared in ``valid``. The scratch of ``cache`` then holds the
-        pending inputs, the root and the draft. Tokens are those of ``batch.pick`` at their positions on processed
+        written to ``tokens``; all but the last column is read by the model. Where ``batch.early_stop`` ends a chain,
+        the rest of it is cleared in ``valid``. The scratch of ``cache`` then holds the pending inputs, the root and the
+        draft. Tokens are those of ``batch.pick`` at their positions on processed
         logits, or of ``batch.likeliest`` if ``greedy``; ids outside the batch's vocabulary are excluded. Returns False,
         and does nothing, where the model cannot do this.
 

@@ -70,7 +70,10 @@ def begin_chain(isa: str, batch: Columns, depth: int, longest: int) -> tuple[Ten
         torch.empty_like(committed)
     ),
     columns={"batch": BATCH},
-    mutates=[*(f"batch_{name}" for name in ("tokens", "length", "steps", "notes", "finish", "report", "active")), "counts"],
+    mutates=[
+        *(f"batch_{name}" for name in ("tokens", "length", "steps", "notes", "finish", "report", "active")),
+        "counts",
+    ],
 )
 def extend(
     isa: str,

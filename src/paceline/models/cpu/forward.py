@@ -188,8 +188,9 @@ def draft_fused(
 ) -> None:
     """Draft a chain for every row (models/base.FusedDrafting); ids below ``vocab`` are drafted.
 
-    ``early_stop`` (None: it never does) ends chains: core/early_stop, whose notes it takes; nodes that are not drafted
-    are not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``input_projection`` and the models are handles.
+    ``early_stop`` (None: it never does) ends chains and takes their notes (core/early_stop); what is not drafted is
+    not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``input_projection`` and the models
+    are handles.
     """
     held, memory, rows = _MODELS[model], WORKSPACES[workspace], len(tokens)
     compiled = held.at(cache.keys.shape[2])

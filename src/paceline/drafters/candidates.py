@@ -1,0 +1,97 @@
+"""Several drafters of which one drafts in each step; a plan chooses which.
+
+B rows, N nodes.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import final
+
+from torch import Tensor
+
+from paceline.core.admission import Admission
+from paceline.core.batch import Batch
+from paceline.core.step import StepPlan
+from paceline.core.tree import Draw, Outcome, Tree
+from paceline.drafters.base import Drafter, DrafterContext
+
+
+@final
+class CandidateDrafters(Drafter):
+    """``drafters``, of which ``plan.drafter`` drafts; the others stand by, and catch up when it is their turn.
+
+    Each draws its tokens in the way that the verifier likes best of those it can. Raises ValueError for fewer than two.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        if len(drafters) < 2:
+            raise ValueError(f"{len(drafters)} candidate drafters: give at least 2, or the drafter itself")
+        self.drafters = tuple(drafters)
+        self.taps = tuple(sorted({tap for one in drafters for tap in one.taps}))
+        self.num_reread = max(one.num_reread for one in drafters)
+        self.origins = tuple(origin for one in drafters for origin in one.origins)
+        self.draws = frozenset[Draw]().union(*(one.draws for one in drafters))
+        self.branches = any(one.branches for one in drafters)
+        self.ends_early = any(one.ends_early for one in drafters)
+        self.on_host = any(one.on_host for one in drafters)
+        self.accepts_other_tokens = all(one.accepts_other_tokens for one in drafters)
+        counts = [len(one.origins) for one in drafters]
+        self._first_origin = [sum(counts[:at]) for at in range(len(counts))]
+        self._chosen = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(one.slot_bytes for one in self.drafters)
+
+    @property
+    def host_state(self) -> Hashable:
+        states = tuple(one.host_state for one in self.drafters)
+        return None if None in states else (self._chosen, states)
+
+    def acting(self, plan: StepPlan) -> Drafter:
+        return self.drafters[plan.drafter]
+
+    def max_nodes(self, num_draft_tokens: int) -> int:
+        return max(one.max_nodes(num_draft_tokens) for one in self.drafters)
+
+    def start(self, context: DrafterContext) -> None:
+        """Start all of them. Raises ValueError for a target or a verifier that one of them cannot serve."""
+        chosen = [next((draw for draw in context.wants if draw in one.draws), None) for one in self.drafters]
+        for one, draw in zip(self.drafters, chosen, strict=True):
+            if draw is None:
+                names = (", ".join(draw.name.lower() for draw in draws) for draws in (sorted(one.draws), context.wants))
+                kind, (have, want) = type(one).__name__, names
+                raise ValueError(f"{kind} draws {have} and the verifier takes {want}: leave it out of the candidates")
+            one.start(replace(context, draw=draw))
+
+    def begin_step(self, batch: Batch, plan: StepPlan) -> None:
+        """Prepare the one that drafts; the others miss the step."""
+        self._chosen = plan.drafter
+        for number, one in enumerate(self.drafters):
+            if number == plan.drafter or plan.num_draft_tokens == 0:
+                one.begin_step(batch, plan)
+            else:
+                one.stand_by(batch, 1 + plan.num_draft_tokens)
+
+    def resume(self, host_state: Hashable) -> None:
+        """Give each its own state."""
+        assert isinstance(host_state, tuple)
+        self._chosen, states = host_state
+        for one, state in zip(self.drafters, states, strict=True):
+            one.resume(state)
+
+    def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
+        """Every drafter reads the prompts."""
+        for one in self.drafters:
+            one.prefill(batch, admission, {tap: hidden[tap] for tap in one.taps if tap in hidden})
+
+    def propose(self, batch: Batch, plan: StepPlan) -> Tree:
+        """The tree of the drafter that the plan chose."""
+        tree, first = self.drafters[plan.drafter].propose(batch, plan), self._first_origin[plan.drafter]
+        return replace(tree, origin=tree.origin + first) if first else tree
+
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
+        """To the one that drafted, and to those that read the target's hidden states in every step."""
+        for number, one in enumerate(self.drafters):
+            if one.taps or (number == self._chosen and tree.max_depth):
+                one.observe(batch, tree, outcome, {tap: hidden[tap] for tap in one.taps})

@@ -1,0 +1,143 @@
+"""Several drafters in turn: the tokens are the target's, and each drafts as well as if it had never stood by."""
+
+import pytest
+import torch
+
+from paceline.core.plan import Plan
+from paceline.core.step import StepPlan
+from paceline.core.tree import Draw
+from paceline.drafters.candidates import CandidateDrafters
+from paceline.drafters.host import HostDrafter, HostDrafting
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.engine.runner import Runner
+from tests import tiny
+from tests.harness import decoder_for, expected, follows, guessable_target, request, run, tiny_drafter
+
+K = 3
+PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
+KINDS = ("model", "early_exit", "prophet", "linear_prophet", "ngram")
+
+
+class InTurn(Plan):
+    """The drafters of ``turns``, None being a plain step, over and over."""
+
+    def __init__(self, turns):
+        self.turns, self.asked = turns, 0
+
+    @property
+    def max_draft_tokens(self):
+        return K
+
+    def __call__(self):
+        drafter = self.turns[self.asked % len(self.turns)]
+        self.asked += 1
+        return StepPlan(0) if drafter is None else StepPlan(K, drafter=drafter)
+
+
+def requests(prompts=PROMPTS):
+    return [
+        request(prompt, max_tokens=40 - row, temperature=0.8 * (row % 2), seed=row) for row, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("turns", [(0, 1), (0, 0, 1, None, 2), (2, 1, 1, 1, 1, 1, 0)])
+@pytest.mark.parametrize("other", KINDS)
+def test_tokens_are_those_of_plain_decoding(other, turns):
+    _, target = tiny.target()
+    drafter = CandidateDrafters([tiny_drafter(other, target), tiny_drafter("model", target), NgramDrafter()])
+    asked = requests()
+    result = run(drafter, "coupled", asked, plan=InTurn(turns))
+    assert result.texts == [expected(one) for one in asked]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if follows(kind)])
+def test_one_that_stood_by_drafts_as_it_would_have(kind):
+    """Whatever was drafted by others before: each of its drafts is that of a drafter that never stood by."""
+    _, target = guessable_target(kind)
+    asked = requests()
+    decoders = [
+        decoder_for(drafter, "coupled", target=target, rows=len(asked), plan=InTurn(turns))
+        for drafter, turns in (
+            (CandidateDrafters([tiny_drafter(kind, target), NgramDrafter()]), (0, 1, 1, 1, 0, 1)),
+            (tiny_drafter(kind, target), (0, None)),
+        )
+    ]
+    drafts = []
+    for decoder in decoders:
+        found = {}
+        decoder.admit(asked, range(len(asked)))
+        while bool(decoder.batch.active.any()):
+            before = decoder.batch.length.tolist()
+            plan = decoder.plan()
+            decoder.begin_step(plan)
+            with torch.inference_mode():
+                tree = decoder.draft(plan)
+                scores = decoder.score(tree)
+                outcome = decoder.decide(tree, scores)
+                decoder.observe(tree, outcome, scores)
+            if plan.num_draft_tokens and plan.drafter == 0:
+                for row, length in enumerate(before):
+                    if bool(tree.valid[row, 1:].all()):
+                        found[row, length] = tree.tokens[row].tolist()
+        drafts.append(found)
+    same = drafts[0].keys() & drafts[1].keys()
+    assert len(same) >= 4 and all(drafts[0][at] == drafts[1][at] for at in same)
+
+
+def test_the_targets_own_copy_is_accepted_whole_after_standing_by():
+    _, target = tiny.target()
+    drafter = CandidateDrafters([NgramDrafter(), ModelDrafter(lm=target)])
+    decoder = decoder_for(drafter, "coupled", rows=1, plan=InTurn((0, 0, 1, None, 1)))
+    decoder.admit([request([5, 9, 2], max_tokens=50)], [0])
+    accepted = []
+    for step in range(10):
+        decoder.step()
+        if step % 5 in (2, 4):
+            accepted += decoder.results().num_accepted
+    assert accepted == [K] * 4
+
+
+def test_origins_name_the_drafter_of_each_token():
+    _, target = tiny.target()
+    drafter = CandidateDrafters([NgramDrafter(), ModelDrafter(lm=target)])
+    assert drafter.origins == ("ngram", "model")
+    decoder = decoder_for(drafter, "coupled", rows=1, plan=InTurn((1,)))
+    decoder.admit([request([5, 9, 2], max_tokens=20)], [0])
+    decoder.step()
+    assert decoder.results().origins[0][:K] == [1] * K
+
+
+class Repeating(HostDrafter):
+    """The newest token over and over."""
+
+    def propose(self, sequences, num_draft_tokens):
+        return {row: [tokens[-1]] * num_draft_tokens for row, tokens in sequences.items()}
+
+
+def test_one_of_them_may_work_on_the_host():
+    asked = requests()
+    drafter = CandidateDrafters([HostDrafting(Repeating()), NgramDrafter()])
+    runner = Runner(decoder_for(drafter, "coupled", rows=len(asked), plan=InTurn((0, 1, None))))
+    assert runner.num_ahead == 0
+    reading = runner.begin(asked, range(len(asked)), [None] * len(asked))
+    runner.read(reading)
+    rows = range(len(asked))
+    for row, one in enumerate(asked):
+        runner.sequences[row] = list(one.tokens)
+    reports = []
+    while bool(runner.decoder.batch.active.any()):
+        reports.append(runner.take(runner.launch(), rows))
+    texts = [runner.sequences[row][len(one.tokens) :] for row, one in enumerate(asked)]
+    assert texts == [expected(one) for one in asked]
+    assert any(max(report.num_drafted) == K for report in reports[::3])
+
+
+def test_what_cannot_work_together_is_refused():
+    _, target = tiny.target()
+    with pytest.raises(ValueError, match="1 candidate drafters: give at least 2"):
+        CandidateDrafters([NgramDrafter()])
+    iid = ModelDrafter(lm=target, draws=frozenset({Draw.IID}))
+    shared = ModelDrafter(lm=target, draws=frozenset({Draw.SHARED}))
+    with pytest.raises(ValueError, match="ModelDrafter draws shared and the verifier takes iid, fixed: leave it out"):
+        decoder_for(CandidateDrafters([iid, shared]), "rejection", plan=InTurn((0, 1)))
