@@ -5,12 +5,15 @@ import pytest
 from paceline.api import Engine, SamplingParams, generate
 from paceline.core.plan import Fixed
 from paceline.drafters import DRAFTERS
+from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS
 from paceline.engine.readers import AsyncReader, SyncReader
 from tests import tiny
 from tests.api.engines import LONG, bare, engine, naive, read_by
+from tests.drafters.test_candidates import InTurn
 from tests.harness import guessable_target, pairs, tiny_drafter
 
 PROMPTS = [LONG, [5, 9, 2], [8, 8, 8, 8], [3, 1, 4, 1, 5, 9], [60, 0]]
@@ -99,3 +102,34 @@ def test_a_request_that_allows_fewer_tokens_has_no_more():
     assert max(result.stats.draft_lengths.steps) <= MAX_DRAFT_TOKENS
     with pytest.raises(ValueError, match="num_draft_tokens='automatic': give a number"):
         Engine(bare(), drafter="ngram", num_draft_tokens="automatic", max_length=90)
+
+
+@pytest.mark.parametrize("reader", [SyncReader, AsyncReader])
+def test_tokens_of_several_drafters_are_those_of_plain_decoding(reader, monkeypatch):
+    read_by(monkeypatch, reader)
+    model, lm = tiny.target()
+    drafters = [tiny_drafter("model", lm), "ngram", tiny_drafter("early_exit", lm)]
+    found, made = tokens_of(drafters, target=bare(lm))
+    wanted = [naive(prompt, params, params.seed, model) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    assert [list(tokens) for tokens in found] == wanted
+    plan = made.decoder.plan
+    assert isinstance(plan, CandidatePlan) and sum(map(bool, plan.steps_by_drafter)) >= 2
+
+
+def test_tokens_say_which_of_several_drafters_proposed_them():
+    lm = tiny.target()[1]
+    drafters = [NgramDrafter(), ModelDrafter(lm=lm)]
+    made = Engine(bare(lm), drafter=drafters, num_draft_tokens=InTurn((0, 1)), batch_size=1, max_length=128)
+    (result,) = made.generate([[8, 8, 8, 8]], SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True))
+    assert {"model", None} <= set(result.origin) <= {"model", "ngram", None}
+
+
+def test_several_drafters_that_cannot_be_chosen_from_are_refused():
+    drafters = ["ngram", "ngram:max_ngram=5"]
+    with pytest.raises(ValueError, match='num_draft_tokens=3 with 2 drafters: give "auto"'):
+        Engine(bare(), drafter=drafters, num_draft_tokens=3, max_length=90)
+    with pytest.raises(ValueError, match='the drafter "none" is one of several'):
+        Engine(bare(), drafter=["ngram", "none"], max_length=90)
+    with pytest.raises(ValueError, match="num_speculative_tokens=4 of one of 2 drafters"):
+        Engine(bare(), drafter=["ngram", {"method": "ngram", "num_speculative_tokens": 4}], max_length=90)
+    assert isinstance(Engine(bare(), drafter=["ngram"], max_length=90).decoder.drafter, NgramDrafter)

@@ -47,9 +47,14 @@ REFUSED = {
     "unknown drafter": (text("--drafter", "oracle"), ["unknown drafter 'oracle'; known: ", "given by --draft"]),
     "drafter without its model": (text("--drafter", "model"), ["needs a draft model, give --draft DIR"]),
     "two drafters": (
-        text("--drafter", "ngram", "--draft", "DRAFT"),
-        ["--drafter ngram and --draft", "give one of them"],
+        text("--drafter", "ngram", "--draft", "DRAFT", "--num-draft-tokens", "3"),
+        ["--num-draft-tokens 3 with --drafter ngram and --draft", "give one of the two drafters"],
     ),
+    "two drafters under rejection": (
+        text("--drafter", "ngram", "--draft", "DRAFT", "--verifier", "rejection"),
+        ["2 drafters and a verifier whose tokens depend on what is drafted", "give one drafter, or the verifier"],
+    ),
+    "a drafter and none": (text("--drafter", "none", "--draft", "DRAFT"), ['the drafter "none" is one of several']),
     "name as a draft model": (text("--draft", "/none"), ["no such model directory: /none"]),
     "vocabulary": (text("--draft", "OTHER"), ["(297 tokens) and draft", "different vocabularies; take a draft with"]),
     "unknown verifier": (text("--verifier", "maybe"), ["unknown verifier 'maybe'; known: block, coupled"]),
