@@ -201,8 +201,9 @@ class Decoder:
         reading = self.begin(requests, rows, prefixes)
         while not reading.done:
             self.read(reading)
+        self.plan.admit(reading.admission.row_numbers, requests)
         with torch.inference_mode():
-            self.drafter.prefill(self.batch, reading.admission, reading.prompts.hidden)
+            self.prefill_drafter(reading)
         self.activate(reading)
 
     @torch.inference_mode()
@@ -246,7 +247,13 @@ class Decoder:
     def activate(self, reading: Reading) -> None:
         """Let rows whose prompts are read take part in steps."""
         self.batch.activate(reading.admission.rows)
-        self.plan.admit(reading.admission.row_numbers, reading.admission.requests)
+
+    def prefill_drafter(self, reading: Reading) -> None:
+        """Let the drafter read the prompts, which the target has read, unless it can and should do so later."""
+        if self.drafter.postpones and not self.plan.drafts_at_once:
+            self.drafter.postpone(reading.admission)
+        else:
+            self.drafter.prefill(self.batch, reading.admission, reading.prompts.hidden)
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""

@@ -37,7 +37,8 @@ class InTurn(Plan):
 
 def requests(prompts=PROMPTS):
     return [
-        request(prompt, max_tokens=40 - row, temperature=0.8 * (row % 2), seed=row) for row, prompt in enumerate(prompts)
+        request(prompt, max_tokens=40 - row, temperature=0.8 * (row % 2), seed=row)
+        for row, prompt in enumerate(prompts)
     ]
 
 

@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from paceline.core.admission import Prefix
+from paceline.core.plan import Fixed
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
 from tests import tiny as models
@@ -84,3 +87,46 @@ def test_only_draws_from_a_distribution_carry_it(draw):
     if tree.probs is not None:
         torch.testing.assert_close(tree.probs.sum(-1), torch.ones(1, 3, dtype=torch.float64))
         assert tree.source.tolist() == [[-1, 0, 1, 2]]
+
+
+class Later(Fixed):
+    """Plain steps first; prompts are not read for the drafter when a request begins."""
+
+    def __init__(self, num_draft_tokens, after):
+        super().__init__(num_draft_tokens)
+        self.after, self.asked = after, 0
+
+    @property
+    def drafts_at_once(self):
+        return False
+
+    def __call__(self):
+        self.asked += 1
+        return StepPlan(0) if self.asked <= self.after else self.step
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 30])
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_prompts_that_are_read_late_are_read_whole(after, length):
+    """Else the target's own copy would not be accepted whole."""
+    decoder = decoder_for(itself(), "coupled", rows=2, k=3, plan=Later(3, after), max_length=80)
+    prompts = [[1 + at % 7 for at in range(length)], [5, 9, 2]]
+    decoder.admit([request(prompt, max_tokens=30) for prompt in prompts], [0, 1])
+    assert not decoder.drafter.cache.length.any()
+    for _ in range(after):
+        decoder.step()
+    for _ in range(3):
+        decoder.step()
+        assert decoder.results().num_accepted == [3, 3]
+
+
+def test_a_prefix_whose_source_has_read_nothing_is_read_by_the_row_that_shares_it():
+    decoder = decoder_for(itself(), "coupled", rows=2, k=3, plan=Later(3, 2), max_length=80)
+    prompt = [1 + at % 7 for at in range(20)]
+    decoder.admit([request(prompt, max_tokens=30)], [0])
+    decoder.admit([request([*prompt, 3, 4], max_tokens=30)], [1], [Prefix(row=0, length=19)])
+    for _ in range(2):
+        decoder.step()
+    for _ in range(3):
+        decoder.step()
+        assert decoder.results().num_accepted == [3, 3]

@@ -20,6 +20,7 @@ def result(plan, seconds, *, rows, tokens):
         num_drafted=[0] * rows,
         finish=[Finish.RUNNING] * rows,
         bonus=[False] * rows,
+        confidence=[0] * rows,
         no_draft=[NoDraft.DRAFTED] * rows,
         origins=gained,
         logprobs=[[]] * rows,

@@ -58,18 +58,21 @@ def plan_of(count: NumDraftTokens, *, target: LM, drafter: Drafter, verifier: Ve
                 "drafts depends on the clock, so a seed would not give the same tokens; give one drafter, or the "
                 "verifier coupled"
             )
-        controllers = [
-            plan_of(count, target=target, drafter=one, verifier=verifier, rows=rows) for one in drafter.drafters
-        ]
-        return CandidatePlan([one for one in controllers if isinstance(one, Controller)])
+        controllers = [_controller(target, one, verifier, rows=rows, postpones=False) for one in drafter.drafters]
+        return CandidatePlan(controllers)
     if count == "auto":
-        known = knowledge_of(target, drafter, max_draft_tokens=most)
-        return Controller(
-            rows=rows,
-            max_draft_tokens=most,
-            num_nodes=[drafter.max_nodes(depth) - 1 for depth in range(most + 1)],
-            knowledge=known if verifier.same_tokens else new_knowledge(target.device, most),
-            ends_early=drafter.ends_early,
-            timed=verifier.same_tokens,
-        )
+        return _controller(target, drafter, verifier, rows=rows, postpones=drafter.postpones)
     return Watch(plan=Fixed(most)) if verifier.same_tokens else Fixed(most)
+
+
+def _controller(target: LM, drafter: Drafter, verifier: Verifier, *, rows: int, postpones: bool) -> Controller:
+    most, timed = MAX_DRAFT_TOKENS, verifier.same_tokens
+    return Controller(
+        rows=rows,
+        max_draft_tokens=most,
+        num_nodes=[drafter.max_nodes(depth) - 1 for depth in range(most + 1)],
+        knowledge=knowledge_of(target, drafter, max_draft_tokens=most) if timed else new_knowledge(target.device, most),
+        ends_early=drafter.ends_early,
+        postpones=postpones,
+        timed=timed,
+    )

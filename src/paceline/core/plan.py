@@ -23,6 +23,13 @@ class Plan(ABC):
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:  # noqa: B027 - most plans know no rows
         """Take into account that ``requests`` begin in ``rows``."""
 
+    @property
+    def drafts_at_once(self) -> bool:
+        """Whether the requests that were last admitted may have a draft as they begin; else drafters may read their
+        prompts later.
+        """
+        return True
+
     def release(self, rows: Iterable[int]) -> None:  # noqa: B027 - as above
         """Take into account that the requests in ``rows`` have ended."""
 

@@ -44,6 +44,7 @@ class Drafter(ABC):
     origins: tuple[str, ...] = ("draft",)  # names of the numbers in Tree.origin
     draws: frozenset[Draw]  # the ways in which it can draw tokens
     branches: bool = False  # whether its trees may branch
+    postpones: bool = False  # whether it may read prompts when it first drafts, by ``postpone``
     on_host: bool = False  # whether the engine's runner asks it for drafts before the step
     ends_early: bool = False  # whether it ends chains by batch.early_stop
     accepts_other_tokens: bool = (
@@ -100,6 +101,13 @@ class Drafter(ABC):
         written); any other row starts empty. ``hidden`` holds the target's taps over the tokens that it read itself:
         entry [b, i] belongs to token i after the prefix.
         """
+
+    def postpone(self, admission: Admission) -> None:
+        """In place of ``prefill``: the prompts are to be read with the first draft of their rows, if there is one.
+
+        Called of drafters that say so in ``postpones``.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:

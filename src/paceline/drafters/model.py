@@ -45,6 +45,7 @@ class ModelDrafter(GrowingDrafter):
 
     inputs = frozenset({DraftInput.EMBEDDING})
     origins = ("model",)
+    postpones = True
 
     def __init__(
         self,
@@ -123,6 +124,12 @@ class ModelDrafter(GrowingDrafter):
         prefill(self.lm, view, tokens, known, min(unread, self.max_context), taps=())
         for row in admission.row_numbers:
             self.lags[row] = ORDINARY_LAG
+
+    def postpone(self, admission: Admission) -> None:
+        """Take over what the caches hold of prefixes; the rest is caught up with."""
+        self.reader.admit(self.cache, admission)
+        for row, request in zip(admission.row_numbers, admission.requests, strict=True):
+            self.lags[row] = len(request.tokens) + ORDINARY_LAG
 
     def prepare(self, batch: Batch, depth: int) -> None:
         """Read all unread tokens but the last ``ORDINARY_LAG`` at most."""

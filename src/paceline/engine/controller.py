@@ -20,7 +20,7 @@ from paceline.core.step import Finish, StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts
 from paceline.engine.costs import DepthCost, StepWork
-from paceline.engine.goodput import KEEP_PLAIN, Goodput
+from paceline.engine.goodput import Goodput, keep_over
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from paceline.engine.probes import Probes, RowState
 from paceline.engine.watch import Speed
@@ -42,8 +42,8 @@ class Controller(Plan):
 
     ``num_nodes`` (None: chains) are the nodes of a draft by its depth, from 0. ``knowledge`` (None: nothing) is where
     it starts from and what it adds to. With ``ends_early`` chains end where the draft's own confidence says that the
-    next token does not pay. Without ``timed`` no clock and no other row matters: each depth follows from the row's own
-    results. Raises ValueError below 1 draft token.
+    next token does not pay; with ``postpones`` the drafter may read prompts later. Without ``timed`` no clock and no
+    other row matters: each depth follows from the row's own results. Raises ValueError below 1 draft token.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Controller(Plan):
         num_nodes: Sequence[int] | None = None,
         knowledge: Knowledge | None = None,
         ends_early: bool = False,
+        postpones: bool = False,
         timed: bool = True,
     ) -> None:
         if max_draft_tokens < 1:
@@ -64,6 +65,7 @@ class Controller(Plan):
         self._goodput = Goodput(self.knowledge, self.num_nodes)
         self._cost = self._goodput.cost
         self._size, self._timed, self._running = rows, timed, 1
+        self._postpones, self._drafts_at_once = postpones and timed, True
         self._acceptance = self.knowledge.confidence.acceptance() if ends_early else ()  # by level; (): not used
         self._rows: dict[int, RowState] = {}
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
@@ -89,9 +91,17 @@ class Controller(Plan):
         for row, request in zip(rows, requests, strict=True):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
             self._rows[row] = RowState(counts=Counts(self._max), most=most)
+        self._drafts_at_once = not self._postpones or bool(self._goodput.best(self._rows).depths.keys() & set(rows))
+        if not self._drafts_at_once:
+            for row, request in zip(rows, requests, strict=True):
+                self._rows[row].missed = len(request.tokens) - 1
         running, added = len(self._rows), len(rows)
         self._probes.grant(self._cost(running + added * self.num_nodes[1], 1, added) - self._cost(running))
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
+
+    @property
+    def drafts_at_once(self) -> bool:
+        return self._drafts_at_once
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""
@@ -223,7 +233,7 @@ class Controller(Plan):
             if result.finish[row] is not Finish.RUNNING:
                 submitted, left_out = min(submitted, accepted), None  # cut by the end, not by a rejection
             if submitted or left_out is not None or not offered:
-                keep = KEEP * KEEP_PLAIN**state.missed if state.missed else KEEP
+                keep = KEEP * keep_over(state.missed)
                 state.counts.add(num_accepted=accepted, depth=submitted, keep=keep, left_out=left_out)
                 state.learned += 1
                 if self._timed and state.learned <= TELLING:  # or requests that draft for long would speak for all

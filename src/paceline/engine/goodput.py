@@ -9,6 +9,7 @@ from paceline.engine.knowledge import Knowledge
 from paceline.engine.probes import RowState
 
 KEEP_PLAIN = 0.99  # weight of a request's former drafted steps, with each of its plain ones
+LONGEST_MEMORY = 1000  # plain steps after which nothing more is forgotten
 OWN_WEIGHT = 2.0  # of the pool against a request's own steps
 SWITCH = 1.05  # drafting begins where it is so many times better than plain decoding
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
@@ -22,6 +23,11 @@ class Choice(NamedTuple):
     depths: Mapping[int, int]
     speedup: float
     least: float
+
+
+def keep_over(missed: int) -> float:
+    """The weight that former drafted steps keep over so many tokens that the drafter missed."""
+    return KEEP_PLAIN ** min(missed, LONGEST_MEMORY) if missed else 1.0
 
 
 @final
@@ -47,7 +53,7 @@ class Goodput:
 
     def expect(self, state: RowState) -> None:
         """Compute what is expected of a row's draft."""
-        weight = OWN_WEIGHT / KEEP_PLAIN**state.missed if state.missed else OWN_WEIGHT
+        weight = OWN_WEIGHT / keep_over(state.missed)
         state.survival = survival(state.counts, self.knowledge.pool, weight=weight)
         state.offers = offers(state.counts, self.knowledge.pool, weight=weight)
 

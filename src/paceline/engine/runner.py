@@ -68,6 +68,7 @@ class Runner:
         try:
             size = 0 if reading.done else self.decoder.read(reading)
             if reading.done:
+                self.decoder.plan.admit(reading.admission.row_numbers, reading.admission.requests)
                 self._prefill_drafter(reading)
                 self.decoder.activate(reading)
         except BaseException:
@@ -140,7 +141,7 @@ class Runner:
     def _prefill_drafter(self, reading: Reading) -> None:
         try:
             with torch.inference_mode():
-                self.decoder.drafter.prefill(self.decoder.batch, reading.admission, reading.prompts.hidden)
+                self.decoder.prefill_drafter(reading)
         except Exception as error:
             self._drop_drafter(error)
 
