@@ -61,6 +61,15 @@ class Batch(BatchState):
         """
         return self._ops.begin_chain(self, depth, longest)
 
+    def ngram_chain(self, depth: int, *, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+        """The tokens and the validity [R, 1 + depth] of chains that copy what followed each row's last tokens before.
+
+        Of the matches of the last ``max_ngram`` down to ``min_ngram`` >= 1 tokens, the longest is copied from, and the
+        latest of equally long ones. A copy that reaches the end of the sequence goes on with its beginning. Rows
+        without a match, or that may have no draft, have the root alone; tokens that are not valid are 0.
+        """
+        return self._ops.ngram_chain(self, depth, max_ngram, min_ngram)
+
     def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
         """``logits`` [R, n, V] after every row's logits processors; as they are where no row has any.
 
