@@ -31,4 +31,4 @@ class NgramDrafter(StatelessDrafter):
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """A chain of copies [B, k + 1]; rows without a match have the root alone."""
         tokens, valid = batch.ngram_chain(plan.num_draft_tokens, max_ngram=self.max_ngram, min_ngram=self.min_ngram)
-        return Tree.make_chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
+        return batch.chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
