@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from paceline.core.batch_state import BatchState
+from paceline.core.chains import ChainTrees
 from paceline.core.early_stop import StopRule
 from paceline.core.noise import Noise
 from paceline.core.ops import Ops, TensorOps
 from paceline.core.request import MAX_STOP_TOKENS, Request
 from paceline.core.scores import Scores, TokenMask
 from paceline.core.step import Finish
-from paceline.core.tree import Outcome, Tree
+from paceline.core.tree import NoDraft, Outcome, Tree
 
 
 @final
@@ -47,6 +48,7 @@ class Batch(BatchState):
             noise=noise or self._ops.noise,
             device=device,
         )
+        self._chains = ChainTrees(rows, max_depth, device)
 
     def plan(self, depths: tuple[int, ...] | None, stop: StopRule | None = None) -> None:
         """Allow each row a draft of at most ``depths`` tokens from now on; None: no limit. ``stop`` ends chains."""
@@ -62,6 +64,19 @@ class Batch(BatchState):
         A drafter that reads at most ``longest`` tokens of a sequence drafts none beyond the one that follows them.
         """
         return self._ops.begin_chain(self, depth, longest)
+
+    def ngram_chain(self, depth: int, *, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+        """The tokens and the validity [R, 1 + depth] of chains that copy what followed each row's last tokens before.
+
+        Of the matches of the last ``max_ngram`` down to ``min_ngram`` >= 1 tokens, the longest is copied from, and the
+        latest of equally long ones. A copy that reaches the end of the sequence goes on with its beginning. Rows
+        without a match, or that may have no draft, have the root alone; tokens that are not valid are 0.
+        """
+        return self._ops.ngram_chain(self, depth, max_ngram, min_ngram)
+
+    def chain(self, tokens: Tensor, valid: Tensor, *, no_draft_reason: NoDraft = NoDraft.DECLINED) -> Tree:
+        """The tree of the chain ``tokens`` and ``valid`` [R, N], the root first; every token is a fixed choice."""
+        return self._chains.tree(tokens, valid, no_draft_reason)
 
     def process(self, logits: Tensor, drafted: Tensor) -> Tensor:
         """``logits`` [R, n, V] after every row's logits processors; as they are where no row has any.

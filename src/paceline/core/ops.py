@@ -14,6 +14,7 @@ from paceline.core.columns import Columns
 from paceline.core.logprobs import StepLogprobs, gather_logprobs
 from paceline.core.noise import Noise, Philox, Stream
 from paceline.core.processing import PathTokens
+from paceline.core.prompt_lookup import ngram_chain
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores
 from paceline.core.step import HEADER, Finish
@@ -28,6 +29,10 @@ class Ops(ABC):
     @abstractmethod
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
         """See Batch.begin_chain."""
+
+    @abstractmethod
+    def ngram_chain(self, batch: BatchState, depth: int, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+        """See Batch.ngram_chain."""
 
     @abstractmethod
     def process(self, batch: BatchState, logits: Tensor, drafted: Tensor) -> Tensor:
@@ -81,6 +86,9 @@ class TensorOps(Ops):
         tokens = torch.zeros_like(valid, dtype=torch.int64)
         tokens[:, 0] = batch.root
         return tokens, valid
+
+    def ngram_chain(self, batch: BatchState, depth: int, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+        return ngram_chain(batch, depth, max_ngram, min_ngram)
 
     def process(self, batch: BatchState, logits: Tensor, drafted: Tensor) -> Tensor:
         return batch.processing.apply(logits, PathTokens(batch.tokens[:, : batch.max_length], batch.length, drafted))

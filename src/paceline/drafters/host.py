@@ -82,7 +82,7 @@ class HostDrafting(Drafter):
         room = torch.minimum(self.count, batch.draft_room)[:, None]
         valid = torch.cat((batch.active[:, None], (index < room) & batch.active[:, None]), dim=1)
         tokens = torch.cat((batch.root[:, None], self.tokens[:, :depth]), dim=1)
-        return Tree.make_chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
+        return batch.chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """The buffers are of former sequences now."""

@@ -12,6 +12,7 @@ from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
 from paceline.core.tree import Tree
 from paceline.drafters.model import ModelDrafter
+from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.engine.runner import ops_for
@@ -99,6 +100,7 @@ def step_samples():
             given = (options, warped, batch.tokens, batch.length, top, logits.to(dtype), *last, 2)
             yield "logprobs", flat(*given)
     yield "begin_chain", flat(columns, 3, 20)
+    yield "ngram_chain", flat(columns, 3, 3, 1)
     for counts in (None, batch.processing.counts):
         yield "extend", flat(columns, counts, *shape, *decided, 1, 2)
     yield "record", flat(stats.columns, *shape, *decided, 1)
@@ -194,6 +196,7 @@ STEP = ["forward", "process_tree", "sample", "extend", "record"]
 CASES = {
     "plain": (lambda: NoDrafter(), 0, STEP),
     "chain": (lambda: ModelDrafter(lm=CpuDecoder(tiny.target()[1])), 2, ["begin_chain", "draft_fused", *STEP]),
+    "ngram": (lambda: NgramDrafter(), 2, ["ngram_chain", *STEP]),
     "tree": (lambda: tree_drafter(), 2, ["process", "warp", "uniforms", *STEP]),
 }
 

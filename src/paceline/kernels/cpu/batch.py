@@ -1,4 +1,4 @@
-"""The begin and end of a step by the CPU kernel: a chain to be drafted, the sequences' extension, the counters.
+"""The begin and end of a step by the CPU kernel: a chain's begin, prompt lookup, the extension, the counters.
 
 R rows, N nodes, D depth of the tree.
 """
@@ -62,6 +62,24 @@ def begin_chain(isa: str, batch: Columns, depth: int, longest: int) -> tuple[Ten
     valid = torch.empty(sequences.rows, 1 + depth, dtype=torch.bool)
     pointers = (ctypes.c_void_p(tokens.data_ptr()), ctypes.c_void_p(valid.data_ptr()))
     entry(isa, "begin_chain")(ctypes.byref(sequences), ctypes.c_int64(depth), ctypes.c_int64(longest), *pointers)
+    return tokens, valid
+
+
+@kernel_op(
+    lambda isa, batch, depth, max_ngram, min_ngram: (
+        batch.tensors[0].new_empty(len(batch.tensors[0]), 1 + depth),
+        batch.tensors[0].new_empty(len(batch.tensors[0]), 1 + depth, dtype=torch.bool),
+    ),
+    columns={"batch": BATCH},
+)
+def ngram_chain(isa: str, batch: Columns, depth: int, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+    """See Batch.ngram_chain."""
+    sequences = pointers_of(batch, _sequences)
+    tokens = torch.empty(sequences.rows, 1 + depth, dtype=torch.int64)
+    valid = torch.empty(sequences.rows, 1 + depth, dtype=torch.bool)
+    sizes = (ctypes.c_int64(depth), ctypes.c_int64(max_ngram), ctypes.c_int64(min_ngram))
+    pointers = (ctypes.c_void_p(tokens.data_ptr()), ctypes.c_void_p(valid.data_ptr()))
+    entry(isa, "ngram_chain")(ctypes.byref(sequences), *sizes, *pointers)
     return tokens, valid
 
 

@@ -41,6 +41,9 @@ class CpuOps(Ops):
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
         return step.begin_chain(self.isa, batch.columns, depth, batch.max_length if longest is None else longest)
 
+    def ngram_chain(self, batch: BatchState, depth: int, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+        return step.ngram_chain(self.isa, batch.columns, depth, max_ngram, min_ngram)
+
     def process(self, batch: BatchState, logits: Tensor, drafted: Tensor) -> Tensor:
         if not _fits(batch, logits):
             return self._tensor_ops.process(batch, logits, drafted)

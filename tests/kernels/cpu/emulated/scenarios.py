@@ -238,6 +238,7 @@ def steps(recorder: Recorder, panels: Panels) -> None:
         stats = Stats(cases.ROWS, cases.DEPTH, cases.CPU, CpuOps())
         for _ in range(4):
             batch.begin_chain(3)
+            batch.ngram_chain(3, max_ngram=3, min_ngram=1)
             tree, outcome = cases.decision(shape, batch, generator)
             stats.record(tree, batch.extend(tree, outcome, cases.NO_SCORES))
 

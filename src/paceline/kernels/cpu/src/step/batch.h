@@ -36,13 +36,17 @@ struct Counters {
 enum Finish { RUNNING, STOP, LENGTH };
 enum NoDraft { DRAFTED, OFF, CAPPED, LIMIT };
 
+// Draft tokens that a row may have; none where not above 0.
+inline int64_t draft_room(const Sequences &t, int64_t row) {
+    return std::min({t.num_draft[row], t.planned[row], t.limit[row] - t.length[row] - 1});
+}
+
 // tokens and valid [rows, depth + 1] of a chain to be drafted; longest is the length up to which a sequence is drafted
 // for.
 inline void begin_chain(const Sequences &t, int64_t depth, int64_t longest, int64_t *tokens, uint8_t *valid) {
     for (int64_t row = 0; row < t.rows; row++) {
         const int64_t length = t.length[row];
-        const int64_t max_draft =
-            std::min({t.num_draft[row], t.planned[row], t.limit[row] - length - 1, longest - length + 1});
+        const int64_t max_draft = std::min(draft_room(t, row), longest - length + 1);
         for (int64_t at = 0; at <= depth; at++, tokens++, valid++) {
             *tokens = at ? 0 : t.tokens[row * t.width + length - 1];
             *valid = t.active[row] && (at == 0 || at <= max_draft);

@@ -1,6 +1,7 @@
 // The C ABI of what has no precision: workspaces, and a step's begin and end.
 #include "export.h"
 #include "step/batch.h"
+#include "step/prompt_lookup.h"
 #include "step/workspace.h"
 
 using namespace paceline;
@@ -12,6 +13,10 @@ PACELINE_API int64_t paceline_activation_bytes(const Workspace *workspace) { ret
 PACELINE_API void paceline_begin_chain(const Sequences *batch, int64_t depth, int64_t longest, int64_t *tokens,
                                        uint8_t *valid) {
     begin_chain(*batch, depth, longest, tokens, valid);
+}
+PACELINE_API void paceline_ngram_chain(const Sequences *batch, int64_t depth, int64_t max_ngram, int64_t min_ngram,
+                                       int64_t *tokens, uint8_t *valid) {
+    ngram_chain(*batch, depth, max_ngram, min_ngram, tokens, valid);
 }
 PACELINE_API void paceline_extend(const Sequences *batch, const Decision *decision) { extend(*batch, *decision); }
 PACELINE_API void paceline_record(const Counters *counters, const Decision *decision) { record(*counters, *decision); }
