@@ -1,12 +1,13 @@
 """``num_draft_tokens``: a number, "auto", or a Plan."""
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from paceline.core.plan import Fixed, Plan
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
 from paceline.engine.controller import Controller
-from paceline.engine.knowledge import MAX_DRAFT_TOKENS, knowledge_of, new_knowledge
+from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, knowledge_of, new_knowledge
 from paceline.engine.watch import Watch
 from paceline.models.base import LM
 from paceline.verifiers.base import Verifier
@@ -33,8 +34,21 @@ def longest_draft(count: NumDraftTokens, drafter: Drafter) -> int:
     return MAX_DRAFT_TOKENS if count == "auto" else count
 
 
-def plan_of(count: NumDraftTokens, *, target: LM, drafter: Drafter, verifier: Verifier, rows: int) -> Plan:
-    """The plan of an engine.
+def is_controlled(count: NumDraftTokens, *, drafter: Drafter, verifier: Verifier) -> bool:
+    """Whether a controller chooses draft lengths by what is known of the target and the drafter."""
+    return count == "auto" and verifier.same_tokens and longest_draft(count, drafter) > 0
+
+
+def plan_of(
+    count: NumDraftTokens,
+    *,
+    target: LM,
+    drafter: Drafter,
+    verifier: Verifier,
+    rows: int,
+    begin: Callable[[Knowledge], None] | None = None,
+) -> Plan:
+    """The plan of an engine. ``begin`` adds to what is known of a target and a drafter where that is nothing.
 
     A number is watched where plain steps change no token. The controller is timed there too; elsewhere it decides by
     each request's own acceptance alone, so that the same seed gives the same tokens.
@@ -45,12 +59,14 @@ def plan_of(count: NumDraftTokens, *, target: LM, drafter: Drafter, verifier: Ve
     if most == 0:
         return Fixed(0)
     if count == "auto":
-        known = knowledge_of(target, drafter, max_draft_tokens=most)
+        known = new_knowledge(target.device, most)
+        if verifier.same_tokens:
+            known = knowledge_of(target, drafter, max_draft_tokens=most, begin=begin)
         return Controller(
             rows=rows,
             max_draft_tokens=most,
             num_nodes=[drafter.max_nodes(depth) - 1 for depth in range(most + 1)],
-            knowledge=known if verifier.same_tokens else new_knowledge(target.device, most),
+            knowledge=known,
             timed=verifier.same_tokens,
         )
     return Watch(plan=Fixed(most)) if verifier.same_tokens else Fixed(most)

@@ -5,10 +5,12 @@ all steps slower alike, so that a figure that was measured long ago stays compar
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
-from typing import final
+from math import exp, inf, log
+from statistics import median
+from typing import Any, final
 
 from paceline.core.step import PhaseSeconds
 
@@ -66,6 +68,25 @@ class Curve:
     def measured(self, count: float) -> int:
         """How often the cost of ``count`` was measured."""
         return self.known.get(_entry(count), (0.0, 0))[1]
+
+    def fit(self, costs: Iterable[tuple[float, float]]) -> None:
+        """Know the medians of ``costs`` by their counts, and nothing else."""
+        ratios: defaultdict[int, list[float]] = defaultdict(list)
+        for count, cost in costs:
+            ratios[_entry(count)].append(cost / self.prior(count))
+        self.known = {count: (median(found), len(found)) for count, found in ratios.items()}
+        self._first, self._order = {}, sorted(self.known)
+
+    def as_record(self) -> list[list[float]]:
+        """What is known, for JSON: counts, their costs over the prior, and how often each was measured."""
+        return [[count, ratio, times] for count, (ratio, times) in sorted(self.known.items())]
+
+    def load(self, record: list[list[float]]) -> None:
+        """Know what ``as_record`` gave, and nothing else. Raises ValueError for anything else."""
+        if not all(len(entry) == 3 and entry[0] >= 1 and 0 <= entry[1] < inf and entry[2] >= 1 for entry in record):
+            raise ValueError("costs that cannot be")
+        self.known = {int(count): (float(ratio), int(times)) for count, ratio, times in record}
+        self._first, self._order = {}, sorted(self.known)
 
 
 def _entry(count: float) -> int:
@@ -142,6 +163,61 @@ class StepCosts:
             rate = max(FAST, 1 / self._caught_up)
             self.catch_up += rate * (min(over / missed, DISTURBED * self.catch_up + CATCH_UP) - self.catch_up)
         self.rest.observe(work.nodes, rest / level)
+
+    @classmethod
+    def fitted(cls, steps: Sequence[tuple[StepWork, PhaseSeconds]], *, growth: float) -> "StepCosts":
+        """The medians of ``steps`` that were timed side by side, so that one level holds for all of them.
+
+        That is the forward of the fewest nodes. What drafting costs is taken from the steps of the fewest rows.
+        """
+        costs = cls(growth=growth)
+        fewest = min(work.nodes for work, _ in steps)
+        level = median(taken.score / costs.score.prior(fewest) for work, taken in steps if work.nodes == fewest)
+        rows = min((work.drafted / work.depth for work, _ in steps if work.depth), default=0)
+        costs.level, costs.num_observed = level, len(steps)
+        costs.score.fit((work.nodes, taken.score / level) for work, taken in steps)
+        costs.rest.fit(
+            (work.nodes, (taken.decide + taken.rest + (0.0 if work.depth else taken.draft)) / level)
+            for work, taken in steps
+        )
+        costs.draft.fit(
+            (work.depth, taken.draft / level / costs._rows_factor(work))
+            for work, taken in steps
+            if work.depth and work.drafted / work.depth == rows
+        )
+        return costs
+
+    def seconds(self, work: StepWork) -> PhaseSeconds:
+        """Seconds of a step; what comes after the forward is all in ``rest``."""
+        draft = self.draft(work.depth) * self._rows_factor(work) if work.depth else 0.0
+        score, rest = self.score(work.nodes), self.rest(work.nodes)
+        return PhaseSeconds(draft=self.level * draft, score=self.level * score, rest=self.level * rest)
+
+    def as_record(self) -> dict[str, object]:
+        """All that was learnt, for JSON."""
+        return {
+            "level": self.level,
+            "growth": self.growth,
+            "num_observed": self.num_observed,
+            "catch_up": self.catch_up,
+            "times_caught_up": self._caught_up,
+            **{name: curve.as_record() for name, curve in self._curves().items()},
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "StepCosts":
+        """The costs that ``as_record`` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        costs = cls(growth=float(record["growth"]))
+        costs.level, costs.catch_up = float(record["level"]), float(record["catch_up"])
+        costs.num_observed, costs._caught_up = int(record["num_observed"]), int(record["times_caught_up"])
+        if not (0 < costs.level < inf and 0 <= costs.catch_up < inf and 0 <= costs.growth < inf):
+            raise ValueError("costs that cannot be")
+        for name, curve in costs._curves().items():
+            curve.load(record[name])
+        return costs
+
+    def _curves(self) -> dict[str, Curve]:
+        return {"score": self.score, "rest": self.rest, "draft": self.draft}
 
     def _rows_factor(self, work: StepWork) -> float:
         """How much longer a draft takes for several rows than for one."""
