@@ -57,9 +57,9 @@ class Engine:
     - ``max_length`` (None): the limit of a sequence's tokens, prompt included. None is the target's context, at most
       2048; with an attention window, as many as fit into it together with a draft.
     - ``guidance`` (False): allocate a second row for each, for requests with a ``guidance_scale``.
-    - ``profile`` ("auto"): what the controller begins with, as `paceline advise` measured it: a file; "auto", the one in
-      the cache that was measured of this target and drafter on this machine, if any; or None, nothing. A file of other
-      ones is left with a warning. What this process has learnt of the two itself comes first.
+    - ``profile`` ("auto"): what the controller begins with, as `paceline advise` measured it: a file; "auto", the one
+      in the cache that was measured of this target and drafter on this machine, if any; or None, nothing. A file of
+      other ones is ignored with a warning. What this process has learnt of the two itself comes first.
 
     Raises ValueError for options that do not fit together, and for caches that exceed the free memory.
     """
