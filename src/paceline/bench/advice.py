@@ -7,11 +7,11 @@ from statistics import fmean
 import numpy as np
 
 from paceline.api import Engine, Loaded, SamplingParams
-from paceline.bench.depth_trials import DepthTrials, Trials
+from paceline.bench.depth_trials import HOLD, DepthTrials, Trials
 from paceline.bench.statistics import LEVEL, Estimate
 from paceline.core.step import PhaseSeconds
 from paceline.drafters.base import Drafter
-from paceline.engine.costs import DepthCost, StepCosts, StepWork
+from paceline.engine.costs import QUARTILE, DepthCost, StepCosts, StepWork
 from paceline.engine.knowledge import GROWTH, MAX_DRAFT_TOKENS, Knowledge
 
 ROUNDS = 16  # of all draft lengths, at least
@@ -145,7 +145,7 @@ def advise(setting: Setting, trials: Trials, *, device: str, change: Change | No
         )
         for depth, (taken, tokens) in enumerate(zip(seconds, expected, strict=True))
     ]
-    spreads = _spreads(trials)
+    spreads = _spreads(trials, costs)
     speedups = [
         Estimate(value=ratio, low=ratio * low, high=ratio * high)
         for ratio, (low, high) in zip((one.expected / one.break_even for one in depths), spreads, strict=True)
@@ -170,28 +170,28 @@ def _expected(trials: Trials, prompts: Sequence[int] | None = None) -> list[floa
     return found
 
 
-def _spreads(trials: Trials) -> list[tuple[float, float]]:
+def _spreads(trials: Trials, costs: StepCosts) -> list[tuple[float, float]]:
     """The interval of every length's speed-up over its value, by resampling prompts and rounds."""
     random = np.random.default_rng(0)
     numbers = list(trials.counts)
     whole = np.asarray(_expected(trials))
     drawn = random.choice(numbers, size=(RESAMPLES, len(numbers))) if numbers else np.zeros((RESAMPLES, 0), dtype=int)
     tokens = np.asarray([_expected(trials, list(map(int, chosen))) for chosen in drawn]) / whole  # [resamples, depths]
-    ratios = _ratios_by_round(trials)
-    rounds = random.integers(0, len(ratios), size=(RESAMPLES, len(ratios)))
-    times = np.median(ratios[rounds], axis=1) / np.median(ratios, axis=0)
+    errors = _errors_by_round(trials, costs)
+    rounds = random.integers(0, len(errors), size=(RESAMPLES, len(errors)))
+    drawn_errors = errors[rounds].reshape(RESAMPLES, -1, errors.shape[-1])
+    one = np.ones_like(drawn_errors[:, :1])  # for a length that no drawn round has
+    times = np.nanquantile(np.concatenate((drawn_errors, one), axis=1), QUARTILE, axis=1)  # [resamples, depths]
+    times = times / times[:, :1] / (np.median(times, axis=0) / np.median(times[:, 0]))
     low, high = np.quantile(tokens / times, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return [(float(below), float(above)) for below, above in zip(low, high, strict=True)]
 
 
-def _ratios_by_round(trials: Trials) -> np.ndarray:
-    """Seconds of a step of each length over those of a plain one, of every whole round: [rounds, depths]."""
-    by_round: dict[int, dict[int, list[float]]] = {}
-    for step in trials.steps:
-        by_round.setdefault(step.round, {}).setdefault(step.work.depth, []).append(step.seconds.total)
-    table = [
-        [fmean(taken[depth]) / fmean(taken[0]) for depth in range(MAX_DRAFT_TOKENS + 1)]
-        for taken in by_round.values()
-        if len(taken) == MAX_DRAFT_TOKENS + 1
-    ]
-    return np.asarray(table or [[1.0] * (MAX_DRAFT_TOKENS + 1)])
+def _errors_by_round(trials: Trials, costs: StepCosts) -> np.ndarray:
+    """Seconds of every timed step over what is expected of its work, by round: [rounds, steps, depths], some NaN."""
+    first = min(step.round for step in trials.steps)
+    last = max(step.round for step in trials.steps)
+    found = np.full((last - first + 1, HOLD, MAX_DRAFT_TOKENS + 1), np.nan)
+    for number, step in enumerate(trials.steps):
+        found[step.round - first, number % HOLD, step.work.depth] = step.seconds.total / costs.seconds(step.work).total
+    return found

@@ -59,7 +59,7 @@ def title_of(setting: Setting) -> str:
 
 def table_of(one: Advice) -> Table:
     """Every draft length of a setting."""
-    titles = ("draft tokens", "step", "pays from", "expected", "speed-up", "interval", "timed")
+    titles = ("draft tokens", "step", "pays from", "expected", "speed-up", "interval", "steps")
     rows = (
         (
             str(cost.depth),
@@ -68,7 +68,7 @@ def table_of(one: Advice) -> Table:
             f"{cost.expected:.2f} tokens",
             f"{speedup.value:.2f}x",
             f"{speedup.low:.2f} to {speedup.high:.2f}" if cost.depth else "",
-            f"{cost.times_measured} times",
+            str(cost.times_measured),
         )
         for cost, speedup in zip(one.depths, one.speedups, strict=True)
     )

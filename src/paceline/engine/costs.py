@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log
-from statistics import median
 from typing import Any, final
 
 from paceline.core.step import PhaseSeconds
@@ -19,6 +18,7 @@ DISTURBED = 1.3  # a cost that was measured to be so many times what was known c
 WARM = 3  # the least of so many first measurements counts: some are of cold caches
 CATCH_UP = 0.002  # of a token that the drafter has missed, until it is measured
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
+QUARTILE = 0.25  # which of many timings of one kind counts: other programs only make steps slower
 EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
 
 
@@ -70,11 +70,11 @@ class Curve:
         return self.known.get(_entry(count), (0.0, 0))[1]
 
     def fit(self, costs: Iterable[tuple[float, float]]) -> None:
-        """Know the medians of ``costs`` by their counts, and nothing else."""
+        """Know the lower quartiles of ``costs`` by their counts, and nothing else."""
         ratios: defaultdict[int, list[float]] = defaultdict(list)
         for count, cost in costs:
             ratios[_entry(count)].append(cost / self.prior(count))
-        self.known = {count: (median(found), len(found)) for count, found in ratios.items()}
+        self.known = {count: (quartile(found), len(found)) for count, found in ratios.items()}
         self._first, self._order = {}, sorted(self.known)
 
     def as_record(self) -> list[list[float]]:
@@ -87,6 +87,11 @@ class Curve:
             raise ValueError("costs that cannot be")
         self.known = {int(count): (float(ratio), int(times)) for count, ratio, times in record}
         self._first, self._order = {}, sorted(self.known)
+
+
+def quartile(values: Sequence[float]) -> float:
+    """The lower quartile of some values."""
+    return sorted(values)[int(QUARTILE * len(values))]
 
 
 def _entry(count: float) -> int:
@@ -166,13 +171,13 @@ class StepCosts:
 
     @classmethod
     def fitted(cls, steps: Sequence[tuple[StepWork, PhaseSeconds]], *, growth: float) -> "StepCosts":
-        """The medians of ``steps`` that were timed side by side, so that one level holds for all of them.
+        """The lower quartiles of ``steps`` that were timed side by side, so that one level holds for all of them.
 
         That is the forward of the fewest nodes. What drafting costs is taken from the steps of the fewest rows.
         """
         costs = cls(growth=growth)
         fewest = min(work.nodes for work, _ in steps)
-        level = median(taken.score / costs.score.prior(fewest) for work, taken in steps if work.nodes == fewest)
+        level = quartile([taken.score / costs.score.prior(fewest) for work, taken in steps if work.nodes == fewest])
         rows = min((work.drafted / work.depth for work, _ in steps if work.depth), default=0)
         costs.level, costs.num_observed = level, len(steps)
         costs.score.fit((work.nodes, taken.score / level) for work, taken in steps)

@@ -211,9 +211,9 @@ class Advise(Command):
             console.print(sentence, soft_wrap=True, markup=False)
         steps = sum(one.num_steps for one in found.advice)
         console.print(
-            f"Estimated from the times and the acceptance of {steps} steps on {num_prompts} prompts; intervals are 95 "
-            "%, over prompts and rounds of timing. The length need not be given: by default (auto) a controller chooses "
-            "it for every row and step.",
+            f"Estimated from the times and the acceptance of {steps} steps on {num_prompts} prompts; intervals are "
+            "95 %, over prompts and rounds of timing. The length need not be given: by default (auto) a controller "
+            "chooses it for every row and step.",
             soft_wrap=True,
         )
         if what_if is not None:
