@@ -93,9 +93,15 @@ class Products:
 
     def scaled(self, seconds: float, rows: float) -> float:
         """Of ``seconds`` of a forward of ``rows`` rows, those that it would take there."""
-        here = self._seconds(self.now, rows)
-        share = min(1.0, here / seconds) if seconds else 0.0
-        return seconds * (1 - share + share * self._seconds(self.there, rows) / here)
+        return seconds * self.factor(rows, self.share(seconds, rows))
+
+    def share(self, seconds: float, rows: float) -> float:
+        """The part of a forward's ``seconds`` that its products take."""
+        return min(1.0, self._seconds(self.now, rows) / seconds) if seconds else 0.0
+
+    def factor(self, rows: float, share: float) -> float:
+        """How many times as long takes there what spends ``share`` of its time on products of ``rows`` rows."""
+        return 1 - share + share * self._seconds(self.there, rows) / self._seconds(self.now, rows)
 
     def _seconds(self, rates: Rates, rows: float) -> float:
         products = rates.products[self.work.products]
@@ -128,8 +134,7 @@ class Imagined:
             if self.draft is not None:
                 drafting = work.depth * self.draft.scaled(each, rows)
             elif self.drafts_with_target:
-                forward = self.target.scaled(1.0, rows)
-                drafting *= forward
+                drafting *= self.target.factor(rows, self.target.share(seconds.score, work.nodes))
         return replace(seconds, draft=drafting, score=self.target.scaled(seconds.score, work.nodes))
 
 
