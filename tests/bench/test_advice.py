@@ -98,11 +98,11 @@ def rates(read, peak, *, rows=(1, 8)):
 WORK = Work(dtype="bfloat16", weight_bytes=10**9, num_weights=5 * 10**8, slot_bytes=0, slot_flops=0)
 
 
-def imagined(**changes):
+def imagined(*, kernel=False, **changes):
     """A change of a machine of 10 GB/s and 1000 GFLOP/s: the forward of one node reads for 0.1 s."""
     here = rates(10e9, 1e12)
     there = what_if._scaled(here, **{"memory": 1.0, "arithmetic": 1.0, **changes})
-    return Products(work=WORK, now=here, there=there)
+    return Products(work=WORK, now=here, there=there, kernel=kernel)
 
 
 def test_memory_bound_forwards_follow_the_bandwidth_and_not_the_arithmetic():
@@ -113,7 +113,7 @@ def test_memory_bound_forwards_follow_the_bandwidth_and_not_the_arithmetic():
 def test_compute_bound_forwards_follow_the_arithmetic_and_not_the_bandwidth():
     here = rates(1e12, 1e10)
     for changes, factor in ((dict(memory=2.0, arithmetic=1.0), 1), (dict(memory=1.0, arithmetic=2.0), 2)):
-        change = Products(work=WORK, now=here, there=what_if._scaled(here, **changes))
+        change = Products(work=WORK, now=here, there=what_if._scaled(here, **changes), kernel=False)
         assert change.scaled(0.8, 8) == pytest.approx(0.8 * factor, rel=0.01)
 
 
@@ -127,6 +127,11 @@ def test_what_is_no_product_stays_as_measured():
     shared = Imagined(target=change.target, draft=None, drafts_with_target=True, assumptions=())
     assert shared(StepWork(3, 2, 2), PhaseSeconds(draft=0.2, score=0.1)).draft == pytest.approx(0.4, rel=0.01)
     assert shared(StepWork(1), PhaseSeconds(draft=0.2, score=0.1)).draft == 0.2, "a plain step drafts nothing"
+
+
+def test_the_rest_of_a_forward_in_the_kernel_follows_the_arithmetic():
+    assert imagined(kernel=True, arithmetic=2.0).scaled(0.15, 1) == pytest.approx(0.2, rel=0.01)
+    assert imagined(kernel=True, memory=2.0).scaled(0.15, 1) == pytest.approx(0.25, rel=0.01)
 
 
 def test_the_same_machine_changes_nothing():
@@ -153,14 +158,14 @@ def measured(monkeypatch):
 
 
 def test_threads_that_the_machine_has_are_measured(measured):
-    made = imagine(WhatIf(threads=2), target=None, draft=None, drafts_with_target=False, progress=print)
+    made = imagine(WhatIf(threads=2), target=None, draft=None, drafts_with_target=False, kernel=False, progress=print)
     assert measured == [1, 2] and torch.get_num_threads() == 1
     assert made.target.scaled(0.1, 1) == pytest.approx(0.05)
     assert "10 GB/s and 1e+03 GFLOP/s here, 20 GB/s and 2e+03 GFLOP/s there" in made.assumptions[0]
 
 
 def test_more_threads_than_cores_add_arithmetic_and_no_bandwidth(measured):
-    made = imagine(WhatIf(threads=8), target=None, draft=None, drafts_with_target=False, progress=print)
+    made = imagine(WhatIf(threads=8), target=None, draft=None, drafts_with_target=False, kernel=False, progress=print)
     there = made.target.there
     assert there.read == 20e9 and there.products["bfloat16"].peak == pytest.approx(8e12)
     assert "8 threads are more than the 2 cores here" in made.assumptions[0]
@@ -168,7 +173,7 @@ def test_more_threads_than_cores_add_arithmetic_and_no_bandwidth(measured):
 
 def test_bandwidth_and_arithmetic_are_given_as_absolute_figures(measured):
     asked = WhatIf(bandwidth=5e9, flops=4e12)
-    there = imagine(asked, target=None, draft=None, drafts_with_target=False, progress=print).target.there
+    there = imagine(asked, target=None, draft=None, drafts_with_target=False, kernel=False, progress=print).target.there
     assert there.read == pytest.approx(5e9) and there.products["bfloat16"].peak == pytest.approx(4e12)
     assert str(asked) == "bandwidth=5,flops=4000"
 

@@ -6,6 +6,7 @@ from itertools import product
 from typing import cast
 
 from paceline.api import Loaded
+from paceline.api.loading import runnable
 from paceline.bench.advice import Advice, Setting, advise, fit, measure
 from paceline.bench.depth_trials import Trials
 from paceline.bench.what_if import Imagined, WhatIf, imagine
@@ -14,6 +15,7 @@ from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.knowledge import Knowledge, unwrapped
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.wrapped import WrappedLM
 
 Progress = Callable[[str, float], None]  # what is measured, and the share of all that is done
 
@@ -90,5 +92,6 @@ def _imagined(asked: WhatIf | None, target: Loaded, drafter: Drafter, say: Calla
         target=cast(DecoderLM, target.lm),
         draft=draft if isinstance(draft, DecoderLM) else None,
         drafts_with_target=isinstance(drafter, GrowingDrafter),
+        kernel=isinstance(runnable(target), WrappedLM),
         progress=say,
     )

@@ -1,7 +1,8 @@
 """What steps would take on a machine of another bandwidth, arithmetic or number of threads, by the roofline.
 
-Reading and computing of the products is scaled. What else a step takes stays as it was measured: attention, norms,
-choosing tokens, and the host's work.
+Reading and computing of the products is scaled by both, and what else the CPU kernel does in a forward, attention and
+norms, by the arithmetic. What else a step takes stays as it was measured: choosing tokens, and the host's work; and in
+forwards of torch's own operations, what is no product.
 """
 
 import os
@@ -90,6 +91,7 @@ class Products:
     work: Work
     now: Rates
     there: Rates
+    kernel: bool  # whether the rest of a forward is the kernel's work, not the host's
 
     def scaled(self, seconds: float, rows: float) -> float:
         """Of ``seconds`` of a forward of ``rows`` rows, those that it would take there."""
@@ -101,7 +103,9 @@ class Products:
 
     def factor(self, rows: float, share: float) -> float:
         """How many times as long takes there what spends ``share`` of its time on products of ``rows`` rows."""
-        return 1 - share + share * self._seconds(self.there, rows) / self._seconds(self.now, rows)
+        peak = self.now.products[self.work.products].peak / self.there.products[self.work.products].peak
+        products = self._seconds(self.there, rows) / self._seconds(self.now, rows)
+        return share * products + (1 - share) * (peak if self.kernel else 1.0)
 
     def _seconds(self, rates: Rates, rows: float) -> float:
         products = rates.products[self.work.products]
@@ -139,15 +143,24 @@ class Imagined:
 
 
 def imagine(
-    asked: WhatIf, *, target: DecoderLM, draft: DecoderLM | None, drafts_with_target: bool, progress: Progress
+    asked: WhatIf,
+    *,
+    target: DecoderLM,
+    draft: DecoderLM | None,
+    drafts_with_target: bool,
+    kernel: bool,
+    progress: Progress,
 ) -> Imagined:
-    """The machine that is ``asked`` for, beside this one, whose rates are measured for what the models read."""
+    """The machine that is ``asked`` for, beside this one, whose rates are measured for what the models read.
+
+    ``kernel`` says whether both models run in the CPU kernel.
+    """
     assumptions: list[str] = []
     pairs: list[Products] = []
     for lm in (target,) if draft is None else (target, draft):
         now = measure_model_rates(lm, progress=progress)
         there = now if asked.threads is None else _with_threads(lm, asked.threads, now, assumptions, progress)
-        pairs.append(Products(work=forward_work(lm), now=now, there=there))
+        pairs.append(Products(work=forward_work(lm), now=now, there=there, kernel=kernel))
     read, peak = pairs[0].there.read, pairs[0].there.products[pairs[0].work.products].peak
     slower = 1.0 if asked.bandwidth is None else read / asked.bandwidth
     longer = 1.0 if asked.flops is None else peak / asked.flops
@@ -156,7 +169,11 @@ def imagine(
         f"products with the target's weights: {_describe(pairs[0].now, pairs[0].work)} here, "
         f"{_describe(pairs[0].there, pairs[0].work)} there"
     )
-    assumptions.append("all else in a step takes as long as here")
+    assumptions.append(
+        "attention and norms take as much longer as the arithmetic, and all else in a step takes as long as here"
+        if kernel
+        else "all else in a step takes as long as here"
+    )
     return Imagined(
         target=pairs[0],
         draft=pairs[1] if draft is not None else None,
