@@ -5,9 +5,10 @@ import torch
 
 from paceline.api import build_drafter, load
 from paceline.bench import what_if
-from paceline.bench.advice import Setting, advise, fit, measure
+from paceline.bench.advice import Advice, Setting, advise, fit, measure
 from paceline.bench.advisor import find_advice
 from paceline.bench.depth_trials import HOLD, DepthTrials
+from paceline.bench.statistics import Estimate
 from paceline.bench.what_if import Imagined, Products, WhatIf, imagine, read_what_if
 from paceline.core.step import PhaseSeconds
 from paceline.engine.costs import StepWork
@@ -52,6 +53,15 @@ def test_the_advice_is_what_the_machine_gives(acceptance, rows):
         speedup(acceptance, depth, rows=rows, **costs) for depth in range(1, MAX_DRAFT_TOKENS + 1)
     )
     assert found.speedup.low <= found.speedup.value <= found.speedup.high
+
+
+def test_a_length_that_pays_goes_before_one_that_may():
+    def ranges(*given):
+        values = [Estimate(value=1.0, low=1.0, high=1.0), *(Estimate(value=v, low=low, high=2.0) for v, low in given)]
+        return Advice(setting=SETTING, depths=(), speedups=values, num_steps=1)
+
+    assert ranges((1.2, 1.1), (1.3, 0.9)).best == 1 and ranges((1.2, 1.1), (1.3, 0.9)).pays
+    assert ranges((1.2, 0.8), (1.3, 0.9)).best == 2 and not ranges((1.2, 0.8), (1.3, 0.9)).pays
 
 
 def test_useless_drafts_do_not_pay():

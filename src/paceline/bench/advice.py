@@ -43,8 +43,9 @@ class Advice:
 
     @property
     def best(self) -> int:
-        """The draft length with the highest speed-up, at least 1."""
-        return max(range(1, len(self.speedups)), key=lambda depth: self.speedups[depth].value)
+        """The draft length, at least 1, with the highest speed-up: of those that pay, if any does."""
+        paying = [depth for depth in range(1, len(self.speedups)) if self.speedups[depth].low > 1]
+        return max(paying or range(1, len(self.speedups)), key=lambda depth: self.speedups[depth].value)
 
     @property
     def speedup(self) -> Estimate:

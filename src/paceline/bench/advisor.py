@@ -14,6 +14,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.knowledge import Knowledge, unwrapped
+from paceline.hardware.rates import Rates
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.wrapped import WrappedLM
 
@@ -66,8 +67,9 @@ def find_advice(
             seed=seed,
             progress=report,
         )
+    measured: dict[DecoderLM, tuple[Rates, Rates]] = {}
     changes = {
-        name: _imagined(what_if, target, drafter, lambda what: progress(what, 1.0))
+        name: _imagined(what_if, target, drafter, lambda what: progress(what, 1.0), measured)
         for name, drafter in (drafters.items() if what_if is not None else ())
     }
     return Findings(
@@ -85,7 +87,13 @@ def find_advice(
     )
 
 
-def _imagined(asked: WhatIf | None, target: Loaded, drafter: Drafter, say: Callable[[str], None]) -> Imagined:
+def _imagined(
+    asked: WhatIf | None,
+    target: Loaded,
+    drafter: Drafter,
+    say: Callable[[str], None],
+    measured: dict[DecoderLM, tuple[Rates, Rates]],
+) -> Imagined:
     draft = unwrapped(drafter.lm) if isinstance(drafter, ModelDrafter) else None
     return imagine(
         asked or WhatIf(),
@@ -94,4 +102,5 @@ def _imagined(asked: WhatIf | None, target: Loaded, drafter: Drafter, say: Calla
         drafts_with_target=isinstance(drafter, GrowingDrafter),
         kernel=isinstance(runnable(target), WrappedLM),
         progress=say,
+        measured=measured,
     )

@@ -151,18 +151,23 @@ def imagine(
     drafts_with_target: bool,
     kernel: bool,
     progress: Progress,
+    measured: dict[DecoderLM, tuple[Rates, Rates]] | None = None,
 ) -> Imagined:
     """The machine that is ``asked`` for, beside this one, whose rates are measured for what the models read.
 
-    ``kernel`` says whether both models run in the CPU kernel.
+    ``kernel`` says whether both models run in the CPU kernel. ``measured`` (None: nothing) has the rates that earlier
+    calls measured for the same machine, and takes those of this one.
     """
     assumptions: list[str] = []
     pairs: list[Products] = []
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     wanted = threads if asked.threads is None else asked.threads
     usable = min(wanted, cores)
+    known = {} if measured is None else measured
     for lm in (target,) if draft is None else (target, draft):
-        now, there = _measure(lm, (threads, usable), progress)
+        if lm not in known:
+            known[lm] = _measure(lm, (threads, usable), progress)
+        now, there = known[lm]
         there = _scaled(there, memory=1.0, arithmetic=usable / wanted)
         pairs.append(Products(work=forward_work(lm), now=now, there=there, kernel=kernel))
     if wanted > usable:
@@ -191,7 +196,7 @@ def imagine(
     )
 
 
-def _measure(lm: DecoderLM, threads: tuple[int, int], progress: Progress) -> list[Rates]:
+def _measure(lm: DecoderLM, threads: tuple[int, int], progress: Progress) -> tuple[Rates, Rates]:
     """Rates with each number of ``threads``, the best of TURNS in turn: other programs only make them lower."""
     found: dict[int, Rates] = {}
     for _ in range(TURNS):
@@ -199,7 +204,7 @@ def _measure(lm: DecoderLM, threads: tuple[int, int], progress: Progress) -> lis
             with _threads(count):
                 rates = measure_model_rates(lm, progress=progress)
             found[count] = rates if count not in found else _best(found[count], rates)
-    return [found[count] for count in threads]
+    return found[threads[0]], found[threads[1]]
 
 
 def _best(one: Rates, other: Rates) -> Rates:
