@@ -69,6 +69,8 @@ def test_conditions_tell_models_drafters_precision_and_threads_apart(target):
     }
     for name, other in changes.items():
         assert other[name] != own[name] and other["machine"] == own["machine"], name
+    adapted = conditions(load(pair().target, device="cpu", backend="hf"))
+    assert adapted["model"] != conditions(load(pair().draft, device="cpu", backend="hf"))["model"]
     torch.set_num_threads(2)
     try:
         assert conditions(target)["number of threads"] == "2"

@@ -26,7 +26,7 @@ def best_by_conditions(advice: Sequence[Advice]) -> list[Advice]:
         return one.setting.batch_size, one.setting.temperature
 
     groups = groupby(sorted(advice, key=conditions), key=conditions)
-    return [max(found, key=lambda one: one.speedup.value) for _, found in groups]
+    return [max(found, key=lambda one: (one.pays, one.speedup.value)) for _, found in groups]
 
 
 def sentences(advice: Sequence[Advice]) -> list[str]:
