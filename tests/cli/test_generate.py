@@ -139,7 +139,13 @@ def test_options_reach_the_stream_and_defaults_are_greedy_and_short(monkeypatch)
     )
     words = ("--num-draft-tokens", 2, "--verifier", "rejection", "--batch-size", 2, "--max-tokens", 3, "--top-k", 9)
     assert run(command(*words)) == run(command()) == 0
-    defaults = {"drafter": None, "verifier": "coupled", "num_draft_tokens": "auto", "batch_size": None}
+    defaults = {
+        "drafter": None,
+        "verifier": "coupled",
+        "num_draft_tokens": "auto",
+        "batch_size": None,
+        "profile": "auto",
+    }
     assert seen == [
         (
             SamplingParams(temperature=0.0, max_tokens=3, seed=0, top_k=9),

@@ -1,5 +1,7 @@
 """``num_draft_tokens``: a number, "auto", or a Plan."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypeAlias
 
 from paceline.core.plan import Fixed, Plan
@@ -8,12 +10,13 @@ from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.none import NoDrafter
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
-from paceline.engine.knowledge import MAX_DRAFT_TOKENS, knowledge_of, new_knowledge
+from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, knowledge_of, new_knowledge
 from paceline.engine.watch import Watch
 from paceline.models.base import LM
 from paceline.verifiers.base import Verifier
 
 NumDraftTokens: TypeAlias = int | Literal["auto"] | Plan
+Begin: TypeAlias = Callable[[Drafter, Knowledge], None]  # adds to what is known of a drafter where that is nothing
 
 
 def check_draft_length(count: NumDraftTokens) -> None:
@@ -40,8 +43,22 @@ def longest_draft(count: NumDraftTokens, drafter: Drafter) -> int:
     return MAX_DRAFT_TOKENS if count == "auto" else count
 
 
-def plan_of(count: NumDraftTokens, *, target: LM, drafter: Drafter, verifier: Verifier, rows: int) -> Plan:
-    """The plan of an engine.
+def is_controlled(count: NumDraftTokens, *, drafter: Drafter, verifier: Verifier) -> bool:
+    """Whether a single controller chooses draft lengths by what is known of the target and the drafter."""
+    several = isinstance(drafter, CandidateDrafters)
+    return count == "auto" and verifier.same_tokens and not several and longest_draft(count, drafter) > 0
+
+
+def plan_of(
+    count: NumDraftTokens,
+    *,
+    target: LM,
+    drafter: Drafter,
+    verifier: Verifier,
+    rows: int,
+    begin: Begin | None = None,
+) -> Plan:
+    """The plan of an engine. ``begin`` adds to what is known of a drafter where that is nothing.
 
     A number is watched where plain steps change no token. The controller is timed there too; elsewhere it decides by
     each request's own acceptance alone, so that the same seed gives the same tokens.
@@ -58,20 +75,29 @@ def plan_of(count: NumDraftTokens, *, target: LM, drafter: Drafter, verifier: Ve
                 "drafts depends on the clock, so a seed would not give the same tokens; give one drafter, or the "
                 "verifier coupled"
             )
-        controllers = [_controller(target, one, verifier, rows=rows, postpones=False) for one in drafter.drafters]
+        controllers = [
+            _controller(target, one, verifier, rows=rows, postpones=False, begin=begin) for one in drafter.drafters
+        ]
         return CandidatePlan(controllers)
     if count == "auto":
-        return _controller(target, drafter, verifier, rows=rows, postpones=drafter.postpones)
+        return _controller(target, drafter, verifier, rows=rows, postpones=drafter.postpones, begin=begin)
     return Watch(plan=Fixed(most)) if verifier.same_tokens else Fixed(most)
 
 
-def _controller(target: LM, drafter: Drafter, verifier: Verifier, *, rows: int, postpones: bool) -> Controller:
+def _controller(
+    target: LM, drafter: Drafter, verifier: Verifier, *, rows: int, postpones: bool, begin: Begin | None
+) -> Controller:
     most, timed = MAX_DRAFT_TOKENS, verifier.same_tokens
+    known = new_knowledge(target.device, most)
+    if timed:
+        known = knowledge_of(
+            target, drafter, max_draft_tokens=most, begin=None if begin is None else partial(begin, drafter)
+        )
     return Controller(
         rows=rows,
         max_draft_tokens=most,
         num_nodes=[drafter.max_nodes(depth) - 1 for depth in range(most + 1)],
-        knowledge=knowledge_of(target, drafter, max_draft_tokens=most) if timed else new_knowledge(target.device, most),
+        knowledge=known,
         ends_early=drafter.ends_early,
         postpones=postpones,
         timed=timed,

@@ -10,8 +10,9 @@ import torch
 
 from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier
 from paceline.api.completion import Completion, Criterion
-from paceline.api.draft_length import NumDraftTokens, longest_draft, plan_of
+from paceline.api.draft_length import NumDraftTokens, is_controlled, longest_draft, plan_of
 from paceline.api.loading import Loaded, ops_of, runnable
+from paceline.api.profiles import ProfileLike, begin_with, check_profile
 from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
@@ -57,6 +58,9 @@ class Engine:
     - ``max_length`` (None): the limit of a sequence's tokens, prompt included. None is the target's context, at most
       2048; with an attention window, as many as fit into it together with a draft.
     - ``guidance`` (False): allocate a second row for each, for requests with a ``guidance_scale``.
+    - ``profile`` ("auto"): what the controller begins with, as `paceline advise` measured it: a file; "auto", the one
+      in the cache that was measured of this target and drafter on this machine, if any; or None, nothing. A file of
+      other ones is ignored with a warning. What this process has learnt of the two itself comes first.
 
     Raises ValueError for options that do not fit together, and for caches that exceed the free memory.
     """
@@ -71,6 +75,7 @@ class Engine:
         batch_size: int = 8,
         max_length: int | None = None,
         guidance: bool = False,
+        profile: ProfileLike = "auto",
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1")
@@ -87,6 +92,7 @@ class Engine:
                 f"verifier {name!r} under exact=True: its tokens depend on what is drafted; choose 'coupled', or "
                 "load the target without exact"
             )
+        check_profile(profile, controlled=is_controlled(count, drafter=drafting.drafter, verifier=chosen))
         agree(drafting.drafter, chosen)  # before memory is checked
         length = max_length
         if length is None:
@@ -103,7 +109,14 @@ class Engine:
             target=runnable(target),
             drafter=drafting.drafter,
             verifier=chosen,
-            plan=plan_of(count, target=target.lm, drafter=drafting.drafter, verifier=chosen, rows=batch_size),
+            plan=plan_of(
+                count,
+                target=target.lm,
+                drafter=drafting.drafter,
+                verifier=chosen,
+                rows=batch_size,
+                begin=begin_with(profile, target=target),
+            ),
             rows=batch_size,
             max_length=length,
             guidance=guidance,
@@ -235,6 +248,7 @@ def engine_for(
     num_texts: int,
     max_length: int | None,
     guidance: bool = False,
+    profile: ProfileLike = "auto",
 ) -> Engine:
     """An engine for one call of ``num_texts`` sequences: one row for each, at most 16 and what memory allows.
 
@@ -262,4 +276,5 @@ def engine_for(
         batch_size=min(rows, num_texts),
         max_length=length,
         guidance=guidance,
+        profile=profile,
     )

@@ -4,6 +4,7 @@ from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.draft_length import NumDraftTokens
 from paceline.api.engine import engine_for
 from paceline.api.loading import Loaded
+from paceline.api.profiles import ProfileLike
 from paceline.api.prompts import Prompts, encode, split
 from paceline.api.requests import ParamsLike, guidance, per_prompt
 from paceline.api.results import Result
@@ -19,6 +20,7 @@ def generate(
     verifier: VerifierLike = "coupled",
     num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
+    profile: ProfileLike = "auto",
 ) -> list[Result]:
     """Generate from every prompt; results in order, the ``n`` samples of a prompt together.
 
@@ -33,6 +35,7 @@ def generate(
     - ``num_draft_tokens`` ("auto": as many as pay, at most 8): drafted tokens per step; or a Plan.
     - ``batch_size`` (None: one row per sequence, at most 16 and what half of the free memory holds): rows that run
       together. It changes no token.
+    - ``profile`` ("auto"): what the controller of draft lengths begins with, as in ``Engine``.
 
     Raises ValueError, naming the prompt, before any work; on Ctrl-C, Interrupted with the results so far.
     """
@@ -44,6 +47,7 @@ def generate(
         verifier=verifier,
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
+        profile=profile,
     ).drain()
 
 
@@ -56,6 +60,7 @@ def stream(
     verifier: VerifierLike = "coupled",
     num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
+    profile: ProfileLike = "auto",
 ) -> Stream:
     """``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early."""
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
@@ -73,6 +78,7 @@ def stream(
         verifier=verifier,
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
+        profile=profile,
         num_texts=sum(option.n for option in options),
         guidance=any(guide is not None for guide in guides),
         max_length=None if len(counted) < len(wanted) else min(target.lm.max_positions, max(counted)),

@@ -3,6 +3,7 @@
 Reads no weights and decodes nothing.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -14,6 +15,7 @@ from paceline.hardware.rates import WORKING_SET, Progress, Rates, measure_rates
 from paceline.hardware.roofline import Work
 from paceline.hardware.speed_limit import Limit, limit
 from paceline.models.backend import gemm_for
+from paceline.models.native.decoder import DecoderLM
 from paceline.models.work import forward_work
 
 LEAST = 4 << 20  # bytes; reading fewer takes less time than the call
@@ -63,13 +65,27 @@ def measure_roofline(
     for name, found in (("target", target), ("draft", draft)):
         if found is not None and found.decoder is not None:
             works[name] = forward_work(found.decoder)
-            rates = _with_integers(rates, found, works[name], device, progress=progress, clock=clock)
+            rates = _with_integers(rates, found.decoder, device, progress=progress, clock=clock)
     limits = [
         limit(works["target"], works.get("draft"), rates, acceptance=rate, rows=batch_size, slots=context)
         for rate in ((), *acceptance)
         if "target" in works
     ]
     return Roofline(rates=rates, works=works, limits=limits)
+
+
+def measure_model_rates(lm: DecoderLM, *, progress: Progress, clock: Callable[[], float] = time.perf_counter) -> Rates:
+    """Measure the rates for what a forward of ``lm`` reads, in its precision, with torch's threads."""
+    work = forward_work(lm)
+    rates = measure_rates(
+        gemm_for=gemm_for,
+        dtypes=[lm.dtype],
+        device=lm.device,
+        working_set=max(LEAST, min(WORKING_SET, work.weight_bytes)),
+        progress=progress,
+        clock=clock,
+    )
+    return _with_integers(rates, lm, lm.device, progress=progress, clock=clock)
 
 
 def _working_set(target: Checkpoint | None, draft: Checkpoint | None) -> int:
@@ -82,22 +98,21 @@ def _working_set(target: Checkpoint | None, draft: Checkpoint | None) -> int:
 
 def _with_integers(
     rates: Rates,
-    found: Checkpoint,
-    work: Work,
+    lm: DecoderLM,
     device: torch.device,
     *,
     progress: Progress,
     clock: Callable[[], float],
 ) -> Rates:
-    """``rates`` and those of the products of ``found``, where its matrices are integers and were not measured."""
+    """``rates`` and those of the products of ``lm``, where its matrices are integers and were not measured."""
+    work = forward_work(lm)
     if work.quantization is None or work.products in rates.products:
         return rates
-    assert found.decoder is not None
     progress(f"multiplying in {work.products}")
     products = measure_integers(
-        found.decoder.config,
+        lm.config,
         work.quantization,
-        dtype=found.loaded.dtype,
+        dtype=lm.dtype,
         device=device,
         working_set=rates.working_set,
         clock=clock,

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 import paceline
+from paceline.hardware.processor import processor_name
 from paceline.kernels.cpu.instruction_set import describe_set
 
 
@@ -46,7 +47,7 @@ class Machine:
 def describe() -> Machine:
     """The machine as it is now."""
     return Machine(
-        processor=_processor(),
+        processor=processor_name(),
         num_cores=os.cpu_count() or 0,
         num_threads=torch.get_num_threads(),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
@@ -64,16 +65,6 @@ def hash_source() -> str:
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp")):
         total.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
     return total.hexdigest()[:16]
-
-
-def _processor() -> str:
-    """The processor's name; platform.processor() is empty on most Linux systems."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str:

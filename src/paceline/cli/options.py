@@ -116,6 +116,14 @@ PromptFile = Annotated[
         'its own "params" if needed.'
     ),
 ]
+Profile = Annotated[
+    Path | None,
+    Parameter(
+        help="What draft lengths are chosen by at first: a file that paceline advise wrote; by default the one in the "
+        "cache, if any.",
+        group=DRAFTING,
+    ),
+]
 Json = Annotated[bool, Parameter(help="JSON, one object per line.", group=OUTPUT)]
 Overwrite = Annotated[bool, Parameter(help="Start over where the file exists.", group=OUTPUT)]
 Quiet = Annotated[bool, Parameter(alias="-q", help="Print only results and errors.", group=OUTPUT)]

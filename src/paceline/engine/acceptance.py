@@ -4,7 +4,8 @@ An acceptance is conditional on the token before being accepted; deeper tokens o
 rejected.
 """
 
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
 FIRST_GUESS = 0.6  # of a drafter that nothing is known of
 LEAST, MOST = 0.01, 0.99  # no acceptance is taken for impossible or certain
@@ -42,6 +43,23 @@ class Counts:
         if left_out is not None and num_accepted >= depth:
             self.tried[depth] += weight
             self.accepted[depth] += weight * left_out
+
+    def as_record(self) -> dict[str, object]:
+        """What is counted, for JSON; a newest step weighs 1."""
+        self._rescale()
+        return {"accepted": self.accepted, "tried": self.tried, "asked": self.asked, "offered": self.offered}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Counts":
+        """The counts that ``as_record`` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        accepted, tried = ([float(count) for count in record[name]] for name in ("accepted", "tried"))
+        counts = cls(len(tried))
+        counts.accepted, counts.tried = accepted, tried
+        counts.asked, counts.offered = float(record["asked"]), float(record["offered"])
+        pairs = [*zip(accepted, tried, strict=True), (counts.offered, counts.asked)]
+        if not all(0 <= part <= whole < HEAVIEST for part, whole in pairs):
+            raise ValueError("counts that cannot be")
+        return counts
 
     def _rescale(self) -> None:
         self.accepted = [count / self.weight for count in self.accepted]

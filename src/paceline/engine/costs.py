@@ -4,11 +4,13 @@ Costs are kept in units of a level that follows the machine: a longer context, a
 all steps slower alike, so that a figure that was measured long ago stays comparable with one measured now.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from math import inf
+from typing import Any, final
 
 from paceline.core.step import PhaseSeconds
-from paceline.engine.curve import DISTURBED, Curve, surprise
+from paceline.engine.curve import DISTURBED, Curve, quartile, surprise
 
 FAST = 0.1  # rate at which the level follows what is measured
 FIRST, COLD = 8, 2.0  # a step that is so many times faster than the first ones sets the level: those met cold caches
@@ -64,7 +66,7 @@ class StepCosts:
         """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before."""
         self.num_observed += 1
         catching_up = self.catch_up * missed
-        if not self.level:
+        if self.num_observed == 1:
             self.level = seconds.total / (self(work) + catching_up)
         # The level follows what its curve follows, in the same way: else one would rise for good while the other falls.
         error = seconds.score / (self.score(work.nodes) * self.level)
@@ -91,6 +93,60 @@ class StepCosts:
         """Believe less what was measured of such steps."""
         self.score.doubt(work.nodes)
         self.draft.doubt(work.depth)
+
+    @classmethod
+    def fitted(cls, steps: Sequence[tuple[StepWork, PhaseSeconds]], *, growth: float) -> "StepCosts":
+        """The lower quartiles of ``steps`` that were timed side by side, so that one level holds for all of them.
+
+        That is the forward of the fewest nodes. What drafting costs is taken from the steps of the fewest rows.
+        """
+        costs = cls(growth=growth)
+        fewest = min(work.nodes for work, _ in steps)
+        level = quartile([taken.score / costs.score.prior(fewest) for work, taken in steps if work.nodes == fewest])
+        rows = min((work.drafted / work.depth for work, _ in steps if work.depth), default=0)
+        costs.level, costs.num_observed = level, len(steps)
+        costs.score.fit((work.nodes, taken.score / level) for work, taken in steps)
+        costs.rest.fit(
+            (work.nodes, (taken.decide + taken.rest + (0.0 if work.depth else taken.draft)) / level)
+            for work, taken in steps
+        )
+        costs.draft.fit(
+            (work.depth, taken.draft / level / costs._rows_factor(work))
+            for work, taken in steps
+            if work.depth and work.drafted / work.depth == rows
+        )
+        return costs
+
+    def seconds(self, work: StepWork) -> PhaseSeconds:
+        """Seconds of a step; what comes after the forward is all in ``rest``."""
+        draft = self.draft(work.depth) * self._rows_factor(work) if work.depth else 0.0
+        score, rest = self.score(work.nodes), self.rest(work.nodes)
+        return PhaseSeconds(draft=self.level * draft, score=self.level * score, rest=self.level * rest)
+
+    def as_record(self) -> dict[str, object]:
+        """All that was learnt, for JSON."""
+        return {
+            "level": self.level,
+            "growth": self.growth,
+            "catch_up": self.catch_up,
+            "times_caught_up": self._caught_up,
+            **{name: curve.as_record() for name, curve in self._curves().items()},
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "StepCosts":
+        """The costs that ``as_record`` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        costs = cls(growth=float(record["growth"]))
+        costs.level, costs.catch_up = float(record["level"]), float(record["catch_up"])
+        costs._caught_up = int(record["times_caught_up"])  # the level is that of today's first steps
+        if not (0 < costs.level < inf and 0 <= costs.catch_up < inf and 0 <= costs.growth < inf):
+            raise ValueError("costs that cannot be")
+        for name, curve in costs._curves().items():
+            curve.load(record[name])
+        return costs
+
+    def _curves(self) -> dict[str, Curve]:
+        return {"score": self.score, "rest": self.rest, "draft": self.draft}
 
     def _rows_factor(self, work: StepWork) -> float:
         """How much longer a draft takes for several rows than for one."""

@@ -5,8 +5,9 @@ costs no more than a larger one, and a count that was measured seldom is believe
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
-from math import exp, log
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from math import exp, inf, log
 from typing import final
 
 SLOW = 0.03  # rate at which a cost follows its measurements
@@ -16,6 +17,7 @@ WARM = 4  # the least of so many first measurements counts: some are of cold cac
 OWN_WEIGHT = 2.0  # measurements of a count that weigh as much as its neighbours' costs
 SETTLED = 16  # measurements after which a count is looked at every so many
 DOUBT = 0.5  # of the weight that is left to a count which promises little
+QUARTILE = 0.25  # which of many timings of one kind counts
 LEAST = 1e-6  # no cost is nothing
 EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
 
@@ -55,14 +57,33 @@ class Curve:
     def __call__(self, count: float) -> float:
         """The cost of ``count``; between measured counts the ratio to the prior is interpolated."""
         if self._stale:
-            self._fit()
+            self._smooth_out()
         return self._interpolate(count, self._order, self._smooth) * self.prior(count)
 
     def measured(self, count: float) -> int:
         """How often the cost of ``count`` was measured."""
         return int(self.known.get(_entry(count), (0.0, 0.0))[1])
 
-    def _fit(self) -> None:
+    def fit(self, costs: Iterable[tuple[float, float]]) -> None:
+        """Know the lower quartiles of ``costs`` by their counts, and nothing else."""
+        ratios: defaultdict[int, list[float]] = defaultdict(list)
+        for count, cost in costs:
+            ratios[_entry(count)].append(max(cost, LEAST) / self.prior(count))
+        self.known = {count: (quartile(found), float(len(found))) for count, found in ratios.items()}
+        self._stale = True
+
+    def as_record(self) -> list[list[float]]:
+        """What is known, for JSON: counts, their costs over the prior, and how often each was measured."""
+        return [[count, ratio, times] for count, (ratio, times) in sorted(self.known.items())]
+
+    def load(self, record: list[list[float]]) -> None:
+        """Know what ``as_record`` gave, and nothing else. Raises ValueError for anything else."""
+        if not all(len(entry) == 3 and entry[0] >= 1 and 0 <= entry[1] < inf and entry[2] >= 1 for entry in record):
+            raise ValueError("costs that cannot be")
+        self.known = {int(count): (float(ratio), float(times)) for count, ratio, times in record}
+        self._stale = True
+
+    def _smooth_out(self) -> None:
         """Each measured count by its own measurements and its neighbours'."""
         self._stale = False
         order = self._order = sorted(self.known)
@@ -90,6 +111,11 @@ class Curve:
         one, other = order[at - 1], order[at]
         share = log(count / one) / log(other / one)
         return (1 - share) * ratios[at - 1] + share * ratios[at]
+
+
+def quartile(values: Sequence[float]) -> float:
+    """The lower quartile of some values."""
+    return sorted(values)[int(QUARTILE * len(values))]
 
 
 def surprise(ratio: float) -> float:

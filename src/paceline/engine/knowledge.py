@@ -3,8 +3,8 @@
 Engines come and go, one for each call of ``generate``; the next one starts from what the last one knew.
 """
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.host import HostDrafting
-from paceline.engine.acceptance import Pool
+from paceline.engine.acceptance import Counts, Pool
 from paceline.engine.confidence import Confidence
 from paceline.engine.costs import DepthCost, StepCosts, StepWork
 from paceline.models.base import LM
@@ -57,16 +57,44 @@ class Knowledge:
             )
         return tuple(found)
 
+    def as_record(self) -> dict[str, object]:
+        """All of it, for JSON."""
+        return {"costs": self.costs.as_record(), "acceptance": self.pool.counts.as_record()}
+
+    def load(self, record: Mapping[str, Any]) -> None:
+        """Know what ``as_record`` gave, and nothing else. Raises ValueError, and changes nothing, for anything else."""
+        most = len(self.pool.rates)
+        try:
+            costs, counts = StepCosts.from_record(record["costs"]), Counts.from_record(record["acceptance"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no costs and acceptance of drafts that can be read ({error})") from error
+        if len(counts.tried) != most:
+            raise ValueError(f"the acceptance of {len(counts.tried)} draft tokens, where {most} are drafted at most")
+        self.costs, self.pool = costs, Pool(most)
+        self.pool.counts = counts
+        self.pool.refresh()
+
 
 _KNOWN: WeakKeyDictionary[object, WeakKeyDictionary[object, dict[int, Knowledge]]] = WeakKeyDictionary()
 
 
-def knowledge_of(target: LM, drafter: Drafter, *, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Knowledge:
-    """What is known of ``drafter`` for ``target``; of drafters that keep no model, by their class."""
+def knowledge_of(
+    target: LM,
+    drafter: Drafter,
+    *,
+    max_draft_tokens: int = MAX_DRAFT_TOKENS,
+    begin: Callable[[Knowledge], None] | None = None,
+) -> Knowledge:
+    """What is known of ``drafter`` for ``target``; of drafters that keep no model, by their class.
+
+    Where nothing was known, ``begin`` (None: nothing) may add what was measured earlier.
+    """
     by_drafter = _KNOWN.setdefault(unwrapped(target), WeakKeyDictionary())
     by_depth = by_drafter.setdefault(_identity(drafter), {})
     if max_draft_tokens not in by_depth:
-        by_depth[max_draft_tokens] = new_knowledge(target.device, max_draft_tokens)
+        known = by_depth[max_draft_tokens] = new_knowledge(target.device, max_draft_tokens)
+        if begin is not None:
+            begin(known)
     return by_depth[max_draft_tokens]
 
 

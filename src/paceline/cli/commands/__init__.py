@@ -1,6 +1,7 @@
 """The commands, one file each: the dataclass of its options, with ``run``. Loads no torch."""
 
 from paceline.cli.command import Command
+from paceline.cli.commands.advise import Advise
 from paceline.cli.commands.audit import Audit
 from paceline.cli.commands.bench import Bench
 from paceline.cli.commands.bench_report import BenchReport
@@ -23,6 +24,7 @@ COMMANDS: dict[str, type[Command]] = {
     "score": Score,
     "inspect": Inspect,
     "options": Options,
+    "advise": Advise,
     "roofline": Roofline,
     "audit": Audit,
     "tree": Tree,

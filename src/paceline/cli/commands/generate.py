@@ -13,7 +13,7 @@ from rich.console import Console
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.console import open_notes
-from paceline.cli.options import POSITIONAL, BatchSize, DraftOptions, ModelOptions, OutputOptions, PromptFile
+from paceline.cli.options import POSITIONAL, BatchSize, DraftOptions, ModelOptions, OutputOptions, Profile, PromptFile
 from paceline.cli.prompt_file.journal import STDOUT, check_writable
 from paceline.cli.sampling_options import SamplingOptions
 
@@ -51,6 +51,7 @@ class Generate(Command):
     drafting: DraftOptions = field(default_factory=DraftOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
+    profile: Profile = None
     prompt_file: PromptFile = None
     chat: bool = False
     """The prompt is a user message, or a JSON list of messages."""
@@ -70,6 +71,7 @@ class Generate(Command):
             return Batch(
                 model=self.model,
                 drafting=self.drafting,
+                profile=self.profile or "auto",
                 batch_size=self.batch_size,
                 output=self.output,
                 prompt_file=self.prompt_file,
@@ -82,6 +84,8 @@ class Generate(Command):
     def _check(self, params: "SamplingParams") -> None:
         """Refuse options that contradict each other, before anything is loaded."""
         self.drafting.check()
+        if self.profile is not None and not self.profile.is_file():
+            raise ValueError(f"--profile {self.profile}: no such file; paceline advise writes profiles")
         if self.system is not None and not self.chat:
             raise ValueError("--system without --chat: give --chat too, the prompt is then a user message")
         if self.prompt_file is None:
@@ -114,6 +118,7 @@ class Generate(Command):
                 verifier=self.drafting.verifier,
                 num_draft_tokens=self.drafting.count,
                 batch_size=self.batch_size,
+                profile=self.profile or "auto",
             )
         except ValueError as error:  # there is only one prompt
             raise ValueError(str(error).removeprefix("prompt 0: ")) from error

@@ -15,6 +15,7 @@ from paceline.api.build import build_drafting
 from paceline.api.draft_length import NumDraftTokens, longest_draft
 from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
+from paceline.api.profiles import ProfileLike
 from paceline.api.requests import guidance
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.explain import explain
@@ -43,6 +44,7 @@ class Batch:
     params: SamplingParams
     notes: Console
     entries: Sequence[Entry]
+    profile: ProfileLike = "auto"
     into: Callable[[Sink, Sequence[list[int] | str]], Sink] | None = None
 
     def run(self) -> int:
@@ -169,6 +171,7 @@ class Batch:
             num_texts=self.params.n * num_prompts,
             max_length=longest,
             guidance=guided,
+            profile=self.profile,
         )
 
     def _note(self, text: str) -> None:

@@ -38,14 +38,15 @@ def journal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.waiting")
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *, option: str = "--output") -> None:
     """Raise ValueError unless ``path`` is, or can become, a file that can be written. Creates nothing."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"--output {path}: no plain file; give another name, or - for standard output")
+        other = ", or - for standard output" if option == "--output" else ""
+        raise ValueError(f"{option} {path}: no plain file; give another name{other}")
     if not path.exists() and not path.parent.is_dir():
-        raise ValueError(f"--output {path}: no such directory: {path.parent}; create it, or give another")
+        raise ValueError(f"{option} {path}: no such directory: {path.parent}; create it, or give another")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"--output {path}: not writable; give another file")
+        raise ValueError(f"{option} {path}: not writable; give another file")
 
 
 def read_finished(path: Path, *, run: str, digests: Sequence[str]) -> Finished:

@@ -57,7 +57,7 @@ def as_chat(text: str, *, system: str | None) -> list[Message]:
     return _with_system(_messages_in(text) or [{"role": "user", "content": text}], system)
 
 
-def read_prompts(path: Path, *, chat: bool, system: str | None) -> list[Entry]:
+def read_prompts(path: Path, *, chat: bool, system: str | None, option: str = "--prompt-file") -> list[Entry]:
     """Every line of a file as a prompt: .jsonl holds objects, any other file plain text.
 
     With ``chat`` a plain prompt is a user message, and ``system`` goes before every conversation. A line that is
@@ -66,21 +66,21 @@ def read_prompts(path: Path, *, chat: bool, system: str | None) -> list[Entry]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"--prompt-file {path}: {error.strerror}; give a file that can be read") from error
+        raise ValueError(f"{option} {path}: {error.strerror}; give a file that can be read") from error
     content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
     lines = content.split(b"\n") if content else []
     if not lines:
-        raise ValueError(f"--prompt-file {path}: no prompts in it; give one per line")
+        raise ValueError(f"{option} {path}: no prompts in it; give one per line")
     read = _read_object if path.suffix == ".jsonl" else _read_text
     return [_entry(index, line.removesuffix(b"\r"), read, chat, system) for index, line in enumerate(lines)]
 
 
-def read_valid_prompts(path: Path) -> list[Prompt]:
+def read_valid_prompts(path: Path, *, option: str = "--prompt-file") -> list[Prompt]:
     """The prompts of a file. Raises ValueError, too, where a line is invalid."""
-    entries = read_prompts(path, chat=False, system=None)
+    entries = read_prompts(path, chat=False, system=None, option=option)
     for entry in entries:
         if entry.error is not None:
-            raise ValueError(f"--prompt-file {path}: {entry.error}")
+            raise ValueError(f"{option} {path}: {entry.error}")
     return [entry.prompt for entry in entries if entry.prompt is not None]
 
 
