@@ -202,8 +202,7 @@ class Decoder:
         while not reading.done:
             self.read(reading)
         self.plan.admit(reading.admission.row_numbers, requests)
-        with torch.inference_mode():
-            self.prefill_drafter(reading)
+        self.prefill_drafter(reading)
         self.activate(reading)
 
     @torch.inference_mode()
@@ -248,12 +247,10 @@ class Decoder:
         """Let rows whose prompts are read take part in steps."""
         self.batch.activate(reading.admission.rows)
 
+    @torch.inference_mode()
     def prefill_drafter(self, reading: Reading) -> None:
-        """Let the drafter read the prompts, which the target has read, unless it can and should do so later."""
-        if self.drafter.postpones and not self.plan.drafts_at_once:
-            self.drafter.postpone(reading.admission)
-        else:
-            self.drafter.prefill(self.batch, reading.admission, reading.prompts.hidden)
+        """Let the drafter read the prompts, which the target has read, or postpone that."""
+        self.drafter.begin(self.batch, reading.admission, reading.prompts.hidden, at_once=self.plan.drafts_at_once)
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
@@ -312,13 +309,10 @@ def agree(drafter: Drafter, verifier: Verifier) -> Draw:
     """The draw that both can do, the verifier's favourite. Raises ValueError when there is none."""
     kind, name = type(drafter).__name__, type(verifier).__name__
     if drafter.branches and not verifier.branches:
-        raise ValueError(
-            f"{name} verifies chains and {kind} proposes trees; choose a verifier that follows trees, such as "
-            "'coupled' or 'recursive'"
-        )
-    for draw in verifier.wants:
-        if draw in drafter.draws:
-            return draw
+        raise ValueError(f"{name} verifies chains and {kind} proposes trees; choose a verifier such as 'coupled'")
+    found = next((draw for draw in verifier.wants if draw in drafter.draws), None)
+    if found is not None:
+        return found
     have, want = (", ".join(d.name.lower() for d in sorted(ds)) for ds in (drafter.draws, verifier.wants))
     raise ValueError(
         f"{kind} draws {have} and {name} takes {want}: nothing in common; choose the verifier 'coupled', which takes "

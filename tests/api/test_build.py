@@ -294,9 +294,7 @@ class Branching(NgramDrafter.__base__):
 
 
 def test_tree_drafter_with_a_chain_verifier_names_tree_verifiers():
-    with pytest.raises(
-        ValueError, match="Branching proposes trees; choose a verifier that follows trees, such as"
-    ) as seen_results:
+    with pytest.raises(ValueError, match="Branching proposes trees; choose a verifier such as") as seen_results:
         agree(Branching(), build_verifier("rejection"))
     named = re.findall(r"'(\w+)'", str(seen_results.value))
     assert named and all(build_verifier(name).branches for name in named)

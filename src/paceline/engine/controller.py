@@ -30,9 +30,10 @@ PLAIN_PERIOD = 128  # drafted steps between two plain ones, which keep the cost 
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
 KEEP = 0.94  # weight of a request's former drafted steps, with each
 TELLING = 16  # first drafted steps of a request that say what the next ones will be like
-PATIENCE = 4  # drafted steps between two decisions, or as many as there are rows; fewer while rows are new
+SETTLED = 6  # drafted steps between two decisions, or as many as there are rows
+PATIENCE = 4  # fewer while rows are new: one more after every so many steps
 STRETCH = 32  # steps over which a drafter that stood by must earn what it reads first
-SAMPLE = 4  # one of so many steps of a known cost is looked at for it
+SAMPLE = 4  # one of so many steps of a known cost, or of a draft like the ones before, is looked at for it
 REFRESH = 16  # steps after which costs are looked up again
 
 
@@ -227,7 +228,7 @@ class Controller(Plan):
             left_out = self._acceptance[levels[-1] - 1] if len(levels) > submitted else None
         offered = submitted > 0 or left_out is not None
         if offered or reason is NoDraft.NO_MATCH or reason is NoDraft.DECLINED:
-            if self._acceptance and self._timed:
+            if self._acceptance and self._timed and (self._steps % SAMPLE == 0 or state.learned <= TELLING):
                 self.knowledge.confidence.add(result.confidence[row], num_accepted=accepted, num_drafted=submitted)
                 pool.note_reached(depth, submitted)
             if result.finish[row] is not Finish.RUNNING:
@@ -275,7 +276,7 @@ class Controller(Plan):
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:
         """The depth of every row of the highest goodput."""
         since = self._steps - self._changed_at
-        self._evaluate_at = self._steps + min(max(PATIENCE, len(self._rows)), 1 + since // PATIENCE)
+        self._evaluate_at = self._steps + min(max(SETTLED, len(self._rows)), 1 + since // PATIENCE)
         if self._steps >= self._refresh_at:
             self._refresh_at = self._steps + REFRESH
             self._goodput.refresh()

@@ -140,8 +140,7 @@ class Runner:
 
     def _prefill_drafter(self, reading: Reading) -> None:
         try:
-            with torch.inference_mode():
-                self.decoder.prefill_drafter(reading)
+            self.decoder.prefill_drafter(reading)
         except Exception as error:
             self._drop_drafter(error)
 
