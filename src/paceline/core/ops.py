@@ -164,6 +164,7 @@ class TensorOps(Ops):
 def _no_draft_reasons(batch: BatchState, tree: Tree) -> Tensor:
     """Why each row's tree has the root alone [R], values of NoDraft; computed before tokens are appended."""
     none = torch.where(batch.limit - batch.length <= 1, int(NoDraft.LIMIT), int(tree.no_draft_reason))
+    none = torch.where(batch.early_stop.notes != 0, int(NoDraft.DECLINED), none)  # ended before its first token
     none = torch.where(batch.planned == 0, int(NoDraft.OFF), none)
     none = torch.where(batch.num_draft == 0, int(NoDraft.CAPPED), none)
     if tree.num_nodes == 1:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 FIRST_GUESS = 0.6  # of a drafter that nothing is known of
+GOES_ON = 0.8  # share of drafts that do not end before the next token, until it is known
 LEAST, MOST = 0.01, 0.99  # no acceptance is taken for impossible or certain
 HEAVIEST = 1e12
 
@@ -73,19 +74,23 @@ class Pool:
 
     KEEP = 0.995  # of the weight of former steps, with each
     WEIGHT = 4.0  # of the guess, in steps
-    FOLLOW = 0.02  # rate at which ``reached`` follows the drafts
+    FOLLOW, FOLLOW_FIRST = 0.02, 0.25  # rates at which ``reached`` follows the drafts, later and at first
 
     def __init__(self, max_depth: int) -> None:
         self.counts = Counts(max_depth)
         self.rates: list[float] = []  # by depth - 1
         self.offers = 1.0  # share of the steps that had a draft when asked for one
-        self.reached = [1.0] * max_depth  # share of the drafts that were planned to be so deep, by depth - 1
+        # Share of the drafts that were planned to be so deep and did not end before, by depth - 1.
+        self.reached = [GOES_ON ** (1 + index) for index in range(max_depth)]
+        self._drafts = [1.0 / self.FOLLOW_FIRST] * max_depth  # that this is known of, and what the guess weighs
         self.refresh()
 
     def note_reached(self, planned: int, drafted: int) -> None:
         """A draft ended after ``drafted`` of ``planned`` tokens."""
         for index in range(planned):
-            self.reached[index] += self.FOLLOW * ((index < drafted) - self.reached[index])
+            self._drafts[index] += 1
+            rate = max(self.FOLLOW, 1 / self._drafts[index])
+            self.reached[index] += rate * ((index < drafted) - self.reached[index])
 
     def refresh(self) -> None:
         """Compute ``rates`` and ``offers`` from the counts; a depth is first expected to be like the one above."""

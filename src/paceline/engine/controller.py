@@ -28,6 +28,7 @@ from paceline.engine.watch import Speed
 FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of plain decoding; twice as many then
 PLAIN_PERIOD = 128  # drafted steps between two plain ones, which keep the cost of plain decoding known
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
+WHOLE_STEP = 60  # the drafted step after a plain one whose chains do not end early, so that all levels stay known
 KEEP = 0.94  # weight of a request's former drafted steps, with each
 TELLING = 16  # first drafted steps of a request that say what the next ones will be like
 SETTLED = 6  # drafted steps between two decisions, or as many as there are rows
@@ -63,7 +64,7 @@ class Controller(Plan):
         self._max = max_draft_tokens
         self.num_nodes = list(num_nodes) if num_nodes is not None else list(range(max_draft_tokens + 1))
         self.knowledge = knowledge or Knowledge(max_draft_tokens=max_draft_tokens)
-        self._goodput = Goodput(self.knowledge, self.num_nodes)
+        self._goodput = Goodput(self.knowledge, self.num_nodes, ends_early=ends_early)
         self._cost = self._goodput.cost
         self._size, self._timed, self._running = rows, timed, 1
         self._postpones, self._drafts_at_once = postpones and timed, True
@@ -73,7 +74,7 @@ class Controller(Plan):
         self._stale = True  # whether there is something to decide
         self._evaluate_at = self._refresh_at = self._changed_at = 0  # steps; changed: the rows
         self._speedup = 1.0  # goodput of the chosen depths over that of plain decoding
-        self._probes = Probes(bounded=timed)
+        self._probes = self.knowledge.probes if timed else Probes(bounded=False)
         self._plain_run = 0  # plain steps that were not looked at, and their seconds
         self._plain_run_seconds = 0.0
         self._look = 1  # plain steps until they are looked at
@@ -127,7 +128,7 @@ class Controller(Plan):
                 self._settle(result)
             return
         self._settle()
-        asked = drafted = missed = nodes = num_running = 0
+        drafted = missed = nodes = num_running = deepest = 0
         for row, tokens in enumerate(result.tokens):
             state = self._rows.get(row)
             if not tokens or state is None:
@@ -135,8 +136,9 @@ class Controller(Plan):
             num_running += 1
             depth = min(plan.depth_of(row), state.most)
             if depth:
-                asked += 1
-                drafted += depth
+                read = depth if plan.stop is None else min(depth, result.num_drafted[row] + 1)
+                deepest = max(deepest, read)
+                drafted += read
                 nodes += result.num_drafted[row]
                 missed += state.missed
                 self._learn(state, result, row, depth)
@@ -153,7 +155,7 @@ class Controller(Plan):
         costs = self.knowledge.costs
         nodes += num_running
         if self._timed and (self._steps % SAMPLE == 0 or missed or costs.score.measured(nodes) < REFRESH):
-            work = StepWork(nodes, plan.num_draft_tokens if asked else 0, drafted)
+            work = StepWork(nodes, deepest, drafted)
             costs.observe(work, result.seconds, missed=missed)
         gained = result.num_tokens
         self._tokens += gained
@@ -223,14 +225,14 @@ class Controller(Plan):
         """What a row gained by a draft."""
         pool, reason = self.knowledge.pool, result.no_draft[row]
         accepted, submitted, left_out = result.num_accepted[row], max(0, min(depth, result.num_drafted[row])), None
-        if self._acceptance and submitted < depth:  # the level of what was not submitted is noted
-            levels = noted_levels(result.confidence[row], submitted + 1)
-            left_out = self._acceptance[levels[-1] - 1] if len(levels) > submitted else None
+        if self._acceptance and submitted < depth:  # the level of what was not submitted is noted, and nothing gained
+            left_out = 0.0 if len(noted_levels(result.confidence[row], submitted + 1)) > submitted else None
         offered = submitted > 0 or left_out is not None
         if offered or reason is NoDraft.NO_MATCH or reason is NoDraft.DECLINED:
             if self._acceptance and self._timed and (self._steps % SAMPLE == 0 or state.learned <= TELLING):
                 self.knowledge.confidence.add(result.confidence[row], num_accepted=accepted, num_drafted=submitted)
-                pool.note_reached(depth, submitted)
+                if row not in result.plan.explored:
+                    pool.note_reached(depth, submitted)
             if result.finish[row] is not Finish.RUNNING:
                 submitted, left_out = min(submitted, accepted), None  # cut by the end, not by a rejection
             if submitted or left_out is not None or not offered:
@@ -264,7 +266,9 @@ class Controller(Plan):
             probing |= self._probes.choose(group, self._cost(len(group)), partial(self._goodput.probe_cost, len(group)))
         explored = tuple(probing)
         chosen |= probing
-        if self._timed and self._drafted_steps % DEPTH_PERIOD == DEPTH_PERIOD - 1 and not probing:
+        if self._acceptance:
+            explored = explored or tuple(chosen) if self._drafted_steps == WHOLE_STEP else explored
+        elif self._timed and self._drafted_steps % DEPTH_PERIOD == DEPTH_PERIOD - 1 and not probing:
             shift = (1, -1, 2)[self._steps // DEPTH_PERIOD % 3]
             other = self._goodput.other(chosen, rows, shift, self._speedup)
             if other:

@@ -20,10 +20,13 @@ FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what d
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step does: the nodes of all rows, roots included, the deepest draft, and the draft tokens asked for."""
+    """What a step does: the nodes of all rows, roots included, the deepest draft, and the tokens of all drafts.
+
+    Of a draft that ended early counts the token that was not worth it, whose distribution was computed.
+    """
 
     nodes: float
-    depth: int = 0
+    depth: float = 0
     drafted: float = 0.0
 
 

@@ -74,6 +74,7 @@ class Curve:
 
     def as_record(self) -> list[list[float]]:
         """What is known, for JSON: counts, their costs over the prior, and how often each was measured."""
+        self._stale = True  # so that whoever loads it knows the same
         return [[count, ratio, times] for count, (ratio, times) in sorted(self.known.items())]
 
     def load(self, record: list[list[float]]) -> None:

@@ -15,6 +15,7 @@ from paceline.drafters.host import HostDrafting
 from paceline.engine.acceptance import Counts, Pool
 from paceline.engine.confidence import Confidence
 from paceline.engine.costs import DepthCost, StepCosts, StepWork
+from paceline.engine.probes import Probes
 from paceline.models.base import LM
 from paceline.models.wrapped import WrappedLM
 
@@ -30,6 +31,7 @@ class Knowledge:
         self.costs = StepCosts(growth=growth)
         self.pool = Pool(max_draft_tokens)
         self.confidence = Confidence()
+        self.probes = Probes(bounded=True)
         self.num_tried = 0.0  # steps in which it was chosen among several drafters, fading
 
     def by_depth(self, rows: int, num_nodes: Sequence[int]) -> tuple[DepthCost, ...]:

@@ -34,7 +34,7 @@ struct Counters {
 };
 
 enum Finish { RUNNING, STOP, LENGTH };
-enum NoDraft { DRAFTED, OFF, CAPPED, LIMIT };
+enum NoDraft { DRAFTED, OFF, CAPPED, LIMIT, DECLINED = 6 };
 
 // Draft tokens that a row may have; none where not above 0.
 inline int64_t draft_room(const Sequences &t, int64_t row) {
@@ -75,6 +75,7 @@ inline void extend(const Sequences &t, const Decision &d) {
         int64_t drafted = -1;
         for (int64_t n = 0; n < d.nodes; n++) drafted += d.valid.flag(row, n);
         int64_t no_draft_reason = d.nodes == 1 ? d.no_draft_reason : limit - length <= 1 ? LIMIT : d.no_draft_reason;
+        if (d.nodes > 1 && t.notes[row]) no_draft_reason = DECLINED;  // the chain ended before its first token
         if (d.nodes > 1 && t.planned[row] == 0) no_draft_reason = OFF;
         if (d.nodes > 1 && t.num_draft[row] == 0) no_draft_reason = CAPPED;
         if (drafted > 0) no_draft_reason = DRAFTED;

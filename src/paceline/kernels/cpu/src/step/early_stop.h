@@ -18,11 +18,18 @@ struct EarlyStop {
 
 // How peaked the softmax of logits is, from 1 to LEVELS.
 template <class T>
-int64_t level_of(const T *logits, int64_t size, SortBuffers<Acc<T>> &buffers) {
+int64_t level_of(const T *logits, int64_t size) {
     using A = Acc<T>;
-    apply_temperature(logits, size, A(1), buffers);
-    const A highest = max_of(buffers.scores.data(), size);
-    const double rest = sum_weights(size, highest, NEG_INF<A>, buffers) - 1;  // of the odds against the likeliest
+    constexpr int N = lanes<T>;
+    const A highest = max_of(logits, size);
+    Vec<T> one{}, other{};
+    int64_t i = 0;
+    for (; i + 2 * N <= size; i += 2 * N) {
+        one += exponential(load(logits + i) - highest);
+        other += exponential(load(logits + i + N) - highest);
+    }
+    double rest = double(sum(one + other)) - 1;  // of the odds against the likeliest
+    for (; i < size; i++) rest += std::exp(double(widen(logits[i]) - highest));
     if (!(rest > 0)) return rest <= 0 ? LEVELS : 1;
     return std::clamp<int64_t>(int64_t(std::floor(8 - 2 * std::log2(rest))), 1, LEVELS);
 }
@@ -32,12 +39,11 @@ int64_t level_of(const T *logits, int64_t size, SortBuffers<Acc<T>> &buffers) {
 template <class T>
 void end_chains(const EarlyStop &stop, const LogitsBatch &choices, int64_t index, int64_t depth, uint8_t *valid,
                 std::vector<float> &chance) {
-    static thread_local SortBuffers<Acc<T>> buffers;
     if (index == 0) chance.assign(choices.rows, 1.0f);
     for (int64_t row = 0; row < choices.rows; row++) {
         uint8_t *goes_on = valid + row * (depth + 1) + 1 + index;
         if (!*goes_on) continue;
-        const int64_t level = level_of((const T *)choices.logits + row * choices.row_step, choices.size, buffers);
+        const int64_t level = level_of((const T *)choices.logits + row * choices.row_step, choices.size);
         if (index < MOST_NOTED) stop.notes[row] |= level << (LEVEL_BITS * index);
         chance[row] *= stop.acceptance[level];
         if (chance[row] < stop.least[row]) std::fill(goes_on, goes_on + depth - index, 0);
