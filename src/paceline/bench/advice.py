@@ -195,5 +195,7 @@ def _errors_by_round(trials: Trials, costs: StepCosts) -> np.ndarray:
     last = max(step.round for step in trials.steps)
     found = np.full((last - first + 1, HOLD, MAX_DRAFT_TOKENS + 1), np.nan)
     for number, step in enumerate(trials.steps):
-        found[step.round - first, number % HOLD, step.work.depth] = step.seconds.total / costs.seconds(step.work).total
+        found[step.round - first, number % HOLD, int(step.work.depth)] = (
+            step.seconds.total / costs.seconds(step.work).total
+        )
     return found
