@@ -13,14 +13,26 @@ class Machine:
     """Steps of ``rows`` requests under ``plan``.
 
     ``growth`` is what each further node adds to a forward, ``draft`` what each drafted token takes, and ``missed`` what
-    a drafter takes to read one that it missed, in plain steps; of several drafters, one for each. ``noise`` spreads
-    times, and one step in ``disturbed`` takes five times as long.
+    a drafter takes to read one that it missed, in plain steps; of several drafters, one for each. ``draft_growth`` is
+    what a further row adds to a drafted token. ``noise`` spreads times, and one step in ``disturbed`` takes five times
+    as long.
     """
 
     def __init__(
-        self, plan, *, rows=1, growth=0.05, draft=0.05, missed=0.0, noise=0.0, disturbed=None, seed=0, slowdown=None
+        self,
+        plan,
+        *,
+        rows=1,
+        growth=0.05,
+        draft=0.05,
+        draft_growth=0.0,
+        missed=0.0,
+        noise=0.0,
+        disturbed=None,
+        seed=0,
+        slowdown=None,
     ):
-        self.plan, self.rows, self.growth = plan, rows, growth
+        self.plan, self.rows, self.growth, self.draft_growth = plan, rows, growth, draft_growth
         self.draft, self.missed = draft if isinstance(draft, list) else [draft], missed
         self.by_drafter = [0] * len(self.draft)  # steps with a draft
         self.noise, self.disturbed, self.slowdown = noise, disturbed, slowdown or (lambda position: 1.0)
@@ -62,7 +74,8 @@ class Machine:
         factor = self.slowdown(min(length)) * (1 + self.noise * abs(self.random.gauss(0, 1)))
         if self.disturbed and self.random.random() < 1 / self.disturbed:
             factor *= 5
-        drafting = self.draft[plan.drafter] * max(depths) + self.missed * missed
+        forwards = max(depths) + self.draft_growth * (sum(depths) - max(depths))
+        drafting = self.draft[plan.drafter] * forwards + self.missed * missed
         seconds = factor * self.step_seconds(len(running) + sum(depths), drafting)
         drafting *= factor * PLAIN
         target = seconds - drafting

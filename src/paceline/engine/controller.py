@@ -258,7 +258,7 @@ class Controller(Plan):
             self._evaluate(groups)
         chosen = {row: state.depth for row, state in rows.items()}
         known = self.knowledge.costs.score.measured(len(rows))
-        if self._timed and self._drafted_steps >= min(PLAIN_PERIOD, FIRST_PLAIN << known):
+        if self._timed and self._drafted_steps >= min(PLAIN_PERIOD, FIRST_PLAIN << min(known, 8)):
             self._plan = self._make_plan(dict.fromkeys(chosen, 0), NoDraft.MEASURED, tuple(rows))
             return
         probing: dict[int, int] = {}
@@ -266,7 +266,7 @@ class Controller(Plan):
             probing |= self._probes.choose(group, self._cost(len(group)), partial(self._goodput.probe_cost, len(group)))
         explored = tuple(probing)
         chosen |= probing
-        if self._acceptance:
+        if self._timed and self._acceptance:
             explored = explored or tuple(chosen) if self._drafted_steps == WHOLE_STEP else explored
         elif self._timed and self._drafted_steps % DEPTH_PERIOD == DEPTH_PERIOD - 1 and not probing:
             shift = (1, -1, 2)[self._steps // DEPTH_PERIOD % 3]

@@ -15,6 +15,7 @@ from paceline.engine.curve import DISTURBED, Curve, quartile, surprise
 FAST = 0.1  # rate at which the level follows what is measured
 FIRST, COLD = 8, 2.0  # a step that is so many times faster than the first ones sets the level: those met cold caches
 CATCH_UP = 0.002  # of a token that the drafter has missed, until it is measured
+SEVERAL = 1.5  # rows from which on a draft tells what further rows cost
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
 
 
@@ -51,6 +52,8 @@ class StepCosts:
     def __init__(self, *, growth: float) -> None:
         self.level = 0.0  # 0: nothing was measured
         self.growth = growth
+        self.draft_growth = growth  # of drafting, for each row beyond the first
+        self._times_grown = 0  # steps that it was measured in
         self.num_observed = 0
         self.score = Curve(lambda nodes: 1 + growth * (nodes - 1))
         self.rest = Curve(lambda nodes: 0.1 + 0.1 * growth * (nodes - 1))  # deciding, reading results
@@ -83,14 +86,24 @@ class StepCosts:
         if not work.depth:
             rest += seconds.draft
         elif missed <= FEW_MISSED * work.drafted:
-            own = max(0.0, seconds.draft / level - catching_up)
-            self.draft.observe(work.depth, own / self._rows_factor(work))
+            self._learn_draft(work, max(0.0, seconds.draft / level - catching_up))
         else:
             over = max(0.0, seconds.draft / level - self.draft(work.depth) * self._rows_factor(work))
             self._caught_up += 1
             rate = max(FAST, 1 / self._caught_up)
             self.catch_up += rate * (min(over / missed, DISTURBED * self.catch_up + CATCH_UP) - self.catch_up)
         self.rest.observe(work.nodes, rest / level)
+
+    def _learn_draft(self, work: StepWork, cost: float) -> None:
+        """Learn from a draft: of about one row what its depth costs, of several rows what the others add to that."""
+        rows, known = work.drafted / work.depth, self._rows_factor(work)
+        if rows < SEVERAL or not self.draft.known:
+            self.draft.observe(work.depth, cost / known)
+            return
+        self._times_grown += 1
+        rate = max(FAST, 1 / self._times_grown)
+        factor = known * (1 + rate * surprise(cost / (known * self.draft(work.depth))))
+        self.draft_growth = max(0.0, (factor - 1) / (rows - 1))
 
     def doubt(self, work: StepWork) -> None:
         """Believe less what was measured of such steps."""
@@ -118,6 +131,9 @@ class StepCosts:
             for work, taken in steps
             if work.depth and work.drafted / work.depth == rows
         )
+        for work, taken in steps:
+            if work.depth and work.drafted / work.depth > rows:
+                costs._learn_draft(work, taken.draft / level)
         return costs
 
     def seconds(self, work: StepWork) -> PhaseSeconds:
@@ -131,6 +147,7 @@ class StepCosts:
         return {
             "level": self.level,
             "growth": self.growth,
+            "draft_growth": self.draft_growth,
             "catch_up": self.catch_up,
             "times_caught_up": self._caught_up,
             **{name: curve.as_record() for name, curve in self._curves().items()},
@@ -141,8 +158,10 @@ class StepCosts:
         """The costs that ``as_record`` gave. Raises KeyError, TypeError or ValueError for anything else."""
         costs = cls(growth=float(record["growth"]))
         costs.level, costs.catch_up = float(record["level"]), float(record["catch_up"])
+        costs.draft_growth = float(record["draft_growth"])
         costs._caught_up = int(record["times_caught_up"])  # the level is that of today's first steps
-        if not (0 < costs.level < inf and 0 <= costs.catch_up < inf and 0 <= costs.growth < inf):
+        factors = (costs.catch_up, costs.growth, costs.draft_growth)
+        if not (0 < costs.level < inf and all(0 <= factor < inf for factor in factors)):
             raise ValueError("costs that cannot be")
         for name, curve in costs._curves().items():
             curve.load(record[name])
@@ -153,4 +172,4 @@ class StepCosts:
 
     def _rows_factor(self, work: StepWork) -> float:
         """How much longer a draft takes for several rows than for one."""
-        return 1 + self.growth * max(0.0, work.drafted / work.depth - 1)
+        return 1 + self.draft_growth * max(0.0, work.drafted / work.depth - 1)

@@ -10,8 +10,8 @@ from paceline.engine.probes import RowState
 
 KEEP_PLAIN = 0.99  # weight of a request's former drafted steps, with each of its plain ones
 LONGEST_MEMORY = 1000  # plain steps after which nothing more is forgotten
-OWN_WEIGHT = 2.0  # of the pool against a request's own steps
-SWITCH = 1.05  # drafting begins where it is so many times better than plain decoding
+OWN_WEIGHT = 3.0  # of the pool against a request's own steps
+SWITCH = 1.1  # drafting begins where it is so many times better than plain decoding
 MOST_LEAST = 0.4  # a token that is as likely as this to be accepted is drafted whatever it costs
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
 
