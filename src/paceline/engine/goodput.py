@@ -102,7 +102,7 @@ class Goodput:
     def _best_rows(self, rows: Mapping[int, RowState]) -> Choice:
         """As ``best``, for drafts that end where they are not sure: rows are added by what they gain."""
         reached = self.knowledge.pool.reached
-        options: list[tuple[float, int, float, int]] = []  # minus the gain, row, nodes, depth
+        options: list[tuple[float, int, float, int]] = []  # minus the tokens expected to be accepted, row, nodes, depth
         for row, state in rows.items():
             most, share = state.most, state.offers
             if most:
@@ -111,9 +111,9 @@ class Goodput:
         best, best_goodput, least = 0, SWITCH, 0.0
         tokens, nodes, drafted = float(len(rows)), float(len(rows)), 0.0
         value = self.cost(nodes) / tokens
-        for number, (gain, _, added, most) in enumerate(options, start=1):
+        for number, (accepted, _, added, most) in enumerate(options, start=1):
             read = [1.0, *reached[: most - 1]]  # a forward of the drafter finds that the next token is not worth it
-            tokens, nodes, drafted = tokens - gain, nodes + added, drafted + sum(read)
+            tokens, nodes, drafted = tokens - accepted, nodes + added, drafted + sum(read)
             deepest = sum(1 - (1 - one) ** number for one in read)  # of the row that drafts longest
             cost = self.cost(nodes, deepest, drafted)
             if value * tokens / cost > best_goodput:
