@@ -8,14 +8,20 @@ from tests.mutants import MUTANTS
 from tests.mutants.apply import kill
 
 
-def cases():
-    """A run of a mutant takes ten seconds: the first of each folder is soon enough."""
-    seen = set()
+def soon():
+    """The first mutant of each folder, and rather one whose test is named: a run of a whole file takes up to a minute."""
+    found = {}
     for mutant in MUTANTS:
-        family = re.split(r"[.:/]", mutant.anchor)[0]
-        late = ".h:" in mutant.anchor or family in seen  # a kernel is compiled first, which takes a minute
-        if not late:
-            seen.add(family)
+        if ".h:" not in mutant.anchor:  # a kernel is compiled first, which takes a minute
+            family = re.split(r"[.:/]", mutant.anchor)[0]
+            found.setdefault((family, "::" in mutant.tests[0]), mutant)
+    return [mutant for (family, named), mutant in found.items() if named or (family, True) not in found]
+
+
+def cases():
+    early = soon()
+    for mutant in MUTANTS:
+        late = not any(mutant is one for one in early)
         yield pytest.param(mutant, marks=[pytest.mark.slow] if late else [], id=mutant.name.replace(" ", "-"))
 
 
