@@ -9,7 +9,7 @@ from tests.mutants.apply import kill
 
 
 def soon():
-    """The first mutant of each folder, and rather one whose test is named: a run of a whole file takes up to a minute."""
+    """The first mutant of each folder, and rather one whose test is named, since a whole file takes up to a minute."""
     found = {}
     for mutant in MUTANTS:
         if ".h:" not in mutant.anchor:  # a kernel is compiled first, which takes a minute
