@@ -130,7 +130,7 @@ UNKNOWN = [
     ("model", "drafter 'model' needs a draft model: give its directory instead of the name"),
     ("", "unknown drafter ''"),
     (5, f"a drafter of type int; known names: {KNOWN}; or give a draft model's directory, Hub id"),
-    (["ngram"], "a drafter of type list; known names"),
+    ({"ngram"}, "a drafter of type set; known names"),
 ]
 
 

@@ -197,7 +197,7 @@ class DraftOptions:
                 f"--draft-quantization {self.draft_quantization}: {self.draft} is a draft head, which takes "
                 "the target's precision; leave it out"
             )
-        if self.draft is not None and given not in (None, "model") and self.num_draft_tokens not in (None, "auto"):
+        if self.several and self.num_draft_tokens not in (None, "auto"):
             raise ValueError(
                 f"--num-draft-tokens {self.num_draft_tokens} with --drafter {given} and --draft {self.draft}: give one "
                 "of the two drafters, or leave it out, so that one of them is chosen for every step"
@@ -223,6 +223,11 @@ class DraftOptions:
         if read_weightless(given) is None:
             read_named(DRAFTERS, given)
 
+    @property
+    def several(self) -> bool:
+        """Whether two drafters are given, of which one drafts in each step."""
+        return self.draft is not None and self.drafter not in (None, "model")
+
     def choose(self, target: "Loaded") -> "DrafterLike":
         """The drafter, or both, loaded where it is a model; a draft head stays a path."""
         from paceline.api import load
@@ -233,7 +238,7 @@ class DraftOptions:
         draft: Loaded | str = self.draft
         if not is_head(self.draft):
             draft = load(draft, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
-        return draft if self.drafter in (None, "model") else [self.drafter, draft]
+        return [self.drafter, draft] if self.several and self.drafter is not None else draft
 
     @property
     def count(self) -> DraftLength:

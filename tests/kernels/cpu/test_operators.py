@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.core.batch import Batch
 from paceline.core.columns import Columns
+from paceline.core.early_stop import LEVELS, StopRule
 from paceline.core.noise import Key, Stream, tag_of
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
@@ -55,6 +56,7 @@ def rows():
         for row in range(ROWS)
     ]
     batch.admit(range(ROWS), asked)
+    batch.early_stop.notes.fill_(3)
     return batch
 
 
@@ -88,7 +90,8 @@ def step_samples():
     yield "uniforms", (*fields, 5, True)
     yield "exponential_race", (*fields, torch.randn(4, 70, dtype=torch.float64))
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        yield "sample", flat(options, logits.to(dtype), batch.length[:, None] + tree.depth)
+        for wanted in (None, tree.valid):
+            yield "sample", flat(options, logits.to(dtype), batch.length[:, None] + tree.depth, wanted)
         yield "argmax", (logits.to(dtype),)
         yield "warp", flat(options, logits.to(dtype))
         if dtype is not torch.float16:
@@ -133,11 +136,14 @@ def drafts():
     chain = (batch.processing.vocab_size, batch.tokens, batch.length, tokens, valid, False)
     count = torch.zeros(ROWS, dtype=torch.int64)
     alone = (None, None, *[None] * 4, (), None, None)
-    yield "draft_fused", flat(*called, *[None] * 14, *chain, count, 0, None, *alone)
+    yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, count, 0, None, *alone)
     states = torch.zeros(ROWS, 1, size, dtype=model.dtype)
     hidden = torch.zeros(ROWS, 1 + DEPTH, size, dtype=model.dtype)
     shared = (None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
-    yield "draft_fused", flat(*called, processors, *chain, count, 0, states, *shared)
+    batch.early_stop.plan(StopRule((0.6,) * LEVELS, (0.5,) * ROWS))  # after one token
+    batch.early_stop.notes.zero_()
+    stops = batch.early_stop.columns
+    yield "draft_fused", flat(*called, processors, *chain, stops, count, 0, states, *shared)
 
 
 OPERATORS = sorted(name.split("::")[1] for name in LIBRARY._op_defs)

@@ -91,6 +91,11 @@ class Audit(Command):
         from paceline.models.batch_invariance import find_batch_dependence
 
         self.drafting.check()
+        if self.drafting.several:
+            raise ValueError(
+                f"--drafter {self.drafting.drafter} and --draft {self.drafting.draft}: give one of them; an audit is of "
+                "one drafter"
+            )
         target = self.model.load()
         if target.tokenizer is None:
             raise ValueError(f"{target.name} has no tokenizer: give a directory that holds one")
