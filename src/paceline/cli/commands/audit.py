@@ -92,10 +92,8 @@ class Audit(Command):
 
         self.drafting.check()
         if self.drafting.several:
-            raise ValueError(
-                f"--drafter {self.drafting.drafter} and --draft {self.drafting.draft}: give one of them; an audit is of "
-                "one drafter"
-            )
+            both = f"--drafter {self.drafting.drafter} and --draft {self.drafting.draft}"
+            raise ValueError(f"{both}: give one of them; an audit is of one drafter")
         target = self.model.load()
         if target.tokenizer is None:
             raise ValueError(f"{target.name} has no tokenizer: give a directory that holds one")
