@@ -148,6 +148,18 @@ def test_chains_end_early_where_they_do_token_by_token(processing, dtype, greedy
     assert counts(alone[0])[2] == 3
 
 
+@torch.inference_mode()
+def test_where_all_chains_end_nothing_is_left_of_them():
+    """The kernel returns early then."""
+    model = CpuDecoder(native("grouped", torch.float32))
+    batch, (cache, missing) = asked(vocab=model.vocab_size), begun(model)
+    batch.early_stop.plan(StopRule((0.5,) * LEVELS, (0.9, 0.9, 0.9)))
+    tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.ones(3, 5, dtype=torch.bool)
+    tokens[:, 0] = batch.root
+    assert model.draft_fused(batch, cache, missing, tokens, valid, greedy=True)
+    assert counts(valid) == [0, 0, 0] and bool(valid[:, 0].all())
+
+
 def counts(valid):
     return (valid.sum(-1) - 1).tolist()
 
