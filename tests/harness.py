@@ -114,7 +114,7 @@ class PerRow(Plan):
         stop = None
         if self.least is not None:
             acceptance = tuple(level / LEVELS for level in range(1, LEVELS + 1))
-            stop = StopRule(acceptance, tuple(map(self.least, sequences)))
+            stop = StopRule((acceptance,) * batch.rows, tuple(map(self.least, sequences)))
         return StepPlan(max(depths), depths, stop=stop)
 
 

@@ -81,8 +81,7 @@ class Decoder:
                 f"max_length={max_length} is beyond the target's context of {target.max_positions} tokens; "
                 "shorten the prompts or lower max_tokens"
             )
-        depth = plan.max_draft_tokens
-        self.rows = rows
+        self.rows, depth = rows, plan.max_draft_tokens
         self.contexts: list[Context | None] = [None] * rows  # that rows were read with
         self.guidance = GuidanceState(rows, target.device) if guidance else None
         self.drafter, self.verifier, self.plan = drafter, verifier, plan
@@ -250,7 +249,8 @@ class Decoder:
     @torch.inference_mode()
     def prefill_drafter(self, reading: Reading) -> None:
         """Let the drafter read the prompts, which the target has read, or postpone that."""
-        self.drafter.begin(self.batch, reading.admission, reading.prompts.hidden, at_once=self.plan.drafts_at_once)
+        begin = self.drafter.prefill if self.plan.drafts_at_once else self.drafter.postpone
+        begin(self.batch, reading.admission, reading.prompts.hidden)
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""

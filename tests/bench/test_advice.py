@@ -85,10 +85,12 @@ def test_nothing_counts_before_it_begins():
 def test_what_a_controller_begins_with_is_of_all_trials():
     found = [trials(0.8, growth=0.05, draft=0.05), trials(0.8, rows=4, growth=0.05, draft=0.05)]
     known = fit(found, device="cpu")
-    assert known.pool.rates[0] == pytest.approx(0.8, abs=0.08)
-    assert known.costs.score.measured(1) and known.costs.score.measured(4)
-    work = StepWork(20, 4, 16)
-    assert known.costs.seconds(work).score / known.costs.seconds(StepWork(1)).score == pytest.approx(1.95, rel=0.02)
+    assert known.greedy.rates[0] == pytest.approx(0.8, abs=0.08) and not known.sampled.counts.asked
+    found[1].greedy = False
+    assert fit(found, device="cpu").sampled.counts.asked > 0
+    assert known.costs.score.measured(1) and known.costs.score.measured(4, 3)
+    work = StepWork(4, 20, 4, 16)
+    assert known.costs.seconds(work).score / known.costs.seconds(StepWork(1, 1)).score == pytest.approx(1.95, rel=0.02)
 
 
 def rates(read, peak, *, rows=(1, 8)):
@@ -130,13 +132,13 @@ def test_compute_bound_forwards_follow_the_arithmetic_and_not_the_bandwidth():
 def test_what_is_no_product_stays_as_measured():
     assert imagined(memory=2.0).scaled(0.15, 1) == pytest.approx(0.25, rel=0.01)
     change = Imagined(target=imagined(memory=2.0), draft=None, drafts_with_target=False, assumptions=())
-    taken = change(StepWork(1, 2, 2), PhaseSeconds(draft=0.3, score=0.1, decide=0.4, rest=0.5))
+    taken = change(StepWork(1, 1, 2, 2), PhaseSeconds(draft=0.3, score=0.1, decide=0.4, rest=0.5))
     assert (taken.draft, taken.decide, taken.rest) == (0.3, 0.4, 0.5) and taken.score == pytest.approx(0.2, rel=0.01)
     own = Imagined(target=change.target, draft=imagined(memory=3.0), drafts_with_target=True, assumptions=())
-    assert own(StepWork(3, 2, 2), PhaseSeconds(draft=0.2, score=0.1)).draft == pytest.approx(0.6, rel=0.01)
+    assert own(StepWork(1, 3, 2, 2), PhaseSeconds(draft=0.2, score=0.1)).draft == pytest.approx(0.6, rel=0.01)
     shared = Imagined(target=change.target, draft=None, drafts_with_target=True, assumptions=())
-    assert shared(StepWork(3, 2, 2), PhaseSeconds(draft=0.2, score=0.1)).draft == pytest.approx(0.4, rel=0.01)
-    assert shared(StepWork(1), PhaseSeconds(draft=0.2, score=0.1)).draft == 0.2, "a plain step drafts nothing"
+    assert shared(StepWork(1, 3, 2, 2), PhaseSeconds(draft=0.2, score=0.1)).draft == pytest.approx(0.4, rel=0.01)
+    assert shared(StepWork(1, 1), PhaseSeconds(draft=0.2, score=0.1)).draft == 0.2, "a plain step drafts nothing"
 
 
 def test_the_rest_of_a_forward_in_the_kernel_follows_the_arithmetic():

@@ -67,6 +67,7 @@ def test_rows_end_and_are_given_away_while_it_snapshots():
     assert all(one.resident > 0 and one.tensors > 0 and one.graphs >= 0 for one in found)
 
 
+@pytest.mark.slow
 def test_a_leak_is_seen(monkeypatch):
     kept = []
     advance = endurance.Engine.advance

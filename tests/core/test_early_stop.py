@@ -6,6 +6,7 @@ import torch
 from paceline.core.early_stop import LEVELS, MOST_NOTED, EarlyStop, StopRule, level_of, noted_levels
 
 CPU = torch.device("cpu")
+ALL = torch.ones(3, dtype=torch.bool)
 
 
 def peaked(odds):
@@ -34,18 +35,18 @@ def test_a_chain_ends_where_the_chance_falls_below_the_least():
     stop = EarlyStop(3, CPU)
     stop.plan(StopRule(tuple(level / LEVELS for level in range(1, LEVELS + 1)), (0.0, 0.5, 0.9)))
     logits = peaked(1.0).expand(3, 2)  # 8 of 15
-    chance, goes_on = stop.follow(None, logits, 0)
+    chance, goes_on = stop.follow(None, logits, 0, ALL)
     assert goes_on.tolist() == [True, True, False]
-    _, goes_on = stop.follow(chance, logits, 1)
+    _, goes_on = stop.follow(chance, logits, 1, torch.tensor([True, True, False]))
     assert goes_on.tolist() == [True, False, False]
-    assert [noted_levels(note, 2) for note in stop.notes.tolist()] == [[8, 8]] * 3
+    assert [noted_levels(note, 2) for note in stop.notes.tolist()] == [[8, 8], [8, 8], [8]]
 
 
 def test_notes_hold_what_fits():
     stop = EarlyStop(1, CPU)
     stop.plan(StopRule((1.0,) * LEVELS, (0.0,)))
     for depth in range(MOST_NOTED + 2):
-        stop.follow(None, peaked(1e9 if depth == 14 else 1.0)[None], depth)
+        stop.follow(None, peaked(1e9 if depth == 14 else 1.0)[None], depth, ALL[:1])
     assert noted_levels(int(stop.notes), 40) == [8] * 14 + [15]
     assert noted_levels(int(stop.notes), 2) == [8, 8]
     assert noted_levels(0, 3) == []

@@ -5,14 +5,16 @@ import random
 import pytest
 
 from paceline.core.plan import Fixed
-from paceline.core.step import PhaseSeconds
+from paceline.core.step import Finish, PhaseSeconds, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts, Pool, survival
 from paceline.engine.controller import Controller
 from paceline.engine.costs import StepCosts, StepWork
 from paceline.engine.curve import Curve
+from paceline.engine.goodput import SWITCH_SEVERAL
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from tests.engine.machine import Machine
+from tests.harness import request
 
 # What a node adds to a forward, a drafted token takes, and a missed one, in plain steps.
 MACHINES = {
@@ -49,11 +51,12 @@ def test_useless_drafts_cost_little(rows, machine):
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_it_comes_near_the_best_fixed_length(rows, acceptance, machine):
-    """On a noisy machine, from nothing."""
+    """On a noisy machine, from nothing. In a batch it may stay plain where no length gains more than the margin."""
     options = dict(rows=rows, noise=0.05, disturbed=50, **MACHINES[machine])
     fixed = [serve(Fixed(depth), lambda *_: acceptance, **options).speedup for depth in range(MAX_DRAFT_TOKENS + 1)]
     auto = serve(controller(rows), lambda *_: acceptance, **options).speedup
-    assert auto >= 0.87 * max(fixed) and auto >= 0.95 * fixed[0]
+    least = 0.87 if rows == 1 or max(fixed) > 1.1 * SWITCH_SEVERAL * fixed[0] else 0.81
+    assert auto >= least * max(fixed) and auto >= 0.95 * fixed[0]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -68,7 +71,7 @@ def test_drafting_is_on_soon_after_a_text_becomes_predictable(seed):
         **MACHINES["nearly free"],
     )
     assert sum(depth > 0 for depth in machine.depths[0][100:200]) < 30
-    assert any(depth >= 2 for depth in machine.depths[0][200:232])
+    assert sum(depth > 0 for depth in machine.depths[0][200:232]) >= 3
     assert sum(depth >= 2 for depth in machine.depths[0][232:]) > 40
 
 
@@ -76,7 +79,7 @@ def test_a_probe_that_has_become_dear_is_saved_for():
     """After 1,500 tokens without a draft the drafter must read so much that the usual savings do not pay it."""
     plan = controller()
     accepts = lambda row, position: 0.95 if position >= 1500 else 0.0  # noqa: E731
-    machine = serve(plan, accepts, num_tokens=2500, requests=1, growth=0.02, draft=0.02, missed=0.01)
+    machine = serve(plan, accepts, num_tokens=2500, requests=1, growth=0.02, draft=0.02, missed=0.005)
     assert sum(depth >= 2 for depth in machine.depths[0][1500:]) > 300
 
 
@@ -102,6 +105,67 @@ def test_a_useless_drafter_is_not_asked_at_the_beginning_of_a_later_request():
     assert later.depths[0][0] == 0 and sum(map(bool, later.depths[0])) <= 2
 
 
+def test_greedy_requests_and_those_that_sample_teach_pools_of_their_own():
+    known = Knowledge()
+    serve(controller(knowledge=known), lambda *_: 0.9, **MACHINES["cheap"])
+    assert known.greedy.counts.asked > 0 == known.sampled.counts.asked
+    before = list(known.greedy.counts.accepted)
+    plan = controller(knowledge=known)
+    plan.admit([0], [request([1], max_tokens=64, temperature=0.8)])
+    assert plan().num_draft_tokens != controller_of_greedy(known)
+    for _ in range(8):
+        plan.observe(rejected(plan()))
+    assert known.sampled.counts.asked > 0 and known.greedy.counts.accepted == before
+
+
+def controller_of_greedy(known):
+    """The first depth of a greedy request."""
+    plan = controller(knowledge=known)
+    plan.admit([0], [request([1], max_tokens=64)])
+    return plan().num_draft_tokens
+
+
+def rejected(plan):
+    """The result of a step of one row, nothing of whose draft was accepted."""
+    depth = plan.num_draft_tokens
+    return StepResult(
+        plan=plan,
+        tokens=[[0]],
+        num_accepted=[0],
+        num_drafted=[depth],
+        finish=[Finish.RUNNING],
+        bonus=[False],
+        confidence=[0],
+        no_draft=[NoDraft.DRAFTED if depth else NoDraft.OFF],
+        origins=[[0]],
+        logprobs=[[]],
+        seconds=PhaseSeconds(draft=0.001 * depth, score=0.01, decide=0.001, rest=0.001),
+    )
+
+
+def test_a_prompt_is_read_at_once_only_where_the_request_is_long_enough_to_earn_that():
+    known = Knowledge()
+    serve(controller(knowledge=known), lambda *_: 0.9, **MACHINES["cheap"])
+
+    def at_once(prompt, max_tokens):
+        plan = controller(knowledge=known, postpones=True)
+        plan.admit([0], [request([1] * prompt, max_tokens=max_tokens)])
+        return plan.drafts_at_once
+
+    assert at_once(10, 200) and at_once(2000, 200) and at_once(10, 8)
+    assert not at_once(20_000, 8)
+
+
+def test_what_the_controller_takes_is_part_of_the_cost_of_drafted_steps_alone():
+    costs = StepCosts(growth=0.05)
+    costs.observe(StepWork(1, 1), PhaseSeconds(score=0.001))
+    plain, drafted = costs(StepWork(1, 1)), costs(StepWork(1, 2, 1, 1))
+    for _ in range(200):
+        costs.observe_planning(0.0005)
+    assert costs(StepWork(1, 1)) == plain
+    assert (costs(StepWork(1, 2, 1, 1)) - drafted) * costs.level == pytest.approx(0.0005, rel=0.05)
+
+
 def test_a_larger_batch_that_makes_drafts_dear_turns_them_off():
     known = Knowledge()
     options = MACHINES["expensive"]
@@ -122,6 +186,23 @@ def test_steps_that_take_longer_with_the_context_change_no_choice():
         **MACHINES["cheap"],
     )
     assert sum(depth >= 3 for depth in machine.depths[0][300:]) > 0.85 * 1200
+
+
+@pytest.mark.parametrize(("ends_early", "period"), [(False, 48), (True, 128)])
+def test_a_share_of_the_drafted_steps_explores(ends_early, period):
+    """Decisions are made every few steps, which must not make it miss its turn."""
+    steps = []
+
+    class Noting(Machine):
+        def _step(self, *given):
+            steps.append(self.plan())
+            super()._step(*given)
+
+    Noting(controller(ends_early=ends_early), **MACHINES["cheap"]).serve(lambda *_: 0.85, num_tokens=3000)
+    drafted = [step for step in steps if step.num_draft_tokens]
+    explored = [step for step in drafted if step.explored]
+    assert 0.7 * len(drafted) / period <= len(explored) <= 1.2 * len(drafted) / period
+    assert all(step.stop is None or not any(step.stop.least) for step in explored)
 
 
 def test_a_plan_is_made_once_per_result():
@@ -185,26 +266,46 @@ def test_speed_says_what_was_gained():
     assert costs[5].break_even == pytest.approx(1.5, rel=0.1) and costs[5].expected == pytest.approx(4.7, rel=0.1)
 
 
-def test_a_curve_is_interpolated_in_proportion_to_its_prior():
-    curve = Curve(lambda count: float(count))
-    assert curve(3) == 3
-    for _ in range(4):
-        curve.observe(2, 4.0)
-        curve.observe(8, 24.0)
-    assert curve(2) == 4 and curve(8) == 24 and curve(1) == 2 and curve(16) == 48
-    assert curve(4) == pytest.approx(10)  # half way between the ratios 2 and 3
-    assert curve.measured(2) == 4 and curve.measured(4) == 0
+def test_a_curve_is_a_line_and_what_is_measured_beside_it():
+    curve = Curve((1.0, 0.1, 0.05), grouped=True)
+    assert curve(3) == pytest.approx(1.3) and curve(3, 2) == pytest.approx(1.4)
+    for _ in range(40):
+        for count in (1, 2, 8):
+            curve.observe(count, 2 + 0.5 * count)
+            curve.refresh()
+            curve.observe(count, 4 + 0.5 * count, 4)
+            curve.refresh()
+    assert curve(2) == pytest.approx(3, rel=0.02) and curve(5) == pytest.approx(4.5, rel=0.02)
+    assert curve(5, 4) == pytest.approx(6.5, rel=0.02) and curve(5, 2) == pytest.approx(5.5, rel=0.05)
+    assert curve.measured(2) == 40 and curve.measured(4) == 0 and curve.measured(2, 4) == 40
+    for _ in range(40):
+        curve.observe(4, 6.0)  # a count of its own, off the line
+    curve.refresh()
+    assert curve(4) == pytest.approx(6.0, rel=0.05) and curve(4, 4) == pytest.approx(6.0, rel=0.1)
+    assert curve(2) == pytest.approx(3, rel=0.05)
+
+
+def test_a_curve_knows_what_it_measured_in_a_large_batch():
+    """Large counts share entries, and what is asked for has to be found in the same one."""
+    curve = Curve((1.0, 0.1, 0.05), grouped=True)
+    for _ in range(200):
+        curve.observe(32, 20.0, 31)
+        curve.observe(48, 20.0, 31)
+        curve.observe(64, 30.0, 31)
+        curve.refresh()
+    assert [curve(count, 31) for count in (32, 48, 64)] == pytest.approx([20, 20, 30], rel=0.05)
+    assert curve.measured(32, 31) == 200
 
 
 def test_a_disturbed_first_measurement_is_soon_forgotten():
     costs = StepCosts(growth=0.05)
     for number in range(12):
         seconds = 0.5 if number == 0 else 0.01
-        costs.observe(StepWork(1), PhaseSeconds(score=seconds))
-    costs.observe(StepWork(4, 3, 3), PhaseSeconds(draft=0.001, score=5.0))
+        costs.observe(StepWork(1, 1), PhaseSeconds(score=seconds))
+    costs.observe(StepWork(1, 4, 3, 3), PhaseSeconds(draft=0.001, score=5.0))
     for _ in range(4):
-        costs.observe(StepWork(4, 3, 3), PhaseSeconds(draft=0.001, score=0.012))
-    assert costs(StepWork(4, 3, 3)) / costs(StepWork(1)) == pytest.approx(1.3, rel=0.15)
+        costs.observe(StepWork(1, 4, 3, 3), PhaseSeconds(draft=0.001, score=0.012))
+    assert costs(StepWork(1, 4, 3, 3)) / costs(StepWork(1, 1)) == pytest.approx(1.3, rel=0.15)
 
 
 def test_costs_stay_where_they_are_on_a_disturbed_machine():
@@ -220,32 +321,33 @@ def test_costs_stay_where_they_are_on_a_disturbed_machine():
         )
 
     for _ in range(60):
-        step(StepWork(1), draft=0.0)
-        step(StepWork(4, 3, 3), score=0.0013)
-    before = costs(StepWork(4, 3, 3)) / costs(StepWork(1))
+        step(StepWork(1, 1), draft=0.0)
+        step(StepWork(1, 4, 3, 3), score=0.0013)
+    before = costs(StepWork(1, 4, 3, 3)) / costs(StepWork(1, 1))
     for _ in range(4000):
-        step(StepWork(1), draft=0.0)
-    after = costs(StepWork(4, 3, 3)) / costs(StepWork(1))
+        step(StepWork(1, 1), draft=0.0)
+    after = costs(StepWork(1, 4, 3, 3)) / costs(StepWork(1, 1))
     assert before == pytest.approx(1.42, rel=0.15) and after == pytest.approx(before, rel=0.15)
 
 
 def test_a_cost_that_was_measured_at_a_bad_time_is_found_out():
-    curve = Curve(lambda count: 1 + 0.05 * count)
+    curve = Curve((1.0, 0.05, 0.0))
     for _ in range(100):
         curve.observe(2, 1.1)
         curve.observe(3, 1.15)
-    for _ in range(8):
+    for _ in range(30):
         curve.observe(4, 6.0)
-    assert curve(4) > 2
+        curve.refresh()
+    before = curve(4)
+    assert before > 2
     for _ in range(4):
         curve.doubt(4)
-    assert curve(4) < 3
-    for _ in range(8):
+    curve.refresh()
+    assert curve(4) < 0.85 * before
+    for _ in range(16):
         curve.observe(4, 1.2)
-    assert curve(4) < 1.5
-    for _ in range(40):
-        curve.observe(1, 2.0)
-    assert curve(1) <= curve(2)
+    curve.refresh()
+    assert curve(4) < 1.5 and curve(2) == pytest.approx(1.1, rel=0.05)
 
 
 def test_acceptance_is_of_each_depth_and_of_the_request():

@@ -39,12 +39,17 @@ def again(known):
 
 def test_costs_and_acceptance_are_the_same_after_a_round_trip():
     known = learnt()
+    known.costs.refresh()
+    known.costs.planning = 0.0  # of this process
     found = again(known)
     nodes = list(range(MAX_DRAFT_TOKENS + 1))
-    assert found.by_depth(1, nodes) == known.by_depth(1, nodes) and known.by_depth(1, nodes)
-    for work in (StepWork(1), StepWork(3, 2, 2), StepWork(40, 4, 16)):
-        assert found.costs(work) == known.costs(work)
-    assert found.costs.catch_up == known.costs.catch_up and found.pool.rates == pytest.approx(known.pool.rates)
+    pairs = list(zip(found.by_depth(1, nodes, found.greedy), known.by_depth(1, nodes, known.greedy), strict=True))
+    assert len(pairs) == MAX_DRAFT_TOKENS + 1
+    assert all(one.break_even == pytest.approx(other.break_even) for one, other in pairs)
+    assert all(one.expected == pytest.approx(other.expected) for one, other in pairs)
+    for work in (StepWork(1, 1), StepWork(1, 3, 2, 2), StepWork(4, 20, 4, 16)):
+        assert found.costs(work) == pytest.approx(known.costs(work))
+    assert found.costs.catch_up == known.costs.catch_up and found.greedy.rates == pytest.approx(known.greedy.rates)
     assert again(found).as_record() == found.as_record()
 
 
@@ -65,7 +70,7 @@ def test_a_controller_with_a_profile_drafts_at_once_as_far_as_pays():
 def test_what_was_learnt_goes_on_from_there():
     known = again(learnt(0.9))
     Machine(Controller(rows=1, knowledge=known), **CHEAP).serve(lambda *_: 0.0, num_tokens=256, requests=24)
-    assert known.pool.rates[0] < 0.3
+    assert known.greedy.rates[0] < 0.3
 
 
 @pytest.mark.parametrize(
@@ -76,12 +81,14 @@ def test_what_was_learnt_goes_on_from_there():
         lambda record: record["costs"].pop("level"),
         lambda record: record["costs"].update(level=0.0),
         lambda record: record["costs"].update(level=float("nan")),
-        lambda record: record["costs"].update(score=[[1, -1.0, 3]]),
+        lambda record: record["costs"].update(score=[[1, 0, -1.0, 3]]),
         lambda record: record["costs"].update(draft=[[1, 2]]),
         lambda record: record["costs"].update(rest=7),
-        lambda record: record["acceptance"].update(asked=-1),
-        lambda record: record["acceptance"].update(accepted=[9e9] * MAX_DRAFT_TOKENS),
-        lambda record: record["acceptance"].update(accepted=[0.0], tried=[0.0]),
+        lambda record: record["costs"].update(rest=[[1, -1, 1.0, 3]]),
+        lambda record: record["acceptance"].pop("sampled"),
+        lambda record: record["acceptance"]["greedy"].update(asked=-1),
+        lambda record: record["acceptance"]["greedy"].update(accepted=[9e9] * MAX_DRAFT_TOKENS),
+        lambda record: record["acceptance"]["sampled"].update(accepted=[0.0], tried=[0.0]),
     ],
 )
 def test_a_damaged_record_is_refused_and_changes_nothing(damage):
@@ -113,7 +120,7 @@ def test_a_profile_is_read_under_its_own_conditions_alone(tmp_path):
         ("{", "is damaged"),
         ("[1]", "is no profile"),
         ('{"kind": "something"}', "is no profile"),
-        (json.dumps({"kind": "paceline profile", "version": VERSION + 1}), "version 2 of the format"),
+        (json.dumps({"kind": "paceline profile", "version": VERSION + 1}), "version 3 of the format, and this is 2"),
         (json.dumps({"kind": "paceline profile", "version": VERSION, "conditions": 3}), "another machine"),
         (
             json.dumps({"kind": "paceline profile", "version": VERSION, "conditions": CONDITIONS, "knowledge": [1]}),
@@ -151,10 +158,10 @@ def test_costs_of_steps_timed_side_by_side_are_their_lower_quartiles():
         for number in range(8):
             slow = 5.0 if number % 3 == 0 else 1.0
             seconds = PhaseSeconds(draft=0.001 * depth, score=0.01 * (1 + 0.1 * depth), decide=0.001, rest=0.0005)
-            steps.append((StepWork(1 + depth, depth, depth), PhaseSeconds(score=slow * seconds.score) + seconds))
+            steps.append((StepWork(1, 1 + depth, depth, depth), PhaseSeconds(score=slow * seconds.score) + seconds))
     costs = StepCosts.fitted(steps, growth=0.08)
     for depth in range(4):
-        found = costs.seconds(StepWork(1 + depth, depth, depth))
-        assert found.score == pytest.approx(0.02 * (1 + 0.1 * depth)) and found.rest == pytest.approx(0.0015)
-        assert found.draft == pytest.approx(0.001 * depth)
+        found = costs.seconds(StepWork(1, 1 + depth, depth, depth))
+        assert found.score == pytest.approx(0.02 * (1 + 0.1 * depth), rel=0.001)
+        assert found.rest == pytest.approx(0.0015, rel=0.001) and found.draft == pytest.approx(0.001 * depth, rel=0.001)
     assert costs.score.measured(1) == 8 and costs.num_observed == 32

@@ -1,4 +1,4 @@
-"""Every mutant dies by an ordinary test. Of each folder a run of the suite plants one, `make mutants` all."""
+"""Every mutant dies by an ordinary test. A run of the suite plants one in each of some folders, `make mutants` all."""
 
 import re
 
@@ -7,14 +7,17 @@ import pytest
 from tests.mutants import MUTANTS
 from tests.mutants.apply import kill
 
+FOLDERS = ("core", "decode", "drafters", "engine", "verifiers")  # that a run of the suite plants mutants in
+
 
 def soon():
-    """The first mutant of each folder, and rather one whose test is named, since a whole file takes up to a minute."""
+    """The first mutant of each, and rather one whose test is named, since a whole file takes up to a minute."""
     found = {}
     for mutant in MUTANTS:
         if ".h:" not in mutant.anchor:  # a kernel is compiled first, which takes a minute
             family = re.split(r"[.:/]", mutant.anchor)[0]
-            found.setdefault((family, "::" in mutant.tests[0]), mutant)
+            if family in FOLDERS:
+                found.setdefault((family, "::" in mutant.tests[0]), mutant)
     return [mutant for (family, named), mutant in found.items() if named or (family, True) not in found]
 
 

@@ -121,14 +121,11 @@ def fit(trials: Sequence[Trials], *, device: str) -> Knowledge:
     knowledge = Knowledge(growth=growth)
     steps = [(step.work, step.seconds) for one in trials for step in one.steps]
     knowledge.costs = StepCosts.fitted(steps, growth=growth)
-    counts = knowledge.pool.counts
-    found = [one.pool().counts for one in trials]
-    share = min(1.0, MOST_COUNTED / max(1.0, sum(one.asked for one in found)))
-    for index in range(MAX_DRAFT_TOKENS):
-        counts.accepted[index] = share * sum(one.accepted[index] for one in found)
-        counts.tried[index] = share * sum(one.tried[index] for one in found)
-    counts.asked, counts.offered = share * sum(one.asked for one in found), share * sum(one.offered for one in found)
-    knowledge.pool.refresh()
+    for pool, greedy in ((knowledge.greedy, True), (knowledge.sampled, False)):
+        found = [one.pool().counts for one in trials if one.greedy == greedy]
+        share = min(1.0, MOST_COUNTED / max(1.0, sum(one.asked for one in found)))
+        pool.counts.add_all(found, share)
+        pool.refresh()
     return knowledge
 
 
@@ -136,7 +133,7 @@ def advise(setting: Setting, trials: Trials, *, device: str, change: Change | No
     """What ``trials`` say; with ``change``, on the machine where a step takes what it makes of the measured seconds."""
     costs = fit([trials], device=device).costs
     seconds = [_step_seconds(trials, costs, depth, change) for depth in range(MAX_DRAFT_TOKENS + 1)]
-    expected = _expected(trials)
+    expected = trials.pool().expected()
     depths = [
         DepthCost(
             depth=depth,
@@ -162,23 +159,15 @@ def _step_seconds(trials: Trials, costs: StepCosts, depth: int, change: Change |
     return fmean((taken if change is None else change(work, taken)).total for work, taken in found)
 
 
-def _expected(trials: Trials, prompts: Sequence[int] | None = None) -> list[float]:
-    """Tokens per row and step for every length."""
-    pool = trials.pool(prompts)
-    found, alive = [1.0], pool.offers
-    for rate in pool.rates:
-        alive *= rate
-        found.append(found[-1] + alive)
-    return found
-
-
 def _spreads(trials: Trials, costs: StepCosts) -> list[tuple[float, float]]:
     """The interval of every length's speed-up over its value, by resampling prompts and rounds."""
     random = np.random.default_rng(0)
     numbers = list(trials.counts)
-    whole = np.asarray(_expected(trials))
+    whole = np.asarray(trials.pool().expected())
     drawn = random.choice(numbers, size=(RESAMPLES, len(numbers))) if numbers else np.zeros((RESAMPLES, 0), dtype=int)
-    tokens = np.asarray([_expected(trials, list(map(int, chosen))) for chosen in drawn]) / whole  # [resamples, depths]
+    tokens = (
+        np.asarray([trials.pool(list(map(int, chosen))).expected() for chosen in drawn]) / whole
+    )  # [resamples, depths]
     errors = _errors_by_round(trials, costs)
     rounds = random.integers(0, len(errors), size=(RESAMPLES, len(errors)))
     drawn_errors = errors[rounds].reshape(RESAMPLES, -1, errors.shape[-1])

@@ -68,10 +68,10 @@ def find_advice(
             progress=report,
         )
     measured: dict[DecoderLM, tuple[Rates, Rates]] = {}
-    changes = {
-        name: _imagined(what_if, target, drafter, lambda what: progress(what, 1.0), measured)
-        for name, drafter in (drafters.items() if what_if is not None else ())
-    }
+    changes: dict[str, Imagined] = {}
+    if what_if is not None:
+        for name, drafter in drafters.items():
+            changes[name] = _imagined(what_if, target, drafter, lambda what: progress(what, 1.0), measured)
     return Findings(
         advice=[advise(setting, found, device=device) for setting, found in trials.items()],
         imagined=[
@@ -88,7 +88,7 @@ def find_advice(
 
 
 def _imagined(
-    asked: WhatIf | None,
+    asked: WhatIf,
     target: Loaded,
     drafter: Drafter,
     say: Callable[[str], None],
@@ -96,7 +96,7 @@ def _imagined(
 ) -> Imagined:
     draft = unwrapped(drafter.lm) if isinstance(drafter, ModelDrafter) else None
     return imagine(
-        asked or WhatIf(),
+        asked,
         target=cast(DecoderLM, target.lm),
         draft=draft if isinstance(draft, DecoderLM) else None,
         drafts_with_target=isinstance(drafter, GrowingDrafter),

@@ -44,6 +44,7 @@ class Trials:
     """What was seen: timed steps with all rows, all steps by length, and acceptance by prompt."""
 
     max_draft_tokens: int
+    greedy: bool = True  # the requests, else they sample
     steps: list[TimedStep] = field(default_factory=list[TimedStep])
     num_steps: Counter[int] = field(default_factory=Counter[int])
     counts: dict[int, Counts] = field(default_factory=dict[int, Counts])
@@ -52,11 +53,7 @@ class Trials:
         """The acceptance over all ``prompts`` (None: each once), later steps weighing as much as earlier ones."""
         chosen = [self.counts[prompt] for prompt in (self.counts if prompts is None else prompts)]
         pool = Pool(self.max_draft_tokens)
-        counts = pool.counts
-        for index in range(self.max_draft_tokens):
-            counts.accepted[index] = sum(one.accepted[index] for one in chosen)
-            counts.tried[index] = sum(one.tried[index] for one in chosen)
-        counts.asked, counts.offered = sum(one.asked for one in chosen), sum(one.offered for one in chosen)
+        pool.counts.add_all(chosen)
         pool.refresh()
         return pool
 
@@ -96,6 +93,7 @@ class DepthTrials(Plan):
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """Note whose prompt is in which row."""
         for row, request in zip(rows, requests, strict=True):
+            self.trials.greedy = not request.sampling.temperature
             self._rows[row] = _Running(prompt=self._prompts[tuple(request.tokens)], left=request.max_tokens)
 
     def release(self, rows: Iterable[int]) -> None:
@@ -124,7 +122,7 @@ class DepthTrials(Plan):
         self.trials.num_steps[depth] += 1
         if whole and len(running) == self._size and result.plan.turn != CATCHING_UP:
             nodes = len(running) + sum(result.num_drafted[row] for row in running)
-            work = StepWork(nodes, depth, len(running) * depth)
+            work = StepWork(len(running), nodes, depth, len(running) * depth)
             self.trials.steps.append(TimedStep(work=work, seconds=result.seconds, round=self._num_planned))
         for row in running if depth else ():
             self._count(result, row, depth)

@@ -25,7 +25,7 @@ from paceline.models.work import forward_work
 GIGA = 1e9
 KEYS = ("bandwidth", "flops", "threads")
 TURNS = 3  # of the measurements that are compared
-SHARPNESS = 3  # of the bend between memory-bound and compute-bound products; 2.5 to 3.5 fit measured ones
+SHARPNESS = 3  # of the bend between memory-bound and compute-bound products, assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

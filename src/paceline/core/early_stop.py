@@ -24,10 +24,10 @@ class StopRule:
     """When chains end early: before a token whose chance to be accepted is below ``least`` of its row.
 
     The chance is the product of ``acceptance`` of the levels of the token and of those above it. ``acceptance`` has
-    LEVELS entries, ``least`` one for each row; 0 never ends a chain.
+    LEVELS entries for each row, ``least`` one; 0 never ends a chain.
     """
 
-    acceptance: tuple[float, ...]
+    acceptance: tuple[tuple[float, ...], ...]
     least: tuple[float, ...]
 
 
@@ -62,7 +62,7 @@ class EarlyStop:
     def __init__(self, rows: int, device: torch.device) -> None:
         self.rule: StopRule | None = None
         self.least = torch.zeros(rows, device=device)  # [R] float32
-        self.acceptance = torch.zeros(LEVELS + 1, device=device)  # by level; the first is not used
+        self.acceptance = torch.zeros(rows, LEVELS + 1, device=device)  # by level; the first is not used
         self.notes = torch.zeros(rows, dtype=torch.int64, device=device)
         self.columns = Columns(self.least, self.acceptance, self.notes)
 
@@ -73,16 +73,17 @@ class EarlyStop:
             return
         self.rule = rule
         self.least.copy_(torch.tensor(rule.least), non_blocking=True)
-        self.acceptance[1:].copy_(torch.tensor(rule.acceptance), non_blocking=True)
+        self.acceptance[:, 1:].copy_(torch.tensor(rule.acceptance), non_blocking=True)
 
-    def follow(self, chance: Tensor | None, logits: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    def follow(self, chance: Tensor | None, logits: Tensor, depth: int, drafts: Tensor) -> tuple[Tensor, Tensor]:
         """The chance [B] that the token at ``depth`` (from 0) is accepted, and whether to draft it [B] bool.
 
         ``chance`` is that of the token above (None: there is none); ``logits`` [B, V] are those it is chosen from.
+        Levels are noted of rows that otherwise draft it, ``drafts`` [B] bool.
         """
         level = level_of(logits)
         if depth < MOST_NOTED:
-            self.notes.bitwise_or_(level << BITS * depth)
-        here = self.acceptance[level]
+            self.notes.bitwise_or_(torch.where(drafts, level << BITS * depth, 0))
+        here = self.acceptance.gather(1, level[:, None])[:, 0]
         chance = here if chance is None else chance * here
         return chance, chance >= self.least

@@ -44,7 +44,7 @@ class Drafter(ABC):
     origins: tuple[str, ...] = ("draft",)  # names of the numbers in Tree.origin
     draws: frozenset[Draw]  # the ways in which it can draw tokens
     branches: bool = False  # whether its trees may branch
-    postpones: bool = False  # whether it may read prompts when it first drafts, by ``postpone``
+    postpones: bool = False  # whether ``postpone`` leaves prompts to be read with the first draft
     on_host: bool = False  # whether the engine's runner asks it for drafts before the step
     ends_early: bool = False  # whether it ends chains by batch.early_stop
     accepts_other_tokens: bool = (
@@ -102,20 +102,12 @@ class Drafter(ABC):
         entry [b, i] belongs to token i after the prefix.
         """
 
-    @final
-    def begin(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor], *, at_once: bool) -> None:
-        """``prefill``, or ``postpone`` where the drafter can and need not draft ``at_once``."""
-        if self.postpones and not at_once:
-            self.postpone(admission)
-        else:
-            self.prefill(batch, admission, hidden)
+    def postpone(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
+        """In place of ``prefill`` where no row is to draft at once: the prompts may be read with their first draft.
 
-    def postpone(self, admission: Admission) -> None:
-        """In place of ``prefill``: the prompts are to be read with the first draft of their rows, if there is one.
-
-        Called of drafters that say so in ``postpones``.
+        Drafters whose ``postpones`` is false read them now.
         """
-        raise NotImplementedError
+        self.prefill(batch, admission, hidden)
 
     @abstractmethod
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:

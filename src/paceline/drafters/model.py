@@ -125,7 +125,7 @@ class ModelDrafter(GrowingDrafter):
         for row in admission.row_numbers:
             self.lags[row] = ORDINARY_LAG
 
-    def postpone(self, admission: Admission) -> None:
+    def postpone(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Take over what the caches hold of prefixes; the rest is caught up with."""
         self.reader.admit(self.cache, admission)
         for row, request in zip(admission.row_numbers, admission.requests, strict=True):

@@ -4,8 +4,10 @@ An acceptance is conditional on the token before being accepted; deeper tokens o
 rejected.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, final
+
+from paceline.engine.confidence import Confidence
 
 FIRST_GUESS = 0.6  # of a drafter that nothing is known of
 GOES_ON = 0.8  # share of drafts that do not end before the next token, until it is known
@@ -45,6 +47,15 @@ class Counts:
             self.tried[depth] += weight
             self.accepted[depth] += weight * left_out
 
+    def add_all(self, others: Iterable["Counts"], share: float = 1.0) -> None:
+        """Add what ``others`` counted, each step weighing ``share`` of a newest one."""
+        weight = self.weight * share
+        for other in others:
+            scale = weight / other.weight
+            self.accepted = [own + scale * more for own, more in zip(self.accepted, other.accepted, strict=True)]
+            self.tried = [own + scale * more for own, more in zip(self.tried, other.tried, strict=True)]
+            self.asked, self.offered = self.asked + scale * other.asked, self.offered + scale * other.offered
+
     def as_record(self) -> dict[str, object]:
         """What is counted, for JSON; a newest step weighs 1."""
         self._rescale()
@@ -78,12 +89,21 @@ class Pool:
 
     def __init__(self, max_depth: int) -> None:
         self.counts = Counts(max_depth)
+        self.confidence = Confidence()
         self.rates: list[float] = []  # by depth - 1
         self.offers = 1.0  # share of the steps that had a draft when asked for one
         # Share of the drafts that were planned to be so deep and did not end before, by depth - 1.
         self.reached = [GOES_ON ** (1 + index) for index in range(max_depth)]
         self._drafts = [1.0 / self.FOLLOW_FIRST] * max_depth  # that this is known of, and what the guess weighs
         self.refresh()
+
+    def expected(self) -> list[float]:
+        """Tokens that a step of a row gives by the depth of its draft, from 0."""
+        found, alive = [1.0], self.offers
+        for rate in self.rates:
+            alive *= rate
+            found.append(found[-1] + alive)
+        return found
 
     def note_reached(self, planned: int, drafted: int) -> None:
         """A draft ended after ``drafted`` of ``planned`` tokens."""
@@ -93,7 +113,8 @@ class Pool:
             self.reached[index] += rate * ((index < drafted) - self.reached[index])
 
     def refresh(self) -> None:
-        """Compute ``rates`` and ``offers`` from the counts; a depth is first expected to be like the one above."""
+        """Compute ``rates``, ``offers`` and the confidence; a depth is first expected to be like the one above."""
+        self.confidence.refresh()
         counts, guess, own = self.counts, FIRST_GUESS, self.WEIGHT * self.counts.weight
         self.rates = []
         for accepted, tried in zip(counts.accepted, counts.tried, strict=True):

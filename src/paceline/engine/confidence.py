@@ -22,6 +22,8 @@ class Confidence:
         self._guesses = [one / (1 + one) for one in odds]
         self._accepted = [0.0] * LEVELS
         self._tried = [0.0] * LEVELS
+        self.acceptance: tuple[float, ...] = ()  # by level, from the lowest
+        self.refresh()
 
     def add(self, note: int, *, num_accepted: int, num_drafted: int) -> None:
         """Learn from a row's note; tokens after the first rejected one say nothing."""
@@ -30,7 +32,9 @@ class Confidence:
             self._tried[at] = self.KEEP * self._tried[at] + 1
             self._accepted[at] = self.KEEP * self._accepted[at] + (index < num_accepted)
 
-    def acceptance(self) -> tuple[float, ...]:
-        """By level, from the lowest."""
+    def refresh(self) -> None:
+        """Compute ``acceptance`` from what was counted."""
         counts = zip(self._guesses, self._accepted, self._tried, strict=True)
-        return tuple((self.WEIGHT * guess + accepted) / (self.WEIGHT + tried) for guess, accepted, tried in counts)
+        self.acceptance = tuple(
+            (self.WEIGHT * guess + accepted) / (self.WEIGHT + tried) for guess, accepted, tried in counts
+        )

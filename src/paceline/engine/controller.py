@@ -11,31 +11,35 @@ budget, which bounds what a useless drafter costs.
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import final
 
-from paceline.core.early_stop import StopRule, noted_levels
+from paceline.core.early_stop import LEVELS, StopRule
 from paceline.core.plan import Plan
 from paceline.core.request import Request
-from paceline.core.step import Finish, StepPlan, StepResult
+from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts
 from paceline.engine.costs import DepthCost, StepWork
-from paceline.engine.goodput import Goodput, keep_over
+from paceline.engine.curve import WARM
+from paceline.engine.goodput import HORIZON, Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
-from paceline.engine.probes import Probes, RowState
+from paceline.engine.probes import Probes
+from paceline.engine.row_state import RowState
 from paceline.engine.watch import Speed
 
 FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of plain decoding; twice as many then
-PLAIN_PERIOD = 128  # drafted steps between two plain ones, which keep the cost of plain decoding known
+# Drafted steps until plain ones, which keep the cost of plain decoding known; the fewer, the less drafting gains.
+SOONEST_PLAIN, PLAIN_PERIOD = 24, 128
+WARM_UP = 4  # plain steps after a draft, of which the last one tells the cost
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
-WHOLE_STEP = 60  # the drafted step after a plain one whose chains do not end early, so that all levels stay known
-KEEP = 0.94  # weight of a request's former drafted steps, with each
-TELLING = 16  # first drafted steps of a request that say what the next ones will be like
-SETTLED = 6  # drafted steps between two decisions, or as many as there are rows
-PATIENCE = 4  # fewer while rows are new: one more after every so many steps
-STRETCH = 32  # steps over which a drafter that stood by must earn what it reads first
-SAMPLE = 4  # one of so many steps of a known cost, or of a draft like the ones before, is looked at for it
-REFRESH = 16  # steps after which costs are looked up again
+WHOLE_PERIOD = 128  # the same, between two whose chains do not end early, which keep all levels known
+SETTLED = 8  # drafted steps between two decisions, or as many as there are rows
+PATIENCE = 4  # the same while rows are new
+KNOWN = 64  # timed steps after which costs are known well enough for that
+PLAIN_RUN = 4  # plain steps that count as one, because they teach little, and are looked at together
+SAMPLE = 4  # one of so many steps of a known cost, or of a request that is known, is looked at for it
+REFRESH = 16  # steps after which what was learnt is looked up again
 
 
 @final
@@ -65,16 +69,19 @@ class Controller(Plan):
         self.num_nodes = list(num_nodes) if num_nodes is not None else list(range(max_draft_tokens + 1))
         self.knowledge = knowledge or Knowledge(max_draft_tokens=max_draft_tokens)
         self._goodput = Goodput(self.knowledge, self.num_nodes, ends_early=ends_early)
-        self._cost = self._goodput.cost
         self._size, self._timed, self._running = rows, timed, 1
         self._postpones, self._drafts_at_once = postpones and timed, True
-        self._acceptance = self.knowledge.confidence.acceptance() if ends_early else ()  # by level; (): not used
+        self._ends_early = ends_early
+        self._pool = self.knowledge.greedy  # of the newest request
         self._rows: dict[int, RowState] = {}
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._stale = True  # whether there is something to decide
+        self._plain_costs: dict[int, float] = {}  # by rows
         self._evaluate_at = self._refresh_at = self._changed_at = 0  # steps; changed: the rows
+        self._explore_period = WHOLE_PERIOD if ends_early else DEPTH_PERIOD
         self._speedup = 1.0  # goodput of the chosen depths over that of plain decoding
         self._probes = self.knowledge.probes if timed else Probes(bounded=False)
+        self._planning = 0.0  # seconds that the next drafted step was planned for
         self._plain_run = 0  # plain steps that were not looked at, and their seconds
         self._plain_run_seconds = 0.0
         self._look = 1  # plain steps until they are looked at
@@ -89,16 +96,19 @@ class Controller(Plan):
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests: nothing is known of them but what the others were like."""
         self._settle()
-        self.knowledge.pool.refresh()
+        self.knowledge.refresh()
         for row, request in zip(rows, requests, strict=True):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
-            self._rows[row] = RowState(counts=Counts(self._max), most=most)
+            pool = self._pool = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
+            state = self._rows[row] = RowState(counts=Counts(self._max), pool=pool, most=most, left=request.max_tokens)
+            state.missed = len(request.tokens) - 1 if self._postpones else 0
         self._drafts_at_once = not self._postpones or bool(self._goodput.best(self._rows).depths.keys() & set(rows))
-        if not self._drafts_at_once:
-            for row, request in zip(rows, requests, strict=True):
-                self._rows[row].missed = len(request.tokens) - 1
-        running, added = len(self._rows), len(rows)
-        self._probes.grant(self._cost(running + added * self.num_nodes[1], 1, added) - self._cost(running))
+        for row in rows if self._drafts_at_once else ():
+            self._rows[row].missed = 0
+        running, added, costs = len(self._rows), len(rows), self.knowledge.costs
+        self._probes.grant(
+            costs.of(running, running + added * self.num_nodes[1], 1, added) - costs.of(running, running)
+        )
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
     @property
@@ -107,15 +117,20 @@ class Controller(Plan):
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""
+        ended = [row for row in rows if row in self._rows]
+        if not ended:
+            return
         self._settle()
-        for row in rows:
-            if self._rows.pop(row, None) is not None:
-                self._stale, self._evaluate_at = True, self._steps
+        for row in ended:
+            del self._rows[row]
+        self._stale, self._evaluate_at = True, self._steps
 
     def __call__(self) -> StepPlan:
         """The depth of every row in the next step."""
         if self._stale:
+            started = perf_counter()
             self._decide()
+            self._planning += perf_counter() - started
         return self._plan
 
     def observe(self, result: StepResult) -> None:
@@ -127,13 +142,16 @@ class Controller(Plan):
             if self._plain_run >= self._look:
                 self._settle(result)
             return
+        started = perf_counter()
         self._settle()
         drafted = missed = nodes = num_running = deepest = 0
+        sample = self._steps % SAMPLE == 0
         for row, tokens in enumerate(result.tokens):
             state = self._rows.get(row)
             if not tokens or state is None:
                 continue
             num_running += 1
+            state.left -= len(tokens)
             depth = min(plan.depth_of(row), state.most)
             if depth:
                 read = depth if plan.stop is None else min(depth, result.num_drafted[row] + 1)
@@ -141,7 +159,9 @@ class Controller(Plan):
                 drafted += read
                 nodes += result.num_drafted[row]
                 missed += state.missed
-                self._learn(state, result, row, depth)
+                submitted = state.learn(result, row, depth, levels=self._ends_early, timed=self._timed, sample=sample)
+                if submitted is not None and not state.depth:
+                    self._probes.judge(state, accepted=result.num_accepted[row], submitted=submitted)
             else:
                 state.missed += 1
                 state.wait -= 1
@@ -149,18 +169,21 @@ class Controller(Plan):
             return
         self._steps += 1
         self._drafted_steps += 1
-        # What was explored comes to its end; else there is something to decide now and then.
+        self.knowledge.num_drafted += 1
         self._stale = bool(plan.explored) or self._steps >= self._evaluate_at or not self._timed
-        self._probes.earn(1, self._cost(num_running))
+        plain = self._plain_cost(num_running)
+        self._probes.earn(1, plain)
         costs = self.knowledge.costs
         nodes += num_running
-        if self._timed and (self._steps % SAMPLE == 0 or missed or costs.score.measured(nodes) < REFRESH):
-            work = StepWork(nodes, deepest, drafted)
+        if self._timed and (sample or missed or costs.score.measured(nodes, num_running - 1) < WARM):
+            work = StepWork(num_running, nodes, deepest, drafted)
             costs.observe(work, result.seconds, missed=missed)
-        gained = result.num_tokens
-        self._tokens += gained
+        self._tokens += result.num_tokens
         self._seconds += result.seconds.total
-        self._plain_seconds += self._cost(num_running) * costs.level * gained / num_running
+        self._plain_seconds += plain * costs.level * result.num_tokens / num_running
+        if self._timed:
+            costs.observe_planning(self._planning + perf_counter() - started)
+        self._planning = 0.0
 
     def stand_by(self, result: StepResult) -> None:
         """Another drafter drafted in the step: this one has missed its tokens."""
@@ -179,7 +202,7 @@ class Controller(Plan):
     def promise(self) -> float:
         """Expected speed over that of plain decoding in the next steps; 1 where drafting would not pay.
 
-        What the drafter must read first, because it stood by, is spread over ``STRETCH`` steps.
+        What the drafter must read first, because it stood by, is spread over ``HORIZON`` tokens.
         """
         if not self._rows:
             return 1.0
@@ -187,7 +210,7 @@ class Controller(Plan):
         if not depths:
             return 1.0
         missed = sum(self._rows[row].missed for row in depths)
-        reading = self.knowledge.costs.catch_up * missed / (STRETCH * self._cost(len(self._rows)))
+        reading = self.knowledge.costs.catch_up * missed / (HORIZON * self._plain_cost(len(self._rows)))
         return max(1.0, speedup - reading)
 
     def _settle(self, result: StepResult | None = None) -> None:
@@ -199,16 +222,25 @@ class Controller(Plan):
         for state in self._rows.values():
             state.missed += count
             state.wait -= count
+            state.left -= count
         if result is not None and self._timed:
-            self.knowledge.costs.observe(StepWork(running), result.seconds)
-        self._probes.earn(count, self._cost(running))
+            self.knowledge.costs.observe(StepWork(running, running), result.seconds)
+        self._probes.earn(count, self._plain_cost(running))
         self._steps += count
         self._drafted_steps = 0
+        self._planning = 0.0
         self._tokens += count * running
         self._seconds += seconds
         self._plain_seconds += seconds
         self._stale = True
-        self._evaluate_at += count - count // PATIENCE  # plain steps teach little
+        self._evaluate_at += count - count // PLAIN_RUN
+
+    def _plain_cost(self, rows: int) -> float:
+        """The cost of a plain step, by what was known when depths were last evaluated."""
+        known = self._plain_costs.get(rows)
+        if known is None:
+            known = self._plain_costs[rows] = self.knowledge.costs.of(rows, rows)
+        return known
 
     @property
     def speed(self) -> Speed | None:
@@ -219,37 +251,13 @@ class Controller(Plan):
 
     def costs(self) -> tuple[DepthCost, ...]:
         """What steps cost and promise by the depth of their drafts, with as many rows as ran last."""
-        return self.knowledge.by_depth(self._running, self.num_nodes)
-
-    def _learn(self, state: RowState, result: StepResult, row: int, depth: int) -> None:
-        """What a row gained by a draft."""
-        pool, reason = self.knowledge.pool, result.no_draft[row]
-        accepted, submitted, left_out = result.num_accepted[row], max(0, min(depth, result.num_drafted[row])), None
-        if self._acceptance and submitted < depth:  # the level of what was not submitted is noted, and nothing gained
-            left_out = 0.0 if len(noted_levels(result.confidence[row], submitted + 1)) > submitted else None
-        offered = submitted > 0 or left_out is not None
-        if offered or reason is NoDraft.NO_MATCH or reason is NoDraft.DECLINED:
-            if self._acceptance and self._timed and (self._steps % SAMPLE == 0 or state.learned <= TELLING):
-                self.knowledge.confidence.add(result.confidence[row], num_accepted=accepted, num_drafted=submitted)
-                if row not in result.plan.explored:
-                    pool.note_reached(depth, submitted)
-            if result.finish[row] is not Finish.RUNNING:
-                submitted, left_out = min(submitted, accepted), None  # cut by the end, not by a rejection
-            if submitted or left_out is not None or not offered:
-                keep = KEEP * keep_over(state.missed)
-                state.counts.add(num_accepted=accepted, depth=submitted, keep=keep, left_out=left_out)
-                state.learned += 1
-                if self._timed and state.learned <= TELLING:  # or requests that draft for long would speak for all
-                    pool.counts.add(num_accepted=accepted, depth=submitted, keep=pool.KEEP, left_out=left_out)
-            if not state.depth:
-                self._probes.judge(state, accepted=accepted, submitted=submitted)
-        state.missed = 0
+        return self.knowledge.by_depth(self._running, self.num_nodes, self._pool)
 
     def _decide(self) -> None:
         """Choose the depth of every row by the goodput of all, then whether to try something else."""
         self._stale = False
         rows = self._rows
-        self._look = 1
+        self._look = WARM_UP if self._timed and self._drafted_steps else 1
         if not rows:
             return
         self._running = len(rows)
@@ -257,35 +265,40 @@ class Controller(Plan):
         if self._steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)
         chosen = {row: state.depth for row, state in rows.items()}
-        known = self.knowledge.costs.score.measured(len(rows))
-        if self._timed and self._drafted_steps >= min(PLAIN_PERIOD, FIRST_PLAIN << min(known, 8)):
+        known = self.knowledge.costs.score.measured(len(rows), len(rows) - 1)
+        period = min(PLAIN_PERIOD, max(SOONEST_PLAIN, int(PLAIN_PERIOD * (self._speedup - 1))))
+        if self._timed and self._drafted_steps >= min(period, FIRST_PLAIN << min(known, 8)):
             self._plan = self._make_plan(dict.fromkeys(chosen, 0), NoDraft.MEASURED, tuple(rows))
             return
         probing: dict[int, int] = {}
         for group in groups:
-            probing |= self._probes.choose(group, self._cost(len(group)), partial(self._goodput.probe_cost, len(group)))
+            probing |= self._probes.choose(
+                group, self._plain_cost(len(group)), partial(self._goodput.probe_cost, len(group))
+            )
         explored = tuple(probing)
         chosen |= probing
-        if self._timed and self._acceptance:
-            explored = explored or tuple(chosen) if self._drafted_steps == WHOLE_STEP else explored
-        elif self._timed and self._drafted_steps % DEPTH_PERIOD == DEPTH_PERIOD - 1 and not probing:
-            shift = (1, -1, 2)[self._steps // DEPTH_PERIOD % 3]
-            other = self._goodput.other(chosen, rows, shift, self._speedup)
-            if other:
-                chosen, explored = other, tuple(rows)
+        since = self.knowledge.num_drafted - self.knowledge.num_when_explored
+        if self._timed and not probing and since >= self._explore_period and any(chosen.values()):
+            self.knowledge.num_when_explored += since
+            if self._ends_early:
+                chosen = {row: rows[row].most if depth else 0 for row, depth in chosen.items()}
+            else:
+                shift = (1, -1, 2)[self.knowledge.num_drafted // self._explore_period % 3]
+                chosen = self._goodput.other(chosen, rows, shift, self._speedup) or chosen
+            explored = tuple(rows)
         self._plan = self._make_plan(chosen, NoDraft.SLOWER, explored)
         if self._timed and known >= REFRESH:
-            self._look = max(PATIENCE, min(REFRESH, *(state.wait for state in rows.values())))
+            self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
 
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:
         """The depth of every row of the highest goodput."""
+        self._plain_costs.clear()
         since = self._steps - self._changed_at
-        self._evaluate_at = self._steps + min(max(SETTLED, len(self._rows)), 1 + since // PATIENCE)
+        patience = PATIENCE if self.knowledge.costs.num_observed > KNOWN else 1
+        self._evaluate_at = self._steps + min(max(SETTLED, len(self._rows)), patience + since // 2)
         if self._steps >= self._refresh_at:
             self._refresh_at = self._steps + REFRESH
-            self._goodput.refresh()
-            if self._acceptance:
-                self._acceptance = self.knowledge.confidence.acceptance()
+            self.knowledge.refresh()
         for group in groups:
             depths, self._speedup, least = self._goodput.best(group)
             for row, state in group.items():
@@ -295,7 +308,10 @@ class Controller(Plan):
         deepest, depths, stop = max(chosen.values()), None, None
         if min(chosen.values()) < deepest:
             depths = tuple(chosen.get(row, 0) for row in range(self._size))
-        if self._acceptance and deepest:  # what is explored is drafted whole
-            least = {row: 0.0 if row in explored else state.least for row, state in self._rows.items()}
-            stop = StopRule(self._acceptance, tuple(least.get(row, 0.0) for row in range(self._size)))
+        if self._ends_early and deepest:
+            acceptance, least = [(1.0,) * LEVELS] * self._size, [0.0] * self._size
+            for row, state in self._rows.items():
+                acceptance[row] = state.pool.confidence.acceptance
+                least[row] = 0.0 if row in explored else state.least  # what is explored is drafted whole
+            stop = StopRule(tuple(acceptance), tuple(least))
         return StepPlan(deepest, depths, off=off, explored=explored, stop=stop)

@@ -10,22 +10,26 @@ from math import inf
 from typing import Any, final
 
 from paceline.core.step import PhaseSeconds
-from paceline.engine.curve import DISTURBED, Curve, quartile, surprise
+from paceline.engine.curve import DISTURBED, WARM, Curve, quartile, surprise
 
 FAST = 0.1  # rate at which the level follows what is measured
 FIRST, COLD = 8, 2.0  # a step that is so many times faster than the first ones sets the level: those met cold caches
+MOST_PLANNING = 1e-4  # seconds by which one disturbed measurement of it counts
 CATCH_UP = 0.002  # of a token that the drafter has missed, until it is measured
-SEVERAL = 1.5  # rows from which on a draft tells what further rows cost
+ROW = 0.5  # nodes that a row counts like, beyond its own, until it is measured
+REFRESH, REFRESH_SLOWER = 64, 4  # steps between two refreshes; one more after every so many, at first
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step does: the nodes of all rows, roots included, the deepest draft, and the tokens of all drafts.
+    """What a step does: its rows, the nodes of all of them, roots included, the deepest draft, and the tokens of all
+    drafts.
 
     Of a draft that ended early counts the token that was not worth it, whose distribution was computed.
     """
 
+    rows: int
     nodes: float
     depth: float = 0
     drafted: float = 0.0
@@ -52,94 +56,104 @@ class StepCosts:
     def __init__(self, *, growth: float) -> None:
         self.level = 0.0  # 0: nothing was measured
         self.growth = growth
-        self.draft_growth = growth  # of drafting, for each row beyond the first
-        self._times_grown = 0  # steps that it was measured in
-        self.num_observed = 0
-        self.score = Curve(lambda nodes: 1 + growth * (nodes - 1))
-        self.rest = Curve(lambda nodes: 0.1 + 0.1 * growth * (nodes - 1))  # deciding, reading results
-        self.draft = Curve(lambda depth: 0.05 + 0.1 * depth)
+        self.num_observed = self._refresh_at = 0
+        # Of the nodes, and of the rows beyond the first; rest: deciding, reading results.
+        self.score = Curve((1 - growth, growth, ROW * growth), grouped=True)
+        self.rest = Curve((0.1 - 0.1 * growth, 0.1 * growth, 0.1 * ROW * growth), grouped=True)
+        # Of the depth, and of the tokens that other rows draft meanwhile.
+        self.draft = Curve((0.05, 0.1, 0.1 * growth))
         self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
+        self.planning = 0.0  # seconds that the controller takes for a drafted step
 
     def __call__(self, work: StepWork) -> float:
         """The cost of a step in units of the level."""
-        cost = self.score(work.nodes) + self.rest(work.nodes)
-        if work.depth:
-            cost += self.draft(work.depth) * self._rows_factor(work)
-        return cost
+        return self.of(work.rows, work.nodes, work.depth, work.drafted)
+
+    def of(self, rows: int, nodes: float, depth: float = 0, drafted: float = 0.0) -> float:
+        """The cost of a step with this work."""
+        cost = self.score(nodes, rows - 1) + self.rest(nodes, rows - 1)
+        if not depth:
+            return cost
+        return cost + self.draft(depth, max(0.0, drafted - depth)) + (self.planning / self.level if self.level else 0.0)
 
     def observe(self, work: StepWork, seconds: PhaseSeconds, *, missed: int = 0) -> None:
-        """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before."""
+        """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before.
+
+        Such a step's forward meets cold caches, so it counts if it was faster than expected, or little else is known.
+        """
         self.num_observed += 1
         catching_up = self.catch_up * missed
         if self.num_observed == 1:
             self.level = seconds.total / (self(work) + catching_up)
         # The level follows what its curve follows, in the same way: else one would rise for good while the other falls.
-        error = seconds.score / (self.score(work.nodes) * self.level)
+        others = work.rows - 1
+        known = self.score.measured(work.nodes, others) >= WARM
+        cold = missed and known
+        error = seconds.score / (self.score(work.nodes, others) * self.level)
         if self.num_observed <= FIRST and error < 1 / COLD:
             self.level *= error
-        else:
+        elif known and not cold:  # what is measured anew says nothing of the machine
             self.level *= 1 + FAST * surprise(error)
         level = self.level
-        self.score.observe(work.nodes, seconds.score / level)
         rest = seconds.decide + seconds.rest
+        if not cold or error < 1:
+            self.score.observe(work.nodes, seconds.score / level, others)
         if not work.depth:
             rest += seconds.draft
         elif missed <= FEW_MISSED * work.drafted:
-            self._learn_draft(work, max(0.0, seconds.draft / level - catching_up))
+            self.draft.observe(work.depth, max(0.0, seconds.draft / level - catching_up), work.drafted - work.depth)
         else:
-            over = max(0.0, seconds.draft / level - self.draft(work.depth) * self._rows_factor(work))
+            over = max(0.0, seconds.draft / level - self.draft(work.depth, work.drafted - work.depth))
             self._caught_up += 1
             rate = max(FAST, 1 / self._caught_up)
             self.catch_up += rate * (min(over / missed, DISTURBED * self.catch_up + CATCH_UP) - self.catch_up)
-        self.rest.observe(work.nodes, rest / level)
+        if not cold or error < 1:
+            self.rest.observe(work.nodes, rest / level, others)
+        if self.num_observed >= self._refresh_at:
+            self.refresh()
 
-    def _learn_draft(self, work: StepWork, cost: float) -> None:
-        """Learn from a draft: of about one row what its depth costs, of several rows what the others add to that."""
-        rows, known = work.drafted / work.depth, self._rows_factor(work)
-        if rows < SEVERAL or not self.draft.known:
-            self.draft.observe(work.depth, cost / known)
-            return
-        self._times_grown += 1
-        rate = max(FAST, 1 / self._times_grown)
-        factor = known * (1 + rate * surprise(cost / (known * self.draft(work.depth))))
-        self.draft_growth = max(0.0, (factor - 1) / (rows - 1))
+    def observe_planning(self, seconds: float) -> None:
+        """Note what planning a drafted step, and learning from it, took beside the step."""
+        self.planning += FAST * (min(seconds, DISTURBED * self.planning + MOST_PLANNING) - self.planning)
+
+    def refresh(self) -> None:
+        """Take all that was measured into account."""
+        self._refresh_at = self.num_observed + min(REFRESH, 1 + self.num_observed // REFRESH_SLOWER)
+        for curve in self._curves().values():
+            curve.refresh()
 
     def doubt(self, work: StepWork) -> None:
         """Believe less what was measured of such steps."""
-        self.score.doubt(work.nodes)
-        self.draft.doubt(work.depth)
+        self.score.doubt(work.nodes, work.rows - 1)
+        self.draft.doubt(work.depth, work.drafted - work.depth)
 
     @classmethod
     def fitted(cls, steps: Sequence[tuple[StepWork, PhaseSeconds]], *, growth: float) -> "StepCosts":
         """The lower quartiles of ``steps`` that were timed side by side, so that one level holds for all of them.
 
-        That is the forward of the fewest nodes. What drafting costs is taken from the steps of the fewest rows.
+        That is the forward of the fewest nodes.
         """
         costs = cls(growth=growth)
         fewest = min(work.nodes for work, _ in steps)
-        level = quartile([taken.score / costs.score.prior(fewest) for work, taken in steps if work.nodes == fewest])
-        rows = min((work.drafted / work.depth for work, _ in steps if work.depth), default=0)
+        least = [taken.score / costs.score(fewest, work.rows - 1) for work, taken in steps if work.nodes == fewest]
+        level = quartile(least)
         costs.level, costs.num_observed = level, len(steps)
-        costs.score.fit((work.nodes, taken.score / level) for work, taken in steps)
+        costs.score.fit((work.nodes, work.rows - 1, taken.score / level) for work, taken in steps)
         costs.rest.fit(
-            (work.nodes, (taken.decide + taken.rest + (0.0 if work.depth else taken.draft)) / level)
+            (work.nodes, work.rows - 1, (taken.decide + taken.rest + (0.0 if work.depth else taken.draft)) / level)
             for work, taken in steps
         )
         costs.draft.fit(
-            (work.depth, taken.draft / level / costs._rows_factor(work))
-            for work, taken in steps
-            if work.depth and work.drafted / work.depth == rows
+            (work.depth, work.drafted - work.depth, taken.draft / level) for work, taken in steps if work.depth
         )
-        for work, taken in steps:
-            if work.depth and work.drafted / work.depth > rows:
-                costs._learn_draft(work, taken.draft / level)
         return costs
 
     def seconds(self, work: StepWork) -> PhaseSeconds:
         """Seconds of a step; what comes after the forward is all in ``rest``."""
-        draft = self.draft(work.depth) * self._rows_factor(work) if work.depth else 0.0
-        score, rest = self.score(work.nodes), self.rest(work.nodes)
+        others = work.rows - 1
+        draft = self.draft(work.depth, work.drafted - work.depth) if work.depth else 0.0
+        score, rest = self.score(work.nodes, others), self.rest(work.nodes, others)
         return PhaseSeconds(draft=self.level * draft, score=self.level * score, rest=self.level * rest)
 
     def as_record(self) -> dict[str, object]:
@@ -147,7 +161,6 @@ class StepCosts:
         return {
             "level": self.level,
             "growth": self.growth,
-            "draft_growth": self.draft_growth,
             "catch_up": self.catch_up,
             "times_caught_up": self._caught_up,
             **{name: curve.as_record() for name, curve in self._curves().items()},
@@ -158,10 +171,8 @@ class StepCosts:
         """The costs that ``as_record`` gave. Raises KeyError, TypeError or ValueError for anything else."""
         costs = cls(growth=float(record["growth"]))
         costs.level, costs.catch_up = float(record["level"]), float(record["catch_up"])
-        costs.draft_growth = float(record["draft_growth"])
         costs._caught_up = int(record["times_caught_up"])  # the level is that of today's first steps
-        factors = (costs.catch_up, costs.growth, costs.draft_growth)
-        if not (0 < costs.level < inf and all(0 <= factor < inf for factor in factors)):
+        if not (0 < costs.level < inf and all(0 <= factor < inf for factor in (costs.catch_up, costs.growth))):
             raise ValueError("costs that cannot be")
         for name, curve in costs._curves().items():
             curve.load(record[name])
@@ -169,7 +180,3 @@ class StepCosts:
 
     def _curves(self) -> dict[str, Curve]:
         return {"score": self.score, "rest": self.rest, "draft": self.draft}
-
-    def _rows_factor(self, work: StepWork) -> float:
-        """How much longer a draft takes for several rows than for one."""
-        return 1 + self.draft_growth * max(0.0, work.drafted / work.depth - 1)

@@ -1,117 +1,167 @@
-"""A cost over a count, learnt from measurements that other programs disturb.
+"""A cost over two counts, learnt from measurements that other programs disturb.
 
-Disturbances only lengthen a step. So a cost follows what is below it faster than what is above it, a smaller count
-costs no more than a larger one, and a count that was measured seldom is believed less than its neighbours.
+Disturbances only lengthen a step. So a cost follows what is below it faster than what is above it, and a count that was
+measured seldom is believed less than what the others say of it.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import exp, inf, log
 from typing import final
 
-SLOW = 0.03  # rate at which a cost follows its measurements
+import numpy as np
+
+SLOW = 0.1  # rate at which a cost follows its measurements
 DOWN, UP = 1.5, 0.6  # by how much a measurement below and above what is known counts more or less
 DISTURBED = 1.3  # a cost that was measured to be so many times what was known counts as no more, or a part of it
-WARM = 4  # the least of so many first measurements counts: some are of cold caches
-OWN_WEIGHT = 2.0  # measurements of a count that weigh as much as its neighbours' costs
-SETTLED = 16  # measurements after which a count is looked at every so many
+WARM = 4  # first measurements of a count, of which the mean counts
+COLD = 64  # first measurements of all, of which the least counts instead: some are of cold caches
+OWN_WEIGHT = 2.0  # measurements of a count that weigh as much as the line
+SETTLED = 16  # measurements of a count from which on further ones weigh no more
 DOUBT = 0.5  # of the weight that is left to a count which promises little
 QUARTILE = 0.25  # which of many timings of one kind counts
+SPREAD = 0.05  # of a measurement, as a share of it
+FIRST_SPREAD = 1.0  # of the first line, likewise
 LEAST = 1e-6  # no cost is nothing
 EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
 
 
 @final
 class Curve:
-    """A cost over a count of at least 1: known where it was measured, elsewhere in proportion to ``prior``."""
+    """A cost over a count of at least 1 and over what is ``beside`` it, a second count of at least 0.
 
-    def __init__(self, prior: Callable[[float], float]) -> None:
-        self.prior = prior
-        self.known: dict[int, tuple[float, float]] = {}  # count -> cost over prior, and how often it was measured
-        self._order: list[int] = []
-        self._smooth: list[float] = []  # cost over prior, in that order
-        self._stale = False
+    ``line`` is what is assumed at first: the cost of nothing, of one of the count, and of one of what is beside it.
+    What is measured moves the line, and each count away from it; with ``grouped`` those of one count beside by
+    themselves.
+    """
 
-    def observe(self, count: float, cost: float) -> None:
-        """Take a measurement into account."""
-        key = _entry(count)
-        measured = max(cost, LEAST) / self.prior(count)
+    def __init__(self, line: tuple[float, float, float], *, grouped: bool = False) -> None:
+        self.first_line = self.line = line
+        self.grouped = grouped
+        self._num_observed = 0
+        self.known: dict[tuple[int, int], tuple[float, float]] = {}  # (count, beside) -> cost, and how often measured
+        # By group: counts, and their costs over those of the line; the latter also for every count that was asked for.
+        self._ratios: dict[int, tuple[list[int], list[float]]] = {}
+        self._tables: dict[int, list[float]] = {}
+
+    def observe(self, count: float, cost: float, beside: float = 0.0) -> None:
+        """Take a measurement into account, from the next ``refresh`` on."""
+        key = (_entry(count), _entry(beside))
+        measured = max(cost, LEAST) * self._linear(*key) / self._linear(count, beside)
         known, times = self.known.get(key, (measured, 0.0))
-        if times == 0 and self._order:  # a single measurement that surprises is not believed whole
-            known = min(measured, DISTURBED * self(count) / self.prior(count))
+        if times == 0 and self.known:  # a single measurement that surprises is not believed whole
+            known = min(measured, DISTURBED * self(*key))
         elif times < WARM:
-            known = min(measured, known)
+            measured = min(measured, DISTURBED * known)
+            known = min(measured, known) if self._num_observed < COLD else known + (measured - known) / (times + 1)
         else:
             known *= 1 + max(SLOW, 1 / (times + 1)) * surprise(measured / known)
         self.known[key] = (known, times + 1)
-        self._stale = self._stale or times < SETTLED or int(times) % SETTLED == 0
+        self._num_observed += 1
 
-    def doubt(self, count: float) -> None:
+    def doubt(self, count: float, beside: float = 0.0) -> None:
         """Believe the cost of ``count`` less from now on: it may have been measured at a bad time."""
-        ratio, times = self.known.get(_entry(count), (0.0, 0.0))
+        key = (_entry(count), _entry(beside))
+        cost, times = self.known.get(key, (0.0, 0.0))
         if times:
-            self.known[_entry(count)] = (ratio, max(1.0, DOUBT * times))
-            self._stale = True
+            self.known[key] = (cost, max(1.0, DOUBT * times))
 
-    def __call__(self, count: float) -> float:
-        """The cost of ``count``; between measured counts the ratio to the prior is interpolated."""
-        if self._stale:
-            self._smooth_out()
-        return self._interpolate(count, self._order, self._smooth) * self.prior(count)
+    def __call__(self, count: float, beside: float = 0.0) -> float:
+        """The cost of ``count``, by what was measured before the last ``refresh``."""
+        base, per_count, per_beside = self.line
+        group = _entry(beside) if self.grouped else 0
+        at, table = int(count), self._tables.get(group)
+        if table is None or at + 1 >= len(table):
+            table = self._fill(group, at + 1)
+        ratio = table[at]
+        ratio += (count - at) * (table[at + 1] - ratio)
+        return (base + per_count * count + per_beside * beside) * ratio
 
-    def measured(self, count: float) -> int:
+    def measured(self, count: float, beside: float = 0.0) -> int:
         """How often the cost of ``count`` was measured."""
-        return int(self.known.get(_entry(count), (0.0, 0.0))[1])
+        return int(self.known.get((_entry(count), _entry(beside)), (0.0, 0.0))[1])
 
-    def fit(self, costs: Iterable[tuple[float, float]]) -> None:
-        """Know the lower quartiles of ``costs`` by their counts, and nothing else."""
-        ratios: defaultdict[int, list[float]] = defaultdict(list)
-        for count, cost in costs:
-            ratios[_entry(count)].append(max(cost, LEAST) / self.prior(count))
-        self.known = {count: (quartile(found), float(len(found))) for count, found in ratios.items()}
-        self._stale = True
+    def fit(self, costs: Iterable[tuple[float, float, float]]) -> None:
+        """Know the lower quartiles of costs, given as (count, beside, cost), and nothing else."""
+        found: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+        for count, beside, cost in costs:
+            key = (_entry(count), _entry(beside))
+            found[key].append(max(cost, LEAST) * self._linear(*key) / self._linear(count, beside))
+        self.known = {key: (quartile(several), float(len(several))) for key, several in found.items()}
+        self.refresh()
 
     def as_record(self) -> list[list[float]]:
-        """What is known, for JSON: counts, their costs over the prior, and how often each was measured."""
-        self._stale = True  # so that whoever loads it knows the same
-        return [[count, ratio, times] for count, (ratio, times) in sorted(self.known.items())]
+        """What is known, for JSON: both counts, their costs, and how often each was measured."""
+        return [[*key, cost, times] for key, (cost, times) in sorted(self.known.items())]
 
     def load(self, record: list[list[float]]) -> None:
         """Know what ``as_record`` gave, and nothing else. Raises ValueError for anything else."""
-        if not all(len(entry) == 3 and entry[0] >= 1 and 0 <= entry[1] < inf and entry[2] >= 1 for entry in record):
-            raise ValueError("costs that cannot be")
-        self.known = {int(count): (float(ratio), float(times)) for count, ratio, times in record}
-        self._stale = True
+        for count, beside, cost, times in record:
+            if not (count >= 1 and beside >= 0 and 0 < cost < inf and times >= 1):
+                raise ValueError("costs that cannot be")
+        self.known = {(int(count), int(beside)): (float(cost), float(times)) for count, beside, cost, times in record}
+        self.refresh()
 
-    def _smooth_out(self) -> None:
-        """Each measured count by its own measurements and its neighbours'."""
-        self._stale = False
-        order = self._order = sorted(self.known)
-        ratios = [self.known[key][0] for key in order]
-        self._smooth = smooth = list(ratios)
-        if len(order) > 1:
-            for at, key in enumerate(order):
-                times = self.known[key][1]
-                near = max(self.known[other][1] for other in order[max(0, at - 1) : at + 2] if other != key)
-                if times < near:  # else the neighbours know no better
-                    around = self._interpolate(key, order[:at] + order[at + 1 :], ratios[:at] + ratios[at + 1 :])
-                    smooth[at] = (times * ratios[at] + OWN_WEIGHT * around) / (times + OWN_WEIGHT)
-        least = float("inf")
-        for at in range(len(order) - 1, -1, -1):
-            prior = self.prior(order[at])
-            least = min(least, smooth[at] * prior)
-            smooth[at] = least / prior
+    def refresh(self) -> None:
+        """Take what was measured into account."""
+        if not self.known:
+            return
+        self._fit_line()
+        groups: defaultdict[int, list[tuple[int, float, float]]] = defaultdict(list)
+        for (count, beside), (cost, times) in self.known.items():
+            ratio = cost / self._linear(count, beside)
+            groups[beside if self.grouped else 0].append((count, ratio, times))
+        self._ratios.clear()
+        self._tables.clear()
+        for group, entries in groups.items():
+            counts: list[int] = []
+            ratios: list[float] = []
+            weights: list[float] = []
+            for count, ratio, times in sorted(entries):
+                if counts and counts[-1] == count:
+                    weights[-1] += times
+                    ratios[-1] += (ratio - ratios[-1]) * times / weights[-1]
+                else:
+                    counts.append(count)
+                    ratios.append(ratio)
+                    weights.append(times)
+            believed = [
+                (weight * ratio + OWN_WEIGHT) / (weight + OWN_WEIGHT)
+                for ratio, weight in zip(ratios, weights, strict=True)
+            ]
+            self._ratios[group] = (counts, believed)
 
-    def _interpolate(self, count: float, order: list[int], ratios: list[float]) -> float:
-        if not order:
-            return 1.0
-        at = bisect_right(order, count)
-        if at == 0 or at == len(order) or order[at - 1] == count:
-            return ratios[max(0, at - 1)]
-        one, other = order[at - 1], order[at]
-        share = log(count / one) / log(other / one)
-        return (1 - share) * ratios[at - 1] + share * ratios[at]
+    def _linear(self, count: float, beside: float) -> float:
+        base, per_count, per_beside = self.line
+        return base + per_count * count + per_beside * beside
+
+    def _fit_line(self) -> None:
+        """The line by weighted least squares; the first one counts as a measurement of its own."""
+        counts = np.array(list(self.known), dtype=float)
+        known = np.array(list(self.known.values()))
+        lines = np.column_stack([np.ones(len(counts)), counts])
+        weights = np.minimum(known[:, 1], SETTLED) / (SPREAD * known[:, 0]) ** 2
+        first = np.array(self.first_line)
+        prior = np.diag(1 / (FIRST_SPREAD * np.maximum(first, LEAST)) ** 2)
+        sums = lines.T @ (lines * weights[:, None]) + prior
+        found = np.linalg.solve(sums, lines.T @ (weights * known[:, 0]) + prior @ first)
+        base, per_count, per_beside = (max(LEAST, float(one)) for one in found)
+        self.line = (base, per_count, per_beside)
+
+    def _fill(self, group: int, last: int) -> list[float]:
+        """The ratios of a group by count, up to ``last`` at least; between known counts they are interpolated."""
+        counts, ratios = self._ratios.get(group, ([1], [1.0]))
+        table = self._tables.setdefault(group, [])
+        while len(table) <= last:
+            count = len(table)
+            at = bisect_right(counts, count)
+            if at == 0 or at == len(counts):
+                table.append(ratios[max(0, at - 1)])
+            else:
+                share = (count - counts[at - 1]) / (counts[at] - counts[at - 1])
+                table.append((1 - share) * ratios[at - 1] + share * ratios[at])
+        return table
 
 
 def quartile(values: Sequence[float]) -> float:

@@ -13,7 +13,6 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.host import HostDrafting
 from paceline.engine.acceptance import Counts, Pool
-from paceline.engine.confidence import Confidence
 from paceline.engine.costs import DepthCost, StepCosts, StepWork
 from paceline.engine.probes import Probes
 from paceline.models.base import LM
@@ -25,56 +24,72 @@ GROWTH = {"cpu": 0.08, "cuda": 0.01}  # share by which a node lengthens a forwar
 
 @final
 class Knowledge:
-    """What is known of a target and a drafter. ``growth``: by what share a node lengthens a forward, until measured."""
+    """What is known of a target and a drafter. ``growth``: by what share a node lengthens a forward, until measured.
+
+    Greedy requests and those that sample have a pool each: how likely a draft token is accepted, also for how sure the
+    drafter is of it, differs between them.
+    """
 
     def __init__(self, *, max_draft_tokens: int = MAX_DRAFT_TOKENS, growth: float = GROWTH["cpu"]) -> None:
         self.costs = StepCosts(growth=growth)
-        self.pool = Pool(max_draft_tokens)
-        self.confidence = Confidence()
+        self.greedy, self.sampled = Pool(max_draft_tokens), Pool(max_draft_tokens)
         self.probes = Probes(bounded=True)
+        self.num_drafted = self.num_when_explored = 0  # steps with a draft, and so many when one was explored
         self.num_tried = 0.0  # steps in which it was chosen among several drafters, fading
 
-    def by_depth(self, rows: int, num_nodes: Sequence[int]) -> tuple[DepthCost, ...]:
-        """What steps of ``rows`` rows cost and promise by the depth of their drafts, which have ``num_nodes``."""
-        costs, pool = self.costs, self.pool
+    def refresh(self) -> None:
+        """Look up what was learnt of acceptance."""
+        self.greedy.refresh()
+        self.sampled.refresh()
+
+    def by_depth(self, rows: int, num_nodes: Sequence[int], pool: Pool) -> tuple[DepthCost, ...]:
+        """What steps of ``rows`` rows like those of ``pool`` cost and promise by the depth of their drafts, which have
+        ``num_nodes``.
+        """
+        costs = self.costs
         if not costs.level:
             return ()
         pool.refresh()
-        plain = costs(StepWork(rows))
+        plain = costs(StepWork(rows, rows))
         found: list[DepthCost] = []
-        alive, expected = pool.offers, 1.0
-        for depth, nodes in enumerate(num_nodes):
-            if depth:
-                alive *= pool.rates[depth - 1]
-                expected += alive
-            work = StepWork(rows + rows * nodes, depth, rows * depth)
+        for depth, (nodes, expected) in enumerate(zip(num_nodes, pool.expected(), strict=True)):
+            work = StepWork(rows, rows + rows * nodes, depth, rows * depth)
             found.append(
                 DepthCost(
                     depth=depth,
                     seconds=costs(work) * costs.level,
                     break_even=costs(work) / plain,
                     expected=expected,
-                    times_measured=costs.score.measured(work.nodes),
+                    times_measured=costs.score.measured(work.nodes, rows - 1),
                 )
             )
         return tuple(found)
 
     def as_record(self) -> dict[str, object]:
         """All of it, for JSON."""
-        return {"costs": self.costs.as_record(), "acceptance": self.pool.counts.as_record()}
+        pools = {"greedy": self.greedy, "sampled": self.sampled}
+        return {
+            "costs": self.costs.as_record(),
+            "acceptance": {name: pool.counts.as_record() for name, pool in pools.items()},
+        }
 
     def load(self, record: Mapping[str, Any]) -> None:
         """Know what ``as_record`` gave, and nothing else. Raises ValueError, and changes nothing, for anything else."""
-        most = len(self.pool.rates)
+        most = len(self.greedy.rates)
         try:
-            costs, counts = StepCosts.from_record(record["costs"]), Counts.from_record(record["acceptance"])
+            costs = StepCosts.from_record(record["costs"])
+            greedy, sampled = (Counts.from_record(record["acceptance"][name]) for name in ("greedy", "sampled"))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no costs and acceptance of drafts that can be read ({error})") from error
-        if len(counts.tried) != most:
-            raise ValueError(f"the acceptance of {len(counts.tried)} draft tokens, where {most} are drafted at most")
-        self.costs, self.pool = costs, Pool(most)
-        self.pool.counts = counts
-        self.pool.refresh()
+        for counts in (greedy, sampled):
+            if len(counts.tried) != most:
+                raise ValueError(
+                    f"the acceptance of {len(counts.tried)} draft tokens, where {most} are drafted at most"
+                )
+        self.costs = costs
+        for pool, counts in ((self.greedy, greedy), (self.sampled, sampled)):
+            pool.counts = counts
+            pool.refresh()
 
 
 _KNOWN: WeakKeyDictionary[object, WeakKeyDictionary[object, dict[int, Knowledge]]] = WeakKeyDictionary()

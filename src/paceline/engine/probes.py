@@ -1,33 +1,14 @@
 """Probes: drafts of rows for which drafting does not pay, to notice when it does; and the budget that bounds them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import final
 
-from paceline.engine.acceptance import Counts
+from paceline.engine.row_state import FIRST_WAIT, RowState
 
-PROBE_SHARE = 0.015  # of the time of plain decoding, that probes may take
+PROBE_SHARE = 0.01  # of the time of plain decoding, that probes may take
 SAVED_STEPS = 64  # plain steps whose share may be saved up
-FIRST_WAIT, LONGEST_WAIT = 8, 16  # steps between two probes of a row, if they can be paid
-
-
-@final
-@dataclass(slots=True, kw_only=True)
-class RowState:
-    """A running request, as the controller sees it."""
-
-    counts: Counts
-    most: int  # draft tokens that the request allows
-    depth: int = 0  # chosen for the next steps
-    least: float = 0.0  # chance to be accepted below which a token is not worth drafting
-    wait: int = 1  # steps until the next probe
-    interval: int = FIRST_WAIT
-    burst: int = 1  # depth of the next probe
-    learned: int = 0  # drafts that said something
-    missed: int = 0  # tokens since the drafter was last asked
-    survival: list[float] = field(default_factory=list[float])  # chance that a draft is accepted down to each depth
-    offers: float = 1.0  # chance that the drafter has a draft
+LONGEST_WAIT = 16  # steps between two probes of a row, if they can be paid
 
 
 @final

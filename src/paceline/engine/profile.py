@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from paceline.engine.knowledge import Knowledge
 
-VERSION = 1
+VERSION = 2
 KIND = "paceline profile"
 Conditions: TypeAlias = Mapping[str, str]  # what was measured, by what it is: machine, model and so on
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.core.batch import Batch
-from paceline.core.early_stop import LEVELS, StopRule, noted_levels
+from paceline.core.early_stop import LEVELS, StopRule
 from paceline.core.noise import Philox
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import FilterOrder, Sampling
@@ -84,7 +84,7 @@ def one_by_one(model, batch, cache, missing, tokens, valid, greedy, vocab):
         where = () if greedy else (batch.length[:, None] + depth - 1,)
         picked = pick(processed, *where)[:, 0]
         if batch.early_stop.rule is not None:
-            chance, goes_on = batch.early_stop.follow(chance, processed[:, 0], depth - 1)
+            chance, goes_on = batch.early_stop.follow(chance, processed[:, 0], depth - 1, valid[:, depth])
             valid[:, depth:] &= goes_on[:, None]
         tokens[:, depth] = torch.where(valid[:, depth], picked, tokens[:, depth])
         if depth + 1 < tokens.shape[1]:
@@ -117,7 +117,10 @@ def test_tokens_and_cache_are_those_of_single_calls(processing, layout, dtype, v
     assert bool((made[0][0][0, 1:] != 0).any())
 
 
-RULE = StopRule(tuple(level / LEVELS for level in range(1, LEVELS + 1)), (0.02, 0.15, 0.0))
+RULE = StopRule(
+    tuple(tuple(share * level / LEVELS for level in range(1, LEVELS + 1)) for share in (1.0, 0.9, 0.8)),
+    (0.02, 0.15, 0.0),
+)
 
 
 @torch.inference_mode()
@@ -138,8 +141,7 @@ def test_chains_end_early_where_they_do_token_by_token(processing, dtype, greedy
         else:
             one_by_one(model, batch, cache, missing, tokens, valid, greedy, None)
         notes = batch.early_stop.notes.tolist()
-        noted = [noted_levels(note, drafted) for note, drafted in zip(notes, counts(valid), strict=True)]
-        made.append((valid, tokens * valid, noted, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
+        made.append((valid, tokens * valid, notes, cache.storage.keys[:, :3], cache.storage.values[:, :3]))
     alone, together = made
     assert alone[2] == together[2]
     for one, other in zip(alone[:2] + alone[3:], together[:2] + together[3:], strict=True):
@@ -153,7 +155,7 @@ def test_where_all_chains_end_nothing_is_left_of_them():
     """The kernel returns early then."""
     model = CpuDecoder(native("grouped", torch.float32))
     batch, (cache, missing) = asked(vocab=model.vocab_size), begun(model)
-    batch.early_stop.plan(StopRule((0.5,) * LEVELS, (0.9, 0.9, 0.9)))
+    batch.early_stop.plan(StopRule(((0.5,) * LEVELS,) * 3, (0.9, 0.9, 0.9)))
     tokens, valid = torch.zeros(3, 5, dtype=torch.int64), torch.ones(3, 5, dtype=torch.bool)
     tokens[:, 0] = batch.root
     assert model.draft_fused(batch, cache, missing, tokens, valid, greedy=True)

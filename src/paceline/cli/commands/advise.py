@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.bench.advisor import Findings
     from paceline.bench.what_if import WhatIf
     from paceline.drafters.base import Drafter
+    from paceline.engine.profile import Conditions
 
 SHORTEST = 16  # outputs in which drafts of every length have room
 
@@ -107,7 +108,7 @@ class Advise(Command):
         chosen = choose_prompts(target, suite="code", given=given, count=self.num_prompts, seed=max(0, self.seed))
         check_lengths(target, chosen.tokens, [self.max_tokens], num_nodes=1 + MAX_DRAFT_TOKENS)
         drafters = self._drafters(names, target)
-        paths = self._profile_paths(target, drafters)
+        profiles = self._profiles(target, drafters)
         with notes.status("measuring ...") as status:
             found = find_advice(
                 target,
@@ -120,7 +121,7 @@ class Advise(Command):
                 what_if=what_if,
                 progress=lambda what, share: status.update(f"{share:.0%}: {what} ..."),
             )
-        written = _write_profiles(paths, target, drafters, found)
+        written = _write_profiles(profiles, found)
         if self.plot is not None:
             self._draw(found, what_if)
         if self.json:
@@ -175,25 +176,26 @@ class Advise(Command):
 
         return {name: build_drafter(name, target=target) for name in names}
 
-    def _profile_paths(self, target: "Loaded", drafters: "dict[str, Drafter]") -> dict[str, Path]:
-        """Where profiles go; a warning where one of something else is there."""
+    def _profiles(self, target: "Loaded", drafters: "dict[str, Drafter]") -> "dict[str, tuple[Path, Conditions]]":
+        """Where the profiles of drafters go, and what they hold for; a warning where one of something else is there."""
         from paceline.api.profiles import conditions_of
         from paceline.engine.knowledge import Knowledge
         from paceline.engine.profile import ProfileError, profile_path, read_profile
 
-        paths: dict[str, Path] = {}
+        profiles: dict[str, tuple[Path, Conditions]] = {}
         for name, drafter in drafters.items():
             conditions = conditions_of(target, drafter)
             if conditions is None:
                 logger.warning("no profile is kept: nothing tells the weights of %s from others", target.name)
                 continue
-            paths[name] = path = self.profile or profile_path(conditions)
+            path = self.profile or profile_path(conditions)
+            profiles[name] = path, conditions
             if path.is_file():
                 try:
                     read_profile(path, conditions, Knowledge())
                 except ProfileError as error:
                     logger.warning("profile %s: it is ignored, measured anew and replaced", error)
-        return paths
+        return profiles
 
     def _draw(self, found: "Findings", what_if: "WhatIf | None") -> None:
         from paceline.bench.advice_plot import draw_advice  # needs the optional matplotlib
@@ -236,17 +238,12 @@ def _print_tables(console: Console, advice: "Sequence[Advice]") -> None:
         console.print()
 
 
-def _write_profiles(
-    paths: dict[str, Path], target: "Loaded", drafters: "dict[str, Drafter]", found: "Findings"
-) -> dict[str, Path]:
+def _write_profiles(profiles: "dict[str, tuple[Path, Conditions]]", found: "Findings") -> dict[str, Path]:
     """Write the profiles; those that were written."""
-    from paceline.api.profiles import conditions_of
     from paceline.engine.profile import write_profile
 
     written: dict[str, Path] = {}
-    for name, path in paths.items():
-        conditions = conditions_of(target, drafters[name])
-        assert conditions is not None
+    for name, (path, conditions) in profiles.items():
         try:
             write_profile(path, conditions, found.knowledge[name])
             written[name] = path

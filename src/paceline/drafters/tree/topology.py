@@ -106,7 +106,7 @@ class TopologyGrower(TreeGrower):
             grows = select_nodes(above, step.level.parent) & within[:, depth : depth + 1]
             tokens.append(sampled.tokens)
             if stops_early:
-                chance, goes_on = batch.early_stop.follow(chance, logits[:, 0], depth)
+                chance, goes_on = batch.early_stop.follow(chance, logits[:, 0], depth, grows[:, 0])
                 grows = grows & goes_on[:, None]
             valid.append(grows if sampled.possible is None else grows & sampled.possible)
             probs += [] if sampled.probs is None else [sampled.probs]

@@ -12,7 +12,7 @@ constexpr int LEVELS = 15, LEVEL_BITS = 4, MOST_NOTED = 15;
 
 struct EarlyStop {
     const float *least;       // per row: the chance to be accepted below which its chain ends
-    const float *acceptance;  // by level; the first is not used
+    const float *acceptance;  // per row by level, LEVELS + 1; the first is not used
     int64_t *notes;           // per row: the levels of its draft; null: no chain ends early
 };
 
@@ -40,14 +40,17 @@ template <class T>
 void end_chains(const EarlyStop &stop, const LogitsBatch &choices, int64_t index, int64_t depth, uint8_t *valid,
                 std::vector<float> &chance) {
     if (index == 0) chance.assign(choices.rows, 1.0f);
-    for (int64_t row = 0; row < choices.rows; row++) {
-        uint8_t *goes_on = valid + row * (depth + 1) + 1 + index;
-        if (!*goes_on) continue;
-        const int64_t level = level_of((const T *)choices.logits + row * choices.row_step, choices.size);
-        if (index < MOST_NOTED) stop.notes[row] |= level << (LEVEL_BITS * index);
-        chance[row] *= stop.acceptance[level];
-        if (chance[row] < stop.least[row]) std::fill(goes_on, goes_on + depth - index, 0);
-    }
+    const bool several = choices.rows * choices.size > PARALLEL_THRESHOLD;
+    parallel_for(several ? choices.threads : 1, choices.rows, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            uint8_t *goes_on = valid + row * (depth + 1) + 1 + index;
+            if (!*goes_on) continue;
+            const int64_t level = level_of((const T *)choices.logits + row * choices.row_step, choices.size);
+            if (index < MOST_NOTED) stop.notes[row] |= level << (LEVEL_BITS * index);
+            chance[row] *= stop.acceptance[row * (LEVELS + 1) + level];
+            if (chance[row] < stop.least[row]) std::fill(goes_on, goes_on + depth - index, 0);
+        }
+    });
 }
 
 }  // namespace paceline
