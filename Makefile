@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
 
 $(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -89,6 +89,18 @@ experiments: $(STAMP) $(MODELS)/target-200M  ## The studies of docs/experiments 
 	$(BIN)/python -m benchmarks resume --target $(MODELS)/target-200M --output docs/experiments/resume.jsonl
 	$(BIN)/python -m benchmarks batched --threads 1 --processor-time --repeats 8 --output docs/experiments/batched.jsonl
 
+STUDY := $(BIN)/python -m benchmarks controller --processor-time --k 1 --k 3 --k 5
+AVX2 := PACELINE_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+
+bench-controller: export OMP_NUM_THREADS := 1
+bench-controller: $(STAMP)  ## The controller beside fixed draft lengths, on the machine's best kernel and on AVX2's (about 45 minutes)
+	$(STUDY) --repeats 2 --output $(REPORTS)/controller.jsonl
+	$(AVX2) $(STUDY) --repeats 2 --output $(REPORTS)/controller-avx2.jsonl
+	$(STUDY) --drafters useless --suites prose --temperatures 0 --batch 1 --batch 4 --batch 8 --max-tokens 256 \
+	  --max-tokens 32 --repeats 3 --output $(REPORTS)/controller-useless.jsonl
+	$(AVX2) $(STUDY) --drafters useless --suites prose --temperatures 0 --batch 1 --batch 4 --batch 8 --max-tokens 256 \
+	  --max-tokens 32 --repeats 3 --output $(REPORTS)/controller-useless-avx2.jsonl
+
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
 	$(BIN)/python -m benchmarks gpu --output docs/benchmarks/gpu.jsonl
 
@@ -109,6 +121,9 @@ rank-verifiers: $(STAMP)  ## Which verifier gains most, on the embedded pair (ab
 
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants
+
+slow: $(STAMP)  ## The slow tests that no other target runs (about 20 minutes)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow --ignore tests/packaging --ignore tests/mutants
 
 fuzz: $(STAMP)  ## Two thousand batches of made-up sampling options, each token judged; fresh every time (some minutes)
 	$(BIN)/python -m tests.fuzz
