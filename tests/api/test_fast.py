@@ -24,7 +24,7 @@ def test_drafts_and_batches_change_no_token_in_any_dtype(dtype, params):
     target = load(pair().target, dtype=dtype, device="cpu")
     plain, _ = tokens(target, params, batch_size=1)
     for draft, accepts in ((target, 150), (load(pair().draft, dtype=dtype, device="cpu"), 5), ("ngram", -1)):
-        drafted, num_accepted = tokens(target, params, drafter=draft, batch_size=3)
+        drafted, num_accepted = tokens(target, params, drafter=draft, num_draft_tokens=4, batch_size=3)
         assert drafted == plain
         assert num_accepted > accepts
 
