@@ -11,7 +11,6 @@ from paceline.engine.acceptance import Counts, Pool, survival
 from paceline.engine.controller import Controller
 from paceline.engine.costs import StepCosts, StepWork
 from paceline.engine.curve import Curve
-from paceline.engine.goodput import SWITCH_SEVERAL
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from tests.engine.machine import Machine
 from tests.harness import request
@@ -51,11 +50,11 @@ def test_useless_drafts_cost_little(rows, machine):
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_it_comes_near_the_best_fixed_length(rows, acceptance, machine):
-    """On a noisy machine, from nothing. In a batch it may stay plain where no length gains more than the margin."""
+    """On a noisy machine, from nothing. A batch may stay plain where no length gains more than a fifth."""
     options = dict(rows=rows, noise=0.05, disturbed=50, **MACHINES[machine])
     fixed = [serve(Fixed(depth), lambda *_: acceptance, **options).speedup for depth in range(MAX_DRAFT_TOKENS + 1)]
     auto = serve(controller(rows), lambda *_: acceptance, **options).speedup
-    least = 0.87 if rows == 1 or max(fixed) > 1.1 * SWITCH_SEVERAL * fixed[0] else 0.81
+    least = 0.87 if rows == 1 or max(fixed) > 1.2 * fixed[0] else 0.81
     assert auto >= least * max(fixed) and auto >= 0.95 * fixed[0]
 
 

@@ -22,18 +22,14 @@ from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts
 from paceline.engine.costs import DepthCost, StepWork
 from paceline.engine.curve import WARM
-from paceline.engine.goodput import HORIZON, Goodput
+from paceline.engine.exploration import plain_is_due
+from paceline.engine.goodput import HORIZON, Choice, Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from paceline.engine.probes import Probes
 from paceline.engine.row_state import RowState
 from paceline.engine.watch import Speed
 
-FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of plain decoding; twice as many then
-# Drafted steps until plain ones, which keep the cost of plain decoding known; the fewer, the less drafting gains.
-SOONEST_PLAIN, PLAIN_PERIOD = 24, 128
 WARM_UP = 4  # plain steps after a draft, of which the last one tells the cost
-DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
-WHOLE_PERIOD = 128  # the same, between two whose chains do not end early, which keep all levels known
 SETTLED = 8  # drafted steps between two decisions, or as many as there are rows
 PATIENCE = 4  # the same while rows are new
 KNOWN = 64  # timed steps after which costs are known well enough for that
@@ -78,8 +74,7 @@ class Controller(Plan):
         self._stale = True  # whether there is something to decide
         self._plain_costs: dict[int, float] = {}  # by rows
         self._evaluate_at = self._refresh_at = self._changed_at = 0  # steps; changed: the rows
-        self._explore_period = WHOLE_PERIOD if ends_early else DEPTH_PERIOD
-        self._speedup = 1.0  # goodput of the chosen depths over that of plain decoding
+        self._choice: Choice | None = None  # what the rows' depths are chosen by
         self._probes = self.knowledge.probes if timed else Probes(bounded=False)
         self._planning = 0.0  # seconds that the next drafted step was planned for
         self._plain_run = 0  # plain steps that were not looked at, and their seconds
@@ -169,20 +164,28 @@ class Controller(Plan):
             return
         self._steps += 1
         self._drafted_steps += 1
-        self.knowledge.num_drafted += 1
+        self.knowledge.exploration.count()
         self._stale = bool(plan.explored) or self._steps >= self._evaluate_at or not self._timed
-        plain = self._plain_cost(num_running)
+        plain, costs = self._plain_cost(num_running), self.knowledge.costs
         self._probes.earn(1, plain)
-        costs = self.knowledge.costs
         nodes += num_running
         if self._timed and (sample or missed or costs.score.measured(nodes, num_running - 1) < WARM):
-            work = StepWork(num_running, nodes, deepest, drafted)
-            costs.observe(work, result.seconds, missed=missed)
+            costs.observe(StepWork(num_running, nodes, deepest, drafted), result.seconds, missed=missed)
         self._tokens += result.num_tokens
         self._seconds += result.seconds.total
-        self._plain_seconds += plain * costs.level * result.num_tokens / num_running
+        plain_seconds = plain * costs.level
+        self._plain_seconds += plain_seconds * result.num_tokens / num_running
         if self._timed:
-            costs.observe_planning(self._planning + perf_counter() - started)
+            choice, planning = self._choice, self._planning + perf_counter() - started
+            if choice is not None and not plan.explored:
+                choice.calibration.add(
+                    rows=num_running,
+                    tokens=result.num_tokens / num_running,
+                    cost=(result.seconds.total + planning) / plain_seconds,
+                    speedup=choice.expected,
+                    expected_cost=choice.cost,
+                )
+            costs.observe_planning(planning)
         self._planning = 0.0
 
     def stand_by(self, result: StepResult) -> None:
@@ -206,12 +209,12 @@ class Controller(Plan):
         """
         if not self._rows:
             return 1.0
-        depths, speedup, _ = self._goodput.best(self._rows)
-        if not depths:
+        choice = self._goodput.best(self._rows)
+        if not choice.depths:
             return 1.0
-        missed = sum(self._rows[row].missed for row in depths)
+        missed = sum(self._rows[row].missed for row in choice.depths)
         reading = self.knowledge.costs.catch_up * missed / (HORIZON * self._plain_cost(len(self._rows)))
-        return max(1.0, speedup - reading)
+        return max(1.0, choice.speedup - reading)
 
     def _settle(self, result: StepResult | None = None) -> None:
         """Count the plain steps since the last call; ``result`` is that of the last one."""
@@ -223,9 +226,13 @@ class Controller(Plan):
             state.missed += count
             state.wait -= count
             state.left -= count
+        plain, cost, costs = self._plain_cost(running), None, self.knowledge.costs
         if result is not None and self._timed:
-            self.knowledge.costs.observe(StepWork(running, running), result.seconds)
-        self._probes.earn(count, self._plain_cost(running))
+            costs.observe(StepWork(running, running), result.seconds)
+            cost = result.seconds.total / (plain * costs.level)
+        if self._choice is not None:
+            self._choice.calibration.add_plain(rows=running, steps=count, cost=cost)
+        self._probes.earn(count, plain)
         self._steps += count
         self._drafted_steps = 0
         self._planning = 0.0
@@ -264,10 +271,10 @@ class Controller(Plan):
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
         if self._steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)
-        chosen = {row: state.depth for row, state in rows.items()}
+        chosen, choice = {row: state.depth for row, state in rows.items()}, self._choice
         known = self.knowledge.costs.score.measured(len(rows), len(rows) - 1)
-        period = min(PLAIN_PERIOD, max(SOONEST_PLAIN, int(PLAIN_PERIOD * (self._speedup - 1))))
-        if self._timed and self._drafted_steps >= min(period, FIRST_PLAIN << min(known, 8)):
+        assert choice is not None  # rows are weighed when they are admitted
+        if self._timed and plain_is_due(self._drafted_steps, times_measured=known, speedup=choice.speedup):
             self._plan = self._make_plan(dict.fromkeys(chosen, 0), NoDraft.MEASURED, tuple(rows))
             return
         probing: dict[int, int] = {}
@@ -277,15 +284,11 @@ class Controller(Plan):
             )
         explored = tuple(probing)
         chosen |= probing
-        since = self.knowledge.num_drafted - self.knowledge.num_when_explored
-        if self._timed and not probing and since >= self._explore_period and any(chosen.values()):
-            self.knowledge.num_when_explored += since
-            if self._ends_early:
-                chosen = {row: rows[row].most if depth else 0 for row, depth in chosen.items()}
-            else:
-                shift = (1, -1, 2)[self.knowledge.num_drafted // self._explore_period % 3]
-                chosen = self._goodput.other(chosen, rows, shift, self._speedup) or chosen
-            explored = tuple(rows)
+        if self._timed and not probing and any(chosen.values()):
+            turn = self.knowledge.exploration.turn(ends_early=self._ends_early)
+            if turn is not None:
+                chosen = self._goodput.other(chosen, rows, turn, choice.expected) or chosen
+                explored = tuple(rows)
         self._plan = self._make_plan(chosen, NoDraft.SLOWER, explored)
         if self._timed and known >= REFRESH:
             self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
@@ -300,14 +303,14 @@ class Controller(Plan):
             self._refresh_at = self._steps + REFRESH
             self.knowledge.refresh()
         for group in groups:
-            depths, self._speedup, least = self._goodput.best(group)
+            choice = self._choice = self._goodput.best(group)
             for row, state in group.items():
-                state.depth, state.least = depths.get(row, 0), least
+                state.depth, state.least = choice.depths.get(row, 0), choice.least
 
     def _make_plan(self, chosen: dict[int, int], off: NoDraft, explored: tuple[int, ...]) -> StepPlan:
-        deepest, depths, stop = max(chosen.values()), None, None
-        if min(chosen.values()) < deepest:
-            depths = tuple(chosen.get(row, 0) for row in range(self._size))
+        deepest, stop = max(chosen.values()), None
+        alike = min(chosen.values()) == deepest
+        depths = None if alike else tuple(chosen.get(row, 0) for row in range(self._size))
         if self._ends_early and deepest:
             acceptance, least = [(1.0,) * LEVELS] * self._size, [0.0] * self._size
             for row, state in self._rows.items():

@@ -3,27 +3,35 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, final
 
+from paceline.engine.calibration import Calibration
 from paceline.engine.costs import StepWork
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.row_state import RowState
 
 HORIZON = 128  # tokens over which a drafter must earn what it reads first
-# Drafting begins where it is so many times better than plain decoding. Of several rows those are chosen that seem best,
-# which makes the expectation too high.
-SWITCH, SWITCH_SEVERAL = 1.03, 1.2
+SWITCH, SWITCH_SEVERAL = 1.03, 1.05  # drafting begins where it is so many times better than plain decoding
 WORTHLESS = 0.03  # no token pays that is less likely to be accepted
 MOST_LEAST = 0.4  # a token that is as likely as this to be accepted is drafted whatever it costs
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
 
 
 class Choice(NamedTuple):
-    """Depths of the rows that draft at all, their goodput over that of plain decoding, and the chance to be accepted
-    below which a token is not worth its cost.
+    """Depths of the rows that draft at all, and what is expected of them: their goodput over that of plain decoding,
+    and what a step costs in plain ones. ``calibration`` tells how much of that comes true.
+
+    A token that is less likely than ``least`` to be accepted is not worth its cost.
     """
 
     depths: Mapping[int, int]
-    speedup: float
+    expected: float
+    cost: float
     least: float
+    calibration: Calibration
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding, as expectations have come true."""
+        return self.expected * self.calibration.factor
 
 
 @final
@@ -51,8 +59,10 @@ class Goodput:
                     break
                 options.append((share * alive, index, row))
         options.sort()
-        switch = SWITCH if running == 1 else SWITCH_SEVERAL
-        best, best_goodput, least = 0, switch, 0.0
+        calibration = self.knowledge.calibration(rows)
+        factor = calibration.factor
+        switch = (SWITCH if running == 1 else SWITCH_SEVERAL) / factor
+        best, best_goodput, best_cost, least = 0, switch, 1.0, 0.0
         tokens, nodes, deepest, drafted = float(running), float(running), 0.0, 0.0
         plain = cost_of(running, nodes)
         value = plain / tokens
@@ -70,7 +80,7 @@ class Goodput:
             drafted += drafts
             cost = cost_of(running, nodes, deepest, drafted)
             if value * tokens > best_goodput * cost:
-                best, best_goodput = number, value * tokens / cost
+                best, best_goodput, best_cost = number, value * tokens / cost, cost / plain
                 if ends_early:
                     more = cost_of(running, nodes + 1, deepest + missing[index], drafted + 1) - cost
                     least = max(0.0, more) * tokens / cost
@@ -80,19 +90,22 @@ class Goodput:
                 depths[row] = index + 1
         missed = sum(rows[row].missed for row in depths)
         if missed:  # which the drafter must read first
-            steps = min(HORIZON, max(rows[row].left for row in depths)) / best_goodput
-            won = (best_goodput - 1) * steps * plain
+            speedup = best_goodput * factor
+            steps = min(HORIZON, max(rows[row].left for row in depths)) / speedup
+            won = (speedup - 1) * steps * plain
             if won < self.knowledge.costs.catch_up * missed:
-                return Choice({}, switch, 0.0)
-        return Choice(depths, best_goodput, min(least, MOST_LEAST))
+                return Choice({}, switch, 1.0, 0.0, calibration)
+        return Choice(depths, best_goodput, best_cost, min(least, MOST_LEAST), calibration)
 
-    def other(
-        self, depths: Mapping[int, int], rows: Mapping[int, RowState], shift: int, speedup: float
-    ) -> dict[int, int]:
-        """All ``depths`` of at least 1 shifted, if that may be nearly as good as ``speedup``; else none.
+    def other(self, depths: Mapping[int, int], rows: Mapping[int, RowState], turn: int, least: float) -> dict[int, int]:
+        """Depths to try instead: all drafts whole if they end early, else one longer, shorter, or two longer, if the
+        goodput expected of that is nearly ``least``; else none.
 
         What keeps them from being tried is doubted, so that one bad measurement does not rule them out for good.
         """
+        if self.ends_early:
+            return {row: rows[row].most if depth else 0 for row, depth in depths.items()}
+        shift = (1, -1, 2)[turn % 3]
         other = {row: min(max(depth + shift, 1), rows[row].most) if depth else 0 for row, depth in depths.items()}
         nodes = tokens = float(len(other))
         for row, depth in other.items():
@@ -106,7 +119,7 @@ class Goodput:
         expected *= cost_of(len(other), len(other)) / len(other)
         if other == depths:
             return {}
-        if expected > NEARLY * speedup:
+        if expected > NEARLY * least:
             return other
         self.knowledge.costs.doubt(StepWork(len(other), nodes, deepest, drafted))
         return {}

@@ -13,8 +13,11 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.host import HostDrafting
 from paceline.engine.acceptance import Counts, Pool
+from paceline.engine.calibration import Calibration
 from paceline.engine.costs import DepthCost, StepCosts, StepWork
+from paceline.engine.exploration import Exploration
 from paceline.engine.probes import Probes
+from paceline.engine.row_state import RowState
 from paceline.models.base import LM
 from paceline.models.wrapped import WrappedLM
 
@@ -33,14 +36,20 @@ class Knowledge:
     def __init__(self, *, max_draft_tokens: int = MAX_DRAFT_TOKENS, growth: float = GROWTH["cpu"]) -> None:
         self.costs = StepCosts(growth=growth)
         self.greedy, self.sampled = Pool(max_draft_tokens), Pool(max_draft_tokens)
+        self.calibrations: dict[tuple[int, bool], Calibration] = {}  # by about so many rows, and whether they sample
         self.probes = Probes(bounded=True)
-        self.num_drafted = self.num_when_explored = 0  # steps with a draft, and so many when one was explored
+        self.exploration = Exploration()
         self.num_tried = 0.0  # steps in which it was chosen among several drafters, fading
 
     def refresh(self) -> None:
         """Look up what was learnt of acceptance."""
         self.greedy.refresh()
         self.sampled.refresh()
+
+    def calibration(self, rows: Mapping[int, RowState]) -> Calibration:
+        """How much of what is expected of drafts comes true in steps of such ``rows``."""
+        num_sampled = sum(state.pool is self.sampled for state in rows.values())
+        return self.calibrations.setdefault((len(rows).bit_length(), 2 * num_sampled > len(rows)), Calibration())
 
     def by_depth(self, rows: int, num_nodes: Sequence[int], pool: Pool) -> tuple[DepthCost, ...]:
         """What steps of ``rows`` rows like those of ``pool`` cost and promise by the depth of their drafts, which have

@@ -1,0 +1,37 @@
+"""Steps that are taken only to learn: plain ones among drafted ones, and drafts of another length."""
+
+from typing import final
+
+FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of plain decoding; twice as many then
+# Drafted steps until plain ones, which keep the cost of plain decoding known; the fewer, the less drafting gains.
+SOONEST_PLAIN, PLAIN_PERIOD = 24, 128
+DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
+WHOLE_PERIOD = 128  # the same, between two whose chains do not end early, which keep all levels known
+
+
+def plain_is_due(num_drafted: int, *, times_measured: int, speedup: float) -> bool:
+    """Whether it is time for a plain step, ``num_drafted`` drafted ones after the last one, of which the cost was
+    measured ``times_measured`` times.
+    """
+    period = min(PLAIN_PERIOD, max(SOONEST_PLAIN, int(PLAIN_PERIOD * (speedup - 1))))
+    return num_drafted >= min(period, FIRST_PLAIN << min(times_measured, 8))
+
+
+@final
+class Exploration:
+    """Counts the drafted steps of all calls, so that short ones explore as often as long ones."""
+
+    def __init__(self) -> None:
+        self._num_drafted = self._explored_at = 0
+
+    def count(self) -> None:
+        """A drafted step."""
+        self._num_drafted += 1
+
+    def turn(self, *, ends_early: bool) -> int | None:
+        """The number of the turn to draft otherwise than seems best; None where it is not time for one."""
+        period = WHOLE_PERIOD if ends_early else DEPTH_PERIOD
+        if self._num_drafted - self._explored_at < period:
+            return None
+        self._explored_at = self._num_drafted
+        return self._num_drafted // period
