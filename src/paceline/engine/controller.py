@@ -77,9 +77,8 @@ class Controller(Plan):
         self._choice: Choice | None = None  # what the rows' depths are chosen by
         self._probes = self.knowledge.probes if timed else Probes(bounded=False)
         self._planning = 0.0  # seconds that the next drafted step was planned for
-        self._plain_run = 0  # plain steps that were not looked at, and their seconds
-        self._plain_run_seconds = 0.0
-        self._look = 1  # plain steps until they are looked at
+        self._pending: list[StepResult] = []  # that nothing was learnt from
+        self._look = 1  # of so many
         self._plan = StepPlan(0, off=NoDraft.SLOWER)
         self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
         self._tokens = 0
@@ -90,7 +89,7 @@ class Controller(Plan):
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests: nothing is known of them but what the others were like."""
-        self._settle()
+        self._learn()
         self.knowledge.refresh()
         for row, request in zip(rows, requests, strict=True):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
@@ -115,7 +114,7 @@ class Controller(Plan):
         ended = [row for row in rows if row in self._rows]
         if not ended:
             return
-        self._settle()
+        self._learn()
         for row in ended:
             del self._rows[row]
         self._stale, self._evaluate_at = True, self._steps
@@ -129,17 +128,58 @@ class Controller(Plan):
         return self._plan
 
     def observe(self, result: StepResult) -> None:
-        """Learn what the step cost and gained. Plain steps are only counted, until there is something to decide."""
-        plan = result.plan
-        if plan.num_draft_tokens == 0:
-            self._plain_run += 1
-            self._plain_run_seconds += result.seconds.total
-            if self._plain_run >= self._look:
-                self._settle(result)
+        """Keep what the step cost and gained until there is something to decide: looked at together, results take less
+        of the time between two steps.
+        """
+        self._pending.append(result)
+        if len(self._pending) >= self._look:
+            self._learn()
+
+    def stand_by(self, result: StepResult) -> None:
+        """Another drafter drafted in the step: this one has missed its tokens."""
+        self._learn()
+        for row, tokens in enumerate(result.tokens):
+            state = self._rows.get(row)
+            if state is not None:
+                state.missed += len(tokens)
+                state.wait -= 1
+
+    def take_over(self) -> None:
+        """It plans the next steps, after it stood by."""
+        self._learn()
+        self._stale, self._evaluate_at = True, self._steps
+
+    def promise(self) -> float:
+        """Expected speed over that of plain decoding in the next steps; 1 where drafting would not pay.
+
+        What the drafter must read first, because it stood by, is spread over ``HORIZON`` tokens.
+        """
+        if not self._rows:
+            return 1.0
+        choice = self._goodput.best(self._rows)
+        if not choice.depths:
+            return 1.0
+        missed = sum(self._rows[row].missed for row in choice.depths)
+        reading = self.knowledge.costs.catch_up * missed / (HORIZON * self._plain_cost(len(self._rows)))
+        return max(1.0, choice.speedup - reading)
+
+    def _learn(self) -> None:
+        """Learn from the steps since the last call."""
+        started, results, self._pending = perf_counter(), self._pending, []
+        if not results or not self._rows:
             return
-        started = perf_counter()
-        self._settle()
-        drafted = missed = nodes = num_running = deepest = 0
+        self._stale = True
+        drafted = [result for result in results if result.plan.num_draft_tokens]
+        if len(drafted) < len(results):
+            self._learn_plain([result for result in results if not result.plan.num_draft_tokens])
+        for result in drafted:
+            self._learn_drafted(result)
+        if drafted and self._timed:
+            self.knowledge.costs.observe_planning((self._planning + perf_counter() - started) / len(drafted))
+        self._planning = 0.0
+
+    def _learn_drafted(self, result: StepResult) -> None:
+        plan, drafted, missed, nodes, num_running, deepest = result.plan, 0, 0, 0, 0, 0
         sample = self._steps % SAMPLE == 0
         for row, tokens in enumerate(result.tokens):
             state = self._rows.get(row)
@@ -165,81 +205,40 @@ class Controller(Plan):
         self._steps += 1
         self._drafted_steps += 1
         self.knowledge.exploration.count()
-        self._stale = bool(plan.explored) or self._steps >= self._evaluate_at or not self._timed
-        plain, costs = self._plain_cost(num_running), self.knowledge.costs
+        plain, costs, seconds = self._plain_cost(num_running), self.knowledge.costs, result.seconds
         self._probes.earn(1, plain)
         nodes += num_running
         if self._timed and (sample or missed or costs.score.measured(nodes, num_running - 1) < WARM):
-            costs.observe(StepWork(num_running, nodes, deepest, drafted), result.seconds, missed=missed)
+            costs.observe(StepWork(num_running, nodes, deepest, drafted), seconds, missed=missed)
+        per_row, plain_seconds, choice = result.num_tokens / num_running, plain * costs.level, self._choice
         self._tokens += result.num_tokens
-        self._seconds += result.seconds.total
-        plain_seconds = plain * costs.level
-        self._plain_seconds += plain_seconds * result.num_tokens / num_running
-        if self._timed:
-            choice, planning = self._choice, self._planning + perf_counter() - started
-            if choice is not None and not plan.explored:
-                choice.calibration.add(
-                    rows=num_running,
-                    tokens=result.num_tokens / num_running,
-                    cost=(result.seconds.total + planning) / plain_seconds,
-                    speedup=choice.expected,
-                    expected_cost=choice.cost,
-                )
-            costs.observe_planning(planning)
-        self._planning = 0.0
+        self._seconds += seconds.total
+        self._plain_seconds += plain_seconds * per_row
+        if self._timed and choice is not None and not plan.explored:
+            cost = (seconds.total + costs.planning) / plain_seconds
+            choice.calibration.add(
+                rows=num_running, tokens=per_row, cost=cost, speedup=choice.expected, expected_cost=choice.cost
+            )
 
-    def stand_by(self, result: StepResult) -> None:
-        """Another drafter drafted in the step: this one has missed its tokens."""
-        self._settle()
-        for row, tokens in enumerate(result.tokens):
-            state = self._rows.get(row)
-            if state is not None:
-                state.missed += len(tokens)
-                state.wait -= 1
-
-    def take_over(self) -> None:
-        """It plans the next steps, after it stood by."""
-        self._settle()
-        self._stale, self._evaluate_at = True, self._steps
-
-    def promise(self) -> float:
-        """Expected speed over that of plain decoding in the next steps; 1 where drafting would not pay.
-
-        What the drafter must read first, because it stood by, is spread over ``HORIZON`` tokens.
-        """
-        if not self._rows:
-            return 1.0
-        choice = self._goodput.best(self._rows)
-        if not choice.depths:
-            return 1.0
-        missed = sum(self._rows[row].missed for row in choice.depths)
-        reading = self.knowledge.costs.catch_up * missed / (HORIZON * self._plain_cost(len(self._rows)))
-        return max(1.0, choice.speedup - reading)
-
-    def _settle(self, result: StepResult | None = None) -> None:
-        """Count the plain steps since the last call; ``result`` is that of the last one."""
-        count, seconds, running = self._plain_run, self._plain_run_seconds, len(self._rows)
-        self._plain_run, self._plain_run_seconds = 0, 0.0
-        if not count or not running:
-            return
+    def _learn_plain(self, results: Sequence[StepResult]) -> None:
+        """Plain steps are only counted; of a whole run of them the last one tells the cost."""
+        count, seconds, running = len(results), sum(result.seconds.total for result in results), len(self._rows)
         for state in self._rows.values():
             state.missed += count
             state.wait -= count
             state.left -= count
         plain, cost, costs = self._plain_cost(running), None, self.knowledge.costs
-        if result is not None and self._timed:
-            costs.observe(StepWork(running, running), result.seconds)
-            cost = result.seconds.total / (plain * costs.level)
+        if count >= self._look and self._timed:
+            costs.observe(StepWork(running, running), results[-1].seconds)
+            cost = results[-1].seconds.total / (plain * costs.level)
         if self._choice is not None:
             self._choice.calibration.add_plain(rows=running, steps=count, cost=cost)
         self._probes.earn(count, plain)
         self._steps += count
         self._drafted_steps = 0
-        self._planning = 0.0
         self._tokens += count * running
         self._seconds += seconds
         self._plain_seconds += seconds
-        self._stale = True
         self._evaluate_at += count - count // PLAIN_RUN
 
     def _plain_cost(self, rows: int) -> float:
@@ -290,7 +289,9 @@ class Controller(Plan):
                 chosen = self._goodput.other(chosen, rows, turn, choice.expected) or chosen
                 explored = tuple(rows)
         self._plan = self._make_plan(chosen, NoDraft.SLOWER, explored)
-        if self._timed and known >= REFRESH:
+        if self._timed and max(chosen.values()):
+            self._look = 1 if explored else max(1, self._evaluate_at - self._steps)
+        elif self._timed and known >= REFRESH:
             self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
 
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:

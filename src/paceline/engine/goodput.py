@@ -51,6 +51,7 @@ class Goodput:
         """
         num_nodes, ends_early, cost_of, running = self.num_nodes, self.ends_early, self.knowledge.costs.of, len(rows)
         options: list[tuple[float, int, int]] = []  # minus the chance, depth - 1, row
+        ahead = 0.0  # tokens that are expected of all options that were not looked at, negative
         for row, state in rows.items():
             state.expect()
             share = -state.offers
@@ -58,6 +59,7 @@ class Goodput:
                 if alive < WORTHLESS:
                     break
                 options.append((share * alive, index, row))
+                ahead += share * alive
         options.sort()
         calibration = self.knowledge.calibration(rows)
         factor = calibration.factor
@@ -74,6 +76,7 @@ class Goodput:
                 reached = state.pool.reached
                 drafts, submits = reached[index - 1] if index else 1.0, reached[index]
             tokens -= chance
+            ahead -= chance
             nodes += submits * state.offers * (num_nodes[index + 1] - num_nodes[index])
             deepest += drafts * missing[index]
             missing[index] *= 1.0 - drafts
@@ -84,6 +87,8 @@ class Goodput:
                 if ends_early:
                     more = cost_of(running, nodes + 1, deepest + missing[index], drafted + 1) - cost
                     least = max(0.0, more) * tokens / cost
+            elif value * (tokens - ahead) <= best_goodput * cost:  # not even if further ones cost nothing
+                break
         depths: dict[int, int] = {}
         for _, index, row in options[:best]:
             if index >= depths.get(row, 0):
