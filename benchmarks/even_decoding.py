@@ -1,7 +1,8 @@
-"""Decodes the same prompts with several engines at once, each as far as the others, and times their steps.
+"""Decodes the same prompts with several engines in turns of some tokens, and times their steps.
 
 A machine that other programs slow down for some seconds slows all engines down alike, where whole calls in turn would
-differ by more than what is to be seen.
+differ by more than what is to be seen. Turns are not single steps: after another engine's step the caches are cold,
+which costs those more that take more steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,8 @@ from random import Random
 
 from paceline.api import Engine, SamplingParams, Stream
 from paceline.core.stats import Summary
+
+TURN = 32  # tokens of a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +31,7 @@ def decode_evenly(
     *,
     clock: Callable[[], float],
 ) -> dict[str, Decoded]:
-    """Continue ``prompts`` with every engine. The engine that has written fewest tokens takes the next step.
-
-    Of engines that are equally far any may be next: what ran before an engine is in the processor's caches, and must
-    not always be the same.
-    """
+    """Continue ``prompts`` with every engine, ``TURN`` tokens of every row at a time, in a random order."""
     chosen = Random(0)
     seconds: dict[str, float] = {}
     streams: dict[str, Stream] = {}
@@ -43,9 +42,12 @@ def decode_evenly(
         seconds[name] = clock() - start
     written = dict.fromkeys(make, 0)  # tokens
     running = list(make)
+    size = TURN * len(prompts)
+    name, turn = "", 0
     while running:
-        least = min(written[name] for name in running)
-        name = chosen.choice([name for name in running if written[name] == least])
+        if name not in running or written[name] >= turn * size:
+            turn = 1 + min(written[name] for name in running) // size
+            name = chosen.choice([name for name in running if written[name] < turn * size])
         start = clock()
         piece = next(streams[name], None)  # the first piece of a step takes the step's time
         seconds[name] += clock() - start

@@ -30,50 +30,27 @@ def draft(table, draw):
     return lambda: ModelDrafter(lm=TableLM(TABLES[table][1]), draws=frozenset({draw}))
 
 
+LEAST = {  # levels of these drafts are 6 to 10 of 15
+    "one for all": lambda tokens: 0.3,
+    "by the newest token": lambda tokens: (0.2, 0.45, 0.6)[tokens[-1]],
+}
+ADVERSARIES = {
+    **{name: partial(PerRow, depth) for name, depth in PLANS.items()},
+    **{f"ends early, {name}": partial(PerRow, lambda row, tokens: K, least=least) for name, least in LEAST.items()},
+}
+
+
 @pytest.mark.parametrize("table", ["full support", "zeros after some contexts"])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", ADVERSARIES)
 @pytest.mark.parametrize("verifier", [name for name, _ in verifiers()])
 def test_the_distribution_is_the_targets_under_an_adversarial_plan(verifier, plan, table):
     kind, target = VERIFIERS.find(verifier), TABLES[table][0]
     draw = kind.wants[0] if Draw.IID not in kind.wants else Draw.IID
     found = output_distribution(
-        target=target,
-        drafter=draft(table, draw),
-        verifier=kind,
-        k=K,
-        steps=2,
-        plan=partial(PerRow, PLANS[plan]),
-        **OPTIONS,
+        target=target, drafter=draft(table, draw), verifier=kind, k=K, steps=2, plan=ADVERSARIES[plan], **OPTIONS
     )
     error = distance(found.distribution, target_distribution(target, 2 * (K + 1), OPTIONS))
     note(verifier=verifier, tree="planned chain", draw=draw.name.lower(), rows=found.num_rows, error=error)
-    assert abs(found.weight - 1) < 1e-9
-    assert error <= BOUND
-
-
-LEAST = {  # levels of these drafts are 6 to 10 of 15
-    "one for all": lambda tokens: 0.3,
-    "by the newest token": lambda tokens: (0.2, 0.45, 0.6)[tokens[-1]],
-}
-
-
-@pytest.mark.parametrize("table", ["full support", "zeros after some contexts"])
-@pytest.mark.parametrize("least", LEAST)
-@pytest.mark.parametrize("verifier", [name for name, _ in verifiers()])
-def test_the_distribution_is_the_targets_where_chains_end_early(verifier, least, table):
-    kind, target = VERIFIERS.find(verifier), TABLES[table][0]
-    draw = kind.wants[0] if Draw.IID not in kind.wants else Draw.IID
-    found = output_distribution(
-        target=target,
-        drafter=draft(table, draw),
-        verifier=kind,
-        k=K,
-        steps=2,
-        plan=partial(PerRow, lambda row, tokens: K, least=LEAST[least]),
-        **OPTIONS,
-    )
-    error = distance(found.distribution, target_distribution(target, 2 * (K + 1), OPTIONS))
-    note(verifier=verifier, tree="chain that ends early", draw=draw.name.lower(), rows=found.num_rows, error=error)
     assert abs(found.weight - 1) < 1e-9
     assert error <= BOUND
 

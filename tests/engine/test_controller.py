@@ -1,6 +1,7 @@
 """The controller on imagined machines: what it costs where drafting is useless, and how near it comes to the best."""
 
 import random
+from statistics import median
 
 import pytest
 
@@ -11,6 +12,7 @@ from paceline.engine.acceptance import Counts, Pool, survival
 from paceline.engine.controller import Controller
 from paceline.engine.costs import StepCosts, StepWork
 from paceline.engine.curve import Curve
+from paceline.engine.exploration import LESSONS
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from tests.engine.machine import Machine
 from tests.harness import request
@@ -58,20 +60,21 @@ def test_it_comes_near_the_best_fixed_length(rows, acceptance, machine):
     assert auto >= least * max(fixed) and auto >= 0.95 * fixed[0]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_drafting_is_on_soon_after_a_text_becomes_predictable(seed):
-    plan = controller()
-    machine = serve(
-        plan,
-        lambda row, position: 0.95 if position >= 200 else 0.02,
-        num_tokens=300,
-        requests=1,
-        seed=seed,
-        **MACHINES["nearly free"],
-    )
-    assert sum(depth > 0 for depth in machine.depths[0][100:200]) < 30
-    assert sum(depth > 0 for depth in machine.depths[0][200:232]) >= 3
-    assert sum(depth >= 2 for depth in machine.depths[0][232:]) > 40
+def test_drafting_is_on_soon_after_a_text_becomes_predictable():
+    before = []
+    for seed in range(8):
+        depths = serve(
+            controller(),
+            lambda row, position: 0.95 if position >= 200 else 0.02,
+            num_tokens=300,
+            requests=1,
+            seed=seed,
+            **MACHINES["nearly free"],
+        ).depths[0]
+        before.append(sum(depth > 0 for depth in depths[100:200]))
+        assert sum(depth > 0 for depth in depths[200:232]) >= 3
+        assert sum(depth >= 2 for depth in depths[232:]) > 40
+    assert median(before) < 20  # a lucky one may go on for some time
 
 
 def test_a_probe_that_has_become_dear_is_saved_for():
@@ -80,6 +83,27 @@ def test_a_probe_that_has_become_dear_is_saved_for():
     accepts = lambda row, position: 0.95 if position >= 1500 else 0.0  # noqa: E731
     machine = serve(plan, accepts, num_tokens=2500, requests=1, growth=0.02, draft=0.02, missed=0.005)
     assert sum(depth >= 2 for depth in machine.depths[0][1500:]) > 300
+
+
+def test_the_first_drafts_of_every_kind_of_batch_are_lessons():
+    """Whatever is expected of them, and of a batch for every row: what was measured for one says little of another."""
+    known = Knowledge()
+    serve(controller(knowledge=known), never, num_tokens=512, requests=2, **MACHINES["expensive"])
+    plan = controller(4, knowledge=known)
+
+    def planned(number, **options):
+        plan.admit(range(number), [request([1], max_tokens=64, **options)] * number)
+        made = plan()
+        plan.release(range(number))
+        return made.num_draft_tokens, made.explored
+
+    assert planned(1) == (0, ()) and planned(1) == (0, ())
+    assert [planned(4) for _ in LESSONS] == [(depth, (0, 1, 2, 3)) for depth in LESSONS]
+    assert [planned(1, temperature=0.8) for _ in LESSONS] == [(depth, (0,)) for depth in LESSONS]
+    assert planned(4)[1] != (0, 1, 2, 3)
+    untimed = controller(4, timed=False)
+    untimed.admit(range(4), [request([1], max_tokens=64)] * 4)
+    assert untimed().explored == ()
 
 
 def test_rows_have_depths_of_their_own():
@@ -184,7 +208,7 @@ def test_steps_that_take_longer_with_the_context_change_no_choice():
         slowdown=lambda at: 1 + at / 300,
         **MACHINES["cheap"],
     )
-    assert sum(depth >= 3 for depth in machine.depths[0][300:]) > 0.85 * 1200
+    assert sum(depth >= 2 for depth in machine.depths[0][300:]) > 0.95 * 1200
 
 
 @pytest.mark.parametrize(("ends_early", "period"), [(False, 48), (True, 128)])
@@ -198,7 +222,7 @@ def test_a_share_of_the_drafted_steps_explores(ends_early, period):
             super()._step(*given)
 
     Noting(controller(ends_early=ends_early), **MACHINES["cheap"]).serve(lambda *_: 0.85, num_tokens=3000)
-    drafted = [step for step in steps if step.num_draft_tokens]
+    drafted = [step for step in steps if step.num_draft_tokens][len(LESSONS) :]
     explored = [step for step in drafted if step.explored]
     assert 0.7 * len(drafted) / period <= len(explored) <= 1.2 * len(drafted) / period
     assert all(step.stop is None or not any(step.stop.least) for step in explored)

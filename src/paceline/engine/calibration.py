@@ -8,7 +8,7 @@ from typing import final
 
 WINDOW = 256.0  # steps of a row that are remembered
 FIRST = 64.0  # plain steps of a row that weigh for expectations being right
-PLAIN_WINDOW = 4096.0  # steps of a row without drafts, over which what is remembered fades
+PLAIN_WINDOW = 1024.0  # steps of a row without drafts, over which what is remembered fades
 DISTURBED = 1.5  # a step that took so many times what was expected counts as no more
 FOLLOW = 0.1  # rate at which the time of plain steps is followed
 HIGHEST = 1.1

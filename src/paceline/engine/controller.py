@@ -9,12 +9,11 @@ token now and then, and more at once where that was accepted, so drafting resume
 budget, which bounds what a useless drafter costs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import final
 
-from paceline.core.early_stop import LEVELS, StopRule
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
@@ -25,6 +24,7 @@ from paceline.engine.curve import WARM
 from paceline.engine.exploration import plain_is_due
 from paceline.engine.goodput import HORIZON, Choice, Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
+from paceline.engine.planning import make_plan
 from paceline.engine.probes import Probes
 from paceline.engine.row_state import RowState
 from paceline.engine.watch import Speed
@@ -96,7 +96,9 @@ class Controller(Plan):
             pool = self._pool = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
             state = self._rows[row] = RowState(counts=Counts(self._max), pool=pool, most=most, left=request.max_tokens)
             state.missed = len(request.tokens) - 1 if self._postpones else 0
-        self._drafts_at_once = not self._postpones or bool(self._goodput.best(self._rows).depths.keys() & set(rows))
+        if self._postpones:
+            begins = self._goodput.best(self._rows).depths.keys() & set(rows)
+            self._drafts_at_once = bool(begins or self.knowledge.exploration.lesson(self.knowledge.kind(self._rows)))
         for row in rows if self._drafts_at_once else ():
             self._rows[row].missed = 0
         running, added, costs = len(self._rows), len(rows), self.knowledge.costs
@@ -270,29 +272,37 @@ class Controller(Plan):
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
         if self._steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)
-        chosen, choice = {row: state.depth for row, state in rows.items()}, self._choice
-        known = self.knowledge.costs.score.measured(len(rows), len(rows) - 1)
+        chosen, explored = self._explore(groups)
+        self._plan = make_plan(rows, chosen, size=self._size, ends_early=self._ends_early, explored=explored)
+        if self._timed and max(chosen.values()):
+            self._look = 1 if explored else max(1, self._evaluate_at - self._steps)
+        elif self._timed and not explored and self._known(rows) >= REFRESH:
+            self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
+
+    def _known(self, rows: Collection[int]) -> int:
+        """How often plain steps of so many rows were measured."""
+        return self.knowledge.costs.score.measured(len(rows), len(rows) - 1)
+
+    def _explore(self, groups: Sequence[dict[int, RowState]]) -> tuple[dict[int, int], tuple[int, ...]]:
+        """The depths of all rows, and which of them are not those that seem best."""
+        rows, choice, exploration = self._rows, self._choice, self.knowledge.exploration
+        everything = tuple(rows)
+        lesson = exploration.take_lesson(self.knowledge.kind(rows)) if self._timed else 0
+        if lesson:
+            return {row: min(lesson, state.most) for row, state in rows.items()}, everything
         assert choice is not None  # rows are weighed when they are admitted
-        if self._timed and plain_is_due(self._drafted_steps, times_measured=known, speedup=choice.speedup):
-            self._plan = self._make_plan(dict.fromkeys(chosen, 0), NoDraft.MEASURED, tuple(rows))
-            return
-        probing: dict[int, int] = {}
+        if self._timed and plain_is_due(self._drafted_steps, times_measured=self._known(rows), speedup=choice.speedup):
+            return dict.fromkeys(rows, 0), everything
+        chosen, probing = {row: state.depth for row, state in rows.items()}, dict[int, int]()
         for group in groups:
             probing |= self._probes.choose(
                 group, self._plain_cost(len(group)), partial(self._goodput.probe_cost, len(group))
             )
-        explored = tuple(probing)
-        chosen |= probing
         if self._timed and not probing and any(chosen.values()):
-            turn = self.knowledge.exploration.turn(ends_early=self._ends_early)
+            turn = exploration.turn(ends_early=self._ends_early)
             if turn is not None:
-                chosen = self._goodput.other(chosen, rows, turn, choice.expected) or chosen
-                explored = tuple(rows)
-        self._plan = self._make_plan(chosen, NoDraft.SLOWER, explored)
-        if self._timed and max(chosen.values()):
-            self._look = 1 if explored else max(1, self._evaluate_at - self._steps)
-        elif self._timed and known >= REFRESH:
-            self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
+                return self._goodput.other(chosen, rows, turn, choice.expected) or chosen, everything
+        return chosen | probing, tuple(probing)
 
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:
         """The depth of every row of the highest goodput."""
@@ -307,15 +317,3 @@ class Controller(Plan):
             choice = self._choice = self._goodput.best(group)
             for row, state in group.items():
                 state.depth, state.least = choice.depths.get(row, 0), choice.least
-
-    def _make_plan(self, chosen: dict[int, int], off: NoDraft, explored: tuple[int, ...]) -> StepPlan:
-        deepest, stop = max(chosen.values()), None
-        alike = min(chosen.values()) == deepest
-        depths = None if alike else tuple(chosen.get(row, 0) for row in range(self._size))
-        if self._ends_early and deepest:
-            acceptance, least = [(1.0,) * LEVELS] * self._size, [0.0] * self._size
-            for row, state in self._rows.items():
-                acceptance[row] = state.pool.confidence.acceptance
-                least[row] = 0.0 if row in explored else state.least  # what is explored is drafted whole
-            stop = StopRule(tuple(acceptance), tuple(least))
-        return StepPlan(deepest, depths, off=off, explored=explored, stop=stop)

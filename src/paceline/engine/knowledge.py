@@ -36,7 +36,7 @@ class Knowledge:
     def __init__(self, *, max_draft_tokens: int = MAX_DRAFT_TOKENS, growth: float = GROWTH["cpu"]) -> None:
         self.costs = StepCosts(growth=growth)
         self.greedy, self.sampled = Pool(max_draft_tokens), Pool(max_draft_tokens)
-        self.calibrations: dict[tuple[int, bool], Calibration] = {}  # by about so many rows, and whether they sample
+        self.calibrations: dict[tuple[int, bool], Calibration] = {}  # by kind of batch
         self.probes = Probes(bounded=True)
         self.exploration = Exploration()
         self.num_tried = 0.0  # steps in which it was chosen among several drafters, fading
@@ -46,10 +46,18 @@ class Knowledge:
         self.greedy.refresh()
         self.sampled.refresh()
 
-    def calibration(self, rows: Mapping[int, RowState]) -> Calibration:
-        """How much of what is expected of drafts comes true in steps of such ``rows``."""
+    def kind(self, rows: Mapping[int, RowState]) -> tuple[int, bool]:
+        """What batches that draft alike have in common: about how many rows, and whether most of them sample."""
         num_sampled = sum(state.pool is self.sampled for state in rows.values())
-        return self.calibrations.setdefault((len(rows).bit_length(), 2 * num_sampled > len(rows)), Calibration())
+        return len(rows).bit_length(), 2 * num_sampled > len(rows)
+
+    def calibration(self, rows: Mapping[int, RowState]) -> Calibration:
+        """How much of what is expected of drafts comes true in steps of such ``rows``.
+
+        All of it does for a single row: a factor was found to turn drafts off that pay, because a row's text differs
+        more from what it was than the mean text of many rows.
+        """
+        return self.calibrations.setdefault(self.kind(rows), Calibration()) if len(rows) > 1 else Calibration()
 
     def by_depth(self, rows: int, num_nodes: Sequence[int], pool: Pool) -> tuple[DepthCost, ...]:
         """What steps of ``rows`` rows like those of ``pool`` cost and promise by the depth of their drafts, which have
@@ -96,6 +104,7 @@ class Knowledge:
                     f"the acceptance of {len(counts.tried)} draft tokens, where {most} are drafted at most"
                 )
         self.costs = costs
+        self.exploration.skip_lessons()
         for pool, counts in ((self.greedy, greedy), (self.sampled, sampled)):
             pool.counts = counts
             pool.refresh()
