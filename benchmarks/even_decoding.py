@@ -12,7 +12,7 @@ from random import Random
 from paceline.api import Engine, SamplingParams, Stream
 from paceline.core.stats import Summary
 
-TURN = 32  # tokens of a row
+TURN = 8  # tokens of a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,7 +176,7 @@ class Controller(Plan):
             self._learn_plain([result for result in results if not result.plan.num_draft_tokens])
         for result in drafted:
             self._learn_drafted(result)
-        if drafted and self._timed:
+        if drafted and self._timed and not drafted[-1].plan.explored:  # which are planned and looked at one by one
             self.knowledge.costs.observe_planning((self._planning + perf_counter() - started) / len(drafted))
         self._planning = 0.0
 

@@ -61,7 +61,7 @@ def fingerprint(lm: DecoderLM) -> Fingerprint:
 def memory_digest(module: nn.Module) -> str:
     """A hash of some bytes of every parameter of ``module`` as it is in memory, and of their shapes.
 
-    Quicker than ``fingerprint``, and not the same in another precision or packing.
+    Not the same in another precision or packing, unlike ``fingerprint``.
     """
     shapes: list[str] = []
     found: list[Tensor] = []
