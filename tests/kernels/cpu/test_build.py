@@ -128,7 +128,13 @@ def flags_of(name):
     return next(set(one.flags) for one in compiling.INSTRUCTION_SETS if one.name == name)
 
 
-@pytest.mark.parametrize("isa", available_sets())
+# The best set is the one of all other tests, AVX2 is the most common one; others take half a minute to build.
+SOON = {available_sets()[0], "avx2"}
+
+
+@pytest.mark.parametrize(
+    "isa", [pytest.param(isa, marks=[] if isa in SOON else [pytest.mark.slow]) for isa in available_sets()]
+)
 def test_every_set_matches_eager(isa):
     with instruction_set(isa):
         check("grouped", torch.float32)
