@@ -2,9 +2,10 @@
 
 A fenced ``console`` block after a comment ``<!-- output: COMMAND -->`` becomes the command and what it prints, standard
 error too if the command says ``2>&1``. The commands of a page run in a shell, one after another, in one temporary
-directory, and find the embedded pair in $TARGET and $DRAFT, and raw figures of studies in $EXPERIMENTS. With
-``--check`` nothing is written: what would change is printed, and makes the exit code 1. Times differ from run to run,
-so some of it always does.
+directory, and find the embedded pair in $TARGET and $DRAFT, and raw figures of studies in $EXPERIMENTS. One that fails
+leaves its page as it is; a command that is meant to fail ends in ``; echo "exit code $?"``. With ``--check`` nothing is
+written: what would change is printed, and makes the exit code 1. Times differ from run to run, so some of it always
+does.
 """
 
 import argparse
@@ -23,6 +24,11 @@ BLOCK = re.compile(
 FIXED = {"NO_COLOR": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 FIXED["PACELINE_PROFILES"] = "profiles"  # none of this user's
 LIMIT = 600  # seconds for one command
+ROOT = Path(__file__).resolve().parents[1]  # where the benchmarks' package is
+
+
+class CommandError(Exception):
+    """A command of a page failed."""
 
 
 def rewrite(page: str, *, variables: Mapping[str, str]) -> str:
@@ -37,18 +43,23 @@ def rewrite(page: str, *, variables: Mapping[str, str]) -> str:
 
 
 def run(command: str, *, folder: Path, variables: Mapping[str, str]) -> str:
-    """What ``command`` prints, without trailing spaces and without paths of this machine."""
+    """What ``command`` prints, without trailing spaces and without paths of this machine.
+
+    Raises CommandError if it fails.
+    """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env={**os.environ, **FIXED, **variables, "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        env={**os.environ, **FIXED, **variables, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
         stdin=subprocess.DEVNULL,
         timeout=LIMIT,
     )
     text = done.stdout.decode("utf-8", errors="replace")
+    if done.returncode:
+        errors = done.stderr.decode("utf-8", errors="replace")
+        raise CommandError(f"exit code {done.returncode} of: {command}\n{text}{errors}")
     for name, value in variables.items():
         text = text.replace(value, f"${name}")
     lines = [line.rstrip() for line in text.replace(f"{folder}/", "").splitlines()]
@@ -64,19 +75,24 @@ def main(arguments: Sequence[str]) -> int:
     from paceline.api import embedded_pair  # after the arguments, so that --help is quick
 
     variables = {name: str(path) for name, path in zip(("TARGET", "DRAFT"), embedded_pair(), strict=True)}
-    folder = Path(__file__).resolve().parent
+    folder = ROOT / "docs"
     variables["EXPERIMENTS"] = str(folder / "experiments")
-    changed = False
+    changed, failed = False, False
     for path in given.pages or sorted((*folder.glob("*.md"), *folder.glob("experiments/*.md"))):
         old = path.read_text(encoding="utf-8")
-        new = rewrite(old, variables=variables)
+        try:
+            new = rewrite(old, variables=variables)
+        except CommandError as error:
+            print(f"{path} stays as it is: {error}", file=sys.stderr)
+            failed = True
+            continue
         changed |= new != old
         if given.check:
             names = {"fromfile": str(path), "tofile": f"{path} (fresh)"}
             sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), **names))
         elif new != old:
             path.write_text(new, encoding="utf-8")
-    return 1 if given.check and changed else 0
+    return 1 if failed or (given.check and changed) else 0
 
 
 if __name__ == "__main__":

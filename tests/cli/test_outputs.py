@@ -85,6 +85,14 @@ def test_check_says_what_would_change_and_writes_nothing(outputs, tmp_path, caps
     assert outputs.main(["--check", str(page)]) == 0
 
 
+def test_a_command_that_fails_leaves_its_page_as_it_is(outputs, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- output: echo told >&2; false -->\n```console\nold\n```\n")
+    assert outputs.main([str(page)]) == 1
+    assert "```console\nold\n```" in page.read_text()
+    assert "told" in capsys.readouterr().err
+
+
 def test_page_of_the_command_line_shows_every_command_and_exit_code(outputs):
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     shown = [block["command"] for block in outputs.BLOCK.finditer(page)]

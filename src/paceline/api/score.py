@@ -10,6 +10,7 @@ from typing import TypeAlias, cast
 
 from paceline.api.loading import Loaded, runnable
 from paceline.api.prompts import Prompt, Prompts, encode, kind_of, split
+from paceline.core.step import NOT_FINITE, NotFiniteError
 from paceline.models.base import max_sequence_length
 from paceline.models.scoring import Passage, PassageScore, TopTokens, score_passages
 
@@ -100,7 +101,8 @@ def score(
     16, fewer if they are long. It changes the result only by rounding.
 
     Raises ValueError, naming the prompt, before any work: for different numbers of prompts and continuations, empty
-    ones, text without a tokenizer, tokens outside the vocabulary, and more tokens than the context holds.
+    ones, text without a tokenizer, tokens outside the vocabulary, and more tokens than the context holds; and
+    afterwards NotFiniteError, which is one, where the target's logits are not finite.
     """
     known = _listed(prompts)
     wanted = split(continuations) if len(continuations) or isinstance(continuations, str) else []
@@ -155,7 +157,8 @@ def perplexity(
     replaces it. The first token of a text may be one that the tokenizer adds.
 
     Raises ValueError, naming the text, before any work: for fewer than two tokens, strings without a tokenizer, tokens
-    outside the vocabulary; and for a stride that is not from 1 to the context minus 1.
+    outside the vocabulary; and for a stride that is not from 1 to the context minus 1. Afterwards NotFiniteError, which
+    is one, where the target's logits are not finite.
     """
     context = max_sequence_length(target.lm)
     step = max(1, context // 2) if stride is None else stride
@@ -173,6 +176,7 @@ def perplexity(
             owners.append(index)
     sums: list[list[float]] = [[] for _ in encoded]
     for owner, found in zip(owners, score_passages(runnable(target), passages, batch_size=batch_size), strict=True):
+        _check_finite(found, name=f"text {owner}")
         sums[owner].extend(found.logprobs)
     return Perplexity(texts=tuple(TextScore(num_tokens=len(logs), total=math.fsum(logs)) for logs in sums))
 
@@ -228,7 +232,17 @@ def _scored(
                 f"prompt {index}: {len(passage.tokens)} tokens in all are more than the context of {context}; shorten "
                 "the text, or call perplexity, which reads long texts in windows"
             )
-    return zip(passages, score_passages(runnable(target), passages, top=top, batch_size=batch_size), strict=True)
+    found = score_passages(runnable(target), passages, top=top, batch_size=batch_size)
+    for index, one in enumerate(found):
+        _check_finite(one, name=f"prompt {index}")
+    return zip(passages, found, strict=True)
+
+
+def _check_finite(found: PassageScore, *, name: str) -> None:
+    """A token may have no probability at all; NaN says that the logits were not finite."""
+    for at, value in enumerate(found.logprobs):
+        if math.isnan(value):
+            raise NotFiniteError(f"{name}: scored token {at}: {NOT_FINITE}")
 
 
 def _check_vocabulary(target: Loaded, tokens: Sequence[int], *, name: str) -> None:

@@ -15,8 +15,8 @@ from paceline.core.early_stop import StopRule
 from paceline.core.noise import Noise
 from paceline.core.ops import Ops, TensorOps
 from paceline.core.request import MAX_STOP_TOKENS, Request
-from paceline.core.scores import Scores, TokenMask
-from paceline.core.step import Finish
+from paceline.core.scores import Scores
+from paceline.core.step import Failure, Finish
 from paceline.core.tree import NoDraft, Outcome, Tree
 
 
@@ -170,17 +170,14 @@ class Batch(BatchState):
         """Append what was decided, clipped at the first stop token and at the limit; returns the clipped outcome.
 
         ``results`` then say what the step did. Log-probabilities are looked up in ``scores`` for rows that ask for
-        them, and rows that took a token after which their constraints leave none are marked as failed.
+        them, and rows that took a token from logits that are not finite, or after which their constraints leave none,
+        are marked as failed.
         """
         outcome = self._ops.append(self, tree, outcome)
-        if scores.mask is not None:
-            self._mark_failed(outcome, scores.mask)
+        self._ops.find_not_finite(self, outcome, scores.logits)
+        if scores.mask is not None:  # after the other, which takes a row without a token for one that is not finite
+            rows, starved = scores.mask.rows, outcome.took(scores.mask.starved, scores.mask.rows)
+            self.failed[rows] = torch.where(starved, int(Failure.NO_TOKEN), self.failed[rows])
         if self.max_logprobs is not None:
             self.step_logprobs = self._ops.gather_logprobs(self, outcome, scores)
         return outcome
-
-    def _mark_failed(self, outcome: Outcome, mask: TokenMask) -> None:
-        """Mark rows that took a token, as ``outcome`` says, after which their constraints leave none."""
-        nodes = torch.nn.functional.pad(outcome.path[mask.rows], (1, 0)).clamp(min=0)  # [r, D + 1]
-        taken = torch.arange(nodes.shape[1], device=self.device) < outcome.num_committed[mask.rows, None]
-        self.failed[mask.rows] = (mask.starved.gather(1, nodes) & taken).any(-1).long()

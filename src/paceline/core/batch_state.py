@@ -43,7 +43,7 @@ class BatchState:
         width = HEADER + 2 * (max_depth + 1)
         self.results = integers(rows * (width + 1))  # of the last step: what the host reads, in one piece
         self.report = self.results[: rows * width].view(rows, width)
-        self.failed = self.results[rows * width :]  # [R] whether the row's constraints left it no token
+        self.failed = self.results[rows * width :]  # [R] values of Failure
         self.step_logprobs: StepLogprobs | None = None  # of the last step, where a row wants them
         self.max_logprobs: int | None = None  # the most likely tokens' that any row asks for
         self.columns = Columns(

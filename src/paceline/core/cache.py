@@ -139,6 +139,13 @@ class View:
             return keys[: self.storage.rows], values[: self.storage.rows]
         return keys[self.rows], values[self.rows]
 
+    def clear(self, rows: Sequence[int]) -> None:
+        """Zero what rows of the storage hold: readers mask slots by weights of 0, and 0 times NaN is NaN."""
+        index = torch.tensor(list(rows), device=self.length.device)
+        for store in (self.storage.keys, self.storage.values):
+            store[:, index] = 0
+        self.storage.length[index] = 0
+
     def row_state(self, name: str) -> Tensor:
         """State [B, ...] of the rows under ``name``, as the LM made it at their admission."""
         state = self.storage.row_state[name]

@@ -17,7 +17,7 @@ from paceline.core.processing import PathTokens
 from paceline.core.prompt_lookup import ngram_chain
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores
-from paceline.core.step import HEADER, Finish
+from paceline.core.step import HEADER, Failure, Finish
 from paceline.core.tree import NoDraft, Outcome, Tree, path_tokens
 
 
@@ -61,6 +61,12 @@ class Ops(ABC):
     @abstractmethod
     def append(self, batch: BatchState, tree: Tree, outcome: Outcome) -> Outcome:
         """Append what ``outcome`` decided of ``tree`` and write the report; returns the clipped outcome."""
+
+    @abstractmethod
+    def find_not_finite(self, batch: BatchState, outcome: Outcome, logits: Tensor) -> None:
+        """Mark rows as failed that took a token, as ``outcome`` says, chosen from ``logits`` [R, N, V] that hold NaN or
+        infinity, or exclude every token.
+        """
 
     @abstractmethod
     def gather_logprobs(self, batch: BatchState, outcome: Outcome, scores: Scores) -> StepLogprobs:
@@ -139,6 +145,10 @@ class TensorOps(Ops):
         clipped = Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
         _write_report(batch, tree, clipped, accepted, emitted, no_draft_reason)
         return clipped
+
+    def find_not_finite(self, batch: BatchState, outcome: Outcome, logits: Tensor) -> None:
+        odd = ~logits.amax(-1).isfinite()  # the largest of values with NaN is NaN
+        batch.failed.masked_fill_(outcome.took(odd), int(Failure.NOT_FINITE))
 
     def gather_logprobs(self, batch: BatchState, outcome: Outcome, scores: Scores) -> StepLogprobs:
         assert batch.max_logprobs is not None

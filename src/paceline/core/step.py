@@ -10,6 +10,10 @@ from paceline.core.logprobs import StepLogprobs, TokenLogprobs
 from paceline.core.tree import NoDraft
 
 HEADER = 7  # columns of a row's results before its tokens
+NOT_FINITE = (
+    "the target's logits hold NaN or infinity: its weights do, or its arithmetic overflows (float16 ends at 65,504); "
+    "check the weights, or load it in bfloat16 or float32"
+)
 NO_TOKEN = "other options forbid every token that the grammar allows: change one of them"
 
 
@@ -38,6 +42,18 @@ class StepPlan:
 
 class NoTokenLeft(ValueError):
     """A row's constraints left it no token."""
+
+
+class NotFiniteError(ValueError):
+    """The target's logits hold NaN or infinity, or exclude every token: nothing can be sampled from them."""
+
+
+class Failure(IntEnum):
+    """Why a row cannot go on."""
+
+    NONE = 0
+    NO_TOKEN = 1  # its constraints leave none
+    NOT_FINITE = 2  # the target's logits
 
 
 class Finish(IntEnum):
@@ -122,7 +138,11 @@ def read_results(
     reasons = [NoDraft(row[5]) for row in table]
     if plan.off is not NoDraft.OFF:
         reasons = [plan.off if reason is NoDraft.OFF else reason for reason in reasons]
-    starved = [row for row, failed in enumerate(results[rows * width :]) if failed]
+    failed = {
+        row: NoTokenLeft(NO_TOKEN) if failure == Failure.NO_TOKEN else NotFiniteError(NOT_FINITE)
+        for row, failure in enumerate(results[rows * width :])
+        if failure
+    }
     return StepResult(
         plan=plan,
         tokens=[list(row[HEADER : HEADER + row[0]]) for row in table],
@@ -134,6 +154,6 @@ def read_results(
         confidence=[row[6] for row in table],
         origins=[list(row[ends : ends + row[0]]) for row in table],
         logprobs=[[] for _ in table] if logprobs is None else logprobs.read(num_logprobs, num),
-        failures={**{row: NoTokenLeft(NO_TOKEN) for row in starved}, **failures},
+        failures={**failed, **failures},
         seconds=timer(),
     )

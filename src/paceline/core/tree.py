@@ -152,6 +152,17 @@ class Outcome:
     next: Tensor  # [B] int64 the correction or bonus, root of the next tree
     picks: Tensor | None = None  # [B, N] int64 the target's own choice after each node, where the rule makes one
 
+    @property
+    def nodes(self) -> Tensor:
+        """The nodes [B, D + 1] that tokens were chosen after, the root first; the root again after the last."""
+        return torch.nn.functional.pad(self.path, (1, 0)).clamp(min=0)
+
+    def took(self, nodes: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Which of ``rows`` gained a token that was chosen after one of ``nodes`` [b, N] bool: [b] bool."""
+        at, num = self.nodes[rows], self.num_committed[rows]
+        gained = torch.arange(at.shape[1], device=at.device) < num[:, None]
+        return (nodes.gather(1, at) & gained).any(-1)
+
 
 def follow(tree: Tree, accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Deepest node reached through accepted nodes only.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.stats import Summary
-from paceline.core.step import Finish, PhaseSeconds, StepPlan, StepResult
+from paceline.core.step import Finish, NotFiniteError, PhaseSeconds, StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.costs import DepthCost
 from paceline.engine.readers import PendingStep
@@ -170,6 +170,12 @@ class RequestState:
             logprobs=result.logprobs[row],
             finish=result.finish[row],
         )
+
+    def fail(self, error: Exception) -> StepOutput:
+        """The output of a step that failed for this request."""
+        if isinstance(error, NotFiniteError):
+            error = NotFiniteError(f"step {sum(self.lengths.values()) + 1}, after {self.num_tokens} tokens: {error}")
+        return StepOutput(ticket=self.ticket, error=error)
 
     def _note_length(self, plan: StepPlan) -> None:
         """Count what the plan allowed in a step; called before the step's tokens are counted."""

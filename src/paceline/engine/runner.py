@@ -80,6 +80,11 @@ class Runner:
         """Stop ``rows`` where they are. Their sequences stay, as prefixes for others."""
         self.decoder.release(rows)
 
+    def discard(self, row: int) -> None:
+        """Let nothing of what ``row`` has read serve others: its keys and values are not finite."""
+        self.sequences.pop(row, None)
+        self.decoder.cache.clear([row])
+
     def launch(self) -> PendingStep:
         """Queue a step."""
         decoder = self.decoder

@@ -166,8 +166,9 @@ class Scheduler:
         for row in self._rows(states):
             state = states[row]
             if row in result.failures:  # tokens chosen without the row's constraints are dropped
-                outputs.append(StepOutput(ticket=state.ticket, error=result.failures[row]))
+                outputs.append(state.fail(result.failures[row]))
                 self._leave(state)
+                self.runner.discard(row)
                 continue
             outputs.append(state.take(step, result, now=now))
             if result.finish[row] is not Finish.RUNNING:

@@ -43,6 +43,11 @@ class GuidedView(View):
             self.negative.commit(torch.where(self.state.guided, num_committed, 0), path)
             self.fresh.logical_and_(num_committed == 0)
 
+    def clear(self, rows: Sequence[int]) -> None:
+        """As View.clear, in both."""
+        super().clear(rows)
+        self.negative.clear(rows)
+
     def truncate(self, length: int | Tensor) -> None:
         """As View.truncate; the negative prompts' rows lose as many slots."""
         lost = self.length - length

@@ -102,6 +102,8 @@ def step_samples():
         for warped in (False, True):
             given = (options, warped, batch.tokens, batch.length, top, logits.to(dtype), *last, 2)
             yield "logprobs", flat(*given)
+        not_finite = logits.to(dtype).masked_fill(logits == logits[0, 0].max(), torch.inf)
+        yield "find_not_finite", (not_finite, *last, 2, torch.zeros(ROWS, dtype=torch.int64))
     yield "begin_chain", flat(columns, 3, 20)
     yield "ngram_chain", flat(columns, 3, 3, 1)
     for counts in (None, batch.processing.counts):
@@ -243,5 +245,5 @@ def test_a_step_compiles_to_the_operators(case, backend):
             assert torch.equal(made[0].batch.results, made[1].batch.results)
             for one, other in zip(*(decoder.cache.read(0) for decoder in made), strict=True):
                 assert torch.equal(one, other)
-    assert len(found) == 1 and set(found[0]) == {*wanted, "logprobs"}
+    assert len(found) == 1 and set(found[0]) == {*wanted, "find_not_finite", "logprobs"}
     assert made[0].stats.summary() == made[1].stats.summary()

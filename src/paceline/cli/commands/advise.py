@@ -1,6 +1,5 @@
 """``paceline advise``: measures what drafting costs and gives on this machine, and says what to draft with."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -29,6 +28,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.prompt_file.journal import check_writable
 from paceline.cli.sampling_options import Seed
+from paceline.text.valid_json import to_json
 
 if TYPE_CHECKING:
     from paceline.api import Loaded
@@ -125,7 +125,7 @@ class Advise(Command):
         if self.plot is not None:
             self._draw(found, what_if)
         if self.json:
-            print(json.dumps(_object(found, what_if, written)))
+            print(to_json(_object(found, what_if, written)))
         else:
             self._print(found, what_if, written, len(chosen.tokens))
         return EXIT_OK

@@ -1,6 +1,5 @@
 """``paceline audit``: tests that drafting is lossless with a model, or that a server serves the model it claims."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
 from paceline.cli.options import NUM_DRAFT_TOKENS, DraftOptions, Json, ModelOptions
+from paceline.text.valid_json import to_json
 
 if TYPE_CHECKING:
     from paceline.audit.goodness_of_fit import GoodnessOfFit
@@ -113,7 +113,7 @@ class Audit(Command):
                 on_progress=lambda what: status.update(f"{what} ..."),
             )
         if self.json:
-            print(json.dumps({**asdict(found), "failures": found.failures}))
+            print(to_json({**asdict(found), "failures": found.failures}))
         else:
             _print_model(found)
         return EXIT_DIFFERENT if found.failures else EXIT_OK
@@ -159,7 +159,7 @@ class Audit(Command):
             )
         if self.json:
             extra = {"failures": found.failures, "notes": found.notes, "asked": found.extra_fields}  # asked: deprecated
-            print(json.dumps({**asdict(found), **extra}))
+            print(to_json({**asdict(found), **extra}))
         else:
             _print_server(found)
         return EXIT_DIFFERENT if found.failures else EXIT_OK

@@ -1,6 +1,5 @@
 """``paceline generate``: generates from one prompt, or hands a file of them to ``Batch``."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from paceline.cli.console import open_notes
 from paceline.cli.options import POSITIONAL, BatchSize, DraftOptions, ModelOptions, OutputOptions, Profile, PromptFile
 from paceline.cli.prompt_file.journal import STDOUT, check_writable
 from paceline.cli.sampling_options import SamplingOptions
+from paceline.text.valid_json import to_json
 
 if TYPE_CHECKING:
     from paceline.api import SamplingParams, Stream
@@ -195,6 +195,6 @@ def _print_json(texts: "Stream", file: TextIO) -> bool:
         complete = False
         texts.close()
     for result in texts.results():
-        file.write(json.dumps(result_object(result)) + "\n")
+        file.write(to_json(result_object(result)) + "\n")
     file.flush()
     return complete

@@ -1,6 +1,5 @@
 """``paceline inspect``: describes a model, what can draft for it, and its memory. Reads no weights."""
 
-import json
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
@@ -24,6 +23,7 @@ from paceline.cli.options import (
     at_least,
     check_draft_quantization,
 )
+from paceline.text.valid_json import to_json
 
 GIB = 1 << 30
 REGISTERED = ("drafters", "verifiers")  # sections whose names users type
@@ -73,7 +73,7 @@ class Inspect(Command):
 
         sections = {"head": describe_head(self.model)} if is_head(self.model) else self._describe_model()
         if self.json:
-            print(json.dumps(sections))
+            print(to_json(sections))
         else:
             _print(sections)
         return EXIT_OK

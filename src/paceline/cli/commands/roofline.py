@@ -1,6 +1,5 @@
 """``paceline roofline``: the speed limit of this machine for a model. Reads no weights, decodes nothing."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from paceline.cli.options import (
     at_least,
     check_draft_quantization,
 )
+from paceline.text.valid_json import to_json
 
 if TYPE_CHECKING:
     from paceline.hardware.rates import Rates
@@ -107,7 +107,7 @@ class Roofline(Command):
             )
         machine = str(describe())
         if self.json:
-            print(json.dumps({"machine": machine, **found.as_dict()}))
+            print(to_json({"machine": machine, **found.as_dict()}))
         else:
             _print(machine, found.rates, found.works, found.limits)
         return EXIT_OK

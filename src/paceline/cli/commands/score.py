@@ -1,7 +1,6 @@
 """``paceline score``: log-probabilities of continuations, and perplexities of texts."""
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -14,6 +13,7 @@ from rich.table import Table
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.console import make_table, open_notes
 from paceline.cli.options import POSITIONAL, BatchSize, Json, LogLevel, ModelOptions, Quiet
+from paceline.text.valid_json import to_json
 
 if TYPE_CHECKING:
     from paceline import api
@@ -158,7 +158,7 @@ class Score(Command):
         every = (whole.num_tokens, whole.total, whole.perplexity)
         if console is None:
             objects = [{"file": name, **_numbers(*row)} for name, row in zip(names, rows, strict=True)]
-            print(json.dumps({**_numbers(*every), "texts": objects}))
+            print(to_json({**_numbers(*every), "texts": objects}))
             return EXIT_OK
         if len(rows) > 1:
             names, rows = [*names, "all"], [*rows, every]
@@ -178,7 +178,7 @@ def _print_objects(done: Sequence[tuple[Pair, "api.Score | str"]]) -> None:
         else:
             shown |= _numbers(found.num_tokens, found.total, found.perplexity)
             shown |= {"greedy": found.greedy, "tokens": found.tokens, "logprobs": found.logprobs}
-        print(json.dumps(shown), flush=True)
+        print(to_json(shown), flush=True)
 
 
 def _table(done: Sequence[tuple[Pair, "api.Score | str"]]) -> Table:
@@ -198,12 +198,7 @@ def _cells(num_tokens: int, total: float, perplexity: float) -> tuple[str, str, 
 
 
 def _numbers(num_tokens: int, total: float, perplexity: float) -> dict[str, object]:
-    """JSON has no infinities: what is beyond floating point is null."""
-    return {
-        "num_tokens": num_tokens,
-        "logprob": total if math.isfinite(total) else None,
-        "perplexity": perplexity if math.isfinite(perplexity) else None,
-    }
+    return {"num_tokens": num_tokens, "logprob": total, "perplexity": perplexity}
 
 
 def _read_pairs(path: Path) -> list[Pair]:

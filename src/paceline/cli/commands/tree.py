@@ -1,6 +1,5 @@
 """``paceline tree``: measures the acceptance of a draft's choices and prints the best tree."""
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ from paceline.cli.command import EXIT_OK, Command
 from paceline.cli.console import make_table, open_notes
 from paceline.cli.options import AT_LEAST_1, Json, ModelOptions, PromptFile, Verifier
 from paceline.cli.sampling_options import Seed, Temperature
+from paceline.text.valid_json import to_json
 
 if TYPE_CHECKING:
     from paceline.bench.tree_search import Advice, Candidate
@@ -76,7 +76,7 @@ class Tree(Command):
                 verifier=self.verifier,
             )
         if self.json:
-            print(json.dumps(_object(advice)))
+            print(to_json(_object(advice)))
         else:
             _print(advice)
         return EXIT_OK

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+from paceline.text.valid_json import to_json
+
 try:
     import fcntl
 except ImportError:  # not on Windows, where two runs must not write one file at once
@@ -188,7 +190,7 @@ def _parse(text: bytes) -> Line | None:
 
 
 def _bytes(line: Line) -> bytes:
-    return json.dumps(line).encode() + b"\n"
+    return to_json(line).encode() + b"\n"
 
 
 def _write(file: int, data: bytes) -> None:

@@ -1,6 +1,5 @@
 """Runs prompts through an engine and hands their results to a sink."""
 
-import json
 import sys
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from paceline.cli.record import sample_object
 from paceline.cli.stats import Totals
 from paceline.core.noise import split_seed
 from paceline.core.stats import Summary
+from paceline.text.valid_json import to_json
 
 AHEAD = 2  # times the rows: this many sequences are submitted, so that a free row is never idle
 
@@ -166,7 +166,7 @@ class PrintedLines:
             self._print(self._waiting[index])
 
     def _print(self, line: Line) -> None:
-        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.write(to_json(line) + "\n")
         sys.stdout.flush()
 
 

@@ -12,6 +12,7 @@ from paceline.core.noise import Noise, Philox
 from paceline.core.ops import Ops, TensorOps
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores
+from paceline.core.step import Failure
 from paceline.core.tree import Outcome, Tree
 from paceline.kernels.cpu import batch as step
 from paceline.kernels.cpu import sampling as kernel
@@ -79,6 +80,11 @@ class CpuOps(Ops):
         reason = int(tree.no_draft_reason)
         num = step.extend(self.isa, batch.columns, counts, *_decided(tree, outcome), tree.max_depth, reason)
         return Outcome(path=outcome.path, num_committed=num, next=outcome.next, picks=outcome.picks)
+
+    def find_not_finite(self, batch: BatchState, outcome: Outcome, logits: Tensor) -> None:
+        kernel.find_not_finite(
+            self.isa, logits, outcome.path, outcome.num_committed, int(Failure.NOT_FINITE), batch.failed
+        )
 
     def gather_logprobs(self, batch: BatchState, outcome: Outcome, scores: Scores) -> StepLogprobs:
         num_top = torch.tensor([-1 if count is None else count for count in batch.num_logprobs])

@@ -241,6 +241,18 @@ def logprobs(
     return own, best_tokens, best
 
 
+@kernel_op(lambda isa, logits, path, num, mark, failed: None, mutates=["failed"])
+def find_not_finite(isa: str, logits: Tensor, path: Tensor, num: Tensor, mark: int, failed: Tensor) -> None:
+    """See Ops.find_not_finite: ``failed`` [R] is ``mark`` where one of ``num`` [R] tokens follows such logits."""
+    logits = row_major(logits)
+    path, num = row_major(path), num.contiguous()
+    query = LogprobQuery(num=num.data_ptr(), path=path.data_ptr(), path_step=path.stride(0))
+    arguments = (ctypes.c_int64(mark), ctypes.c_void_p(failed.data_ptr()))
+    entry(isa, "find_not_finite", logits.dtype)(
+        ctypes.byref(_logits_batch(logits, None)), ctypes.byref(query), *arguments
+    )
+
+
 def _logits_batch(logits: Tensor, out: Tensor | None) -> LogitsBatch:
     rows, nodes, size = logits.shape
     return LogitsBatch(

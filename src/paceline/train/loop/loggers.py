@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, final
 
 from paceline.core.registry import Registry
+from paceline.text.valid_json import to_json
 from paceline.train.files import write_atomic
 
 Number: TypeAlias = float | list[float] | None
@@ -48,7 +49,7 @@ class JsonLines:
     def log(self, step: int, values: Mapping[str, Number]) -> None:
         """Append a line."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+            file.write(to_json({"step": step, **values}) + "\n")
 
 
 def _step_of(line: str) -> float:

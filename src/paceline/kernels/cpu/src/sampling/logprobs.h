@@ -14,6 +14,10 @@ struct LogprobQuery {
     int64_t path_step;
     void *own, *best;  // [rows, depth] and [rows, depth, top]
     int64_t *best_tokens;
+
+    int64_t node(int64_t row, int64_t at) const {  // whose logits the token at this index was chosen from
+        return at ? std::max<int64_t>(path[row * path_step + at - 1], 0) : 0;
+    }
 };
 
 // Log-probabilities under the buffers's scores: those below least are excluded, or those that are not in the list.
@@ -41,6 +45,16 @@ void token_logprobs(int64_t token, int64_t num_top, int64_t size, A least, const
     for (int64_t i = 0; i < found; i++) best[i] = value(-order[i].first), best_tokens[i] = order[i].second;
 }
 
+// Marks the rows that took a token after which a logit is NaN or infinite, or all are -inf.
+template <class T>
+void find_not_finite(const LogitsBatch &c, const LogprobQuery &l, int64_t mark, int64_t *failed) {
+    for (int64_t row = 0; row < c.rows; row++)
+        for (int64_t at = 0; at < l.num[row]; at++) {
+            const T *logits = (const T *)c.logits + row * c.row_step + l.node(row, at) * c.step;
+            if (!std::isfinite(max_of(logits, c.size))) failed[row] = mark;
+        }
+}
+
 // Under the rows' sampling distributions, or under the raw logits without options.
 template <class T>
 void logprobs_all(const SamplingOptions *o, const LogitsBatch &c, const LogprobQuery &l) {
@@ -51,9 +65,8 @@ void logprobs_all(const SamplingOptions *o, const LogitsBatch &c, const LogprobQ
         for (int64_t entry = begin; entry < end; entry++) {
             const int64_t row = entry / l.depth, at = entry % l.depth;
             if (l.num_top[row] < 0 || at >= l.num[row]) continue;
-            const int64_t node = at ? std::max<int64_t>(l.path[row * l.path_step + at - 1], 0) : 0;
             const int64_t token = l.tokens[row * l.width + l.length[row] - l.num[row] + at];
-            const T *logits = (const T *)c.logits + row * c.row_step + node * c.step;
+            const T *logits = (const T *)c.logits + row * c.row_step + l.node(row, at) * c.step;
             A &own = ((A *)l.own)[entry], *best = (A *)l.best + entry * l.top;
             int64_t *best_tokens = l.best_tokens + entry * l.top;
             const SamplingParams params =

@@ -17,6 +17,10 @@ using namespace paceline;
     PACELINE_API void paceline_logprobs_##name(const SamplingOptions *o, const LogitsBatch *c,                       \
                                                const LogprobQuery *l) {                                              \
         logprobs_all<T>(o, *c, *l);                                                                                  \
+    }                                                                                                                \
+    PACELINE_API void paceline_find_not_finite_##name(const LogitsBatch *c, const LogprobQuery *l, int64_t mark,     \
+                                                      int64_t *failed) {                                             \
+        find_not_finite<T>(*c, *l, mark, failed);                                                                    \
     }
 PACELINE_EXPORT_SAMPLING(float, float32)
 PACELINE_EXPORT_SAMPLING(double, float64)
