@@ -23,6 +23,7 @@ from paceline.core.stats import Stats
 from paceline.core.step import StepPlan, StepResult, read_results
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext, root_only
+from paceline.drafters.guard import DraftGuard
 from paceline.models.base import LM
 from paceline.models.prefill import CHUNK, Prefill
 from paceline.models.scoring import PassageScore, PromptScorer, chunk_size
@@ -94,6 +95,7 @@ class Decoder:
             noise=noise,
             ops=ops,
         )
+        self.guard = DraftGuard(drafter, self.batch, target.vocab_size)
         self.constraints = HostConstraints(batch=self.batch, replaces=drafter.accepts_other_tokens)
         self.target = Target(
             lm=target,
@@ -140,12 +142,10 @@ class Decoder:
         self.drafter.begin_step(self.batch, plan)
 
     def draft(self, plan: StepPlan) -> Tree:
-        """A tree for every row, of the shape that ``plan`` chose, without the nodes that constraints forbid.
-
-        Where ``plan`` allows none the drafter is not called.
-        """
-        tree = self.drafter.propose(self.batch, plan) if plan.num_draft_tokens else root_only(self.batch)
-        return self.constraints.prune(tree)
+        """A tree of the plan's shape for every row, without nodes that constraints forbid; depth 0 asks no drafter."""
+        if not plan.num_draft_tokens:
+            return self.constraints.prune(root_only(self.batch))
+        return self.constraints.prune(self.guard.check(self.drafter.propose(self.batch, plan), self.batch, plan))
 
     def score(self, tree: Tree) -> Scores:
         """The target's logits at every node of ``tree``, in one forward."""

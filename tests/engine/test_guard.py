@@ -9,6 +9,7 @@ from paceline.api import Engine, Loaded, SamplingParams
 from paceline.core.tree import Draw
 from paceline.drafters.base import Drafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.engine.runner import HOW_TO_SEE
 from tests import tiny
 from tests.harness import expected, request
 
@@ -60,7 +61,7 @@ def test_a_failing_drafter_costs_no_token_and_says_why(where, last, temperature,
         sampling = dict(temperature=temperature, seed=result.seed)
         assert list(result.tokens) == expected(request(list(result.prompt_tokens), max_tokens=20, **sampling))
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
-        "Failing failed, decoding goes on without drafts: RuntimeError: out of luck"
+        f"Failing failed, decoding goes on without drafts: RuntimeError: out of luck ({HOW_TO_SEE})"
     ]
     assert results[-1].stats.no_draft == {"the drafter failed": results[-1].stats.steps}
 

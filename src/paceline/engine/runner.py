@@ -28,6 +28,7 @@ from paceline.models.backend import warn_eager
 from paceline.models.native.decoder import DecoderLM
 
 logger = logging.getLogger("paceline")
+HOW_TO_SEE = "where: at level debug of the logger 'paceline', --log-level debug on the command line"
 
 
 @final
@@ -100,6 +101,7 @@ class Runner:
             else:
                 self.num_called += 1
                 self._call(plan, timer, kind)
+            decoder.guard.send()
             return self._reader.post(plan, timer, decoder.constraints.take_failures())
 
     def take(self, pending: PendingStep, rows: Iterable[int]) -> StepResult:
@@ -112,6 +114,9 @@ class Runner:
             if row not in result.failures:
                 self.sequences[row].extend(result.tokens[row])
         self.decoder.plan.observe(result)
+        error = self.decoder.guard.error()
+        if error is not None and self.drafter_error is None:
+            self._drop_drafter(error)
         return result
 
     def _call(self, plan: StepPlan, timer: StepTimer, kind: Hashable) -> None:
@@ -170,7 +175,8 @@ class Runner:
         self.decoder.plan = Fixed(self.decoder.plan.max_draft_tokens)  # so that every step says why it has no draft
         if self.recorder is not None:
             self.recorder.forget()
-        logger.error("%s failed, decoding goes on without drafts: %s: %s", kind, type(error).__name__, error)
+        told = f"{kind} failed, decoding goes on without drafts: {type(error).__name__}: {error}"
+        logger.error("%s%s", told, "" if error.__traceback__ is None else f" ({HOW_TO_SEE})")
         logger.debug("where %s failed", kind, exc_info=error)
 
 
