@@ -1,15 +1,27 @@
-"""Builds drafters and verifiers from a name, a model, or vLLM's ``speculative_config``."""
+"""Builds drafters and verifiers from a name, a model, a class, a file, or vLLM's ``speculative_config``."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from paceline.api.draft_heads import build_head_drafter, is_head, read_weightless
+from paceline.api.draft_length import NumDraftTokens, check_draft_length
+from paceline.api.drafter_files import is_drafter_file, read_drafter_file
 from paceline.api.loading import Loaded, load, runnable
-from paceline.api.named import name_of, read_named
-from paceline.api.speculative_config import NgramSpeculation, Speculation, read_speculative_config
+from paceline.api.named import make_from_class, name_of, read_named
+from paceline.api.speculative_config import (
+    NgramSpeculation,
+    Speculation,
+    is_speculative_config,
+    read_speculative_config,
+)
+from paceline.api.speculative_fields import HARMLESS
+from paceline.core.plan import Plan
 from paceline.core.tree import Draw
+from paceline.draft_heads.files import read_head_config
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.candidates import CandidateDrafters
@@ -21,9 +33,21 @@ from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
-OneDrafter: TypeAlias = str | Path | Mapping[str, object] | Loaded | TransformersModel | Drafter | HostDrafter
+logger = logging.getLogger("paceline")
+
+OneDrafter: TypeAlias = (
+    str
+    | Path
+    | Mapping[str, object]
+    | Loaded
+    | TransformersModel
+    | Drafter
+    | HostDrafter
+    | type[Drafter]
+    | type[HostDrafter]
+)
 DrafterLike: TypeAlias = OneDrafter | Sequence[OneDrafter] | None
-VerifierLike: TypeAlias = str | Verifier
+VerifierLike: TypeAlias = str | Verifier | type[Verifier]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +56,25 @@ class Drafting:
 
     drafter: Drafter
     num_draft_tokens: int | None
+
+    def length(self, given: NumDraftTokens | type[Plan]) -> NumDraftTokens:
+        """The draft length where ``num_draft_tokens=given``; a plan may be given as its class.
+
+        Raises ValueError for a draft length beside that of a ``speculative_config``, and for a class that needs
+        arguments.
+        """
+        if isinstance(given, type):
+            if not issubclass(given, Plan):
+                check_draft_length(given)
+            given = cast(Plan, make_from_class(given))
+        if self.num_draft_tokens is None:
+            return given
+        if given not in ("auto", self.num_draft_tokens):
+            raise ValueError(
+                f"num_draft_tokens={given} and drafts of {self.num_draft_tokens} tokens by speculative_config: give "
+                "one of the two lengths"
+            )
+        return self.num_draft_tokens
 
 
 def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
@@ -43,13 +86,16 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
       target's vocabulary and on its device. Those loaded here take the target's precision.
     - The directory of a draft head trained for the target (``paceline.draft_heads.files``); the target must be native.
     - "early_exit:exit_layer=8", for a native target that was trained to predict from this layer.
-    - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``).
-    - A ``Drafter``, used as it is, or a ``HostDrafter``, which is wrapped.
+    - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``). Where it gives no length, a
+      head drafts no more than it was trained for.
+    - "FILE.py:NAME", a drafter in a file, with options if wanted: "mine.py:Repeat:period=4".
+    - A ``Drafter``, used as it is, or a ``HostDrafter``, which is wrapped; or a class of either that needs no
+      arguments.
     - A list of these, of which the plan chooses one for each step ("auto").
 
     Raises ValueError, with the known names, for anything else, and for a draft of another vocabulary or device.
     """
-    if isinstance(drafter, Mapping) or (isinstance(drafter, str) and drafter.lstrip().startswith("{")):
+    if is_speculative_config(drafter):
         speculation = read_speculative_config(drafter)
         return Drafting(drafter=_speculate(speculation, target), num_draft_tokens=speculation.num_draft_tokens)
     if isinstance(drafter, Sequence) and not isinstance(drafter, str):
@@ -60,6 +106,21 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
 def build_drafter(drafter: DrafterLike, *, target: Loaded) -> Drafter:
     """The drafter of ``build_drafting``, without its draft length."""
     return build_drafting(drafter, target=target).drafter
+
+
+def check_drafter(text: str) -> bool:
+    """Whether ``text`` is a drafter by its name, in a registry or in a file. Nothing is made, and no model is needed.
+
+    Raises ValueError for options that it does not have, and for a name that the file does not have.
+    """
+    if name_of(text) in DRAFTERS:
+        if read_weightless(text) is None:
+            read_named(DRAFTERS, text)
+    elif is_drafter_file(text):
+        read_drafter_file(text)
+    else:
+        return False
+    return True
 
 
 def build_shaped(
@@ -77,15 +138,16 @@ def build_shaped(
 
 
 def build_verifier(verifier: VerifierLike) -> Verifier:
-    """The verifier called "NAME" or "NAME:option=value,option=value"; a ``Verifier`` is used as it is.
+    """The verifier called "NAME" or "NAME:option=value,option=value"; a ``Verifier`` is used as it is, and made without
+    arguments of its class.
 
     Options are the arguments of the verifier's class: "lossy_typical:epsilon=0.3,delta=0.09". Raises ValueError, with
     the known names, for anything else, and for a value that the class refuses.
     """
     if isinstance(verifier, str):
         return read_named(VERIFIERS, verifier).make()
-    if isinstance(verifier, Verifier) and not isinstance(verifier, type):
-        return verifier
+    if isinstance(verifier, Verifier):  # as are classes of verifiers, which have its attributes
+        return make_from_class(verifier) if isinstance(verifier, type) else verifier
     given = f"the class {verifier.__name__}" if isinstance(verifier, type) else f"of type {type(verifier).__name__}"
     raise ValueError(
         f"a verifier {given}; known names: {', '.join(VERIFIERS)}; or give a Verifier, made with its options"
@@ -110,12 +172,29 @@ def check_vocabulary(target: Loaded, draft: Loaded) -> None:
 
 
 def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
+    if speculation.unused:
+        _note_unused(speculation.unused)
     if isinstance(speculation, NgramSpeculation):
         return DRAFTERS.find("ngram")(max_ngram=speculation.max_ngram, min_ngram=speculation.min_ngram)
-    path: str | Loaded = speculation.model
+    path, shape = speculation.model, speculation.tree
     if not is_head(path):
-        path = _load(path, target, revision=speculation.revision)
-    return build_shaped(path, target=target, shape=speculation.tree, draws=speculation.draws)
+        draft = _load(path, target, revision=speculation.revision)
+        return build_shaped(draft, target=target, shape=shape, draws=speculation.draws)
+    if speculation.revision is not None:
+        raise ValueError(
+            f"speculative_config: revision={speculation.revision!r}: {path} is a local directory; leave it out"
+        )
+    depth = read_head_config(path).config.trained_depth
+    if speculation.num_draft_tokens is None and depth is not None:
+        shape = Topology.chain(depth)
+    return build_head_drafter(path, target=target, shape=shape, draws=speculation.draws)
+
+
+@cache
+def _note_unused(keys: tuple[str, ...]) -> None:
+    """Say once for the same keys that they have no effect."""
+    said = "; ".join(f"{key}: {HARMLESS[key]}" for key in keys)
+    logger.warning("speculative_config: ignored, for nothing depends on it here: %s", said)
 
 
 def _build_candidates(drafters: Sequence[OneDrafter], target: Loaded) -> Drafter:
@@ -137,6 +216,8 @@ def _build_candidates(drafters: Sequence[OneDrafter], target: Loaded) -> Drafter
 
 
 def _build(drafter: OneDrafter | None, target: Loaded) -> Drafter:
+    if isinstance(drafter, type) and issubclass(drafter, Drafter | HostDrafter):
+        return _build(make_from_class(drafter), target)
     if isinstance(drafter, Drafter):
         return drafter
     if isinstance(drafter, HostDrafter):
@@ -150,17 +231,20 @@ def _build(drafter: OneDrafter | None, target: Loaded) -> Drafter:
         return _build(load(drafter, device=target.lm.device, enforce_eager=target.enforce_eager), target)
     if isinstance(drafter, str) and name_of(drafter) in DRAFTERS:
         return _by_name(drafter, target)
+    if isinstance(drafter, str) and is_drafter_file(drafter):
+        return _build(read_drafter_file(drafter).make(target), target)
     if isinstance(drafter, str | Path) and is_head(drafter):
         return build_head_drafter(drafter, target=target)
     if isinstance(drafter, Path) or (isinstance(drafter, str) and _names_a_model(drafter)):
         return _build(_load(drafter, target), target)
     known = (
-        f"known names: {', '.join(DRAFTERS)}; or give a draft model's directory, Hub id ('owner/name') or itself, or a "
-        "head's directory"
+        f"known names: {', '.join(DRAFTERS)}; or give a draft model's directory, Hub id ('owner/name') or itself, a "
+        "head's directory, or FILE.py:NAME for a drafter of your own"
     )
     if isinstance(drafter, str):
         raise ValueError(f"unknown drafter {drafter!r}: no such directory; {known}")
-    raise ValueError(f"a drafter of type {type(drafter).__name__}; {known}")
+    given = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"of type {type(drafter).__name__}"
+    raise ValueError(f"a drafter {given}; {known}")
 
 
 def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> Loaded:

@@ -83,7 +83,7 @@ class Engine:
             raise ValueError(f"max_length={max_length}: give at least 2, one prompt token and one new token")
         self.target = target
         drafting = build_drafting(drafter, target=target)
-        count = drafting.num_draft_tokens or num_draft_tokens
+        count = drafting.length(num_draft_tokens)
         chosen = build_verifier(verifier)
         longest_draft_tokens = longest_draft(count, drafting.drafter)
         if target.exact and not chosen.same_tokens:
@@ -255,7 +255,7 @@ def engine_for(
     ``max_length`` None: the longest that the target takes.
     """
     drafting = build_drafting(drafter, target=target)
-    count = drafting.num_draft_tokens or num_draft_tokens
+    count = drafting.length(num_draft_tokens)
     most = longest_draft(count, drafting.drafter)
     length = room(target, drafting.drafter.max_nodes(most)) if max_length is None else max_length
     rows, streams = batch_size, 2 if guidance else 1

@@ -3,9 +3,9 @@
 A value is converted to the type that the class annotates.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import Parameter, isabstract, signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -37,28 +37,61 @@ def read_named(registry: Registry, text: str) -> Named:
     Raises ValueError, with the known names, for an unknown name or option, for a value of another type than the
     option's, for anything not written as option=value, and for missing options without a default.
     """
-    name, colon, rest = text.partition(":")
+    name = name_of(text)
     kind = registry.find(name)
-    part = f"{registry.kind} {name!r}"
-    known = _options(kind)
-    written = _split(f"{registry.kind} {text!r}", rest) if colon else {}
+    return Named(kind=kind, options=read_options(kind, text, name=name, what=registry.kind))
+
+
+def read_options(
+    make: Callable[..., object], text: str, *, name: str, what: str, given: Collection[str] = ()
+) -> dict[str, object]:
+    """The arguments of ``make``, a class or a function, that follow ``name`` in ``text``.
+
+    ``what`` it makes is for messages; ``given`` are arguments that come from elsewhere. Raises what ``read_named``
+    raises of options.
+    """
+    part = f"{what} {name!r}"
+    known = {option: of for option, of in _options(make).items() if option not in given}
+    written = {} if text == name else _split(f"{what} {text!r}", text.removeprefix(f"{name}:"))
     for option in written:
         if option not in known:
             raise ValueError(f"{part} has no option {option!r}; {_describe(known, f'give {name!r} alone')}")
-    options = {option: _read(part, kind, known[option], value) for option, value in written.items()}
-    missing = [option for option, of in known.items() if of.default is Parameter.empty and option not in options]
+    options = {option: _read(part, make, known[option], value) for option, value in written.items()}
+    missing = _missing(known, options)
     if missing:
         raise ValueError(
-            f"{part} needs {', '.join(missing)}: give a {kind.__name__} instead of the name, or "
+            f"{part} needs {', '.join(missing)}: give a {make.__name__} instead of the name, or "
             f"{name}:{','.join(f'{option}=VALUE' for option in missing)}"
         )
-    return Named(kind=kind, options=options)
+    return options
 
 
-def _options(kind: type) -> dict[str, Parameter]:
-    """The arguments of a class that can be given by name."""
+def make_from_class(kind: type) -> Any:
+    """An instance of a class that was given in place of one. Raises ValueError where it needs arguments for that."""
+    missing = _missing(_options(kind), ())
+    if missing:
+        raise ValueError(
+            f"{kind.__name__} is a class; give {kind.__name__}({', '.join(f'{name}=...' for name in missing)})"
+        )
+    check_complete(kind, kind.__name__)
+    return kind()
+
+
+def check_complete(kind: type, what: str) -> None:
+    """Raise ValueError for a class that lacks a method of its interface; the message calls it ``what``."""
+    if isabstract(kind):
+        raise ValueError(f"{what} is a class that does not implement {', '.join(sorted(kind.__abstractmethods__))}")
+
+
+def _options(make: Callable[..., object]) -> dict[str, Parameter]:
+    """The arguments of a class or function that can be given by name."""
     by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return {name: option for name, option in signature(kind).parameters.items() if option.kind in by_name}
+    return {name: option for name, option in signature(make).parameters.items() if option.kind in by_name}
+
+
+def _missing(known: Mapping[str, Parameter], given: Collection[str]) -> list[str]:
+    """The arguments without a default that are not given."""
+    return [name for name, option in known.items() if option.default is Parameter.empty and name not in given]
 
 
 def _split(whole: str, text: str) -> dict[str, str]:
@@ -81,15 +114,15 @@ def _describe(known: Mapping[str, Parameter], otherwise: str) -> str:
     return f"known: {', '.join(name if value is Parameter.empty else f'{name}={value}' for name, value in defaults)}"
 
 
-def _read(part: str, kind: type, option: Parameter, text: str) -> object:
+def _read(part: str, make: Callable[..., object], option: Parameter, text: str) -> object:
     """``text`` converted to the type of ``option``. Raises ValueError for other types and types without text form."""
-    types = _types(kind, option)
+    types = _types(make, option)
     unreadable = [one for one in types if one is not NoneType and one not in _READERS]
     if unreadable or not types:
         wanted = " or ".join(getattr(one, "__name__", str(one)) for one in unreadable) or "an object"
         raise ValueError(
             f"{option.name}={text} of the {part}: it takes {wanted}, which cannot be written as text; give a "
-            f"{kind.__name__} instead of the name"
+            f"{make.__name__} instead of the name"
         )
     if NoneType in types and text.lower() == NOTHING:
         return None
@@ -102,10 +135,10 @@ def _read(part: str, kind: type, option: Parameter, text: str) -> object:
     raise ValueError(f"{option.name}={text} of the {part}: give {wanted}")
 
 
-def _types(kind: type, option: Parameter) -> tuple[type, ...]:
+def _types(make: Callable[..., object], option: Parameter) -> tuple[type, ...]:
     """The types in an option's annotation, else the type of its default; () if neither is known."""
     try:
-        given = signature(kind, eval_str=True).parameters[option.name].annotation
+        given = signature(make, eval_str=True).parameters[option.name].annotation
     except NameError:  # the annotation is not importable
         return ()
     if given is Parameter.empty:

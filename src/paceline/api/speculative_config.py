@@ -1,11 +1,23 @@
-"""Parses vLLM's ``speculative_config``, a mapping or JSON."""
+"""Parses vLLM's ``speculative_config``, a mapping or JSON. What is read and what is refused: speculative_fields."""
 
 import ast
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeAlias, TypeGuard
 
+from paceline.api.speculative_fields import (
+    HARMLESS,
+    HONOURED,
+    KEYS,
+    METHODS,
+    NGRAM,
+    REFUSED,
+    REFUSED_METHODS,
+    REFUSED_RULES,
+)
 from paceline.core.tree import Draw
 from paceline.drafters.tree.shapes import Topology
 
@@ -21,73 +33,105 @@ ANY_DRAW = frozenset(Draw)
 # Accepted: a lossless verifier does this anyway.
 REJECTION_SAMPLE_METHODS = ("standard", "strict")
 
-COMMON = ("method", "num_speculative_tokens", "rejection_sample_method")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramSpeculation:
-    """Draft ``num_draft_tokens`` per step by the longest match of ``max_ngram`` down to ``min_ngram`` tokens."""
+    """Draft ``num_draft_tokens`` per step (None: not given) by the longest match of ``max_ngram`` down to ``min_ngram``
+    tokens. ``unused`` are the keys that have no effect.
+    """
 
-    num_draft_tokens: int
+    num_draft_tokens: int | None
     max_ngram: int
     min_ngram: int
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpeculation:
-    """Draft ``num_draft_tokens`` per step with a draft model or head, with one of ``draws``.
+    """Draft ``num_draft_tokens`` per step (None: not given) with a draft model or head, with one of ``draws``.
 
-    With a ``tree`` this is its depth.
+    With a ``tree`` this is its depth. ``unused`` are the keys that have no effect.
     """
 
-    num_draft_tokens: int
+    num_draft_tokens: int | None
     model: str
     revision: str | None
     draws: frozenset[Draw]
     tree: Topology | None = None
+    unused: tuple[str, ...] = ()
 
 
 Speculation: TypeAlias = NgramSpeculation | ModelSpeculation
 
 
+def is_speculative_config(given: object) -> TypeGuard[Mapping[str, object] | str]:
+    """Whether ``given`` is a mapping, or text that can only be JSON of one."""
+    return isinstance(given, Mapping) or (isinstance(given, str) and given.lstrip().startswith("{"))
+
+
 def read_speculative_config(config: Mapping[str, object] | str) -> Speculation:
     """The speculation that a ``speculative_config``, a mapping or JSON object, asks for. None is not given, as in vLLM.
 
-    - ``method``: "ngram" or "draft_model"; optional if ``model`` is given.
-    - ``num_speculative_tokens``: drafted tokens per step, at least 1; required unless a tree is given.
-    - ``prompt_lookup_max``, ``prompt_lookup_min`` (ngram): the longest and shortest match in tokens. If one is given,
-      the other equals it; if none is, both are 5.
-    - ``model`` (draft_model): required; a directory or Hub id, or the directory of a draft head. ``revision``: of a
-      Hub id.
-    - ``draft_sample_method`` (draft_model): "greedy" drafts the most probable token, "probabilistic" samples; by
-      default the verifier chooses. The output has the target's distribution in every case.
-    - ``speculative_token_tree`` (draft_model): the nodes of a draft tree in vLLM's syntax, a string in which each node
-      is its path of child ranks, "[(0,), (1,), (0, 0)]"; ``num_speculative_tokens`` of them, if that is given.
-    - ``draft_tensor_parallel_size`` (draft_model): 1.
-    - ``rejection_sample_method``: "standard" and "strict" have no effect; the verifier is a separate option.
-
-    Raises ValueError, with the known names and values, for anything else.
+    Every method and key of vLLM, with what it means here or what to use instead, is in docs/speculative_config.md.
+    Raises ValueError, which says the latter, for what cannot be honoured, and for unknown keys.
     """
     values = {name: value for name, value in _mapping(config).items() if value is not None}
-    given = values.get("method")
-    method = given if given is not None else "draft_model" if "model" in values else None
-    if method is None:
-        raise ValueError(f"speculative_config without method and model: give method, one of {', '.join(METHODS)}")
-    if not isinstance(method, str) or method not in METHODS:
-        raise ValueError(f"speculative_config: method={method!r} is not supported; known: {', '.join(METHODS)}")
-    own, read = METHODS[method]
-    unknown = [f"{name}={value!r}" for name, value in values.items() if name not in COMMON + own]
-    if unknown:
-        raise ValueError(
-            f"speculative_config: {', '.join(unknown)} cannot be honoured with method={method!r}; known: "
-            f"{', '.join(COMMON + own)}"
-        )
+    method = _method(values)
+    problems = [problem for name, value in values.items() if (problem := _problem(name, value, method)) is not None]
+    if problems:
+        raise ValueError(f"speculative_config: {'; '.join(problems)}")
     _one_of(values, "rejection_sample_method", REJECTION_SAMPLE_METHODS)
-    return read(values)
+    size = _count(values, "draft_tensor_parallel_size")
+    if size not in (None, 1):
+        raise ValueError(
+            f"speculative_config: draft_tensor_parallel_size={size}: a draft runs on its target's device; give 1"
+        )
+    unused = tuple(name for name, value in values.items() if name in HARMLESS and value is not False)
+    return _read_ngram(values, unused) if method in NGRAM else _read_model(values, unused)
 
 
-def _read_ngram(values: Mapping[str, object]) -> NgramSpeculation:
-    num_draft_tokens = _num_draft_tokens(values)
+def _method(values: Mapping[str, object]) -> str:
+    """The method that is named, or that ``model`` stands for. Raises ValueError for one that drafts nothing here."""
+    given, model = values.get("method"), values.get("model")
+    if given is None and model is None:
+        raise ValueError(f"speculative_config without method and model: give method, one of {', '.join(METHODS)}")
+    method = given
+    if given is None:
+        dotted = isinstance(model, str) and "." in model and all(map(str.isidentifier, model.split(".")))
+        method = "custom_class" if dotted and not Path(str(model)).is_dir() else "draft_model"
+    if model in NGRAM and given in (None, *NGRAM):
+        method = given or model  # vLLM takes the word for the model, too
+    if isinstance(method, str) and method in METHODS:
+        return method
+    what = f"method={method!r}" if given is not None else f"model={model!r}, which is a class of Python in vLLM"
+    if isinstance(method, str) and method in REFUSED_METHODS:
+        raise ValueError(f"speculative_config: {what}: {REFUSED_METHODS[method]}")
+    near = get_close_matches(str(method), (*METHODS, *REFUSED_METHODS), n=1)
+    raise ValueError(
+        f"speculative_config: unknown {what}" + (f", near {near[0]}" if near else "") + f"; give {', '.join(METHODS)}"
+    )
+
+
+def _problem(name: str, value: object, method: str) -> str | None:
+    """Why a key cannot be honoured with a method, and what to do; None for one that can, and for a harmless one."""
+    if name in HONOURED:
+        methods, _ = HONOURED[name]
+        if method in methods or (name == "model" and value in NGRAM):
+            if name == "rejection_sample_method" and isinstance(value, str) and value in REFUSED_RULES:
+                return f"{name}={value!r}: {REFUSED_RULES[value]}"
+            return None
+        return f"{name}={value!r} is for method {' or '.join(methods)}, and this is {method}: leave it out"
+    if name in REFUSED:
+        # 0 is not False here
+        neutral = any(value == one and type(value) is type(one) for one in REFUSED[name].neutral)
+        return None if neutral else f"{name}={value!r}: {REFUSED[name].reason}"
+    if name in HARMLESS:
+        return None
+    near = get_close_matches(str(name), KEYS, n=3)
+    return f"unknown key {name!r}" + (f", near {', '.join(near)}" if near else "") + ": leave it out"
+
+
+def _read_ngram(values: Mapping[str, object], unused: tuple[str, ...]) -> NgramSpeculation:
     longest, shortest = _count(values, "prompt_lookup_max"), _count(values, "prompt_lookup_min")
     longest = longest or shortest or DEFAULT_NGRAM
     shortest = shortest or longest
@@ -95,35 +139,24 @@ def _read_ngram(values: Mapping[str, object]) -> NgramSpeculation:
         raise ValueError(
             f"speculative_config: prompt_lookup_min={shortest} is more than prompt_lookup_max={longest}: lower it"
         )
-    return NgramSpeculation(num_draft_tokens=num_draft_tokens, max_ngram=longest, min_ngram=shortest)
+    count = _count(values, "num_speculative_tokens")
+    return NgramSpeculation(num_draft_tokens=count, max_ngram=longest, min_ngram=shortest, unused=unused)
 
 
-def _read_model(values: Mapping[str, object]) -> ModelSpeculation:
+def _read_model(values: Mapping[str, object], unused: tuple[str, ...]) -> ModelSpeculation:
     tree = _tree(values, "speculative_token_tree")
     model = _text(values, "model")
     if model is None:
         raise ValueError("speculative_config: method='draft_model' needs model: give a directory or Hub id")
-    size = _count(values, "draft_tensor_parallel_size")
-    if size not in (None, 1):
-        raise ValueError(f"speculative_config: draft_tensor_parallel_size={size} is not supported; give 1")
     draw = _one_of(values, "draft_sample_method", tuple(DRAWS))
     return ModelSpeculation(
-        num_draft_tokens=_num_draft_tokens(values) if tree is None else tree.depth,
+        num_draft_tokens=_count(values, "num_speculative_tokens") if tree is None else tree.depth,
         model=model,
         revision=_text(values, "revision"),
         draws=ANY_DRAW if draw is None else DRAWS[draw],
         tree=tree,
+        unused=unused,
     )
-
-
-# Method -> the keys that it reads beside the common ones, and its parser.
-METHODS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, object]], Speculation]]] = {
-    "ngram": (("prompt_lookup_max", "prompt_lookup_min"), _read_ngram),
-    "draft_model": (
-        ("model", "revision", "draft_sample_method", "speculative_token_tree", "draft_tensor_parallel_size"),
-        _read_model,
-    ),
-}
 
 
 def _mapping(config: Mapping[str, object] | str) -> Mapping[str, object]:
@@ -138,13 +171,6 @@ def _mapping(config: Mapping[str, object] | str) -> Mapping[str, object]:
             f'speculative_config {config!r} is not a JSON object: give one, like \'{{"method": "ngram"}}\''
         )
     return values
-
-
-def _num_draft_tokens(values: Mapping[str, object]) -> int:
-    count = _count(values, "num_speculative_tokens")
-    if count is None:
-        raise ValueError("speculative_config without num_speculative_tokens: give how many tokens to draft a step")
-    return count
 
 
 def _tree(values: Mapping[str, object], name: str) -> Topology | None:

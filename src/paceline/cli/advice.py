@@ -5,6 +5,8 @@ from itertools import groupby
 
 from rich.table import Table
 
+from paceline.api.drafter_files import is_drafter_file
+from paceline.api.named import name_of
 from paceline.bench.advice import Advice, Setting
 from paceline.bench.statistics import Estimate
 from paceline.cli.console import make_table
@@ -15,8 +17,8 @@ NOTHING_PAYS = "no draft pays here"
 
 def option_of(drafter: str) -> str:
     """How ``paceline generate`` is given a drafter."""
-    name = drafter.partition(":")[0]
-    return f"{'--drafter' if name in DRAFTERS else '--draft'} {drafter}"
+    named = name_of(drafter) in DRAFTERS or is_drafter_file(drafter)
+    return f"{'--drafter' if named else '--draft'} {drafter}"
 
 
 def best_by_conditions(advice: Sequence[Advice]) -> list[Advice]:

@@ -176,8 +176,9 @@ class DraftOptions:
     draft: str | None = None
     """Draft model with the same vocabulary (directory or Hub id), or the directory of a draft head."""
     drafter: Annotated[str | None, completing(DRAFTERS)] = None
-    """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; the directory of a
-    draft head; or vLLM's speculative_config as JSON. Beside --draft: another candidate, chosen where it pays more."""
+    """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; FILE.py:NAME, one of
+    your own; the directory of a draft head; or vLLM's speculative_config as JSON. Beside --draft: another candidate,
+    chosen where it pays more."""
     num_draft_tokens: DraftLength | None = None
     """Tokens drafted per step; by default auto: as many as pay, at most 8, and none where drafting would be slower."""
     draft_quantization: DraftQuantization = None
@@ -186,8 +187,10 @@ class DraftOptions:
     def check(self) -> None:
         """Raise ValueError for options that contradict each other, before any model is loaded."""
         from paceline.api import build_verifier
-        from paceline.api.draft_heads import is_head, read_weightless
-        from paceline.api.named import name_of, read_named
+        from paceline.api.build import check_drafter
+        from paceline.api.draft_heads import is_head
+        from paceline.api.named import name_of
+        from paceline.api.speculative_config import is_speculative_config, read_speculative_config
 
         given = self.drafter
         build_verifier(self.verifier)
@@ -206,8 +209,8 @@ class DraftOptions:
             if self.draft is None:
                 raise ValueError(f"--drafter {given}: it needs a draft model, give --draft DIR")
             return
-        if given is not None and given.lstrip().startswith("{"):
-            if self.num_draft_tokens is not None:
+        if given is not None and is_speculative_config(given):
+            if read_speculative_config(given).num_draft_tokens is not None and self.num_draft_tokens is not None:
                 raise ValueError(
                     f"--num-draft-tokens {self.num_draft_tokens} and num_speculative_tokens in --drafter: give one of "
                     "them"
@@ -215,13 +218,11 @@ class DraftOptions:
             return
         if given is None or (name_of(given) not in DRAFTERS and is_head(given)):
             return
-        if name_of(given) not in DRAFTERS:
+        if not check_drafter(given):
             raise ValueError(
-                f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, the directory of a draft head, or vLLM's "
-                "speculative_config as JSON; a draft model is given by --draft"
+                f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, FILE.py:NAME for one of your own, the "
+                "directory of a draft head, or vLLM's speculative_config as JSON; a draft model is given by --draft"
             )
-        if read_weightless(given) is None:
-            read_named(DRAFTERS, given)
 
     @property
     def several(self) -> bool:

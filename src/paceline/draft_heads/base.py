@@ -20,6 +20,11 @@ class DraftHeadConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @property
+    def trained_depth(self) -> int | None:
+        """The draft tokens that it learns to predict; None where one is like another."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrolled:

@@ -30,6 +30,10 @@ class LinearProphetConfig(DraftHeadConfig):
     depth: int = Field(default=3, ge=1)
     anchors: int | None = Field(default=None, ge=1)
 
+    @property
+    def trained_depth(self) -> int | None:
+        return self.depth
+
 
 @final
 class LinearProphetHead(DraftHead):

@@ -45,6 +45,10 @@ class ProphetConfig(DraftHeadConfig):
     depth: int = Field(default=5, ge=1)  # tokens that it learns to predict; it may draft more
     anchors: int | None = Field(default=None, ge=1)  # drawn per row in training; None: all
 
+    @property
+    def trained_depth(self) -> int | None:
+        return self.depth
+
     def decoder(self, target: DecoderConfig) -> DecoderConfig:
         """The configuration of its decoder: plain blocks, for any kind of target.
 

@@ -52,7 +52,7 @@ class GrowingDrafter(Drafter):
         self.lm, self.shape, self.vocab = lm, shape, vocab
         self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
-        self.ends_early = shape is None
+        self.ends_early = shape is None or (isinstance(shape, Topology) and shape.max_width == 1)
 
     @property
     def host_state(self) -> Hashable:

@@ -63,8 +63,8 @@ class Advise(Command):
     model: ModelOptions
     _: KW_ONLY
     drafts: Annotated[tuple[str, ...], Parameter(name="--draft", group=DRAFTING)] = ()
-    """A drafter to try: a draft model, the directory of a draft head, or a name such as ngram, with options if wanted;
-    may be repeated. ngram by default."""
+    """A drafter to try: a draft model, the directory of a draft head, a name such as ngram, with options if wanted, or
+    FILE.py:NAME, one of your own; may be repeated. ngram by default."""
     prompt_file: Annotated[Path | None, Parameter(name=("--prompts", "--prompt-file"))] = None
     """Prompts, one per line; in a .jsonl file {"prompt": ...}, {"tokens": ...} or {"messages": ...}. Built-in
     beginnings of Python code by default."""
@@ -132,25 +132,21 @@ class Advise(Command):
 
     def _check(self) -> list[str]:
         """The names of the drafters; options are refused here that need no model for it."""
-        from paceline.api.draft_heads import is_head, read_weightless
-        from paceline.api.named import name_of, read_named
+        from paceline.api.build import check_drafter
+        from paceline.api.draft_heads import is_head
+        from paceline.api.named import name_of
         from paceline.drafters import DRAFTERS
         from paceline.engine.profile import is_profile
         from paceline.models import hub
 
         names = list(dict.fromkeys(self.drafts)) or ["ngram"]
         for name in names:
-            if name_of(name) in DRAFTERS:
-                if name_of(name) in ("none", "model"):
-                    raise ValueError(
-                        f"--draft {name}: give what drafts: a draft model's directory, a head's, or a name"
-                    )
-                if read_weightless(name) is None:
-                    read_named(DRAFTERS, name)
-            elif not Path(name).is_dir() and not is_head(name) and not hub.is_hub_id(name):
+            if name_of(name) in ("none", "model"):
+                raise ValueError(f"--draft {name}: give what drafts: a draft model's directory, a head's, or a name")
+            if not check_drafter(name) and not Path(name).is_dir() and not is_head(name) and not hub.is_hub_id(name):
                 raise ValueError(
-                    f"--draft {name}: no such directory; give a draft model, a draft head, or one of "
-                    f"{', '.join(DRAFTERS)}"
+                    f"--draft {name}: no such directory; give a draft model, a draft head, FILE.py:NAME, or one "
+                    f"of {', '.join(DRAFTERS)}"
                 )
         if self.profile is not None:
             if len(names) > 1:

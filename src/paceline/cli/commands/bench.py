@@ -63,8 +63,8 @@ class Bench(Command):
     draft: str | None = None
     """Draft model with the same vocabulary."""
     drafters: Annotated[tuple[str, ...], Parameter(name="--drafter"), CELLS] = ()
-    """Drafter by name, or the directory of a draft head; may be repeated. The draft model, called model, and ngram by
-    default."""
+    """Drafter by name, FILE.py:NAME for one of your own, or the directory of a draft head; may be repeated. The draft
+    model, called model, and ngram by default."""
     num_draft_tokens: Annotated[str | None, Parameter(name="--k"), CELLS] = None
     """Draft tokens per step, such as 1,2,4 or 1-8."""
     batch_sizes: Annotated[str, Parameter(name="--batch"), CELLS] = "1"
@@ -133,6 +133,7 @@ class Bench(Command):
         isas = read_sets(self.instruction_sets, backend=self.backend, device=self.device)
         limits = limit_process(isas) if self.peers or self.peer else {}  # what follows may use torch
 
+        from paceline.api.drafter_files import file_digest
         from paceline.bench.benchmark import add_peers, conditions_of, run_benchmark
         from paceline.bench.output import check_drawing
         from paceline.bench.raw import RawFile
@@ -156,6 +157,7 @@ class Bench(Command):
         source = self.prompt_file or self.questions
         options: dict[str, object] = {"backend": self.backend, "quantization": self.quantization}
         options |= {"draft_quantization": self.draft_quantization, "peer_limits": limits or None}
+        options["drafter_files"] = {name: digest for name in axes.drafters if (digest := file_digest(name))} or None
         conditions = conditions_of(
             bench,
             chosen,
@@ -190,6 +192,7 @@ class Bench(Command):
 
     def _axes(self) -> "Axes":
         """The axes of the sweep. Raises ValueError for options that contradict each other."""
+        from paceline.api.drafter_files import is_drafter_file, read_drafter_file
         from paceline.bench.benchmark import find_heads
         from paceline.bench.sweep import Axes
         from paceline.bench.trees import MODEL, read_trees
@@ -214,8 +217,10 @@ class Bench(Command):
         named = [name for name in DRAFTERS if name not in ("none", MODEL) and name not in DRAFT_HEADS]
         known = [*named, *([MODEL] if drafts else []), *heads]
         for name in drafters:
-            if name not in known:
-                more = "model needs --draft DIR, and a draft head is given by its directory"
+            if name not in known and not (is_drafter_file(name) and read_drafter_file(name)):
+                more = (
+                    "model needs --draft DIR, a draft head is given by its directory, one of your own as FILE.py:NAME"
+                )
                 raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; {more}")
         temperatures = read_numbers(self.temperatures, option="--temperature", such_as="0,0.8")
         lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if self.grid else (DRAFT_TOKENS, MAX_TOKENS)

@@ -119,7 +119,7 @@ class Batch:
         if not any(isinstance(encoded[entry.index], list) for entry in missing):
             return list(encoded), None
         drafting = build_drafting(self.drafting.choose(target), target=target)
-        count = drafting.num_draft_tokens or self.drafting.count
+        count = drafting.length(self.drafting.count)
         limit = room(target, drafting.drafter.max_nodes(longest_draft(count, drafting.drafter)))
         prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         any_left = any(isinstance(prompts[entry.index], list) for entry in missing)

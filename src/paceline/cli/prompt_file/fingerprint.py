@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.api import SamplingParams, build_verifier
+from paceline.api.drafter_files import file_digest
 from paceline.cli.options import DraftOptions, ModelOptions
 from paceline.models import hub
 
@@ -22,6 +23,8 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
     drafted: dict[str, object] = {"verifier": drafting.verifier}
     if not verifier.same_tokens:
         drafted["drafter"], drafted["num_draft_tokens"] = drafting.drafter, drafting.count
+        if drafting.drafter is not None and (code := file_digest(drafting.drafter)) is not None:
+            drafted["drafter_file"] = code
         drafted["draft"] = None if drafting.draft is None else _files(drafting.draft, None)
         if drafting.draft_quantization is not None:
             drafted["draft_quantization"] = drafting.draft_quantization

@@ -1,0 +1,178 @@
+"""Every method and key of vLLM's ``speculative_config``, 0.32 and 0.33, and some of older versions, with its answer.
+
+What is read, what the messages say and the table in docs/speculative_config.md all come from here.
+"""
+
+from collections.abc import Mapping
+
+from paceline.api.generation_fields import Refusal
+
+INSTEAD = (
+    "give method 'draft_model' with a draft model, or a head that `paceline train` wrote, as model; or method 'ngram', "
+    "which needs neither"
+)
+
+# Method -> what drafts here.
+METHODS: dict[str, str] = {
+    "ngram": "prompt lookup: the drafter `ngram`",
+    "ngram_gpu": "as `ngram`, which runs on the target's device",
+    "draft_model": "the draft model, or the head that `paceline train` wrote, in the directory `model`",
+}
+
+MTP_METHODS = (
+    "mtp",
+    "bailing_hybrid_mtp",
+    "bailing_hybrid_v3_mtp",
+    "deepseek_mtp",
+    "dots3_note_mtp",
+    "ernie_mtp",
+    "exaone4_5_mtp",
+    "exaone_moe_mtp",
+    "gemma4_mtp",
+    "glm4_moe_lite_mtp",
+    "glm4_moe_mtp",
+    "glm5_next_mtp",
+    "glm_ocr_mtp",
+    "hy_v3_mtp",
+    "hy_v4_mtp",
+    "inkling_mtp",
+    "kimi_k3_mtp",
+    "longcat_flash_mtp",
+    "mimo_mtp",
+    "mimo_v2_mtp",
+    "minimax_m3_mtp",
+    "nemotron_h_mtp",
+    "pangu_ultra_moe_mtp",
+    "qwen3_5_mtp",
+    "qwen3_next_mtp",
+    "qwen4_exp_mtp",
+    "step3p5_mtp",
+    "step5_mtp",
+)
+
+# Method -> what to use here instead.
+REFUSED_METHODS: dict[str, str] = {
+    **dict.fromkeys(("eagle", "eagle3"), f"EAGLE heads cannot be loaded: {INSTEAD}"),
+    **dict.fromkeys(
+        ("dflash", "dspark"),
+        f"block drafters cannot be loaded: {INSTEAD}. Of the heads, `linear_prophet` predicts all tokens of a draft "
+        "at once",
+    ),
+    "medusa": f"Medusa heads cannot be loaded: {INSTEAD}",
+    "mlp_speculator": f"MLP speculators cannot be loaded: {INSTEAD}",
+    **dict.fromkeys(
+        MTP_METHODS,
+        f"MTP layers in the target's checkpoint are not loaded: {INSTEAD}. `paceline train` trains a `prophet`, which "
+        "drafts from the target's last hidden states as they do",
+    ),
+    "suffix": "there is no suffix tree: give method 'ngram', which finds repetitions within each sequence",
+    "custom_class": (
+        "a class that is written for vLLM's engine cannot run here: derive one from Drafter or HostDrafter, and give "
+        "FILE.py:NAME, or an instance of it, as the drafter"
+    ),
+    "extract_hidden_states": (
+        "it drafts nothing: `paceline data features` computes hidden states, in the format of vllm-project/speculators"
+    ),
+}
+
+NGRAM, MODEL = ("ngram", "ngram_gpu"), ("draft_model",)
+
+# Key -> the methods that read it, and its meaning.
+HONOURED: dict[str, tuple[tuple[str, ...], str]] = {
+    "method": (tuple(METHODS), "optional if `model` is given: `ngram` for that word, else `draft_model`"),
+    "num_speculative_tokens": (
+        tuple(METHODS),
+        "drafted tokens per step, at least 1; with a tree its number of nodes. If it is left out, as many as pay, as "
+        'with `num_draft_tokens="auto"`; of a head at most as many as it was trained for',
+    ),
+    "prompt_lookup_max": (NGRAM, "longest match in tokens; if only the shortest is given, that; else 5"),
+    "prompt_lookup_min": (NGRAM, "shortest match in tokens; if only the longest is given, that; else 5"),
+    "model": (MODEL, "a directory, or a Hub id of a draft model"),
+    "revision": (MODEL, "branch, tag or commit of a Hub id"),
+    "draft_sample_method": (
+        MODEL,
+        "`greedy` drafts the most probable token, `probabilistic` samples; by default the verifier chooses",
+    ),
+    "speculative_token_tree": (
+        MODEL,
+        "of older versions: the nodes of a draft tree, each its path of child ranks: `[(0,), (1,), (0, 0)]`",
+    ),
+    "rejection_sample_method": (
+        tuple(METHODS),
+        "`standard`, and `strict` of older versions: every lossless verifier does that; the verifier is an option of "
+        "its own",
+    ),
+    "draft_tensor_parallel_size": (tuple(METHODS), "1: a draft runs on its target's device"),
+}
+
+# Value of rejection_sample_method -> what to use here instead.
+REFUSED_RULES: dict[str, str] = {
+    "block": "give the verifier 'block'",
+    "fly": "it changes the distribution; give the verifier 'lossy_typical' if that is wanted",
+    "synthetic": "its text is not the target's; `paceline roofline --acceptance` computes speeds for acceptance rates",
+}
+
+# Key -> why nothing depends on it here; a value other than None and False is noted.
+HARMLESS: dict[str, str] = {
+    "enforce_eager": "a draft runs as its target does, by enforce_eager of load",
+    "moe_backend": "the draft's kernels are chosen here",
+    "attention_backend": "the draft's kernels are chosen here",
+    "kv_cache_dtype": "the draft's cache has the precision of its model",
+    "max_model_len": "a draft model drafts up to its own context",
+    "code_revision": "no code of a draft's checkpoint is run",
+    "draft_load_config": "weights are read from safetensors",
+    "use_local_argmax_reduction": "a draft runs on one device",
+    "disable_padded_drafter_batch": "rows are not padded to one length",
+    "disable_eagle_block_drop": "the cache has no blocks",
+    "disable_lookahead_block_hashes": "the cache has no blocks",
+    "disable_mqa_scorer": "all drafted tokens are scored in one forward",
+    "disable_logprobs": "log-probabilities are those of the target, and given where they are asked for",
+}
+
+_OF_VLLM = "vLLM sets it itself; leave it out"
+_OF_SUFFIX = "it belongs to suffix decoding; leave it out"
+_OF_HEADS = "it belongs to heads that cannot be loaded; leave it out"
+_OF_SYNTHETIC = REFUSED_RULES["synthetic"]
+_OF_TYPICAL = "give the verifier 'lossy_typical:epsilon=0.09,delta=0.3', whose epsilon and delta are the two thresholds"
+_LEAVE_OUT_COUNT = (
+    "leave it and num_speculative_tokens out, and as much is drafted in every step as pays with that many rows"
+)
+
+# Key -> what to use here instead, unless its value asks for nothing.
+REFUSED: Mapping[str, Refusal] = {
+    "tensor_parallel_size": Refusal(reason="vLLM refuses it too; leave it out"),
+    "quantization": Refusal(reason="load the draft quantized, by quantization of load or --draft-quantization"),
+    "draft_lm_head_quantization": Refusal(reason=_OF_HEADS),
+    "use_heterogeneous_vocab": Refusal(
+        reason="take a draft with the target's own tokenizer.json, or method 'ngram'", neutral=(False,)
+    ),
+    "parallel_drafting": Refusal(
+        reason="leave it out, and the model drafts token by token; or train a head `linear_prophet`, which drafts all "
+        "at once",
+        neutral=(False,),
+    ),
+    "num_speculative_tokens_per_batch_size": Refusal(reason=_LEAVE_OUT_COUNT),
+    "disable_by_batch_size": Refusal(reason=_LEAVE_OUT_COUNT),
+    "enable_adaptive_verification": Refusal(reason=_LEAVE_OUT_COUNT, neutral=(False,)),
+    "index_share_for_mtp_iteration": Refusal(reason=_OF_HEADS),
+    "dspark_draft_topk": Refusal(reason=_OF_HEADS),
+    "xpress_topc": Refusal(reason=_OF_HEADS),
+    "suffix_decoding_max_tree_depth": Refusal(reason=_OF_SUFFIX),
+    "suffix_decoding_max_cached_requests": Refusal(reason=_OF_SUFFIX),
+    "suffix_decoding_max_spec_factor": Refusal(reason=_OF_SUFFIX),
+    "suffix_decoding_min_token_prob": Refusal(reason=_OF_SUFFIX),
+    "synthetic_acceptance_rates": Refusal(reason=_OF_SYNTHETIC),
+    "synthetic_acceptance_length": Refusal(reason=_OF_SYNTHETIC),
+    "fly_window_size": Refusal(reason=REFUSED_RULES["fly"]),
+    "fly_entropy_threshold": Refusal(reason=REFUSED_RULES["fly"]),
+    "fly_entropy_top_k": Refusal(reason=REFUSED_RULES["fly"]),
+    "acceptance_method": Refusal(reason=_OF_TYPICAL, neutral=("rejection_sampler",)),
+    "posterior_threshold": Refusal(reason=_OF_TYPICAL),
+    "posterior_alpha": Refusal(reason=_OF_TYPICAL),
+    "target_model_config": Refusal(reason=_OF_VLLM),
+    "target_parallel_config": Refusal(reason=_OF_VLLM),
+    "draft_model_config": Refusal(reason=_OF_VLLM),
+    "draft_parallel_config": Refusal(reason=_OF_VLLM),
+}
+
+KEYS = (*HONOURED, *HARMLESS, *REFUSED)
