@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -10,8 +9,9 @@ import torch
 import paceline
 from paceline.api.build import Drafting, build_drafter, build_drafting, build_verifier
 from paceline.api.loading import load
-from paceline.api.speculative_config import ModelSpeculation, NgramSpeculation, read_speculative_config
+from paceline.core.plan import Fixed, Plan
 from paceline.core.registry import Registry
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.decode import agree
 from paceline.drafters import DRAFTERS
@@ -19,12 +19,10 @@ from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.tree.shapes import Topology
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.lossy_typical import LossyTypical
 from tests import tiny
 from tests.api.checkpoints import CONTEXT, VOCAB, make_tokenizer, other_vocabulary, pair, without_tokenizer
-from tests.harness import request, run
 
 ANY = frozenset(Draw)
 TREE = "[(0,), (1,), (1,0), (0, 0), (0,0,0)]"
@@ -130,6 +128,7 @@ UNKNOWN = [
     ("model", "drafter 'model' needs a draft model: give its directory instead of the name"),
     ("", "unknown drafter ''"),
     (5, f"a drafter of type int; known names: {KNOWN}; or give a draft model's directory, Hub id"),
+    (dict, "a drafter the class dict; known names"),
     ({"ngram"}, "a drafter of type set; known names"),
 ]
 
@@ -238,6 +237,39 @@ def test_verifier_instance_is_used_as_it_is():
     assert build_verifier(ready) is ready
 
 
+class Plain(Plan):
+    """A plan of another package that needs no arguments."""
+
+    max_draft_tokens = 0
+
+    def __call__(self):
+        return StepPlan(0)
+
+
+def test_class_is_made_where_an_instance_is_expected(target):
+    assert isinstance(build_drafter(NgramDrafter, target=target), NgramDrafter)
+    assert isinstance(build_drafter(Repeating, target=target).drafter, Repeating)
+    assert isinstance(build_verifier(LossyTypical), LossyTypical)
+    engine = paceline.Engine(target, drafter=NgramDrafter, num_draft_tokens=Plain, max_length=90)
+    assert isinstance(engine.decoder.plan, Plain)
+
+
+CLASSES = {
+    "drafter with arguments": (dict(drafter=NeedsOptions), "NeedsOptions is a class; give NeedsOptions(heads=...)"),
+    "drafter without methods": (dict(drafter=HostDrafter), "HostDrafter is a class that does not implement propose"),
+    "one of several": (dict(drafter=["ngram", ModelDrafter]), "ModelDrafter is a class; give ModelDrafter(lm=...)"),
+    "plan": (dict(drafter="ngram", num_draft_tokens=Fixed), "Fixed is a class; give Fixed(num_draft_tokens=...)"),
+    "no plan": (dict(drafter="ngram", num_draft_tokens=int), "num_draft_tokens=<class 'int'>: give a number"),
+}
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_class_that_cannot_be_made_is_refused(target, case):
+    options, message = CLASSES[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        paceline.generate(target, [[5, 9, 2]], **options)
+
+
 WRONG = [
     ("typical:epsilon=1", "unknown verifier 'typical'; known: bare, block"),
     ("lossy_typical:gamma=1", "verifier 'lossy_typical' has no option 'gamma'; known: epsilon=0.09, delta=0.3"),
@@ -259,7 +291,8 @@ WRONG = [
     ("own:width=1,", "verifier 'own:width=1,': '' is not an option"),
     ("own:width=1,width=2", "verifier 'own:width=1,width=2': width is given twice; give it once"),
     ("", "unknown verifier ''; known"),
-    (LossyTypical, "a verifier the class LossyTypical; known names: bare, block"),
+    (dict, "a verifier the class dict; known names: bare, block"),
+    (Configurable, "Configurable is a class; give Configurable(width=...)"),
     (5, "a verifier of type int; known names: bare, block"),
     (None, "a verifier of type NoneType; known names: bare"),
 ]
@@ -298,187 +331,6 @@ def test_tree_drafter_with_a_chain_verifier_names_tree_verifiers():
         agree(Branching(), build_verifier("rejection"))
     named = re.findall(r"'(\w+)'", str(seen_results.value))
     assert named and all(build_verifier(name).branches for name in named)
-
-
-def test_configured_tree_is_drafted_and_changes_no_token(target):
-    config = {"model": str(pair().draft), "speculative_token_tree": TREE}
-    drafting = build_drafting(config, target=target)
-    assert drafting.num_draft_tokens == 3 and drafting.drafter.max_nodes(3) == 6
-    params = paceline.SamplingParams(max_tokens=12, temperature=0.8, seed=3)
-    plain, drafted = (paceline.generate(target, [[5, 9, 2], [7]], params, drafter=d) for d in (None, config))
-    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
-    assert [len(r.stats.per_position_acceptance) for r in drafted] == [3, 3]
-
-
-N = {"num_speculative_tokens": 4}
-NGRAM = {"method": "ngram", **N}
-MODEL = {"method": "draft_model", "model": "owner/draft", **N}
-
-READ = [
-    (NGRAM, NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5)),
-    ({**NGRAM, "prompt_lookup_max": 3}, NgramSpeculation(num_draft_tokens=4, max_ngram=3, min_ngram=3)),
-    ({**NGRAM, "prompt_lookup_min": 2}, NgramSpeculation(num_draft_tokens=4, max_ngram=2, min_ngram=2)),
-    (
-        {**NGRAM, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-        NgramSpeculation(num_draft_tokens=4, max_ngram=4, min_ngram=2),
-    ),
-    (
-        {**NGRAM, "model": None, "prompt_lookup_max": None, "quantization": None},
-        NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5),
-    ),
-    (MODEL, ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision=None, draws=ANY)),
-    (
-        {"model": "owner/draft", **N},
-        ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision=None, draws=ANY),
-    ),
-    (
-        {**MODEL, "draft_sample_method": "greedy", "revision": "main"},
-        ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision="main", draws=frozenset({Draw.FIXED})),
-    ),
-    (
-        {**MODEL, "draft_sample_method": "probabilistic", "draft_tensor_parallel_size": 1},
-        ModelSpeculation(num_draft_tokens=4, model="owner/draft", revision=None, draws=ANY - {Draw.FIXED}),
-    ),
-    (
-        {"model": "owner/draft", "num_speculative_tokens": 5, "speculative_token_tree": TREE},
-        ModelSpeculation(
-            num_draft_tokens=3,
-            model="owner/draft",
-            revision=None,
-            draws=ANY,
-            tree=Topology(((0,), (1,), (0, 0), (1, 0), (0, 0, 0))),
-        ),
-    ),
-    (
-        {"model": "owner/draft", "speculative_token_tree": "((0,), (1,))", "draft_sample_method": "greedy"},
-        ModelSpeculation(
-            num_draft_tokens=1,
-            model="owner/draft",
-            revision=None,
-            draws=frozenset({Draw.FIXED}),
-            tree=Topology(((0,), (1,))),
-        ),
-    ),
-    ({**NGRAM, "rejection_sample_method": "strict"}, NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5)),
-    ({**NGRAM, "rejection_sample_method": "standard"}, NgramSpeculation(num_draft_tokens=4, max_ngram=5, min_ngram=5)),
-]
-
-
-@pytest.mark.parametrize(("config", "speculation"), READ)
-def test_speculative_config_is_parsed_from_mapping_and_json(config, speculation):
-    assert read_speculative_config(config) == speculation
-    assert read_speculative_config(json.dumps(config, indent=1)) == speculation
-
-
-REFUSED = [
-    ({}, "speculative_config without method and model: give method, one of ngram, draft_model"),
-    ({"method": "eagle3", **N}, "speculative_config: method='eagle3' is not supported; known: ngram, draft_model"),
-    ({"method": ["ngram"], **N}, "method=['ngram'] is not supported; known"),
-    (
-        {**MODEL, "quantization": "fp8", "parallel_drafting": False},
-        "speculative_config: quantization='fp8', parallel_drafting=False cannot be honoured with method='draft_model'; "
-        "known: method, num_speculative_tokens, rejection_sample_method, model, revision, draft_sample_method, "
-        "speculative_token_tree, draft_tensor_parallel_size",
-    ),
-    (
-        {**MODEL, "speculative_token_tree": "[(0,), 1]"},
-        "speculative_token_tree='[(0,), 1]': give a list of tuples, like '[(0,), (1,), (0, 0)]'",
-    ),
-    ({**MODEL, "speculative_token_tree": "[(False,)]"}, "give a list of tuples"),
-    ({**MODEL, "speculative_token_tree": "[(0,"}, "give a list of tuples"),
-    ({**MODEL, "speculative_token_tree": "list()"}, "give a list of tuples"),
-    ({**MODEL, "speculative_token_tree": "[]"}, "give a list of tuples"),
-    (
-        {**MODEL, "speculative_token_tree": "[(0,), (1, 0)]"},
-        "speculative_token_tree='[(0,), (1, 0)]': tree node (1, 0) without its parent (1,): give that one too",
-    ),
-    (
-        {**MODEL, "speculative_token_tree": TREE},
-        "speculative_config: num_speculative_tokens=4 and a speculative_token_tree of 5 nodes: give 5, or leave it out",
-    ),
-    ({**NGRAM, "speculative_token_tree": TREE}, "cannot be honoured with method='ngram'"),
-    (
-        {**NGRAM, "draft_sample_method": "greedy"},
-        "draft_sample_method='greedy' cannot be honoured with method='ngram'; known: method, num_speculative_tokens, "
-        "rejection_sample_method, prompt_lookup_max, prompt_lookup_min",
-    ),
-    ({**MODEL, "prompt_lookup_max": 3}, "prompt_lookup_max=3 cannot be honoured with method='draft_model'"),
-    ({"method": "ngram"}, "speculative_config without num_speculative_tokens: give how many tokens to draft a step"),
-    ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens=0: give a count of at least 1"),
-    ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens=True: give a count"),
-    ({**NGRAM, "num_speculative_tokens": "4"}, "num_speculative_tokens='4': give a count"),
-    ({**NGRAM, "prompt_lookup_min": 0}, "prompt_lookup_min=0: give a count of at least 1"),
-    (
-        {**NGRAM, "prompt_lookup_max": 2, "prompt_lookup_min": 3},
-        "speculative_config: prompt_lookup_min=3 is more than prompt_lookup_max=2: lower it",
-    ),
-    (
-        {"method": "draft_model", **N},
-        "speculative_config: method='draft_model' needs model: give a directory or Hub id",
-    ),
-    ({**MODEL, "model": 5}, "speculative_config: model=5: give a string"),
-    (
-        {**MODEL, "draft_tensor_parallel_size": 2},
-        "speculative_config: draft_tensor_parallel_size=2 is not supported; give 1",
-    ),
-    (
-        {**MODEL, "draft_sample_method": "beam"},
-        "speculative_config: draft_sample_method='beam' is not supported; known: greedy, probabilistic",
-    ),
-    (
-        {**NGRAM, "rejection_sample_method": "synthetic"},
-        "speculative_config: rejection_sample_method='synthetic' is not supported; known: standard, strict",
-    ),
-]
-
-
-@pytest.mark.parametrize(("config", "message"), REFUSED)
-def test_unsupported_speculative_config_is_refused(target, config, message, monkeypatch):
-    monkeypatch.setattr("paceline.api.build.load", None)  # any work would call it
-    for given in (config, json.dumps(config)):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            build_drafting(given, target=target)
-
-
-TEXTS = [
-    ('{"method": ', "speculative_config '{\"method\": ' is not JSON: "),
-    ("{} {}", "speculative_config '{} {}' is not JSON: "),
-    ("[]", "speculative_config '[]' is not a JSON object: give one, like '{\"method\": \"ngram\"}'"),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), TEXTS)
-def test_speculative_config_that_is_not_a_json_object_is_refused(text, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        read_speculative_config(text)
-
-
-def test_speculative_config_sets_the_ngram_sizes(target):
-    drafting = build_drafting(
-        '\n {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 2}', target=target
-    )
-    assert drafting.num_draft_tokens == 6
-    assert (drafting.drafter.max_ngram, drafting.drafter.min_ngram) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("method", "draws"),
-    [(None, ANY), ("greedy", {Draw.FIXED}), ("probabilistic", ANY - {Draw.FIXED})],
-)
-def test_speculative_config_sets_the_draw_and_changes_no_token(target, method, draws):
-    config = {"method": "draft_model", "model": str(pair().draft), "num_speculative_tokens": 3}
-    drafting = build_drafting(config | ({"draft_sample_method": method} if method else {}), target=target)
-    assert drafting.num_draft_tokens == 3 and drafting.drafter.draws == draws
-    texts = [request([5, 6, 7], max_tokens=12, temperature=0.8, seed=4)]
-    plain = run(NoDrafter(), "coupled", texts, target=target.lm, k=3)
-    drafted = run(drafting.drafter, "coupled", texts, target=target.lm, k=3)
-    assert drafted.texts == plain.texts and sum(drafted.summary.drafted) > 0
-
-
-def test_revision_of_a_local_draft_is_refused(target):
-    config = {"model": str(pair().draft), "revision": "v2", **N}
-    with pytest.raises(ValueError, match=r"revision='v2': .*draft is a local directory"):
-        build_drafting(config, target=target)
 
 
 def test_draft_directory_name_may_begin_with_a_brace(target, tmp_path):

@@ -47,7 +47,7 @@ class DrafterInFile:
         except Exception as error:  # of somebody else's code
             raise ValueError(f"drafter {self.name!r} cannot be made: {_describe(error, self.path)}") from error
         if not isinstance(made, KINDS):
-            raise ValueError(f"drafter {self.name!r}: it returned {_type(made)}; return a Drafter or HostDrafter")
+            raise ValueError(f"drafter {self.name!r}: what it returned is {_type(made)}; return a Drafter or HostDrafter")
         return made
 
 

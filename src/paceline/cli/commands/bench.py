@@ -218,9 +218,7 @@ class Bench(Command):
         known = [*named, *([MODEL] if drafts else []), *heads]
         for name in drafters:
             if name not in known and not (is_drafter_file(name) and read_drafter_file(name)):
-                more = (
-                    "model needs --draft DIR, a draft head is given by its directory, one of your own as FILE.py:NAME"
-                )
+                more = "model needs --draft DIR; a draft head is given by its directory, yours by FILE.py:NAME"
                 raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; {more}")
         temperatures = read_numbers(self.temperatures, option="--temperature", such_as="0,0.8")
         lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if self.grid else (DRAFT_TOKENS, MAX_TOKENS)
