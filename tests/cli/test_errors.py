@@ -73,7 +73,10 @@ REFUSED = {
         text("--num-draft-tokens", "3", "--drafter", '{"method": "ngram", "num_speculative_tokens": 2}'),
         ["--num-draft-tokens 3 and num_speculative_tokens in --drafter: give one of them"],
     ),
-    "method of vLLM": (text("--drafter", '{"method": "eagle"}'), ["method='eagle' is not supported; known: ngram, d"]),
+    "method of vLLM": (
+        text("--drafter", '{"method": "eagle"}'),
+        ["method='eagle': EAGLE heads cannot be loaded: give method 'draft_model' with a draft model, or a head that"],
+    ),
     "broken JSON": (text("--drafter", '{"method"'), ["is not JSON"]),
     # sampling; tests/api/test_params.py has what SamplingParams refuses
     "cold": (text("--temperature", "-1"), ["temperature=-1.0: give a finite number of at least 0"]),

@@ -47,7 +47,9 @@ class DrafterInFile:
         except Exception as error:  # of somebody else's code
             raise ValueError(f"drafter {self.name!r} cannot be made: {_describe(error, self.path)}") from error
         if not isinstance(made, KINDS):
-            raise ValueError(f"drafter {self.name!r}: what it returned is {_type(made)}; return a Drafter or HostDrafter")
+            raise ValueError(
+                f"drafter {self.name!r}: what it returned is {_type(made)}; return a Drafter or HostDrafter"
+            )
         return made
 
 
@@ -100,8 +102,8 @@ def read_drafter_file(text: str) -> DrafterInFile:
 
 
 def _path_of(text: str) -> Path:
-    stem, colon, _ = text.partition(f"{SUFFIX}:")
-    return Path(stem + SUFFIX if colon else text)
+    path, colon, _ = text.partition(f"{SUFFIX}:")
+    return Path(path + SUFFIX if colon else text)
 
 
 def _import(path: Path) -> ModuleType:
