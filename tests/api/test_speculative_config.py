@@ -138,6 +138,7 @@ REFUSED_CONFIGS = [
         "--draft-quantization; unknown key 'num_spec_tokens', near num_speculative_tokens",
     ),
     ({**NGRAM, "colour": 1}, "unknown key 'colour': leave it out"),
+    ({**NGRAM, "num_spec": 1}, "unknown key 'num_spec', near num_speculative_tokens"),
     ({**MODEL, "use_heterogeneous_vocab": 0}, "use_heterogeneous_vocab=0: take a draft with the target's own"),
     (
         {**MODEL, "speculative_token_tree": "[(0,), 1]"},

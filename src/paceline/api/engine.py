@@ -47,8 +47,8 @@ class _Open:
 class Engine:
     """Runs any number of requests over one target, one drafter and ``batch_size`` rows.
 
-    - ``drafter`` (None): a registered name, "FILE.py:NAME", a loaded draft model, a directory, a Drafter or HostDrafter,
-      vLLM's speculative_config, or None for plain decoding. A Drafter serves one engine at a time.
+    - ``drafter`` (None): a registered name, "FILE.py:NAME", a loaded draft model, a directory, a Drafter or a
+      HostDrafter, vLLM's speculative_config, or None for plain decoding. A Drafter serves one engine at a time.
     - ``verifier`` ("coupled", whose tokens depend on the seed alone): a name, "NAME:option=value", or a Verifier.
     - ``num_draft_tokens`` ("auto"): drafted tokens per step. "auto" lets a controller choose them for every row and
       step, at most 8, and none where drafting does not pay. With a number, and a verifier whose tokens do not depend

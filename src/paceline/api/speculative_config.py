@@ -127,7 +127,7 @@ def _problem(name: str, value: object, method: str) -> str | None:
         return None if neutral else f"{name}={value!r}: {REFUSED[name].reason}"
     if name in HARMLESS:
         return None
-    near = get_close_matches(str(name), KEYS, n=3)
+    near = get_close_matches(str(name), KEYS, n=3, cutoff=0.5)
     return f"unknown key {name!r}" + (f", near {', '.join(near)}" if near else "") + ": leave it out"
 
 
