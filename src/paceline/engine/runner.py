@@ -175,8 +175,8 @@ class Runner:
         self.decoder.plan = Fixed(self.decoder.plan.max_draft_tokens)  # so that every step says why it has no draft
         if self.recorder is not None:
             self.recorder.forget()
-        told = f"{kind} failed, decoding goes on without drafts: {type(error).__name__}: {error}"
-        logger.error("%s%s", told, "" if error.__traceback__ is None else f" ({HOW_TO_SEE})")
+        message = f"{kind} failed, decoding goes on without drafts: {type(error).__name__}: {error}"
+        logger.error("%s%s", message, "" if error.__traceback__ is None else f" ({HOW_TO_SEE})")
         logger.debug("where %s failed", kind, exc_info=error)
 
 
