@@ -55,7 +55,7 @@ def test_options_change_steps():
         batch = one._decoder.batch
         assert int(batch.length[0]) == CONTEXT
         plain = option.reference is None and option.name == GREEDY
-        bare = not (batch.processing.any or batch.sampling.any_sampled or batch.wants_logprobs)
+        bare = not (batch.processing.any or batch.sampling.any_sampled or batch.wants_tensors)
         assert bare == plain, option.name
         if option.processing.counts:
             assert int(batch.processing.counts[:, :-1].sum()) > 0, "nothing of the new text is counted"

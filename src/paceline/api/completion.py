@@ -14,7 +14,7 @@ from paceline.engine.costs import DepthCost
 from paceline.engine.outputs import RequestStats, StepOutput
 from paceline.engine.watch import Speed
 from paceline.text.stops import StopStrings
-from paceline.text.stream import TextStream
+from paceline.text.stream import CONTEXT, TextStream
 from paceline.text.tokenizer import Tokenizer
 
 Criterion: TypeAlias = Callable[[Sequence[int]], bool]  # token ids so far to whether the output ends
@@ -44,7 +44,7 @@ class Completion:
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self._stop_reason: int | str | None = None
-        self._origins, self._criterion = origins, criterion
+        self._origins, self._criterion, self._tokenizer = origins, criterion, tokenizer
         self._stream: TextStream | None = None
         if tokenizer is not None and params.detokenize:
             self._stream = TextStream(tokenizer=tokenizer, prompt=sequence, skip_special=params.skip_special_tokens)
@@ -75,7 +75,8 @@ class Completion:
             if self.finish_reason is not None:
                 text += self._flush()
             self._text.append(text)
-            pieces.append(self._piece(text, output.logprobs[at] if output.logprobs else None))
+            rejected = self._rejected_text(output.rejected) if sources[at] is Source.CORRECTED else ""
+            pieces.append(self._piece(text, output.logprobs[at] if output.logprobs else None, rejected))
             if self.finish_reason is not None:
                 self._trim = (len(output.token_ids), output.num_accepted, at + 1)
                 break
@@ -162,7 +163,15 @@ class Completion:
         num, num_accepted, kept = self._trim
         return summary.trimmed(num=num, num_accepted=num_accepted, kept=kept)
 
-    def _piece(self, text: str, logprob: TokenLogprobs | None) -> Piece:
+    def _rejected_text(self, tokens: Sequence[int]) -> str:
+        """What ``tokens`` would have been in place of the newest one, special tokens by their names."""
+        if self._tokenizer is None or not tokens:
+            return ""
+        before = self.sequence[: self._num_prompt + self._num - 1]
+        stream = TextStream(tokenizer=self._tokenizer, prompt=before[-CONTEXT:], skip_special=False)
+        return "".join(map(stream.push, tokens)) + stream.flush()
+
+    def _piece(self, text: str, logprob: TokenLogprobs | None, rejected: str) -> Piece:
         return Piece(
             index=self.index,
             sample=self.sample,
@@ -172,4 +181,5 @@ class Completion:
             origin=self._origin[-1],
             logprob=logprob,
             finish_reason=self.finish_reason,
+            rejected=rejected,
         )

@@ -148,6 +148,7 @@ class Engine:
         constraints: Sequence[Constraint] = (),
         name: str | None = None,
         rules: Sequence[Constraint] = (),
+        rejected: bool = False,
     ) -> Stream:
         """Queue one prompt or several and return their stream.
 
@@ -157,11 +158,14 @@ class Engine:
         - ``criterion`` (None): called with the token ids of a completion after each token; true ends it there.
         - ``constraints`` (none): further constraints, applied after those of ``params``; ``rules`` is a deprecated
           name for them.
+        - ``rejected`` (False): whether ``Piece.rejected`` has the text of the draft tokens that were rejected. Steps of
+          such prompts are not recorded on a GPU, and so are slower.
         - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
 
         Raises ValueError naming the prompt, before anything is queued.
         """
-        prepared = prepare(self.target, self.decoder, prompts, params, criterion, (*constraints, *rules))
+        constraints = (*constraints, *rules)
+        prepared = prepare(self.target, self.decoder, prompts, params, criterion, constraints, rejected=rejected)
         completions = [completion for _, completion in prepared]
         pieces: deque[Piece] = deque()
         tickets = [self._scheduler.submit(request, sequence=completion.sequence) for request, completion in prepared]

@@ -61,8 +61,12 @@ def stream(
     num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
     profile: ProfileLike = "auto",
+    rejected: bool = False,
 ) -> Stream:
-    """``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early."""
+    """``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early.
+
+    ``rejected`` (False) is as in ``Engine.submit``.
+    """
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     options = per_prompt(params, len(encoded))
     guides = [guidance(target, tokens, option) for tokens, option in zip(encoded, options, strict=True)]
@@ -83,4 +87,4 @@ def stream(
         guidance=any(guide is not None for guide in guides),
         max_length=None if len(counted) < len(wanted) else min(target.lm.max_positions, max(counted)),
     )
-    return engine.submit(encoded, params)
+    return engine.submit(encoded, params, rejected=rejected)

@@ -26,10 +26,13 @@ def prepare(
     params: ParamsLike,
     criterion: Criterion | None,
     constraints: Sequence[Constraint] = (),
+    *,
+    rejected: bool = False,
 ) -> list[tuple[Request, Completion]]:
     """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
-    ``constraints`` are applied after those of the parameters. Raises ValueError for what the decoder cannot run.
+    ``constraints`` are applied after those of the parameters; ``rejected`` is as in ``Engine.submit``. Raises
+    ValueError for what the decoder cannot run.
     """
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
@@ -44,7 +47,7 @@ def prepare(
         for sample in range(option.n):
             seed = split_seed(base, first + sample)
             try:
-                request = _request(target, decoder, tokens, option, seed, constraints, sample=sample)
+                request = _request(target, decoder, tokens, option, seed, constraints, sample=sample, rejected=rejected)
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
             completion = Completion(
@@ -90,6 +93,7 @@ def _request(
     constraints: Sequence[Constraint],
     *,
     sample: int,
+    rejected: bool,
 ) -> Request:
     if params.stop_strings and target.tokenizer is None:
         raise ValueError(
@@ -109,6 +113,7 @@ def _request(
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs if sample == 0 else None,  # once per prompt
+        rejected=rejected,
     )
     decoder.check(request)
     return request

@@ -40,6 +40,7 @@ class Piece:
     origin: str | None  # the drafter that proposed it; None for the target's own
     logprob: TokenLogprobs | None  # if requested
     finish_reason: FinishReason | None  # on the last piece
+    rejected: str = ""  # of a correction, if asked for: the text that the draft proposed from here on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The options that several commands share. A field's name, type, default and help make the option. Loads no torch."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
@@ -19,6 +20,7 @@ BACKEND_NAMES = ("auto", "native", "hf")
 QUANTIZATION_NAMES = ("int8", "int4")
 NUM_DRAFT_TOKENS = 5  # where drafting cannot be turned off
 DraftLength: TypeAlias = int | Literal["auto"]
+COLORS = ("always", "never", "auto")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MODEL, DRAFTING, SAMPLING, BIASES, FILTERS, STOPPING, OUTPUT = (
@@ -126,6 +128,9 @@ Profile = Annotated[
 ]
 Json = Annotated[bool, Parameter(help="JSON, one object per line.", group=OUTPUT)]
 Overwrite = Annotated[bool, Parameter(help="Start over where the file exists.", group=OUTPUT)]
+Color = Annotated[
+    str, Parameter(help=f"{', '.join(COLORS)}: on a terminal, unless NO_COLOR is set.", group=OUTPUT), one_of(COLORS)
+]
 Quiet = Annotated[bool, Parameter(alias="-q", help="Print only results and errors.", group=OUTPUT)]
 LogLevel = Annotated[
     str | None,
@@ -260,5 +265,14 @@ class OutputOptions:
     output: Path | None = None
     """Write to this file; - is standard output."""
     overwrite: Overwrite = False
+    color: Color = "auto"
+    show_rejected: bool = False
+    """Show the draft tokens that were rejected too: struck through on a terminal, as [-text-] elsewhere."""
     quiet: Quiet = False
     log_level: LogLevel = None
+
+
+def as_options(message: str) -> str:
+    """A message of the library in the words of the command line: --num-draft-tokens for num_draft_tokens."""
+    names = [one.name for kind in (ModelOptions, DraftOptions) for one in fields(kind) if "_" in one.name]
+    return re.sub(rf"(?<![\w-])({'|'.join(names)})\b", lambda found: f"--{found[1].replace('_', '-')}", message)

@@ -1,7 +1,8 @@
 """Progress bars, on a terminal only."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import final
 
 from rich.console import Console
@@ -23,6 +24,20 @@ def make_progress(console: Console, *columns: ProgressColumn, shown: bool = True
         disable=not (shown and console.is_terminal),
         transient=True,
     )
+
+
+@contextmanager
+def waiting(console: Console, words: str) -> Iterator[Callable[[str], None]]:
+    """Say what is being waited for: one line, and on a terminal a spinner with how far it is, which disappears.
+
+    Gives what is called with how far it is.
+    """
+    if not console.is_terminal or not console.file.isatty():
+        console.print(f"{words} ...", soft_wrap=True)
+        yield lambda _: None
+        return
+    with console.status(f"{words} ...") as status:
+        yield lambda progress: status.update(f"{words}: {progress} ...")
 
 
 @final

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from paceline.api import Result
+from paceline.cli.options import as_options
 from paceline.core.stats import Summary
 from paceline.engine.costs import DepthCost
 from paceline.engine.outputs import Times
@@ -84,7 +85,7 @@ def stats_table(totals: Totals, *, seconds: float) -> Table:
     if totals.speed is not None:
         table.add_row("measured", f"{totals.speed.drafted:.1f} tokens/s drafted, {totals.speed.plain:.1f} plainly")
         if totals.speed.warning is not None:
-            table.add_row("warning", totals.speed.warning)
+            table.add_row("warning", as_options(totals.speed.warning))
     if not totals.lossless:
         table.add_row("warning", "this verifier is lossy: the output may differ from plain decoding")
     return table

@@ -14,6 +14,7 @@ from paceline.core.chains import ChainTrees
 from paceline.core.early_stop import StopRule
 from paceline.core.noise import Noise
 from paceline.core.ops import Ops, TensorOps
+from paceline.core.rejected import StepDrafts
 from paceline.core.request import MAX_STOP_TOKENS, Request
 from paceline.core.scores import Scores
 from paceline.core.step import Failure, Finish
@@ -147,6 +148,9 @@ class Batch(BatchState):
         self.max_logprobs = max(asked) if asked else None
         if not asked:
             self.step_logprobs = None
+        self.shows_rejected = tuple(row for row, one in enumerate(self.requests) if one is not None and one.rejected)
+        if not self.shows_rejected:
+            self.step_drafts = None
 
     @property
     def flags(self) -> tuple[int, ...]:
@@ -154,9 +158,9 @@ class Batch(BatchState):
         return (*self.processing.flags, *self.sampling.flags, self.early_stop.rule is not None)
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether steps create new tensors, in ``step_logprobs``."""
-        return self.max_logprobs is not None
+    def wants_tensors(self) -> bool:
+        """Whether steps create new tensors, in ``step_logprobs`` or ``step_drafts``."""
+        return self.max_logprobs is not None or bool(self.shows_rejected)
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are; their slots may be reused."""
@@ -170,8 +174,8 @@ class Batch(BatchState):
         """Append what was decided, clipped at the first stop token and at the limit; returns the clipped outcome.
 
         ``results`` then say what the step did. Log-probabilities are looked up in ``scores`` for rows that ask for
-        them, and rows that took a token from logits that are not finite, or after which their constraints leave none,
-        are marked as failed.
+        them, the draft is kept for rows that ask what was rejected, and rows that took a token from logits that are not
+        finite, or after which their constraints leave none, are marked as failed.
         """
         outcome = self._ops.append(self, tree, outcome)
         self._ops.find_not_finite(self, outcome, scores.logits)
@@ -180,4 +184,6 @@ class Batch(BatchState):
             self.failed[rows] = torch.where(starved, int(Failure.NO_TOKEN), self.failed[rows])
         if self.max_logprobs is not None:
             self.step_logprobs = self._ops.gather_logprobs(self, outcome, scores)
+        if self.shows_rejected:
+            self.step_drafts = StepDrafts.of(tree, outcome, self.shows_rejected)
         return outcome

@@ -11,6 +11,7 @@ from paceline.core.early_stop import EarlyStop
 from paceline.core.logprobs import StepLogprobs
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.processing import ProcessingState
+from paceline.core.rejected import StepDrafts
 from paceline.core.request import MAX_STOP_TOKENS, Request
 from paceline.core.sampling import SamplingState
 from paceline.core.step import HEADER
@@ -46,6 +47,8 @@ class BatchState:
         self.failed = self.results[rows * width :]  # [R] values of Failure
         self.step_logprobs: StepLogprobs | None = None  # of the last step, where a row wants them
         self.max_logprobs: int | None = None  # the most likely tokens' that any row asks for
+        self.step_drafts: StepDrafts | None = None  # of the last step, where a row wants to see what was rejected
+        self.shows_rejected: tuple[int, ...] = ()  # rows that do
         self.columns = Columns(
             self.tokens,
             self.length,

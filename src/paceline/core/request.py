@@ -96,6 +96,7 @@ class Request:
     logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for
     prompt_logprobs: int | None = None  # of every prompt token and of this many of the likeliest; None: not asked for
     num_draft_tokens: int | None = None  # at most this many per step for this row; None: as the plan says
+    rejected: bool = False  # whether steps report the draft tokens that were rejected
 
     def __post_init__(self) -> None:
         if not self.tokens:

@@ -7,6 +7,7 @@ from typing import final
 
 from paceline.core.early_stop import StopRule
 from paceline.core.logprobs import StepLogprobs, TokenLogprobs
+from paceline.core.rejected import StepDrafts
 from paceline.core.tree import NoDraft
 
 HEADER = 7  # columns of a row's results before its tokens
@@ -102,6 +103,7 @@ class StepResult:
     no_draft: list[NoDraft]  # why the row had no draft; DRAFTED where it had one
     origins: list[list[int]]  # of each token, the drafter's number for what proposed it (Drafter.origins)
     logprobs: list[list[TokenLogprobs]]  # of rows that ask for them
+    rejected: Mapping[int, list[int]] = field(default_factory=dict[int, list[int]])  # by row, of those that ask
     failures: Mapping[int, Exception] = field(default_factory=dict[int, Exception])  # rows whose constraints failed
     seconds: PhaseSeconds = PhaseSeconds()
 
@@ -123,6 +125,7 @@ def read_results(
     plan: StepPlan,
     num_logprobs: Sequence[int | None],
     logprobs: StepLogprobs | None,
+    drafts: StepDrafts | None,
     failures: Mapping[int, Exception],
     timer: Callable[[], PhaseSeconds] = PhaseSeconds,
 ) -> StepResult:
@@ -154,6 +157,7 @@ def read_results(
         confidence=[row[6] for row in table],
         origins=[list(row[ends : ends + row[0]]) for row in table],
         logprobs=[[] for _ in table] if logprobs is None else logprobs.read(num_logprobs, num),
+        rejected={} if drafts is None else drafts.read(),
         failures={**failed, **failures},
         seconds=timer(),
     )

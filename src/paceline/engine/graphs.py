@@ -132,7 +132,8 @@ class Recorder:
 
     A kind is recorded after its first WARM_UP eager steps, when the last of them is complete and timed, so a failed
     recording loses nothing. After a failure a warning is logged once and all further steps stay eager. Steps that look
-    up log-probabilities, steps with host constraints, and steps of drafters with unknown host state are not recorded.
+    up log-probabilities or report rejected tokens, steps with host constraints, and steps of drafters with unknown host
+    state are not recorded.
     """
 
     def __init__(self, *, decoder: Decoder, graphs: Graphs) -> None:
@@ -150,7 +151,7 @@ class Recorder:
         """The kind of the next step under ``plan``; None if it cannot be recorded."""
         decoder = self._decoder
         state, batch = decoder.drafter.host_state, decoder.batch
-        if state is None or batch.wants_logprobs or decoder.constraints.busy:
+        if state is None or batch.wants_tensors or decoder.constraints.busy:
             return None
         guided = decoder.guidance is not None and decoder.guidance.any  # then the target reads twice as many rows
         return plan, batch.flags, guided, state

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.logprobs import TokenLogprobs
@@ -124,6 +125,7 @@ class StepOutput:
     bonus: bool = False  # the whole draft was accepted, and the last token is the bonus
     origins: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    rejected: Sequence[int] = ()  # draft tokens in whose place the last token came, if the request asks for them
     finish: Finish = Finish.RUNNING
     error: Exception | None = None
 
@@ -168,6 +170,7 @@ class RequestState:
             bonus=result.bonus[row],
             origins=result.origins[row],
             logprobs=result.logprobs[row],
+            rejected=result.rejected.get(row, ()),
             finish=result.finish[row],
         )
 

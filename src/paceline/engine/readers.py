@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.core.host import integers
 from paceline.core.logprobs import StepLogprobs
+from paceline.core.rejected import StepDrafts
 from paceline.core.stats import Summary
 from paceline.core.step import StepPlan, StepResult, read_results
 from paceline.decode import Decoder
@@ -77,6 +78,7 @@ class _DoneStep:
                 plan=self.plan,
                 num_logprobs=batch.num_logprobs,
                 logprobs=batch.step_logprobs,
+                drafts=batch.step_drafts,
                 failures=self.failures,
                 timer=self.timer.seconds,
             )
@@ -126,13 +128,14 @@ class AsyncReader:
             failures=failures,
             num_logprobs=batch.num_logprobs,
             logprobs=batch.step_logprobs,
+            drafts=batch.step_drafts,
         )
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class _SentStep:
-    """A step whose results are being copied to the host; log-probabilities stay on the device until ``result``."""
+    """A step whose results are being copied to the host; what is asked beside stays on the device until ``result``."""
 
     place: Tensor
     event: torch.cuda.Event | None
@@ -143,6 +146,7 @@ class _SentStep:
     failures: Mapping[int, Exception]
     num_logprobs: list[int | None]
     logprobs: StepLogprobs | None
+    drafts: StepDrafts | None
     read: StepResult | None = None
     counters: list[int] = field(default_factory=list[int])
 
@@ -159,6 +163,7 @@ class _SentStep:
                 plan=self.plan,
                 num_logprobs=self.num_logprobs,
                 logprobs=self.logprobs,
+                drafts=self.drafts,
                 failures=self.failures,
                 timer=self.timer.seconds,
             )

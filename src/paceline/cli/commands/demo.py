@@ -1,4 +1,4 @@
-"""``paceline demo``: decodes the same prompts plainly and with drafts, compares the outputs and times both."""
+"""``paceline demo``: decodes a prompt as one watches, then times every drafter, and says whether drafting pays."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
-from paceline.cli.options import AT_LEAST_1, DraftLength
+from paceline.cli.console import open_console, open_notes
+from paceline.cli.options import AT_LEAST_1, Color, DraftLength
 
 if TYPE_CHECKING:
     from paceline.api import Loaded, Result, SamplingParams
     from paceline.api.build import DrafterLike
     from paceline.bench.runner import Comparison
     from paceline.drafters.base import Drafter
+    from paceline.engine.costs import DepthCost
 
+PACE = 0.03  # seconds for which each token of the animated prompt is looked at
 TABLE_TOKENS = 48  # per prompt and repeat
 TABLE_SECONDS = 20.0  # the table's repeats are as many as fit, within the limits
 MIN_REPEATS, MAX_REPEATS = 3, 5
@@ -24,10 +27,11 @@ MIN_REPEATS, MAX_REPEATS = 3, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo(Command):
-    """Compare speculative with plain decoding on a small model, in less than a minute.
+    """Watch speculative decoding on a small model and see what it gains here, in less than a minute.
 
-    Decodes several Python prompts twice, plainly and with a draft model. The second run is shown as it is generated,
-    every token coloured by its source; then both runs are compared token for token, and timed.
+    Decodes a Python prompt plainly and with a draft model. The second run is shown as it is generated: every token
+    coloured by its source, rejected draft tokens struck through. Then several prompts are decoded with every drafter
+    and timed, all outputs are compared token for token, and the last line says whether drafting pays here.
 
     Exits with 1 if any token differs. Without colour, marks under the text show the source of each token.
 
@@ -35,7 +39,7 @@ class Demo(Command):
 
         paceline demo
         paceline demo --target MODEL_DIR --draft DRAFT_DIR
-        NO_COLOR=1 paceline demo
+        paceline demo --color never
     """
 
     target: Path | None = None
@@ -47,45 +51,60 @@ class Demo(Command):
     num_draft_tokens: DraftLength = "auto"
     """Tokens drafted per step; auto drafts as many as pay."""
     max_tokens: Annotated[int, AT_LEAST_1] = 96
-    """Tokens generated per prompt."""
+    """Tokens generated from the prompt that is shown."""
     threads: Annotated[int, AT_LEAST_1] = 1
     """CPU threads; the embedded models are too small for more than one."""
+    color: Color = "auto"
 
     def run(self) -> int:
         """Show, compare and time; EXIT_DIFFERENT if any token differs."""
+        pair, heads = self._pair(), self._heads()
+        console, notes = open_console(self.color), open_notes(quiet=False, log_level=None, color=self.color)
+        options = {"ngram": "--drafter ngram", "draft model": f"--draft {pair[1]}"}
+        options |= {_name_of(path): f"--draft {path}" for path in heads}
+        console.print(
+            f"Decodes a prompt with a draft model as you watch, then times {len(options)} drafters beside plain "
+            f"decoding: half a minute{'' if self.target is None else ', or more with large models'}.\n",
+            soft_wrap=True,
+        )
         import torch
 
         from paceline.api import build_drafter, generate, load
         from paceline.bench.machine import describe
         from paceline.bench.suites import PYTHON_PROMPTS
         from paceline.cli.show import print_legend
+        from paceline.cli.verdict import best_of, gain_table, gains, verdict
 
         torch.set_num_threads(self.threads)
-        console = Console(highlight=False)
         # float32 is faster than bfloat16 for models this small, and near ties stay apart.
-        target, draft = (load(path, dtype=torch.float32) for path in self._pair())
+        target, draft = (load(path, dtype=torch.float32) for path in pair)
         drafter = build_drafter(draft, target=target)
-        heads = {_name_of(path): build_drafter(path, target=target) for path in self._heads()}
+        drafters: dict[str, DrafterLike] = {"plain": None, "ngram": "ngram", "draft model": drafter}
+        drafters |= {_name_of(path): build_drafter(path, target=target) for path in heads}
         header = f"target: {_describe(target)}\ndraft:  {_describe(draft)}\n{describe()}\n"
         console.print(header, soft_wrap=True, markup=False)
-        print_legend(console)
-        equal, seconds = [], 0.0
-        for number, prompt in enumerate(PYTHON_PROMPTS, start=1):
-            console.rule(f"prompt {number} of {len(PYTHON_PROMPTS)}", align="left", style="dim")
-            start = time.perf_counter()
-            (plain,) = generate(target, prompt, self._params())
-            (fast,) = self._show(console, target, drafter, prompt)
-            seconds += time.perf_counter() - start
-            equal.append(_compare(console, plain, fast))
-        drafters: dict[str, DrafterLike] = {"plain": None, "ngram": "ngram", "draft model": drafter, **heads}
-        comparison = self._measure(console, target, drafters, seconds / len(PYTHON_PROMPTS) / self.max_tokens)
-        same = all(equal) and all(measured.identical for measured in comparison.measured)
+
+        prompt = PYTHON_PROMPTS[0]
+        start = time.perf_counter()
+        (plain,) = generate(target, prompt, self._params())
+        per_token = (time.perf_counter() - start) / self.max_tokens
+        print_legend(console, rejected=True)
+        (fast,) = self._show(console, target, drafter, prompt)
+        same = _compare(console, plain, fast)
+        comparison = self._measure(console, notes, target, drafters, per_token)
+        same = same and all(measured.identical for measured in comparison.measured)
+        found = gains(comparison)
+        best = best_of(found)
+        console.print(gain_table(found))
+        _print_looping(console, comparison)
+        costs = () if best.speedup.low > 1 else self._costs(target, drafters[best.name], prompt)
         console.print(
-            "All tokens are identical: drafting changed the time, not the output."
+            "\nAll tokens are identical: drafting changed the time, not the output."
             if same
-            else "[bold red]The tokens differ[/bold red]: this is a bug, please report it with the output above.",
+            else "\n[bold red]The tokens differ[/bold red]: this is a bug, please report it with the output above.",
             soft_wrap=True,
         )
+        console.print(verdict(found, options[best.name], costs), style="bold", soft_wrap=True, markup=False)
         return EXIT_OK if same else EXIT_DIFFERENT
 
     def _params(self) -> "SamplingParams":
@@ -110,29 +129,41 @@ class Demo(Command):
     def _show(self, console: Console, target: "Loaded", drafter: "Drafter", prompt: str) -> list["Result"]:
         """The speculative run, printed as it comes."""
         from paceline.api import stream
-        from paceline.cli.show import SourcePrinter
+        from paceline.cli.show import SourcePrinter, can_animate
 
-        pieces = stream(target, prompt, self._params(), drafter=drafter, num_draft_tokens=self.num_draft_tokens)
-        printer = SourcePrinter(console=console)
+        pieces = stream(
+            target,
+            prompt,
+            self._params(),
+            drafter=drafter,
+            num_draft_tokens=self.num_draft_tokens,
+            rejected=True,
+        )
+        printer = SourcePrinter(console=console, pace=PACE if can_animate(console) else None)
         printer.prompt(prompt)
         try:
             for piece in pieces:
-                printer.put(piece.text, piece.source)
+                printer.put(piece.text, piece.source, piece.rejected)
         finally:
             printer.end()
         return pieces.results()
 
     def _measure(
-        self, console: Console, target: "Loaded", drafters: Mapping[str, "DrafterLike"], per_token: float
+        self,
+        console: Console,
+        notes: Console,
+        target: "Loaded",
+        drafters: Mapping[str, "DrafterLike"],
+        per_token: float,
     ) -> "Comparison":
-        """The table; ``per_token`` is what a token took in a plain and a drafted run together, in seconds."""
+        """Times of all ``drafters``; ``per_token`` are about the seconds that a token takes."""
         from paceline.bench.generation import decoding
-        from paceline.bench.report import make_table
         from paceline.bench.runner import compare
         from paceline.bench.suites import PYTHON_PROMPTS
+        from paceline.cli.progress import waiting
 
         tokens = min(TABLE_TOKENS, self.max_tokens)
-        one_pass = per_token * tokens * len(PYTHON_PROMPTS) * len(drafters) / 2
+        one_pass = per_token * tokens * len(PYTHON_PROMPTS) * len(drafters)
         repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(TABLE_SECONDS / one_pass) - 1))
         configurations = [
             decoding(
@@ -146,16 +177,17 @@ class Demo(Command):
             for name, proposer in drafters.items()
         ]
         console.rule("timing", align="left", style="dim")
-        title = f"{len(PYTHON_PROMPTS)} prompts x {tokens} tokens, one at a time; median (lowest-highest) of {repeats}"
-        with console.status("measuring ...") as status:
-            comparison = compare(configurations, baseline="plain", repeats=repeats, progress=status.update)
-        console.print(make_table(comparison, title=title))
-        looping = comparison["plain"].num_looping
-        if looping:
-            console.print(
-                f"{looping} of {len(PYTHON_PROMPTS)} outputs mostly repeat themselves, which favours drafters."
-            )
-        return comparison
+        work = f"{len(PYTHON_PROMPTS)} prompts x {tokens} tokens, one at a time, {repeats} times"
+        console.print(f"{work}; intervals are 95 %, over prompts and repeats\n", soft_wrap=True)
+        with waiting(notes, f"measuring, up to {max(1.0, one_pass * (repeats + 1)):.0f} s") as progress:
+            return compare(configurations, baseline="plain", repeats=repeats, progress=progress)
+
+    def _costs(self, target: "Loaded", drafter: "DrafterLike", prompt: str) -> "tuple[DepthCost, ...]":
+        """What the controller, if any, has learnt of steps with ``drafter`` by their draft length."""
+        from paceline.api import generate
+
+        (result,) = generate(target, prompt, self._params(), drafter=drafter, num_draft_tokens=self.num_draft_tokens)
+        return result.stats.costs
 
 
 def _name_of(head: Path) -> str:
@@ -169,6 +201,13 @@ def _describe(loaded: "Loaded") -> str:
     lm = loaded.lm
     count = sum(p.numel() for p in lm.parameters()) if isinstance(lm, torch.nn.Module) else 0
     return f"{count / 1e6:.1f} M parameters, {lm.num_layers} layers, {loaded.dtype} ({loaded.name})"
+
+
+def _print_looping(console: Console, comparison: "Comparison") -> None:
+    plain = comparison["plain"]
+    if plain.num_looping:
+        total = len(plain.sample.tokens)
+        console.print(f"{plain.num_looping} of {total} outputs mostly repeat themselves, which favours drafters.")
 
 
 def _compare(console: Console, plain: "Result", fast: "Result") -> bool:

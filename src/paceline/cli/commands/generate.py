@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from rich.console import Console
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
-from paceline.cli.console import open_notes
+from paceline.cli.console import open_console, open_notes
 from paceline.cli.options import POSITIONAL, BatchSize, DraftOptions, ModelOptions, OutputOptions, Profile, PromptFile
 from paceline.cli.prompt_file.journal import STDOUT, check_writable
 from paceline.cli.sampling_options import SamplingOptions
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Generate(Command):
     """Generate from one prompt or a file of prompts. Drafting does not change the output.
 
-    On a terminal the tokens are coloured by their source and a summary follows. Elsewhere only the text is printed.
+    On a terminal the text follows the prompt, its tokens coloured by their source, and a summary follows. Elsewhere
+    only the text is printed. --color always is as on a terminal.
 
     With --prompt-file each prompt gives one JSON line of --output, in order. An invalid prompt fails alone. After an
     interruption of any kind, the same command continues where it stopped.
@@ -35,6 +36,7 @@ class Generate(Command):
 
         paceline generate --model DIR "def add(a, b):"
         paceline generate --model DIR --draft SMALL_DIR --stats "import os"
+        paceline generate --model DIR --draft SMALL_DIR --show-rejected "import os"
         paceline generate --model DIR --drafter ngram --temperature 0.8 --seed 7 -n 3 "x"
         paceline generate --model DIR --repetition-penalty 1.1 --logit-bias 42=-inf "x"
         paceline generate --model DIR --json-schema schema.json "A person:"
@@ -64,7 +66,7 @@ class Generate(Command):
         from paceline.cli.prompt_file.batch import Batch
         from paceline.cli.prompt_file.prompts import read_prompts
 
-        notes = open_notes(quiet=self.output.quiet, log_level=self.output.log_level)
+        notes = open_notes(quiet=self.output.quiet, log_level=self.output.log_level, color=self.output.color)
         params = SamplingParams().updated(self.sampling.params())
         self._check(params)
         if self.prompt_file is not None:
@@ -95,8 +97,17 @@ class Generate(Command):
             raise ValueError("a prompt and --prompt-file: give one of them")
         elif params.seed is None:
             raise ValueError("--seed -1 with --prompt-file: it could not be resumed, give a seed from 0")
+        if self.output.show_rejected:
+            self._check_show_rejected()
         if self.output.overwrite and self.output.output in (None, STDOUT):
             raise ValueError("--overwrite without --output FILE: there is nothing to overwrite")
+
+    def _check_show_rejected(self) -> None:
+        if self.drafting.draft is None and self.drafting.drafter is None:
+            raise ValueError("--show-rejected without a drafter: give --draft DIR or --drafter NAME")
+        given = "--prompt-file" if self.prompt_file is not None else "--json" if self.output.json else None
+        if given is not None:
+            raise ValueError(f"--show-rejected with {given}: it shows plain text alone, leave one of them out")
 
     def _run_one(self, params: "SamplingParams", notes: Console) -> int:
         from paceline.api import stream
@@ -119,22 +130,25 @@ class Generate(Command):
                 num_draft_tokens=self.drafting.count,
                 batch_size=self.batch_size,
                 profile=self.profile or "auto",
+                rejected=self.output.show_rejected,
             )
         except ValueError as error:  # there is only one prompt
             raise ValueError(str(error).removeprefix("prompt 0: ")) from error
         start = time.perf_counter()
-        console = Console(highlight=False)
-        coloured = path is None and console.is_terminal and not self.output.json
+        console = open_console(self.output.color)
+        on_terminal = path is None and console.is_terminal and not self.output.json
         with _open(path) as file:
             if self.output.json:
                 complete = _print_json(texts, file)
             else:
-                printer = SourcePrinter(console=console, num_samples=params.n) if coloured else AsText(file)
+                printer = SourcePrinter(console=console, num_samples=params.n) if on_terminal else AsText(file)
+                if isinstance(printer, SourcePrinter) and not self.output.quiet:
+                    printer.prompt(text, alone=self.chat or params.n > 1)
                 complete = show_samples(texts, printer, num_samples=params.n)
         seconds = time.perf_counter() - start
         results = texts.results()
         totals = Totals.of(results)
-        if coloured and not self.output.quiet:
+        if on_terminal and not self.output.quiet:
             self._summarise(totals, notes, complete)
         if self.output.stats:
             notes.print(stats_table(totals, seconds=seconds))
@@ -163,7 +177,7 @@ class Generate(Command):
         if counts is None:
             return
         if self.drafting.draft is not None or self.drafting.drafter is not None:
-            print_legend(notes)
+            print_legend(notes, rejected=self.output.show_rejected)
         rate = f", {counts.acceptance_rate:.0%} of the drafted tokens accepted" if sum(counts.drafted) else ""
         notes.print(
             f"{counts.emitted} tokens in {counts.steps} steps: {counts.mean_acceptance_length:.2f} per step{rate}"
