@@ -2,18 +2,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What running needs is installed, and what developing needs.
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
 
-$(STAMP): pyproject.toml constraints.txt demo/pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+$(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
+	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable . --editable ./demo
+	@touch $(RUNS)
+
+$(STAMP): $(RUNS)
+	@echo "Installing what tests and documentation need"
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --editable ./demo --group dev
 	touch $(STAMP)
 
-demo: $(STAMP)  ## Decode with and without a draft, compare, and show what it pays
-	$(BIN)/paceline demo
+demo: $(RUNS)  ## Watch a prompt being drafted and verified, and see what drafting gains here
+	@$(BIN)/paceline demo
 
 test: lint types imports tests  ## Everything that must hold before a change lands
 
