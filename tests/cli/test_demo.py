@@ -15,6 +15,7 @@ from tests.draft_heads.test_prophet import make
 
 TOKENS = 14
 DRAFTED = ["--num-draft-tokens", 5]  # in every step
+LINE = r"^{} +\d+ +\d\.\d\d +(\d+% +)?\d\.\d\dx( <1)? .*━"  # of the table
 
 
 def demo(*arguments, tokens=TOKENS):
@@ -30,16 +31,18 @@ def test_demo_shows_compares_and_times(capsys):
     captured = capsys.readouterr()
     out = captured.out
     pattern = rf"plainly {TOKENS} tokens in (\d+) steps, drafted {TOKENS} tokens in (\d+) steps: identical"
-    counts = re.findall(pattern, out)
-    assert len(counts) == len(PYTHON_PROMPTS)
-    assert all(int(plain) == TOKENS for plain, _ in counts)
-    assert sum(int(drafted) for _, drafted in counts) < 0.7 * TOKENS * len(PYTHON_PROMPTS), "drafting saves steps"
+    [(plain, drafted)] = re.findall(pattern, out)
+    assert int(plain) == TOKENS and int(drafted) < 0.7 * TOKENS, "drafting saves steps"
+    assert out.startswith("Decodes a prompt with a draft model as you watch, then times 2 drafters ")
+    assert out.splitlines()[0].endswith(": half a minute, or more with large models.")
     for line in ("~~ drafted and accepted", *PYTHON_PROMPTS[0].splitlines(), "All tokens are identical"):
         assert line in out
     assert re.search(r"~+[\^+]", out), "tokens are marked by source"
     for name in ("plain", "ngram", "draft model"):
-        assert re.search(rf"^ ?{name} +\d+ \(\d+-\d+\) +\d\.\d\d ", out, re.MULTILINE), name
+        assert re.search(LINE.format(name), out, re.MULTILINE), name
+    assert out.splitlines()[-1].startswith(("drafting pays here: ", "no drafter is measur", "drafting does not pay"))
     assert "\x1b" not in out, "no colours outside a terminal"
+    assert "measuring, up to " in captured.err
 
 
 def test_broken_drafter_makes_the_demo_fail(capsys, monkeypatch):
@@ -76,7 +79,7 @@ def heads(tmp_path):
 def test_heads_of_a_target_are_timed_where_they_are_given(capsys, heads):
     assert demo(*of_pair(), "--head", heads["prophet"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^ ?prophet +\d+ ", out, re.MULTILINE) and "early exit" not in out
+    assert re.search(LINE.format("prophet"), out, re.MULTILINE) and "early exit" not in out
     assert demo("--target", pair().draft, "--draft", pair().draft, "--head", heads["prophet"]) == 2
     assert "is a head of target" in capsys.readouterr().err
 
@@ -97,7 +100,7 @@ def test_embedded_pair_is_the_default(capsys, monkeypatch, heads):
     out = capsys.readouterr().out
     assert "All tokens are identical" in out
     for name in ("early exit", "prophet"):
-        assert re.search(rf"^ ?{name} +\d+ \(\d+-\d+\) +\d\.\d\d ", out, re.MULTILINE), name
+        assert re.search(LINE.format(name), out, re.MULTILINE), name
 
 
 REFUSED = {
@@ -117,7 +120,7 @@ def test_bad_input_is_one_line_and_exit_code_two(case, capsys, tmp_path):
     assert demo(*(places.get(word, word) for word in arguments)) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1
-    assert captured.out == ""
+    assert len(captured.out.splitlines()) <= 2, "what would have happened at most"
 
 
 def test_missing_demo_package_is_one_line_and_exit_code_two(capsys, monkeypatch):

@@ -25,6 +25,12 @@ REFUSED = {
     "prompt that is not UTF-8": ([*GIVEN, "-"], ["standard input is not UTF-8", "convert it"]),
     "log level": (text("-v", "loud"), ["--log-level loud: known are debug, info, warning, error"]),
     "quiet and loud": (text("-q", "-v", "info"), ["--quiet and --log-level info: give one of them"]),
+    "colour": (text("--color", "red"), ["--color red: known are always, never, auto"]),
+    "rejected tokens of nothing": (text("--show-rejected"), ["--show-rejected without a drafter: give --draft DIR or"]),
+    "rejected tokens as JSON": (
+        text("--show-rejected", "--json", "--drafter", "ngram"),
+        ["--show-rejected with --json: it shows plain text alone"],
+    ),
     # the model
     "no such directory": (
         ["generate", "--model", "/nowhere/at/all", "x"],

@@ -10,8 +10,10 @@ import sys
 import pytest
 
 from paceline import __version__
-from paceline.api import SamplingParams, generate, load, stream
+from paceline.api import SamplingParams, Source, generate, load, stream
 from paceline.cli import run
+from paceline.cli.console import open_console, open_notes
+from paceline.cli.show import AsText, SourcePrinter
 from paceline.engine.runner import Runner
 from tests.api.checkpoints import pair
 
@@ -145,6 +147,7 @@ def test_options_reach_the_stream_and_defaults_are_greedy_and_short(monkeypatch)
         "num_draft_tokens": "auto",
         "batch_size": None,
         "profile": "auto",
+        "rejected": False,
     }
     assert seen == [
         (
@@ -174,10 +177,64 @@ def test_terminal_has_a_rule_for_each_sample_and_a_summary(capsys, monkeypatch):
     options = ["-n", 2, "--temperature", "0.9", "--max-tokens", 12, "--draft", pair().draft, "--num-draft-tokens", 5]
     assert run(command(*options)) == 0
     captured = capsys.readouterr()
+    assert captured.out.startswith(f"{PROMPT}\nsample 1 of 2")
     assert captured.out.index("sample 1 of 2") < captured.out.index("sample 2 of 2") and "~~" in captured.out
     assert "24 tokens in " in captured.err and "drafted and accepted" in captured.err
     assert run(command(*options, "--quiet")) == 0
-    assert capsys.readouterr() == (captured.out, "")
+    assert capsys.readouterr() == (captured.out.removeprefix(f"{PROMPT}\n"), "")
+
+
+def test_prompt_is_dimmed_where_there_is_colour_and_in_a_pipe_only_by_request(expected, capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    words = command("--max-tokens", 24, "--draft", pair().draft, "--num-draft-tokens", 5)
+    assert run([*words, "--color", "always"]) == 0
+    assert capsys.readouterr().out.startswith(f"\x1b[2m{PROMPT}\x1b[0m\x1b[32m")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run([*words, "--color", "never"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(PROMPT) and "~~" in out and "\x1b" not in out
+    monkeypatch.delenv("FORCE_COLOR")
+    assert run(words) == 0
+    assert capsys.readouterr() == (f"{expected.text}\n", "")
+
+
+def test_rejected_tokens_are_in_brackets_or_struck_through(expected, capsys):
+    words = command("--max-tokens", 24, "--draft", pair().draft, "--num-draft-tokens", 5, "--show-rejected")
+    assert run(words) == 0
+    out = capsys.readouterr().out
+    assert "[-" in out and re.sub(r"\[-.*?-\]", "", out) == f"{expected.text}\n"
+    assert run([*words, "--color", "always"]) == 0
+    captured = capsys.readouterr()
+    assert "\x1b[2;9;31m" in captured.out and "\x1b[2;9;31mdrafted and rejected" in captured.err
+
+
+@pytest.mark.parametrize(("pieces", "waits"), [(("a", "b"), True), (("a\n",), False), ((), False)])
+def test_warnings_wait_for_the_end_of_a_line_and_name_options(pieces, waits, capsys):
+    open_notes(quiet=False, log_level=None)
+    for printer in (AsText(sys.stdout), SourcePrinter(console=open_console())):
+        for piece in pieces:
+            printer.put(piece, Source.DRAFTED)
+        logging.getLogger("paceline").warning("lower num_draft_tokens, take another drafter, or none")
+        said = "paceline: warning: lower --num-draft-tokens, take another drafter, or none\n"
+        assert capsys.readouterr().err == ("" if waits else said)
+        printer.end()
+        assert capsys.readouterr().err == (said if waits else "")
+
+
+def test_error_while_a_line_is_open_begins_a_new_one(capsys, monkeypatch):
+    steps = []
+
+    def fails(self, launch=Runner.launch):
+        steps.append(1)
+        if len(steps) == 4:
+            logging.getLogger("paceline").warning("mind")
+            raise ValueError("no more")
+        return launch(self)
+
+    monkeypatch.setattr(Runner, "launch", fails)
+    assert run(command("--max-tokens", 24)) == 2
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\n") and captured.err == "paceline: warning: mind\npaceline: no more\n"
 
 
 def test_output_file_holds_what_would_be_printed(tmp_path, expected, capsys):
@@ -259,7 +316,7 @@ def test_log_level_filters_messages(capsys):
     for level, seen_results in (("warning", True), ("error", False)):
         assert run(command("--max-tokens", 2, "--log-level", level)) == 0
         logging.getLogger("paceline").warning("something to %s", "know")
-        assert capsys.readouterr().err == ("warning: something to know\n" if seen_results else "")
+        assert capsys.readouterr().err == ("paceline: warning: something to know\n" if seen_results else "")
     assert run(command("--max-tokens", 2, "-q")) == 0
     logging.getLogger("paceline").warning("something")
     assert capsys.readouterr().err == ""

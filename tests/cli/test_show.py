@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -7,16 +8,16 @@ from paceline.api import Source
 from paceline.cli.show import SourcePrinter, print_legend
 
 
-def printed(pieces, *, prompt="", colour=False, width=80):
+def printed(pieces, *, prompt="", colour=False, width=80, pace=None):
     file = io.StringIO()
     system = "truecolor" if colour else None
     console = Console(
         file=file, force_terminal=colour, color_system=system, highlight=False, width=width, no_color=False
     )
-    printer = SourcePrinter(console=console)
+    printer = SourcePrinter(console=console, pace=pace)
     printer.prompt(prompt)
-    for text, source in pieces:
-        printer.put(text, source)
+    for piece in pieces:
+        printer.put(*piece)
     printer.end()
     return file.getvalue()
 
@@ -61,3 +62,30 @@ def test_legend_explains_every_mark():
     assert all(
         mark in file.getvalue() for mark in ("~~ drafted", "^^ the target's correction", "++ the target's bonus")
     )
+    file = io.StringIO()
+    print_legend(Console(file=file, color_system=None, width=120), rejected=True)
+    assert "-- drafted and rejected" in file.getvalue()
+
+
+REJECTED = [
+    ("for ", Source.DRAFTED),
+    ("x", Source.CORRECTED, "y in\n  "),
+    (" in:\n", Source.PLAIN),
+    ("end", Source.BONUS),
+]
+
+
+def test_rejected_tokens_stay_in_one_line_and_are_marked_where_there_is_no_colour():
+    assert printed(REJECTED, prompt=">") == ">for [-y in\u21b5  -]x in:\n ~~~~-----------^\nend\n+++\n"
+
+
+def test_rejected_tokens_are_struck_through_in_colour():
+    assert "\x1b[2;9;31my in\u21b5  \x1b[0m\x1b[1;33mx" in printed(REJECTED, colour=True)
+
+
+def test_animated_line_is_drawn_again_and_ends_without_what_was_rejected():
+    out = printed(REJECTED, prompt="# prompt\n>", colour=True, pace=0.0)
+    struck = out.index("\x1b[2;9;31my in\u21b5  \x1b[0m")
+    assert out.startswith("\x1b[2m# prompt\x1b[0m\n") and "\x1b[2K" in out[struck:]
+    lines = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", line.rpartition("\x1b[2K")[2]) for line in out.split("\n")]
+    assert lines[:3] == ["# prompt", ">for x in:", "end"], "of each line, what was drawn last"

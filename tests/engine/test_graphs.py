@@ -181,14 +181,15 @@ def test_stop_tokens_that_come_too_early_for_any_row_have_recordings_of_their_ow
     assert made.runner.recorder.num_recorded == 2
 
 
-def test_steps_that_look_up_log_probabilities_are_called_and_leave_nothing_behind():
-    asking = [Request(tokens=[5, 9], max_tokens=6, logprobs=2)]
+@pytest.mark.parametrize("asks", [{"logprobs": 2}, {"rejected": True}])
+def test_steps_that_report_more_are_called_and_leave_nothing_behind(asks):
+    asking = [Request(tokens=[5, 9], max_tokens=6, **asks)]
     plain, made = Side(NoDrafter()), Side(NoDrafter(), graphs=RecordedGraphs())
     for requests in (ragged(2), asking, ragged(2)):
         outputs, closings = made.serve(requests)
         assert (outputs, closings) == plain.serve(requests)
-        assert any(output.logprobs for output in outputs) == (requests is asking)
-    assert made.decoder.batch.step_logprobs is None
+        assert any(output.logprobs for output in outputs) == (requests is asking and "logprobs" in asks)
+    assert made.decoder.batch.step_logprobs is made.decoder.batch.step_drafts is None
     assert made.runner.num_called == WARM_UP + 6
 
 

@@ -102,7 +102,9 @@ def verdict(found: Sequence[Gain], option: str, costs: Sequence[DepthCost]) -> s
             f"{best.tokens_per_step:.2f} tokens per step instead of 1"
         )
     if ratio.high >= 1:
-        told = f"no drafter is faster for sure here: {ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) {with_it}"
+        told = (
+            f"no drafter is measurably faster here: {ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) {with_it}"
+        )
     else:
         told = f"drafting does not pay here: the best gives {ratio.value:.2f}x, {with_it}"
     return f"{told}. {_reason(found[0], best, costs)}"
@@ -122,6 +124,8 @@ def _reason(plain: Gain, best: Gain, costs: Sequence[DepthCost]) -> str:
         subject = "A step with a draft"
     why = f"{subject} takes {needed:.2f} times as long as one without, so it pays from {needed:.2f} tokens, "
     why += f"and gives {expected:.2f}"
+    if expected >= needed and best.speedup.high < 1:
+        return f"{why}: it may pay over longer outputs than these, which `paceline advise` estimates"
     if expected >= needed:
         return f"{why}: too near to tell. `paceline advise` measures for longer, and a larger target gains more"
     if needed < most:
