@@ -40,7 +40,7 @@ def test_fastest_for_sure_is_the_best():
     assert found[3].speedup.low < 1 < found[2].speedup.value
     assert best_of(found).name == "fast"
     said = verdict(found, "--draft DIR", ())
-    assert said.startswith("drafting pays here: 2.0x with fast (--draft DIR), at least 1.9")
+    assert said.startswith("drafting pays here: 2.00x with fast (--draft DIR), at least 1.9")
     assert said.endswith("4.00 tokens per step instead of 1")
 
 

@@ -98,7 +98,7 @@ def verdict(found: Sequence[Gain], option: str, costs: Sequence[DepthCost]) -> s
     with_it = f"with {best.name} ({option})"
     if ratio.low > 1:
         return (
-            f"drafting pays here: {ratio.value:.1f}x {with_it}, at least {ratio.low:.2f}x (95 % interval); "
+            f"drafting pays here: {ratio.value:.2f}x {with_it}, at least {ratio.low:.2f}x (95 % interval); "
             f"{best.tokens_per_step:.2f} tokens per step instead of 1"
         )
     if ratio.high >= 1:
