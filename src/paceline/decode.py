@@ -269,7 +269,6 @@ class Decoder:
             plan=StepPlan(self.plan.max_draft_tokens),
             num_logprobs=batch.num_logprobs,
             logprobs=batch.step_logprobs,
-            drafts=batch.step_drafts,
             failures=self.constraints.take_failures(),
         )
 

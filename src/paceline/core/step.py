@@ -125,8 +125,8 @@ def read_results(
     plan: StepPlan,
     num_logprobs: Sequence[int | None],
     logprobs: StepLogprobs | None,
-    drafts: StepDrafts | None,
     failures: Mapping[int, Exception],
+    drafts: StepDrafts | None = None,
     timer: Callable[[], PhaseSeconds] = PhaseSeconds,
 ) -> StepResult:
     """The result that ``results`` (Batch.results) hold; ``num_logprobs`` says how many each row asks for.

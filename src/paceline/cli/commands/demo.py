@@ -73,7 +73,7 @@ class Demo(Command):
         from paceline.bench.machine import describe
         from paceline.bench.suites import PYTHON_PROMPTS
         from paceline.cli.show import print_legend
-        from paceline.cli.verdict import best_of, gain_table, gains, verdict
+        from paceline.cli.conclusion import best_of, gain_table, gains, conclusion
 
         torch.set_num_threads(self.threads)
         # float32 is faster than bfloat16 for models this small, and near ties stay apart.
@@ -104,7 +104,7 @@ class Demo(Command):
             else "\n[bold red]The tokens differ[/bold red]: this is a bug, please report it with the output above.",
             soft_wrap=True,
         )
-        console.print(verdict(found, options[best.name], costs), style="bold", soft_wrap=True, markup=False)
+        console.print(conclusion(found, options[best.name], costs), style="bold", soft_wrap=True, markup=False)
         return EXIT_OK if same else EXIT_DIFFERENT
 
     def _params(self) -> "SamplingParams":

@@ -87,7 +87,7 @@ def gain_table(found: Sequence[Gain]) -> Table:
     return table
 
 
-def verdict(found: Sequence[Gain], option: str, costs: Sequence[DepthCost]) -> str:
+def conclusion(found: Sequence[Gain], option: str, costs: Sequence[DepthCost]) -> str:
     """Whether drafting pays, with what; or why not, and what would.
 
     ``option`` is how ``paceline generate`` is given the best drafter, ``costs`` what its steps cost and promise by

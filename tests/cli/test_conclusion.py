@@ -1,10 +1,10 @@
-"""The verdict of the demo: what it says of which times, and where the table marks a number."""
+"""The conclusion of the demo: what it says of which times, and where the table marks a number."""
 
 import pytest
 from rich.console import Console
 
 from paceline.bench.runner import Configuration, Sample, compare
-from paceline.cli.verdict import best_of, gain_table, gains, verdict
+from paceline.cli.conclusion import best_of, gain_table, gains, conclusion
 from paceline.core.stats import Summary
 from paceline.engine.costs import DepthCost
 
@@ -39,7 +39,7 @@ def test_fastest_for_sure_is_the_best():
     found = measure(slow=SLOW, fast=FAST, unsure=[2.0, 30.0, 2.0, 2.0])
     assert found[3].speedup.low < 1 < found[2].speedup.value
     assert best_of(found).name == "fast"
-    said = verdict(found, "--draft DIR", ())
+    said = conclusion(found, "--draft DIR", ())
     assert said.startswith("drafting pays here: 2.00x with fast (--draft DIR), at least 1.9")
     assert said.endswith("4.00 tokens per step instead of 1")
 
@@ -72,9 +72,9 @@ REASONS = {
 
 
 @pytest.mark.parametrize("case", REASONS)
-def test_verdict_says_why_drafting_does_not_pay_and_what_would(case):
+def test_it_says_why_drafting_does_not_pay_and_what_would(case):
     (costs, seconds, steps), said = REASONS[case]
-    assert verdict(measure(steps, own=seconds), "--draft D", costs).endswith(said)
+    assert conclusion(measure(steps, own=seconds), "--draft D", costs).endswith(said)
 
 
 def test_ratios_below_one_are_marked_and_every_line_has_a_bar():
