@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from paceline.bench.runner import Configuration, Sample, compare
-from paceline.cli.conclusion import best_of, gain_table, gains, conclusion
+from paceline.cli.conclusion import best_of, conclusion, gain_table, gains
 from paceline.core.stats import Summary
 from paceline.engine.costs import DepthCost
 

@@ -72,8 +72,8 @@ class Demo(Command):
         from paceline.api import build_drafter, generate, load
         from paceline.bench.machine import describe
         from paceline.bench.suites import PYTHON_PROMPTS
+        from paceline.cli.conclusion import best_of, conclusion, gain_table, gains
         from paceline.cli.show import print_legend
-        from paceline.cli.conclusion import best_of, gain_table, gains, conclusion
 
         torch.set_num_threads(self.threads)
         # float32 is faster than bfloat16 for models this small, and near ties stay apart.
