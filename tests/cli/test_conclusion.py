@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from paceline.bench.runner import Configuration, Sample, compare
-from paceline.cli.conclusion import best_of, conclusion, gain_table, gains
+from paceline.cli.conclusion import best_of, conclusion, speedup_table, speedups
 from paceline.core.stats import Summary
 from paceline.engine.costs import DepthCost
 
@@ -13,7 +13,7 @@ FAST, SLOW, UNSURE = [5.0, 5.1, 4.9, 5.0], [20.0, 21.0, 19.0, 20.0], [7.0, 14.0,
 
 
 def measure(steps=10, **seconds):
-    """Gains where plain decoding takes 10 s for 40 steps and others what is given, for ``steps`` of two tokens."""
+    """Speed-ups where plain decoding takes 10 s for 40 steps and others what is given, for ``steps`` of two tokens."""
     now = [0.0]
 
     def configuration(name, times, steps, drafted):
@@ -28,7 +28,7 @@ def measure(steps=10, **seconds):
 
     sides = [configuration("plain", [10.0] * 4, TOKENS, 0)]
     sides += [configuration(name, times, steps, steps) for name, times in seconds.items()]
-    return gains(compare(sides, baseline="plain", repeats=4, clock=lambda: now[0]))
+    return speedups(compare(sides, baseline="plain", repeats=4, clock=lambda: now[0]))
 
 
 def cost(depth, break_even, expected):
@@ -37,7 +37,7 @@ def cost(depth, break_even, expected):
 
 def test_fastest_for_sure_is_the_best():
     found = measure(slow=SLOW, fast=FAST, unsure=[2.0, 30.0, 2.0, 2.0])
-    assert found[3].speedup.low < 1 < found[2].speedup.value
+    assert found[3].ratio.low < 1 < found[2].ratio.value
     assert best_of(found).name == "fast"
     said = conclusion(found, "--draft DIR", ())
     assert said.startswith("drafting pays here: 2.00x with fast (--draft DIR), at least 1.9")
@@ -80,7 +80,7 @@ def test_it_says_why_drafting_does_not_pay_and_what_would(case):
 def test_ratios_below_one_are_marked_and_every_line_has_a_bar():
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
-        console.print(gain_table(measure(slow=SLOW, fast=FAST)))
+        console.print(speedup_table(measure(slow=SLOW, fast=FAST)))
     _, plain, slow, fast = capture.get().splitlines()
     assert [line.count("<1") for line in (plain, slow, fast)] == [0, 1, 0] and "0.50x <1" in slow
     assert [line.count("━") for line in (plain, slow, fast)] == [5, 2, 10]

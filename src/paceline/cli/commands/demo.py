@@ -72,7 +72,7 @@ class Demo(Command):
         from paceline.api import build_drafter, generate, load
         from paceline.bench.machine import describe
         from paceline.bench.suites import PYTHON_PROMPTS
-        from paceline.cli.conclusion import best_of, conclusion, gain_table, gains
+        from paceline.cli.conclusion import best_of, conclusion, speedup_table, speedups
         from paceline.cli.show import print_legend
 
         torch.set_num_threads(self.threads)
@@ -93,11 +93,11 @@ class Demo(Command):
         same = _compare(console, plain, fast)
         comparison = self._measure(console, notes, target, drafters, per_token)
         same = same and all(measured.identical for measured in comparison.measured)
-        found = gains(comparison)
+        found = speedups(comparison)
         best = best_of(found)
-        console.print(gain_table(found))
+        console.print(speedup_table(found))
         _print_looping(console, comparison)
-        costs = () if best.speedup.low > 1 else self._costs(target, drafters[best.name], prompt)
+        costs = () if best.ratio.low > 1 else self._costs(target, drafters[best.name], prompt)
         console.print(
             "\nAll tokens are identical: drafting changed the time, not the output."
             if same
