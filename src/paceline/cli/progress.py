@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from paceline.core.stats import Summary
+if TYPE_CHECKING:
+    from paceline.core.stats import Summary
 
 PERIOD = 0.25  # seconds between two updates of the speed
 
@@ -66,7 +67,7 @@ class PromptProgress:
         """One more prompt has ended."""
         self._progress.advance(self._task)
 
-    def refresh(self, count: Callable[[], Summary | None]) -> None:
+    def refresh(self, count: "Callable[[], Summary | None]") -> None:
         """Show the speed so far, at most once per PERIOD; ``count`` is called only then."""
         now = time.perf_counter()
         if not self._shown or now - self._refreshed < PERIOD:

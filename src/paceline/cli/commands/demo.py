@@ -11,14 +11,15 @@ from rich.console import Console
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
 from paceline.cli.console import open_console, open_notes
 from paceline.cli.options import AT_LEAST_1, Color, DraftLength
+from paceline.cli.progress import waiting
 
 if TYPE_CHECKING:
     from paceline.api import Loaded, Result, SamplingParams
     from paceline.api.build import DrafterLike
     from paceline.bench.runner import Comparison
-    from paceline.drafters.base import Drafter
     from paceline.engine.costs import DepthCost
 
+PLAIN, MODEL = "plain", "draft model"  # names in the table
 PACE = 0.03  # seconds for which each token of the animated prompt is looked at
 TABLE_TOKENS = 48  # per prompt and repeat
 TABLE_SECONDS = 20.0  # the table's repeats are as many as fit, within the limits
@@ -58,29 +59,25 @@ class Demo(Command):
 
     def run(self) -> int:
         """Show, compare and time; EXIT_DIFFERENT if any token differs."""
-        pair, heads = self._pair(), self._heads()
+        if (self.target is None) != (self.draft is None):
+            raise ValueError("give both --target and --draft, or neither for the embedded pair")
         console, notes = open_console(self.color), open_notes(quiet=False, log_level=None, color=self.color)
-        options = {"ngram": "--drafter ngram", "draft model": f"--draft {pair[1]}"}
-        options |= {_name_of(path): f"--draft {path}" for path in heads}
         console.print(
-            f"Decodes a prompt with a draft model as you watch, then times {len(options)} drafters beside plain "
-            f"decoding: half a minute{'' if self.target is None else ', or more with large models'}.\n",
+            "Decodes a prompt with a draft model as you watch, then times every drafter beside plain decoding: half a "
+            f"minute{'' if self.target is None else ', or more with large models'}.\n",
             soft_wrap=True,
         )
-        import torch
-
-        from paceline.api import build_drafter, generate, load
+        with waiting(notes, "loading PyTorch and the models"):
+            pair, heads = self._pair(), self._heads()
+            target, draft, drafters = self._load(pair, heads)
+        options = {"ngram": "--drafter ngram", MODEL: f"--draft {pair[1]}"}
+        options |= {_name_of(path): f"--draft {path}" for path in heads}
+        from paceline.api import generate
         from paceline.bench.machine import describe
         from paceline.bench.suites import PYTHON_PROMPTS
         from paceline.cli.conclusion import best_of, conclusion, speedup_table, speedups
         from paceline.cli.show import print_legend
 
-        torch.set_num_threads(self.threads)
-        # float32 is faster than bfloat16 for models this small, and near ties stay apart.
-        target, draft = (load(path, dtype=torch.float32) for path in pair)
-        drafter = build_drafter(draft, target=target)
-        drafters: dict[str, DrafterLike] = {"plain": None, "ngram": "ngram", "draft model": drafter}
-        drafters |= {_name_of(path): build_drafter(path, target=target) for path in heads}
         header = f"target: {_describe(target)}\ndraft:  {_describe(draft)}\n{describe()}\n"
         console.print(header, soft_wrap=True, markup=False)
 
@@ -89,7 +86,7 @@ class Demo(Command):
         (plain,) = generate(target, prompt, self._params())
         per_token = (time.perf_counter() - start) / self.max_tokens
         print_legend(console, rejected=True)
-        (fast,) = self._show(console, target, drafter, prompt)
+        (fast,) = self._show(console, target, drafters[MODEL], prompt)
         same = _compare(console, plain, fast)
         comparison = self._measure(console, notes, target, drafters, per_token)
         same = same and all(measured.identical for measured in comparison.measured)
@@ -107,6 +104,18 @@ class Demo(Command):
         console.print(conclusion(found, options[best.name], costs), style="bold", soft_wrap=True, markup=False)
         return EXIT_OK if same else EXIT_DIFFERENT
 
+    def _load(self, pair: tuple[Path, Path], heads: Sequence[Path]) -> "tuple[Loaded, Loaded, dict[str, DrafterLike]]":
+        """Target, draft model and what is timed, by name: plain decoding first."""
+        import torch
+
+        from paceline.api import build_drafter, load
+
+        torch.set_num_threads(self.threads)
+        # float32 is faster than bfloat16 for models this small, and near ties stay apart.
+        target, draft = (load(path, dtype=torch.float32) for path in pair)
+        built = {_name_of(path): build_drafter(path, target=target) for path in heads}
+        return target, draft, {PLAIN: None, "ngram": "ngram", MODEL: build_drafter(draft, target=target), **built}
+
     def _params(self) -> "SamplingParams":
         from paceline.api import SamplingParams
 
@@ -115,18 +124,14 @@ class Demo(Command):
     def _pair(self) -> tuple[Path, Path]:
         from paceline.api import embedded_pair
 
-        if self.target is not None and self.draft is not None:
-            return self.target, self.draft
-        if self.target is not None or self.draft is not None:
-            raise ValueError("give both --target and --draft, or neither for the embedded pair")
-        return embedded_pair()
+        return embedded_pair() if self.target is None or self.draft is None else (self.target, self.draft)
 
     def _heads(self) -> Sequence[Path]:
         from paceline.api import embedded_heads
 
         return self.head if self.head or self.target is not None else embedded_heads()
 
-    def _show(self, console: Console, target: "Loaded", drafter: "Drafter", prompt: str) -> list["Result"]:
+    def _show(self, console: Console, target: "Loaded", drafter: "DrafterLike", prompt: str) -> list["Result"]:
         """The speculative run, printed as it comes."""
         from paceline.api import stream
         from paceline.cli.show import SourcePrinter, can_animate
@@ -160,7 +165,6 @@ class Demo(Command):
         from paceline.bench.generation import decoding
         from paceline.bench.runner import compare
         from paceline.bench.suites import PYTHON_PROMPTS
-        from paceline.cli.progress import waiting
 
         tokens = min(TABLE_TOKENS, self.max_tokens)
         one_pass = per_token * tokens * len(PYTHON_PROMPTS) * len(drafters)
@@ -180,7 +184,7 @@ class Demo(Command):
         work = f"{len(PYTHON_PROMPTS)} prompts x {tokens} tokens, one at a time, {repeats} times"
         console.print(f"{work}; intervals are 95 %, over prompts and repeats\n", soft_wrap=True)
         with waiting(notes, f"measuring, up to {max(1.0, one_pass * (repeats + 1)):.0f} s") as progress:
-            return compare(configurations, baseline="plain", repeats=repeats, progress=progress)
+            return compare(configurations, baseline=PLAIN, repeats=repeats, progress=progress)
 
     def _costs(self, target: "Loaded", drafter: "DrafterLike", prompt: str) -> "tuple[DepthCost, ...]":
         """What the controller, if any, has learnt of steps with ``drafter`` by their draft length."""
@@ -204,7 +208,7 @@ def _describe(loaded: "Loaded") -> str:
 
 
 def _print_looping(console: Console, comparison: "Comparison") -> None:
-    plain = comparison["plain"]
+    plain = comparison[PLAIN]
     if plain.num_looping:
         total = len(plain.sample.tokens)
         console.print(f"{plain.num_looping} of {total} outputs mostly repeat themselves, which favours drafters.")
