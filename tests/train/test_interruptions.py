@@ -21,6 +21,7 @@ def assert_resumes(tmp_path):
     assert without_speed(tmp_path / "cut") == without_speed(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_run_after_its_step_with_a_checkpoint(number, tmp_path):
     run = trainer(tmp_path / "cut")
@@ -43,6 +44,7 @@ def test_signal_stops_the_run_after_its_step_with_a_checkpoint(number, tmp_path)
     assert_resumes(tmp_path)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_second_signal_ends_the_process_unless_repeats_are_ignored():
     with pytest.raises(KeyboardInterrupt), StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
