@@ -42,7 +42,7 @@ class Completion:
         self.index, self.sample, self.sequence, self.params, self.seed = index, sample, sequence, params, seed
         self._num_prompt, self._num = len(sequence), 0  # tokens of the prompt, and of the completion
         self.finish_reason: FinishReason | None = None
-        self.error: Exception | None = None
+        self.error: str | None = None  # no exception: its traceback would keep caches and logits
         self._stop_reason: int | str | None = None
         self._origins, self._criterion, self._tokenizer = origins, criterion, tokenizer
         self._stream: TextStream | None = None
@@ -82,7 +82,7 @@ class Completion:
                 break
         return pieces
 
-    def cancel(self, error: Exception | None = None) -> None:
+    def cancel(self, error: str | None = None) -> None:
         """End here; text that was held back is flushed."""
         if self.finish_reason is None:
             self.finish_reason, self.error = "cancelled", error
@@ -112,7 +112,7 @@ class Completion:
             stop_reason=self._stop_reason,
             seed=self.seed,
             stats=replace(stats, summary=self._clip(stats.summary), speed=speed, costs=costs, lossless=lossless),
-            error=None if self.error is None else str(self.error),
+            error=self.error,
         )
 
     @property
@@ -144,7 +144,7 @@ class Completion:
             if self._criterion(self.token_ids):
                 self._end("stop", None)
         except Exception as error:
-            self.error = error
+            self.error = str(error)
             self._end("cancelled", None)
 
     def _flush(self) -> str:

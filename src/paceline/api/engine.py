@@ -189,10 +189,11 @@ class Engine:
             entry = self._open[output.ticket]
             try:
                 if output.error is not None:
-                    raise output.error
-                entry.pieces.extend(entry.completion.take(output))
+                    entry.completion.cancel(str(output.error))
+                else:
+                    entry.pieces.extend(entry.completion.take(output))
             except Exception as error:  # ends this request alone
-                entry.completion.cancel(error)
+                entry.completion.cancel(str(error))
             if entry.completion.error is not None:
                 logger.warning("%s failed: %s", entry.name, entry.completion.error)
             if entry.completion.finish_reason is not None:

@@ -3,6 +3,7 @@
 Without constrained rows, nothing is read from the device. R rows, r rows with grammars, N nodes, V vocabulary.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,13 @@ from torch import Tensor
 from paceline.constraints.token_masks import Draft, commit, masks, prune
 from paceline.core.batch import Batch
 from paceline.core.constraint import Grammar, Processor
+from paceline.core.errors import without_frames
 from paceline.core.host import table
 from paceline.core.request import NEVER, Request
 from paceline.core.scores import TokenMask
 from paceline.core.tree import Draw, Tree, path_tokens
+
+logger = logging.getLogger("paceline")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,7 +221,8 @@ class HostConstraints:
             self._pending = None
 
     def _fail(self, row: int, error: Exception) -> None:
-        self.failures[row] = error
+        logger.debug("where the constraints of row %d failed", row, exc_info=error)
+        self.failures[row] = without_frames(error)
         del self._rows[row]
         self._drafts.pop(row, None)
 

@@ -36,7 +36,7 @@ class Runner:
     """Takes the steps of ``decoder``.
 
     ``reader`` (None: SyncReader) says how results are read; ``graphs`` (None: steps are called) records steps. A
-    drafter that raises costs its drafts, never the output: the error is logged and kept in ``drafter_error``, and
+    drafter that raises costs its drafts, never the output: the message is logged and kept in ``drafter_error``, and
     decoding goes on without drafts.
     """
 
@@ -44,7 +44,7 @@ class Runner:
         self.decoder = decoder
         # Of each row, as far as its results are read, the root last: the host's one copy, shared with the scheduler.
         self.sequences: dict[int, list[int]] = {}
-        self.drafter_error: Exception | None = None
+        self.drafter_error: str | None = None  # no exception: its traceback would keep caches and drafter
         self.recorder = None if graphs is None else Recorder(decoder=decoder, graphs=graphs)
         self.num_called = self.num_replayed = 0  # steps
         self._reader = reader or SyncReader(decoder)
@@ -169,7 +169,7 @@ class Runner:
         """Decode without drafts from now on."""
         if self.drafter_error is not None:  # not the drafter's: there is none any more
             raise error
-        self.drafter_error = error
+        self.drafter_error = str(error)
         kind = type(self.decoder.drafter).__name__
         self.decoder.drafter = NoDrafter(NoDraft.FAILED)
         self.decoder.plan = Fixed(self.decoder.plan.max_draft_tokens)  # so that every step says why it has no draft

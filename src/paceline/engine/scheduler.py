@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import final
 
+from paceline.core.errors import without_frames
 from paceline.core.host import integers
 from paceline.core.request import Request
 from paceline.core.step import Finish, StepResult
@@ -277,7 +278,7 @@ class Scheduler:
             except Exception as error:
                 self._waiting.remove(state)
                 self._finish(state)
-                self._failed.append(StepOutput(ticket=state.ticket, error=error))
+                self._failed.append(StepOutput(ticket=state.ticket, error=without_frames(error)))
 
     def _leave(self, state: RequestState) -> None:
         """Free the row of a request. Releasing it also stops work that only this request needed, as logprobs."""
