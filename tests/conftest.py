@@ -4,6 +4,10 @@ import os
 import signal
 
 import pytest
+
+# Or each worker of the suite has as many as there are cores, of each: of numpy, scipy and the tokenizers.
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
+
 import torch
 
 torch.set_num_threads(1)
