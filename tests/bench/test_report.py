@@ -82,7 +82,7 @@ def test_the_page_loads_nothing_and_escapes_everything(tmp_path):
     page = output.make_page(cells.measure(tmp_path).records, title="<i>title</i>")
     loads = Loads()
     loads.feed(page)
-    assert loads.found == [] and loads.num_drawings == 8
+    assert loads.found == [] and loads.num_drawings == 1 + 2 * 4  # the speeds, and for each length four of its own
     assert "&lt;i&gt;title" in page and "&lt;b&gt;bold" in page and not re.search(r"url\((?!#)", page)
 
 
@@ -103,8 +103,21 @@ def test_void_lines_have_no_times_in_tables(tmp_path):
     records = pairs.measure(
         tmp_path / "raw.jsonl", Bench(seconds=pairs.SECONDS, controls=[1] * len(pairs.AXES.cells()) + [2] * 4)
     )
-    assert printed(records).count("void, A/A 0.50") == 4
-    assert output.make_page(records, title="void").count('<tr class="void">') == 4
+    text, page = printed(records), output.make_page(records, title="void")
+    assert len(re.findall(r"\bvoid\b +- ", text)) == 4 and page.count('<td class="right">void</td>') == 4
+    assert page.count('<tr class="void">') == 4
+    for note in (text, page):
+        assert "came to 0.50 and not to 0.97 to 1.03" in " ".join(note.split())
+
+
+def test_charts_leave_out_void_cells_and_say_how_many(tmp_path):
+    page = output.make_page(cells.measure(tmp_path, Bench([1] * 8 + [1.5])).records, title="")
+    # The speeds of the four cells at batch 1, and the charts of all eight of that length.
+    assert re.findall(r"Left out: (\d of \d) cells, which are void", page) == ["1 of 4", *["1 of 8"] * 3]
+    all_void = tmp_path / "all"
+    all_void.mkdir()
+    page = output.make_page(cells.measure(all_void, Bench([1.5] * 16)).records, title="")
+    assert "All 16 cells are void" in page and page.count("<svg") == 2  # what was accepted needs no clock
 
 
 def test_differences_are_shown(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from paceline.bench.statistics import Estimate
+from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW, Estimate
 
 NARROWEST = 13  # characters of a column of names, which folds where the terminal is narrow
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Column(Generic[T]):
     ``heading`` is its heading in tables; None leaves it out. ``get`` is a dotted path or a function of the line.
     ``form`` is a format specification, also of an Estimate, or a function of the value. ``name`` is its name in CSV,
     where an Estimate takes three columns; None leaves it out. ``wide`` columns are shown in HTML alone. A ``timed``
-    value is not shown where the line is void. CSV leaves out a ``rare`` column without a single value.
+    value is not shown where the line is void. A ``rare`` column without a single value is left out.
     """
 
     heading: str | None
@@ -60,10 +60,13 @@ class Column(Generic[T]):
     def text(self, line: T) -> str:
         """The value as tables show it."""
         if self.timed and getattr(line, "void", False):
-            control = getattr(line, "control", None)
-            return "-" if not self.estimate else "void" if control is None else f"void, A/A {control:.2f}"
+            return "void" if self.estimate else "-"
         value = self.value(line)
         return "-" if value is None else self.form(value) if callable(self.form) else format(value, self.form)
+
+    def shows(self, lines: Iterable[T]) -> bool:
+        """Whether a table of these lines has this column."""
+        return not self.rare or any(self.value(line) is not None for line in lines)
 
     def names(self) -> list[str]:
         """Of its CSV columns."""
@@ -84,7 +87,7 @@ class Column(Generic[T]):
 def to_csv(columns: Sequence[Column[T]], lines: Iterable[T]) -> str:
     """The columns that have names, a row for each line; empty where there is no value."""
     lines, text = list(lines), io.StringIO()
-    columns = [one for one in columns if not one.rare or any(one.value(line) is not None for line in lines)]
+    columns = [one for one in columns if one.shows(lines)]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([name for column in columns for name in column.names()])
     for line in lines:
@@ -107,6 +110,10 @@ class Section(Generic[T]):
         """Of its columns."""
         return [column.heading for column in self._shown(wide) if column.heading is not None]
 
+    def sides(self) -> list[str]:
+        """How HTML aligns its columns."""
+        return ["left" if column.left else "right" for column in self._shown(wide=True)]
+
     def rows(self, *, wide: bool = True) -> list[list[str]]:
         """The values as tables show them."""
         return [[column.text(line) for column in self._shown(wide)] for line in self.lines]
@@ -123,14 +130,29 @@ class Section(Generic[T]):
             )
         for at, row in enumerate(rows):
             table.add_row(*row, end_section=at in self.ends)
+        if self.void_note:
+            table.caption, table.caption_justify = self.void_note, "left"
         return table
+
+    @property
+    def void_note(self) -> str:
+        """Why lines are void; empty where none is."""
+        void = [line for at, line in enumerate(self.lines) if self.is_void(at)]
+        controls = dict.fromkeys(f"{follow(line, 'control'):.2f}" for line in void)
+        if not controls:
+            return ""
+        return (
+            f"void: timed against itself, what the lines are compared with came to {', '.join(controls)} and not to "
+            f"{CONTROL_LOW} to {CONTROL_HIGH}: the machine was not quiet, so that these times say nothing"
+        )
 
     def is_void(self, at: int) -> bool:
         """Whether the times of a line say nothing."""
         return getattr(self.lines[at], "void", False)
 
     def _shown(self, wide: bool) -> list[Column[T]]:
-        return [column for column in self.columns if column.heading is not None and (wide or not column.wide)]
+        shown = (column for column in self.columns if column.heading is not None and (wide or not column.wide))
+        return [column for column in shown if column.shows(self.lines)]
 
 
 def grouped(

@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,18 +11,31 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from paceline.bench.statistics import Estimate
 
+# Told apart by colour, also by the colour-blind (the palette of Okabe and Ito), by dashes and by marker.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a5a00", "#555555")
+DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "paceline",
     "text.parse_math": False,
     "font.size": 9.0,
+    "lines.markersize": 4.0,
     "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": cycler(color=COLOURS, linestyle=DASHES, marker=MARKERS),
     "grid.alpha": 0.3,
 }
+# Where the reader prefers dark: black on white becomes light on dark, and every colour keeps its hue.
+DARK = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(.9) hue-rotate(180deg); } }</style>"
+CHARACTERS = 14.5  # of a caption, to an inch
 
 
 def draw_panels(
@@ -29,23 +43,29 @@ def draw_panels(
     *,
     size: tuple[float, float],
     title: str | None = None,
+    caption: str = "",
     rows: int = 1,
     columns: int = 1,
     **shared: Any,
 ) -> str:
     """The SVG of a figure of ``size`` inches, whose panels ``draw`` fills, row by row; the same call, the same bytes.
 
-    The drawing loads nothing; text stays text.
+    ``caption`` says below them what is to be seen. The drawing loads nothing, text stays text, and its colours follow
+    the reader's preference for light or dark.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         if title is not None:
-            figure.suptitle(title)
+            figure.suptitle(title, x=0.01, horizontalalignment="left", weight="bold")
+        if caption:
+            lines = textwrap.fill(caption, int(CHARACTERS * size[0]))
+            figure.supxlabel(lines, x=0.01, horizontalalignment="left", fontsize=8.5)
         draw(list(np.asarray(figure.subplots(rows, columns, squeeze=False, **shared)).flat))
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
-    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r"(<svg[^>]*>)", rf"\1\n {DARK}", text, count=1)
 
 
 def error_bars(axes: Axes, x: Sequence[float], values: Sequence[Estimate], label: str, **given: Any) -> None:
@@ -53,7 +73,7 @@ def error_bars(axes: Axes, x: Sequence[float], values: Sequence[Estimate], label
     scale = given.pop("scale", 1.0)
     below = [scale * max(0.0, one.value - one.low) for one in values]
     above = [scale * max(0.0, one.high - one.value) for one in values]
-    style = {"marker": "o", "capsize": 3, **given}
+    style = {"capsize": 2, **given}
     axes.errorbar(x, [scale * one.value for one in values], yerr=(below, above), label=label, **style)
 
 
@@ -76,9 +96,23 @@ def plain_log(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def finish(axes: Axes, *, x: str = "", y: str = "") -> None:
-    """Labels, and a legend where something has a label."""
+def finish(axes: Axes, *, x: str = "", y: str = "", title: str = "", columns: int = 2) -> None:
+    """Labels, and above the panel, where it hides nothing, its title and a legend of what has a label."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        axes.set_title(title, loc="left", fontsize=9)
+        return
+    axes.legend(
+        handles,
+        labels,
+        title=title or None,
+        ncols=columns,
+        fontsize=8,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        alignment="left",
+        borderpad=0,
+        frameon=False,
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from paceline.bench.line import Group, Line
-from paceline.bench.raw import CELL, RUN, Record
+from paceline.bench.raw import ACCEPTANCE, CELL, RUN, Record
 from paceline.bench.statistics import BreakEven, Estimate, break_even, estimate, paired_ratios
 from paceline.bench.sweep import Cell
 
@@ -34,11 +34,20 @@ def attempts_by(
 
 
 def figures_of(records: Iterable[Record]) -> list[Line]:
-    """A line for every cell, in the order they were first measured.
+    """A line for every cell that was timed, in the order of their first attempts.
 
     Raises ValueError for a cell whose run is described nowhere in the file.
     """
-    taken = attempts_by(records, CELL, lambda record: Cell(**record["cell"]))
+    return _lines_of(records, CELL)
+
+
+def acceptances_of(records: Iterable[Record]) -> list[Line]:
+    """A line for every cell that was decoded without timing: counts alone. Raises as ``figures_of``."""
+    return _lines_of(records, ACCEPTANCE)
+
+
+def _lines_of(records: Iterable[Record], kind: str) -> list[Line]:
+    taken = attempts_by(records, kind, lambda record: Cell(**record["cell"]))
     return [Line(run=run, conditions=found, cell=cell, attempts=attempts) for run, cell, found, attempts in taken]
 
 
@@ -64,6 +73,10 @@ class Sampled(NamedTuple):
     @property
     def void(self) -> bool:
         return self.line.void
+
+    @property
+    def control(self) -> float:
+        return self.line.control
 
     @property
     def ratio(self) -> Estimate:

@@ -51,8 +51,8 @@ class Line:
 
     @property
     def void(self) -> bool:
-        """Whether the control failed at every attempt, so that the times say nothing."""
-        return self.record["void"]
+        """Whether the control failed at every attempt, so that the times say nothing. Where nothing was timed, no."""
+        return self.record.get("void", False)
 
     @property
     def base(self) -> str:
@@ -87,13 +87,22 @@ class Line:
         base, own = ([sum(seconds[at] for at in members) for seconds in side] for side in sides)
         return estimate(paired_ratios(base, own))
 
+    @cached_property
+    def speed(self) -> Estimate:
+        """Tokens per second over the repeats."""
+        return self._speed(self.candidate)
+
+    @cached_property
+    def base_speed(self) -> Estimate:
+        return self._speed(self.base)
+
     @property
     def tokens_per_second(self) -> float:
-        return self._rate(self.candidate)
+        return self.speed.value
 
     @property
     def base_tokens_per_second(self) -> float:
-        return self._rate(self.base)
+        return self.base_speed.value
 
     @property
     def decoding_tokens_per_second(self) -> float | None:
@@ -191,8 +200,8 @@ class Line:
         """Where outputs diverge from the base's, of those that do."""
         return [text["first_difference"] for text in self.texts if text["first_difference"] is not None]
 
-    def _rate(self, side: str) -> float:
-        return median(self.record["num_tokens"] / seconds for seconds in self.record["seconds"][side])
+    def _speed(self, side: str) -> Estimate:
+        return estimate([self.record["num_tokens"] / seconds for seconds in self.record["seconds"][side]])
 
     def _drafted(self) -> int:
         return sum(sum(counts["drafted"]) for counts in self.counts)

@@ -10,11 +10,12 @@ from markupsafe import Markup
 from rich.console import Console
 
 from paceline.bench.columns import Section, to_csv
-from paceline.bench.figures import figures_of
+from paceline.bench.figures import acceptances_of, figures_of
+from paceline.bench.headline import headline_of
 from paceline.bench.line import Line
 from paceline.bench.missing_peers import failures_of, peers_of
 from paceline.bench.raw import RUN, Record, read_records
-from paceline.bench.report import cell_sections, csv_tables, sections_of
+from paceline.bench.report import acceptance_sections, cell_sections, csv_tables, sections_of
 from paceline.bench.statistics import CONTROL_HIGH, CONTROL_LOW
 
 
@@ -26,23 +27,23 @@ def check_drawing() -> None:
 
 def print_tables(records: Sequence[Record], console: Console) -> None:
     """Every table that the figures give."""
-    for section in (*cell_sections(figures_of(records)), *sections_of(records)):
+    counted = acceptance_sections(acceptances_of(records))
+    for section in (*cell_sections(figures_of(records)), *counted, *sections_of(records)):
         console.print(section.table())
 
 
 def write_reports(path: Path, *, html: bool) -> list[Path]:
     """CSV, and HTML if wanted, beside the raw figures at ``path``; the files written.
 
-    Head-to-head comparisons, categories and the cost of sampling have files of their own where there are any. Raises
-    ValueError for a file that holds no figures, or no matplotlib with ``html``, before anything is written.
+    Head-to-head comparisons, categories, acceptance without times and the cost of sampling have files of their own
+    where there are any. Raises ValueError for a file that holds no figures, or no matplotlib with ``html``, before
+    anything is written.
     """
     if html:
         check_drawing()
     records = read_records(path)
     texts = {
-        path.with_suffix(suffix): to_csv(columns, lines)
-        for suffix, (columns, lines) in csv_tables(records).items()
-        if lines or suffix == ".csv"
+        path.with_suffix(suffix): to_csv(columns, lines) for suffix, (columns, lines) in csv_tables(records).items()
     }
     if html:
         texts[path.with_suffix(".html")] = make_page(records, title=f"Paceline benchmark: {path.stem}")
@@ -56,31 +57,36 @@ def make_page(records: Sequence[Record], *, title: str) -> str:
 
     Raises ValueError for records without a single cell.
     """
-    figures = figures_of(records)
-    if not figures:
-        raise ValueError("no cells in the raw figures: there is nothing to report yet; run paceline bench first")
+    from paceline.bench import plots  # needs the optional matplotlib
+
+    headline = headline_of(records)
+    opening = plots.speed_chart(headline)
+    timed, counted = cell_sections(figures_of(records)), acceptance_sections(acceptances_of(records))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    # Drawings are our own; names in them were escaped by the library that drew them.
+    environment.filters["drawn"] = Markup
     template = environment.from_string(files("paceline.bench").joinpath("report.html.j2").read_text(encoding="utf-8"))
     return template.render(
         title=title,
+        sentence=headline.sentence,
+        opening=[] if opening is None else [opening],
+        sections=[
+            *((f"all cells: {section.title}", section, plots.charts_of(section.lines)) for section in timed),
+            *((section.title, section, plots.acceptance_charts(_whole(section))) for section in counted),
+            *((section.title, section, []) for section in sections_of(records)),
+        ],
+        timed=bool(timed),
         control_low=CONTROL_LOW,
         control_high=CONTROL_HIGH,
-        runs=[_describe(record) for record in records if record["kind"] == RUN],
         peers=list(dict.fromkeys(map(str, peers_of(records)))),
         failures=list(map(str, failures_of(records))),
-        sections=[
-            *((section, _drawings(section)) for section in cell_sections(figures)),
-            *((section, []) for section in sections_of(records)),
-        ],
+        runs=[_describe(record) for record in records if record["kind"] == RUN],
     )
 
 
-def _drawings(section: Section[Line]) -> list[tuple[str, Markup]]:
-    from paceline.bench import plots  # needs the optional matplotlib
-
-    sound = [line for line in section.lines if not line.void]
-    # Markup: drawings of our own; names in them were escaped by the library that drew them.
-    return [(caption, Markup(drawing)) for caption, drawing in plots.drawings_of(sound)]
+def _whole(section: Section[Line]) -> list[Line]:
+    """The lines that are of all prompts."""
+    return [line for line in section.lines if line.category is None]
 
 
 def _describe(run: Record) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 Record: TypeAlias = Mapping[str, Any]
-RUN, CELL, CHOICE, HEAD_TO_HEAD = "run", "cell", "choice", "head-to-head"
+RUN, CELL, CHOICE, HEAD_TO_HEAD, ACCEPTANCE = "run", "cell", "choice", "head-to-head", "acceptance"
 PEER, FAILURE = "peer", "failure"
 FORMER_KEYS = {"duel": "pair", "duels": "pairs", "own": "ours", "together": "interleaved"}  # as older files have them
 FORMER_KINDS = {"duel": HEAD_TO_HEAD}

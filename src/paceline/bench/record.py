@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from paceline.bench.runner import Comparison, Measured
+from paceline.bench.runner import Comparison, Measured, Sample
 from paceline.bench.statistics import first_difference, is_void
 from paceline.text.loops import distinct_share, is_looping
 
@@ -23,7 +23,7 @@ def record_of(sides: Mapping[str, Measured], comparison: Comparison) -> dict[str
         "steps": {side: _steps(measured) for side, measured in timed.items()},
         "rates": [dict(rates) for rates in comparison.beside],
         "repeatable": all(sample.tokens == candidate.sample.tokens for sample in candidate.samples),
-        "texts": _texts(candidate, base),
+        "texts": texts_of(candidate.sample, base.sample),
     }
 
 
@@ -31,6 +31,22 @@ def rests_of(candidate: Measured, base: Measured) -> list[list[int]]:
     """Of each output what follows from the first token on that differs from the base's; nothing where none does."""
     pairs = zip(candidate.sample.tokens, base.sample.tokens, strict=True)
     return [list(tokens[_or_end(first_difference(tokens, reference), tokens) :]) for tokens, reference in pairs]
+
+
+def texts_of(sample: Sample, reference: Sample | None = None) -> list[dict[str, object]]:
+    """Of each output its counts and, beside a ``reference``, where it first differs from it."""
+    counts = sample.texts or [None] * len(sample.tokens)
+    others = sample.tokens if reference is None else reference.tokens
+    return [
+        {
+            "num_tokens": len(tokens),
+            "distinct": distinct_share(tokens),
+            "looping": is_looping(tokens),
+            "first_difference": first_difference(tokens, other),
+            "counts": None if counted is None else asdict(counted),
+        }
+        for tokens, other, counted in zip(sample.tokens, others, counts, strict=True)
+    ]
 
 
 def _or_end(at: int | None, tokens: tuple[int, ...]) -> int:
@@ -50,17 +66,3 @@ def _phases(measured: Measured) -> list[list[float]] | None:
 def _steps(measured: Measured) -> int | None:
     summary = measured.sample.summary
     return None if summary is None else summary.steps
-
-
-def _texts(candidate: Measured, base: Measured) -> list[dict[str, object]]:
-    texts = candidate.sample.texts or [None] * len(candidate.sample.tokens)
-    return [
-        {
-            "num_tokens": len(tokens),
-            "distinct": distinct_share(tokens),
-            "looping": is_looping(tokens),
-            "first_difference": first_difference(tokens, reference),
-            "counts": None if counts is None else asdict(counts),
-        }
-        for tokens, reference, counts in zip(candidate.sample.tokens, base.sample.tokens, texts, strict=True)
-    ]

@@ -9,6 +9,7 @@ from rich.table import Table
 from paceline.bench.columns import Column, Section, grouped
 from paceline.bench.figures import (
     Sampled,
+    acceptances_of,
     best,
     break_evens,
     category_figures_of,
@@ -58,6 +59,8 @@ ATTEMPTS = _named("attempts", lambda line: len(line.attempts))
 CONTROL = _named("control", heading="A/A", form=".3f", wide=True)
 PER_STEP = _named("tokens_per_step", heading="/step", form=".2f")
 ACCEPT = _named("acceptance", heading="accept", form=".0%")
+ACCEPTED_PER_STEP = _named("accepted_per_step", heading="drafted ones", form=".2f", wide=True)
+BY_POSITION = _named("acceptance_by_position", lambda line: " ".join(f"{rate:.4f}" for rate in line.by_position))
 LOOPING = _named("num_looping", heading="looping", wide=True)
 BATCH: Column[Line] = Column("batch", "cell.batch_size")
 WAY: Column[Line] = Column("drafter", "cell.way", left=True)
@@ -89,9 +92,9 @@ CELLS: list[Column[Line]] = [
     _named("of_limit", heading="limit", form=".0%", timed=True),
     _named("start_seconds"),
     PER_STEP,
-    _named("accepted_per_step", heading="drafted ones", form=".2f", wide=True),
+    ACCEPTED_PER_STEP,
     ACCEPT,
-    _named("acceptance_by_position", lambda line: " ".join(f"{rate:.4f}" for rate in line.by_position)),
+    BY_POSITION,
     _named("ideal", heading="ideal", form=".2f", timed=True, wide=True),
     _named("efficiency", heading="efficiency", form=".0%", timed=True, wide=True),
     *(_named(f"{phase}_ms", _step(at)) for at, phase in enumerate(PHASES)),
@@ -142,6 +145,19 @@ SAMPLED: list[Column[Sampled]] = [
         _named(name, lambda one, at=at: one[at].record["num_tokens"] / steps_of(one[at]), heading, form=".2f")
         for at, (name, heading) in enumerate((("tokens_per_step", "/step"), ("greedy_tokens_per_step", "greedy's")))
     ),
+]
+ACCEPTANCES: list[Column[Line]] = [
+    *_cell(),
+    WAY,
+    BATCH,
+    _named("category", heading="category", left=True, rare=True),
+    PER_STEP,
+    ACCEPTED_PER_STEP,
+    ACCEPT,
+    BY_POSITION,
+    Column("by position", lambda line: " ".join(f"{rate:.0%}" for rate in line.by_position), left=True),
+    _named("num_texts", lambda line: len(line.texts), "texts"),
+    LOOPING,
 ]
 BEST: list[Column[Line]] = [
     Column("precision", "label", left=True),
@@ -195,8 +211,22 @@ def cell_sections(figures: Sequence[Line]) -> list[Section[Line]]:
     return grouped(describe_group, CELLS, figures, lambda line: line.group)
 
 
+def acceptance_sections(lines: Sequence[Line]) -> list[Section[Line]]:
+    """For all that was counted alike, one line per cell and, where there are several, per category of prompts."""
+    return grouped(
+        lambda group: f"acceptance, {describe_group(group)}",
+        ACCEPTANCES,
+        _with_categories(lines),
+        lambda line: line.group,
+    )
+
+
+def _with_categories(lines: Sequence[Line]) -> list[Line]:
+    return [one for line in lines for one in (line, *category_figures_of([line]))]
+
+
 def sections_of(records: Sequence[Record]) -> list[Section[Any]]:
-    """Every table that the figures give, but for those of ``cell_sections``."""
+    """Every table that the timed figures give, but for those of ``cell_sections``."""
     figures = figures_of(records)
     chosen = best(figures)
     lengths = {line.cell.num_draft_tokens for line in figures if line.cell.num_draft_tokens}
@@ -228,14 +258,16 @@ def sections_of(records: Sequence[Record]) -> list[Section[Any]]:
 
 
 def csv_tables(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column[Any]], Sequence[Any]]]:
-    """Columns and lines of the CSV files beside a file of raw figures, by suffix; the first is always written."""
+    """Columns and lines of the CSV files beside a file of raw figures, by suffix."""
     figures = figures_of(records)
-    return {
+    found: dict[str, tuple[Sequence[Column[Any]], Sequence[Any]]] = {
         ".csv": (CELLS, figures),
         ".head-to-head.csv": (HEAD_TO_HEAD, head_to_head_figures(records)),
         ".sampled.csv": (SAMPLED, sampled_figures_of(figures)),
         ".categories.csv": (CATEGORIES, category_figures_of(figures)),
+        ".acceptance.csv": (ACCEPTANCES, _with_categories(acceptances_of(records))),
     }
+    return {suffix: table for suffix, table in found.items() if table[1]}
 
 
 def make_table(comparison: Comparison, *, title: str = "") -> Table:

@@ -37,14 +37,14 @@ def write_and_print(path: Path, records: "list[Record]", *, html: bool) -> int:
 
     Raises ValueError where there is no figure.
     """
-    from paceline.bench.figures import durations_of, figures_of
+    from paceline.bench.figures import acceptances_of, durations_of, figures_of
     from paceline.bench.head_to_head import head_to_head_figures, undecided
     from paceline.bench.missing_peers import failures_of, missing_of
     from paceline.bench.output import print_tables, write_reports
 
     console = Console(highlight=False)
     figures = figures_of(records)
-    if not figures:
+    if not figures and not acceptances_of(records):
         raise ValueError(f"{path}: no cells in it: there is nothing to report yet")
     written = write_reports(path, html=html)
     print_tables(records, console)
@@ -63,8 +63,9 @@ def write_and_print(path: Path, records: "list[Record]", *, html: bool) -> int:
     for group in undecided(records):
         note = f"No drafted pair meets best against best at {group}: no sound cell of one of the sides to choose from."
         console.print(note, soft_wrap=True)
-    spent = durations_of(records)
-    started = f"and {spent.starting / 60:.1f} of loading and starting what was timed"
-    console.print(f"{spent.timing / 60:.1f} minutes of timing, all attempts, {started}", soft_wrap=True)
+    if figures:
+        spent = durations_of(records)
+        started = f"and {spent.starting / 60:.1f} of loading and starting what was timed"
+        console.print(f"{spent.timing / 60:.1f} minutes of timing, all attempts, {started}", soft_wrap=True)
     console.print(f"raw figures: {path}; written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     return EXIT_OK
