@@ -231,7 +231,7 @@ def test_categories_follow_the_prompts_that_were_chosen(raw, tmp_path):
 
 def test_the_grid_is_one_command(raw, monkeypatch, capsys):
     """The draft model alone, over the field's lengths, here shortened; a mean for each gamma."""
-    command = import_module("paceline.cli.commands.bench")
+    command = import_module("paceline.cli.bench_options")
     assert (command.GRID_DRAFT_TOKENS, command.GRID_MAX_TOKENS) == ("1,2,4,8", "50,100,200,500")
     monkeypatch.setattr(command, "GRID_MAX_TOKENS", "4,6")
     words = ("bench", "--target", pair().target, "--draft", pair().draft, "--output", raw, "--grid", "--no-html")
@@ -270,7 +270,7 @@ def test_the_grid_as_it_is_fits_the_embedded_pair(raw, monkeypatch):
         (("--suite", "novel"), "unknown suite 'novel'"),
         (("--suite", "code", "--questions", "file"), "give one of them"),
         (("--suite", "code"), "leave the target's context of 512"),
-        (("--repeats", "0"), "repeats=0"),
+        (("--repeats", "0"), "--repeats 0: give at least 1"),
         (("--threads", "0"), "--threads 0"),
         (("--num-prompts", "0"), "--num-prompts 0"),
         (("--dtype", "int8"), "--dtype int8"),

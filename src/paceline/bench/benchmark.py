@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.api.draft_heads import is_head
+from paceline.bench.acceptance import count_acceptance
 from paceline.bench.figures import figures_of
 from paceline.bench.head_to_head import choose_pairs, keep_choices, unpaired
 from paceline.bench.interleaved import check_programs, groups_of, run_interleaved
@@ -100,7 +101,7 @@ def run_benchmark(
     reporting: Reporting,
 ) -> None:
     """Time every cell that ``raw`` lacks, then the best of ours against the best of each peer. Ends the peers."""
-    notes = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
+    notes = _date()
     common = {"workbench": bench, "raw": raw, "conditions": conditions, "notes": notes}
     if peers:
         keep_peers(peers, raw=raw, run=begin_run(raw, conditions=conditions, notes=notes, protocol=protocol))
@@ -126,6 +127,17 @@ def run_benchmark(
             comparisons = unpaired(comparisons, raw.records, run=run)
         if comparisons:
             measure(comparisons, "best against best")
+
+
+def count_benchmark(bench: ModelBench, axes: Axes, raw: RawFile, *, conditions: Record, reporting: Reporting) -> None:
+    """Count the acceptance of every cell that ``raw`` lacks, and time nothing."""
+    cells = axes.cells()
+    report = reporting("cells", len(cells))
+    count_acceptance(cells, workbench=bench, raw=raw, conditions=conditions, notes=_date(), progress=report)
+
+
+def _date() -> Record:
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _identity(folder: Path) -> Record:

@@ -55,6 +55,11 @@ def _cell(line: str = "") -> list[Any]:
     ]
 
 
+def _category(line: Line) -> str | None:
+    """In words; none for prompts without categories."""
+    return line.category or ("all" if category_figures_of([line]) else None)
+
+
 ATTEMPTS = _named("attempts", lambda line: len(line.attempts))
 CONTROL = _named("control", heading="A/A", form=".3f", wide=True)
 PER_STEP = _named("tokens_per_step", heading="/step", form=".2f")
@@ -150,7 +155,7 @@ ACCEPTANCES: list[Column[Line]] = [
     *_cell(),
     WAY,
     BATCH,
-    _named("category", heading="category", left=True, rare=True),
+    _named("category", _category, "category", left=True, rare=True),
     PER_STEP,
     ACCEPTED_PER_STEP,
     ACCEPT,
