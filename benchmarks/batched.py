@@ -27,6 +27,7 @@ from benchmarks.study import (
     option,
     pair_of,
     run_cells,
+    sound,
     time_cells,
 )
 from paceline.api import load
@@ -38,7 +39,11 @@ from paceline.bench.suites import prompts_of
 from paceline.bench.workbench import check_batches, check_lengths
 from paceline.core.stats import Summary
 
-SIZE = (3.6, 3.4)  # inches of a panel
+SIZE = (3.6, 3.6)  # inches of a panel
+CAPTION = (
+    "Above 1 a batch takes longer than one whose rows advance independently: lock-step the more, the more rows there "
+    "are, for a row then advances by as few tokens as the worst of them; realigned rows pay for moving their caches."
+)
 
 
 def acceptance(summary: Summary) -> float:
@@ -227,7 +232,8 @@ class Batched(Study):
         """A panel of times for every runtime, and one of tokens a step, over the rows; lines for each draft length."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
-        lines = self.last(run, records)
+        measured = self.last(run, records)
+        lines = sound(measured)
         runtimes = list(dict.fromkeys(line["cell"]["runtime"] for line in lines))
 
         def times(axes: Any, lines: Sequence[Record]) -> None:
@@ -242,19 +248,25 @@ class Batched(Study):
             for count, rows, own in _by_length(lines):
                 for mode in (PER_ROW, LOCK_STEP):
                     axes.plot(rows, list(map(tokens_per_step(mode), own)), marker="o", label=f"{mode}, k = {count}")
-                axes.plot(rows, list(map(by_model, own)), linestyle=":", color="0.4", label=rf"alpha^B, k = {count}")
+                style = {"linestyle": ":", "marker": "", "color": "0.4"}
+                axes.plot(rows, list(map(by_model, own)), **style, label=f"model of lock-step, k = {count}")
 
         def panels(axes: Sequence[Any]) -> None:
             for place, runtime in zip(axes, [*runtimes, None], strict=True):
                 here = [line for line in lines if line["cell"]["runtime"] == (runtime or runtimes[0])]
                 (times if runtime else tokens)(place, here)
                 drawing.powers_of_two(place, sorted({line["cell"]["num_rows"] for line in here}))
-                drawing.finish(place, x="rows")
-                place.set_title(runtime or "tokens a step")
-            axes[0].set_ylabel("time of a batch over that per row")
+                what = "time over independent rows" if runtime else "tokens per step of a row"
+                drawing.finish(place, x="rows", y=what, title=runtime or "tokens", columns=1)
 
-        columns = len(runtimes) + 1
-        return drawing.draw_panels(panels, size=(SIZE[0] * columns, SIZE[1]), title=title, columns=columns)
+        columns = len(runtimes) + 1 if runtimes else 0
+        return drawing.draw_panels(
+            panels,
+            size=(SIZE[0] * columns, SIZE[1]),
+            title=title,
+            caption=f"{CAPTION}{drawing.left_out(len(measured) - len(lines), len(measured))}",
+            columns=columns,
+        )
 
     def _runtimes(self) -> list[str]:
         found = list(dict.fromkeys(name.strip() for name in self.runtime.split(",")))

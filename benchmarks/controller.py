@@ -32,6 +32,7 @@ from benchmarks.study import (
     option,
     pair_of,
     run_cells,
+    sound,
 )
 from paceline.api import Engine, Loaded, SamplingParams, load
 from paceline.api.build import DrafterLike
@@ -46,7 +47,7 @@ from paceline.kernels.cpu.instruction_set import current_set
 
 PLAIN, CONTROL, AUTO = "plain", "control", "auto"
 LONGEST_PROMPT = 512
-SIZE = (4.2, 3.4)  # inches of a panel
+SIZE = (4.8, 4.2)  # inches of a panel
 USELESS = "useless"  # a draft model of random weights
 
 
@@ -279,18 +280,11 @@ class ControllerStudy(Study):
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are, and all cells together."""
-        lines = [line for line in self.last(run, records) if not line["void"]]
+        lines = sound(self.last(run, records))
         found: list[str] = []
         for drafter in dict.fromkeys(map(_drafter, lines)):
             own = [line for line in lines if _drafter(line) == drafter]
-            plain = pooled_ratio(
-                [one for line in own for one in flat(line["seconds"][PLAIN])],
-                [one for line in own for one in flat(line["seconds"][AUTO])],
-            )
-            best = pooled_ratio(
-                [one for line in own for one in hindsight(line["seconds"])[0]],
-                [one for line in own for one in flat(line["seconds"][AUTO])],
-            )
+            plain, best = over_all(own)
             found.append(f"{drafter}, {len(own)} cells together: {plain:.3f} of plain, {best:.3f} of the best fixed")
         return [
             *found,
@@ -302,22 +296,45 @@ class ControllerStudy(Study):
         """For each drafter, the speed-up of the controller and of the best fixed setting, cell by cell."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
-        lines = self.last(run, records)
+        measured = self.last(run, records)
+        lines = sound(measured)
         drafters = list(dict.fromkeys(map(_drafter, lines)))
 
         def panels(axes: Sequence[Any]) -> None:
             for place, drafter in zip(axes, drafters, strict=True):
                 own = sorted((line for line in lines if _drafter(line) == drafter), key=speedup_of_best)
-                drawing.error_bars(place, range(len(own)), list(map(against_plain, own)), "auto")
+                drawing.error_bars(place, range(len(own)), list(map(against_plain, own)), "auto", linestyle="")
                 place.plot(range(len(own)), list(map(speedup_of_best, own)), "k_", label="best fixed in hindsight")
                 worst = [value.value if (value := deepest(line)) is not None else 1.0 for line in own]
                 place.plot(range(len(own)), worst, "x", color="0.6", label="deepest fixed")
                 drawing.baseline(place)
-                drawing.finish(place, x="cells, by the best fixed setting", y="speed-up over plain decoding")
-                place.set_title(drafter)
+                place.set_xticks(range(0, len(own), 1 + len(own) // 9))
+                drawing.finish(
+                    place,
+                    x="cells, by the best fixed length",
+                    y="speed-up over plain decoding",
+                    title=drafter,
+                    columns=1,
+                )
 
-        width = max(1, len(drafters))
-        return drawing.draw_panels(panels, size=(SIZE[0] * width, SIZE[1]), title=title, columns=width)
+        caption = " ".join(
+            f"{drafter}: over all cells the controller (auto) has {best:.2f} times the speed of the fixed length that "
+            f"was best in each, and {plain:.2f} times that of plain decoding."
+            for drafter in drafters
+            for plain, best in [over_all([line for line in lines if _drafter(line) == drafter])]
+        )
+        caption += drawing.left_out(len(measured) - len(lines), len(measured))
+        width = len(drafters)
+        return drawing.draw_panels(panels, size=(SIZE[0] * width, SIZE[1]), title=title, caption=caption, columns=width)
+
+
+def over_all(lines: Sequence[Record]) -> tuple[Estimate, Estimate]:
+    """The controller's speed over that of plain decoding, and of the best fixed setting, in all these cells."""
+    auto = [one for line in lines for one in flat(line["seconds"][AUTO])]
+    plain = [one for line in lines for one in flat(line["seconds"][PLAIN])]
+    return pooled_ratio(plain, auto), pooled_ratio(
+        [one for line in lines for one in hindsight(line["seconds"])[0]], auto
+    )
 
 
 def _drafter(record: Record) -> str:

@@ -54,7 +54,12 @@ from paceline.models.native.flex_attention import DEVICES
 
 NUM_PROMPTS, PROMPT = 8, 96  # prompts, and tokens of each at most; larger batches have them several times
 SHARE_GOAL, SPEEDUP_GOAL = 0.7, 2.0
-SIZE = (9.0, 3.8)  # inches
+SIZE = (9.0, 4.2)  # inches
+LIMIT = {"color": "black", "linestyle": "-", "marker": ""}  # of the line of what the device allows
+CAPTION = (
+    "Left: plain decoding beside what the device's memory allows, and drafted decoding, which may pass it. Right: "
+    "above 1 the first of the two is the faster; whiskers are 95 % intervals."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,22 +280,29 @@ class Gpu(Study):
         """Left, tokens per second over the batch size beside the limit; right, speed-ups with intervals."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
-        figures = batches_of(run, records)
+        measured = batches_of(run, records)
+        figures = [line for line in measured if not line.void]
         sizes = [line.record["batch"] for line in figures]
 
         def panels(axes: Sequence[Any]) -> None:
             left, right = axes
-            left.plot(sizes, [line.limit for line in figures], color="black", label="limit of plain decoding")
-            left.plot(sizes, [line.rate(PLAIN) for line in figures], marker="o", label="plain")
-            left.plot(sizes, [line.rate(line.best) for line in figures], marker="o", label="drafted")
+            left.plot(sizes, [line.limit for line in figures], **LIMIT, label="limit of plain decoding")
+            left.plot(sizes, [line.rate(PLAIN) for line in figures], label="plain")
+            left.plot(sizes, [line.rate(line.best) for line in figures], label="drafted")
             left.set_yscale("log")
             drawing.plain_log(left.yaxis)
             for label, speedup in SPEEDUPS.items():
                 found = [(line.record["batch"], value) for line in figures if (value := speedup(line)) is not None]
-                drawing.error_bars(right, [at for at, _ in found], [value for _, value in found], label, capsize=2)
+                drawing.error_bars(right, [at for at, _ in found], [value for _, value in found], label)
             drawing.baseline(right)
-            for place, what in ((left, "tokens per second"), (right, "times as fast")):
+            for place, what, name in ((left, "tokens per second", "speed"), (right, "times as fast", "speed-up")):
                 drawing.powers_of_two(place, sizes)
-                drawing.finish(place, x="batch size", y=what)
+                drawing.finish(place, x="batch size", y=what, title=name)
 
-        return drawing.draw_panels(panels, size=SIZE, title=f"{run['notes']['device']}, {title}", columns=2)
+        return drawing.draw_panels(
+            panels,
+            size=SIZE,
+            title=f"{run['notes']['device']}, {title}",
+            caption=f"{CAPTION}{drawing.left_out(len(measured) - len(figures), len(measured), 'batch sizes')}",
+            columns=2 if figures else 0,
+        )

@@ -28,6 +28,7 @@ from benchmarks.study import (
     option,
     plural,
     run_cells,
+    sound,
     time_cells,
 )
 from paceline.api import embedded_pair, load
@@ -48,7 +49,11 @@ RESUMED, WHOLE, PLAIN = "resumed", "whole", "plain"
 AGAIN = f"{RESUMED}, again"  # the control
 DRAFTED = (RESUMED, WHOLE, AGAIN)
 WARM_UP = 2  # steps
-SIZE = (3.6, 3.4)  # inches of a panel
+SIZE = (3.6, 3.6)  # inches of a panel
+CAPTION = (
+    "Above 1 a step that resumes from the exit is faster than one that starts at the embeddings; whiskers are 95 % "
+    "intervals. What resuming saves grows with the rows and with the layers that are left out."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +230,8 @@ class Resume(Study):
         """Gain over the exit's layer, a panel for every context and a line for every batch."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
-        lines = sorted(self.last(run, records), key=lambda record: record["cell"]["exit_layer"])
+        measured = self.last(run, records)
+        lines = sorted(sound(measured), key=lambda record: record["cell"]["exit_layer"])
         contexts = sorted({record["cell"]["context"] for record in lines})
 
         def panels(axes: Sequence[Any]) -> None:
@@ -237,9 +243,19 @@ class Resume(Study):
                         place, [record["cell"]["exit_layer"] for record in own], list(map(saving, own)), plural(rows)
                     )
                 drawing.baseline(place)
-                drawing.finish(place, x="layers before the exit")
-                place.set_title(f"{context} tokens of context")
-            axes[0].set_ylabel("time of a step: whole over resumed")
+                drawing.finish(
+                    place,
+                    x="layers before the exit",
+                    y="time, whole over resumed",
+                    title=f"{context} tokens of context",
+                    columns=3,
+                )
 
-        size = (SIZE[0] * len(contexts), SIZE[1])
-        return drawing.draw_panels(panels, size=size, title=title, columns=len(contexts), sharey=True)
+        return drawing.draw_panels(
+            panels,
+            size=(SIZE[0] * len(contexts), SIZE[1]),
+            title=title,
+            caption=f"{CAPTION}{drawing.left_out(len(measured) - len(lines), len(measured))}",
+            columns=len(contexts),
+            sharey=True,
+        )

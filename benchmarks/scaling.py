@@ -44,6 +44,7 @@ from benchmarks.study import (
     missing,
     native,
     option,
+    sound,
     time_cells,
 )
 from paceline.api import embedded_pair, load
@@ -59,7 +60,12 @@ NUM_PARAMETERS = 200_000_000  # of the target by default
 RATE_REPEATS = 15  # the best of them counts, and the machine may be busy
 MIB, MS, GIGA = 1 << 20, 1000.0, 1e9
 MILLISECONDS = spread(scale=MS)
-SIZE = (10.0, 6.0)  # inches
+SIZE = (4.2, 6.4)  # inches of a column
+UNITS = {"rows": "rows", "nodes": "nodes per row", "context": "context (tokens)"}
+CAPTION = (
+    "Above: how near a step comes to the floor, the least time that this machine's memory and arithmetic allow; "
+    "whiskers are 95 % intervals. Below: the caches grow with what is used, not with what is reserved."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +277,8 @@ class Scaling(Study):
 
         work, rates = Work(**run["notes"]["work"]), rates_of(run)
         last = last_of(records, run["run"], "axis", lambda record: record["axis"])
-        axes = [(axis, points_of(axis, work, rates)) for axis in last]
+        axes = [(axis, points_of(axis, work, rates)) for axis in sound(last)]
+        void = [axis["axis"] for axis in last if axis["void"]]
 
         def panels(places: Sequence[Any]) -> None:
             for column, (axis, lines) in enumerate(axes):
@@ -286,21 +293,29 @@ class Scaling(Study):
                     at = [line.point.nodes for line in trees]
                     drawing.error_bars(above, at, [line.step for line in trees], "step, tree", **style)
                     drawing.error_bars(above, at, [line.forward for line in trees], "forward, tree", **style)
-                above.plot(x, [MS * line.floor.seconds for line in chains], color="black", label="floor")
-                above.plot(x, [MS * line.floor.memory for line in chains], ":", color="0.4", label="floor of memory")
+                for label, line_style, seconds in (
+                    ("floor", {"color": "black", "linestyle": "-"}, [line.floor.seconds for line in chains]),
+                    ("floor of memory", {"color": "0.4", "linestyle": ":"}, [line.floor.memory for line in chains]),
+                ):
+                    above.plot(x, [MS * one for one in seconds], **line_style, marker="", label=label)
                 for label, name in (("resident growth", "resident"), ("reserved", "cache"), ("used slots", "used")):
                     sizes = [line.sizes[f"{name}_bytes"] / MIB for line in chains]
-                    below.plot(x, sizes, marker="o", markersize=3, label=label)
-                for place, what in ((above, "ms"), (below, "MiB")):
+                    below.plot(x, sizes, markersize=3, label=label)
+                for place, what in ((above, "ms per step"), (below, "MiB of caches")):
                     drawing.powers_of_two(place, x, [f"{size // 1024}k" if size >= 1024 else str(size) for size in x])
                     place.set_yscale("log")
                     drawing.plain_log(place.yaxis)
-                    place.set_xlabel(axis["axis"] + (" (void)" if axis["void"] else ""))
-                    place.set_ylabel(what if column == 0 else "")
-                    if trees or column == 0:
-                        place.legend(fontsize=7)
+                    drawing.finish(place, x=UNITS[axis["axis"]], y=what)
 
-        return drawing.draw_panels(panels, size=SIZE, title=title, rows=2, columns=len(axes))
+        named = f"axes ({', '.join(void)})"
+        return drawing.draw_panels(
+            panels,
+            size=(SIZE[0] * len(axes), SIZE[1]),
+            title=title,
+            caption=f"{CAPTION}{drawing.left_out(len(void), len(last), named)}",
+            rows=2,
+            columns=len(axes),
+        )
 
     def _models(self, say: Progress) -> tuple[Path, Path | None]:
         """Directories of the target and of its draft."""

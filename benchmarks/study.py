@@ -136,6 +136,11 @@ def native(loaded: Loaded, path: Path) -> DecoderLM:
     return loaded.lm
 
 
+def sound(records: Sequence[Record]) -> list[Record]:
+    """Those whose control held."""
+    return [record for record in records if not record["void"]]
+
+
 class Cell(Protocol):
     """What is measured and recorded at once: a frozen dataclass."""
 
@@ -310,7 +315,8 @@ class Study(ABC):
         texts = dict(self.texts(records))
         if find_spec("matplotlib") is not None:
             name = run["conditions"].get("target") or {"name": ""}
-            drawing = self.draw(run, records, title=f"{self.title}: {name['name']}, {run['conditions']['dtype']}")
+            about = ", ".join(filter(None, (name["name"], run["conditions"]["dtype"])))
+            drawing = self.draw(run, records, title=f"{self.title}: {about}")
             texts |= {} if drawing is None else {".svg": drawing}
         for suffix, text in texts.items():
             self.output.with_suffix(suffix).write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ def draw_advice(advice: Sequence[Advice], imagined: Sequence[Advice] = (), *, wh
             _draw_panel(axes, there, label=f"{{}}, {what_if}", style="--")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             baseline(axes)
-            finish(axes, x=f"draft tokens per step, batch size {size}", y="speed-up over plain decoding")
+            finish(axes, x="draft tokens per step", y="speed-up over plain decoding", title=f"batch size {size}")
 
     return draw_panels(draw, size=(PANEL[0] * len(sizes), PANEL[1]), columns=len(sizes))
 

@@ -35,14 +35,15 @@ STYLE: dict[Any, Any] = {
 }
 # Where the reader prefers dark: black on white becomes light on dark, and every colour keeps its hue.
 DARK = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(.9) hue-rotate(180deg); } }</style>"
-CHARACTERS = 14.5  # of a caption, to an inch
+CHARACTERS = 13.5  # of a caption, to an inch
+EMPTY = 4.6, 1.2  # inches of a drawing without panels
 
 
 def draw_panels(
     draw: Callable[[Sequence[Axes]], None],
     *,
     size: tuple[float, float],
-    title: str | None = None,
+    title: str = "",
     caption: str = "",
     rows: int = 1,
     columns: int = 1,
@@ -50,17 +51,21 @@ def draw_panels(
 ) -> str:
     """The SVG of a figure of ``size`` inches, whose panels ``draw`` fills, row by row; the same call, the same bytes.
 
-    ``caption`` says below them what is to be seen. The drawing loads nothing, text stays text, and its colours follow
-    the reader's preference for light or dark.
+    ``caption`` says below them what is to be seen; without rows or columns that is all. The drawing loads nothing, text
+    stays text, and its colours follow the reader's preference for light or dark.
     """
+    width, height = size if rows and columns else EMPTY
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        if title is not None:
-            figure.suptitle(title, x=0.01, horizontalalignment="left", weight="bold")
-        if caption:
-            lines = textwrap.fill(caption, int(CHARACTERS * size[0]))
-            figure.supxlabel(lines, x=0.01, horizontalalignment="left", fontsize=8.5)
-        draw(list(np.asarray(figure.subplots(rows, columns, squeeze=False, **shared)).flat))
+        figure = Figure(figsize=(width, height), layout="constrained")
+        for write, text, given in (
+            (figure.suptitle, title, {"weight": "bold", "fontsize": 10}),
+            (figure.supxlabel, caption, {"fontsize": 9}),
+        ):
+            if text:
+                lines = textwrap.fill(text, int(CHARACTERS * width * 9 / given["fontsize"]))
+                write(lines, x=0.01, horizontalalignment="left", **given)
+        if rows and columns:
+            draw(list(np.asarray(figure.subplots(rows, columns, squeeze=False, **shared)).flat))
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
@@ -75,6 +80,12 @@ def error_bars(axes: Axes, x: Sequence[float], values: Sequence[Estimate], label
     above = [scale * max(0.0, one.high - one.value) for one in values]
     style = {"capsize": 2, **given}
     axes.errorbar(x, [scale * one.value for one in values], yerr=(below, above), label=label, **style)
+
+
+def series(at: int) -> dict[str, Any]:
+    """Colour, dashes and marker of what is the same in several panels, by its place among all."""
+    at %= len(COLOURS)
+    return {"color": COLOURS[at], "linestyle": DASHES[at], "marker": MARKERS[at]}
 
 
 def baseline(axes: Axes, value: float = 1.0) -> None:
@@ -96,6 +107,11 @@ def plain_log(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def left_out(num_void: int, num_all: int, what: str = "cells") -> str:
+    """What a caption says, behind its other sentences, of what is void."""
+    return f" Left out: {num_void} of {num_all} {what}, which are void." if num_void else ""
+
+
 def finish(axes: Axes, *, x: str = "", y: str = "", title: str = "", columns: int = 2) -> None:
     """Labels, and above the panel, where it hides nothing, its title and a legend of what has a label."""
     axes.set_xlabel(x)
@@ -109,7 +125,7 @@ def finish(axes: Axes, *, x: str = "", y: str = "", title: str = "", columns: in
         labels,
         title=title or None,
         ncols=columns,
-        fontsize=8,
+        fontsize=8.5,
         loc="lower left",
         bbox_to_anchor=(0, 1),
         alignment="left",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from paceline.bench.drawing import COLOURS, baseline, draw_panels, error_bars, finish, powers_of_two
+from paceline.bench.drawing import COLOURS, baseline, draw_panels, error_bars, finish, left_out, powers_of_two
 from paceline.bench.figures import best
 from paceline.bench.headline import Headline
 from paceline.bench.interleaved import plain_cell
@@ -33,7 +33,7 @@ def speed_chart(headline: Headline) -> Chart | None:
     if not headline.speeds:
         return None
     size = WIDTH, FRAME + BAR * 1.3 * len(headline.speeds)
-    caption = f"{headline.setting}; whiskers are 95 % intervals.{_left_out(headline.num_void, headline.num_cells)}"
+    caption = f"{headline.setting}; whiskers are 95 % intervals.{left_out(headline.num_void, headline.num_cells)}"
     return Chart("Tokens per second", caption, _draw(lambda axes: tokens_per_second(axes, headline), size))
 
 
@@ -61,7 +61,7 @@ def _timed_charts(sound: Sequence[Line], num_lines: int) -> list[Chart]:
     lengths = {line.cell.num_draft_tokens for line in sound if line.cell.num_draft_tokens}
     fastest = max((line for line in sound if line.cell.batch_size == smallest), key=lambda line: line.speedup.value)
     most = f"{fastest.cell.way} is the fastest, {fastest.speedup.value:.2f} times plain decoding"
-    without = _left_out(num_lines - len(sound), num_lines)
+    without = left_out(num_lines - len(sound), num_lines)
     found: list[Chart] = []
 
     def add(title: str, caption: str, draw: Callable[[Axes, Sequence[Line]], None], height: float = HEIGHT) -> None:
@@ -193,11 +193,6 @@ def _by_drafter(figures: Iterable[Line]) -> dict[str, list[Line]]:
     for line in figures:
         found[line.cell.method].append(line)
     return found
-
-
-def _left_out(num_void: int, num_cells: int) -> str:
-    """What a caption says of cells that are void."""
-    return f" Left out: {num_void} of {num_cells} cells, which are void." if num_void else ""
 
 
 def _draw(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
