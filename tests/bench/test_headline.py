@@ -8,7 +8,7 @@ from tests.bench import test_head_to_head as pairs
 from tests.bench.scripted import Bench
 
 
-def test_the_sentence_names_the_fastest_and_its_gain(tmp_path):
+def test_the_sentence_names_the_fastest_and_its_speedup(tmp_path):
     records = cells.measure(tmp_path, Bench(seconds={"ngram k=2": 0.5})).records
     headline = headline_of(records)
     assert headline.sentence == (

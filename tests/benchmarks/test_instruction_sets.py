@@ -1,11 +1,15 @@
 """The study of products by instruction set runs each set's kernel, and says what it measured."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import instruction_sets as study
 from benchmarks.__main__ import main as run
 from benchmarks.instruction_sets import AGAIN, GREATEST, SUMS, Cell, growth, share, turns_of
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
+
+COMMITTED = Path(__file__).parents[2] / "docs" / "benchmarks"
 
 
 @pytest.mark.parametrize("precision", study.PRECISIONS)
@@ -39,7 +43,17 @@ def test_the_command_measures_continues_and_reports(tmp_path, capsys):
     assert current_set() in said and "float32" in said and "t(2)" in said
     before = output.read_text()
     assert run([*command, "--report"]) == 0 and output.read_text() == before
-    assert "t(n) / t(1)" in output.with_suffix(".svg").read_text()
+    assert "How many times as long" in output.with_suffix(".svg").read_text()
+
+
+def test_the_picture_leaves_out_what_is_void_and_says_so(tmp_path):
+    """Of the committed figures, in which the line of int8 on AVX2 is void."""
+    output = tmp_path / "sets.jsonl"
+    output.write_bytes((COMMITTED / "instruction-sets.jsonl").read_bytes())
+    assert run(["instruction-sets", "--output", str(output), "--report"]) == 0
+    picture = output.with_suffix(".svg").read_text()
+    assert "Left out: 1 of 20 lines, which are void." in picture and picture.count("void") == 1
+    assert picture.count("avx2, ") == 4 and "t(n) / t(1)" in picture and "prefers-color-scheme: dark" in picture
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ STYLE: dict[Any, Any] = {
 # Where the reader prefers dark: black on white becomes light on dark, and every colour keeps its hue.
 DARK = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(.9) hue-rotate(180deg); } }</style>"
 CHARACTERS = 13.5  # of a caption, to an inch
+LETTERS = 48  # of a legend, side by side
 EMPTY = 4.6, 1.2  # inches of a drawing without panels
 
 
@@ -120,9 +121,11 @@ def finish(axes: Axes, *, x: str = "", y: str = "", title: str = "", columns: in
     if not labels:
         axes.set_title(title, loc="left", fontsize=9)
         return
+    if max(map(len, labels)) > LETTERS // columns:  # else the panel would shrink to make room
+        columns = 1
     axes.legend(
         handles,
-        labels,
+        [textwrap.fill(label, LETTERS) for label in labels],
         title=title or None,
         ncols=columns,
         fontsize=8.5,
