@@ -33,7 +33,7 @@ def print_tables(records: Sequence[Record], console: Console) -> None:
 
 
 def write_reports(path: Path, *, html: bool) -> list[Path]:
-    """CSV, and HTML if wanted, beside the raw figures at ``path``; the files written.
+    """CSV, and HTML with its first chart as a picture if wanted, beside the raw figures at ``path``; the files written.
 
     Head-to-head comparisons, categories, acceptance without times and the cost of sampling have files of their own
     where there are any. Raises ValueError for a file that holds no figures, or no matplotlib with ``html``, before
@@ -46,7 +46,12 @@ def write_reports(path: Path, *, html: bool) -> list[Path]:
         path.with_suffix(suffix): to_csv(columns, lines) for suffix, (columns, lines) in csv_tables(records).items()
     }
     if html:
+        from paceline.bench.plots import speed_picture  # needs the optional matplotlib
+
+        headline = headline_of(records)
         texts[path.with_suffix(".html")] = make_page(records, title=f"Paceline benchmark: {path.stem}")
+        if headline.speeds:
+            texts[path.with_suffix(".svg")] = speed_picture(headline)
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
     return list(texts)

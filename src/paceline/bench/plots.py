@@ -32,9 +32,14 @@ def speed_chart(headline: Headline) -> Chart | None:
     """Tokens per second of every engine; nothing where no speed is known."""
     if not headline.speeds:
         return None
-    size = WIDTH, FRAME + BAR * 1.3 * len(headline.speeds)
     caption = f"{headline.setting}; whiskers are 95 % intervals.{left_out(headline.num_void, headline.num_cells)}"
-    return Chart("Tokens per second", caption, _draw(lambda axes: tokens_per_second(axes, headline), size))
+    return Chart("Tokens per second", caption, _in_page(speed_picture(headline)))
+
+
+def speed_picture(headline: Headline) -> str:
+    """The drawing of ``speed_chart`` as a file of its own."""
+    size = WIDTH, FRAME + BAR * 1.3 * len(headline.speeds)
+    return draw_panels(lambda panels: tokens_per_second(panels[0], headline), size=size)
 
 
 def charts_of(lines: Sequence[Line]) -> list[Chart]:
@@ -197,5 +202,8 @@ def _by_drafter(figures: Iterable[Line]) -> dict[str, list[Line]]:
 
 def _draw(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
     """A drawing to be placed in a page."""
-    svg = draw_panels(lambda panels: draw(panels[0]), size=size)
+    return _in_page(draw_panels(lambda panels: draw(panels[0]), size=size))
+
+
+def _in_page(svg: str) -> str:
     return re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
