@@ -4,20 +4,24 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Unpack, final
 
 import torch
 
 from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier
 from paceline.api.completion import Completion, Criterion
-from paceline.api.draft_length import NumDraftTokens, is_controlled, longest_draft, plan_of
+from paceline.api.draft_length import NumDraftTokens, check_draft_length, is_controlled, longest_draft, plan_of
 from paceline.api.loading import Loaded, ops_of, runnable
 from paceline.api.profiles import ProfileLike, begin_with, check_profile
 from paceline.api.prompts import Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
+from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.score import PromptScore
 from paceline.api.streams import Stream
+from paceline.api.targets import TargetLike, loaded
+from paceline.api.values import count as counted
+from paceline.api.values import flag
 from paceline.core.constraint import Constraint
 from paceline.decode import Decoder, agree
 from paceline.engine.candidates import CandidatePlan
@@ -47,6 +51,7 @@ class _Open:
 class Engine:
     """Runs any number of requests over one target, one drafter and ``batch_size`` rows.
 
+    - ``target``: what ``paceline.load`` returns, a transformers model, a directory or a Hub id.
     - ``drafter`` (None): a registered name, "FILE.py:NAME", a loaded draft model, a directory, a Drafter or a
       HostDrafter, vLLM's speculative_config, or None for plain decoding. A Drafter serves one engine at a time.
     - ``verifier`` ("coupled", whose tokens depend on the seed alone): a name, "NAME:option=value", or a Verifier.
@@ -67,7 +72,7 @@ class Engine:
 
     def __init__(
         self,
-        target: Loaded,
+        target: TargetLike,
         *,
         drafter: DrafterLike = None,
         verifier: VerifierLike = "coupled",
@@ -77,11 +82,10 @@ class Engine:
         guidance: bool = False,
         profile: ProfileLike = "auto",
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: give at least 1")
-        if max_length is not None and max_length < 2:
-            raise ValueError(f"max_length={max_length}: give at least 2, one prompt token and one new token")
-        self.target = target
+        check_options(verifier, num_draft_tokens, batch_size)
+        counted(2, "at least 2, one prompt token and one new token", optional=True)("max_length", max_length)
+        flag("guidance", guidance)
+        target = self.target = loaded(target)
         drafting = build_drafting(drafter, target=target)
         count = drafting.length(num_draft_tokens)
         chosen = build_verifier(verifier)
@@ -149,6 +153,7 @@ class Engine:
         name: str | None = None,
         rules: Sequence[Constraint] = (),
         rejected: bool = False,
+        **options: Unpack[SamplingOptions],
     ) -> Stream:
         """Queue one prompt or several and return their stream.
 
@@ -161,11 +166,13 @@ class Engine:
         - ``rejected`` (False): whether ``Piece.rejected`` has the text of the draft tokens that were rejected. Steps of
           such prompts are not recorded on a GPU, and so are slower.
         - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
+        - ``**options``: fields of ``SamplingParams``, which ``params`` then leave at their defaults.
 
-        Raises ValueError naming the prompt, before anything is queued.
+        Raises ValueError naming the prompt or parameter, and TypeError for unknown names, before anything is queued.
         """
-        constraints = (*constraints, *rules)
-        prepared = prepare(self.target, self.decoder, prompts, params, criterion, constraints, rejected=rejected)
+        params = with_options(self.submit, params, options)
+        both = (*constraints, *rules)
+        prepared = prepare(self.target, self.decoder, prompts, params, criterion, both, rejected=rejected)
         completions = [completion for _, completion in prepared]
         pieces: deque[Piece] = deque()
         tickets = [self._scheduler.submit(request, sequence=completion.sequence) for request, completion in prepared]
@@ -176,12 +183,12 @@ class Engine:
             self._open[ticket] = _Open(completion=completion, pieces=pieces, name=name or f"prompt {number}")
         return Stream(engine=self, tickets=tickets, completions=completions, pieces=pieces)
 
-    def generate(self, prompts: Prompts, params: ParamsLike = None) -> list[Result]:
+    def generate(self, prompts: Prompts, params: ParamsLike = None, **options: Unpack[SamplingOptions]) -> list[Result]:
         """Generate from every prompt; results in order, the samples of a prompt together.
 
         Raises what ``submit`` raises; on Ctrl-C, Interrupted with the results so far.
         """
-        return self.submit(prompts, params).drain()
+        return self.submit(prompts, with_options(self.generate, params, options)).drain()
 
     def advance(self) -> None:
         """Run one step of all active requests; their pieces go to the streams."""
@@ -230,6 +237,13 @@ class Engine:
     def forget(self, ticket: int) -> None:
         """Drop the statistics of a request that has ended."""
         self._scheduler.forget(ticket)
+
+
+def check_options(verifier: VerifierLike, num_draft_tokens: NumDraftTokens, batch_size: object) -> None:
+    """Raise ValueError for what no engine takes, before a model is loaded for it."""
+    counted(1, "at least 1")("batch_size", batch_size)
+    check_draft_length(num_draft_tokens)
+    build_verifier(verifier)
 
 
 def room(target: Loaded, num_nodes: int) -> int:

@@ -1,18 +1,23 @@
 """``generate`` and ``stream``: one call with an engine that is made for it."""
 
+from typing import Unpack
+
+from transformers import PreTrainedTokenizerBase
+
 from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.draft_length import NumDraftTokens
-from paceline.api.engine import engine_for
-from paceline.api.loading import Loaded
+from paceline.api.engine import check_options, engine_for
 from paceline.api.profiles import ProfileLike
-from paceline.api.prompts import Prompts, encode, split
+from paceline.api.prompts import Prompts, check_prompts, encode, kind_of
 from paceline.api.requests import ParamsLike, guidance, per_prompt
 from paceline.api.results import Result
+from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.streams import Stream
+from paceline.api.targets import TargetLike, check_target, loaded
 
 
 def generate(
-    target: Loaded,
+    target: TargetLike,
     prompts: Prompts,
     params: ParamsLike = None,
     *,
@@ -21,12 +26,18 @@ def generate(
     num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
     profile: ProfileLike = "auto",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **options: Unpack[SamplingOptions],
 ) -> list[Result]:
     """Generate from every prompt; results in order, the ``n`` samples of a prompt together.
 
+    - ``target``: what ``paceline.load`` returns; a transformers model, which is used in place; or a directory or Hub
+      id, which is loaded for this call with the defaults of ``load``.
     - ``prompts``: a text, token ids or chat messages; or a list of these.
     - ``params`` (None, which is ``SamplingParams()``: 16 tokens at temperature 1): one for all prompts, or one for
       each. A seed for all is split per prompt and sample, so that their noise is independent: ``Engine.submit``.
+    - ``**options``: fields of ``SamplingParams``, such as ``max_tokens=64, temperature=0``: in place of ``params`` or
+      beside them, for fields that ``params`` leave at their defaults.
     - ``drafter`` (None: plain decoding): a registered name, with options if wanted ("ngram:max_ngram=4"), a loaded
       draft model, a directory, a Drafter or HostDrafter, or vLLM's speculative_config as a dictionary or JSON. With
       the verifier "coupled" the tokens do not depend on it.
@@ -36,23 +47,26 @@ def generate(
     - ``batch_size`` (None: one row per sequence, at most 16 and what half of the free memory holds): rows that run
       together. It changes no token.
     - ``profile`` ("auto"): what the controller of draft lengths begins with, as in ``Engine``.
+    - ``tokenizer`` (None: that of the model's directory): one of transformers, for a model without such a directory.
 
-    Raises ValueError, naming the prompt, before any work; on Ctrl-C, Interrupted with the results so far.
+    Raises ValueError, naming the prompt or parameter, and TypeError for unknown keywords: before the model is loaded
+    where they are wrong for every model, and before any work. On Ctrl-C, Interrupted with the results so far.
     """
     return stream(
         target,
         prompts,
-        params,
+        with_options(generate, params, options),
         drafter=drafter,
         verifier=verifier,
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
         profile=profile,
+        tokenizer=tokenizer,
     ).drain()
 
 
 def stream(
-    target: Loaded,
+    target: TargetLike,
     prompts: Prompts,
     params: ParamsLike = None,
     *,
@@ -61,19 +75,26 @@ def stream(
     num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
     profile: ProfileLike = "auto",
+    tokenizer: PreTrainedTokenizerBase | None = None,
     rejected: bool = False,
+    **options: Unpack[SamplingOptions],
 ) -> Stream:
     """``generate``, token by token: iterate over the pieces as they are committed; ``close`` ends it early.
 
     ``rejected`` (False) is as in ``Engine.submit``.
     """
-    encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
-    options = per_prompt(params, len(encoded))
-    guides = [guidance(target, tokens, option) for tokens, option in zip(encoded, options, strict=True)]
+    params = with_options(stream, params, options)
+    listed = check_prompts(prompts)
+    each = per_prompt(params, len(listed))
+    check_options(verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
+    check_target(target, tokenizer)
+    target = loaded(target, tokenizer, texts=any(kind_of(prompt) is not int for prompt in listed))
+    encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(listed)]
+    guides = [guidance(target, tokens, option) for tokens, option in zip(encoded, each, strict=True)]
     longest = [max(len(tokens), len(g.prompt) if g else 0) for tokens, g in zip(encoded, guides, strict=True)]
     wanted = [
         None if option.max_tokens is None else length + option.max_tokens
-        for length, option in zip(longest, options, strict=True)
+        for length, option in zip(longest, each, strict=True)
     ]
     counted = [length for length in wanted if length is not None]
     engine = engine_for(
@@ -83,7 +104,7 @@ def stream(
         num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
         profile=profile,
-        num_texts=sum(option.n for option in options),
+        num_texts=sum(option.n for option in each),
         guidance=any(guide is not None for guide in guides),
         max_length=None if len(counted) < len(wanted) else min(target.lm.max_positions, max(counted)),
     )

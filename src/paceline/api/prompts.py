@@ -11,6 +11,17 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # a text, token ids
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 
+def check_prompts(prompts: Prompts) -> list[Prompt]:
+    """One prompt or several, as a list. Raises ValueError, naming the prompt, for what cannot be one of any target."""
+    listed = split(prompts)
+    for index, prompt in enumerate(listed):
+        try:
+            kind_of(prompt)
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+    return listed
+
+
 def encode(target: Loaded, prompt: Prompt, *, name: str = "prompt") -> list[int]:
     """Token ids of a prompt: text with the special tokens that the tokenizer adds, messages by the chat template.
 

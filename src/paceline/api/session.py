@@ -1,32 +1,35 @@
 """A sequence or conversation that grows turn by turn and keeps its KV cache between turns."""
 
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import Unpack, final
 
 from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.draft_length import NumDraftTokens
 from paceline.api.engine import Engine
-from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.prompts import Message, encode
+from paceline.api.requests import ParamsLike
 from paceline.api.results import Piece, Result
+from paceline.api.sampling_options import SamplingOptions, with_options
+from paceline.api.targets import TargetLike
 
 
 @final
 class Session:
     """One row of a target that keeps its sequence between calls, as tokens (``send``) or as messages (``chat``).
 
-    - ``drafter`` (None), ``verifier`` ("coupled"), ``num_draft_tokens`` ("auto"), ``max_length`` (None), ``guidance``
-      (False): as in ``Engine``; ``max_length`` counts all turns.
+    - ``target``, ``drafter`` (None), ``verifier`` ("coupled"), ``num_draft_tokens`` ("auto"), ``max_length`` (None),
+      ``guidance`` (False): as in ``Engine``; ``max_length`` counts all turns.
     - ``messages`` (none): the conversation so far, such as a system message.
 
+    Sampling parameters come as ``params``, as keywords, or as both where no field is given twice.
     A turn gives the tokens of one call with the whole sequence as its prompt, but reads only the new tokens. A turn
     that ends early, by Ctrl-C or because its stream was closed, keeps the tokens that it generated.
     """
 
     def __init__(
         self,
-        target: Loaded,
+        target: TargetLike,
         *,
         drafter: DrafterLike = None,
         verifier: VerifierLike = "coupled",
@@ -44,7 +47,7 @@ class Session:
             max_length=max_length,
             guidance=guidance,
         )
-        self._target = target
+        self._target = self._engine.target
         self._tokens: list[int] = []
         self._messages: list[Message] = list(messages)
         self._result: Result | None = None
@@ -64,35 +67,47 @@ class Session:
         """The result of the last turn."""
         return self._result
 
-    def send(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Result:
+    def send(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Result:
         """Append a text or token ids and generate; ``params`` None is ``SamplingParams()``.
 
         Raises what ``Engine.submit`` raises, and ValueError for ``n`` above 1; the session is then unchanged.
         """
-        return self._finish(self.stream(prompt, params))
+        return self._finish(self._send(prompt, with_options(self.send, params, options)))
 
-    def chat(self, content: str, params: SamplingParams | None = None) -> Result:
+    def chat(self, content: str, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]) -> Result:
         """Append a user message and generate the answer with the chat template; the answer is appended too.
 
         Raises what ``send`` raises, and ValueError without a chat template; the session is then unchanged.
         """
-        return self._finish(self.stream_chat(content, params))
+        return self._finish(self._chat(content, with_options(self.chat, params, options)))
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Iterator[Piece]:
         """As ``send``, piece by piece."""
+        return self._send(prompt, with_options(self.stream, params, options))
+
+    def stream_chat(
+        self, content: str, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Iterator[Piece]:
+        """As ``chat``, piece by piece."""
+        return self._chat(content, with_options(self.stream_chat, params, options))
+
+    def _send(self, prompt: str | Sequence[int], params: ParamsLike) -> Iterator[Piece]:
         if isinstance(prompt, str) and self._tokens and self._target.tokenizer is not None:
             added = self._target.tokenizer.encode(prompt, special=False)  # no second beginning-of-text token
         else:
             added = encode(self._target, prompt)
         return self._run([*self._tokens, *added], params, None)
 
-    def stream_chat(self, content: str, params: SamplingParams | None = None) -> Iterator[Piece]:
-        """As ``chat``, piece by piece."""
+    def _chat(self, content: str, params: ParamsLike) -> Iterator[Piece]:
         said = {"role": "user", "content": content}
         return self._run(encode(self._target, [*self._messages, said]), params, said)
 
-    def _run(self, tokens: list[int], params: SamplingParams | None, said: Message | None) -> Iterator[Piece]:
-        if params is not None and params.n > 1:
+    def _run(self, tokens: list[int], params: ParamsLike, said: Message | None) -> Iterator[Piece]:
+        if isinstance(params, SamplingParams) and params.n > 1:
             raise ValueError(f"n={params.n}: a session continues one sequence; give n=1")
         stream = self._engine.submit(tokens, params)
 
