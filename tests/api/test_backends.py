@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import paceline
 from paceline import hf as drop_in
 from paceline.api.loading import load
-from paceline.hf import drop_in as api_hf
+from paceline.api.targets import load_cached
 from paceline.models.adapter.lm import TransformersLM
 from paceline.models.loading import ModelError
 from paceline.models.native.decoder import DecoderLM
@@ -152,7 +152,7 @@ def test_drop_in_sees_changed_weights_and_frees_the_model():
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     assert_same_text(model)
     model.to(torch.float32)
-    assert api_hf.load_cached(model).dtype == torch.float32
+    assert load_cached(model).dtype == torch.float32
     gone = weakref.ref(model)
     del model
     gc.collect()

@@ -28,8 +28,8 @@ from paceline import hf
 from paceline.api.generation_fields import HARMLESS, HONOURED
 from paceline.api.generation_fields import REFUSED as REFUSED_FIELDS
 from paceline.api.loading import load
+from paceline.api.targets import load_cached
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS
-from paceline.hf.drop_in import load_cached
 from paceline.hf.inputs import ARGUMENTS, merge
 from tests import tiny
 from tests.api import checkpoints, drop_in_table

@@ -57,7 +57,7 @@ def read_criteria(given: object, *, stop_strings: Sequence[str], tokenizer: obje
     return Criteria(
         callables=tuple(criterion for criterion in criteria if type(criterion) not in replaced),
         max_length=min(lengths, default=None),
-        eos=tuple(int(token) for one in ends for token in one.eos_token_id) if ends else None,
+        eos=tuple(int(token) for one in ends for token in one.eos_token_id if token >= 0) if ends else None,
         pads=any(isinstance(criterion, EosTokenCriteria) for criterion in criteria),
     )
 

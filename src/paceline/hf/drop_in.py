@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,8 +19,9 @@ from paceline.api.draft_length import NumDraftTokens
 from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
-from paceline.api.loading import Loaded, load, placement
+from paceline.api.loading import Loaded, placement
 from paceline.api.results import Result
+from paceline.api.targets import load_cached
 from paceline.core.noise import split_seed
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
@@ -29,13 +29,11 @@ from paceline.engine.outputs import RequestStats
 from paceline.hf.criteria import StoppingCriterion, read_criteria
 from paceline.hf.inputs import merge, read_inputs, read_negatives
 from paceline.hf.job import Job, prepare
+from paceline.hf.prepared import is_prepared, read_prepared
 from paceline.hf.processors import Processors
-from paceline.models.from_transformers import TransformersModel, is_current, is_transformers_model
-from paceline.models.native.decoder import DecoderLM
+from paceline.models.from_transformers import TransformersModel, is_transformers_model
 
 DEFAULT_MATCHING_NGRAM_SIZE = 2  # of transformers
-
-_LOADED: WeakKeyDictionary[TransformersModel, Loaded] = WeakKeyDictionary()
 
 
 @dataclass
@@ -50,7 +48,6 @@ def generate(
     input_ids: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
     *,
     inputs: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
-    attention_mask: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
     negative_prompt_ids: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
     negative_prompt_attention_mask: Tensor | Sequence[Sequence[int]] | Sequence[int] | None = None,
     assistant_model: TransformersModel | Loaded | str | Path | Drafter | None = None,
@@ -60,7 +57,6 @@ def generate(
     prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
     stopping_criteria: Sequence[StoppingCriterion] | None = None,
     streamer: BaseStreamer | None = None,
-    return_dict_in_generate: bool | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     verifier: VerifierLike = "coupled",
     batch_size: int | None = None,
@@ -72,8 +68,8 @@ def generate(
     equal those of transformers. Sampled tokens have the same distribution, with a seed from torch's global generator.
 
     - ``model``: a loaded causal LM, used without a second copy of its weights.
-    - ``input_ids`` or ``inputs``: [B, T], padded on the left where ``attention_mask`` is 0; None: the model's
-      beginning-of-text token. Without a mask padding is inferred as transformers does.
+    - ``input_ids`` or ``inputs``: [B, T], padded on the left where the option ``attention_mask`` is 0; None: the
+      model's beginning-of-text token. Without a mask padding is inferred as transformers does.
     - ``negative_prompt_ids``: [B, t], negative prompts for ``guidance_scale``; None: the prompts' last tokens.
     - ``assistant_model``: the drafter: a model, its directory, or a Drafter. ``num_assistant_tokens`` ("auto") is
       the draft length. Or ``prompt_lookup_num_tokens``: n-gram lookup in the tokens so far. With neither, decoding is
@@ -86,16 +82,28 @@ def generate(
       scores None. Their exceptions are raised here.
     - ``streamer``: gets the prompt, then every token as it is committed; for one row.
     - ``tokenizer``: of transformers; needed for ``stop_strings``.
-    - ``return_dict_in_generate``: a ``SpeculativeOutput`` instead, with the statistics of every row.
+    - ``return_dict_in_generate`` among the options: a ``SpeculativeOutput`` instead, with the statistics of every row.
     - ``verifier`` ("coupled"), ``batch_size`` (None: what fits, at most 16 rows at once): as in ``paceline.generate``.
+
+    ``model.generate(..., custom_generate=paceline.hf.generate)`` runs it too; there, ``assistant_model``,
+    ``tokenizer``, ``streamer`` and ``stop_strings`` come by ``functools.partial``, since transformers keeps them.
 
     Raises ValueError, before any work, for arguments that change the output of transformers and are not supported.
     """
+    # transformers takes what a custom_generate names out of its own preparation, so these have no names.
+    attention_mask = options.pop("attention_mask", None)
     if inputs is not None and input_ids is not None:
         raise ValueError("inputs and input_ids are the same argument: give one of them")
-    named = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens, "return_dict_in_generate": return_dict_in_generate}
-    options.update({name: value for name, value in named.items() if value is not None})
-    values = merge(_fields(_checked(model).generation_config), _fields(generation_config), options)
+    own, given = _fields(checked(model).generation_config), _fields(generation_config)
+    if is_prepared(generation_config) and isinstance(input_ids, Tensor):
+        prepared = read_prepared(model, input_ids, attention_mask, generation_config, logits_processor, options)
+        own, given, options = {}, prepared.values, prepared.options
+        attention_mask, logits_processor = prepared.attention_mask, prepared.processors
+        prefix_allowed_tokens_fn = prefix_allowed_tokens_fn or prepared.allowed
+        negative_prompt_ids, negative_prompt_attention_mask = prepared.negative_ids, prepared.negative_mask
+    if prompt_lookup_num_tokens is not None:
+        options["prompt_lookup_num_tokens"] = prompt_lookup_num_tokens
+    values = merge(own, given, options)
     processors = Processors(logits_processor, prefix_allowed_tokens_fn, values=values)
     settings = generation_options(values)
     criteria = read_criteria(stopping_criteria, stop_strings=settings.params.stop_strings, tokenizer=tokenizer)
@@ -129,17 +137,6 @@ def generate(
     if not settings.return_dict:
         return sequences
     return SpeculativeOutput(sequences=sequences, statistics=tuple(result.stats for result in results))
-
-
-def load_cached(model: TransformersModel) -> Loaded:
-    """An LM over the weights of ``model``: the last call's native decoder if they have not moved, or an adapter."""
-    known = _LOADED.get(model)
-    if known is not None and isinstance(known.lm, DecoderLM) and is_current(known.lm, model):
-        return known
-    loaded = load(model)
-    if isinstance(loaded.lm, DecoderLM):  # an adapter references its model, which would then never be freed
-        _LOADED[model] = loaded
-    return loaded
 
 
 def _choose_drafter(
@@ -203,7 +200,7 @@ def _join(job: Job, results: Sequence[Result]) -> Tensor:
     return torch.cat((job.padded, new), dim=1)
 
 
-def _checked(model: object) -> TransformersModel:
+def checked(model: object) -> TransformersModel:
     """``model`` if its weights can be used. Raises ValueError otherwise."""
     if is_transformers_model(model):
         placement(model)

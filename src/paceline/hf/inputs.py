@@ -36,6 +36,9 @@ ARGUMENTS: dict[str, Refusal] = {
     "use_model_defaults": Refusal(reason="they are always used", neutral=(True,)),
 }
 
+# Arguments that transformers drops itself for decoder-only models: trainers give them.
+DROPPED = ("labels",)
+
 # Arguments that ``paceline.hf.generate`` takes by name, for suggestions in error messages.
 NAMED = (
     "input_ids",
@@ -76,7 +79,8 @@ def merge(own: Values, given: Values, options: Mapping[str, object]) -> dict[str
     values.update({name: value for name, value in options.items() if is_known(name)})
     if "top_k" in options and options["top_k"] is None:
         values["top_k"] = 0  # transformers fills its default in before it reads the options
-    problems = [_unknown(name) for name in (*named, *options) if not is_known(name) and name not in ARGUMENTS]
+    known = (*ARGUMENTS, *DROPPED)
+    problems = [_unknown(name) for name in (*named, *options) if not is_known(name) and name not in known]
     problems += [
         f"{name} is not supported: leave it out"
         for name, refusal in ARGUMENTS.items()
