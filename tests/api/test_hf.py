@@ -591,6 +591,7 @@ NEUTRAL = dict(
     past_key_values=None,
     negative_prompt_ids=None,
     custom_generate=None,
+    labels=ONE["input_ids"],
     synced_gpus=False,
     trust_remote_code=False,
     use_model_defaults=True,
@@ -636,5 +637,7 @@ def test_page_names_every_field_and_argument():
         *REFUSED_FIELDS,
         *ARGUMENTS,
         *(signature(hf.generate).parameters.keys() - {"options"}),
+        *(signature(hf.patch).parameters.keys()),
+        "attention_mask",
     ]
     assert [name for name in names if not re.search(rf"`{name}`", text)] == []

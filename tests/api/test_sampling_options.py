@@ -1,4 +1,4 @@
-"""Sampling parameters as keywords, targets by directory and from memory, and what wrong arguments are told."""
+"""Sampling parameters as keywords, targets by directory and from memory, and the messages for wrong arguments."""
 
 from dataclasses import fields
 from typing import get_type_hints
@@ -117,7 +117,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "message"), UNKNOWN)
-def test_unknown_keyword_is_told_the_name_that_is_meant(name, message, monkeypatch):
+def test_unknown_keyword_is_refused_with_the_name_that_is_meant(name, message, monkeypatch):
     monkeypatch.setattr("paceline.api.targets.load", None)  # any loading would call it
     with pytest.raises(TypeError, match=message):
         generate("a directory", "x", **{name: 3})

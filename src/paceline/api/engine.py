@@ -151,6 +151,7 @@ class Engine:
         criterion: Criterion | None = None,
         constraints: Sequence[Constraint] = (),
         name: str | None = None,
+        keep_scores: bool = False,
         rules: Sequence[Constraint] = (),
         rejected: bool = False,
         **options: Unpack[SamplingOptions],
@@ -166,13 +167,16 @@ class Engine:
         - ``rejected`` (False): whether ``Piece.rejected`` has the text of the draft tokens that were rejected. Steps of
           such prompts are not recorded on a GPU, and so are slower.
         - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
+        - ``keep_scores`` (False): with ``logprobs``, keep the logits and scores of the whole vocabulary too.
         - ``**options``: fields of ``SamplingParams``, which ``params`` then leave at their defaults.
 
         Raises ValueError naming the prompt or parameter, and TypeError for unknown names, before anything is queued.
         """
         params = with_options(self.submit, params, options)
         both = (*constraints, *rules)
-        prepared = prepare(self.target, self.decoder, prompts, params, criterion, both, rejected=rejected)
+        prepared = prepare(
+            self.target, self.decoder, prompts, params, criterion, both, rejected=rejected, keep_scores=keep_scores
+        )
         completions = [completion for _, completion in prepared]
         pieces: deque[Piece] = deque()
         tickets = [self._scheduler.submit(request, sequence=completion.sequence) for request, completion in prepared]
@@ -242,7 +246,8 @@ class Engine:
 def check_options(verifier: VerifierLike, num_draft_tokens: NumDraftTokens, batch_size: object) -> None:
     """Raise ValueError for what no engine takes, before a model is loaded for it."""
     counted(1, "at least 1")("batch_size", batch_size)
-    check_draft_length(num_draft_tokens)
+    if not isinstance(num_draft_tokens, type):  # a plan's class is made with the drafter
+        check_draft_length(num_draft_tokens)
     build_verifier(verifier)
 
 

@@ -35,7 +35,9 @@ class GenerationOptions:
     - ``eos``: the end-of-text tokens, which replace the model's own. Ids below 0 are left out, so -1 alone gives ():
       no token ends the output.
     - ``pad``: the token that fills shorter rows.
-    - ``return_dict``: whether to return an object instead of token ids.
+    - ``return_dict``: whether to return an object instead of token ids; ``output_scores`` and ``output_logits``:
+      whether it holds them.
+    - ``max_time``: seconds, after which rows end.
     - ``num_assistant_tokens``, ``prompt_lookup_num_tokens``, ``max_matching_ngram_size``: draft length and n-gram size.
     """
 
@@ -46,6 +48,9 @@ class GenerationOptions:
     eos: tuple[int, ...] | None
     pad: int | None
     return_dict: bool
+    output_scores: bool
+    output_logits: bool
+    max_time: float | None
     num_assistant_tokens: int | None
     prompt_lookup_num_tokens: int | None
     max_matching_ngram_size: int | None
@@ -82,10 +87,12 @@ def from_generation_config(config: GenerationConfigLike) -> SamplingParams:
     Its end-of-text tokens replace the model's own, as ``stop_token_ids`` with ``ignore_eos``. Fields on drafting,
     padding and the type of the result are left out.
 
-    Raises ValueError as ``generation_options`` does, and for ``max_length`` and ``min_length`` without
-    ``max_new_tokens`` and ``min_new_tokens``, because they depend on the prompt.
+    Raises ValueError as ``generation_options`` does, for ``max_time``, which is no sampling parameter, and for
+    ``max_length`` and ``min_length`` without ``max_new_tokens`` and ``min_new_tokens``: these depend on the prompt.
     """
     options = generation_options(config)
+    if options.max_time is not None:
+        raise ValueError(f"max_time={options.max_time}: leave it out, and close the stream of paceline.stream in time")
     for name, length in (("max", options.max_length), ("min", options.min_length)):
         if length is not None:
             raise ValueError(
@@ -109,6 +116,7 @@ def generation_options(config: GenerationConfigLike) -> GenerationOptions:
     count = _count(fields, "num_return_sequences", 1)
     if count not in (None, 1) and not _flag(fields, "do_sample"):
         raise ValueError(f"num_return_sequences={count} without do_sample=True: greedy decoding has one output")
+    returns_dict = _flag(fields, "return_dict_in_generate")
     params = SamplingParams(
         **_sampling(fields),
         **_processors(fields),
@@ -124,7 +132,10 @@ def generation_options(config: GenerationConfigLike) -> GenerationOptions:
         min_length=(min_length or None) if min_new_tokens is None else None,
         eos=_eos(fields.get("eos_token_id")),
         pad=values.integer("pad_token_id", fields.get("pad_token_id"), optional=True),
-        return_dict=_flag(fields, "return_dict_in_generate"),
+        return_dict=returns_dict,
+        output_scores=returns_dict and _flag(fields, "output_scores"),
+        output_logits=returns_dict and _flag(fields, "output_logits"),
+        max_time=None if fields.get("max_time") is None else values.real("max_time", fields["max_time"]),
         num_assistant_tokens=_count(fields, "num_assistant_tokens", 1),
         prompt_lookup_num_tokens=_count(fields, "prompt_lookup_num_tokens", 1),
         max_matching_ngram_size=_count(fields, "max_matching_ngram_size", 1),

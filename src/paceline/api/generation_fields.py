@@ -53,6 +53,9 @@ HONOURED: dict[str, str] = {
     "bos_token_id": "the prompt if none is given",
     "num_return_sequences": "n",
     "return_dict_in_generate": "the type of the result",
+    "output_scores": "with return_dict_in_generate: after processors, temperature and filters",
+    "output_logits": "with return_dict_in_generate: as the model gives them",
+    "max_time": "seconds, after which rows end at their next token",
     "num_assistant_tokens": "the draft length of a draft model",
     "prompt_lookup_num_tokens": "the draft length of prompt lookup",
     "max_matching_ngram_size": "the longest match of prompt lookup",
@@ -89,7 +92,7 @@ HARMLESS: dict[str, str] = {
 _SEARCH = "there is no search"
 _UNBUILT = "not implemented"
 _DRAFTER = "assistant_model is the drafter"
-_NOT_KEPT = "not stored; use logprobs"
+_NOT_KEPT = "not stored"
 
 REFUSED: dict[str, Refusal] = {
     "num_beams": Refusal(reason=_SEARCH, neutral=(1,)),
@@ -108,7 +111,6 @@ REFUSED: dict[str, Refusal] = {
     "watermarking_config": Refusal(reason=_UNBUILT),
     "remove_invalid_values": Refusal(reason="NaN logits are a model error", neutral=(False,)),
     "token_healing": Refusal(reason="prompts are not rewritten", neutral=(False,)),
-    "max_time": Refusal(reason="use MaxTimeCriteria"),
     "cache_implementation": Refusal(
         reason="others change the output",
         neutral=(
@@ -128,8 +130,6 @@ REFUSED: dict[str, Refusal] = {
     "assistant_ensemble_weight": Refusal(reason="it changes the distribution"),
     "use_mtp": Refusal(reason=_DRAFTER, neutral=(False,)),
     "speculation_type": Refusal(reason=_DRAFTER),
-    "output_scores": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),
-    "output_logits": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),
     "output_attentions": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),
     "output_hidden_states": Refusal(reason=_NOT_KEPT, neutral=(False,), read=_returns_dict),
 }

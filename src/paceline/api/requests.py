@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from paceline.api.completion import Completion, Criterion
@@ -28,11 +29,12 @@ def prepare(
     constraints: Sequence[Constraint] = (),
     *,
     rejected: bool = False,
+    keep_scores: bool = False,
 ) -> list[tuple[Request, Completion]]:
     """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
-    ``constraints`` are applied after those of the parameters; ``rejected`` is as in ``Engine.submit``. Raises
-    ValueError for what the decoder cannot run.
+    ``constraints`` are applied after those of the parameters; ``rejected`` and ``keep_scores`` are as in
+    ``Engine.submit``. Raises ValueError for what the decoder cannot run.
     """
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
@@ -47,7 +49,8 @@ def prepare(
         for sample in range(option.n):
             seed = split_seed(base, first + sample)
             try:
-                request = _request(target, decoder, tokens, option, seed, constraints, sample=sample, rejected=rejected)
+                request = _request(target, decoder, tokens, option, seed, constraints, sample=sample)
+                request = replace(request, rejected=rejected, keep_scores=keep_scores)
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
             completion = Completion(
@@ -93,7 +96,6 @@ def _request(
     constraints: Sequence[Constraint],
     *,
     sample: int,
-    rejected: bool,
 ) -> Request:
     if params.stop_strings and target.tokenizer is None:
         raise ValueError(
@@ -113,7 +115,6 @@ def _request(
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs if sample == 0 else None,  # once per prompt
-        rejected=rejected,
     )
     decoder.check(request)
     return request

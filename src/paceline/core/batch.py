@@ -4,6 +4,7 @@ R rows, T sequence capacity, N nodes, D draft depth, E stop tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from paceline.core.batch_state import BatchState
 from paceline.core.chains import ChainTrees
 from paceline.core.early_stop import StopRule
+from paceline.core.logprobs import KeptScores
 from paceline.core.noise import Noise
 from paceline.core.ops import Ops, TensorOps
 from paceline.core.rejected import StepDrafts
@@ -146,6 +148,8 @@ class Batch(BatchState):
         known = [request for request in self.requests if request is not None]
         asked = [request.logprobs for request in known if request.logprobs is not None]
         self.max_logprobs = max(asked) if asked else None
+        keeping = [request is not None and request.keep_scores for request in self.requests]
+        self.rows_with_scores = tuple(row for row, keeps in enumerate(keeping) if keeps)
         if not asked:
             self.step_logprobs = None
         self.shows_rejected = tuple(row for row, one in enumerate(self.requests) if one is not None and one.rejected)
@@ -183,7 +187,20 @@ class Batch(BatchState):
             rows, starved = scores.mask.rows, outcome.took(scores.mask.starved, scores.mask.rows)
             self.failed[rows] = torch.where(starved, int(Failure.NO_TOKEN), self.failed[rows])
         if self.max_logprobs is not None:
-            self.step_logprobs = self._ops.gather_logprobs(self, outcome, scores)
+            found = self._ops.gather_logprobs(self, outcome, scores)
+            self.step_logprobs = replace(found, kept=self._kept(outcome, scores)) if self.rows_with_scores else found
         if self.shows_rejected:
             self.step_drafts = StepDrafts.of(tree, outcome, self.shows_rejected)
         return outcome
+
+    def _kept(self, outcome: Outcome, scores: Scores) -> KeptScores:
+        """Logits and scores before each token that ``outcome`` says, of the rows that keep them."""
+        at = outcome.nodes[..., None].expand(-1, -1, scores.logits.shape[-1])
+        processed = scores.logits.gather(1, at)
+        greedy = (self.sampling.temperature == 0)[:, None, None]
+        rows = list(self.rows_with_scores)
+        return KeptScores(
+            rows=self.rows_with_scores,
+            logits=scores.raw_logits.gather(1, at)[rows].float(),
+            scores=torch.where(greedy, processed, self.warp(processed))[rows].float(),
+        )

@@ -46,6 +46,7 @@ class BatchState:
         self.report = self.results[: rows * width].view(rows, width)
         self.failed = self.results[rows * width :]  # [R] values of Failure
         self.step_logprobs: StepLogprobs | None = None  # of the last step, where a row wants them
+        self.rows_with_scores: tuple[int, ...] = ()  # that keep the whole logits and scores of their tokens
         self.max_logprobs: int | None = None  # the most likely tokens' that any row asks for
         self.step_drafts: StepDrafts | None = None  # of the last step, where a row wants to see what was rejected
         self.shows_rejected: tuple[int, ...] = ()  # rows that do

@@ -1,10 +1,10 @@
 """Log-probabilities of chosen tokens, under the target's raw distribution and under the one that was sampled from.
 
-R rows, D draft depth, V vocabulary, n likeliest tokens.
+R rows, r rows that keep whole distributions, D draft depth, V vocabulary, n likeliest tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,12 +17,36 @@ class TokenLogprobs:
     """One token's log-probabilities, natural logarithms.
 
     ``raw`` is under the softmax of the target's logits; ``processed`` under the distribution after processors,
-    temperature and filters, which is one-hot in a greedy row. The likeliest tokens are sorted, best first."""
+    temperature and filters, which is one-hot in a greedy row. The likeliest tokens are sorted, best first.
+
+    Where a request keeps them, ``logits`` and ``scores`` are the whole vocabulary's, before and after processors,
+    temperature and filters; greedy rows have no temperature and no filters.
+    """
 
     raw: float
     processed: float
     top_raw: tuple[tuple[int, float], ...] = ()
     top_processed: tuple[tuple[int, float], ...] = ()
+    logits: Tensor | None = field(default=None, compare=False, repr=False)  # [V] float32
+    scores: Tensor | None = field(default=None, compare=False, repr=False)  # [V] float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptScores:
+    """Logits and scores of one step, on the device, of the rows that keep them."""
+
+    rows: tuple[int, ...]  # r
+    logits: Tensor  # [r, D + 1, V] float32
+    scores: Tensor  # [r, D + 1, V] float32
+
+    def added_to(self, found: list[list[TokenLogprobs]]) -> list[list[TokenLogprobs]]:
+        """The log-probabilities of every row's tokens with these."""
+        for row, logits, scores in zip(self.rows, self.logits, self.scores, strict=True):
+            own = found[row]
+            # Copies, because a view would hold the memory of all nodes.
+            whole = zip(own, logits[: len(own)].clone(), scores[: len(own)].clone(), strict=True)
+            found[row] = [replace(one, logits=before, scores=after) for one, before, after in whole]
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +59,7 @@ class StepLogprobs:
     raw_top: Tensor  # [R, D + 1, n]
     processed_tokens: Tensor  # [R, D + 1, n]
     processed_top: Tensor  # [R, D + 1, n]
+    kept: KeptScores | None = None
 
     def read(self, asked: Sequence[int | None], num: Sequence[int]) -> list[list[TokenLogprobs]]:
         """The first ``num`` tokens of every row that asked, each with as many likeliest tokens as it asked for."""
@@ -47,7 +72,7 @@ class StepLogprobs:
             pairs = zip(tokens[chosen], values[chosen], strict=True)
             return tuple((int(token), value) for token, value in pairs if value > -float("inf"))
 
-        return [
+        found = [
             []
             if count is None
             else [
@@ -61,6 +86,7 @@ class StepLogprobs:
             ]
             for row, count in enumerate(asked)
         ]
+        return found if self.kept is None else self.kept.added_to(found)
 
 
 def gather_logprobs(logits: Tensor, scores: Tensor, tokens: Tensor, num_top: int) -> StepLogprobs:

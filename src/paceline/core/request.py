@@ -94,6 +94,7 @@ class Request:
     stop_tokens: Sequence[int] = ()
     min_tokens: int = 0  # no stop token is chosen before this many
     logprobs: int | None = None  # of every token and of this many of the likeliest; None: not asked for
+    keep_scores: bool = False  # whole logits and scores of every token beside its log-probabilities
     prompt_logprobs: int | None = None  # of every prompt token and of this many of the likeliest; None: not asked for
     num_draft_tokens: int | None = None  # at most this many per step for this row; None: as the plan says
     rejected: bool = False  # whether steps report the draft tokens that were rejected
@@ -107,6 +108,8 @@ class Request:
             raise ValueError(f"min_tokens={self.min_tokens}: give a count from 0 to max_tokens={self.max_tokens}")
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(f"logprobs={self.logprobs}: give 0 (the chosen token's alone), a positive count, or None")
+        if self.keep_scores and self.logprobs is None:
+            raise ValueError("keep_scores without logprobs: give logprobs=0 or more")
         if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
             raise ValueError(f"prompt_logprobs={self.prompt_logprobs}: give 0, a positive count, or None")
         if len(self.stop_tokens) > MAX_STOP_TOKENS:

@@ -3,6 +3,7 @@
 N rows, T tokens of their padded prompts.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -10,7 +11,12 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
-from transformers.generation.stopping_criteria import ConfidenceCriteria, EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.stopping_criteria import (
+    ConfidenceCriteria,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+)
 
 from paceline.api.completion import Criterion
 
@@ -27,6 +33,7 @@ class Criteria:
     callables: tuple[StoppingCriterion, ...]
     max_length: int | None  # of padded prompt and output; replaces the option's. None: not given
     eos: tuple[int, ...] | None  # replaces the option's. None: not given
+    deadline: float | None  # by time.time(); replaces the option's. None: not given
     pads: bool  # whether a criterion makes transformers pad rows that have stopped
 
 
@@ -51,13 +58,15 @@ def read_criteria(given: object, *, stop_strings: Sequence[str], tokenizer: obje
             )
         if not any(type(criterion) is StopStringCriteria for criterion in criteria):
             criteria.append(StopStringCriteria(tokenizer, list(stop_strings)))
-    replaced = (MaxLengthCriteria, EosTokenCriteria)
+    replaced = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
     lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
+    deadlines = [one.initial_timestamp + one.max_time for one in criteria if type(one) is MaxTimeCriteria]
     ends = [criterion for criterion in criteria if type(criterion) is EosTokenCriteria]
     return Criteria(
         callables=tuple(criterion for criterion in criteria if type(criterion) not in replaced),
         max_length=min(lengths, default=None),
         eos=tuple(int(token) for one in ends for token in one.eos_token_id if token >= 0) if ends else None,
+        deadline=min(deadlines, default=None),
         pads=any(isinstance(criterion, EosTokenCriteria) for criterion in criteria),
     )
 
@@ -67,7 +76,8 @@ class StoppingState:
     """Evaluates the criteria after every token, with the row's padded ids [1, T + t] and no scores.
 
     Unless stopped rows are padded (``pads``), transformers continues them until the last row stops, and so does this:
-    ``common_length`` is where all stop. ``failure`` is an exception that a criterion raised.
+    ``common_length`` is where all stop. After ``deadline`` (by time.time(); None: never) a row stops for good at its
+    next token, and ``expired`` is set. ``failure`` is an exception that a criterion raised.
     """
 
     def __init__(
@@ -77,8 +87,11 @@ class StoppingState:
         padded: Tensor,
         max_tokens: int,
         pads: bool,
+        deadline: float | None,
         device: torch.device,
     ) -> None:
+        self.expired = False
+        self._deadline = deadline
         self.failure: Exception | None = None
         self._callables, self._padded, self._max_tokens, self._pads = callables, padded, max_tokens, pads
         self._device = device
@@ -87,11 +100,13 @@ class StoppingState:
     @property
     def common_length(self) -> int | None:
         """New tokens of every row; None where each row stops separately."""
-        return max(self._lengths.values(), default=self._max_tokens) if self._callables and not self._pads else None
+        if self._pads or self.expired or not self._callables:
+            return None
+        return max(self._lengths.values(), default=self._max_tokens)
 
     def criterion(self, row: int) -> Criterion | None:
         """The criterion that the engine evaluates after every token of ``row``; None where there is none."""
-        if not self._callables:
+        if not self._callables and self._deadline is None:
             return None
         num_prompt = self._padded.shape[1]
         ids = torch.zeros(1, num_prompt + self._max_tokens, dtype=torch.int64, device=self._device)
@@ -104,6 +119,9 @@ class StoppingState:
                 self._evaluate(ids[:, : num_prompt + count], row) or count == self._max_tokens
             ):
                 self._lengths[row] = count
+            if self._deadline is not None and time.time() > self._deadline:
+                self.expired = True
+                return True
             if self._pads:
                 return row in self._lengths
             return len(self._lengths) == len(self._padded) and count >= max(self._lengths.values())

@@ -28,7 +28,7 @@ from paceline.drafters.base import Drafter
 from paceline.engine.outputs import RequestStats
 from paceline.hf.criteria import StoppingCriterion, read_criteria
 from paceline.hf.inputs import merge, read_inputs, read_negatives
-from paceline.hf.job import Job, prepare
+from paceline.hf.job import Job, by_step, prepare
 from paceline.hf.prepared import is_prepared, read_prepared
 from paceline.hf.processors import Processors
 from paceline.models.from_transformers import TransformersModel, is_transformers_model
@@ -38,7 +38,11 @@ DEFAULT_MATCHING_NGRAM_SIZE = 2  # of transformers
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """``sequences`` [B * num_return_sequences, T + new], and the statistics of each; the other fields are None."""
+    """``sequences`` [N, T + new] of N = B * num_return_sequences rows, and the statistics of each.
+
+    With ``output_scores`` and ``output_logits``, ``scores`` and ``logits`` hold [N, V] float32 for every new token,
+    with zeros where a row has ended. The other fields are None.
+    """
 
     statistics: tuple[RequestStats, ...] | None = None
 
@@ -133,10 +137,16 @@ def generate(
         guidance=settings.params.guidance_scale != 1,
     )
     results = _run(engine, job, streamer)
-    sequences = cast(torch.LongTensor, _join(job, results).to(target.lm.device))
+    sequences, found = job.joined(results)
+    sequences = cast(torch.LongTensor, sequences.to(target.lm.device))
     if not settings.return_dict:
         return sequences
-    return SpeculativeOutput(sequences=sequences, statistics=tuple(result.stats for result in results))
+    return SpeculativeOutput(
+        sequences=sequences,
+        statistics=tuple(result.stats for result in results),
+        scores=by_step([[one.scores for one in row] for row in found]) if settings.output_scores else None,
+        logits=by_step([[one.logits for one in row] for row in found]) if settings.output_logits else None,
+    )
 
 
 def _choose_drafter(
@@ -168,6 +178,7 @@ def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result
             criterion=job.stopping.criterion(row),
             constraints=job.processors.constraints(row, job.padded[row].tolist()),
             name=f"row {row}",
+            keep_scores=params.logprobs is not None,
         )  # one request per row, because criteria are per row
         for row, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
     ]
@@ -189,15 +200,6 @@ def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result
     if streamer is not None:
         streamer.end()
     return results
-
-
-def _join(job: Job, results: Sequence[Result]) -> Tensor:
-    """Prompts and outputs [N, T + new], padded on the right."""
-    rows = [result.token_ids[: job.stopping.common_length] for result in results]
-    new = torch.full((len(rows), max(map(len, rows))), job.pad or 0)
-    for row, tokens in enumerate(rows):
-        new[row, : len(tokens)] = torch.tensor(tokens)
-    return torch.cat((job.padded, new), dim=1)
 
 
 def checked(model: object) -> TransformersModel:

@@ -3,9 +3,12 @@
 B prompts, N rows (one for each returned sequence), T tokens of a padded prompt.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from paceline.api.generation_config import GenerationOptions
@@ -13,7 +16,9 @@ from paceline.api.generation_fields import Values
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
+from paceline.api.results import Result
 from paceline.api.values import token_lists
+from paceline.core.logprobs import TokenLogprobs
 from paceline.core.request import MAX_STOP_TOKENS
 from paceline.hf.criteria import Criteria, StoppingState
 from paceline.hf.inputs import Inputs, first_eos, ngrams_in_padding
@@ -42,6 +47,26 @@ class Job:
         """The exception that a criterion or a processor raised."""
         return self.stopping.failure or self.processors.failure
 
+    def joined(self, results: Sequence[Result]) -> tuple[Tensor, list[Sequence[TokenLogprobs]]]:
+        """Prompts and outputs [N, T + new], padded on the right, and what is known of every new token of each row.
+
+        Without a token to pad with, rows that ended at the deadline are cut to the shortest.
+        """
+        length = self.stopping.common_length
+        if self.stopping.expired and self.pad is None:
+            length = min(len(result.token_ids) for result in results)
+        rows = [result.token_ids[:length] for result in results]
+        new = torch.full((len(rows), max(map(len, rows))), self.pad or 0)
+        for row, tokens in enumerate(rows):
+            new[row, : len(tokens)] = torch.tensor(tokens)
+        return torch.cat((self.padded, new), dim=1), [(result.logprobs or ())[:length] for result in results]
+
+
+def by_step(rows: Sequence[Sequence[Tensor | None]]) -> tuple[Tensor]:
+    """[N, V] for every new token, from a [V] for each token of N rows; zeros where a row has ended."""
+    whole = [torch.stack([one for one in row if one is not None]) for row in rows]  # [t, V] for each row
+    return cast("tuple[Tensor]", torch.nn.utils.rnn.pad_sequence(whole).unbind())
+
 
 def prepare(
     prompts: Inputs,
@@ -54,6 +79,9 @@ def prepare(
 ) -> Job:
     """The rows to decode. Raises ValueError for lengths that do not fit."""
     context = target.lm.max_positions
+    deadline = criteria.deadline
+    if deadline is None and settings.max_time is not None:
+        deadline = time.time() + settings.max_time
     params = _resolve_params(settings, criteria, prompts.padded.shape[1], context=context)
     processing(target, params)  # refuses ids outside the vocabulary
     max_tokens = params.max_tokens or 1
@@ -83,7 +111,12 @@ def prepare(
         params=[params for params in row_params for _ in range(count)],
         max_tokens=max_tokens,
         stopping=StoppingState(
-            callables=criteria.callables, padded=padded, max_tokens=max_tokens, pads=pads, device=target.lm.device
+            callables=criteria.callables,
+            padded=padded,
+            max_tokens=max_tokens,
+            pads=pads,
+            deadline=deadline,
+            device=target.lm.device,
         ),
         processors=processors,
         pad=pad,
@@ -117,4 +150,13 @@ def _resolve_params(
         raise ValueError(
             f"{len(eos)} end-of-text tokens: at most {MAX_STOP_TOKENS} are supported; give fewer in eos_token_id"
         )
-    return replace(params, n=1, max_tokens=max_tokens, stop=None, stop_token_ids=eos, ignore_eos=True, detokenize=False)
+    return replace(
+        params,
+        n=1,
+        max_tokens=max_tokens,
+        stop=None,
+        stop_token_ids=eos,
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=0 if settings.output_scores or settings.output_logits else None,
+    )
