@@ -549,6 +549,8 @@ REFUSED = [
     (dict(assistant_model="nowhere"), "unknown drafter 'nowhere'"),
     (dict(assistant_model=tiny.llama()), r"target .* \(300 tokens\) and draft .* \(61 tokens\)"),
     (dict(verifier="typical"), "unknown verifier 'typical'"),
+    (dict(batch_size="4"), "batch_size='4': give an integer"),
+    (dict(assistant_tokenizer=3), "assistant_tokenizer is not supported: leave it out"),
     (dict(generation_config={"top_k": 3}), "generation_config of type dict: give a Generat"),
     (dict(generation_config=GenerationConfig(temprature=2.0)), "unknown option 'temprature', near temperature"),
     (dict(FOUR, streamer=Recorder()), "streamer with 4 rows: give one prompt"),

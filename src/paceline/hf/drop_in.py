@@ -16,7 +16,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.draft_length import NumDraftTokens
-from paceline.api.engine import Engine, engine_for
+from paceline.api.engine import Engine, check_options, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
 from paceline.api.loading import Loaded, placement
@@ -94,7 +94,7 @@ def generate(
 
     Raises ValueError, before any work, for arguments that change the output of transformers and are not supported.
     """
-    # transformers takes what a custom_generate names out of its own preparation, so these have no names.
+    # No parameter of this name: transformers does not prepare what a custom_generate function names.
     attention_mask = options.pop("attention_mask", None)
     if inputs is not None and input_ids is not None:
         raise ValueError("inputs and input_ids are the same argument: give one of them")
@@ -112,6 +112,7 @@ def generate(
     settings = generation_options(values)
     criteria = read_criteria(stopping_criteria, stop_strings=settings.params.stop_strings, tokenizer=tokenizer)
     drafter, num_draft_tokens = _choose_drafter(assistant_model, settings)
+    check_options(verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
     target = load_cached(model)
     prompts = read_inputs(
         inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size

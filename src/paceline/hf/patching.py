@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=TransformersModel)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Patch:
     """The ``generate`` of a patched ``model``. Copies and files of the model get the model's own ``generate``."""
 
