@@ -52,10 +52,11 @@ def test_scores_and_logits_are_those_of_transformers(name, draft, family):
         ours, theirs = getattr(found, field), getattr(expected, field)
         assert len(ours) == len(theirs) == new.shape[1]
         for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert one.shape == (4, VOCAB) and one.dtype == torch.float32
             running = ended[:, at] == 0
-            torch.testing.assert_close(one[running], other[running].float(), rtol=1e-5, atol=1e-5)
-            assert not one[~running].any()
+            assert one.shape == (4, VOCAB) and one.dtype == torch.float32 and not one[~running].any()
+            # transformers 5.17 penalises the padding token, the last of the vocabulary.
+            one, other = one[:, :PAD], other[:, :PAD].float()
+            torch.testing.assert_close(one[running], other[running], rtol=1e-5, atol=1e-5)
     assert ended.any() == (name != GREEDY[0] and name != GREEDY[-1])
 
 
