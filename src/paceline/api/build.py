@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias, cast
 
+from paceline.api import values
 from paceline.api.draft_heads import build_head_drafter, is_head, read_weightless
 from paceline.api.draft_length import NumDraftTokens, check_draft_length
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
@@ -152,6 +153,14 @@ def build_verifier(verifier: VerifierLike) -> Verifier:
     raise ValueError(
         f"a verifier {given}; known names: {', '.join(VERIFIERS)}; or give a Verifier, made with its options"
     )
+
+
+def check_options(verifier: VerifierLike, num_draft_tokens: NumDraftTokens | type[Plan], batch_size: object) -> None:
+    """Raise ValueError for what no engine takes, before a model is loaded for it."""
+    values.count(1, "at least 1")("batch_size", batch_size)
+    if not isinstance(num_draft_tokens, type):  # a plan's class is made with the drafter
+        check_draft_length(num_draft_tokens)
+    build_verifier(verifier)
 
 
 def check_vocabulary(target: Loaded, draft: Loaded) -> None:

@@ -8,9 +8,9 @@ from typing import Unpack, final
 
 import torch
 
-from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier
+from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier, check_options
 from paceline.api.completion import Completion, Criterion
-from paceline.api.draft_length import NumDraftTokens, check_draft_length, is_controlled, longest_draft, plan_of
+from paceline.api.draft_length import NumDraftTokens, is_controlled, longest_draft, plan_of
 from paceline.api.loading import Loaded, ops_of, runnable
 from paceline.api.profiles import ProfileLike, begin_with, check_profile
 from paceline.api.prompts import Prompts
@@ -241,14 +241,6 @@ class Engine:
     def forget(self, ticket: int) -> None:
         """Drop the statistics of a request that has ended."""
         self._scheduler.forget(ticket)
-
-
-def check_options(verifier: VerifierLike, num_draft_tokens: NumDraftTokens, batch_size: object) -> None:
-    """Raise ValueError for what no engine takes, before a model is loaded for it."""
-    counted(1, "at least 1")("batch_size", batch_size)
-    if not isinstance(num_draft_tokens, type):  # a plan's class is made with the drafter
-        check_draft_length(num_draft_tokens)
-    build_verifier(verifier)
 
 
 def room(target: Loaded, num_nodes: int) -> int:

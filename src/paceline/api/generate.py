@@ -4,9 +4,9 @@ from typing import Unpack
 
 from transformers import PreTrainedTokenizerBase
 
-from paceline.api.build import DrafterLike, VerifierLike
+from paceline.api.build import DrafterLike, VerifierLike, check_options
 from paceline.api.draft_length import NumDraftTokens
-from paceline.api.engine import check_options, engine_for
+from paceline.api.engine import engine_for
 from paceline.api.profiles import ProfileLike
 from paceline.api.prompts import Prompts, check_prompts, encode, kind_of
 from paceline.api.requests import ParamsLike, guidance, per_prompt

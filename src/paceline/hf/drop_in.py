@@ -14,9 +14,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from paceline.api.build import DrafterLike, VerifierLike
+from paceline.api.build import DrafterLike, VerifierLike, check_options
 from paceline.api.draft_length import NumDraftTokens
-from paceline.api.engine import Engine, check_options, engine_for
+from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
 from paceline.api.loading import Loaded, placement
