@@ -140,7 +140,7 @@ def test_verifier_with_its_own_noise_is_reproducible(target):
 
 def test_speculative_config_sets_the_draft_length(target):
     config = {"method": "ngram", "num_speculative_tokens": 2}
-    [result] = generate(target, [[5, 6] * 9], greedy(max_tokens=9), drafter=config, num_draft_tokens=7)
+    [result] = generate(target, [[5, 6] * 9], greedy(max_tokens=9), drafter=config)
     assert len(result.stats.drafted) == 2
 
 
