@@ -227,7 +227,7 @@ def test_uncached_hub_id_is_refused_with_the_way_out(case, cache):
     "name", ["/no/where", "./nowhere", "../nowhere/at", "~/nowhere", "no/where/at", Path("no/where")]
 )
 def test_paths_are_never_looked_up_on_the_hub(name, monkeypatch):
-    monkeypatch.setattr(hub, "snapshot_download", None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
     with pytest.raises(ModelError, match=r"no such model directory: .*; give a directory that holds config.json"):
         load(name)
 
@@ -258,7 +258,7 @@ def test_hub_errors_name_the_id_and_the_way_out(make, message, monkeypatch):
     def refuse(repository, **options):
         raise make()
 
-    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(ModelError, match=rf"{NAME}.*{message}"):
         load(NAME, revision="v3")
 
@@ -266,7 +266,9 @@ def test_hub_errors_name_the_id_and_the_way_out(make, message, monkeypatch):
 @pytest.mark.parametrize("trusted", [False, True])
 def test_code_is_only_fetched_if_trusted(trusted, monkeypatch):
     asked = {}
-    monkeypatch.setattr(hub, "snapshot_download", lambda name, **options: asked.update(options) or str(pair().target))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **options: asked.update(options) or str(pair().target)
+    )
     load(NAME, revision="v1", trust_remote_code=trusted)
     assert asked.pop("revision") == "v1"
     wanted = [

@@ -9,11 +9,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.api.loading import DTYPES, Loaded, check_native, is_native
-from paceline.models import hub
-from paceline.models.adapter import files as hf_files
-from paceline.models.adapter.meta import build_on_meta
+from paceline.models import hub, lazy_adapter
 from paceline.models.base import LM
-from paceline.models.loading import FLOATS, ModelError, configure, dtype_name, read_config
+from paceline.models.directory import ModelError, check_format, find_weights, is_hub_id, read_config
+from paceline.models.loading import FLOATS, configure, dtype_name
 from paceline.models.loading import build_on_meta as outline_native
 from paceline.models.native.decoder import DecoderLM
 from paceline.text.tokenizer import load_tokenizer, read_eos
@@ -63,15 +62,15 @@ def read_checkpoint(
     Raises ModelError for one that ``paceline.load`` would plainly refuse, ValueError where integers of a model that is
     not native are requested, whose sizes only torchao knows.
     """
-    if revision is not None and not hub.is_hub_id(model):
+    if revision is not None and not is_hub_id(model):
         raise ModelError(f"--revision {revision}: {model} is a local directory; only models of the Hub have revisions")
-    folder = hub.fetch(model, revision, code=trust_remote_code) if hub.is_hub_id(model) else Path(model)
-    hf_files.check_format(folder)
+    folder = hub.fetch(model, revision, code=trust_remote_code) if is_hub_id(model) else Path(model)
+    check_format(folder)
     config = read_config(folder)
     native = is_native(backend, config)
     if native:
         check_native(config, folder, backend)
-    files = hf_files.find_weights(folder)
+    files = find_weights(folder)
     precisions, num_bytes = _read_precisions(files), sum(file.stat().st_size for file in files)
     if quantization is not None and not native:
         raise ValueError(f"quantization={quantization!r}: what it takes is known of native models; leave it out here")
@@ -144,7 +143,7 @@ def _outline_adapted(
     folder: Path, dtype: torch.dtype | None, precisions: tuple[str, ...], trust_remote_code: bool
 ) -> _Model:
     stored = next((DTYPES[name] for name in precisions if name in DTYPES), torch.float32)
-    lm = build_on_meta(folder, dtype=dtype or stored, trust_remote_code=trust_remote_code)
+    lm = lazy_adapter.meta.build_on_meta(folder, dtype=dtype or stored, trust_remote_code=trust_remote_code)
     config, shape = lm.model.config, lm.info.shape
     fields = config.to_dict()
     spelled = {name: config.attribute_map.get(name, name) for name in ("hidden_size", "num_attention_heads")}

@@ -8,16 +8,13 @@ import torch
 from paceline.core.ops import Ops, TensorOps
 from paceline.engine.runner import ops_for
 from paceline.kernels.cpu.instruction_set import check_environment
-from paceline.models import from_transformers, hub, loading
-from paceline.models.adapter import files as hf_files
-from paceline.models.adapter import lm as hf
-from paceline.models.adapter.support import check_model
+from paceline.models import from_transformers, hub, lazy_adapter, loading
 from paceline.models.backend import fastest, pack_weights
 from paceline.models.base import LM
 from paceline.models.batch_invariance import find_batch_dependence
+from paceline.models.directory import ModelError, check_format, is_hub_id
 from paceline.models.families import FAMILIES
 from paceline.models.from_transformers import TransformersModel
-from paceline.models.loading import ModelError
 from paceline.models.native.quantization import check_quantization, quantise_modules
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 
@@ -142,8 +139,8 @@ def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch
     """Precision and device of a transformers model. Raises ModelError for a model that ``load`` refuses at once."""
     if is_native(backend, model.config.to_dict()):
         return from_transformers.placement(model)
-    check_model(model)
-    return hf.placement(model)
+    lazy_adapter.support.check_model(model)
+    return lazy_adapter.lm.placement(model)
 
 
 def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -201,13 +198,13 @@ def _from_files(
     trust_remote_code: bool,
     quantization: str | None,
 ) -> Loaded:
-    if hub.is_hub_id(model):
+    if is_hub_id(model):
         path = hub.fetch(str(model), revision, code=trust_remote_code)
     elif revision is not None:
         raise ModelError(f"revision={revision!r}: {model} is a local directory; only models of the Hub have revisions")
     else:
         path = Path(model)
-    hf_files.check_format(path)
+    check_format(path)
     config = loading.read_config(path)
     if quantization is not None and config.get("quantization_config"):
         raise ModelError(
@@ -220,10 +217,10 @@ def _from_files(
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         lm = loading.load(path, dtype=dtype, device=device, quantization=quantization)
     else:
-        found = hf_files.load(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        found = lazy_adapter.files.load(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         if quantization is not None:
             quantise_modules(found, quantization)
-        lm = hf.adapt(found)
+        lm = lazy_adapter.lm.adapt(found)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     return Loaded(lm=lm, tokenizer=tokenizer, eos=read_eos(path), name=str(model), dtype=lm.dtype, config=config)
 
@@ -250,7 +247,7 @@ def _from_memory(
             f"{wanted}: {name} is already loaded as {loading.dtype_name(own_dtype)} on {own_device}; convert it "
             "yourself with model.to(...), or load its directory"
         )
-    lm = from_transformers.from_transformers(model) if is_native(backend, config) else hf.adapt(model)
+    lm = from_transformers.from_transformers(model) if is_native(backend, config) else lazy_adapter.lm.adapt(model)
     source = model.config._name_or_path
     known = source != "" and Path(source).is_dir()
     return Loaded(

@@ -19,7 +19,7 @@ from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, unwrapped
 from paceline.engine.profile import Conditions, ProfileError, profile_folder, profile_path, read_profile
 from paceline.hardware.processor import processor_name
 from paceline.kernels.cpu.instruction_set import describe_set
-from paceline.models.adapter.lm import TransformersLM
+from paceline.models import lazy_adapter
 from paceline.models.base import LM
 from paceline.models.fingerprint import memory_digest
 from paceline.models.native.decoder import DecoderLM
@@ -93,8 +93,9 @@ def begin_with(profile: ProfileLike, *, target: Loaded) -> Callable[[Drafter, Kn
 
 def _weights(lm: LM) -> str:
     """What tells a model from others; empty if nothing does."""
-    inner = unwrapped(lm)
-    module = inner.model if isinstance(inner, TransformersLM) else inner
+    module = unwrapped(lm)
+    if not isinstance(module, nn.Module) and isinstance(module, lazy_adapter.lm.TransformersLM):
+        module = module.model
     return memory_digest(module) if isinstance(module, nn.Module) else ""
 
 

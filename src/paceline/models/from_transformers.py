@@ -4,25 +4,32 @@ The decoder fuses matrices that transformers stores separately (models/native/fu
 block by block, and the model's parameters become views of it: both share memory, and see each other's changes.
 """
 
+import sys
 from collections.abc import Iterator
-from typing import TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, ForwardRef, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
+from paceline.models.directory import ModelError
 from paceline.models.families import FAMILIES, Family
 from paceline.models.families.base import ACTIVATIONS
-from paceline.models.loading import FLOATS, ModelError, assemble, check, configure, dtype_name, find_family
+from paceline.models.loading import FLOATS, assemble, check, configure, dtype_name, find_family
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
 from paceline.models.native.fused_weights import fused_groups, split_parts
 
-TransformersModel: TypeAlias = PreTrainedModel
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    TransformersModel: TypeAlias = PreTrainedModel
+else:  # transformers' modelling code is not imported for the name of a type
+    TransformersModel = ForwardRef("PreTrainedModel")
 
 
 def is_transformers_model(model: object) -> TypeGuard[TransformersModel]:
     """Whether ``model`` is a loaded transformers model; adapters around one are not."""
-    return isinstance(model, PreTrainedModel)
+    modelling = sys.modules.get("transformers.modeling_utils")  # loaded wherever there is a model
+    return modelling is not None and isinstance(model, modelling.PreTrainedModel)
 
 
 def from_transformers(model: TransformersModel) -> DecoderLM:

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.models import memory
+from paceline.models.directory import ModelError as ModelError
+from paceline.models.directory import read_config as read_config
 from paceline.models.families import FAMILIES, Family
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
 from paceline.models.native.fused_weights import fuse_parts, split_parts
@@ -21,25 +23,6 @@ from paceline.models.native.quantization import check_quantization, quantise, re
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 GIB = 2**30
-
-
-class ModelError(ValueError):
-    """A checkpoint that cannot be used, with the reason and the way out."""
-
-
-def read_config(path: Path) -> dict[str, object]:
-    """The parsed config.json of a checkpoint directory. Raises ModelError if there is none."""
-    if not path.exists():
-        raise ModelError(f"no such model directory: {path}; give a directory that holds config.json")
-    if not (path / "config.json").is_file():
-        raise ModelError(f"not a model: {path} has no config.json; give a directory saved with save_pretrained")
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:  # broken JSON, or bytes that are no text
-        raise ModelError(f"not a model: {path / 'config.json'} is not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"not a model: {path / 'config.json'} holds no JSON object")
-    return config
 
 
 def find_family(config: dict[str, object], path: Path | str) -> Family:

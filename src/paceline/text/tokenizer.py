@@ -8,15 +8,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast, final
+from typing import TYPE_CHECKING, cast, final
 from weakref import WeakKeyDictionary
-
-import transformers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from paceline.text.turns import TokenizerError as TokenizerError
 from paceline.text.turns import check_messages, find_turns
 from paceline.text.vocabulary import added_tokens, byte_tokens, decode_function, special_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # around the assistant's turns
 TOKENIZER_FILE = "tokenizer.json"
@@ -41,7 +41,7 @@ class Tokenizer:
     Padding and truncation stored with ``inner`` are ignored. Raises TokenizerError if it has no tokens.
     """
 
-    def __init__(self, *, inner: PreTrainedTokenizerBase, name: str) -> None:
+    def __init__(self, *, inner: "PreTrainedTokenizerBase", name: str) -> None:
         vocabulary = inner.get_vocab()
         if vocabulary.keys() <= added_tokens(inner):
             raise TokenizerError(
@@ -64,17 +64,17 @@ class Tokenizer:
     @property
     def base_vocabulary(self) -> dict[str, int]:
         """Token string to id, without the added tokens."""
-        if isinstance(self._inner, PreTrainedTokenizerFast):
-            return self._inner.backend_tokenizer.get_vocab(with_added_tokens=False)
+        if self._inner.is_fast:
+            return cast("PreTrainedTokenizerFast", self._inner).backend_tokenizer.get_vocab(with_added_tokens=False)
         added = added_tokens(self._inner)
         return {token: number for token, number in self._inner.get_vocab().items() if token not in added}
 
     @property
     def definition(self) -> str | None:
         """The content of tokenizer.json without padding and truncation; None for a slow tokenizer."""
-        if not isinstance(self._inner, PreTrainedTokenizerFast):
+        if not self._inner.is_fast:
             return None
-        whole = json.loads(self._inner.backend_tokenizer.to_str())
+        whole = json.loads(cast("PreTrainedTokenizerFast", self._inner).backend_tokenizer.to_str())
         return json.dumps({**whole, "padding": None, "truncation": None})
 
     @property
@@ -218,11 +218,13 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
     tokenizer.json is used as it is, with the settings in the directory. Other files are tried only where it is missing,
     and only then ``trust_remote_code`` allows the checkpoint's own code. Raises TokenizerError for unreadable files.
     """
+    import transformers
+
     directory = Path(directory)
     path = directory / TOKENIZER_FILE
     if path.is_file():
         try:
-            inner = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+            inner = transformers.PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
         except Exception as error:  # the libraries raise bare Exception for a broken file
             raise TokenizerError(
                 f"{path} is not a tokenizer ({_reason(error)}); take the file that belongs to the model, or remove it "

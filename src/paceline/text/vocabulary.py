@@ -2,25 +2,28 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
-def added_tokens(inner: PreTrainedTokenizerBase) -> set[str]:
+def added_tokens(inner: "PreTrainedTokenizerBase") -> set[str]:
     """The tokens that were added to the vocabulary of the tokenizer's model, as strings."""
     return {token.content for token in inner.added_tokens_decoder.values()}
 
 
-def special_ids(inner: PreTrainedTokenizerBase) -> frozenset[int]:
+def special_ids(inner: "PreTrainedTokenizerBase") -> frozenset[int]:
     """Ids that the tokenizer itself skips: by flag in fast tokenizers, by list in the others."""
-    if isinstance(inner, PreTrainedTokenizerFast):
+    if inner.is_fast:
         return frozenset(number for number, token in inner.added_tokens_decoder.items() if token.special)
     return frozenset(inner.all_special_ids)
 
 
-def decode_function(inner: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+def decode_function(inner: "PreTrainedTokenizerBase") -> Callable[[list[int]], str]:
     """A decode function that skips nothing and cleans nothing up, which would change text already streamed."""
+    from transformers import PreTrainedTokenizerFast
+
     if type(inner) is PreTrainedTokenizerFast:  # subclasses may override decode
         return partial(inner.backend_tokenizer.decode, skip_special_tokens=False)
     return partial(

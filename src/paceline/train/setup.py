@@ -12,7 +12,8 @@ from paceline.core.noise import split_seed
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
 from paceline.models import hub
-from paceline.models.loading import load, read_config
+from paceline.models.directory import is_hub_id, read_config
+from paceline.models.loading import load
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.config import HeadSection, ModelSection, TargetSection, TrainConfig
 from paceline.train.config_file import ConfigError, describe_errors
@@ -117,7 +118,7 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
 
 def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:
     if section.path is not None:
-        folder = hub.fetch(section.path, None) if hub.is_hub_id(section.path) else Path(section.path)
+        folder = hub.fetch(section.path, None) if is_hub_id(section.path) else Path(section.path)
         return LoadedModel(lm=load(folder, dtype=dtype, device=device), raw=dict(read_config(folder)), folder=folder)
     raw = dict(section.config or {})
     return LoadedModel(lm=random_model(raw, seed).to(device), raw=raw, folder=None)

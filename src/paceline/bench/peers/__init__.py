@@ -6,6 +6,7 @@ transformers runs in our own process; vLLM and llama.cpp are programs that their
 from collections.abc import Sequence
 from pathlib import Path
 
+import paceline.models.adapter  # noqa: F401  before transformers imports torchao with its warnings
 from paceline.bench.peers import llama_cpp, vllm
 from paceline.bench.peers.base import Peer, PeerSettings, PeerUnavailable
 from paceline.bench.peers.transformers import TRANSFORMERS, Transformers

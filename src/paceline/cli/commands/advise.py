@@ -137,13 +137,13 @@ class Advise(Command):
         from paceline.api.named import name_of
         from paceline.drafters import DRAFTERS
         from paceline.engine.profile import is_profile
-        from paceline.models import hub
+        from paceline.models.directory import is_hub_id
 
         names = list(dict.fromkeys(self.drafts)) or ["ngram"]
         for name in names:
             if name_of(name) in ("none", "model"):
                 raise ValueError(f"--draft {name}: give what drafts: a draft model's directory, a head's, or a name")
-            if not check_drafter(name) and not Path(name).is_dir() and not is_head(name) and not hub.is_hub_id(name):
+            if not check_drafter(name) and not Path(name).is_dir() and not is_head(name) and not is_hub_id(name):
                 raise ValueError(
                     f"--draft {name}: no such directory; give a draft model, a draft head, FILE.py:NAME, or one "
                     f"of {', '.join(DRAFTERS)}"

@@ -147,9 +147,10 @@ class Bench(Command):
         from paceline.bench.benchmark import find_heads
         from paceline.bench.workbench import ModelBench, Models, load_sets
         from paceline.models import hub
+        from paceline.models.directory import is_hub_id
 
         def folder(model: str | Path) -> Path:
-            return hub.fetch(str(model), None) if hub.is_hub_id(model) else Path(model)
+            return hub.fetch(str(model), None) if is_hub_id(model) else Path(model)
 
         names = embedded_pair() if self.target is None else (self.target, self.draft)
         target_path, draft_path = folder(names[0]), None if names[1] is None else folder(names[1])

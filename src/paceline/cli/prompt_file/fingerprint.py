@@ -9,6 +9,7 @@ from paceline.api import SamplingParams, build_verifier
 from paceline.api.drafter_files import file_digest
 from paceline.cli.options import DraftOptions, ModelOptions
 from paceline.models import hub
+from paceline.models.directory import is_hub_id
 
 WEIGHTS = ".safetensors"
 
@@ -46,7 +47,7 @@ def model_hash(model: ModelOptions) -> str:
 
 def _files(model: str, revision: str | None, *, code: bool = False) -> list[list[object]]:
     """Every file that defines a model: weights by size and time, small ones by content; code where it runs."""
-    folder = hub.fetch(model, revision, code=code) if hub.is_hub_id(model) else Path(model)
+    folder = hub.fetch(model, revision, code=code) if is_hub_id(model) else Path(model)
     patterns = [*hub.WANTED, hub.CODE] if code else hub.WANTED
     names = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
     return [_facts(path) for path in dict.fromkeys(names)]

@@ -10,8 +10,8 @@ import inspect
 import typing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, TypeVar, final
+from functools import cache, wraps
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor
@@ -82,8 +82,11 @@ def kernel_op(
                     flat.extend(argument.tensors if isinstance(argument, Columns) else argument)
             return operator(*flat)
 
-        torch.compiler.substitute_in_graph(function, skip_signature_check=True)(traced)
-        return function
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            return traced(*arguments) if torch.compiler.is_compiling() else function(*arguments)
+
+        return cast(F, call)
 
     return register
 

@@ -9,25 +9,8 @@ from transformers.utils import logging
 
 from paceline.models import memory
 from paceline.models.adapter.support import check_config, first_line
-from paceline.models.loading import GIB, ModelError
-
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-
-
-def check_format(path: Path) -> None:
-    """Raise ModelError for what is no checkpoint of a whole model in safetensors, naming what it is and the way out.
-
-    A missing path and a missing config.json are left to ``loading.read_config``.
-    """
-    if path.suffix == ".gguf" or (path.is_dir() and _only(path, "*.gguf")):
-        raise ModelError(f"{path}: GGUF is for another runtime; give the directory that it was made from")
-    if path.is_file():
-        raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
-    if (path / "adapter_config.json").is_file():
-        raise ModelError(
-            f"{path} holds an adapter (PEFT), not a model; merge it with "
-            "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) and give the result"
-        )
+from paceline.models.directory import ModelError, find_weights
+from paceline.models.loading import GIB
 
 
 def load(
@@ -81,25 +64,8 @@ def read_model_config(path: Path, *, trust_remote_code: bool) -> PreTrainedConfi
         ) from error
 
 
-def find_weights(path: Path) -> list[Path]:
-    """The files of weights in a directory. Raises ModelError if there are none, naming what is there instead."""
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        pickled = next((file.name for pattern in PICKLES for file in sorted(path.glob(pattern))), None)
-        found = f"only pickled ones ({pickled}), which could run any code" if pickled else "nothing else either"
-        raise ModelError(
-            f"{path} holds no safetensors weights, {found}; convert them where you trust them with "
-            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
-        )
-    return files
-
-
 def _check_memory(files: list[Path], path: Path, dtype: torch.dtype | None, device: torch.device | str) -> None:
     needed, free = sum(file.stat().st_size for file in files), memory.free_memory(device)
     if needed > free and (dtype is None or dtype.itemsize > 1):
         sizes = f"{needed / GIB:.3g} GiB exceed the {free / GIB:.3g} GiB free on {device}"
         raise ModelError(f"{path}: weights of {sizes}: give a smaller model or a larger machine")
-
-
-def _only(path: Path, pattern: str) -> bool:
-    return any(path.glob(pattern)) and not any(path.glob("*.safetensors"))

@@ -20,7 +20,7 @@ from paceline.models.adapter.cache import TreeCache, has_all_layers
 from paceline.models.adapter.probe import probe
 from paceline.models.adapter.support import ModelInfo, base_model_of, check_model, measure, placement, read_context
 from paceline.models.base import LogitsFor, Output
-from paceline.models.loading import ModelError
+from paceline.models.directory import ModelError
 from paceline.models.native.attention import TreeAttention
 from paceline.models.wrapped import DecoderOnly
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from paceline.models.adapter.files import read_model_config
 from paceline.models.adapter.lm import TransformersLM
 from paceline.models.adapter.support import check_config, check_model, first_line, measure
-from paceline.models.loading import ModelError
+from paceline.models.directory import ModelError
 
 META = torch.device("meta")
 

@@ -15,7 +15,8 @@ from paceline.core.cache import View
 from paceline.core.tree import Tree
 from paceline.models.adapter.support import ModelInfo, first_line
 from paceline.models.base import LM, LogitsFor
-from paceline.models.loading import ModelError, dtype_name
+from paceline.models.directory import ModelError
+from paceline.models.loading import dtype_name
 from paceline.models.prefill import feed
 
 LENGTHS = (5, 11)  # committed tokens of the two rows

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from paceline.models.adapter.cache import CacheShape, LayerShape
-from paceline.models.loading import ModelError
+from paceline.models.directory import ModelError
 
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 WINDOW_FIELDS = ("window_size", "keep_window_size", "attention_window", "attention_window_size")

@@ -1,25 +1,25 @@
 """What the families share: the shape of a family, names, and the reading of config fields. Knows no family.
 
-``parse`` asks transformers for the fields that a config.json leaves out.
+Where a config.json leaves fields out, ``complete`` asks transformers, whose configs take longer to import than torch.
 """
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.fused_weights import fuse_parts
 from paceline.models.native.layers import RotaryConfig, gelu_tanh
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 STATIC_SCALINGS = ("llama3", "linear", "yarn")  # frequencies that do not depend on the sequence length
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 IGNORED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")  # of old checkpoints: the config says it
-Parsed: TypeAlias = PreTrainedConfig
+Fields: TypeAlias = dict[str, object]
 Names: TypeAlias = tuple[tuple[str, str], ...]
 
 
@@ -69,8 +69,11 @@ def renaming(configure: Callable[[dict[str, object]], DecoderConfig], names: Nam
     return Family(configure, read, write)
 
 
-def parse(raw: dict[str, object]) -> Parsed:
+def parse(raw: Fields) -> "PreTrainedConfig":
     """transformers' reading of config.json. Raises ValueError for what it refuses."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
     try:
         fields = copy.deepcopy(raw)  # AutoConfig writes into nested dictionaries
         return AutoConfig.for_model(str(fields.pop("model_type")), **fields)
@@ -78,16 +81,16 @@ def parse(raw: dict[str, object]) -> Parsed:
         raise ValueError(f"transformers refuses config.json: {error.args[0] if error.args else error}") from error
 
 
-def rotary(config: Parsed, head_dim: int, *, partial: bool = False, wide: bool = False) -> RotaryConfig:
-    """Frequencies of a parsed config. ``partial``: perhaps of only the first numbers of a head. Raises ValueError."""
-    rope = dict(config.rope_parameters)
+def rotary(fields: Fields, head_dim: int, *, partial: bool = False, wide: bool = False) -> RotaryConfig:
+    """Frequencies of a complete config. ``partial``: perhaps of only the first numbers of a head. Raises ValueError."""
+    rope: dict[str, Any] = dict(cast(Mapping[str, Any], fields["rope_parameters"]))
     kind = rope.get("rope_type", "default")
     rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0)) if partial else head_dim
     if kind == "default":
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
         frequencies, factor = 1.0 / rope["rope_theta"] ** exponents, 1.0
     elif kind in STATIC_SCALINGS:
-        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        frequencies, factor = _scaled(kind, fields)
     else:
         raise ValueError(f"rope scaling {kind!r} is not supported; supported: default, {', '.join(STATIC_SCALINGS)}")
     if 2 * len(frequencies) != rotary_dim:
@@ -134,19 +137,39 @@ def activation(fields: dict[str, object], name: str = "hidden_act") -> Callable[
     return ACTIVATIONS[str(found)]
 
 
-def complete(raw: dict[str, object]) -> Parsed:
-    """The parsed config, with what ``raw`` leaves out as transformers has it; sizes may not be left out.
+def complete(raw: Fields, plain: Mapping[str, type] | None = None) -> Fields:
+    """The fields of a config, with what ``raw`` leaves out as transformers has it; sizes may not be left out.
 
-    Raises KeyError for a size that is missing, ValueError for one that is not positive and what transformers refuses.
+    ``plain``: all fields that the family reads but the rotary ones, which transformers gives as they are in the file.
+    Where ``raw`` has every one of them, of its type, and plain rotary ones, transformers is not asked. Raises KeyError
+    for a size that is missing, ValueError for one that is not positive and what transformers refuses.
     """
     for name in SIZES:
         integer(raw, name)
-    return parse(raw)
+    rope = _plain_rope(raw)
+    if plain is not None and rope is not None and all(type(raw.get(name)) is kind for name, kind in plain.items()):
+        return {**raw, "rope_parameters": rope}
+    return parse(raw).to_dict()
 
 
-def window(config: Parsed) -> int | None:
+def _plain_rope(raw: Fields) -> Fields | None:
+    """The rotary fields of ``raw`` in today's spelling; None unless they are the base of the frequencies alone."""
+    rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw.get("rope_theta")}
+    if raw.get("rope_scaling") or "partial_rotary_factor" in raw or not isinstance(rope, dict):
+        return None
+    plain = rope.keys() == {"rope_type", "rope_theta"} and rope["rope_type"] == "default"
+    return rope if plain and isinstance(rope["rope_theta"], float) else None
+
+
+def _scaled(kind: str, fields: Fields) -> tuple[Tensor, float]:
+    """Frequencies and the factor of attention of a scaling that transformers knows."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    return ROPE_INIT_FUNCTIONS[kind](parse(fields), torch.device("cpu"))
+
+
+def window(fields: Fields) -> int | None:
     """The tokens that a layer with a sliding window sees, None where no text can be longer."""
-    fields = config.to_dict()
     size, kinds = fields.get("sliding_window"), fields.get("layer_types")
     if not isinstance(size, int) or size >= integer(fields, "max_position_embeddings"):
         return None

@@ -9,11 +9,10 @@ from paceline.models.native.layers import OffsetRMSNorm, gelu_tanh
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
-    config = complete(raw)
-    fields = config.to_dict()
+    fields = complete(raw)
     if fields["use_bidirectional_attention"]:
         raise ValueError("use_bidirectional_attention=True is not supported by the native decoder, only False")
-    plain, bias = shape(config), bool(fields["attention_bias"])
+    plain, bias = shape(fields), bool(fields["attention_bias"])
     return replace(
         plain,
         norm=OffsetRMSNorm,

@@ -24,8 +24,7 @@ NAMES: Names = (
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
-    config = complete(raw)
-    fields = config.to_dict()
+    fields = complete(raw)
     hidden, heads = integer(fields, "hidden_size"), integer(fields, "num_attention_heads")
     bias = bool(fields["attention_bias"])
     return DecoderConfig(
@@ -39,7 +38,7 @@ def _configure(raw: dict[str, object]) -> DecoderConfig:
         max_positions=integer(fields, "max_position_embeddings"),
         norm_eps=number(fields, "layer_norm_eps", 1e-5),
         norm=nn.LayerNorm,
-        rotary=rotary(config, hidden // heads, partial=True),
+        rotary=rotary(fields, hidden // heads, partial=True),
         attention=AttentionConfig(bias=bias, output_bias=bias, interleaved=True),
         ffn=FFNConfig(activation=activation(fields), gated=False, bias=True),
         arrangement=Arrangement.PARALLEL if fields["use_parallel_residual"] else Arrangement.NORM_BEFORE,

@@ -8,11 +8,10 @@ from paceline.models.native.config import AttentionConfig, DecoderConfig, Multip
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
-    config = complete(raw)
-    fields = config.to_dict()
+    fields = complete(raw)
     bias = bool(fields["attention_bias"])
     return replace(
-        shape(config),
+        shape(fields),
         attention=AttentionConfig(bias=bias, output_bias=bias, scale=number(fields, "attention_multiplier", 1.0)),
         multipliers=Multipliers(
             embedding=number(fields, "embedding_multiplier", 1.0),

@@ -1,8 +1,9 @@
 """Llama, and what the families of its layout share with it."""
 
 from paceline.models.families.base import (
+    SIZES,
+    Fields,
     Names,
-    Parsed,
     activation,
     complete,
     integer,
@@ -28,11 +29,16 @@ NAMES: Names = (
     ("mlp.up_proj", "ffn.up"),
     ("mlp.down_proj", "ffn.down"),
 )
+PLAIN = {
+    **dict.fromkeys((*SIZES, "num_key_value_heads", "max_position_embeddings"), int),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), bool),
+    "hidden_act": str,
+    "rms_norm_eps": float,
+}
 
 
-def shape(config: Parsed, *, partial: bool = False, wide: bool = False) -> DecoderConfig:
+def shape(fields: Fields, *, partial: bool = False, wide: bool = False) -> DecoderConfig:
     """The decoder of a config with Llama's fields; ``partial`` and ``wide`` as in ``rotary``. Raises ValueError."""
-    fields = config.to_dict()
     hidden, heads = integer(fields, "hidden_size"), integer(fields, "num_attention_heads")
     kv_heads, head_dim = integer(fields, "num_key_value_heads", heads), integer(fields, "head_dim", hidden // heads)
     if heads % kv_heads:
@@ -47,7 +53,7 @@ def shape(config: Parsed, *, partial: bool = False, wide: bool = False) -> Decod
         ffn_size=integer(fields, "intermediate_size"),
         max_positions=integer(fields, "max_position_embeddings"),
         norm_eps=number(fields, "rms_norm_eps", 1e-6),
-        rotary=rotary(config, head_dim, partial=partial, wide=wide),
+        rotary=rotary(fields, head_dim, partial=partial, wide=wide),
         ffn=FFNConfig(activation=activation(fields), bias=bool(fields.get("mlp_bias", False))),
         tied_head=bool(fields.get("tie_word_embeddings", False)),
     )
@@ -57,7 +63,8 @@ def _configure(raw: dict[str, object]) -> DecoderConfig:
     require(raw, "hidden_act", "silu", "silu")
     require(raw, "attention_bias", False, False)
     require(raw, "mlp_bias", False, False)
-    return shape(complete(raw))
+    even = integer(raw, "hidden_size") % integer(raw, "num_attention_heads") == 0  # else transformers refuses it
+    return shape(complete(raw, PLAIN if even else None))
 
 
 FAMILIES = {"llama": renaming(_configure, NAMES)}

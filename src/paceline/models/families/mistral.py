@@ -9,8 +9,8 @@ from paceline.models.native.config import DecoderConfig
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
     require(raw, "layer_types", None, None)  # transformers' Mistral ignores them: such models are of another family
-    config = complete(raw)
-    return replace(shape(config), window=window(config))
+    fields = complete(raw)
+    return replace(shape(fields), window=window(fields))
 
 
 FAMILIES = {"mistral": renaming(_configure, NAMES)}

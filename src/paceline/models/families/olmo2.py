@@ -19,10 +19,10 @@ NAMES: Names = (
 
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
-    config = complete(raw)
-    bias = bool(config.to_dict()["attention_bias"])
+    fields = complete(raw)
+    bias = bool(fields["attention_bias"])
     return replace(
-        shape(config, wide=True),
+        shape(fields, wide=True),
         norm=LateRMSNorm,
         attention=AttentionConfig(bias=bias, output_bias=bias, norm_span=NormSpan.PROJECTION),
         arrangement=Arrangement.NORM_AFTER,

@@ -16,8 +16,8 @@ NAMES: Names = (
 
 def _configure(raw: dict[str, object]) -> DecoderConfig:
     require(raw, "layer_types", None, None)  # transformers' Phi-3 ignores them
-    config = complete(raw)
-    return replace(shape(config, partial=True), window=window(config))
+    fields = complete(raw)
+    return replace(shape(fields, partial=True), window=window(fields))
 
 
 FAMILIES = {"phi3": renaming(_configure, NAMES, packed=True)}

@@ -14,15 +14,15 @@ NORM_NAMES: Names = (
 
 
 def _configure_qwen2(raw: dict[str, object]) -> DecoderConfig:
-    config = complete(raw)
-    return replace(shape(config), attention=AttentionConfig(bias=True), window=window(config))
+    fields = complete(raw)
+    return replace(shape(fields), attention=AttentionConfig(bias=True), window=window(fields))
 
 
 def _configure_qwen3(raw: dict[str, object]) -> DecoderConfig:
-    config = complete(raw)
-    bias = bool(config.to_dict()["attention_bias"])
+    fields = complete(raw)
+    bias = bool(fields["attention_bias"])
     attention = AttentionConfig(bias=bias, output_bias=bias, norm_span=NormSpan.HEAD)
-    return replace(shape(config), attention=attention, window=window(config))
+    return replace(shape(fields), attention=attention, window=window(fields))
 
 
 FAMILIES = {"qwen2": renaming(_configure_qwen2, NAMES), "qwen3": renaming(_configure_qwen3, NORM_NAMES)}

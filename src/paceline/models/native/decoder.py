@@ -35,10 +35,10 @@ class DecoderLM(DecoderOnly, nn.Module):
         # The sliding window is not applied: where there is one, no sequence may be longer.
         self.max_slots = config.window
         self.group = config.num_heads // config.num_kv_heads  # query heads per key-value head
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed = _table(config.vocab_size, config.hidden_size)
         self.rotary = None if config.rotary is None else _rotary(config.rotary)
         learned = config.rotary is None
-        self.position = nn.Embedding(config.max_positions, config.hidden_size) if learned else None
+        self.position = _table(config.max_positions, config.hidden_size) if learned else None
         self.blocks = nn.ModuleList(make_block(config, layer) for layer in range(config.num_layers))
         self.norm = config.norm(config.hidden_size, config.norm_eps)
         self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -211,3 +211,8 @@ class DecoderLM(DecoderOnly, nn.Module):
                 f"a sequence of {length} tokens, drafts included, exceeds the sliding window of {window} tokens of "
                 "this model, which the native decoder does not apply: lower max_tokens, max_length or num_draft_tokens"
             )
+
+
+def _table(rows: int, size: int) -> nn.Embedding:
+    """An embedding without content: on the meta device the normal numbers of nn.Embedding import torch's compiler."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, size), freeze=False)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from paceline.models import hub
-from paceline.models.loading import read_config
+from paceline.models.directory import is_hub_id, read_config
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
 from paceline.train.data.batches import PreparedData, make_batches, make_encoder
 from paceline.train.data.config import DataConfig
@@ -109,7 +109,7 @@ def read_vocabulary(corpus: Corpus, model: str | None) -> Vocabulary:
         if corpus.data.tokenizer == "bytes":
             return Vocabulary(tokenizer=None, size=corpus.vocab_size or NUM_BYTES, end_of_text=None)
         raise ValueError("no model: give --model DIR, whose tokenizer is used, or --bytes")
-    folder = hub.fetch(name, None) if hub.is_hub_id(name) else Path(name)
+    folder = hub.fetch(name, None) if is_hub_id(name) else Path(name)
     size, eos = read_config(folder).get("vocab_size"), read_eos(folder)
     if not isinstance(size, int):
         raise ValueError(f"{folder / 'config.json'}: vocab_size={size!r}; it wants a number")
