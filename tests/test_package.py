@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from paceline import SPIN_VARIABLE, SPINS
 from paceline.bench.peers.process import Answering
+from paceline.openmp import SPIN_VARIABLE, SPINS
 
 SAYS = f"import os, {{}}; print(os.environ.get({SPIN_VARIABLE!r}))"
 

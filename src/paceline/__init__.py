@@ -1,26 +1,72 @@
 """Paceline: lossless acceleration of autoregressive transformers by speculative decoding.
 
-The names of ``paceline.api`` are here too, loaded at first use: ``paceline.load``, ``paceline.generate`` and so on.
+The names of ``paceline.api`` are here too: ``paceline.load``, ``paceline.generate`` and so on. They are loaded, and
+torch with them, at first use; editors and type checkers find them without.
 """
 
-import os
-import sys
-from importlib import import_module
+# ruff: noqa: F403, F405 (one list of names, __all__; what they are is said by paceline.api alone)
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+from paceline.openmp import limit_spinning as _limit_spinning
+
+if TYPE_CHECKING:
+    from paceline import api as api
+    from paceline import core as core
+    from paceline import decode as decode
+    from paceline import draft_heads as draft_heads
+    from paceline import drafters as drafters
+    from paceline import hf as hf
+    from paceline import train as train
+    from paceline import verifiers as verifiers
+    from paceline.api import *
 
 __version__ = "0.1.0"
+__all__ = [  # that of paceline.api, which is not loaded to list it
+    "DTYPES",
+    "Engine",
+    "Interrupted",
+    "Loaded",
+    "Perplexity",
+    "Piece",
+    "PromptScore",
+    "RequestStats",
+    "Result",
+    "SamplingParams",
+    "Score",
+    "Session",
+    "Source",
+    "Statistics",
+    "Stream",
+    "TextScore",
+    "build_drafter",
+    "build_verifier",
+    "embedded_heads",
+    "embedded_pair",
+    "from_generation_config",
+    "generate",
+    "load",
+    "perplexity",
+    "prompt_logprobs",
+    "score",
+    "stream",
+    "total",
+]
 
-# After an operation that torch shares out, its threads (GNU OpenMP) wait awake for milliseconds, on cores that the
-# kernel's threads need by then. So many turns are some tens of microseconds, enough between operations that follow each
-# other. It is read when torch is loaded, and who has asked for anything else gets that.
-SPIN_VARIABLE, SPINS = "GOMP_SPINCOUNT", "10000"
-if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", SPIN_VARIABLE} & os.environ.keys():
-    os.environ[SPIN_VARIABLE] = SPINS
+_SUBMODULES = ("api", "core", "decode", "draft_heads", "drafters", "hf", "train", "verifiers")
+
+_limit_spinning()
+
+if not TYPE_CHECKING:  # a type checker would take it for every name, misspelt ones too
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            return getattr(_import_module("paceline.api"), name)
+        if name in _SUBMODULES:
+            return _import_module(f"paceline.{name}")
+        known = "" if name.startswith("_") else f"; it has {', '.join(__all__)}"
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}{known}")
 
 
-def __getattr__(name: str) -> object:
-    if name.startswith("_"):
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    api = import_module("paceline.api")
-    if name not in api.__all__:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}; it has {', '.join(api.__all__)}")
-    return getattr(api, name)
+def __dir__() -> list[str]:
+    return [*__all__, *_SUBMODULES]

@@ -51,7 +51,11 @@ def test_flags_of_the_table_exist_and_none_is_forgotten():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_in_the_help_can_be_parsed(name):
+def test_examples_in_the_help_can_be_parsed(name, tmp_path, monkeypatch):
+    for folder in ("MODEL_DIR", "DRAFT_DIR"):  # where only a path can be given, what is missing is refused at once
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
     lines = COMMANDS[name].__doc__.partition("Examples:")[2].splitlines()
     lines = [line.strip() for line in lines]
     examples = [line[line.index("paceline ") :] for line in lines if "paceline " in line]

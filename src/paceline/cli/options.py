@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from cyclopts import Group, Parameter
 
 from paceline.drafters import DRAFTERS
+from paceline.models.directory import ModelError, check_path
 from paceline.verifiers import VERIFIERS
 
 if TYPE_CHECKING:
@@ -56,6 +57,16 @@ def at_least(minimum: int) -> Parameter:
     return Parameter(validator=check)
 
 
+def _check_model(_: object, value: str | Path | None) -> None:
+    if value is not None:
+        try:
+            check_path(value)
+        except ModelError as error:
+            raise ValueError(f"cannot be loaded: {error}") from error
+
+
+# The directory of a model or a draft head, or a Hub id: a mistyped path is refused before torch is loaded.
+MODEL_PATH = Parameter(validator=_check_model)
 # A positional argument: a word that begins with a hyphen is an option, known or not.
 POSITIONAL = Parameter(allow_leading_hyphen=False)
 AT_LEAST_1 = at_least(1)
@@ -150,7 +161,7 @@ def check_draft_quantization(scheme: str | None, *, draft: str | None) -> None:
 class ModelOptions:
     """Which model is loaded, and how."""
 
-    model: Annotated[str, POSITIONAL]
+    model: Annotated[str, POSITIONAL, MODEL_PATH]
     """Directory (config.json, safetensors, tokenizer.json) or Hub id (owner/name)."""
     _: KW_ONLY
     dtype: Dtype = None
@@ -178,7 +189,7 @@ class ModelOptions:
 class DraftOptions:
     """What drafts, and how drafts are verified."""
 
-    draft: str | None = None
+    draft: Annotated[str | None, MODEL_PATH] = None
     """Draft model with the same vocabulary (directory or Hub id), or the directory of a draft head."""
     drafter: Annotated[str | None, completing(DRAFTERS)] = None
     """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; FILE.py:NAME, one of

@@ -63,6 +63,27 @@ def test_library_is_built_once_and_cached(afresh, quick, monkeypatch, tmp_path, 
     assert record.message == f"building the CPU kernel for baseline, once, as {kernel} (20 to 30 seconds)"
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_build_shows_its_progress_on_a_terminal_and_nowhere_else(afresh, tmp_path, terminal):
+    """A compiler that compiles nothing is enough to count its files."""
+    pty = pytest.importorskip("pty")
+    compiler = write_compiler(tmp_path / "cxx", "exit 0")
+    program = (
+        "from pathlib import Path; from paceline.kernels.cpu import compile, progress\n"
+        f"with progress.build_progress('neon', len(compile.kernel_units())) as compiled:\n"
+        f"    compile.compile_kernel({compiler!r}, compile.INSTRUCTION_SETS[-1], Path('x'), Path(), compiled=compiled)"
+    )
+    reading, writing = pty.openpty() if terminal else os.pipe()
+    variables = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    subprocess.run([sys.executable, "-c", program], stderr=writing, env=variables, check=True)
+    os.close(writing)
+    with open(reading, "rb", buffering=0) as stream:
+        shown = stream.read(1 << 16) or b""
+    total = len(compiling.kernel_units())
+    assert (b"building the CPU kernel for neon" in shown and f"{total}/{total}".encode() in shown) == terminal
+    assert terminal or shown == b""
+
+
 def test_processes_that_start_together_build_once(afresh, tmp_path):
     calls = tmp_path / "calls"
     fake = write_compiler(

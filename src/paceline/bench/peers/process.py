@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, final
 
-from paceline import SPIN_VARIABLE, SPINS
 from paceline.bench.runner import DecodingFailed
+from paceline.openmp import SPIN_VARIABLE, SPINS
 
 PATIENCE = 1800.0  # seconds for a start or an answer; compiling a large model takes minutes
 GRACE = 10.0  # seconds between asking to end and ending

@@ -13,6 +13,7 @@ from paceline.cli.bench_options import CellOptions, PeerOptions, PromptOptions, 
 from paceline.cli.command import Command
 from paceline.cli.commands.bench_report import Html, write_and_print
 from paceline.cli.options import (
+    MODEL_PATH,
     OUTPUT,
     Backend,
     Device,
@@ -50,9 +51,9 @@ class Bench(Command):
         paceline bench report bench.jsonl
     """
 
-    target: str | None = None
+    target: Annotated[str | None, MODEL_PATH] = None
     """Target model: directory or Hub id; the embedded pair by default."""
-    draft: str | None = None
+    draft: Annotated[str | None, MODEL_PATH] = None
     """Draft model with the same vocabulary."""
     cells: CellOptions = field(default_factory=CellOptions)
     others: PeerOptions = field(default_factory=PeerOptions)

@@ -12,7 +12,7 @@ from rich.table import Table
 from paceline.cli.command import EXIT_OK, Command
 from paceline.cli.console import make_table
 from paceline.cli.corpus import CorpusOptions, Length
-from paceline.cli.options import MODEL, OUTPUT, Json
+from paceline.cli.options import MODEL, MODEL_PATH, OUTPUT, Json
 
 if TYPE_CHECKING:
     from paceline.train.data import PreparedData
@@ -34,7 +34,7 @@ class DataPrepare(Command):
 
     corpus: CorpusOptions = field(default_factory=CorpusOptions)
     _: KW_ONLY
-    model: Annotated[str | None, Parameter(group=MODEL)] = None
+    model: Annotated[str | None, Parameter(group=MODEL), MODEL_PATH] = None
     """The target: directory or Hub id; from the configuration by default."""
     length: Length = None
     manifest: Annotated[Path | None, Parameter(group=OUTPUT)] = None

@@ -10,6 +10,7 @@ from rich.text import Text
 from paceline.cli.command import EXIT_OK, Command
 from paceline.cli.options import (
     AT_LEAST_1,
+    MODEL_PATH,
     NUM_DRAFT_TOKENS,
     POSITIONAL,
     Backend,
@@ -46,10 +47,10 @@ class Inspect(Command):
         paceline inspect DIR --json
     """
 
-    model: Annotated[str, POSITIONAL]
+    model: Annotated[str, POSITIONAL, MODEL_PATH]
     """Directory or Hub id."""
     _: KW_ONLY
-    draft: str | None = None
+    draft: Annotated[str | None, MODEL_PATH] = None
     """Check whether this model can draft for it."""
     batch_size: Annotated[int, AT_LEAST_1] = 8
     """Memory for this many sequences per batch."""

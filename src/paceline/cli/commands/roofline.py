@@ -14,6 +14,7 @@ from paceline.cli.command import EXIT_OK, Command
 from paceline.cli.console import make_table
 from paceline.cli.options import (
     AT_LEAST_1,
+    MODEL_PATH,
     Device,
     DraftQuantization,
     Dtype,
@@ -50,9 +51,9 @@ class Roofline(Command):
         paceline roofline --model DIR --acceptance 0.5,0.3,0.2 --num-draft-tokens 3 --json
     """
 
-    model: str | None = None
+    model: Annotated[str | None, MODEL_PATH] = None
     """Directory or Hub id; without it only the machine is measured."""
-    draft: str | None = None
+    draft: Annotated[str | None, MODEL_PATH] = None
     """Draft model; without it drafts are assumed to cost nothing."""
     num_draft_tokens: Annotated[int, AT_LEAST_1] = 5
     """Tokens drafted per step."""

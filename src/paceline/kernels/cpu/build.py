@@ -20,6 +20,7 @@ from paceline.kernels.cpu.compile import (
     compile_features,
     compile_kernel,
     find_compiler,
+    kernel_units,
     knows_flags,
     library_name,
 )
@@ -52,8 +53,11 @@ def kernel_library(isa: InstructionSet) -> Path:
     if compiler is not None:
 
         def compile_to(made: Path, folder: Path) -> None:
+            from paceline.kernels.cpu.progress import build_progress
+
             logger.warning("building the CPU kernel for %s, once, as %s (20 to 30 seconds)", isa.name, library)
-            compile_kernel(compiler, isa, made, folder)
+            with build_progress(isa.name, len(kernel_units())) as compiled:
+                compile_kernel(compiler, isa, made, folder, compiled=compiled)
 
         _build(library, compile_to)
     return library

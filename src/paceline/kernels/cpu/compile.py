@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,12 +92,19 @@ def knows_flags(compiler: str, isa: InstructionSet) -> bool:
     return subprocess.run(command, input="", capture_output=True, text=True, timeout=TIMEOUT).returncode == 0
 
 
-def compile_kernel(compiler: str, isa: InstructionSet, library: Path, folder: Path) -> None:
+def kernel_units() -> list[Path]:
+    """The files that the kernel is compiled from."""
+    return sorted((SOURCES / "units").glob("*.cpp"))
+
+
+def compile_kernel(
+    compiler: str, isa: InstructionSet, library: Path, folder: Path, *, compiled: Callable[[], None] | None = None
+) -> None:
     """Compile the kernel for ``isa`` to ``library``, its units in parallel. Raises KernelError.
 
-    Objects are left in ``folder``.
+    Objects are left in ``folder``. ``compiled`` is called after each unit, from several threads.
     """
-    compile_units(compiler, sorted((SOURCES / "units").glob("*.cpp")), isa.flags, library, folder)
+    compile_units(compiler, kernel_units(), isa.flags, library, folder, compiled=compiled)
 
 
 def compile_features(compiler: str, library: Path, folder: Path) -> None:
@@ -105,13 +112,23 @@ def compile_features(compiler: str, library: Path, folder: Path) -> None:
     compile_units(compiler, [SOURCES / "isa" / "features.cpp"], sets_of(this_architecture())[-1].flags, library, folder)
 
 
-def compile_units(compiler: str, units: Iterable[Path], flags: Iterable[str], library: Path, folder: Path) -> None:
+def compile_units(
+    compiler: str,
+    units: Iterable[Path],
+    flags: Iterable[str],
+    library: Path,
+    folder: Path,
+    *,
+    compiled: Callable[[], None] | None = None,
+) -> None:
     """Compile ``units`` with ``flags`` and link them to ``library``. The environment's CXXFLAGS are not used."""
     flags = tuple(flags)
     objects = {unit: folder / f"{unit.stem}.o" for unit in units}
 
     def compile_unit(unit: Path) -> None:
         _run([compiler, *FLAGS, *flags, "-I", str(SOURCES), "-c", "-o", str(objects[unit]), str(unit)])
+        if compiled is not None:
+            compiled()
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_unit, objects))
