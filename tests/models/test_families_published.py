@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models.families import FAMILIES
+from paceline.models.families import FAMILIES, base, llama
 from paceline.models.loading import ModelError, configure
 from paceline.models.native.config import Arrangement
 from paceline.models.native.layers import gelu_tanh
@@ -48,6 +48,56 @@ def test_details_of_published_configs_are_read():
 
 def test_every_other_family_has_a_published_config():
     assert {raw["model_type"] for raw in PUBLISHED.values()} | {"gpt2", "llama"} == set(FAMILIES)
+
+
+LLAMA = {
+    **{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5},
+    **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
+    "rope_theta": 5e5,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# What differs from LLAMA, and whether it is read without asking transformers
+LLAMAS = {
+    "whole": ({}, True),
+    "head size": ({"head_dim": 16}, True),
+    "no scaling": ({"rope_scaling": None}, True),
+    "new spelling": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": None}, True),
+    "no base": ({"rope_theta": None}, False),
+    "an old scaling": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, False),
+    "a scaling": ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64}}, False),
+    "a new scaling": ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, False),
+    "a part rotated": ({"partial_rotary_factor": 0.5}, False),
+    "no heads of keys": ({"num_key_value_heads": None}, False),
+    "no norm": ({"rms_norm_eps": None}, False),
+}
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_what_transformers_is_not_asked_is_what_it_would_say(name, monkeypatch):
+    differing, plain = LLAMAS[name]
+    raw = {key: value for key, value in {**LLAMA, **differing}.items() if value is not None or key == "rope_scaling"}
+    asked = []
+    monkeypatch.setattr(base, "parse", lambda fields, parse=base.parse: asked.append(fields) or parse(fields))
+    found = configure(raw, name)
+    assert (asked == []) == plain
+    monkeypatch.setattr(llama, "PLAIN", None)
+    assert configure(raw, name) == found and asked
+
+
+@pytest.mark.parametrize(
+    "differing",
+    [{"num_attention_heads": 5}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}],
+    ids=str,
+)
+def test_what_transformers_or_the_decoder_refuses_is_refused_without_asking_too(differing, monkeypatch):
+    raw = {**LLAMA, **differing}
+    with pytest.raises(ModelError) as first:
+        configure(raw, "model")
+    monkeypatch.setattr(llama, "PLAIN", None)
+    with pytest.raises(ModelError) as second:
+        configure(raw, "model")
+    assert str(first.value) == str(second.value)
 
 
 def test_phi3_with_long_rope_is_refused_by_name():

@@ -64,7 +64,9 @@ def run(python, folder, *words, **variables):
 def test_the_wheel_is_of_this_platform_and_has_every_set(wheel):
     assert "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
     with zipfile.ZipFile(wheel) as opened:
-        libraries = {Path(name).name for name in opened.namelist() if name.endswith(".so")}
+        names = opened.namelist()
+    libraries = {Path(name).name for name in names if name.endswith(".so")}
+    assert "paceline/py.typed" in names
     assert libraries == {compiling.library_name(name) for name in (*SETS, compiling.FEATURES)}
 
 
