@@ -40,9 +40,9 @@ def environment():
 def found(tmp_path_factory):
     """Messages of pyright, strict, by file."""
     folder = tmp_path_factory.mktemp("strict")
-    first, second = python_of(ROOT / "README.md")
-    (folder / "readme.py").write_text(first)
-    (folder / "drop_in.py").write_text(MADE_BEFORE + second)
+    *own, drop_in = python_of(ROOT / "README.md")  # each of ours goes on where the one before ended
+    (folder / "readme.py").write_text("".join(own))
+    (folder / "drop_in.py").write_text(MADE_BEFORE + drop_in)
     names = [*dir(paceline), "__version__"]
     (folder / "names.py").write_text("import paceline\n" + "".join(f"print(paceline.{name})\n" for name in names))
     (folder / "misspelt.py").write_text("import paceline\nprint(paceline.lode, paceline.import_module)\n")
