@@ -1,8 +1,6 @@
 """``generate`` and ``stream``: one call with an engine that is made for it."""
 
-from typing import Unpack
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Unpack
 
 from paceline.api.build import DrafterLike, VerifierLike, check_options
 from paceline.api.draft_length import NumDraftTokens
@@ -15,6 +13,9 @@ from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.streams import Stream
 from paceline.api.targets import TargetLike, check_target, loaded
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 def generate(
     target: TargetLike,
@@ -26,7 +27,7 @@ def generate(
     num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
     profile: ProfileLike = "auto",
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     **options: Unpack[SamplingOptions],
 ) -> list[Result]:
     """Generate from every prompt; results in order, the ``n`` samples of a prompt together.
@@ -75,7 +76,7 @@ def stream(
     num_draft_tokens: NumDraftTokens = "auto",
     batch_size: int | None = None,
     profile: ProfileLike = "auto",
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     rejected: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> Stream:

@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
-
-from transformers import PreTrainedTokenizerBase
 
 from paceline.api.loading import Loaded, load
 from paceline.models.from_transformers import TransformersModel, is_current, is_transformers_model, read_eos
 from paceline.models.native.decoder import DecoderLM
 from paceline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TargetLike: TypeAlias = Loaded | TransformersModel | str | Path
 
@@ -24,11 +25,15 @@ def check_target(target: object, tokenizer: object = None) -> None:
             f"target={_named(target)}: give a directory, a Hub id, a loaded transformers model or what paceline.load "
             "returns (adapters merged into the model, for example by merge_and_unload())"
         )
-    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+    if tokenizer is None:
+        return
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(f"tokenizer={_named(tokenizer)}: give a tokenizer of transformers, or None")
 
 
-def loaded(target: TargetLike, tokenizer: PreTrainedTokenizerBase | None = None, *, texts: bool = False) -> Loaded:
+def loaded(target: TargetLike, tokenizer: "PreTrainedTokenizerBase | None" = None, *, texts: bool = False) -> Loaded:
     """``target`` as a loaded model: a directory or Hub id is loaded, with the defaults of ``load``; a transformers
     model is used in place.
 
