@@ -53,11 +53,11 @@ REFUSALS = {
     "negative plan": (lambda: decoder_for(NoDrafter(), "coupled", k=-1), "num_draft_tokens=-1"),
     "nothing in common": (
         lambda: decoder_for(Sharing(), "rejection"),
-        "Sharing draws shared and Rejection takes fixed, iid: nothing in common",
+        "the verifier 'rejection' does not fit the drafter 'Sharing': Sharing drafts tokens that are",
     ),
     "trees for a chain rule": (
         lambda: decoder_for(Branching(), "rejection"),
-        "Rejection verifies chains and Branching",
+        "'Branching': Branching drafts trees that branch, and rejection verifies chains",
     ),
     "unknown drafter": (lambda: DRAFTERS.find("medusa2"), f"unknown drafter 'medusa2'; known: {', '.join(DRAFTERS)}"),
     "unknown verifier": (lambda: VERIFIERS.find("vibes"), "unknown verifier 'vibes'; known: block, coupled"),

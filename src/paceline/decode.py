@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import final
+from typing import cast
 
 import torch
 
@@ -22,35 +21,16 @@ from paceline.core.scores import Scores
 from paceline.core.stats import Stats
 from paceline.core.step import StepPlan, StepResult, read_results
 from paceline.core.tree import Draw, Outcome, Tree
+from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter, DrafterContext, root_only
 from paceline.drafters.guard import DraftGuard
+from paceline.drafters.host import HostDrafting
 from paceline.models.base import LM
-from paceline.models.prefill import CHUNK, Prefill
-from paceline.models.scoring import PassageScore, PromptScorer, chunk_size
+from paceline.models.prefill import CHUNK
+from paceline.models.scoring import PromptScorer, Reading, chunk_size
 from paceline.models.target import Target
+from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Requests whose prompts are being read."""
-
-    admission: Admission
-    prompts: Prefill
-    scorer: PromptScorer | None  # where a request asks for prompt_logprobs
-
-    @property
-    def done(self) -> bool:
-        """Whether the prompts are read."""
-        return self.prompts.done
-
-    def prompt_scores(self, index: int) -> PassageScore | None:
-        """Log-probabilities of the prompt of request ``index``, where it asks for them; a transfer to the host."""
-        request = self.admission.requests[index]
-        if self.scorer is None or request.prompt_logprobs is None:
-            return None
-        return self.scorer.scores(index, len(request.tokens), request.prompt_logprobs)
 
 
 class Decoder:
@@ -306,15 +286,24 @@ def without_gradients() -> AbstractContextManager[None]:
 
 
 def agree(drafter: Drafter, verifier: Verifier) -> Draw:
-    """The draw that both can do, the verifier's favourite. Raises ValueError when there is none."""
-    kind, name = type(drafter).__name__, type(verifier).__name__
-    if drafter.branches and not verifier.branches:
-        raise ValueError(f"{name} verifies chains and {kind} proposes trees; choose a verifier such as 'coupled'")
+    """The draw that both can do, the verifier's favourite. Raises ValueError, naming who fits, when there is none."""
     found = next((draw for draw in verifier.wants if draw in drafter.draws), None)
-    if found is not None:
+    if found is not None and verifier.branches >= drafter.branches:
         return found
-    have, want = (", ".join(d.name.lower() for d in sorted(ds)) for ds in (drafter.draws, verifier.wants))
+    made = drafter.drafter if isinstance(drafter, HostDrafting) else drafter
+    kind, name = DRAFTERS.name_of(type(made)), VERIFIERS.name_of(type(verifier))
+    known = {other: cast(type[Verifier], VERIFIERS.find(other)) for other in VERIFIERS.builtin}
+    fitting = [
+        other
+        for other, one in known.items()
+        if one.branches >= drafter.branches and not drafter.draws.isdisjoint(one.wants)
+    ]
+    if found is not None:
+        reason = f"{kind} drafts trees that branch, and {name} verifies chains alone"
+    else:
+        drawn, wanted = (" or ".join(draw.words for draw in some) for some in (sorted(drafter.draws), verifier.wants))
+        reason = f"{kind} drafts tokens that are {drawn}, and {name} verifies only those that are {wanted}"
     raise ValueError(
-        f"{kind} draws {have} and {name} takes {want}: nothing in common; choose the verifier 'coupled', which takes "
-        "every draw"
+        f"the verifier {name!r} does not fit the drafter {kind!r}: {reason}; give another drafter, or one of the "
+        f"verifiers {', '.join(fitting)}"
     )

@@ -327,9 +327,11 @@ class Branching(NgramDrafter.__base__):
 
 
 def test_tree_drafter_with_a_chain_verifier_names_tree_verifiers():
-    with pytest.raises(ValueError, match="Branching proposes trees; choose a verifier such as") as seen_results:
+    with pytest.raises(
+        ValueError, match="Branching drafts trees that branch, and rejection verifies chains alone"
+    ) as seen_results:
         agree(Branching(), build_verifier("rejection"))
-    named = re.findall(r"'(\w+)'", str(seen_results.value))
+    named = str(seen_results.value).partition("one of the verifiers ")[2].split(", ")
     assert named and all(build_verifier(name).branches for name in named)
 
 

@@ -41,6 +41,7 @@ class Sharing(StatelessDrafter):
 
 
 FOUR = SamplingParams(max_tokens=4)
+SHARING = "the verifier 'rejection' does not fit the drafter 'Sharing': Sharing drafts tokens that are sampled"
 CALLS = [
     (dict(prompts=[]), "no prompts: give at least one"),
     (dict(prompts=""), "prompt 0: empty prompt: give at least one token"),
@@ -82,7 +83,7 @@ CALLS = [
     (dict(verifier="typical"), "unknown verifier 'typical'; known: block, coupled"),
     (
         dict(drafter=Sharing(), verifier="rejection"),
-        "Sharing draws shared and Rejection takes fixed, iid: nothing in common; choose the verifier 'coupled'",
+        SHARING + ".*; give another drafter, or one of the verifiers coupled",
     ),
     (dict(batch_size=0), "batch_size=0: give at least 1"),
     (dict(batch_size=-2), "batch_size=-2: give at least 1"),
@@ -102,7 +103,7 @@ ENGINES = [
     (dict(max_length=-7), "max_length=-7: give at least 2"),
     (dict(batch_size=0), "batch_size=0: give at least 1"),
     (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
-    (dict(drafter=Sharing(), verifier="rejection"), "Sharing draws shared and Rejection"),
+    (dict(drafter=Sharing(), verifier="rejection"), SHARING),
 ]
 
 
@@ -287,7 +288,7 @@ DIRECTORIES = {
     "no config": "not a model: .* has no config.json",
     "config is no JSON": "not a model: .* is not JSON",
     "architecture": "unsupported architecture 'mamba' in .*: its recurrent or convolutional state",
-    "no weights": "holds no safetensors weights; convert",
+    "no weights": "holds no weights, neither model.safetensors nor .*; fetch them, or convert",
     "weights are no safetensors": "is not a safetensors file",
     "tokenizer": "tokenizer",
 }

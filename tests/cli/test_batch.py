@@ -214,12 +214,13 @@ def test_torn_and_broken_lines_are_written_again(prompts, tmp_path):
     assert output.read_bytes() == whole.read_bytes() and not journal_of(output).exists()
 
 
+REJECTION = ["--drafter", "ngram", "--verifier", "rejection"]
 OTHER_RUNS = {
     "model": (["--dtype", "float32"], "another model, backend or precision"),
     "backend": (["--backend", "hf"], "another model, backend or precision"),
     "sampling": (["--seed", "6"], "other sampling options"),
-    "verifier": (["--verifier", "rejection"], "another verifier, drafter or draft length"),
-    "several": (["--seed", "6", "--verifier", "rejection"], "other sampling options and another verifier"),
+    "verifier": ([*REJECTION], "another verifier, drafter or draft length"),
+    "several": (["--seed", "6", *REJECTION], "other sampling options and another verifier"),
 }
 
 
@@ -247,7 +248,7 @@ def test_drafter_is_part_of_the_run_where_tokens_depend_on_it(prompts, tmp_path)
     options = [*SAMPLED, "--verifier", "rejection", "--drafter"]
     assert generate_file(prompts, output, *options, "ngram", max_tokens=4) == 0
     assert generate_file(prompts, output, *options, "ngram", max_tokens=4) == 0
-    assert generate_file(prompts, output, *options, "none", max_tokens=4) == 2
+    assert generate_file(prompts, output, *options, "ngram:max_ngram=2", max_tokens=4) == 2
     assert generate_file(prompts, output, *options, "ngram", "--num-draft-tokens", "2", max_tokens=4) == 2
 
 

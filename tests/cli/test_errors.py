@@ -1,11 +1,20 @@
 """Every wrong input of the command line: one line that names the value, the limit and the way out, and exit code 2."""
 
 import io
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
+import torch
 
+from paceline.api import load
 from paceline.cli import run
-from tests.api.checkpoints import CONTEXT, other_vocabulary, pair, without_tokenizer
+from paceline.draft_heads.files import save_head
+from paceline.draft_heads.linear_prophet import LinearProphetConfig, LinearProphetHead
+from paceline.models.fingerprint import fingerprint
+from tests.api.checkpoints import CONTEXT, config_of, other_vocabulary, pair, without_tokenizer
 
 GIVEN = ["generate", "--model", "TARGET"]
 FILE = [*GIVEN, "--prompt-file", "PROMPTS"]
@@ -22,6 +31,9 @@ REFUSED = {
     "no model": (["generate", "x"], ["--model is missing"]),
     "no number": (text("--seed", "x"), ["Invalid value for --seed", 'convert "x" into int']),
     "no prompt on a terminal": (GIVEN, ["no prompt: give one as argument, pipe one in, or give --prompt-file FILE"]),
+    "argument that is not UTF-8": (text(prompt="caf\udce9"), ["argument caf\\udce9: it is not UTF-8; convert it"]),
+    "option that is not UTF-8": (text("--stop=\udce9"), ["argument --stop=\\udce9: it is not UTF-8; convert it"]),
+    "the studies": (["experiment"], ["the studies are now `python -m benchmarks resume`"]),
     "prompt that is not UTF-8": ([*GIVEN, "-"], ["standard input is not UTF-8", "convert it"]),
     "log level": (text("-v", "loud"), ["--log-level loud: known are debug, info, warning, error"]),
     "quiet and loud": (text("-q", "-v", "info"), ["--quiet and --log-level info: give one of them"]),
@@ -44,6 +56,37 @@ REFUSED = {
     "dtype": (text("--dtype", "int3"), ["--dtype int3: known are float32, bfloat16"]),
     "device": (text("--device", "tpu"), ["unknown device 'tpu'; known: cpu, cuda"]),
     "threads": (text("--threads", "0"), ["--threads 0: give at least 1"]),
+    "threads without cores": (
+        text("--threads", "100000"),
+        [f"--threads 100000: give at least 1 and at most {os.cpu_count()}, the number of this machine's cores"],
+    ),
+    "threads of the demo": (["demo", "--threads", "100000"], ["--threads 100000: give at least 1 and at most"]),
+    "threads of the roofline": (["roofline", "--threads", "100000"], ["--threads 100000: give at least 1 and at"]),
+    "a file as a model": (
+        ["generate", "--model", "PROMPTS", "x"],
+        ["not a model: ", "prompts.txt is a file; give the directory that holds config.json"],
+    ),
+    "a head as a model": (
+        ["generate", "--model", "HEAD", "x"],
+        ["head is a draft head, not a model: give it as the draft (--draft", "trained for (tiny) here"],
+    ),
+    "a URL as a model": (
+        ["generate", "--model", "hf://foo", "x"],
+        ["no such model: hf://foo; Hub ids are given without hf://, as 'organisation/name'"],
+    ),
+    "a web page as a model": (
+        ["generate", "--model", "https://huggingface.co/owner/name/tree/main", "x"],
+        ["Hub ids are given without https://, as 'owner/name'"],
+    ),
+    "a model without a name": (["generate", "--model", "", "x"], ["a model without a name: give a directory or a Hub"]),
+    "a size that is a word": (
+        ["generate", "--model", "WORDY", "x"],
+        ["config.json has hidden_size='wide': hidden_size is a whole number; correct it, or take"],
+    ),
+    "weights of fewer layers": (
+        ["generate", "--model", "SHALLOW", "x"],
+        ["the weights do not fit config.json: they lack model.layers.3.", " others; take config.json and all files of"],
+    ),
     "revision of a directory": (
         text("--revision", "main"),
         ["revision='main'", "only models of the Hub have revisions"],
@@ -61,7 +104,32 @@ REFUSED = {
         ["2 drafters and a verifier whose tokens depend on what is drafted", "give one drafter, or the verifier"],
     ),
     "a drafter and none": (text("--drafter", "none", "--draft", "DRAFT"), ['the drafter "none" is one of several']),
-    "name as a draft model": (text("--draft", "/none"), ["no such model directory: /none"]),
+    "name as a draft model": (text("--draft", "/none"), ["--draft: no such model directory: /none"]),
+    "a file as a draft": (
+        text("--draft", "PROMPTS"),
+        ["--draft: not a model: ", "prompts.txt is a file; give the dir"],
+    ),
+    "no model as a draft": (text("--draft", "ROOT"), ["--draft: not a model: ", "has no config.json"]),
+    "a URL as a draft": (text("--draft", "hf://a/b"), ["--draft: no such model: hf://a/b; Hub ids are", "as 'a/b'"]),
+    "a model as a drafter": (text("--drafter", "DRAFT"), ["unknown drafter", "a draft model is given by --draft"]),
+    "draft length of no drafter": (
+        text("--num-draft-tokens", "4"),
+        ["--num-draft-tokens 4 without a drafter: there are no drafts; give --draft DIR or --drafter ngram too"],
+    ),
+    "verifier of no drafter": (text("--verifier", "rejection"), ["--verifier rejection without a drafter: there are"]),
+    "verifier of the drafter none": (
+        text("--verifier", "rejection", "--drafter", "none"),
+        ["--verifier rejection with --drafter none: there are no drafts"],
+    ),
+    "profile of no drafter": (text("--profile", "PROMPTS"), ["--profile ", "without a drafter: it is for draft leng"]),
+    "verifier that does not fit": (
+        text("--drafter", "ngram", "--verifier", "spectr"),
+        [
+            "the verifier 'spectr' does not fit the drafter 'ngram': ngram drafts tokens that are chosen rather than "
+            "sampled, and spectr verifies only those that are sampled from the draft's probabilities; give another "
+            "drafter, or one of the verifiers block, coupled,"
+        ],
+    ),
     "vocabulary": (text("--draft", "OTHER"), ["(297 tokens) and draft", "different vocabularies; take a draft with"]),
     "unknown verifier": (text("--verifier", "maybe"), ["unknown verifier 'maybe'; known: block, coupled"]),
     "unknown option of a verifier": (
@@ -74,7 +142,7 @@ REFUSED = {
         ["drafter 'ngram' has no option 'depth'; known: max_ngram=3, min_ngram=1"],
     ),
     "model by name with options": (text("--drafter", "model:lm=x"), ["--drafter model:lm=x: it needs a draft model"]),
-    "draft length": (text("--num-draft-tokens", "-2"), ["num_draft_tokens=-2: give 0 (no drafting) or a positive"]),
+    "draft length": (text("--num-draft-tokens", "-2"), ["--num-draft-tokens -2: give 0 (no drafting) or a positive"]),
     "draft length twice": (
         text("--num-draft-tokens", "3", "--drafter", '{"method": "ngram", "num_speculative_tokens": 2}'),
         ["--num-draft-tokens 3 and num_speculative_tokens in --drafter: give one of them"],
@@ -117,6 +185,9 @@ REFUSED = {
     "output is a directory": (text("--output", "ROOT"), ["no plain file; give another name, or - for standard output"]),
     "nothing to overwrite": (text("--overwrite"), ["--overwrite without --output FILE: there is nothing to overwrite"]),
     # prompt files
+    "a file of UTF-16": ([*GIVEN, "--prompt-file", "WIDE", "--output", "-"], ["wide.txt: not a file of UTF-8 text;"]),
+    "no text": ([*GIVEN, "--prompt-file", "WEIGHTS", "--output", "-"], ["safetensors: not a file of UTF-8 text;"]),
+    "a folder": ([*GIVEN, "--prompt-file", "ROOT", "--output", "-"], ["Is a directory; give a file that can be read"]),
     "prompt and file": ([*FILE, "--output", "-", "x"], ["a prompt and --prompt-file: give one of them"]),
     "file without output": (FILE, ["--prompt-file without --output: give --output FILE.jsonl, or - for standard"]),
     "no such file": (
@@ -173,7 +244,19 @@ def places(tmp_path_factory):
     (folder / "prompts.txt").write_text("def add(\n")
     (folder / "empty.jsonl").touch()
     (folder / "short.txt").write_text("a")
+    (folder / "wide.txt").write_bytes("def\n".encode("utf-16"))
+    for name, change in (("wordy", {"hidden_size": "wide"}), ("shallow", {"num_hidden_layers": 4})):
+        shutil.copytree(pair().target, folder / name)
+        config_of(folder / name, **change)
+    own = load(pair().target).lm
+    head = LinearProphetHead.make(LinearProphetConfig(), own, generator=torch.Generator().manual_seed(0))
+    save_head(head, folder / "head", target_name="tiny", fingerprint=fingerprint(own))
     return {
+        "HEAD": folder / "head",
+        "WORDY": folder / "wordy",
+        "SHALLOW": folder / "shallow",
+        "WIDE": folder / "wide.txt",
+        "WEIGHTS": pair().target / "model.safetensors",
         "TARGET": pair().target,
         "DRAFT": pair().draft,
         "ROOT": pair().root,
@@ -202,3 +285,44 @@ def test_bad_input_is_one_clear_line_and_exit_code_two(case, places, capsys, mon
     assert captured.err.startswith("paceline: ") and captured.err.count("\n") == 1
     assert captured.out == ""
     assert places["PROMPTS"].read_text() == "def add(\n", "nothing was written"
+
+
+EARLY = {
+    "model": ["generate", "--model", "/nowhere/at/all", "x"],
+    "head": ["generate", "--model", "HEAD", "x"],
+    "draft": text("--draft", "ROOT"),
+    "scoring": ["score", "--model", "hf://a/b", "x", "y"],
+    "inspecting": ["inspect", "ROOT"],
+    "threads": text("--threads", "100000"),
+}
+
+
+def test_a_mistyped_path_is_refused_before_torch_is_imported(places):
+    cases = [[str(places.get(word, word)) for word in words] for words in EARLY.values()]
+    code = (
+        "import sys; from paceline.cli import run\n"
+        f"codes = [run(case) for case in {cases!r}]\n"
+        "print(codes, sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"{[2] * len(cases)} []\n", done.stderr
+    assert len(done.stderr.splitlines()) == len(cases)
+
+
+def test_a_group_of_commands_alone_shows_what_it_has(capsys):
+    assert run(["data"]) == 0
+    captured = capsys.readouterr()
+    assert "regenerate" in captured.out and captured.err == ""
+
+
+def test_bytes_of_a_file_name_need_no_encoding(places, tmp_path, capsys):
+    """Names of files are bytes: one that is not UTF-8 is found."""
+    prompts = tmp_path / "caf\udce9.txt"
+    prompts.write_text("def")
+    words = ["generate", "--model", places["TARGET"], "--prompt-file", prompts, "--output", "-", "--max-tokens", "2"]
+    assert run([str(word) for word in words]) == 0
+
+
+def test_no_drafting_may_be_asked_for_without_a_drafter(capsys):
+    for words in (["--num-draft-tokens", "0"], ["--verifier", "coupled"]):
+        assert run([str(word) for word in (*GIVEN[:2], pair().target, "--max-tokens", 2, *words, "def")]) == 0

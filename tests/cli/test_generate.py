@@ -139,7 +139,8 @@ def test_options_reach_the_stream_and_defaults_are_greedy_and_short(monkeypatch)
         "paceline.api.stream",
         lambda target, prompt, params, **options: seen.append((params, options)) or stream(target, prompt, params),
     )
-    words = ("--num-draft-tokens", 2, "--verifier", "rejection", "--batch-size", 2, "--max-tokens", 3, "--top-k", 9)
+    words = ("--drafter", "ngram", "--num-draft-tokens", 2, "--verifier", "rejection", "--batch-size", 2)
+    words += ("--max-tokens", 3, "--top-k", 9)
     assert run(command(*words)) == run(command()) == 0
     defaults = {
         "drafter": None,
@@ -152,7 +153,7 @@ def test_options_reach_the_stream_and_defaults_are_greedy_and_short(monkeypatch)
     assert seen == [
         (
             SamplingParams(temperature=0.0, max_tokens=3, seed=0, top_k=9),
-            {**defaults, "verifier": "rejection", "num_draft_tokens": 2, "batch_size": 2},
+            {**defaults, "drafter": "ngram", "verifier": "rejection", "num_draft_tokens": 2, "batch_size": 2},
         ),
         (SamplingParams(temperature=0.0, max_tokens=128, seed=0), defaults),
     ]

@@ -103,4 +103,4 @@ def test_prompts_are_encoded_as_one_by_one_beside_bad_ones(tmp_path):
         expected = [target.tokenizer.encode(text) for text in texts]
         assert [found[0], found[4], found[5]] == expected and found[3] == [4, 5]
         assert "not JSON" in found[1] and found[2].startswith("line 3: empty prompt")
-        assert not extra or found[6].startswith("line 7: the text cannot be encoded")
+        assert not extra or found[6].startswith(r"line 7: '\ud800' cannot be encoded as UTF-8")

@@ -73,6 +73,12 @@ def test_a_name_of_an_installed_package_is_found_and_listed_beside_the_table(reg
     assert registry.builtin == ("walk",)
 
 
+def test_a_class_is_called_by_its_name_or_else_its_own(registry, install):
+    install("fast-gaits", {"run": "fast_gaits:Run"}, RUN)
+    assert [registry.name_of(registry.find(name)) for name in ("walk", "run")] == ["walk", "run"]
+    assert registry.name_of(int) == "int"
+
+
 def test_listing_imports_nothing_of_a_package(registry, install):
     install("fast-gaits", {"run": "fast_gaits:Run"}, "raise SystemExit")
     assert list(registry) == ["run", "walk"] and "run" in registry

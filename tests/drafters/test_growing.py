@@ -3,10 +3,13 @@
 import math
 
 import pytest
+import torch
 
+from paceline.core.batch import Batch
 from paceline.core.step import StepPlan
-from paceline.core.tree import NoDraft
+from paceline.core.tree import Draw, NoDraft
 from paceline.drafters import DRAFTERS
+from paceline.drafters.base import DrafterContext
 from paceline.drafters.early_exit import MAX_SKIPPED_STEPS
 from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.tree.shapes import Topology
@@ -95,3 +98,34 @@ def test_a_head_of_another_target_is_refused_before_any_row(name):
     drafter = tiny_drafter(name, tiny.target()[1])
     with pytest.raises(ValueError, match="3 layers and 61 tokens, and the target has 1 layers and 61 tokens: give"):
         decoder_for(drafter, "coupled", target=tiny.draft())
+
+
+@every_drafter
+def test_a_long_draft_starts_without_growers_for_every_depth(name):
+    """Made depth by depth, or node by node through paths, a chain of this length would take hours and run out of
+    memory.
+    """
+    target = tiny.target()[1]
+    drafter = tiny_drafter(name, target)
+    drafter.max_context = None
+    length = 3000
+    drafter.check_target = drafter.allocate = lambda *given, **more: None  # a cache is none of this
+    drafter.start(
+        DrafterContext(
+            rows=1,
+            max_length=64,
+            max_draft_tokens=length,
+            vocab_size=target.vocab_size,
+            draw=Draw.SHARED,
+            device=torch.device("cpu"),
+            target=target,
+            cache=target.new_cache(1, 8).view(),
+        )
+    )
+    depth = 3 if name == "linear_prophet" else length  # a head's own limit
+    assert list(drafter.growers) == [length] and drafter.max_nodes(length) == 1 + drafter.depth == 1 + depth
+    grower, _ = drafter.growers[length]
+    assert grower.num_expanded == len(grower.steps) - 1 == depth - 1
+    batch = Batch(rows=1, max_length=64, max_depth=4, vocab_size=8, device=torch.device("cpu"))
+    GrowingDrafter.begin_step(drafter, batch, StepPlan(2))
+    assert list(drafter.growers) == [length, 2]

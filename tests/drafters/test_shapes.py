@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.tree import Draw
 from paceline.drafters.model import ModelDrafter
-from paceline.drafters.tree.shapes import Confident, Topology
+from paceline.drafters.tree.shapes import Chain, Confident, Topology
 from tests import tiny
 
 
@@ -65,3 +65,11 @@ def test_a_drafter_reserves_the_nodes_of_its_shape_at_every_depth():
     chain = ModelDrafter(lm=tiny.draft())
     assert [chain.max_nodes(depth) for depth in range(4)] == [1, 2, 3, 4] and not chain.branches
     assert not ModelDrafter(lm=tiny.draft(), shape=Topology.chain(2)).branches
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 5])
+def test_a_chain_of_a_size_is_the_topology_of_a_chain(length):
+    topology, chain = Topology.chain(length), Chain(length)
+    for name in ("depth", "num_drafted", "num_expanded", "max_width", "draws", "parents", "ranks"):
+        assert getattr(chain, name) == getattr(topology, name), name
+    assert chain.cut(3) == Chain(min(3, length))

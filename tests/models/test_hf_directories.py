@@ -11,7 +11,7 @@ from transformers import dynamic_module_utils
 from paceline.models import memory
 from paceline.models.adapter import files as hf_files
 from paceline.models.adapter.lm import adapt
-from paceline.models.directory import ModelError, check_format
+from paceline.models.directory import ModelError, read_config
 from tests.models.adapter_models import MODELS
 from tests.models.directories import config, tensors
 
@@ -47,7 +47,7 @@ DIRECTORIES = {
     "empty": (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors weights, nothing else either"),
     "missing tensor": (
         tensors(lambda stored: {n: t for n, t in stored.items() if n != WEIGHT}),
-        r"missing or of another shape \['model.decoder.layers.1.fc1.weight'\]",
+        "model.decoder.layers.1.fc1.weight are missing or of another shape; take config.json and all files of weig",
     ),
     "other shape": (
         tensors(lambda stored: stored | {WEIGHT: torch.zeros(7, 32)}),
@@ -74,7 +74,7 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_way_out(name, folde
     spoil(folder)
     monkeypatch.setattr(torch, "load", None)
     with pytest.raises(ModelError, match=message):
-        check_format(folder)
+        read_config(folder)
         adapt(hf_files.load(folder))
 
 
@@ -83,8 +83,8 @@ def test_files_in_place_of_directories_are_refused(folder):
     gguf.write_bytes(b"GGUF")
     for file, message in ((gguf, "GGUF is for another"), (folder / "model.safetensors", "is a file; give the dir")):
         with pytest.raises(ModelError, match=message):
-            check_format(file)
-    check_format(folder)  # beside safetensors it disturbs nobody
+            read_config(file)
+    read_config(folder)  # beside safetensors it disturbs nobody
 
 
 def test_weights_larger_than_memory_are_refused_before_they_are_read(folder, monkeypatch):

@@ -99,7 +99,24 @@ BROKEN = {
     "activation": (config(hidden_act="gelu"), "hidden_act='gelu' is not supported by the native decoder, only 'silu'"),
     "attention bias": (config(attention_bias=True), "attention_bias=True is not supported .* only False"),
     "feed-forward bias": (config(mlp_bias=True), "mlp_bias=True is not supported by the native decoder, only False"),
-    "missing field": (config(hidden_size=None), "config.json lacks 'hidden_size'"),
+    "missing field": (
+        config(hidden_size=None),
+        "config.json lacks 'hidden_size': add it, or take the model's own config.json again",
+    ),
+    "a word for a number": (
+        config(hidden_size="wide"),
+        "config.json has hidden_size='wide': hidden_size is a whole num",
+    ),
+    "a part of a layer": (
+        config(num_hidden_layers=2.5),
+        "config.json has num_hidden_layers=2.5: num_hidden_layers is a w",
+    ),
+    "a truth for a number": (config(vocab_size=True), "config.json has vocab_size=True: vocab_size is a whole number"),
+    "a word for a small number": (
+        config(rms_norm_eps="x"),
+        "transformers refuses config.json: Validation error for field 'rms_norm_eps': .* correct it, or take the",
+    ),
+    "a number for a word": (config(model_type=5), "config.json has model_type=5: model_type is a word; correct it"),
     "no heads": (config(num_attention_heads=0), "num_attention_heads=0: a positive count is needed"),
     "odd groups": (
         config(num_key_value_heads=3),
@@ -107,8 +124,8 @@ BROKEN = {
     ),
     "pickle only": (
         pickle_only,
-        r"holds no safetensors weights; convert pickled ones with "
-        r"AutoModelForCausalLM.from_pretrained\(...\).save_pretrained",
+        r"holds no weights, neither model.safetensors nor model.safetensors.index.json; fetch them, or convert pickled "
+        r"ones \(\*.bin, \*.pt\) with AutoModelForCausalLM.from_pretrained\(...\).save_pretrained",
     ),
     "missing shard": (lose_a_shard, "shard model-00002-of-.* is named in model.safetensors.index.json but missing"),
     "broken index": (break_the_index, "model.safetensors.index.json is no index of shards; save the model again"),
@@ -116,15 +133,15 @@ BROKEN = {
     "no safetensors": (write("model.safetensors", b"hello"), "model.safetensors is not a safetensors file"),
     "missing tensor": (
         tensors(without("model.layers.1.self_attn.v_proj.weight")),
-        r"tensors do not fit its config.json: missing \['blocks.1.attention.value.weight'\], unexpected \[\]",
+        r"weights do not fit config.json: they lack model.layers.1.self_attn.v_proj.weight; take config.json and all",
     ),
     "superfluous tensor": (
         tensors(adding({"model.layers.0.extra.weight": torch.ones(2)})),
-        r"missing \[\], unexpected \['blocks.0.extra.weight'\]",
+        r"weights do not fit config.json: they hold also model.layers.0.extra.weight; take config.json and all files",
     ),
     "wrong shape": (
         tensors(cut_the_norm),
-        r"norm.weight has shape \(5,\), config.json asks for \(32,\)",
+        r"model.norm.weight has shape \(5,\), config.json asks for \(32,\); take config.json",
     ),
     "precisions": (
         tensors(narrow_the_norm),
@@ -132,7 +149,7 @@ BROKEN = {
     ),
     "integers": (
         tensors(quantize_a_layer),
-        "blocks.1.ffn.down.weight holds no floats of 16 to 64 bits: quantized weights are not supported",
+        "model.layers.1.mlp.down_proj.weight holds no floats of 16 to 64 bits: quantized weights are not supported",
     ),
     "quantized": (
         config(quantization_config={"quant_method": "gptq", "bits": 4}),
@@ -140,7 +157,7 @@ BROKEN = {
     ),
     "another vocabulary": (
         config(vocab_size=60),
-        r"embed.weight has shape \(61, 32\), config.json asks for \(60, 32\)",
+        r"model.embed_tokens.weight has shape \(61, 32\), config.json asks for \(60, 32\)",
     ),
 }
 BROKEN_GPT2 = {
@@ -154,13 +171,17 @@ BROKEN_GPT2 = {
     ),
     "no scaling": (config(scale_attn_weights=False), "scale_attn_weights=False is not supported .* only True"),
     "missing field": (config(n_head=None), "config.json lacks 'n_head'"),
+    "a word for a small number": (
+        config(layer_norm_epsilon="x"),
+        "config.json has layer_norm_epsilon='x': .* is a numb",
+    ),
     "missing tensor": (
         tensors(without("transformer.h.2.attn.c_attn.bias")),
-        r"missing \['blocks.2.attention.key.bias', 'blocks.2.attention.query.bias', 'blocks.2.attention.value.bias'\]",
+        r"weights do not fit config.json: they lack transformer.h.2.attn.c_attn.bias; take",
     ),
     "wrong shape": (
         tensors(adding({"transformer.h.0.attn.c_attn.weight": torch.ones(32, 95)})),
-        r"blocks.0.attention.qkv.weight has shape \(95, 32\), config.json asks for \(96, 32\)",
+        r"transformer.h.0.attn.c_attn.weight has shape \(95, 32\), config.json asks for \(96, 32\)",
     ),
 }
 

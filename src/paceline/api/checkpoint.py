@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from paceline.api.loading import DTYPES, Loaded, check_native, is_native
 from paceline.models import hub, lazy_adapter
 from paceline.models.base import LM
-from paceline.models.directory import ModelError, check_format, find_weights, is_hub_id, read_config
+from paceline.models.directory import ModelError, find_weights, is_hub_id, read_config
 from paceline.models.loading import FLOATS, configure, dtype_name
 from paceline.models.loading import build_on_meta as outline_native
 from paceline.models.native.decoder import DecoderLM
@@ -65,7 +65,6 @@ def read_checkpoint(
     if revision is not None and not is_hub_id(model):
         raise ModelError(f"--revision {revision}: {model} is a local directory; only models of the Hub have revisions")
     folder = hub.fetch(model, revision, code=trust_remote_code) if is_hub_id(model) else Path(model)
-    check_format(folder)
     config = read_config(folder)
     native = is_native(backend, config)
     if native:

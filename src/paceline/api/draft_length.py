@@ -1,5 +1,6 @@
 """``num_draft_tokens``: a number, "auto", or a Plan."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias
@@ -14,6 +15,8 @@ from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, knowledge_of,
 from paceline.engine.watch import Watch
 from paceline.models.base import LM
 from paceline.verifiers.base import Verifier
+
+logger = logging.getLogger("paceline")
 
 NumDraftTokens: TypeAlias = int | Literal["auto"] | Plan
 Begin: TypeAlias = Callable[[Drafter, Knowledge], None]  # adds to what is known of a drafter where that is nothing
@@ -41,6 +44,25 @@ def longest_draft(count: NumDraftTokens, drafter: Drafter) -> int:
             "chosen, or a Plan, or one drafter"
         )
     return MAX_DRAFT_TOKENS if count == "auto" else count
+
+
+def cut_draft_length(count: NumDraftTokens, *, max_tokens: int) -> NumDraftTokens:
+    """A number of draft tokens cut to what outputs of ``max_tokens`` can use, which changes no token.
+
+    The target chooses the last token of an output itself, so drafts are at most one token shorter. Anything but a
+    number is returned as it is. Cutting is logged at the level "info".
+    """
+    check_draft_length(count)
+    most = max(1, max_tokens - 1)
+    if not isinstance(count, int) or count <= most:
+        return count
+    logger.info(
+        "num_draft_tokens=%d is cut to %d: outputs have room for %d tokens, of which the target adds the last itself",
+        count,
+        most,
+        max_tokens,
+    )
+    return most
 
 
 def is_controlled(count: NumDraftTokens, *, drafter: Drafter, verifier: Verifier) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier, check_options
 from paceline.api.completion import Completion, Criterion
-from paceline.api.draft_length import NumDraftTokens, is_controlled, longest_draft, plan_of
+from paceline.api.draft_length import NumDraftTokens, cut_draft_length, is_controlled, longest_draft, plan_of
 from paceline.api.loading import Loaded, ops_of, runnable
 from paceline.api.profiles import ProfileLike, begin_with, check_profile
 from paceline.api.prompts import Prompts
@@ -56,9 +56,9 @@ class Engine:
       HostDrafter, vLLM's speculative_config, or None for plain decoding. A Drafter serves one engine at a time.
     - ``verifier`` ("coupled", whose tokens depend on the seed alone): a name, "NAME:option=value", or a Verifier.
     - ``num_draft_tokens`` ("auto"): drafted tokens per step. "auto" lets a controller choose them for every row and
-      step, at most 8, and none where drafting does not pay. With a number, and a verifier whose tokens do not depend
-      on drafts, a few steps in a hundred are plain decoding, to measure whether drafting pays; results carry a
-      warning if it does not. Or a Plan.
+      step, at most 8, and none where drafting does not pay. A number is cut to what sequences have room for. With one,
+      and a verifier whose tokens do not depend on drafts, a few steps in a hundred are plain decoding, to measure
+      whether drafting pays; results carry a warning if it does not. Or a Plan.
     - ``batch_size`` (8): rows; their caches are allocated here.
     - ``max_length`` (None): the limit of a sequence's tokens, prompt included. None is the target's context, at most
       2048; with an attention window, as many as fit into it together with a draft.
@@ -87,7 +87,8 @@ class Engine:
         flag("guidance", guidance)
         target = self.target = loaded(target)
         drafting = build_drafting(drafter, target=target)
-        count = drafting.length(num_draft_tokens)
+        context = min(LONGEST, target.lm.max_positions) if max_length is None else max_length
+        count = cut_draft_length(drafting.length(num_draft_tokens), max_tokens=context - 1)
         chosen = build_verifier(verifier)
         longest_draft_tokens = longest_draft(count, drafting.drafter)
         if target.exact and not chosen.same_tokens:
@@ -263,15 +264,19 @@ def engine_for(
     batch_size: int | None,
     num_texts: int,
     max_length: int | None,
+    max_tokens: int | None = None,
     guidance: bool = False,
     profile: ProfileLike = "auto",
 ) -> Engine:
     """An engine for one call of ``num_texts`` sequences: one row for each, at most 16 and what memory allows.
 
-    ``max_length`` None: the longest that the target takes.
+    ``max_length`` None: the longest that the target takes. ``max_tokens``, of the longest output, cuts the draft
+    length (None: ``max_length`` does).
     """
     drafting = build_drafting(drafter, target=target)
     count = drafting.length(num_draft_tokens)
+    if max_tokens is not None:
+        count = cut_draft_length(count, max_tokens=max_tokens)
     most = longest_draft(count, drafting.drafter)
     length = room(target, drafting.drafter.max_nodes(most)) if max_length is None else max_length
     rows, streams = batch_size, 2 if guidance else 1

@@ -44,7 +44,8 @@ def generate(
       the verifier "coupled" the tokens do not depend on it.
     - ``verifier`` ("coupled"): decides how many drafted tokens are accepted: a name, with options as in
       "lossy_typical:epsilon=0.3,delta=0.09", or a Verifier.
-    - ``num_draft_tokens`` ("auto": as many as pay, at most 8): drafted tokens per step; or a Plan.
+    - ``num_draft_tokens`` ("auto": as many as pay, at most 8): drafted tokens per step, cut to what ``max_tokens`` has
+      room for; or a Plan.
     - ``batch_size`` (None: one row per sequence, at most 16 and what half of the free memory holds): rows that run
       together. It changes no token.
     - ``profile`` ("auto"): what the controller of draft lengths begins with, as in ``Engine``.
@@ -98,6 +99,7 @@ def stream(
         for length, option in zip(longest, each, strict=True)
     ]
     counted = [length for length in wanted if length is not None]
+    limits = [option.max_tokens for option in each if option.max_tokens is not None]
     engine = engine_for(
         target,
         drafter=drafter,
@@ -108,5 +110,6 @@ def stream(
         num_texts=sum(option.n for option in each),
         guidance=any(guide is not None for guide in guides),
         max_length=None if len(counted) < len(wanted) else min(target.lm.max_positions, max(counted)),
+        max_tokens=None if len(limits) < len(each) else max(limits),
     )
     return engine.submit(encoded, params, rejected=rejected)

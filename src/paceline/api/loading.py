@@ -7,13 +7,15 @@ import torch
 
 from paceline.core.ops import Ops, TensorOps
 from paceline.engine.runner import ops_for
+from paceline.hardware.processor import check_threads
 from paceline.kernels.cpu.instruction_set import check_environment
 from paceline.models import from_transformers, hub, lazy_adapter, loading
 from paceline.models.backend import fastest, pack_weights
 from paceline.models.base import LM
 from paceline.models.batch_invariance import find_batch_dependence
-from paceline.models.directory import ModelError, check_format, is_hub_id
+from paceline.models.directory import ModelError, is_hub_id
 from paceline.models.families import FAMILIES
+from paceline.models.families.base import InvalidConfig
 from paceline.models.from_transformers import TransformersModel
 from paceline.models.native.quantization import check_quantization, quantise_modules
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
@@ -71,7 +73,7 @@ def load(
       native if the architecture is supported and the weights are not quantized, else "hf".
     - ``revision`` (None): branch, tag or commit of a Hub id.
     - ``trust_remote_code`` (False): run a checkpoint's own code, for its tokenizer and with "hf"; never with "native".
-    - ``threads`` (None): torch's number of threads for the whole process.
+    - ``threads`` (None): torch's number of threads for the whole process, at most one for each core.
     - ``enforce_eager`` (False): decode with plain torch operations only, for debugging.
     - ``exact`` (False): require the tokens of plain decoding bit for bit. The model is tested, and refused if a token's
       logits depend on the other rows or nodes of a batch.
@@ -83,8 +85,8 @@ def load(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: known are {', '.join(BACKENDS)}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads={threads}: give at least 1, or None to leave torch's number as it is")
+    if threads is not None:
+        check_threads(threads, f"threads={threads}")
     check_quantization(quantization)
     check_environment()
     precision = find_dtype(dtype)
@@ -184,7 +186,8 @@ def check_native(config: dict[str, object], path: Path, backend: str) -> None:
     try:
         loading.configure(config, path)
     except ModelError as error:
-        if backend == "auto" and isinstance(error.__cause__, ValueError):
+        refused = error.__cause__
+        if backend == "auto" and isinstance(refused, ValueError) and not isinstance(refused, InvalidConfig):
             raise ModelError(f"{error}; or give backend='hf', where transformers' own code runs the model") from error
         raise
 
@@ -204,7 +207,6 @@ def _from_files(
         raise ModelError(f"revision={revision!r}: {model} is a local directory; only models of the Hub have revisions")
     else:
         path = Path(model)
-    check_format(path)
     config = loading.read_config(path)
     if quantization is not None and config.get("quantization_config"):
         raise ModelError(

@@ -82,6 +82,7 @@ def run(arguments: Sequence[str]) -> int:
         if not isinstance(options, Command):
             return EXIT_OK  # --help and its like have printed
         check_environment()
+        _check_text(arguments)
         return options.run()
     except BrokenPipeError:
         raise
@@ -90,6 +91,17 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Raise ValueError for an argument that is no text: its bytes were not UTF-8. Names of files may be anything."""
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            if not os.path.lexists(word) and not os.path.lexists(word.partition("=")[2]):
+                shown = word.encode(errors="backslashreplace").decode()
+                raise ValueError(f"argument {shown}: it is not UTF-8; convert it") from error
 
 
 def _describe(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """The options that several commands share. A field's name, type, default and help make the option. Loads no torch."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
@@ -8,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from cyclopts import Group, Parameter
 
-from paceline.drafters import DRAFTERS
-from paceline.models.directory import ModelError, check_path
+from paceline.hardware.processor import check_threads
+from paceline.models.directory import ModelError, check_path, is_head
 from paceline.verifiers import VERIFIERS
 
 if TYPE_CHECKING:
     from paceline.api import Loaded
-    from paceline.api.build import DrafterLike
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64", "auto")
 BACKEND_NAMES = ("auto", "native", "hf")
@@ -65,11 +63,23 @@ def _check_model(_: object, value: str | Path | None) -> None:
             raise ValueError(f"cannot be loaded: {error}") from error
 
 
-# The directory of a model or a draft head, or a Hub id: a mistyped path is refused before torch is loaded.
+def _check_draft(_: object, value: str | Path | None) -> None:
+    if value is not None and not is_head(value):
+        _check_model(_, value)
+
+
+def _check_threads(_: object, value: int | None) -> None:
+    if value is not None:
+        check_threads(value, str(value))
+
+
+# The directory of a model, for a draft also of a draft head, or a Hub id: a mistyped path is refused before torch.
 MODEL_PATH = Parameter(validator=_check_model)
+DRAFT_PATH = Parameter(validator=_check_draft)
 # A positional argument: a word that begins with a hyphen is an option, known or not.
 POSITIONAL = Parameter(allow_leading_hyphen=False)
 AT_LEAST_1 = at_least(1)
+WITHIN_CORES = Parameter(validator=_check_threads)
 
 Dtype = Annotated[
     str | None,
@@ -79,7 +89,7 @@ Dtype = Annotated[
 Device = Annotated[
     str | None, Parameter(help="cpu, cuda, cuda:1 ...; CUDA by default where it is available.", group=MODEL)
 ]
-Threads = Annotated[int | None, Parameter(help="CPU threads; PyTorch's choice by default.", group=MODEL), AT_LEAST_1]
+Threads = Annotated[int | None, Parameter(help="CPU threads; PyTorch's choice by default.", group=MODEL), WITHIN_CORES]
 Backend = Annotated[
     str,
     Parameter(
@@ -184,85 +194,6 @@ class ModelOptions:
         return load(options.pop("model"), **options)
 
 
-@Parameter(name="*", group=DRAFTING)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftOptions:
-    """What drafts, and how drafts are verified."""
-
-    draft: Annotated[str | None, MODEL_PATH] = None
-    """Draft model with the same vocabulary (directory or Hub id), or the directory of a draft head."""
-    drafter: Annotated[str | None, completing(DRAFTERS)] = None
-    """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; FILE.py:NAME, one of
-    your own; the directory of a draft head; or vLLM's speculative_config as JSON. Beside --draft: another candidate,
-    chosen where it pays more."""
-    num_draft_tokens: DraftLength | None = None
-    """Tokens drafted per step; by default auto: as many as pay, at most 8, and none where drafting would be slower."""
-    draft_quantization: DraftQuantization = None
-    verifier: Verifier = "coupled"
-
-    def check(self) -> None:
-        """Raise ValueError for options that contradict each other, before any model is loaded."""
-        from paceline.api import build_verifier
-        from paceline.api.build import check_drafter
-        from paceline.api.draft_heads import is_head
-        from paceline.api.named import name_of
-        from paceline.api.speculative_config import is_speculative_config, read_speculative_config
-
-        given = self.drafter
-        build_verifier(self.verifier)
-        check_draft_quantization(self.draft_quantization, draft=self.draft)
-        if self.draft is not None and self.draft_quantization is not None and is_head(self.draft):
-            raise ValueError(
-                f"--draft-quantization {self.draft_quantization}: {self.draft} is a draft head, which takes "
-                "the target's precision; leave it out"
-            )
-        if self.several and self.num_draft_tokens not in (None, "auto"):
-            raise ValueError(
-                f"--num-draft-tokens {self.num_draft_tokens} with --drafter {given} and --draft {self.draft}: give one "
-                "of the two drafters, or leave it out, so that one of them is chosen for every step"
-            )
-        if given is not None and name_of(given) == "model":
-            if self.draft is None:
-                raise ValueError(f"--drafter {given}: it needs a draft model, give --draft DIR")
-            return
-        if given is not None and is_speculative_config(given):
-            if read_speculative_config(given).num_draft_tokens is not None and self.num_draft_tokens is not None:
-                raise ValueError(
-                    f"--num-draft-tokens {self.num_draft_tokens} and num_speculative_tokens in --drafter: give one of "
-                    "them"
-                )
-            return
-        if given is None or (name_of(given) not in DRAFTERS and is_head(given)):
-            return
-        if not check_drafter(given):
-            raise ValueError(
-                f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, FILE.py:NAME for one of your own, the "
-                "directory of a draft head, or vLLM's speculative_config as JSON; a draft model is given by --draft"
-            )
-
-    @property
-    def several(self) -> bool:
-        """Whether two drafters are given, of which one drafts in each step."""
-        return self.draft is not None and self.drafter not in (None, "model")
-
-    def choose(self, target: "Loaded") -> "DrafterLike":
-        """The drafter, or both, loaded where it is a model; a draft head stays a path."""
-        from paceline.api import load
-        from paceline.api.draft_heads import is_head
-
-        if self.draft is None:
-            return self.drafter
-        draft: Loaded | str = self.draft
-        if not is_head(self.draft):
-            draft = load(draft, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
-        return [self.drafter, draft] if self.several and self.drafter is not None else draft
-
-    @property
-    def count(self) -> DraftLength:
-        """How many tokens to draft per step, unless the drafter's own configuration says so."""
-        return "auto" if self.num_draft_tokens is None else self.num_draft_tokens
-
-
 @Parameter(name="*", group=OUTPUT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
@@ -281,9 +212,3 @@ class OutputOptions:
     """Show the draft tokens that were rejected too: struck through on a terminal, as [-text-] elsewhere."""
     quiet: Quiet = False
     log_level: LogLevel = None
-
-
-def as_options(message: str) -> str:
-    """A message of the library in the words of the command line: --num-draft-tokens for num_draft_tokens."""
-    names = [one.name for kind in (ModelOptions, DraftOptions) for one in fields(kind) if "_" in one.name]
-    return re.sub(rf"(?<![\w-])({'|'.join(names)})\b", lambda found: f"--{found[1].replace('_', '-')}", message)

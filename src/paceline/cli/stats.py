@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from paceline.api import Result
-from paceline.cli.options import as_options
+from paceline.cli.draft_options import as_options
 from paceline.core.stats import Summary
 from paceline.engine.costs import DepthCost
 from paceline.engine.outputs import Times

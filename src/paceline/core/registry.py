@@ -58,6 +58,12 @@ class Registry:
             )
         return self._find_plugin(plugins[0]) if plugins else _import(self.entries[name])
 
+    def name_of(self, kind: type) -> str:
+        """The name of a class, for messages; that of the class itself where it has none here. Imports nothing."""
+        entry = f"{kind.__module__}:{kind.__name__}"
+        known = {**self.entries, **{name: entries[0].value for name, entries in self._plugins.items()}}
+        return next((name for name, value in known.items() if value == entry), kind.__name__)
+
     @cached_property
     def _plugins(self) -> dict[str, tuple[EntryPoint, ...]]:
         """Entry points by name. Reads what is installed, imports nothing of it."""

@@ -18,6 +18,16 @@ class Draw(IntEnum):
     IID = 2  # drawn from a recorded distribution with noise of its own
     NO_REPLACEMENT = 3  # as IID, but among the tokens its earlier siblings left
 
+    @property
+    def words(self) -> str:
+        """What tokens drawn so are, in words for users."""
+        return (
+            "chosen rather than sampled",
+            "sampled with the target's own random numbers",
+            "sampled from the draft's probabilities",
+            "sampled from the draft's probabilities without repetition",
+        )[self]
+
 
 class NoDraft(IntEnum):
     """Why a row had no draft in a step."""

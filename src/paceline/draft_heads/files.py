@@ -18,11 +18,13 @@ from torch import Tensor
 from paceline import __version__
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig
+from paceline.models.directory import CONFIG
+from paceline.models.directory import HEAD_TYPE as MODEL_TYPE
+from paceline.models.directory import is_head as is_head
 from paceline.models.fingerprint import Fingerprint, fingerprint
 from paceline.models.native.decoder import DecoderLM
 
-MODEL_TYPE = "paceline_head"
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WEIGHTS = "model.safetensors"
 AGAIN = "save the head again"
 
 
@@ -39,15 +41,6 @@ class HeadRecord:
     target: str  # the name of the model that it was made for
     fingerprint: Fingerprint
     version: str  # of Paceline
-
-
-def is_head(path: str | Path) -> bool:
-    """Whether ``path`` is the directory of a head, valid or not."""
-    try:
-        found = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return str(path) != "" and isinstance(found, dict) and found.get("model_type") == MODEL_TYPE
 
 
 def save_head(head: DraftHead, path: str | Path, *, target_name: str, fingerprint: Fingerprint) -> None:

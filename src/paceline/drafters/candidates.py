@@ -13,6 +13,7 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
+from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter, DrafterContext
 
 
@@ -59,9 +60,11 @@ class CandidateDrafters(Drafter):
         chosen = [next((draw for draw in context.wants if draw in one.draws), None) for one in self.drafters]
         for one, draw in zip(self.drafters, chosen, strict=True):
             if draw is None:
-                names = (", ".join(draw.name.lower() for draw in draws) for draws in (sorted(one.draws), context.wants))
-                kind, (have, want) = type(one).__name__, names
-                raise ValueError(f"{kind} draws {have} and the verifier takes {want}: leave it out of the candidates")
+                have, want = (" or ".join(draw.words for draw in draws) for draws in (sorted(one.draws), context.wants))
+                raise ValueError(
+                    f"the drafter {DRAFTERS.name_of(type(one))!r} drafts tokens that are {have}, and the verifier "
+                    f"takes only those that are {want}: leave this drafter out, or give the verifier 'coupled'"
+                )
             one.start(replace(context, draw=draw))
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:

@@ -21,7 +21,7 @@ from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.hidden_states import PendingStates, path_hidden, read_hidden, with_root
 from paceline.drafters.recycled_states import RecycledStates
 from paceline.drafters.tree.base import GrownTree
-from paceline.drafters.tree.shapes import Shape, Topology
+from paceline.drafters.tree.shapes import Chain, Shape, Topology
 from paceline.models.base import LM, FusedDrafting, LogitsFor, PendingInputs, SharedLayers
 from paceline.models.prefill import CHUNK
 
@@ -75,6 +75,9 @@ class EarlyExitDrafter(GrowingDrafter):
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
         """Bound what each row has yet to read, before the step and after it."""
         super().begin_step(batch, plan)
+        depth = min(plan.num_draft_tokens, self.depth)
+        if depth not in self.num_leading:
+            self.num_leading[depth] = _num_leading(self.shape_at(depth))
         self._bound(num_tokens=1)
 
     def stand_by(self, batch: Batch, num_tokens: int) -> None:
@@ -114,8 +117,8 @@ class EarlyExitDrafter(GrowingDrafter):
         # A view of the target's cache, whose length is the target's.
         self.shared_layers = context.cache.storage.view(layers=range(self.head.options.exit_layer))
         self._check_shared_layers()
-        self.num_leading = [_num_leading(self.shape_at(1 + index)) for index in range(context.max_draft_tokens)]
-        self.depth = max(self.depths, default=0)
+        # By depth. Like the growers, the deepest is known before the first step, which may be compiled.
+        self.num_leading = {self.depth: _num_leading(self.shape_at(self.depth))}
         decoder = self.head.decoder
         size, dtype = decoder.config.hidden_size, decoder.dtype
         self.cache = self.lm.new_cache(rows, context.max_length + max_expanded).view()
@@ -210,7 +213,7 @@ class EarlyExitDrafter(GrowingDrafter):
 
     def finish(self, batch: Batch, grown: GrownTree) -> Tree:
         """The tree with the states of the shared layers, from which the target resumes."""
-        return self._resumable(grown, self.num_leading[self.draft_depth - 1]) if self.resumes else grown.tree
+        return self._resumable(grown, self.num_leading[self.draft_depth]) if self.resumes else grown.tree
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Queue the target's states of the verified tokens, which the head reads before the next draft."""
@@ -266,7 +269,7 @@ class EarlyExitDrafter(GrowingDrafter):
 
 def _num_leading(shape: Shape) -> int:
     """Nodes before the first that is not scored, the root included."""
-    if not isinstance(shape, Topology):
+    if not isinstance(shape, Topology | Chain):
         return 1
-    parents = shape.parents
-    return next(node for node in range(len(parents)) if node not in parents)
+    expanded = set(shape.parents)
+    return next(node for node in range(len(shape.parents)) if node not in expanded)

@@ -18,7 +18,7 @@ from paceline.draft_heads.vocab_map import PaddedVocab, VocabMap
 from paceline.drafters.base import Drafter, DrafterContext, root_only
 from paceline.drafters.tree import FusedChain, fused_chain, make_grower, possible_draws
 from paceline.drafters.tree.base import GrownTree, TreeGrower
-from paceline.drafters.tree.shapes import Shape, Topology
+from paceline.drafters.tree.shapes import Chain, Shape, Topology
 from paceline.models.base import LM, FusedDrafting
 
 
@@ -52,7 +52,7 @@ class GrowingDrafter(Drafter):
         self.lm, self.shape, self.vocab = lm, shape, vocab
         self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
-        self.ends_early = shape is None or (isinstance(shape, Topology) and shape.max_width == 1)
+        self.ends_early = shape is None or (isinstance(shape, Chain | Topology) and shape.max_width == 1)
 
     @property
     def host_state(self) -> Hashable:
@@ -63,11 +63,11 @@ class GrowingDrafter(Drafter):
 
     def shape_at(self, depth: int) -> Shape:
         """The shape of drafts at most ``depth`` tokens deep."""
-        return Topology.chain(depth) if self.shape is None else self.shape.cut(depth)
+        return Chain(depth) if self.shape is None else self.shape.cut(depth)
 
     @final
     def start(self, context: DrafterContext) -> None:
-        """A grower for every depth, and the subclass's state. Raises ValueError for a target it cannot serve."""
+        """A grower for the deepest draft, and the subclass's state. Raises ValueError for a target it cannot serve."""
         self.check_target(context)
         self.context = context
         self.vocab_map = self.vocab or PaddedVocab(draft_size=self.lm.vocab_size, target_size=context.vocab_size)
@@ -76,18 +76,18 @@ class GrowingDrafter(Drafter):
                 f"a vocabulary map from {self.vocab_map.draft_size} to {self.vocab_map.target_size} tokens, and the "
                 f"draft has {self.lm.vocab_size} and the target {context.vocab_size}: give the map of this pair"
             )
-        self.shapes = [self.shape_at(1 + index) for index in range(context.max_draft_tokens)]
-        self.depths = [shape.depth for shape in self.shapes]  # by num_draft_tokens - 1, like the shapes
-        # By depth; the others are made when they are first asked for, as a call may never ask.
+        # By num_draft_tokens; all but the deepest are made when they are first asked for, as a call may never ask.
         self.growers: dict[int, tuple[TreeGrower, FusedChain | None]] = {}
-        if self.shapes:
-            self._prepare_grower(len(self.shapes) - 1)
-        self.allocate(context, max_expanded=max((shape.num_expanded for shape in self.shapes), default=0))
+        deepest = self.shape_at(context.max_draft_tokens)
+        self.depth = deepest.depth
+        if context.max_draft_tokens:
+            self._prepare_grower(context.max_draft_tokens)
+        self.allocate(context, max_expanded=deepest.num_expanded)
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
         """Note which rows the plan and their requests leave without a draft; a grower for the plan's depth."""
         if plan.num_draft_tokens:
-            self._prepare_grower(plan.num_draft_tokens - 1)
+            self._prepare_grower(plan.num_draft_tokens)
         self.skipped = [
             row
             for row, request in enumerate(batch.requests)
@@ -97,12 +97,12 @@ class GrowingDrafter(Drafter):
     @final
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The shape grown to the depth of the plan, each token drawn as agreed with the verifier."""
-        index = plan.num_draft_tokens - 1
-        if index < 0 or self.depths[index] == 0:
+        depth = min(plan.num_draft_tokens, self.depth)
+        if depth == 0:
             return root_only(batch)
         self.reads = batch.drafts if self.skipped else batch.active
-        self.prepare(batch, self.depths[index])
-        grown, (grower, fused) = None, self.growers[index]
+        self.prepare(batch, depth)
+        grown, (grower, fused) = None, self.growers[plan.num_draft_tokens]
         reason = NoDraft.DECLINED if self.max_context is None else NoDraft.CONTEXT
         if fused is not None:
             grown = fused.grow(batch, self.draft_fused, reason, max_context=self.max_context)
@@ -141,11 +141,11 @@ class GrowingDrafter(Drafter):
         """The tree to propose."""
         return grown.tree
 
-    def _prepare_grower(self, index: int) -> None:
-        if index not in self.growers:
-            grower = make_grower(self.shapes[index], self.context)
+    def _prepare_grower(self, num_draft_tokens: int) -> None:
+        if num_draft_tokens not in self.growers:
+            grower = make_grower(self.shape_at(num_draft_tokens), self.context)
             fused = self.vocab_map.same_ids and self.can_draft_fused(self.context)
-            self.growers[index] = grower, fused_chain(grower, self.context) if fused else None
+            self.growers[num_draft_tokens] = grower, fused_chain(grower, self.context) if fused else None
 
     def _max_depth(self, batch: Batch) -> Tensor:
         """How deep each row [B] may be drafted for."""

@@ -16,7 +16,7 @@ from paceline.core.plan import Fixed
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
-from paceline.decode import Decoder, Reading, without_gradients
+from paceline.decode import Decoder, without_gradients
 from paceline.drafters.host import HostDrafting
 from paceline.drafters.none import NoDrafter
 from paceline.engine.graphs import CudaGraphs, Graphs, Recorder
@@ -26,6 +26,7 @@ from paceline.kernels.cpu.compile import KernelError
 from paceline.kernels.cpu.ops import CpuOps
 from paceline.models.backend import warn_eager
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.scoring import Reading
 
 logger = logging.getLogger("paceline")
 HOW_TO_SEE = "where: at level debug of the logger 'paceline', --log-level debug on the command line"

@@ -16,13 +16,12 @@ from paceline.core.errors import without_frames
 from paceline.core.host import integers
 from paceline.core.request import Request
 from paceline.core.step import Finish, StepResult
-from paceline.decode import Reading
 from paceline.engine.outputs import RequestState, RequestStats, StepOutput
 from paceline.engine.prefixes import Placement, Source, arrange
 from paceline.engine.readers import PendingStep
 from paceline.engine.runner import Runner
 from paceline.models.prefill import CHUNK
-from paceline.models.scoring import PassageScore
+from paceline.models.scoring import PassageScore, Reading
 
 logger = logging.getLogger("paceline")
 

@@ -135,6 +135,7 @@ def generate(
         batch_size=batch_size,
         num_texts=len(job.prompts),
         max_length=job.longest + job.max_tokens,
+        max_tokens=job.max_tokens,
         guidance=settings.params.guidance_scale != 1,
     )
     results = _run(engine, job, streamer)

@@ -1,11 +1,15 @@
 """Checkpoint directories as far as names and config.json tell: finds them, and refuses what is no model.
 
-Imports neither torch nor transformers, so that a mistyped path is refused before either is loaded.
+Imports neither torch nor transformers, so that a mistyped path is refused before either is loaded, and every loader
+refuses it in the same words.
 """
 
 import json
 from pathlib import Path
+from typing import cast
 
+HEAD_TYPE = "paceline_head"  # model_type of draft heads, which are no models
+CONFIG = "config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -14,47 +18,77 @@ class ModelError(ValueError):
 
 
 def is_hub_id(model: str | Path) -> bool:
-    """Whether ``model`` can only mean an id on the Hub: a string that names nothing here and looks like no path."""
-    if not isinstance(model, str) or Path(model).exists():
+    """Whether ``model`` can only mean an id on the Hub: a string that names nothing here and looks like no path.
+
+    Raises ModelError for an empty string and for a URL, which are neither.
+    """
+    if not isinstance(model, str):
         return False
+    if not model.strip():
+        raise ModelError("a model without a name: give a directory or a Hub id ('organisation/name'), not an empty one")
+    if Path(model).exists():
+        return False
+    scheme, separator, rest = model.partition("://")
+    if separator:
+        parts = [part for part in rest.split("/") if part]
+        parts = parts[1:] if scheme in ("http", "https") else parts  # without the host
+        found = "/".join(parts[:2]) if len(parts) >= 2 else "organisation/name"
+        raise ModelError(f"no such model: {model}; Hub ids are given without {scheme}://, as {found!r}")
     return not (Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") > 1)
 
 
+def is_head(path: str | Path) -> bool:
+    """Whether ``path`` is the directory of a draft head, valid or not."""
+    try:
+        found = _parse(Path(path) / CONFIG)
+    except (OSError, ValueError):
+        return False
+    return str(path) != "" and found is not None and found.get("model_type") == HEAD_TYPE
+
+
 def check_path(model: str | Path) -> None:
-    """Raise ModelError for a path that cannot be a model's directory; an id on the Hub is not asked for."""
+    """Raise ModelError for what is neither a possible Hub id nor the directory of a model."""
     if not is_hub_id(model):
-        check_format(Path(model))
         read_config(Path(model))
 
 
-def check_format(path: Path) -> None:
-    """Raise ModelError for what is no checkpoint of a whole model in safetensors, naming what it is and the way out.
+def read_config(path: Path) -> dict[str, object]:
+    """The parsed config.json of a checkpoint directory.
 
-    A missing path and a missing config.json are left to ``read_config``.
+    Raises ModelError, naming what ``path`` is instead, if it is none of a whole model in safetensors.
     """
-    if path.suffix == ".gguf" or (path.is_dir() and _only(path, "*.gguf")):
+    if not path.exists():
+        raise ModelError(f"no such model directory: {path}; give a directory that holds {CONFIG}")
+    if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
         raise ModelError(f"{path}: GGUF is for another runtime; give the directory that it was made from")
     if path.is_file():
-        raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
+        raise ModelError(f"not a model: {path} is a file; give the directory that holds {CONFIG} and *.safetensors")
     if (path / "adapter_config.json").is_file():
         raise ModelError(
             f"{path} holds an adapter (PEFT), not a model; merge it with "
             "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) and give the result"
         )
-
-
-def read_config(path: Path) -> dict[str, object]:
-    """The parsed config.json of a checkpoint directory. Raises ModelError if there is none."""
-    if not path.exists():
-        raise ModelError(f"no such model directory: {path}; give a directory that holds config.json")
-    if not (path / "config.json").is_file():
-        raise ModelError(f"not a model: {path} has no config.json; give a directory saved with save_pretrained")
+    if not (path / CONFIG).is_file():
+        raise ModelError(f"not a model: {path} has no {CONFIG}; give a directory saved with save_pretrained")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = _parse(path / CONFIG)
     except ValueError as error:  # broken JSON, or bytes that are no text
-        raise ModelError(f"not a model: {path / 'config.json'} is not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"not a model: {path / 'config.json'} holds no JSON object")
+        raise ModelError(f"not a model: {path / CONFIG} is not JSON ({error}); take the model's own again") from error
+    if config is None:
+        raise ModelError(f"not a model: {path / CONFIG} holds no JSON object; take the model's own again")
+    kind = config.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise ModelError(
+            f"{path}: config.json has model_type={kind!r}: model_type is a word; correct it, or take the model's own "
+            "config.json again"
+        )
+    if kind == HEAD_TYPE:
+        target = config.get("target")
+        name = cast("dict[str, object]", target).get("name") if isinstance(target, dict) else None
+        raise ModelError(
+            f"{path} is a draft head, not a model: give it as the draft (--draft, in Python drafter=), and the model "
+            f"that it was trained for{f' ({name})' if name else ''} here"
+        )
     return config
 
 
@@ -71,5 +105,7 @@ def find_weights(path: Path) -> list[Path]:
     return files
 
 
-def _only(path: Path, pattern: str) -> bool:
-    return any(path.glob(pattern)) and not any(path.glob("*.safetensors"))
+def _parse(path: Path) -> dict[str, object] | None:
+    """The JSON object in a file, None for other JSON. Raises ValueError for what is no JSON, OSError for no file."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return cast("dict[str, object]", found) if isinstance(found, dict) else None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.models.directory import ModelError
 from paceline.models.families import FAMILIES, Family
 from paceline.models.families.base import ACTIVATIONS
-from paceline.models.loading import FLOATS, assemble, check, configure, dtype_name, find_family
+from paceline.models.loading import FLOATS, assemble, check, configure, dtype_name, find_family, stored_names
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
 from paceline.models.native.fused_weights import fused_groups, split_parts
 
@@ -49,7 +49,7 @@ def from_transformers(model: TransformersModel) -> DecoderLM:
     parts = {own: part for own, _, part in _parts(model, family)}
     config = configure({**raw, "tie_word_embeddings": _is_tied(parts)}, name)
     _check_activation(raw, config, name)
-    check(config, parts, path=name)
+    check(config, parts, path=name, stored=lambda: stored_names(family, config))
     state: dict[str, Tensor] = {}
     # Parameters that were made in inference mode could not be trained any more.
     with torch.inference_mode(False), torch.no_grad():

@@ -4,7 +4,7 @@ Reads config.json and safetensors (single or sharded); refuses anything else by 
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from paceline.models.directory import ModelError as ModelError
 from paceline.models.directory import read_config as read_config
 from paceline.models.families import FAMILIES, Family
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
-from paceline.models.native.fused_weights import fuse_parts, split_parts
+from paceline.models.native.fused_weights import fuse_parts, fused_groups, split_parts
 from paceline.models.native.quantization import check_quantization, quantise, replace_linears
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 GIB = 2**30
+ONE_CHECKPOINT = "take config.json and all files of weights from one checkpoint"
 
 
 def find_family(config: dict[str, object], path: Path | str) -> Family:
@@ -42,7 +43,8 @@ def configure(config: dict[str, object], path: Path | str) -> DecoderConfig:
     try:
         return family.configure(config)
     except (KeyError, ValueError) as error:
-        reason = f"config.json lacks {error}" if isinstance(error, KeyError) else str(error)
+        lacks = f"config.json lacks {error}: add it, or take the model's own config.json again"
+        reason = lacks if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{path}: {reason}") from error
 
 
@@ -64,10 +66,15 @@ def load(
     path, device = Path(path), torch.device(device)
     raw = read_config(path)
     family, config = find_family(raw, path), configure(raw, path)
-    headers = {own: part for name, header in _headers(path) for own, part in family.read(name, header)}
-    check(config, headers, path=path)
+    headers: dict[str, Tensor] = {}
+    stored: dict[str, str] = {}  # the files' names of our own
+    for name, header in _headers(path):
+        for own, part in family.read(name, header):
+            headers[own], stored[own] = part, name
+    check(config, headers, path=path, stored=lambda: {**stored_names(family, config), **stored})
     skipped = _skipped(config)
-    _check_precision({own: part for own, part in headers.items() if own not in skipped}, dtype, device, path)
+    kept = {stored[own]: part for own, part in headers.items() if own not in skipped}
+    _check_precision(kept, dtype, device, path)
     state: dict[str, Tensor] = {}
     for name, tensor in _tensors(path):
         for own, part in family.read(name, tensor):
@@ -92,8 +99,17 @@ def build(
     return assemble(config, fuse_parts({own: part for own, part in state.items() if own not in skipped}), device=device)
 
 
-def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) -> None:
-    """Raise ModelError unless ``state`` has exactly the parts, packed or not, that ``config`` asks for."""
+def check(
+    config: DecoderConfig,
+    state: dict[str, Tensor],
+    *,
+    path: Path | str,
+    stored: Callable[[], Mapping[str, str]] = dict[str, str],
+) -> None:
+    """Raise ModelError unless ``state`` has exactly the parts, packed or not, that ``config`` asks for.
+
+    Messages call them by what ``stored`` returns for our names, which is what they are called in the checkpoint.
+    """
     with torch.device("meta"):
         whole = DecoderLM(config).state_dict()
     wanted: dict[str, tuple[int, ...]] = {}
@@ -101,12 +117,20 @@ def check(config: DecoderConfig, state: dict[str, Tensor], *, path: Path | str) 
         parts = {name: tensor} if name in state else split_parts(config, {name: tensor})
         wanted.update({part: tuple(piece.shape) for part, piece in parts.items()})
     given = state.keys() - _skipped(config)
-    missing, extra = sorted(wanted.keys() - given), sorted(given - wanted.keys())
+    missing, extra = wanted.keys() - given, given - wanted.keys()
     if missing or extra:
-        raise ModelError(f"{path}: tensors do not fit its config.json: missing {missing[:3]}, unexpected {extra[:3]}")
-    for name, shape in wanted.items():
-        if tuple(state[name].shape) != shape:
-            raise ModelError(f"{path}: {name} has shape {tuple(state[name].shape)}, config.json asks for {shape}")
+        names = stored()
+        lists = [
+            f"{what} {_listing(names.get(own, own) for own in owns)}"
+            for what, owns in (("lack", missing), ("hold also", extra))
+            if owns
+        ]
+        raise ModelError(f"{path}: the weights do not fit config.json: they {' and '.join(lists)}; {ONE_CHECKPOINT}")
+    for own, shape in wanted.items():
+        if tuple(state[own].shape) != shape:
+            name = stored().get(own, own)
+            found = tuple(state[own].shape)
+            raise ModelError(f"{path}: {name} has shape {found}, config.json asks for {shape}; {ONE_CHECKPOINT}")
 
 
 def assemble(
@@ -207,8 +231,8 @@ def _files(path: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise ModelError(
-            f"{path} holds no safetensors weights; convert pickled ones with "
-            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+            f"{path} holds no weights, neither {single.name} nor {index.name}; fetch them, or convert pickled ones "
+            "(*.bin, *.pt) with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -219,3 +243,22 @@ def _files(path: Path) -> list[Path]:
         if not file.is_file():
             raise ModelError(f"{path}: shard {file.name} is named in {index.name} but missing")
     return files
+
+
+def stored_names(family: Family, config: DecoderConfig) -> dict[str, str]:
+    """The names in a checkpoint of our own tensors and of their parts."""
+    with torch.device("meta"):
+        whole = DecoderLM(config).state_dict()
+    parts = split_parts(config, whole)
+    names = {own: name for name, tensor in family.write(dict(parts)).items() for own, _ in family.read(name, tensor)}
+    for fused, pieces in fused_groups(parts):
+        if fused in names:
+            names.update(dict.fromkeys(pieces, names[fused]))
+    return names
+
+
+def _listing(names: Iterable[str]) -> str:
+    """Three of ``names`` and how many others there are."""
+    ordered = sorted(set(names))
+    more = len(ordered) - 3
+    return ", ".join(ordered[:3]) + (f" and {more} other{'s' if more > 1 else ''}" if more > 0 else "")

@@ -11,10 +11,11 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from paceline.core.admission import Admission
 from paceline.core.context import describe
 from paceline.core.host import integers, numbers
 from paceline.models.base import LM, LogitsFor
-from paceline.models.prefill import CHUNK, feed
+from paceline.models.prefill import CHUNK, Prefill, feed
 
 TopTokens: TypeAlias = tuple[tuple[int, float], ...]  # (token, log-probability), likeliest first
 
@@ -171,3 +172,25 @@ def _reduce(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]:
     logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     best = logprobs.topk(top, dim=-1)
     return logprobs.gather(-1, tokens[..., None])[..., 0], logits.argmax(-1) == tokens, best.indices, best.values
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Requests whose prompts are being read."""
+
+    admission: Admission
+    prompts: Prefill
+    scorer: PromptScorer | None  # where a request asks for prompt_logprobs
+
+    @property
+    def done(self) -> bool:
+        """Whether the prompts are read."""
+        return self.prompts.done
+
+    def prompt_scores(self, index: int) -> PassageScore | None:
+        """Log-probabilities of the prompt of request ``index``, where it asks for them; a transfer to the host."""
+        request = self.admission.requests[index]
+        if self.scorer is None or request.prompt_logprobs is None:
+            return None
+        return self.scorer.scores(index, len(request.tokens), request.prompt_logprobs)

@@ -18,6 +18,7 @@ from paceline.text.vocabulary import added_tokens, byte_tokens, decode_function,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # around the assistant's turns
 TOKENIZER_FILE = "tokenizer.json"
 OTHER_FILES = (  # a directory with any of them has a tokenizer
@@ -106,18 +107,30 @@ class Tokenizer:
         return self.encode_many([text], special=special)[0]
 
     def encode_many(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-        """Token ids of every text, as ``encode`` returns them, in one call."""
+        """Token ids of every text, as ``encode`` returns them, in one call.
+
+        Raises TokenizerError for a text that has no UTF-8.
+        """
         if not texts:
             return []
-        encoded = self._inner(
-            list(texts),
-            add_special_tokens=special,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
+        try:
+            encoded = self._inner(
+                list(texts),
+                add_special_tokens=special,
+                padding=False,
+                truncation=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+        except (TypeError, UnicodeEncodeError) as error:
+            found = next((text for text in texts if LONE_SURROGATE.search(text)), None)
+            if found is None:
+                raise
+            raise TokenizerError(
+                f"{found[:40]!r} cannot be encoded as UTF-8: give a text without lone surrogates, which bytes of "
+                "another encoding leave, or half of a pair in JSON"
+            ) from error
         return cast(list[list[int]], encoded["input_ids"])
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:

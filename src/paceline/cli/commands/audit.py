@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
-from paceline.cli.options import NUM_DRAFT_TOKENS, DraftOptions, Json, ModelOptions
+from paceline.cli.draft_options import DraftOptions
+from paceline.cli.options import NUM_DRAFT_TOKENS, Json, ModelOptions
 from paceline.text.valid_json import to_json
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from cyclopts import Parameter
 from paceline.cli.command import EXIT_INTERRUPTED, Command
 from paceline.cli.console import open_notes
 from paceline.cli.corpus import CorpusOptions
+from paceline.cli.draft_options import DraftOptions
 from paceline.cli.numbers import read_numbers
 from paceline.cli.options import (
     AT_LEAST_1,
     OUTPUT,
     SAMPLING,
     BatchSize,
-    DraftOptions,
     LogLevel,
     ModelOptions,
     OutputOptions,

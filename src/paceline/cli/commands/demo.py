@@ -10,7 +10,7 @@ from rich.console import Console
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
 from paceline.cli.console import open_console, open_notes
-from paceline.cli.options import AT_LEAST_1, MODEL_PATH, Color, DraftLength
+from paceline.cli.options import AT_LEAST_1, DRAFT_PATH, MODEL_PATH, WITHIN_CORES, Color, DraftLength
 from paceline.cli.progress import waiting
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Demo(Command):
 
     target: Annotated[Path | None, MODEL_PATH] = None
     """Target model directory instead of the embedded one."""
-    draft: Annotated[Path | None, MODEL_PATH] = None
+    draft: Annotated[Path | None, DRAFT_PATH] = None
     """Draft model directory instead of the embedded one."""
     head: tuple[Path, ...] = ()
     """Draft head of the target, to be timed too; may be repeated."""
@@ -53,7 +53,7 @@ class Demo(Command):
     """Tokens drafted per step; auto drafts as many as pay."""
     max_tokens: Annotated[int, AT_LEAST_1] = 96
     """Tokens generated from the prompt that is shown."""
-    threads: Annotated[int, AT_LEAST_1] = 1
+    threads: Annotated[int, WITHIN_CORES] = 1
     """CPU threads; the embedded models are too small for more than one."""
     color: Color = "auto"
 

@@ -12,14 +12,15 @@ from rich.console import Console
 
 from paceline.api import Engine, Loaded, SamplingParams
 from paceline.api.build import build_drafting
-from paceline.api.draft_length import NumDraftTokens, longest_draft
+from paceline.api.draft_length import NumDraftTokens, cut_draft_length, longest_draft
 from paceline.api.engine import engine_for, room
 from paceline.api.processors import processing
 from paceline.api.profiles import ProfileLike
 from paceline.api.requests import guidance
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.draft_options import DraftOptions
 from paceline.cli.explain import explain
-from paceline.cli.options import DraftOptions, ModelOptions, OutputOptions
+from paceline.cli.options import ModelOptions, OutputOptions
 from paceline.cli.progress import PromptProgress
 from paceline.cli.prompt_file.fingerprint import fingerprint
 from paceline.cli.prompt_file.journal import STDOUT, Finished, ResultFile, check_writable, read_finished
@@ -126,7 +127,11 @@ class Batch:
         longest = max(
             (self._length(target, found, entry) for found, entry in zip(prompts, entries, strict=True)), default=0
         )
-        num_prompts = sum(isinstance(prompt, list) for prompt in prompts)
+        valid = [entry for found, entry in zip(prompts, entries, strict=True) if isinstance(found, list)]
+        count = cut_draft_length(
+            count, max_tokens=max((self.params.updated(entry.params).max_tokens or 1 for entry in valid), default=1)
+        )
+        num_prompts = len(valid)
         guided = any(self._guides(found, entry) for found, entry in zip(prompts, entries, strict=True))
         engine = self._engine(target, num_prompts, longest, drafting.drafter, count, guided) if any_left else None
         return prompts, engine

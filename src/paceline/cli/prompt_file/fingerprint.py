@@ -7,7 +7,8 @@ from pathlib import Path
 
 from paceline.api import SamplingParams, build_verifier
 from paceline.api.drafter_files import file_digest
-from paceline.cli.options import DraftOptions, ModelOptions
+from paceline.cli.draft_options import DraftOptions
+from paceline.cli.options import ModelOptions
 from paceline.models import hub
 from paceline.models.directory import is_hub_id
 

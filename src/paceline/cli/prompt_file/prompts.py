@@ -61,13 +61,15 @@ def read_prompts(path: Path, *, chat: bool, system: str | None, option: str = "-
     """Every line of a file as a prompt: .jsonl holds objects, any other file plain text.
 
     With ``chat`` a plain prompt is a user message, and ``system`` goes before every conversation. A line that is
-    invalid becomes an entry with its error. Raises ValueError for a file that is missing or has no lines.
+    invalid becomes an entry with its error. Raises ValueError for a file that is missing, holds no text or no lines.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{option} {path}: {error.strerror}; give a file that can be read") from error
     content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+    if b"\0" in content:  # as in UTF-16, and in files of other things than text
+        raise ValueError(f"{option} {path}: not a file of UTF-8 text; convert it, for UTF-16: iconv -f UTF-16 -t UTF-8")
     lines = content.split(b"\n") if content else []
     if not lines:
         raise ValueError(f"{option} {path}: no prompts in it; give one per line")
@@ -91,7 +93,7 @@ def encode_entries(target: Loaded, entries: Sequence[Entry]) -> list[list[int] |
     if target.tokenizer is not None:
         try:
             together = target.tokenizer.encode_many(texts)
-        except (TypeError, ValueError):  # one text that cannot be encoded, such as half a surrogate pair
+        except ValueError:  # one text that cannot be encoded, such as half a surrogate pair
             together = None
     found = iter(together or ())
     encoded: list[list[int] | str] = []
@@ -108,8 +110,6 @@ def _encode(target: Loaded, entry: Entry) -> list[int] | str:
         return encode(target, entry.prompt, name=entry.name)
     except ValueError as error:
         return str(error)
-    except TypeError:
-        return f"{entry.name}: the text cannot be encoded as UTF-8: give one without lone surrogates"
 
 
 def _entry(index: int, line: bytes, read: Reader, chat: bool, system: str | None) -> Entry:

@@ -5,7 +5,7 @@ from paceline.drafters.base import DrafterContext
 from paceline.drafters.tree.base import TreeGrower
 from paceline.drafters.tree.confident import ConfidentGrower
 from paceline.drafters.tree.fused_chain import FusedChain, fused_chain
-from paceline.drafters.tree.shapes import Confident, Shape, Topology
+from paceline.drafters.tree.shapes import Chain, Confident, Shape, Topology
 from paceline.drafters.tree.topology import TopologyGrower
 
 __all__ = ["FusedChain", "fused_chain", "make_grower", "possible_draws"]
@@ -22,7 +22,7 @@ def make_grower(shape: Shape, context: DrafterContext) -> TreeGrower:
         )
     if isinstance(shape, Confident):
         return ConfidentGrower(shape)
-    assert isinstance(shape, Topology)
+    assert isinstance(shape, Topology | Chain)
     return TopologyGrower(shape, context.draw, context.device)
 
 

@@ -52,32 +52,69 @@ class TreeGrower(ABC):
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyTensors:
-    """A static topology as tensors, made once; parents come before their children."""
+    """A static topology of N nodes as tensors, made once; parents come before their children, level by level."""
 
-    def __init__(
-        self,
+    parents: Tensor  # [N]
+    depth: Tensor  # [N]
+    ancestors: Tensor  # [N, N] bool
+    draw: Tensor  # [N]
+    source: Tensor  # [N]
+    origin: Tensor  # [N]
+    max_depth: int
+    num_leading: int  # nodes before the first that is not the child of the one before
+
+    @staticmethod
+    def make(
         parents: Sequence[int],
         device: torch.device,
         *,
         draw: Draw = Draw.FIXED,
         source: Sequence[int] | None = None,
-    ) -> None:
-        def constant(values: Sequence[int]) -> Tensor:
-            return torch.tensor(list(values), dtype=torch.int64, device=device)
+    ) -> "TopologyTensors":
+        """The tensors of the topology ``parents``; ``source`` None is -1 everywhere."""
+        nodes, depth = len(parents), depths_of(parents)
+        num_leading = next((node for node, parent in enumerate(parents) if parent != node - 1), nodes)
+        index, known = torch.arange(nodes, device=device), torch.tensor(parents, dtype=torch.int64, device=device)
+        if num_leading == nodes:
+            ancestors = index[None, :] <= index[:, None]
+        else:
+            lines: list[list[bool]] = []
+            for node, parent in enumerate(parents):
+                lines.append(list(lines[parent]) if parent >= 0 else [False] * nodes)
+                lines[node][node] = True
+            ancestors = torch.tensor(lines, dtype=torch.bool, device=device)
+        return TopologyTensors(
+            parents=known,
+            depth=torch.tensor(depth, dtype=torch.int64, device=device),
+            ancestors=ancestors,
+            draw=torch.full_like(known, int(draw)),
+            source=torch.full_like(known, -1)
+            if source is None
+            else torch.tensor(source, dtype=torch.int64, device=device),
+            origin=torch.zeros_like(known),
+            max_depth=max(depth, default=-1),
+            num_leading=num_leading,
+        )
 
-        paths: list[tuple[int, ...]] = []
-        for node, parent in enumerate(parents):
-            paths.append((*paths[parent], node) if parent >= 0 else (node,))
-        self.parents = constant(parents)
-        self.depth = constant([len(path) - 1 for path in paths])
-        ancestors = [[node in path for node in range(len(paths))] for path in paths]
-        self.ancestors = torch.tensor(ancestors, dtype=torch.bool, device=device)
-        self.draw = torch.full_like(self.parents, int(draw))
-        self.source = torch.full_like(self.parents, -1) if source is None else constant(source)
-        self.origin = torch.zeros_like(self.parents)
-        self.max_depth = max(len(path) for path in paths) - 1
-        self.chain = all(parent == node - 1 for node, parent in enumerate(parents))
+    @property
+    def chain(self) -> bool:
+        """Whether each node is the child of the one before."""
+        return self.num_leading >= len(self.parents)
+
+    def first(self, num_nodes: int, *, max_depth: int) -> "TopologyTensors":
+        """The first ``num_nodes``, which are ``max_depth`` deep, as views."""
+        return TopologyTensors(
+            parents=self.parents[:num_nodes],
+            depth=self.depth[:num_nodes],
+            ancestors=self.ancestors[:num_nodes, :num_nodes],
+            draw=self.draw[:num_nodes],
+            source=self.source[:num_nodes],
+            origin=self.origin[:num_nodes],
+            max_depth=max_depth,
+            num_leading=self.num_leading,
+        )
 
     def tree(
         self,
@@ -108,3 +145,11 @@ class TopologyTensors:
             chain=self.chain,
             no_draft_reason=no_draft_reason,
         )
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """The depth of each node, 0 where its parent is -1."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + depths[parent] if parent >= 0 else 0)
+    return depths

@@ -39,8 +39,49 @@ class Shape(Protocol):
         ...
 
     def cut(self, depth: int) -> "Shape":
-        """The shape without nodes below ``depth``."""
+        """The shape without nodes below ``depth``; a deeper cut proposes and expands at least as many nodes."""
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Each token the only child of the one before, as ``Topology.chain``, but of a size that does not grow with it."""
+
+    num_tokens: int
+
+    @property
+    def draws(self) -> frozenset[Draw]:
+        return frozenset(Draw)
+
+    @property
+    def depth(self) -> int:
+        return self.num_tokens
+
+    @property
+    def num_drafted(self) -> int:
+        return self.num_tokens
+
+    @property
+    def num_expanded(self) -> int:
+        return max(0, self.num_tokens - 1)
+
+    @property
+    def max_width(self) -> int:
+        return min(1, self.num_tokens)
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """As ``Topology.parents``."""
+        return tuple(range(-1, self.num_tokens))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """As ``Topology.ranks``."""
+        return (0,) * (1 + self.num_tokens)
+
+    def cut(self, depth: int) -> "Chain":
+        return Chain(min(depth, self.num_tokens))
 
 
 @final
@@ -122,6 +163,11 @@ class Topology:
         """Each node's parent, the root being node 0 with parent -1."""
         index = {(): 0, **{node: i for i, node in enumerate(self.nodes, start=1)}}
         return (-1, *(index[node[:-1]] for node in self.nodes))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Each node's rank among its siblings; 0 for the root."""
+        return (0, *(node[-1] for node in self.nodes))
 
     def cut(self, depth: int) -> "Topology":
         return Topology(tuple(node for node in self.nodes if len(node) <= depth))

@@ -10,7 +10,7 @@ from transformers.utils import logging
 from paceline.models import memory
 from paceline.models.adapter.support import check_config, first_line
 from paceline.models.directory import ModelError, find_weights
-from paceline.models.loading import GIB
+from paceline.models.loading import GIB, ONE_CHECKPOINT
 
 
 def load(
@@ -49,7 +49,10 @@ def load(
     model, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
-        raise ModelError(f"{path}: tensors do not fit its config.json: missing or of another shape {missing[:3]}")
+        raise ModelError(
+            f"{path}: the weights do not fit config.json: {', '.join(missing[:3])} are missing or of another shape; "
+            f"{ONE_CHECKPOINT}"
+        )
     return (model if quantized else model.to(device)).requires_grad_(False).eval()
 
 

@@ -35,6 +35,13 @@ Fields: TypeAlias = dict[str, object]
 Names: TypeAlias = tuple[tuple[str, str], ...]
 
 
+AGAIN = "correct it, or take the model's own config.json again"
+
+
+class InvalidConfig(ValueError):
+    """A config.json with a value of another type than its field's, which no other backend reads either."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Maps one ``model_type``."""
@@ -70,7 +77,7 @@ def renaming(configure: Callable[[dict[str, object]], DecoderConfig], names: Nam
 
 
 def parse(raw: Fields) -> "PreTrainedConfig":
-    """transformers' reading of config.json. Raises ValueError for what it refuses."""
+    """transformers' reading of config.json. Raises InvalidConfig for what it refuses."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -78,7 +85,8 @@ def parse(raw: Fields) -> "PreTrainedConfig":
         fields = copy.deepcopy(raw)  # AutoConfig writes into nested dictionaries
         return AutoConfig.for_model(str(fields.pop("model_type")), **fields)
     except (StrictDataclassError, LookupError, TypeError, ArithmeticError) as error:
-        raise ValueError(f"transformers refuses config.json: {error.args[0] if error.args else error}") from error
+        reason = " ".join(str(error.args[0] if error.args else error).split())
+        raise InvalidConfig(f"transformers refuses config.json: {reason}; {AGAIN}") from error
 
 
 def rotary(fields: Fields, head_dim: int, *, partial: bool = False, wide: bool = False) -> RotaryConfig:
@@ -110,21 +118,30 @@ def require(raw: dict[str, object], name: str, value: object, default: object) -
 
 
 def integer(raw: dict[str, object], name: str, default: int | None = None) -> int:
-    """A positive count; null is the default. Raises KeyError if there is none, ValueError if it is not positive."""
+    """A positive count; null is the default.
+
+    Raises KeyError if there is none, InvalidConfig for what is no whole number, ValueError if it is not positive.
+    """
     value = raw.get(name)
     if value is None and default is not None:
         return default
-    if not isinstance(value, int):
+    if value is None:
         raise KeyError(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidConfig(f"config.json has {name}={value!r}: {name} is a whole number; {AGAIN}")
     if value < 1:
         raise ValueError(f"{name}={value}: a positive count is needed")
     return value
 
 
 def number(raw: dict[str, object], name: str, default: float) -> float:
-    """A number, or the default."""
-    value = raw.get(name, default)
-    return float(value) if isinstance(value, int | float) else default
+    """A number; null is the default. Raises InvalidConfig for anything else."""
+    value = raw.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidConfig(f"config.json has {name}={value!r}: {name} is a number; {AGAIN}")
+    return float(value)
 
 
 def activation(fields: dict[str, object], name: str = "hidden_act") -> Callable[[Tensor], Tensor]:
