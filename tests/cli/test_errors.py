@@ -104,13 +104,13 @@ REFUSED = {
         ["2 drafters and a verifier whose tokens depend on what is drafted", "give one drafter, or the verifier"],
     ),
     "a drafter and none": (text("--drafter", "none", "--draft", "DRAFT"), ['the drafter "none" is one of several']),
-    "name as a draft model": (text("--draft", "/none"), ["--draft: no such model directory: /none"]),
+    "name as a draft model": (text("--draft", "/none"), ["--draft cannot be loaded: no such model directory: /none"]),
     "a file as a draft": (
         text("--draft", "PROMPTS"),
-        ["--draft: not a model: ", "prompts.txt is a file; give the dir"],
+        ["--draft cannot be loaded: not a model: ", "prompts.txt is a file; give the dir"],
     ),
-    "no model as a draft": (text("--draft", "ROOT"), ["--draft: not a model: ", "has no config.json"]),
-    "a URL as a draft": (text("--draft", "hf://a/b"), ["--draft: no such model: hf://a/b; Hub ids are", "as 'a/b'"]),
+    "no model as a draft": (text("--draft", "ROOT"), ["--draft cannot be loaded: not a model: ", "has no config.json"]),
+    "a URL as a draft": (text("--draft", "hf://a/b"), ["--draft cannot be loaded: no such model: hf://a/b; Hub ids are", "as 'a/b'"]),
     "a model as a drafter": (text("--drafter", "DRAFT"), ["unknown drafter", "a draft model is given by --draft"]),
     "draft length of no drafter": (
         text("--num-draft-tokens", "4"),
