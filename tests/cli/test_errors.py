@@ -110,7 +110,10 @@ REFUSED = {
         ["--draft cannot be loaded: not a model: ", "prompts.txt is a file; give the dir"],
     ),
     "no model as a draft": (text("--draft", "ROOT"), ["--draft cannot be loaded: not a model: ", "has no config.json"]),
-    "a URL as a draft": (text("--draft", "hf://a/b"), ["--draft cannot be loaded: no such model: hf://a/b; Hub ids are", "as 'a/b'"]),
+    "a URL as a draft": (
+        text("--draft", "hf://a/b"),
+        ["--draft cannot be loaded: no such model: hf://a/b; Hub ids are", "as 'a/b'"],
+    ),
     "a model as a drafter": (text("--drafter", "DRAFT"), ["unknown drafter", "a draft model is given by --draft"]),
     "draft length of no drafter": (
         text("--num-draft-tokens", "4"),

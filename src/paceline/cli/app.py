@@ -78,11 +78,11 @@ def experiment(*arguments: Annotated[str, Parameter(show=False)]) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; the exit code. Errors that users can correct are one line on standard error."""
     try:
+        _check_text(arguments)
         options = read_options(list(arguments) or ["--help"])
         if not isinstance(options, Command):
             return EXIT_OK  # --help and its like have printed
         check_environment()
-        _check_text(arguments)
         return options.run()
     except BrokenPipeError:
         raise

@@ -1,7 +1,6 @@
 """A command, and the exit codes of all."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 EXIT_OK, EXIT_DIFFERENT, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_CODES = (
@@ -10,9 +9,10 @@ EXIT_CODES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Command(ABC):
     """A command is the dataclass of its options. ``run`` imports what it needs, so that ``--help`` loads no torch."""
+
+    __slots__ = ()
 
     @abstractmethod
     def run(self) -> int:

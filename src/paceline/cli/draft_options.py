@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from paceline.cli.options import (
-    DRAFT_PATH,
     DRAFTING,
+    MODEL_OR_HEAD_PATH,
     DraftLength,
     DraftQuantization,
     ModelOptions,
@@ -32,7 +32,7 @@ NO_DRAFTER = "none"  # by name
 class DraftOptions:
     """What drafts, and how drafts are verified."""
 
-    draft: Annotated[str | None, DRAFT_PATH] = None
+    draft: Annotated[str | None, MODEL_OR_HEAD_PATH] = None
     """Draft model with the same vocabulary (directory or Hub id), or the directory of a draft head."""
     drafter: Annotated[str | None, completing(DRAFTERS)] = None
     """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; FILE.py:NAME, one of

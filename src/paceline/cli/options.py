@@ -63,7 +63,7 @@ def _check_model(_: object, value: str | Path | None) -> None:
             raise ValueError(f"cannot be loaded: {error}") from error
 
 
-def _check_draft(_: object, value: str | Path | None) -> None:
+def _check_model_or_head(_: object, value: str | Path | None) -> None:
     if value is not None and not is_head(value):
         _check_model(_, value)
 
@@ -73,9 +73,9 @@ def _check_threads(_: object, value: int | None) -> None:
         check_threads(value, str(value))
 
 
-# The directory of a model, for a draft also of a draft head, or a Hub id: a mistyped path is refused before torch.
+# A directory or a Hub id: a mistyped path is refused before torch is loaded.
 MODEL_PATH = Parameter(validator=_check_model)
-DRAFT_PATH = Parameter(validator=_check_draft)
+MODEL_OR_HEAD_PATH = Parameter(validator=_check_model_or_head)
 # A positional argument: a word that begins with a hyphen is an option, known or not.
 POSITIONAL = Parameter(allow_leading_hyphen=False)
 AT_LEAST_1 = at_least(1)

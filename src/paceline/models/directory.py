@@ -1,15 +1,15 @@
 """Checkpoint directories as far as names and config.json tell: finds them, and refuses what is no model.
 
-Imports neither torch nor transformers, so that a mistyped path is refused before either is loaded, and every loader
-refuses it in the same words.
+Imports neither torch nor transformers, so that a mistyped path is refused before either is loaded.
 """
 
 import json
 from pathlib import Path
 from typing import cast
 
-HEAD_TYPE = "paceline_head"  # model_type of draft heads, which are no models
 CONFIG = "config.json"
+HEAD_TYPE = "paceline_head"  # model_type of draft heads, which are no models
+AGAIN = "correct it, or take the model's own config.json again"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -37,6 +37,12 @@ def is_hub_id(model: str | Path) -> bool:
     return not (Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") > 1)
 
 
+def check_path(model: str | Path) -> None:
+    """Raise ModelError for a path that cannot be a model's directory; an id on the Hub is not asked for."""
+    if not is_hub_id(model):
+        read_config(Path(model))
+
+
 def is_head(path: str | Path) -> bool:
     """Whether ``path`` is the directory of a draft head, valid or not."""
     try:
@@ -46,12 +52,6 @@ def is_head(path: str | Path) -> bool:
     return str(path) != "" and found is not None and found.get("model_type") == HEAD_TYPE
 
 
-def check_path(model: str | Path) -> None:
-    """Raise ModelError for what is neither a possible Hub id nor the directory of a model."""
-    if not is_hub_id(model):
-        read_config(Path(model))
-
-
 def read_config(path: Path) -> dict[str, object]:
     """The parsed config.json of a checkpoint directory.
 
@@ -59,7 +59,7 @@ def read_config(path: Path) -> dict[str, object]:
     """
     if not path.exists():
         raise ModelError(f"no such model directory: {path}; give a directory that holds {CONFIG}")
-    if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+    if path.suffix == ".gguf" or (path.is_dir() and _only(path, "*.gguf")):
         raise ModelError(f"{path}: GGUF is for another runtime; give the directory that it was made from")
     if path.is_file():
         raise ModelError(f"not a model: {path} is a file; give the directory that holds {CONFIG} and *.safetensors")
@@ -73,15 +73,12 @@ def read_config(path: Path) -> dict[str, object]:
     try:
         config = _parse(path / CONFIG)
     except ValueError as error:  # broken JSON, or bytes that are no text
-        raise ModelError(f"not a model: {path / CONFIG} is not JSON ({error}); take the model's own again") from error
+        raise ModelError(f"not a model: {path / CONFIG} is not JSON ({error}); {AGAIN}") from error
     if config is None:
-        raise ModelError(f"not a model: {path / CONFIG} holds no JSON object; take the model's own again")
+        raise ModelError(f"not a model: {path / CONFIG} holds no JSON object; {AGAIN}")
     kind = config.get("model_type")
     if kind is not None and not isinstance(kind, str):
-        raise ModelError(
-            f"{path}: config.json has model_type={kind!r}: model_type is a word; correct it, or take the model's own "
-            "config.json again"
-        )
+        raise ModelError(f"{path}: {CONFIG} has model_type={kind!r}: model_type is a word; {AGAIN}")
     if kind == HEAD_TYPE:
         target = config.get("target")
         name = cast("dict[str, object]", target).get("name") if isinstance(target, dict) else None
@@ -109,3 +106,7 @@ def _parse(path: Path) -> dict[str, object] | None:
     """The JSON object in a file, None for other JSON. Raises ValueError for what is no JSON, OSError for no file."""
     found = json.loads(path.read_text(encoding="utf-8"))
     return cast("dict[str, object]", found) if isinstance(found, dict) else None
+
+
+def _only(path: Path, pattern: str) -> bool:
+    return any(path.glob(pattern)) and not any(path.glob("*.safetensors"))

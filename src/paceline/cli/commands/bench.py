@@ -13,7 +13,7 @@ from paceline.cli.bench_options import CellOptions, PeerOptions, PromptOptions, 
 from paceline.cli.command import Command
 from paceline.cli.commands.bench_report import Html, write_and_print
 from paceline.cli.options import (
-    DRAFT_PATH,
+    MODEL_OR_HEAD_PATH,
     MODEL_PATH,
     OUTPUT,
     Backend,
@@ -54,7 +54,7 @@ class Bench(Command):
 
     target: Annotated[str | None, MODEL_PATH] = None
     """Target model: directory or Hub id; the embedded pair by default."""
-    draft: Annotated[str | None, DRAFT_PATH] = None
+    draft: Annotated[str | None, MODEL_OR_HEAD_PATH] = None
     """Draft model with the same vocabulary."""
     cells: CellOptions = field(default_factory=CellOptions)
     others: PeerOptions = field(default_factory=PeerOptions)

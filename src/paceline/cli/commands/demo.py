@@ -10,7 +10,7 @@ from rich.console import Console
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
 from paceline.cli.console import open_console, open_notes
-from paceline.cli.options import AT_LEAST_1, DRAFT_PATH, MODEL_PATH, WITHIN_CORES, Color, DraftLength
+from paceline.cli.options import AT_LEAST_1, MODEL_PATH, WITHIN_CORES, Color, DraftLength
 from paceline.cli.progress import waiting
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Demo(Command):
 
     target: Annotated[Path | None, MODEL_PATH] = None
     """Target model directory instead of the embedded one."""
-    draft: Annotated[Path | None, DRAFT_PATH] = None
+    draft: Annotated[Path | None, MODEL_PATH] = None
     """Draft model directory instead of the embedded one."""
     head: tuple[Path, ...] = ()
     """Draft head of the target, to be timed too; may be repeated."""

@@ -10,7 +10,7 @@ from rich.text import Text
 from paceline.cli.command import EXIT_OK, Command
 from paceline.cli.options import (
     AT_LEAST_1,
-    DRAFT_PATH,
+    MODEL_OR_HEAD_PATH,
     NUM_DRAFT_TOKENS,
     POSITIONAL,
     Backend,
@@ -24,7 +24,6 @@ from paceline.cli.options import (
     at_least,
     check_draft_quantization,
 )
-from paceline.models.directory import is_head
 from paceline.text.valid_json import to_json
 
 GIB = 1 << 30
@@ -48,10 +47,10 @@ class Inspect(Command):
         paceline inspect DIR --json
     """
 
-    model: Annotated[str, POSITIONAL, DRAFT_PATH]
+    model: Annotated[str, POSITIONAL, MODEL_OR_HEAD_PATH]
     """Directory or Hub id."""
     _: KW_ONLY
-    draft: Annotated[str | None, DRAFT_PATH] = None
+    draft: Annotated[str | None, MODEL_OR_HEAD_PATH] = None
     """Check whether this model can draft for it."""
     batch_size: Annotated[int, AT_LEAST_1] = 8
     """Memory for this many sequences per batch."""
@@ -70,6 +69,7 @@ class Inspect(Command):
 
     def run(self) -> int:
         """Describe a model or a draft head."""
+        from paceline.api.draft_heads import is_head
         from paceline.api.inspection import describe_head
 
         sections = {"head": describe_head(self.model)} if is_head(self.model) else self._describe_model()
@@ -81,6 +81,7 @@ class Inspect(Command):
 
     def _describe_model(self) -> dict[str, dict[str, object]]:
         from paceline.api.checkpoint import read_checkpoint
+        from paceline.api.draft_heads import is_head
         from paceline.api.inspection import describe_checkpoint
         from paceline.api.loading import find_device, find_dtype
 

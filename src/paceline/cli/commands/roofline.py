@@ -14,7 +14,7 @@ from paceline.cli.command import EXIT_OK, Command
 from paceline.cli.console import make_table
 from paceline.cli.options import (
     AT_LEAST_1,
-    DRAFT_PATH,
+    MODEL_OR_HEAD_PATH,
     MODEL_PATH,
     Device,
     DraftQuantization,
@@ -54,7 +54,7 @@ class Roofline(Command):
 
     model: Annotated[str | None, MODEL_PATH] = None
     """Directory or Hub id; without it only the machine is measured."""
-    draft: Annotated[str | None, DRAFT_PATH] = None
+    draft: Annotated[str | None, MODEL_OR_HEAD_PATH] = None
     """Draft model; without it drafts are assumed to cost nothing."""
     num_draft_tokens: Annotated[int, AT_LEAST_1] = 5
     """Tokens drafted per step."""

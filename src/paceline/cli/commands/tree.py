@@ -7,7 +7,7 @@ from rich.console import Console
 
 from paceline.cli.command import EXIT_OK, Command
 from paceline.cli.console import make_table, open_notes
-from paceline.cli.options import AT_LEAST_1, DRAFT_PATH, Json, ModelOptions, PromptFile, Verifier
+from paceline.cli.options import AT_LEAST_1, MODEL_OR_HEAD_PATH, Json, ModelOptions, PromptFile, Verifier
 from paceline.cli.sampling_options import Seed, Temperature
 from paceline.text.valid_json import to_json
 
@@ -31,7 +31,7 @@ class Tree(Command):
     """
 
     model: ModelOptions
-    draft: Annotated[str, DRAFT_PATH]
+    draft: Annotated[str, MODEL_OR_HEAD_PATH]
     """Draft model with the same vocabulary, or a draft head: directory or Hub id."""
     num_nodes: Annotated[int, AT_LEAST_1] = 16
     """Drafted tokens of the tree."""

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.models.directory import AGAIN
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.fused_weights import fuse_parts
 from paceline.models.native.layers import RotaryConfig, gelu_tanh
@@ -33,9 +34,6 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 IGNORED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")  # of old checkpoints: the config says it
 Fields: TypeAlias = dict[str, object]
 Names: TypeAlias = tuple[tuple[str, str], ...]
-
-
-AGAIN = "correct it, or take the model's own config.json again"
 
 
 class InvalidConfig(ValueError):
