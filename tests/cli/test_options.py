@@ -1,6 +1,7 @@
 """The options of the command line: their help and examples, and the table of ``paceline options``."""
 
 import json
+import re
 import shlex
 from dataclasses import fields
 
@@ -23,10 +24,18 @@ def options_of_generate():
     return {name: one.parameter.group[0] for one in arguments if one.parse for name in one.names}
 
 
-def test_table_of_options(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "140")
+def test_table_of_options_is_whole_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert run(["options"]) == 0
-    snapshots.check("options", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    words = set(re.split(r"[\s,]+", printed))
+    honoured = [option for option in OPTIONS if option.refusal is None]
+    for option in honoured:
+        assert {option.name, option.stage, *option.flags, option.field or "-"} <= words
+    assert {*DROP_IN, *(repr(value) for one in DROP_IN.values() for value in one.neutral)} <= words
+    assert {word for one in DROP_IN.values() for word in re.split(r"[\s,]+", one.reason)} <= words
+    snapshots.check("options", printed)
 
 
 def test_json_says_the_same(capsys):

@@ -21,6 +21,8 @@ MEANINGS = {  # of the stages
     "prompt": "on the device, before the first step",
 }
 PATHS = ("plain", "chain", "tree")
+NOTE = "Every option below works in {paths} decoding; drafts: what a draft model samples from is processed too."
+WIDTH = 26  # characters of a column before the last, unless a word is longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +51,15 @@ class Options(Command):
         honoured = [option for option in OPTIONS if option.refusal is None]
         _print(
             console,
-            ("option", "default", "paceline generate", "model.generate"),
-            [(one.name, repr(defaults[one.name]), " ".join(one.flags) or "-", one.field or "-") for one in honoured],
+            ("option", "paceline generate", "model.generate"),
+            [(one.name, " ".join(one.flags) or "-", one.field or "-") for one in honoured],
         )
+        console.print(NOTE.format(paths=f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"))
         _print(
             console,
-            ("option", "where", *PATHS, "drafts too", "guaranteed by"),
+            ("option", "default", "where", "drafts", "guaranteed by"),
             [
-                (one.name, one.stage, *["yes"] * len(PATHS), "yes" if one.drafts else "-", one.guarantee)
+                (one.name, repr(defaults[one.name]), one.stage, "yes" if one.drafts else "-", one.guarantee)
                 for one in honoured
             ],
         )
@@ -85,8 +88,12 @@ def _object(option: "Option") -> dict[str, object]:
 
 
 def _print(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(*head, box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.columns[0].no_wrap = True
+    """In 80 columns no word is cut: only the last column is as narrow as the terminal makes it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for number, (title, *cells) in enumerate(zip(head, *rows, strict=True), start=1):
+        whole = max(map(len, (title, *cells)))
+        word = max(len(word) for cell in (title, *cells) for word in cell.split())
+        table.add_column(title, width=min(whole, max(word, WIDTH)) if number < len(head) else None, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
