@@ -169,7 +169,7 @@ def test_commands_refuse_options_that_heads_lack(folder, capsys):
     assert run([*command, "--drafter", "prophet", "for item"]) == 2
     assert "give the head's directory" in capsys.readouterr().err
     assert run(["inspect", str(pair().target), "--draft", head]) == 2
-    assert "a draft head belongs to one model" in capsys.readouterr().err
+    assert "a draft head drafts for one model alone: paceline inspect" in capsys.readouterr().err
 
 
 def test_inspect_describes_a_head_and_its_target(folder, capsys):

@@ -1,4 +1,5 @@
 import json
+import shlex
 import sys
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from paceline.api import Engine, load
 from paceline.api.build import build_drafter
 from paceline.cli import run
+from paceline.cli.app import read_options
+from paceline.cli.commands.generate import Generate
 from paceline.drafters import DRAFTERS
 from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import weight_bytes
@@ -130,6 +133,42 @@ def test_tables(capsys, monkeypatch):
     snapshots.check("inspect", shown, TARGET=pair().target, DRAFT=pair().draft)
 
 
+def first_lines(capsys, *words):
+    """What it says first, and the command that it ends with, which is parsed."""
+    assert run(["inspect", *map(str, words)]) == 0
+    says, command = capsys.readouterr().out.splitlines()[:2]
+    assert command.startswith("next: paceline ")
+    parsed = read_options(shlex.split(command)[2:])
+    assert isinstance(parsed, Generate)
+    return says, parsed
+
+
+def test_opens_with_what_runs_it_and_the_command_to_go_on_with(capsys, monkeypatch, tmp_path, others):
+    monkeypatch.setattr("paceline.api.inspection.describe_set", lambda: "avx2")
+    monkeypatch.setattr("paceline.api.inspection.available_sets", lambda: ("avx2", "baseline"))
+    target, draft = map(str, (pair().target, pair().draft))
+    says, command = first_lines(capsys, target, "--draft", draft, "--device", "cpu", "--dtype", "float32")
+    assert says.startswith(f"{target} runs natively, by Paceline's own code, on the CPU with the kernel for avx2.")
+    assert f"{draft} can draft for it" in says
+    assert (command.model.model, command.drafting.draft) == (target, draft)
+    assert (command.model.dtype, command.model.device) == ("float32", "cpu")
+    other = other_vocabulary(tmp_path / "other")
+    says, command = first_lines(capsys, target, "--draft", other)
+    assert "cannot draft for it: target" in says and "different vocabularies" in says
+    assert (command.drafting.draft, command.drafting.drafter) == (None, "ngram")
+    monkeypatch.setattr("paceline.api.inspection.describe_set", lambda: None)
+    assert "on the CPU with plain torch operations." in first_lines(capsys, target, "--device", "cpu")[0]
+    says, command = first_lines(capsys, others / "gpt2", "--backend", "hf", "--device", "cpu")
+    assert "runs by transformers' own code, on cpu." in says and command.model.backend == "hf"
+    monkeypatch.setattr("paceline.api.inspection.free_memory", lambda device: 1 << 10)
+    assert "It does not fit into memory" in first_lines(capsys, target)[0]
+
+
+def test_a_model_without_tokenizer_is_given_token_ids(capsys, tmp_path):
+    says, command = first_lines(capsys, without_tokenizer(tmp_path / "bare"))
+    assert "It has no tokenizer" in says and command.prompt_file is not None
+
+
 # Who runs it
 
 
@@ -189,6 +228,7 @@ def test_the_backend_that_runs_a_model_is_named(words, backend, others, capsys):
     assert found["model"].pop("backend") == backend and other["model"].pop("backend") == "native"
     for section in (found, other):
         section["memory"].pop("free"), section["memory"].pop("rows_that_fit"), section.pop("kernel", None)
+        section.pop("conclusion")
     assert found == other, "and nothing else depends on it"
 
 

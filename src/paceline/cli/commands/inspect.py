@@ -1,6 +1,10 @@
-"""``paceline inspect``: describes a model, what can draft for it, and its memory. Reads no weights."""
+"""``paceline inspect``: whether a model runs natively and what can draft for it, then all about it. Reads no weights."""
 
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
@@ -32,11 +36,13 @@ RUNNERS = {
     "native": "native: Paceline's own code",
     "hf": "hf: transformers' own code, which is tried on drafts when it is loaded",
 }
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+PROMPT = "def quicksort(items):"
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect(Command):
-    """Show what a model is, which code runs it, what can draft for it, and the memory it needs.
+    """Show whether a model runs natively, what can draft for it and what to type next, then its sizes and memory.
 
     Reads only the config, the tokenizer and the headers of the weights, so large models take no longer.
 
@@ -72,7 +78,12 @@ class Inspect(Command):
         from paceline.api.draft_heads import is_head
         from paceline.api.inspection import describe_head
 
-        sections = {"head": describe_head(self.model)} if is_head(self.model) else self._describe_model()
+        if is_head(self.model):
+            facts = describe_head(self.model)
+            sections = {"conclusion": self._conclude_head(facts), "head": facts}
+        else:
+            facts = self._describe_model()
+            sections = {"conclusion": self._conclude(facts), **facts}
         if self.json:
             print(to_json(sections))
         else:
@@ -99,7 +110,8 @@ class Inspect(Command):
         if self.draft is not None:
             if is_head(self.draft):
                 raise ValueError(
-                    f"--draft {self.draft}: a draft head belongs to one model; see which with paceline inspect HEAD"
+                    f"--draft {self.draft}: a draft head drafts for one model alone: paceline inspect "
+                    f"{shlex.quote(self.draft)} says for which"
                 )
             draft = read_checkpoint(
                 self.draft, dtype=found.loaded.dtype, revision=None, quantization=self.draft_quantization
@@ -113,9 +125,69 @@ class Inspect(Command):
             num_draft_tokens=NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens,
         )
 
+    def _conclude(self, sections: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+        """What a user wants to know first: sentences, and the command to go on with."""
+        memory, draft = sections["memory"], sections.get("draft")
+        said = [f"{self.model} {_runs(sections)}."]
+        if memory["rows_that_fit"] == 0:
+            weights, free = (_spell(name, memory[name]) for name in ("weights", "free"))
+            said.append(f"It does not fit into memory: {weights} of weights, and {free} free.")
+        drafting = {"--drafter": "ngram"}
+        if draft is None:
+            said.append("ngram can draft for it without a model; --draft DIR checks a draft model.")
+        elif draft["fits"]:
+            said.append(f"{self.draft} can draft for it, with {draft['relative_size']:.0%} as many parameters.")
+            drafting = {"--draft": self.draft, "--draft-quantization": self.draft_quantization}
+        else:
+            said.append(f"{self.draft} cannot draft for it: {_spell('reasons', draft['reasons'])}.")
+        prompt = ["--stats", PROMPT]
+        if sections["tokenizer"]["tokens"] is None:
+            said.append('It has no tokenizer: prompts are lines of {"tokens": [...]}.')
+            prompt = ["--prompt-file", "prompts.jsonl", "--output", "outputs.jsonl"]
+        return {"says": " ".join(said), "next": self._generate(drafting, prompt)}
+
+    def _generate(self, drafting: Mapping[str, str | None], prompt: Sequence[str]) -> str:
+        """The command that generates with the model as it was inspected."""
+        given = {
+            "--model": self.model,
+            **drafting,
+            "--dtype": self.dtype,
+            "--quantization": self.quantization,
+            "--device": self.device,
+            "--backend": None if self.backend == "auto" else self.backend,
+            "--revision": self.revision,
+        }
+        words = [word for name, value in given.items() if value is not None for word in (name, value)]
+        words += ["--trust-remote-code"] if self.trust_remote_code else []
+        return shlex.join(["paceline", "generate", *words, *prompt])
+
+    def _conclude_head(self, facts: Mapping[str, object]) -> dict[str, object]:
+        """For which model a head drafts, and the command that uses it."""
+        target = str(facts["of"])
+        model = target if Path(target).is_dir() or HUB_ID.fullmatch(target) else "MODEL"
+        return {
+            "says": f"{self.model} is a {facts['kind']} head, which drafts for {target} and for no other model.",
+            "next": shlex.join(["paceline", "generate", "--model", model, "--draft", self.model, "--stats", PROMPT]),
+        }
+
+
+def _runs(sections: Mapping[str, Mapping[str, object]]) -> str:
+    """By which code, where, and by which instruction set."""
+    code = "runs natively, by Paceline's own code"
+    if sections["model"]["backend"] == "hf":
+        code = "runs by transformers' own code"
+    kernel = sections.get("kernel")
+    if kernel is None:
+        return f"{code}, on {sections['memory']['device']}"
+    how = f"kernel for {kernel['instruction_set']}" if kernel["available"] else "plain torch operations"
+    return f"{code}, on the CPU with {'the ' if kernel['available'] else ''}{how}"
+
 
 def _print(sections: dict[str, dict[str, object]]) -> None:
     console = Console(highlight=False)
+    conclusion = sections.pop("conclusion")
+    console.print(Text(str(conclusion["says"]), "bold"), soft_wrap=True)
+    console.print(Text(f"next: {conclusion['next']}"), soft_wrap=True)
     for title, facts in sections.items():
         console.print(Text(title, "bold"))
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
