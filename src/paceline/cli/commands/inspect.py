@@ -1,4 +1,4 @@
-"""``paceline inspect``: whether a model runs natively and what can draft for it, then all about it. Reads no weights."""
+"""``paceline inspect``: whether a model runs natively, what can draft for it, then all about it. Reads no weights."""
 
 import re
 import shlex
