@@ -157,8 +157,8 @@ instruction-sets: $(STAMP)  ## The kernel on every instruction set: under emulat
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
 
-docs-outputs: $(STAMP)  ## Run every command that the documentation shows and put its real output there
-	$(BIN)/python docs/outputs.py
+docs-outputs: $(STAMP)  ## Run the commands that the documentation shows and that have changed, and put their real output there (docs/outputs.py: all)
+	$(BIN)/python docs/outputs.py --stale
 
 demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU; resumable)
 	$(BIN)/python demo/recipes/models.py build/demo-models

@@ -1,6 +1,7 @@
 """The tool that puts real output into the pages, and what the page of the command line must hold."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,29 @@ def test_a_command_that_fails_leaves_its_page_as_it_is(outputs, tmp_path, capsys
     assert outputs.main([str(page)]) == 1
     assert "```console\nold\n```" in page.read_text()
     assert "told" in capsys.readouterr().err
+
+
+def test_outputs_are_of_the_commands_and_of_the_code_that_is_there(outputs):
+    known = json.loads(outputs.DIGESTS.read_text(encoding="utf-8"))
+    for path in outputs.pages():
+        current = outputs.digests(path.read_text(encoding="utf-8"))
+        stale = [
+            command for command, digest in current.items() if known[str(path.relative_to(DOCS))].get(command) != digest
+        ]
+        assert not stale, f"{path.name}: run `make docs-outputs`: {stale}"
+
+
+def test_a_change_of_what_prints_makes_an_output_stale(outputs, monkeypatch):
+    page = "<!-- output: paceline data prepare x | head; python -m benchmarks verifier-cost -->\n```console\n```\n"
+    before = outputs.digests(page)
+    (command,) = before
+    named = {path.name for path in outputs._modules(command)}
+    assert named == {"data_prepare.py", "verifier_cost.py"}
+    reached = {path.name for start in outputs._modules(command) for path in outputs._imported(start)}
+    assert {"corpus.py", "options.py", "study.py"} <= reached
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == "study.py" else b""))
+    assert outputs.digests(page) != before
 
 
 def test_page_of_the_command_line_shows_every_command_and_exit_code(outputs):

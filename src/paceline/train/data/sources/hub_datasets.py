@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -64,6 +65,9 @@ class HubDataset(Reader):
 def import_datasets(what: str) -> Any:
     """The package. Raises ValueError, beginning with ``what``, if it is not installed."""
     try:
-        return import_module("datasets")
+        package = import_module("datasets")
     except ImportError as error:
         raise ValueError(f"{what}: the package datasets is missing; pip install 'paceline[datasets]'") from error
+    if not sys.stderr.isatty():
+        package.disable_progress_bars()
+    return package
