@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +37,6 @@ RUNNERS = {
     "hf": "hf: transformers' own code, which is tried on drafts when it is loaded",
 }
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-PROMPT = "def quicksort(items):"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,8 @@ class Inspect(Command):
 
     def _conclude(self, sections: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
         """What a user wants to know first: sentences, and the command to go on with."""
+        from paceline.api.usage import generate_command
+
         memory, draft = sections["memory"], sections.get("draft")
         said = [f"{self.model} {_runs(sections)}."]
         if memory["rows_that_fit"] == 0:
@@ -140,34 +141,29 @@ class Inspect(Command):
             drafting = {"--draft": self.draft, "--draft-quantization": self.draft_quantization}
         else:
             said.append(f"{self.draft} cannot draft for it: {_spell('reasons', draft['reasons'])}.")
-        prompt = ["--stats", PROMPT]
-        if sections["tokenizer"]["tokens"] is None:
+        tokenizer = sections["tokenizer"]["tokens"] is not None
+        if not tokenizer:
             said.append('It has no tokenizer: prompts are lines of {"tokens": [...]}.')
-            prompt = ["--prompt-file", "prompts.jsonl", "--output", "outputs.jsonl"]
-        return {"says": " ".join(said), "next": self._generate(drafting, prompt)}
-
-    def _generate(self, drafting: Mapping[str, str | None], prompt: Sequence[str]) -> str:
-        """The command that generates with the model as it was inspected."""
-        given = {
-            "--model": self.model,
-            **drafting,
+        loading = {  # as it was inspected
             "--dtype": self.dtype,
             "--quantization": self.quantization,
             "--device": self.device,
             "--backend": None if self.backend == "auto" else self.backend,
             "--revision": self.revision,
         }
-        words = [word for name, value in given.items() if value is not None for word in (name, value)]
-        words += ["--trust-remote-code"] if self.trust_remote_code else []
-        return shlex.join(["paceline", "generate", *words, *prompt])
+        flags = ("--trust-remote-code",) if self.trust_remote_code else ()
+        command = generate_command(self.model, options={**drafting, **loading}, flags=flags, tokenizer=tokenizer)
+        return {"says": " ".join(said), "next": command}
 
     def _conclude_head(self, facts: Mapping[str, object]) -> dict[str, object]:
         """For which model a head drafts, and the command that uses it."""
+        from paceline.api.usage import generate_command
+
         target = str(facts["of"])
         model = target if Path(target).is_dir() or HUB_ID.fullmatch(target) else "MODEL"
         return {
             "says": f"{self.model} is a {facts['kind']} head, which drafts for {target} and for no other model.",
-            "next": shlex.join(["paceline", "generate", "--model", model, "--draft", self.model, "--stats", PROMPT]),
+            "next": generate_command(model, draft=self.model),
         }
 
 
