@@ -1,6 +1,8 @@
 """The command: a whole run from a file, what it says of mistakes, and that a killed one goes on."""
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,12 +15,16 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from paceline.cli.app import read_options
+from paceline.cli.commands.generate import Generate
 from paceline.core.sampling import Sampling
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.files import load_head
 from paceline.drafters import DRAFTERS
 from paceline.models.loading import load
 from paceline.train.acceptance import measure_acceptance
+from paceline.train.config import ScheduleSection
+from paceline.train.loop.schedule import learning_rate_factor
 from tests import tiny
 from tests.train.configs import log, recipe, train, write_target
 from tests.train.heads import LastConfig, LastDrafter, LastHead
@@ -49,10 +55,17 @@ def test_a_head_learns_to_draft_and_is_written_with_its_card(folder, tmp_path, c
     assert train(path) == 0
     said = capsys.readouterr().out
     assert f"trained into {output}" in said and "validation.last.greedy.tokens_per_step" in said
+    command = said.splitlines()[-1].removeprefix("next: ")
+    parsed = read_options(shlex.split(command)[1:])
+    assert isinstance(parsed, Generate)
+    assert (parsed.model.model, parsed.drafting.draft) == (str(folder / "target"), str(output / "last"))
     head = load_head(output / "last", load(folder / "target"))
     assert head.kind == "last" and head.config.depth == 2
     card = (output / "last" / "README.md").read_text()
     assert "tokens per step, greedy, k = 3 (95 % interval)" in card and "held_out.npy" in card
+    opening, figures, data = (card.index(text) for text in (f"$ {command}", "## Figures", "## Data"))
+    assert opening < card.index(f"drafter={str(output / 'last')!r}") < figures < data
+    assert re.search(r"no other model: [\d.]+ tokens per step, greedy, at validation", card[:opening])
     assert "learning_rate: 0.3" in card and "license: mit" in card and "## Data\n\nMade up.\n\n" in card
     target = load(folder / "target")
     ideal = LastHead(LastConfig(), tiny.VOCAB)
@@ -171,6 +184,36 @@ def test_previous_run_of_another_kind_is_not_resumed(folder, tmp_path, capsys):
     assert train(path, "--fresh", "--set", "optimiser.learning_rate=0.1") == 0
     assert (output / "former-1" / "checkpoints").is_dir()
     assert len(log(output)) == len(before) and log(output) != before
+
+
+def test_finished_run_says_how_to_be_lengthened_and_is(folder, tmp_path, capsys, caplog):
+    output = tmp_path / "run"
+    path = recipe(folder, output)
+    assert train(path) == 0 and "to lengthen the run" not in capsys.readouterr().out
+    before = log(output)
+    listed = (output / "data_documents.jsonl").read_text()
+    assert listed.count("\n") == 2
+    with (output / "log.jsonl").open("a") as file:
+        file.write('{"step": 2')  # torn
+    assert train(path) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert (
+        said[-2] == f"all 20 steps were done before; to lengthen the run: paceline train {path} --set schedule.steps=40"
+    )
+    assert train(*shlex.split(said[-2])[-3:]) == 0
+    assert "to lengthen the run" not in capsys.readouterr().out
+    (note,) = [record.getMessage() for record in caplog.records if "lengthened" in record.getMessage()]
+    assert "from 20 to 40 steps: it goes on after step 20" in note
+    lines = log(output)
+    assert lines[: len(before)] == before and lines[-1]["step"] == 40
+    assert lines[len(before)] == {"step": 20, "schedule.steps": 40}
+    rates = {line["step"]: line["learning_rate"] for line in lines if "learning_rate" in line}
+    schedule = ScheduleSection(steps=40, warmup=2)
+    assert rates[21] == pytest.approx(0.3 * learning_rate_factor(schedule, 20)) and rates[21] > rates[20]
+    assert "was lengthened after step 20" in (output / "last" / "README.md").read_text()
+    assert (output / "data_documents.jsonl").read_text() == listed
+    assert train(path) == 2
+    assert "began with schedule.steps=40 and now has 20" in capsys.readouterr().err
 
 
 def test_run_with_changed_data_is_not_resumed(folder, tmp_path, capsys):

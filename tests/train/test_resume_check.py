@@ -38,3 +38,23 @@ def test_changed_setting_is_named(folder):
     config = TrainConfig.model_validate({**RAW, "seed": 4})
     with pytest.raises(ValueError, match="began with seed=0 and now has 4: restore its former value, give another"):
         check_same_run(folder, config, Manifest(files=(), settings=()), required=True)
+
+
+def test_more_steps_lengthen_the_run_and_fewer_are_refused(folder):
+    found = check_same_run(folder, changed(schedule={"steps": 12}), Manifest(files=(), settings=()), required=True)
+    assert found is not None and (found.done, found.schedule.steps) == (2, 8)
+    with pytest.raises(ValueError, match=r"began with schedule\.steps=8 and now has 6"):
+        check_same_run(folder, changed(schedule={"steps": 6}), Manifest(files=(), settings=()), required=True)
+
+
+@pytest.mark.parametrize("section", [{"ramp": True}, {"curriculum": "gradual"}])
+def test_run_whose_layers_depend_on_all_steps_cannot_be_lengthened(folder, section):
+    target = {"path": "model", "trained": True, "layer_skip": section}
+    (folder / "config.yaml").write_text(yaml.safe_dump(changed(target=target).model_dump(mode="json")))
+    with pytest.raises(ValueError, match=r"cannot be lengthened; train on in a new run, .*target\.path=.*target"):
+        longer = changed(target=target, schedule={"steps": 12})
+        check_same_run(folder, longer, Manifest(files=(), settings=()), required=True)
+
+
+def changed(**fields):
+    return TrainConfig.model_validate({**RAW, **fields})

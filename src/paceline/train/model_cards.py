@@ -1,6 +1,6 @@
-"""The model cards of a run: what was measured, the data and the configuration."""
+"""The model cards of a run: how to use it, what was measured, the data and the configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +9,10 @@ from huggingface_hub import ModelCard, ModelCardData
 from paceline import __version__
 from paceline.train.config import TrainConfig
 from paceline.train.config_file import dump
+from paceline.train.data.document_list import DOCUMENTS_FILE
 from paceline.train.data.manifest import Manifest
 from paceline.train.loop.trainer import Score
+from paceline.train.outcome import TARGET, target_directory, usage_of
 
 TEMPLATE = """---
 {{ card_data }}
@@ -20,7 +22,14 @@ TEMPLATE = """---
 
 {{ role }}
 
-## Measured
+```console
+$ {{ usage.command }}
+```
+
+```python
+{{ usage.python }}```
+
+## Figures
 
 {{ measured }}
 
@@ -35,10 +44,10 @@ Trained by `paceline train` {{ version }}{{ commit }} with this configuration:
 ```yaml
 {{ recipe }}
 ```
-"""
+{{ lengthened }}"""
 NUM_FILES = 20  # data files that a card lists
-TARGET_ROLE = "A language model trained from its configuration."
-DRAFT_ROLE = "Drafts for `{target}`, and for no other model: give its directory as the drafter."
+TARGET_ROLE = "A language model{origin}."
+DRAFT_ROLE = "Drafts for `{target}`, and for no other model{figure}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +58,13 @@ class RunRecord:
     score: Score
     manifest: Manifest
     commit: str | None
+    lengthened: Sequence[int] = ()  # steps after which it was given more of them
 
 
-def model_card(record: RunRecord, *, name: str, target: str) -> str:
-    """The card of the directory ``name`` of a run. A head or draft model names its ``target`` as the base model."""
-    drafts = name != "target"
-    base = target if drafts and record.config.target.path is not None else None
+def model_card(record: RunRecord, *, name: str) -> str:
+    """The card of the directory ``name`` of a run. A head or draft model names its target as the base model."""
+    drafts, trained = name != TARGET, record.config.target.is_trained
+    base = None if drafts and trained else record.config.target.path
     tags = ["paceline", *(["speculative-decoding"] if drafts else [])]
     card = ModelCard.from_template(
         ModelCardData(
@@ -62,14 +72,36 @@ def model_card(record: RunRecord, *, name: str, target: str) -> str:
         ),
         template_str=TEMPLATE,
         name=name,
-        role=DRAFT_ROLE.format(target=target) if drafts else TARGET_ROLE,
+        role=_role(record, name),
+        usage=usage_of(record.config, name),
         measured=_measured(record, name),
         data="\n\n".join(filter(None, (record.config.card.note, _data(record.manifest)))),
         version=__version__,
         commit=f", of commit {record.commit}," if record.commit else "",
         recipe=dump(record.config).strip(),
+        lengthened=_lengthened(record),
     )
     return str(card)
+
+
+def _role(record: RunRecord, name: str) -> str:
+    """What the directory is, with its best figure."""
+    if name == TARGET:
+        origin = record.config.target.path
+        return TARGET_ROLE.format(origin=" trained from scratch" if origin is None else f" trained on from `{origin}`")
+    metrics, key = record.score.metrics, f"validation.{name}.greedy"
+    figure = ""
+    if f"{key}.tokens_per_step" in metrics:
+        length, low, high = (metrics[f"{key}.{one}"] for one in ("tokens_per_step", "low", "high"))
+        figure = f": {length:.2f} tokens per step, greedy, at validation (95 % interval {low:.2f} to {high:.2f})"
+    return DRAFT_ROLE.format(target=target_directory(record.config), figure=figure)
+
+
+def _lengthened(record: RunRecord) -> str:
+    if not record.lengthened:
+        return ""
+    steps = ", ".join(map(str, record.lengthened))
+    return f"\nThe run was lengthened after step {steps}; until then its learning rate followed a shorter schedule.\n"
 
 
 def _as_hub_id(target: str | None) -> str | None:
@@ -124,4 +156,4 @@ def _data(manifest: Manifest) -> str:
     shown = files[:NUM_FILES]
     lines.extend(f"- `{file.name}` ({file.split}, SHA-256 {file.sha256[:16]}…)" for file in shown)
     more = [f"- and {len(files) - len(shown)} more files"] if len(files) > len(shown) else []
-    return "\n".join([*lines, *more])
+    return "\n".join([*lines, *more, f"- every document with its hash: `../{DOCUMENTS_FILE}`, where it was trained"])

@@ -1,41 +1,75 @@
 """Checks that an output folder holds the run that is to be resumed there.
 
-Every setting that decides the weights must be unchanged; how often something is validated or saved may change.
+Every setting that decides the weights must be unchanged, but for a larger number of steps; how often something is
+validated or saved may change.
 """
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from paceline.train.config import TrainConfig
+from paceline.train.config import ScheduleSection, TrainConfig
+from paceline.train.data.document_list import DOCUMENTS_FILE
 from paceline.train.data.manifest import MANIFEST_FILE, Manifest
 from paceline.train.loop.checkpoints import complete_folders
+from paceline.train.loop.loggers import LOG_FILE
+from paceline.train.tasks.layer_skip import LayerSkipSection
 
 ADVICE = "restore its former value, give another output, or --fresh, which moves the former run aside"
 MAY_CHANGE = {"validation", "checkpoints", "loggers", "log_every", "output", "distributed", "device", "compile", "card"}
-RUN_FILES = ("checkpoints", "best", "log.jsonl", "config.yaml", MANIFEST_FILE)
+CONFIG_FILE = "config.yaml"
+RUN_FILES = ("checkpoints", "best", LOG_FILE, CONFIG_FILE, MANIFEST_FILE, DOCUMENTS_FILE)
+STEPS = "schedule.steps"  # may grow; in the log, at the step at which it did
 
 
-def check_same_run(output: Path, config: TrainConfig, manifest: Manifest, *, required: bool) -> None:
-    """Raise ValueError unless ``output`` holds checkpoints of this run, or none and none is ``required``."""
-    if not complete_folders(output / "checkpoints"):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormerRun:
+    """What of the run is there already."""
+
+    done: int  # steps, as the last checkpoint has them
+    schedule: ScheduleSection
+
+
+def check_same_run(output: Path, config: TrainConfig, manifest: Manifest, *, required: bool) -> FormerRun | None:
+    """What ``output`` holds of this run; None if it holds no checkpoint.
+
+    Raises ValueError if it holds another run, or if a checkpoint is ``required`` and there is none. The run may have
+    been shorter: its learning rate then goes on by the longer schedule.
+    """
+    folders = complete_folders(output / "checkpoints")
+    if not folders:
         if required:
             raise ValueError(f"--resume: {output} holds no checkpoint; leave --resume out to start a run there")
-        return
-    written = yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8"))
+        return None
+    written = yaml.safe_load((output / CONFIG_FILE).read_text(encoding="utf-8"))
     with suppress(ValidationError):  # fields that are newer than the run have their defaults
         written = TrainConfig.model_validate(written).model_dump(mode="json")
     old = _flatten(written)
     new = _flatten(config.model_dump(mode="json"))
     for name in sorted(old.keys() | new.keys()):
-        if name.split(".")[0] not in MAY_CHANGE and old.get(name) != new.get(name):
+        if name == STEPS and new[name] > old.get(name, new[name]):
+            _check_lengthening(output, config.target.layer_skip, old[name], new[name])
+        elif name.split(".")[0] not in MAY_CHANGE and old.get(name) != new.get(name):
             raise ValueError(
                 f"the run in {output} began with {name}={old.get(name)!r} and now has {new.get(name)!r}: {ADVICE}"
             )
     manifest.check_same(Manifest.from_json((output / MANIFEST_FILE).read_text(encoding="utf-8")))
+    schedule = config.schedule.model_copy(update={"steps": old[STEPS]})
+    return FormerRun(done=int(max(folders).name), schedule=schedule)
+
+
+def _check_lengthening(output: Path, section: LayerSkipSection | None, old: int, new: int) -> None:
+    """Raise ValueError if more than the learning rate depends on the number of steps."""
+    if section is not None and (section.ramp or section.curriculum == "gradual"):
+        raise ValueError(
+            f"the run in {output} began with {STEPS}={old} and now has {new}: target.layer_skip spreads ramp and a "
+            "gradual curriculum over all steps, so it cannot be lengthened; train on in a new run, with another "
+            f"output and target.path={output / 'target'}"
+        )
 
 
 def set_aside(output: Path) -> None:

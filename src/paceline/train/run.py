@@ -1,5 +1,6 @@
 """A training run from its configuration: builds everything, trains, and writes the best weights with model cards."""
 
+import logging
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -18,18 +19,21 @@ from paceline.text.tokenizer import load_tokenizer
 from paceline.train.config import TrainConfig
 from paceline.train.config_file import dump
 from paceline.train.data import PreparedData, make_batches
+from paceline.train.data.document_list import DOCUMENTS_FILE, write_documents
 from paceline.train.files import write_text
+from paceline.train.history import read_history
 from paceline.train.loop.distributed import Strategy, open_strategy
-from paceline.train.loop.loggers import Logger, open_loggers
+from paceline.train.loop.loggers import JsonLines, Logger, open_loggers
 from paceline.train.loop.progress import TrainProgress
+from paceline.train.loop.schedule import learning_rate_factor
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.model_cards import RunRecord, model_card
-from paceline.train.resume_check import check_same_run, set_aside
+from paceline.train.outcome import DRAFT, TARGET, target_directory
+from paceline.train.resume_check import CONFIG_FILE, STEPS, FormerRun, check_same_run, set_aside
 from paceline.train.setup import LoadedModel, build_draft, build_target, build_task
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task
 from paceline.train.validation import Validation
 
-CONFIG_FILE = "config.yaml"
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -39,6 +43,7 @@ TOKENIZER_FILES = (
     "*.jinja",
 )
 MIB = 2**20
+logger = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,7 @@ class Run:
 
     def __init__(self, *, config: TrainConfig, fresh: bool | None = None) -> None:
         self.config, self.fresh = config, fresh
+        self.resumed_from = 0  # steps that were done before ``train``
         self.strategy = open_strategy(config.distributed, device=config.device)
         device = self.strategy.device
         self.target = build_target(config.target, seed=config.seed, device=device)
@@ -107,7 +113,7 @@ class Run:
     def train(self) -> Score:
         """Train to the end and write the best weights into the output folder; returns their score."""
         output = self.config.output
-        self.strategy.on_main(self._begin)
+        self.resumed_from = self.strategy.on_main(self._begin)
         loggers: list[Logger] = []
         if self.strategy.main:
             settings = self.config.model_dump(mode="json")
@@ -122,15 +128,36 @@ class Run:
         self.strategy.on_main(lambda: self._write(task, score))
         return score
 
-    def _begin(self) -> None:
-        """Write the configuration and the manifest, after checking that a former run of the folder is the same."""
+    def _begin(self) -> int:
+        """Write configuration, manifest and list of documents, after checking that a former run is the same.
+
+        Returns how many steps it has done.
+        """
         output = self.config.output
         if self.fresh:
             set_aside(output)
-        check_same_run(output, self.config, self.data.manifest, required=self.fresh is False)
+        former = check_same_run(output, self.config, self.data.manifest, required=self.fresh is False)
         output.mkdir(parents=True, exist_ok=True)
+        if former is not None and former.schedule.steps < self.config.schedule.steps:
+            self._lengthen(former)
         write_text(output / CONFIG_FILE, dump(self.config))
         self.data.manifest.write(output)
+        if former is None or not (output / DOCUMENTS_FILE).exists():
+            write_documents(output, self.data.sources)
+        return 0 if former is None else former.done
+
+    def _lengthen(self, former: FormerRun) -> None:
+        """Record and say that the learning rate goes on by another schedule than the run began with."""
+        schedule, rate = self.config.schedule, self.config.optimiser.learning_rate
+        before, after = (rate * learning_rate_factor(one, former.done) for one in (former.schedule, schedule))
+        lines = JsonLines(folder=self.config.output)
+        lines.begin(former.done)
+        lines.log(former.done, {STEPS: schedule.steps})
+        logger.warning(
+            f"lengthened from {former.schedule.steps} to {schedule.steps} steps: it goes on after step {former.done} "
+            f"by the longer schedule, with a learning rate of {after:.3g} where the shorter had {before:.3g}; a run "
+            f"of {schedule.steps} steps from the start gives other weights"
+        )
 
     def _trainer(self, *, loggers: Sequence[Logger] = (), log_every: int | None = None) -> Trainer:
         loop, section = self.config.loop, self.config.validation
@@ -164,23 +191,29 @@ class Run:
 
     def _write(self, task: Task, score: Score) -> None:
         """Write heads and models as directories that can be served, each with its model card."""
-        output, name = self.config.output, self.target_name
-        record = RunRecord(config=self.config, score=score, manifest=self.data.manifest, commit=git_commit())
+        output, name = self.config.output, target_directory(self.config)
+        record = RunRecord(
+            config=self.config,
+            score=score,
+            manifest=self.data.manifest,
+            commit=git_commit(),
+            lengthened=read_history(output).lengthened,
+        )
         written: list[str] = []
         if isinstance(task, NextToken | DraftHeadTask) and self.config.target.is_trained:
-            self._write_model(task.model if isinstance(task, NextToken) else task.target, self.target, "target")
-            written.append("target")
+            self._write_model(task.model if isinstance(task, NextToken) else task.target, self.target, TARGET)
+            written.append(TARGET)
         if isinstance(task, Distillation):
             assert self.draft is not None
-            self._write_model(task.draft, self.draft, "draft")
-            written.append("draft")
+            self._write_model(task.draft, self.draft, DRAFT)
+            written.append(DRAFT)
         if isinstance(task, DraftHeadTask):
             target = fingerprint(task.target)
             for trained in task.trained_heads:
                 save_head(trained.head, output / trained.name, target_name=name, fingerprint=target)
                 written.append(trained.name)
         for part in written:
-            write_text(output / part / "README.md", model_card(record, name=part, target=name))
+            write_text(output / part / "README.md", model_card(record, name=part))
 
     def _write_model(self, lm: DecoderLM, model: LoadedModel, name: str) -> None:
         """Weights, with the target's tokenizer beside them if it has one."""
@@ -190,11 +223,6 @@ class Run:
             for pattern in TOKENIZER_FILES:
                 for path in self.target.folder.glob(pattern):
                     shutil.copyfile(path, folder / path.name)
-
-    @property
-    def target_name(self) -> str:
-        """The name of the target in heads and model cards."""
-        return self.config.target.path or str(self.config.output / "target")
 
 
 def git_commit() -> str | None:

@@ -1,6 +1,7 @@
 """``paceline train``: reads a configuration, trains, and prints the result."""
 
 import os
+import shlex
 import sys
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 class Train(Command):
     """Train a model, a draft model, or draft heads.
 
-    The same command continues after any interruption, with the weights and losses of an uninterrupted run. Validation
-    runs the decoder itself, so it measures what serving gives.
+    The same command continues after any interruption, with the weights and losses of an uninterrupted run; with a
+    larger schedule.steps it lengthens a run. Validation runs the decoder itself, so it measures what serving gives.
 
     Several processes share the work when `distributed` is ddp or fsdp2 and torchrun starts them.
 
@@ -30,6 +31,7 @@ class Train(Command):
         paceline train recipe.yaml --dry-run
         paceline train recipe.yaml --set schedule.steps=500 --set output=runs/second
         torchrun --nproc_per_node 8 -m paceline train recipe.yaml --set distributed=ddp
+        paceline train report runs/second
     """
 
     config: Annotated[Path, POSITIONAL]
@@ -57,6 +59,7 @@ class Train(Command):
     def _run(self) -> int:
         from paceline.train.config_file import ConfigError, dump, read_train_config
         from paceline.train.loop.stopping import Stopped
+        from paceline.train.outcome import next_command
         from paceline.train.run import Run
 
         try:
@@ -68,7 +71,11 @@ class Train(Command):
             if self.dry_run:
                 lines = _describe_dry_run(run.dry_run())
             else:
-                lines = [f"trained into {config.output}", *_describe(run.train())]
+                score = run.train()
+                lines = [f"trained into {config.output}", *_describe(score)]
+                if run.resumed_from >= config.schedule.steps:
+                    lines.append(self._how_to_lengthen(config.schedule.steps))
+                lines.append(f"next: {next_command(config, score.metrics)}")
             if run.strategy.main:
                 print("\n".join(lines))
             run.strategy.close()
@@ -82,6 +89,15 @@ class Train(Command):
         except (ValueError, OSError) as error:
             _print_error(" ".join(str(error).split()))
             return EXIT_BAD_INPUT
+
+    def _how_to_lengthen(self, steps: int) -> str:
+        """What to type where nothing was left to train."""
+        from paceline.train.resume_check import STEPS
+
+        words = ["paceline", "train", str(self.config)]
+        settings = [one for one in self.settings if not one.startswith(f"{STEPS}=")]
+        words += [word for one in (*settings, f"{STEPS}={2 * steps}") for word in ("--set", one)]
+        return f"all {steps} steps were done before; to lengthen the run: {shlex.join(words)}"
 
 
 def _print_error(text: str) -> None:

@@ -36,6 +36,7 @@ class PreparedData:
     held_out: RowBatches | None  # None if nothing is held out
     manifest: Manifest
     packings: Mapping[Split, Sequence[Packing]]  # of every source that has rows
+    sources: Sequence[TokenisedSource]
 
     @property
     def counts(self) -> Mapping[Split, SplitCounts]:
@@ -121,6 +122,7 @@ def make_batches(
         held_out=held_out,
         manifest=Manifest(files=records, settings=tuple(settings.items())),
         packings={split: [packing for _, packing in parts if packing is not None] for split, parts in packed.items()},
+        sources=sources,
     )
 
 
