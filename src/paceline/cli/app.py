@@ -45,7 +45,11 @@ app = App(
         negative=(), allow_leading_hyphen=True, allow_repeating=True, show_default=_shown_default
     ),
 )
-_groups = {"bench": App(name="bench", sort_key=9), "data": App(name="data", help=DATA_HELP, sort_key=10)}
+_groups = {
+    "train": App(name="train", sort_key=9),
+    "bench": App(name="bench", sort_key=10),
+    "data": App(name="data", help=DATA_HELP, sort_key=11),
+}
 for _group in _groups.values():
     app.command(_group)
 for _number, (_name, _options) in enumerate(COMMANDS.items()):

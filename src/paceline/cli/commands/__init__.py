@@ -15,6 +15,7 @@ from paceline.cli.commands.options import Options
 from paceline.cli.commands.roofline import Roofline
 from paceline.cli.commands.score import Score
 from paceline.cli.commands.train import Train
+from paceline.cli.commands.train_report import TrainReport
 from paceline.cli.commands.tree import Tree
 
 # In the order of --help.
@@ -29,6 +30,7 @@ COMMANDS: dict[str, type[Command]] = {
     "audit": Audit,
     "tree": Tree,
     "train": Train,
+    "train report": TrainReport,
     "bench": Bench,
     "bench report": BenchReport,
     "data prepare": DataPrepare,
