@@ -39,5 +39,5 @@ def test_tables(command, capsys):
 
 @pytest.mark.parametrize("option", ["--num-nodes", "--depth", "--width", "--max-tokens", "--num-prompts"])
 def test_counts_of_nothing_are_refused_before_loading(capsys, option):
-    assert run(["tree", "--model", "/no/where", "--draft", "/no/where", option, "0"]) == 2
+    assert run(["tree", "--model", "no/where", "--draft", "no/where", option, "0"]) == 2
     assert f"paceline: {option} 0: give at least 1" in capsys.readouterr().err

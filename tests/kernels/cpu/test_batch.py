@@ -75,7 +75,11 @@ def depths(shape):
     return [len(path_to(shape, node)) for node in range(len(SHAPES[shape]))]
 
 
-NO_SCORES = Scores.of(torch.zeros(ROWS, 1, 1))  # no row asks for log-probabilities
+def odd_scores(tree, generator):
+    """Logits of a few tokens, of which some are not finite."""
+    logits = torch.randn(ROWS, tree.num_nodes, 3, generator=generator)
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf])[torch.randint(3, logits.shape, generator=generator)]
+    return Scores.of(torch.where(torch.rand(logits.shape, generator=generator) < 0.05, odd, logits))
 
 
 def path_to(shape, node):
@@ -92,7 +96,9 @@ def test_extend_matches_torch_sequences_reports_and_counts(shape, seed):
         tree, outcome = decision(shape, plain, generator)
         for batch in (plain, ours):
             batch.early_stop.notes.copy_(torch.arange(ROWS) + 1)
-        ends = [batch.extend(tree, outcome, NO_SCORES) for batch in (plain, ours)]
+        scores = odd_scores(tree, generator)
+        ends = [batch.extend(tree, outcome, scores) for batch in (plain, ours)]
+        assert torch.equal(plain.failed, ours.failed)
         assert torch.equal(ends[0].num_committed, ends[1].num_committed)
         for name in BATCH:
             one, other = getattr(plain, name), getattr(ours, name)
