@@ -11,6 +11,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
+# Outputs of commands are no commands: an apostrophe opens no string there.
+suppress_warnings = ["misc.highlighting_failure"]
 html_theme = "furo"
 html_title = f"Paceline {release}"
 
