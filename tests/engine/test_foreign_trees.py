@@ -51,6 +51,7 @@ def grown(tree):
 
 SPOILS = {
     "a large token": (with_column("tokens", -1, 10_000_000), "outside the target's vocabulary"),
+    "the first token beyond": (with_column("tokens", -1, VOCAB), "outside the target's vocabulary"),
     "a negative token": (with_column("tokens", 1, -1), "outside the target's vocabulary"),
     "shifted tokens": (lambda tree: replace(tree, tokens=(tree.tokens + 1) % VOCAB), "column 0 of tokens is not"),
     "no root": (with_column("valid", 0, False), "column 0 of valid not"),
