@@ -152,7 +152,7 @@ class TensorOps(Ops):
 
     def gather_logprobs(self, batch: BatchState, outcome: Outcome, scores: Scores) -> StepLogprobs:
         assert batch.max_logprobs is not None
-        nodes = torch.nn.functional.pad(outcome.path, (1, 0)).clamp(min=0)  # [R, D + 1] the node before each token
+        nodes = outcome.nodes
         position = (batch.length - outcome.num_committed)[:, None] + torch.arange(nodes.shape[1], device=batch.device)
         tokens = batch.tokens.gather(1, position.clamp(max=batch.max_length))
         at = nodes[..., None].expand(-1, -1, scores.logits.shape[-1])
