@@ -35,8 +35,8 @@ from benchmarks.study import (
     sound,
 )
 from paceline.api import Engine, Loaded, SamplingParams, load
-from paceline.api.build import DrafterLike
 from paceline.api.draft_length import NumDraftTokens
+from paceline.api.drafter_like import DrafterLike
 from paceline.api.prompts import encode
 from paceline.bench.columns import Column, Section, grouped
 from paceline.bench.raw import RawFile, Record

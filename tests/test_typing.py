@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from IPython.core.completer import IPCompleter, provisionalcompleter
 
 import paceline
 from paceline import api
@@ -99,9 +100,14 @@ def test_an_editor_completes_names(tmp_path):
     ],
 )
 def test_a_prompt_completes_names(typed, offered):
-    """As Python's own prompt, and IPython's, by ``dir``."""
+    """As Python's own prompt, and Jupyter's, whose kernels ask IPython's completer."""
     completer = rlcompleter.Completer({"paceline": paceline})
     assert offered in [completer.complete(typed, number) for number in range(9)]
+    notebook = IPCompleter(namespace={"paceline": paceline})
+    with provisionalcompleter():
+        found = {one.text for one in notebook.completions(typed, len(typed))}
+    assert offered.rpartition(".")[-1].rstrip("(") in {one.rpartition(".")[-1] for one in found}
+    assert not {one for one in found if one.startswith("_")}
 
 
 def test_imports_in_the_documentation_are_of_names_that_exist():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.api import Engine, Interrupted, SamplingParams, embedded_pair, generate, load, stream
+from paceline.cli import run
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
@@ -16,7 +17,7 @@ from paceline.drafters.base import StatelessDrafter
 from paceline.engine import memory
 from paceline.engine.memory import row_bytes
 from tests import tiny
-from tests.api.checkpoints import CONTEXT, VOCAB, config_of, pair
+from tests.api.checkpoints import CONTEXT, VOCAB, config_of, pair, without_tokenizer
 from tests.api.engines import LONG, bare, engine, greedy, naive
 from tests.api.scripted import DRAFTS, draft, script
 from tests.api.scripted import target as scripted
@@ -114,6 +115,34 @@ def test_invalid_engine_is_refused_before_any_work(target, options, message, mon
         Engine(target, **options)
 
 
+DRAFTERS = [
+    (dict(drafter="ngarm"), "unknown drafter 'ngarm': no such directory; known names: "),
+    (dict(drafter=["ngram", "no/such/place/x"]), "no such model directory: no/such/place/x"),
+    (dict(drafter="ngram:max_ngarm=3"), "drafter 'ngram' has no option 'max_ngarm'"),
+    (dict(drafter=3), "a drafter of type int; known names: "),
+    (dict(drafter={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 0}), "prompt_lookup_min=0"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), DRAFTERS)
+@pytest.mark.parametrize("call", [generate, Engine])
+def test_invalid_drafters_are_refused_before_the_target_is_loaded(call, options, message, monkeypatch):
+    monkeypatch.setattr("paceline.api.targets.load", None)
+    given = () if call is Engine else ("x",)
+    with pytest.raises(ValueError, match=message):
+        call(str(pair().target), *given, **options)
+
+
+def test_texts_for_a_model_without_tokenizer_are_refused_before_it_is_loaded(monkeypatch, tmp_path, capsys):
+    folder = without_tokenizer(tmp_path / "bare")
+    monkeypatch.setattr("paceline.api.targets.load", None)
+    monkeypatch.setattr("paceline.models.loading.load", None)
+    with pytest.raises(ValueError, match="bare has no tokenizer: give the prompt as token ids"):
+        generate(str(folder), "x")
+    assert run(["generate", "--model", str(folder), "x"]) == 2
+    assert "bare has no tokenizer" in capsys.readouterr().err
+
+
 SUBMISSIONS = [
     (
         dict(prompts=[[5], [5] * 20], params=FOUR),
@@ -180,13 +209,13 @@ def test_criterion_that_raises_ends_only_its_own_request(kind, caplog):
         pieces = list(made)
     results = made.results()
     assert [result.error for result in results] == [None, "out of ink", None]
-    assert [result.finish_reason for result in results] == ["length", "cancelled", "length"]
+    assert [result.finish_reason for result in results] == ["length", "error", "length"]
     assert [record.message for record in caplog.records] == ["prompt 1 failed: out of ink"]
     failed = results[1]
     assert failed.token_ids == script()[1:7] and failed.stats.summary.emitted == len(failed.source) == 6
     own = [piece for piece in pieces if piece.index == 1]
     assert tuple(piece.token for piece in own) == failed.token_ids and "".join(p.text for p in own) == failed.text
-    assert own[-1].finish_reason == "cancelled"
+    assert own[-1].finish_reason == "error"
     assert all(result.token_ids == script()[1:13] for result in (results[0], results[2]))
     [again] = running.generate([list(script()[:1])], greedy(max_tokens=20))
     assert again.token_ids == script()[1:21], "its row serves again"
@@ -223,7 +252,7 @@ def test_failing_prompt_fails_alone_and_its_row_is_reused(drafter, rows, caplog)
     for result in results:
         wanted = [] if result.error else naive(prompts[result.index], greedy(max_tokens=9), 0)
         assert list(result.token_ids) == wanted and result.stats.steps <= len(wanted)
-        assert result.finish_reason == ("cancelled" if result.error else "length")
+        assert result.finish_reason == ("error" if result.error else "length")
     assert {tuple(result.token_ids) for result in again} == {tuple(naive(LONG, greedy(max_tokens=5), 0))}
     assert running.runner.drafter_error is None
 

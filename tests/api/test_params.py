@@ -53,7 +53,8 @@ OTHERS = dict(
 )
 
 REFUSED = [
-    (dict(n=0), "n=0: give at least 1"),
+    (dict(n=0), "n=0: give from 1 to 16384"),
+    (dict(n=10_000_000), "n=10000000: give from 1 to 16384"),
     (dict(n=1.5), "n=1.5: give an integer"),
     (dict(n=True), "n=True: give an integer"),
     (dict(temperature=-0.5), r"temperature=-0.5: give a finite number of at least 0"),

@@ -1,16 +1,25 @@
 """Builds drafters and verifiers from a name, a model, a class, a file, or vLLM's ``speculative_config``."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
 from paceline.api import values
 from paceline.api.draft_heads import build_head_drafter, is_head, read_weightless
 from paceline.api.draft_length import NumDraftTokens, check_draft_length
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
+from paceline.api.drafter_like import (
+    DrafterLike,
+    OneDrafter,
+    VerifierLike,
+    check_one,
+    names_a_model,
+    refuse_bare_model,
+    unknown_drafter,
+)
 from paceline.api.loading import Loaded, load, runnable
 from paceline.api.named import make_from_class, name_of, read_named
 from paceline.api.speculative_config import (
@@ -29,26 +38,12 @@ from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Topology
-from paceline.models.from_transformers import TransformersModel, is_transformers_model
+from paceline.models.from_transformers import is_transformers_model
 from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
 logger = logging.getLogger("paceline")
-
-OneDrafter: TypeAlias = (
-    str
-    | Path
-    | Mapping[str, object]
-    | Loaded
-    | TransformersModel
-    | Drafter
-    | HostDrafter
-    | type[Drafter]
-    | type[HostDrafter]
-)
-DrafterLike: TypeAlias = OneDrafter | Sequence[OneDrafter] | None
-VerifierLike: TypeAlias = str | Verifier | type[Verifier]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,21 +104,6 @@ def build_drafter(drafter: DrafterLike, *, target: Loaded) -> Drafter:
     return build_drafting(drafter, target=target).drafter
 
 
-def check_drafter(text: str) -> bool:
-    """Whether ``text`` is a drafter by its name, in a registry or in a file. Nothing is made, and no model is needed.
-
-    Raises ValueError for options that it does not have, and for a name that the file does not have.
-    """
-    if name_of(text) in DRAFTERS:
-        if read_weightless(text) is None:
-            read_named(DRAFTERS, text)
-    elif is_drafter_file(text):
-        read_drafter_file(text)
-    else:
-        return False
-    return True
-
-
 def build_shaped(
     draft: str | Path | Loaded, *, target: Loaded, shape: Topology | None, draws: frozenset[Draw] = frozenset(Draw)
 ) -> Drafter:
@@ -155,8 +135,18 @@ def build_verifier(verifier: VerifierLike) -> Verifier:
     )
 
 
-def check_options(verifier: VerifierLike, num_draft_tokens: NumDraftTokens | type[Plan], batch_size: object) -> None:
+def check_options(
+    drafter: DrafterLike,
+    verifier: VerifierLike,
+    num_draft_tokens: NumDraftTokens | type[Plan],
+    batch_size: object,
+) -> None:
     """Raise ValueError for what no engine takes, before a model is loaded for it."""
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str):
+        for one in drafter:
+            check_one(one)
+    else:
+        check_one(drafter)
     values.count(1, "at least 1")("batch_size", batch_size)
     if not isinstance(num_draft_tokens, type):  # a plan's class is made with the drafter
         check_draft_length(num_draft_tokens)
@@ -244,16 +234,9 @@ def _build(drafter: OneDrafter | None, target: Loaded) -> Drafter:
         return _build(read_drafter_file(drafter).make(target), target)
     if isinstance(drafter, str | Path) and is_head(drafter):
         return build_head_drafter(drafter, target=target)
-    if isinstance(drafter, Path) or (isinstance(drafter, str) and _names_a_model(drafter)):
+    if isinstance(drafter, Path) or (isinstance(drafter, str) and names_a_model(drafter)):
         return _build(_load(drafter, target), target)
-    known = (
-        f"known names: {', '.join(DRAFTERS)}; or give a draft model's directory, Hub id ('owner/name') or itself, a "
-        "head's directory, or FILE.py:NAME for a drafter of your own"
-    )
-    if isinstance(drafter, str):
-        raise ValueError(f"unknown drafter {drafter!r}: no such directory; {known}")
-    given = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"of type {type(drafter).__name__}"
-    raise ValueError(f"a drafter {given}; {known}")
+    raise unknown_drafter(drafter)
 
 
 def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> Loaded:
@@ -263,15 +246,9 @@ def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> L
     )
 
 
-def _names_a_model(text: str) -> bool:
-    """Whether ``text`` is a directory, or can be a path or Hub id."""
-    return "/" in text or (text != "" and Path(text).is_dir())
-
-
 def _by_name(text: str, target: Loaded) -> Drafter:
     """The drafter that ``text`` names. Raises ValueError for one that needs a directory."""
-    if name_of(text) == "model":
-        raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")
+    refuse_bare_model(text)
     weightless = read_weightless(text)
     return read_named(DRAFTERS, text).make() if weightless is None else weightless.drafter(target)
 

@@ -83,9 +83,9 @@ class Completion:
         return pieces
 
     def cancel(self, error: str | None = None) -> None:
-        """End here; text that was held back is flushed."""
+        """End here, because of ``error`` if there is one; text that was held back is flushed."""
         if self.finish_reason is None:
-            self.finish_reason, self.error = "cancelled", error
+            self.finish_reason, self.error = "cancelled" if error is None else "error", error
             self._text.append(self._flush())
 
     def result(
@@ -145,7 +145,7 @@ class Completion:
                 self._end("stop", None)
         except Exception as error:
             self.error = str(error)
-            self._end("cancelled", None)
+            self._end("error", None)
 
     def _flush(self) -> str:
         """The text that was held back."""

@@ -8,9 +8,10 @@ from typing import Unpack, final
 
 import torch
 
-from paceline.api.build import DrafterLike, VerifierLike, build_drafting, build_verifier, check_options
+from paceline.api.build import build_drafting, build_verifier, check_options
 from paceline.api.completion import Completion, Criterion
 from paceline.api.draft_length import NumDraftTokens, cut_draft_length, is_controlled, longest_draft, plan_of
+from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.loading import Loaded, ops_of, runnable
 from paceline.api.profiles import ProfileLike, begin_with, check_profile
 from paceline.api.prompts import Prompts
@@ -82,7 +83,7 @@ class Engine:
         guidance: bool = False,
         profile: ProfileLike = "auto",
     ) -> None:
-        check_options(verifier, num_draft_tokens, batch_size)
+        check_options(drafter, verifier, num_draft_tokens, batch_size)
         counted(2, "at least 2, one prompt token and one new token", optional=True)("max_length", max_length)
         flag("guidance", guidance)
         target = self.target = loaded(target)
@@ -207,7 +208,7 @@ class Engine:
             except Exception as error:  # ends this request alone
                 entry.completion.cancel(str(error))
             if entry.completion.error is not None:
-                logger.warning("%s failed: %s", entry.name, entry.completion.error)
+                logger.error("%s failed: %s", entry.name, entry.completion.error)
             if entry.completion.finish_reason is not None:
                 self._scheduler.cancel(output.ticket)
                 del self._open[output.ticket]

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Unpack
 
-from paceline.api.build import DrafterLike, VerifierLike, check_options
+from paceline.api.build import check_options
 from paceline.api.draft_length import NumDraftTokens
+from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.engine import engine_for
 from paceline.api.profiles import ProfileLike
 from paceline.api.prompts import Prompts, check_prompts, encode, kind_of
@@ -88,7 +89,7 @@ def stream(
     params = with_options(stream, params, options)
     listed = check_prompts(prompts)
     each = per_prompt(params, len(listed))
-    check_options(verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
+    check_options(drafter, verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
     check_target(target, tokenizer)
     target = loaded(target, tokenizer, texts=any(kind_of(prompt) is not int for prompt in listed))
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(listed)]

@@ -9,6 +9,7 @@ from paceline.api.structured import StructuredOutputs, read_processors, read_str
 from paceline.core.sampling import FilterOrder, Sampling
 
 MAX_LOGPROBS = 20
+MOST_SAMPLES = 16384  # of one prompt; vLLM's limit
 MAX_PENALTY = 2.0  # vLLM's limit
 FILTER_ORDERS = {"transformers": FilterOrder.TRANSFORMERS, "vllm": FilterOrder.VLLM}
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")  # named as in core
@@ -272,7 +273,7 @@ READERS: dict[str, values.Reader] = {
     **dict.fromkeys(("logprobs", "prompt_logprobs"), _logprobs),
     "top_k": _off(-1, 0),
     "seed": _off(-1, None, optional=True),
-    "n": values.count(1, "at least 1"),
+    "n": values.count(1, f"from 1 to {MOST_SAMPLES}", most=MOST_SAMPLES),
     "max_tokens": values.count(1, "at least 1, or None (until the context is full)", optional=True),
     "min_tokens": values.count(0, "0 or a positive count"),
     "repetition_penalty": values.number(lambda value: 0 < value < values.INF, "a finite number above 0 (1 is off)"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import TypeAlias, cast
 
 from paceline.api.loading import Loaded
@@ -42,12 +43,17 @@ def _encode(target: Loaded, prompt: Prompt) -> list[int]:
     if kind is int:
         return [int(token) for token in cast(Sequence[int], prompt)]
     if target.tokenizer is None:
-        raise ValueError(
-            f"{target.name} has no tokenizer: give the prompt as token ids, or put tokenizer.json beside config.json"
-        )
+        raise no_tokenizer(target.name)
     if kind is str:
         return target.tokenizer.encode(cast(str, prompt))
     return target.tokenizer.chat(cast(Sequence[Message], prompt))
+
+
+def no_tokenizer(name: str | Path) -> ValueError:
+    """What says that the model ``name`` cannot read texts."""
+    return ValueError(
+        f"{name} has no tokenizer: give the prompt as token ids, or put tokenizer.json beside config.json"
+    )
 
 
 def kind_of(prompt: object) -> type:

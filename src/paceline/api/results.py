@@ -13,7 +13,7 @@ from paceline.core.stats import Summary
 from paceline.engine.outputs import RequestStats, StepOutput
 
 Statistics = RequestStats  # deprecated name
-FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 
 class Source(StrEnum):
@@ -60,7 +60,7 @@ class Result:
     stop_reason: int | str | None  # the stop string, or the id of stop_token_ids, that ended it
     seed: int  # of the noise: the same seed gives the same tokens
     stats: RequestStats
-    error: str | None = None  # why it was cancelled, if it failed
+    error: str | None = None  # what ended it, where finish_reason is "error"
 
     @property
     def tokens(self) -> tuple[int, ...]:

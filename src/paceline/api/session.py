@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Unpack, final
 
-from paceline.api.build import DrafterLike, VerifierLike
 from paceline.api.draft_length import NumDraftTokens
+from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.engine import Engine
 from paceline.api.params import SamplingParams
 from paceline.api.prompts import Message, encode

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 from paceline.api.loading import Loaded, load
+from paceline.api.prompts import no_tokenizer
 from paceline.models.from_transformers import TransformersModel, is_current, is_transformers_model, read_eos
 from paceline.models.native.decoder import DecoderLM
-from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +34,12 @@ def check_target(target: object, tokenizer: object = None) -> None:
         raise ValueError(f"tokenizer={_named(tokenizer)}: give a tokenizer of transformers, or None")
 
 
+def check_tokenizer(directory: str | Path) -> None:
+    """Raise ValueError for a model's directory without a tokenizer, where texts are to be encoded."""
+    if Path(directory).is_dir() and not has_tokenizer(directory):
+        raise no_tokenizer(directory)
+
+
 def loaded(target: TargetLike, tokenizer: "PreTrainedTokenizerBase | None" = None, *, texts: bool = False) -> Loaded:
     """``target`` as a loaded model: a directory or Hub id is loaded, with the defaults of ``load``; a transformers
     model is used in place.
@@ -44,6 +51,8 @@ def loaded(target: TargetLike, tokenizer: "PreTrainedTokenizerBase | None" = Non
     found = target if isinstance(target, Loaded) else load_cached(target) if is_transformers_model(target) else None
     if found is None:
         assert isinstance(target, str | Path)
+        if texts and tokenizer is None:
+            check_tokenizer(target)
         found = load(target)
     if texts and tokenizer is None and found.tokenizer is None and is_transformers_model(target):
         raise ValueError(

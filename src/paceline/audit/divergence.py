@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.api import Loaded, Result, SamplingParams, generate
-from paceline.api.build import DrafterLike
+from paceline.api.drafter_like import DrafterLike
 from paceline.core.plan import Fixed
 
 

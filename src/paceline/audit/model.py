@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.api import Loaded, Result, SamplingParams, generate
-from paceline.api.build import DrafterLike, VerifierLike, build_drafter, build_verifier
+from paceline.api.build import build_drafter, build_verifier
+from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.results import Source
 from paceline.audit.acceptance import AcceptanceRate, compare_acceptance, coupled_acceptance, rejection_acceptance
 from paceline.audit.divergence import Divergence, measure_divergence

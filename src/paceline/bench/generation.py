@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 from paceline.api import Loaded, Result, SamplingParams, build_drafter, generate, total
-from paceline.api.build import DrafterLike
+from paceline.api.drafter_like import DrafterLike
 from paceline.api.prompts import encode
 from paceline.bench.runner import Configuration, Sample
 from paceline.core.plan import Fixed

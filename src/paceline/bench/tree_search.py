@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.api.build import VerifierLike, build_shaped
+from paceline.api.build import build_shaped
+from paceline.api.drafter_like import VerifierLike
 from paceline.api.generate import generate
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from paceline.api import Loaded
-from paceline.api.build import DrafterLike
+from paceline.api.drafter_like import DrafterLike
 from paceline.api.loading import runnable
 from paceline.bench.generation import decoding
 from paceline.bench.instruction_sets import check_kernel, check_runs, within

@@ -21,7 +21,7 @@ from paceline.models.directory import is_head
 
 if TYPE_CHECKING:
     from paceline.api import Loaded
-    from paceline.api.build import DrafterLike
+    from paceline.api.drafter_like import DrafterLike
 
 VERIFIER = "coupled"  # which gives the tokens of plain decoding
 NO_DRAFTER = "none"  # by name
@@ -46,8 +46,8 @@ class DraftOptions:
     def check(self) -> None:
         """Raise ValueError for options that contradict each other, before any model is loaded."""
         from paceline.api import build_verifier
-        from paceline.api.build import check_drafter
         from paceline.api.draft_heads import read_weightless
+        from paceline.api.drafter_like import check_drafter
         from paceline.api.named import name_of, read_named
         from paceline.api.speculative_config import is_speculative_config, read_speculative_config
         from paceline.decode import agree

@@ -14,8 +14,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from paceline.api.build import DrafterLike, VerifierLike, check_options
+from paceline.api.build import check_options
 from paceline.api.draft_length import NumDraftTokens
+from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.engine import Engine, engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
@@ -112,7 +113,7 @@ def generate(
     settings = generation_options(values)
     criteria = read_criteria(stopping_criteria, stop_strings=settings.params.stop_strings, tokenizer=tokenizer)
     drafter, num_draft_tokens = _choose_drafter(assistant_model, settings)
-    check_options(verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
+    check_options(drafter, verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
     target = load_cached(model)
     prompts = read_inputs(
         inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size

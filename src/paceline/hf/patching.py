@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from paceline.api import values
-from paceline.api.build import VerifierLike, build_drafter, build_verifier
+from paceline.api.build import build_drafter, build_verifier
+from paceline.api.drafter_like import VerifierLike
 from paceline.api.loading import Loaded, load
 from paceline.api.targets import load_cached
 from paceline.draft_heads.files import is_head

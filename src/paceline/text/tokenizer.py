@@ -225,6 +225,11 @@ class Tokenizer:
         return [self._byte_ids[byte] for byte in run.decode("utf-8", errors="replace").encode("utf-8")]
 
 
+def has_tokenizer(directory: str | Path) -> bool:
+    """Whether a directory holds the files of a tokenizer."""
+    return any(any(Path(directory).glob(pattern)) for pattern in (TOKENIZER_FILE, *OTHER_FILES))
+
+
 def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
     """The tokenizer of a checkpoint directory, or None where there is none: prompts are token ids then.
 
@@ -244,7 +249,7 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
                 "and give prompts as token ids"
             ) from error
         return Tokenizer(inner=inner, name=str(directory))
-    if not any(any(directory.glob(pattern)) for pattern in OTHER_FILES):
+    if not has_tokenizer(directory):
         return None
     try:
         inner = transformers.AutoTokenizer.from_pretrained(

@@ -132,8 +132,8 @@ class Advise(Command):
 
     def _check(self) -> list[str]:
         """The names of the drafters; options are refused here that need no model for it."""
-        from paceline.api.build import check_drafter
         from paceline.api.draft_heads import is_head
+        from paceline.api.drafter_like import check_drafter
         from paceline.api.named import name_of
         from paceline.drafters import DRAFTERS
         from paceline.engine.profile import is_profile

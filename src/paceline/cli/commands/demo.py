@@ -15,7 +15,7 @@ from paceline.cli.progress import waiting
 
 if TYPE_CHECKING:
     from paceline.api import Loaded, Result, SamplingParams
-    from paceline.api.build import DrafterLike
+    from paceline.api.drafter_like import DrafterLike
     from paceline.bench.runner import Comparison
     from paceline.engine.costs import DepthCost
 

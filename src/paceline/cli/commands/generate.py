@@ -114,6 +114,7 @@ class Generate(Command):
 
     def _run_one(self, params: "SamplingParams", notes: Console) -> int:
         from paceline.api import stream
+        from paceline.api.targets import check_tokenizer
         from paceline.cli.explain import explain
         from paceline.cli.prompt_file.prompts import as_chat, read_prompt
         from paceline.cli.show import AsText, SourcePrinter, show_samples
@@ -122,6 +123,7 @@ class Generate(Command):
         path = self._destination()
         text = read_prompt(self.prompt)
         prompt = as_chat(text, system=self.system) if self.chat else text
+        check_tokenizer(self.model.model)
         target = self.model.load()
         try:
             texts = stream(
@@ -157,10 +159,8 @@ class Generate(Command):
             notes.print(stats_table(totals, seconds=seconds))
         if self.output.explain:
             notes.print(explain(totals, results))
-        errors = [result.error for result in results if result.error is not None]
-        for error in errors:
-            print(f"paceline: {error}", file=sys.stderr)
-        return EXIT_INTERRUPTED if not complete else EXIT_DIFFERENT if errors else EXIT_OK
+        failed = any(result.error is not None for result in results)  # the log has said why
+        return EXIT_INTERRUPTED if not complete else EXIT_DIFFERENT if failed else EXIT_OK
 
     def _destination(self) -> Path | None:
         """The file to write, None for standard output; refused if it exists."""
