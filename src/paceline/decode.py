@@ -234,6 +234,7 @@ class Decoder:
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
+        self.drafter.release(self.batch, rows)
         self.batch.release(rows)
         self.constraints.release(rows)
         self.plan.release(rows)

@@ -3,11 +3,14 @@
 R rows, T sequence capacity, E stop tokens.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from paceline.core.columns import Columns
 from paceline.core.early_stop import EarlyStop
+from paceline.core.host import integers as read
 from paceline.core.logprobs import StepLogprobs
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.processing import ProcessingState
@@ -29,6 +32,7 @@ class BatchState:
         self.rows, self.max_length, self.max_depth = rows, max_length, max_depth
         self.noise = noise
         self.requests: list[Request | None] = [None] * rows
+        self.sequences: Mapping[int, Sequence[int]] | None = None  # of the rows, where somebody keeps them on the host
         self.sampling = SamplingState(rows, device)
         self.processing = ProcessingState(rows=rows, vocab_size=vocab_size, device=device)
         self.early_stop = EarlyStop(rows, device)
@@ -83,6 +87,13 @@ class BatchState:
     def drafts(self) -> Tensor:
         """Which rows may have a draft [R] bool."""
         return self.active & (self.draft_room > 0)
+
+    def host_sequences(self, rows: Iterable[int]) -> dict[int, Sequence[int]]:
+        """Prompts and outputs of ``rows``, by row, on the host; without a copy there, the device is read."""
+        if self.sequences is not None:
+            return {row: self.sequences[row] for row in rows if row in self.sequences}
+        lengths = read(self.length)
+        return {row: read(self.tokens[row, : lengths[row]]) for row in rows}
 
     @property
     def num_logprobs(self) -> list[int | None]:

@@ -4,7 +4,7 @@ B rows, N nodes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -45,7 +45,8 @@ class Drafter(ABC):
     draws: frozenset[Draw]  # the ways in which it can draw tokens
     branches: bool = False  # whether its trees may branch
     postpones: bool = False  # whether ``postpone`` leaves prompts to be read with the first draft
-    on_host: bool = False  # whether the engine's runner asks it for drafts before the step
+    on_host: bool = False  # whether it drafts on the host before the step, from the results of all former ones
+    copies: bool = False  # whether it copies text that is there, so that a long draft costs no more than a short one
     ends_early: bool = False  # whether it ends chains by batch.early_stop
     accepts_other_tokens: bool = (
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
@@ -86,10 +87,6 @@ class Drafter(ABC):
         ``propose`` is not called, and ``observe`` only with ``taps``. As ``begin_step`` otherwise.
         """
 
-    def acting(self, plan: StepPlan) -> "Drafter":
-        """The drafter that drafts in a step of the shape ``plan``."""
-        return self
-
     def resume(self, host_state: Hashable) -> None:  # noqa: B027 - nothing to do without such a state
         """Set ``host_state`` to one that it had before: a step was replayed, or recorded without being executed."""
 
@@ -108,6 +105,9 @@ class Drafter(ABC):
         Drafters whose ``postpones`` is false read them now.
         """
         self.prefill(batch, admission, hidden)
+
+    def release(self, batch: Batch, rows: Sequence[int]) -> None:  # noqa: B027 - most drafters need not know
+        """Take into account that the requests in ``rows`` have ended, where they are told to end."""
 
     @abstractmethod
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:

@@ -34,6 +34,7 @@ class CandidateDrafters(Drafter):
         self.draws = frozenset[Draw]().union(*(one.draws for one in drafters))
         self.branches = any(one.branches for one in drafters)
         self.ends_early = any(one.ends_early for one in drafters)
+        self.copies = any(one.copies for one in drafters)
         self.on_host = any(one.on_host for one in drafters)
         self.accepts_other_tokens = all(one.accepts_other_tokens for one in drafters)
         counts = [len(one.origins) for one in drafters]
@@ -48,9 +49,6 @@ class CandidateDrafters(Drafter):
     def host_state(self) -> Hashable:
         states = tuple(one.host_state for one in self.drafters)
         return None if None in states else (self._chosen, states)
-
-    def acting(self, plan: StepPlan) -> Drafter:
-        return self.drafters[plan.drafter]
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         return max(one.max_nodes(num_draft_tokens) for one in self.drafters)
@@ -87,6 +85,11 @@ class CandidateDrafters(Drafter):
         """Every drafter reads the prompts."""
         for one in self.drafters:
             one.prefill(batch, admission, {tap: hidden[tap] for tap in one.taps if tap in hidden})
+
+    def release(self, batch: Batch, rows: Sequence[int]) -> None:
+        """To all of them."""
+        for one in self.drafters:
+            one.release(batch, rows)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The tree of the drafter that the plan chose."""

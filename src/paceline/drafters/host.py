@@ -1,29 +1,54 @@
 """Drafters that work on the host, with sequences as lists: string matching, suffix stores, retrieval.
 
-R rows, D draft depth.
+R rows, D most drafted tokens.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.request import Request
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class HostTree:
+    """A draft that branches: ``parents`` are numbers of earlier ``tokens``, -1 for the root."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+
+HostDraft: TypeAlias = Sequence[int] | HostTree
+
+
 class HostDrafter(ABC):
-    """Proposes chains of fixed tokens from the host's copy of every sequence. The engine's runner asks it."""
+    """Proposes fixed tokens from the host's copy of every sequence, before the step."""
 
     origins: tuple[str, ...] = ("draft",)  # as Drafter.origins
+    branches: bool = False  # whether it may propose a HostTree
+    copies: bool = False  # as Drafter.copies
+
+    def start(self, context: DrafterContext) -> None:  # noqa: B027 - most keep no state
+        """Drop former state, for the rows of ``context``. Raises ValueError for a target it cannot serve."""
+
+    def begin(self, row: int, request: Request) -> None:  # noqa: B027 - as above
+        """Take into account that ``request`` begins in ``row``, in place of what was there."""
+
+    def end(self, row: int, sequence: Sequence[int]) -> None:  # noqa: B027 - as above
+        """Take into account that the request in ``row`` has ended, with ``sequence``, its prompt and its output."""
 
     @abstractmethod
-    def propose(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> Mapping[int, Sequence[int]]:
+    def propose(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> Mapping[int, HostDraft]:
         """At most ``num_draft_tokens`` tokens to follow each of ``sequences``, by row; rows may be left out.
 
         A sequence holds the prompt and every token since, the root last. It is not to be changed or kept.
@@ -32,7 +57,7 @@ class HostDrafter(ABC):
 
 @final
 class HostDrafting(Drafter):
-    """A host drafter as the step sees it: chains from buffers that are filled before the step.
+    """A host drafter as the step sees it: drafts from buffers that are filled before the step.
 
     Steps under it are recorded as those of any other drafter; only filling the buffers waits for former results.
     """
@@ -42,48 +67,96 @@ class HostDrafting(Drafter):
     on_host = True
 
     def __init__(self, drafter: HostDrafter) -> None:
-        self.drafter, self.origins = drafter, drafter.origins
+        self.drafter, self.origins, self.branches = drafter, drafter.origins, drafter.branches
+        self.copies = drafter.copies
+        self._began: set[int] = set()
 
     @property
     def host_state(self) -> Hashable:
         return ()
 
     def start(self, context: DrafterContext) -> None:
-        """Allocate the buffers."""
+        """Allocate the buffers. Raises what the drafter's own ``start`` raises."""
         shape = (context.rows, context.max_draft_tokens)
         self.vocab_size = context.vocab_size
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=context.device)  # [R, D]
+        self.parents = torch.zeros_like(self.tokens)  # [R, D] numbers of nodes, the root's is 0
         self.count = torch.zeros(context.rows, dtype=torch.int64, device=context.device)  # [R]
-
-    def fill(self, sequences: Mapping[int, Sequence[int]], plan: StepPlan) -> None:
-        """Ask for drafts of the rows in ``sequences`` and put them into the buffers.
-
-        Raises ValueError for a token outside the target's vocabulary.
-        """
-        rows, depth = self.tokens.shape
-        tokens, count = torch.zeros(rows, depth, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
-        for row, draft in self.drafter.propose(sequences, plan.num_draft_tokens).items():
-            kept = list(draft)[: plan.num_draft_tokens]
-            if kept and not 0 <= min(kept) <= max(kept) < self.vocab_size:
-                raise ValueError(f"draft tokens {kept} leave the target's vocabulary of {self.vocab_size}")
-            tokens[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
-            count[row] = len(kept)
-        self.tokens.copy_(tokens)
-        self.count.copy_(count)
+        self._index = torch.arange(context.max_draft_tokens, device=context.device)
+        self._began.clear()
+        self.drafter.start(context)
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Nothing is drafted for the admitted rows until the buffers are filled again."""
         self.count.index_fill_(0, admission.rows, 0)
+        for row, request in zip(admission.row_numbers, admission.requests, strict=True):
+            self.drafter.begin(row, request)
+            self._began.add(row)
+
+    def release(self, batch: Batch, rows: Sequence[int]) -> None:
+        """Tell the drafter what the requests of ``rows`` have become."""
+        ended = [row for row in rows if row in self._began]
+        for row, sequence in batch.host_sequences(ended).items():
+            self._began.discard(row)
+            self.drafter.end(row, sequence)
+
+    def begin_step(self, batch: Batch, plan: StepPlan) -> None:
+        """Ask for drafts of the rows that may have one, and fill the buffers.
+
+        Raises ValueError for a token outside the target's vocabulary, and for parents that make no tree.
+        """
+        if not plan.num_draft_tokens:
+            return
+        room: dict[int, int] = {}
+        for row in self._began:
+            request = batch.requests[row]
+            if request is not None and request.num_draft_tokens != 0 and plan.depth_of(row):
+                room[row] = len(request.tokens) + request.max_tokens - 1
+        sequences = batch.host_sequences(room)
+        running = {row: tokens for row, tokens in sequences.items() if len(tokens) < room[row]}
+        self._fill(self.drafter.propose(running, plan.num_draft_tokens) if running else {}, plan.num_draft_tokens)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
-        """The chains of the buffers [R, k + 1]; rows without a draft have the root alone."""
+        """The drafts of the buffers [R, k + 1]; rows without one have the root alone."""
         depth = plan.num_draft_tokens
-        index = torch.arange(depth, device=batch.device)
-        room = torch.minimum(self.count, batch.draft_room)[:, None]
-        valid = torch.cat((batch.active[:, None], (index < room) & batch.active[:, None]), dim=1)
+        room = torch.minimum(self.count, batch.draft_room) if not self.branches else self.count
+        drafted = (self._index[:depth] < room[:, None]) & batch.active[:, None]
+        valid = torch.cat((batch.active[:, None], drafted), dim=1)
         tokens = torch.cat((batch.root[:, None], self.tokens[:, :depth]), dim=1)
-        return batch.chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
+        if not self.branches:
+            return batch.chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
+        parents = torch.nn.functional.pad(self.parents[:, :depth], (1, 0), value=-1)
+        tree = Tree.make(tokens, parents, valid, max_depth=depth, no_draft_reason=NoDraft.NO_MATCH)
+        tree.valid.logical_and_(tree.depth <= batch.draft_room.clamp(min=0)[:, None])
+        return tree
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """The buffers are of former sequences now."""
         self.count.zero_()
+
+    def _fill(self, drafts: Mapping[int, HostDraft], most: int) -> None:
+        shape = self.tokens.shape
+        tokens, parents = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+        count = torch.zeros(shape[0], dtype=torch.int64)
+        into, of, counts = tokens.numpy(), parents.numpy(), count.numpy()
+        for row, draft in drafts.items():
+            kept = list((draft.tokens if isinstance(draft, HostTree) else draft)[:most])
+            if not kept:
+                continue
+            if not 0 <= min(kept) <= max(kept) < self.vocab_size:
+                raise ValueError(f"draft tokens {kept} leave the target's vocabulary of {self.vocab_size}")
+            into[row, : len(kept)], counts[row] = kept, len(kept)
+            if isinstance(draft, HostTree):
+                above = list(draft.parents[: len(kept)])
+                if len(above) < len(kept) or any(not -1 <= parent < node for node, parent in enumerate(above)):
+                    raise ValueError(
+                        f"parents {above} of {len(kept)} draft tokens: give -1 or an earlier token's number"
+                    )
+                of[row, : len(kept)] = above
+                of[row, : len(kept)] += 1
+            elif self.branches:
+                of[row, : len(kept)] = range(len(kept))
+        self.tokens.copy_(tokens)
+        self.count.copy_(count)
+        if self.branches:
+            self.parents.copy_(parents)

@@ -17,7 +17,6 @@ from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.decode import Decoder, without_gradients
-from paceline.drafters.host import HostDrafting
 from paceline.drafters.none import NoDrafter
 from paceline.engine.graphs import CudaGraphs, Graphs, Recorder
 from paceline.engine.readers import AsyncReader, PendingStep, Reader, SyncReader
@@ -45,6 +44,7 @@ class Runner:
         self.decoder = decoder
         # Of each row, as far as its results are read, the root last: the host's one copy, shared with the scheduler.
         self.sequences: dict[int, list[int]] = {}
+        decoder.batch.sequences = self.sequences
         self.drafter_error: str | None = None  # no exception: its traceback would keep caches and drafter
         self.recorder = None if graphs is None else Recorder(decoder=decoder, graphs=graphs)
         self.num_called = self.num_replayed = 0  # steps
@@ -80,7 +80,11 @@ class Runner:
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. Their sequences stay, as prefixes for others."""
-        self.decoder.release(rows)
+        try:
+            self.decoder.release(rows)
+        except Exception as error:
+            self._drop_drafter(error)
+            self.decoder.release(rows)
 
     def discard(self, row: int) -> None:
         """Let nothing of what ``row`` has read serve others: its keys and values are not finite."""
@@ -158,11 +162,6 @@ class Runner:
     def _begin_step(self, plan: StepPlan) -> None:
         try:
             self.decoder.begin_step(plan)
-            drafter = self.decoder.drafter.acting(plan)
-            if plan.num_draft_tokens and isinstance(drafter, HostDrafting):
-                drafts = integers(self.decoder.batch.drafts)
-                running = {row: tokens for row, tokens in self.sequences.items() if drafts[row]}
-                drafter.fill(running, plan)
         except Exception as error:
             self._drop_drafter(error)
 

@@ -1,0 +1,146 @@
+"""Indices of token sequences by the kernel library: core/token_index.py in constant time for each token.
+
+R rows, D tokens of a draft.
+"""
+
+import ctypes
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from typing import final
+
+from paceline.core.token_index import MAX_OCCURRENCES, Occurrence, SuffixDraft, SuffixOptions, TokenIndex
+from paceline.kernels.cpu.instruction_set import current_set, load_kernel
+
+
+@final
+class KernelTokenIndex(TokenIndex):
+    """Takes some 30 bytes for each token. Raises KernelError if the library cannot be built."""
+
+    def __init__(self) -> None:
+        self.isa = current_set()
+        kernel = load_kernel(self.isa)
+        self.address: int = _call(self.isa, "new_token_index", c_void_p)()
+        weakref.finalize(self, kernel.paceline_free_token_index, c_void_p(self.address)).atexit = False
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """See TokenIndex."""
+        given = array("q", tokens)
+        self._do("index_append", c_void_p(given.buffer_info()[0]), c_int64(len(given)))
+
+    def end_sequence(self) -> None:
+        """See TokenIndex."""
+        self._do("index_end_sequence")
+
+    def clear(self) -> None:
+        """See TokenIndex."""
+        self._do("index_clear")
+
+    def keep(self, limit: int) -> None:
+        """See TokenIndex."""
+        self._do("index_keep", c_int64(limit))
+
+    @property
+    def size(self) -> int:
+        """See TokenIndex."""
+        return _call(self.isa, "index_size", c_int64)(c_void_p(self.address))
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        return _call(self.isa, "index_bytes", c_int64)(c_void_p(self.address))
+
+    def find(self, context: Sequence[int], *, min_match: int, max_match: int, limit: int) -> list[Occurrence]:
+        """See TokenIndex."""
+        given, places = array("q", context[-max_match:]), array("q", bytes(16 * MAX_OCCURRENCES))
+        at, _ = places.buffer_info()
+        count = _call(self.isa, "index_find", c_int64)(
+            c_void_p(self.address),
+            c_void_p(given.buffer_info()[0]),
+            *(c_int64(one) for one in (len(given), min_match, max_match, limit)),
+            c_void_p(at),
+            c_void_p(at + 8 * MAX_OCCURRENCES),
+        )
+        pairs = zip(places[:count], places[MAX_OCCURRENCES : MAX_OCCURRENCES + count], strict=True)
+        return [Occurrence(position=position, length=length) for position, length in pairs]
+
+    def _do(self, name: str, *arguments: object) -> None:
+        _call(self.isa, name)(c_void_p(self.address), *arguments)
+
+
+class _Options(Structure):
+    __slots__ = ()
+    _fields_ = [
+        *((name, c_int64) for name in ("min_match", "max_match", "branches")),
+        *((name, c_double) for name in ("factor", "offset", "min_prob")),
+    ]
+
+
+class _Rows(Structure):
+    __slots__ = ()
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "width")),
+        *((name, c_void_p) for name in ("own", "store", "added", "num_added", "room", "tokens", "parents", "probs")),
+        *((name, c_void_p) for name in ("count", "match", "from_store", "score")),
+    ]
+
+
+@final
+class KernelSuffixDrafts:
+    """Drafts for up to ``rows`` rows in one call, of at most ``width`` tokens each."""
+
+    def __init__(self, *, rows: int, width: int, options: SuffixOptions) -> None:
+        self._width, self._isa = width, current_set()
+        self._draft = _call(self._isa, "suffix_draft")
+        self._draft.argtypes = [POINTER(_Rows), POINTER(_Options)]
+        self._options = _Options(
+            **{name: getattr(options, name) for name in ("min_match", "max_match", "factor", "offset", "min_prob")},
+            branches=int(options.branches),
+        )
+        integers = {"tokens": width, "parents": width, "count": 1, "match": 1, "from_store": 1, "room": 1}
+        self._arrays = {name: array("q", bytes(8 * rows * size)) for name, size in integers.items()}
+        self._arrays |= {name: array("q", bytes(8 * rows)) for name in ("own", "store", "num_added")}
+        self._arrays |= {"probs": array("d", bytes(8 * rows * width)), "score": array("d", bytes(8 * rows))}
+        places = {name: values.buffer_info()[0] for name, values in self._arrays.items()}
+        self._rows = _Rows(width=width, **places)
+
+    def draft(
+        self,
+        own: Sequence[KernelTokenIndex],
+        stores: Sequence[KernelTokenIndex | None],
+        added: Sequence[Sequence[int]],
+        room: Sequence[int],
+    ) -> list[SuffixDraft]:
+        """Append ``added`` to each row's ``own`` index, then draft at most ``room`` tokens for each.
+
+        As core/token_index.draft_from_plain.
+        """
+        arrays, width, flat = self._arrays, self._width, array("q")
+        for row, (index, store, tokens) in enumerate(zip(own, stores, added, strict=True)):
+            arrays["own"][row] = index.address
+            arrays["store"][row] = 0 if store is None else store.address
+            arrays["num_added"][row] = len(tokens)
+            arrays["room"][row] = room[row]
+            flat.extend(tokens)
+        self._rows.rows, self._rows.added = len(own), flat.buffer_info()[0]
+        self._draft(byref(self._rows), byref(self._options))
+        found: list[SuffixDraft] = []
+        for row in range(len(own)):
+            first, count = row * width, arrays["count"][row]
+            found.append(
+                SuffixDraft(
+                    tokens=tuple(arrays["tokens"][first : first + count]),
+                    parents=tuple(arrays["parents"][first : first + count]),
+                    probs=tuple(arrays["probs"][first : first + count]),
+                    match=arrays["match"][row],
+                    from_store=bool(arrays["from_store"][row]),
+                )
+            )
+        return found
+
+
+def _call(isa: str, name: str, result: type[ctypes._SimpleCData] | None = None) -> Callable[..., int]:  # pyright: ignore[reportPrivateUsage]
+    function = getattr(load_kernel(isa), f"paceline_{name}")
+    function.restype = result
+    return function
