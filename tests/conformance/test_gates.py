@@ -20,6 +20,8 @@ def make(drafter, target):
     """A drafter's tiny instance, where its name says so with branches."""
     name, _, label = drafter.partition(" in ")
     instance = tiny_drafter(name, target)
+    if instance.on_host:  # what it does on the host comes before the step, and is no part of it
+        instance.begin_step = lambda batch, plan: None
     if label:
         instance.shape, instance.branches = SHAPES[label], True
         instance.draws = instance.draws & instance.shape.draws

@@ -250,7 +250,11 @@ def _by_name(text: str, target: Loaded) -> Drafter:
     """The drafter that ``text`` names. Raises ValueError for one that needs a directory."""
     refuse_bare_model(text)
     weightless = read_weightless(text)
-    return read_named(DRAFTERS, text).make() if weightless is None else weightless.drafter(target)
+    if weightless is not None:
+        return weightless.drafter(target)
+    vocabulary = None if target.tokenizer is None else target.tokenizer.digest
+    made = read_named(DRAFTERS, text).make(vocabulary=vocabulary)
+    return HostDrafting(made) if isinstance(made, HostDrafter) else made
 
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin
 from paceline.core.registry import Registry
 
 NOTHING = "none"  # the text form of None
+FROM_TARGET = ("vocabulary",)  # options that are not written: they are known with the target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +22,13 @@ class Named:
     kind: type
     options: Mapping[str, object]
 
-    def make(self) -> Any:
-        """The instance. Raises ValueError for options that its class refuses."""
-        return self.kind(**self.options)
+    def make(self, **known: object) -> Any:
+        """The instance; it is given what it takes of ``known``, values of ``FROM_TARGET``.
+
+        Raises ValueError for options that its class refuses.
+        """
+        taken = {name: value for name, value in known.items() if name in _options(self.kind)}
+        return self.kind(**self.options, **taken)
 
 
 def name_of(text: str) -> str:
@@ -39,7 +44,7 @@ def read_named(registry: Registry, text: str) -> Named:
     """
     name = name_of(text)
     kind = registry.find(name)
-    return Named(kind=kind, options=read_options(kind, text, name=name, what=registry.kind))
+    return Named(kind=kind, options=read_options(kind, text, name=name, what=registry.kind, given=FROM_TARGET))
 
 
 def read_options(

@@ -4,9 +4,11 @@ tokenizer.json is used as it is, because ``AutoTokenizer`` may rebuild it from t
 differently. Code in a checkpoint runs only on request, and only files in the directory are read.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, final
 from weakref import WeakKeyDictionary
@@ -69,6 +71,12 @@ class Tokenizer:
             return cast("PreTrainedTokenizerFast", self._inner).backend_tokenizer.get_vocab(with_added_tokens=False)
         added = added_tokens(self._inner)
         return {token: number for token, number in self._inner.get_vocab().items() if token not in added}
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the tokens and their ids, the added ones included: equal wherever the vocabulary is."""
+        entries = sorted(self._inner.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
+        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:32]
 
     @property
     def definition(self) -> str | None:

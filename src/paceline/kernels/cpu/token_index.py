@@ -7,7 +7,7 @@ import ctypes
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from ctypes import Structure, byref, c_double, c_int64, c_void_p
 from typing import final
 
 from paceline.core.token_index import MAX_OCCURRENCES, Occurrence, SuffixDraft, SuffixOptions, TokenIndex
@@ -93,22 +93,22 @@ class KernelSuffixDrafts:
     def __init__(self, *, rows: int, width: int, options: SuffixOptions) -> None:
         self._width, self._isa = width, current_set()
         self._draft = _call(self._isa, "suffix_draft")
-        self._draft.argtypes = [POINTER(_Rows), POINTER(_Options)]
         self._options = _Options(
             **{name: getattr(options, name) for name in ("min_match", "max_match", "factor", "offset", "min_prob")},
             branches=int(options.branches),
         )
-        integers = {"tokens": width, "parents": width, "count": 1, "match": 1, "from_store": 1, "room": 1}
-        self._arrays = {name: array("q", bytes(8 * rows * size)) for name, size in integers.items()}
-        self._arrays |= {name: array("q", bytes(8 * rows)) for name in ("own", "store", "num_added")}
-        self._arrays |= {"probs": array("d", bytes(8 * rows * width)), "score": array("d", bytes(8 * rows))}
+        one = ("own", "store", "num_added", "room", "count", "match", "from_store")
+        self._arrays = {name: array("q", bytes(8 * rows)) for name in one}
+        self._arrays |= {name: array("q", bytes(8 * rows * width)) for name in ("tokens", "parents")}
+        self._probs, self._scores = array("d", bytes(8 * rows * width)), array("d", bytes(8 * rows))
         places = {name: values.buffer_info()[0] for name, values in self._arrays.items()}
-        self._rows = _Rows(width=width, **places)
+        probs, score = self._probs.buffer_info()[0], self._scores.buffer_info()[0]
+        self._rows = _Rows(width=width, probs=probs, score=score, **places)
 
     def draft(
         self,
-        own: Sequence[KernelTokenIndex],
-        stores: Sequence[KernelTokenIndex | None],
+        own: Sequence[TokenIndex],
+        stores: Sequence[TokenIndex | None],
         added: Sequence[Sequence[int]],
         room: Sequence[int],
     ) -> list[SuffixDraft]:
@@ -118,6 +118,7 @@ class KernelSuffixDrafts:
         """
         arrays, width, flat = self._arrays, self._width, array("q")
         for row, (index, store, tokens) in enumerate(zip(own, stores, added, strict=True)):
+            assert isinstance(index, KernelTokenIndex) and isinstance(store, KernelTokenIndex | None)
             arrays["own"][row] = index.address
             arrays["store"][row] = 0 if store is None else store.address
             arrays["num_added"][row] = len(tokens)
@@ -132,7 +133,7 @@ class KernelSuffixDrafts:
                 SuffixDraft(
                     tokens=tuple(arrays["tokens"][first : first + count]),
                     parents=tuple(arrays["parents"][first : first + count]),
-                    probs=tuple(arrays["probs"][first : first + count]),
+                    probs=tuple(self._probs[first : first + count]),
                     match=arrays["match"][row],
                     from_store=bool(arrays["from_store"][row]),
                 )

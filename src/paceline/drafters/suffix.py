@@ -1,0 +1,153 @@
+"""Drafts what followed the sequence's last tokens before, in itself and in earlier outputs (SuffixDecoding).
+
+R rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+from paceline.core.request import Request
+from paceline.core.token_index import (
+    MAX_DRAFT,
+    PlainTokenIndex,
+    SuffixDraft,
+    SuffixOptions,
+    TokenIndex,
+    draft_from_plain,
+)
+from paceline.drafters.base import DrafterContext
+from paceline.drafters.host import HostDraft, HostDrafter, HostTree
+from paceline.drafters.token_store import TokenStore, TokenStoreError, new_index
+from paceline.kernels.cpu.token_index import KernelSuffixDrafts, KernelTokenIndex
+
+SUFFIX = ".outputs"  # of a store's file
+
+
+@final
+class SuffixDrafter(HostDrafter):
+    """Copies from the sequence and from earlier outputs what most often followed its last tokens (2411.04975).
+
+    Of the latest occurrences of the last tokens, ``min_match`` (1) to ``max_match`` (64) of them, it takes those whose
+    continuations promise most accepted tokens by their counts. A draft has at most ``factor`` (2.0) times as many
+    tokens as match, plus ``offset`` (0), and only tokens whose probability by the counts is at least ``min_prob``
+    (0.1). ``tree`` (false) drafts several continuations at once; few verifiers take that.
+
+    Outputs that end are kept, at most ``max_tokens`` (1,000,000) tokens of them (0: none), and later requests copy from
+    them: their speed then tells what others have asked, so requests of different tenants belong in stores of different
+    names (``Request.draft_store``). ``store`` (None: memory) is a directory in which each store is a file, which is
+    there again after a restart or a kill; ``vocabulary`` names the target's tokens in it. Raises ValueError for options
+    out of range.
+    """
+
+    origins = ("suffix",)
+    copies = True
+
+    def __init__(
+        self,
+        *,
+        min_match: int = 1,
+        max_match: int = 64,
+        factor: float = 2.0,
+        offset: float = 0.0,
+        min_prob: float = 0.1,
+        tree: bool = False,
+        max_tokens: int = 1_000_000,
+        store: str | None = None,
+        vocabulary: str | None = None,
+    ) -> None:
+        if not 1 <= min_match <= max_match <= MAX_DRAFT:
+            raise ValueError(
+                f"min_match={min_match}, max_match={max_match}: need 1 <= min_match <= max_match <= {MAX_DRAFT}"
+            )
+        if not 0 <= factor < float("inf") or not 0 <= offset < float("inf"):
+            raise ValueError(f"factor={factor}, offset={offset}: give numbers of at least 0")
+        if not 0 <= min_prob <= 1:
+            raise ValueError(f"min_prob={min_prob}: give a probability, from 0 to 1")
+        if max_tokens < 0:
+            raise ValueError(f"max_tokens={max_tokens}: give 0 (keep no outputs) or a positive count")
+        if store is not None and Path(store).is_file():
+            raise ValueError(f"store={store} is a file: give a directory, in which each store is a file")
+        self.options = SuffixOptions(
+            min_match=min_match, max_match=max_match, factor=factor, offset=offset, min_prob=min_prob, branches=tree
+        )
+        self.branches, self.max_tokens = tree, max_tokens
+        self.folder, self.vocabulary = None if store is None else Path(store), vocabulary
+        self.stores: dict[str, TokenStore] = {}
+
+    def start(self, context: DrafterContext) -> None:
+        """An empty index for every row; stores stay. Raises ValueError for a store of another vocabulary."""
+        self._indices = [new_index() for _ in range(context.rows)]
+        self._num_known = [0] * context.rows  # tokens of each row that its index has
+        self._prompt_length, self._store_name = [0] * context.rows, [""] * context.rows
+        self._names = self.vocabulary or f"{context.vocab_size} tokens"
+        self._kernel = None
+        if context.max_draft_tokens and isinstance(self._indices[0], KernelTokenIndex):
+            width = min(MAX_DRAFT, context.max_draft_tokens)
+            self._kernel = KernelSuffixDrafts(rows=context.rows, width=width, options=self.options)
+        self._store("")
+
+    def begin(self, row: int, request: Request) -> None:
+        """Index the prompt."""
+        self._indices[row].clear()
+        self._indices[row].append(request.tokens)
+        self._num_known[row] = self._prompt_length[row] = len(request.tokens)
+        self._store_name[row] = request.draft_store
+        self._store(request.draft_store)
+
+    def end(self, row: int, sequence: Sequence[int]) -> None:
+        """Keep the output for later requests."""
+        store = self._store(self._store_name[row])
+        if store is not None:
+            store.append(sequence[self._prompt_length[row] :])
+
+    def propose(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> Mapping[int, HostDraft]:
+        """The drafts that promise most accepted tokens."""
+        found = self.drafts(sequences, num_draft_tokens)
+        if not self.branches:
+            return {row: draft.tokens for row, draft in found.items()}
+        return {row: HostTree(draft.tokens, draft.parents) for row, draft in found.items()}
+
+    def drafts(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> dict[int, SuffixDraft]:
+        """Drafts by row, with the matches and the probabilities that they are made from."""
+        added: list[Sequence[int]] = []
+        for row, tokens in sequences.items():
+            added.append(tokens[self._num_known[row] :])
+            self._num_known[row] = len(tokens)
+        own = [self._indices[row] for row in sequences]
+        kept = [self.stores.get(self._store_name[row]) for row in sequences]
+        stores = [None if store is None else store.index for store in kept]
+        found = self._draft(own, stores, added, num_draft_tokens)
+        return dict(zip(sequences, found, strict=True))
+
+    def _draft(
+        self,
+        own: Sequence[TokenIndex],
+        stores: Sequence[TokenIndex | None],
+        added: Sequence[Sequence[int]],
+        most: int,
+    ) -> list[SuffixDraft]:
+        if self._kernel is not None:
+            return self._kernel.draft(own, stores, added, [most] * len(own))
+        found: list[SuffixDraft] = []
+        for index, store, tokens in zip(own, stores, added, strict=True):
+            assert isinstance(index, PlainTokenIndex) and isinstance(store, PlainTokenIndex | None)
+            index.append(tokens)
+            found.append(draft_from_plain(index, store, most=most, options=self.options))
+        return found
+
+    def _store(self, name: str) -> TokenStore | None:
+        """The store of a name, opened when it is first asked for; None if outputs are not kept."""
+        if name not in self.stores and self.max_tokens:
+            path = None if self.folder is None else self.folder / f"{_file_name(name)}{SUFFIX}"
+            self.stores[name] = TokenStore(path=path, vocabulary=self._names, max_tokens=self.max_tokens)
+        return self.stores.get(name)
+
+
+def _file_name(name: str) -> str:
+    """A file name that no other name has, and that leaves no directory."""
+    if not name:
+        return "shared"
+    if len(name) > 100:
+        raise TokenStoreError(f"draft_store={name[:20]!r}...: a name of {len(name)} characters; give at most 100")
+    return "named-" + "".join(one if one.isalnum() and one.isascii() else f"%{ord(one):x}%" for one in name)
