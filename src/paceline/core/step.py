@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import final
 
 from paceline.core.early_stop import StopRule
+from paceline.core.host_draft import HostDraft
 from paceline.core.logprobs import StepLogprobs, TokenLogprobs
 from paceline.core.rejected import StepDrafts
 from paceline.core.tree import NoDraft
@@ -24,8 +25,9 @@ class StepPlan:
 
     ``depths`` limits each row to as many tokens or fewer (None: all may use all). ``off`` says why rows that are
     limited to 0 have no draft, ``explored`` are rows whose depth was chosen to learn something, and ``turn`` is a note
-    of the plan that comes back with the result. ``stop`` ends chains early (None: never). Plans that differ in these
-    alone do the same operations, but for whether there is a ``stop``.
+    of the plan that comes back with the result. ``stop`` ends chains early (None: never). ``copies`` are drafts of the
+    host by row, where the plan chose them (None: the drafter chooses). Plans that differ in these alone do the same
+    operations, but for whether there is a ``stop``.
     """
 
     num_draft_tokens: int
@@ -35,6 +37,7 @@ class StepPlan:
     turn: int | None = field(default=None, compare=False)
     stop: StopRule | None = field(default=None, compare=False)
     drafter: int = 0  # which of several candidates drafts
+    copies: Mapping[int, HostDraft] | None = field(default=None, compare=False)
 
     def depth_of(self, row: int) -> int:
         """The most tokens that ``row`` may draft."""

@@ -83,8 +83,13 @@ class TokenIndex(ABC):
         """Tokens, and one for each sequence that has ended."""
 
     @abstractmethod
-    def find(self, context: Sequence[int], *, min_match: int, max_match: int, limit: int) -> list[Occurrence]:
-        """The latest occurrences of the last tokens of ``context``, at most ``limit``, the latest first."""
+    def find(
+        self, context: Sequence[int], *, min_match: int, max_match: int, limit: int, skip_end: bool = False
+    ) -> list[Occurrence]:
+        """The latest occurrences of the last tokens of ``context``, at most ``limit``, the latest first.
+
+        ``skip_end`` leaves out the end of the index, which nothing follows.
+        """
 
 
 @final
@@ -129,14 +134,14 @@ class PlainTokenIndex(TokenIndex):
         return bool(self.tokens) and self.tokens[-1] != SEPARATOR
 
     def find(
-        self, context: Sequence[int], *, min_match: int, max_match: int, limit: int, own: bool = False
+        self, context: Sequence[int], *, min_match: int, max_match: int, limit: int, skip_end: bool = False
     ) -> list[Occurrence]:
-        """See TokenIndex. ``own``: the context is the end of this index."""
+        """See TokenIndex."""
         for least in (max(min_match, LONG), min_match):
             found: list[Occurrence] = []
             if least > min(len(context), max_match):
                 continue
-            for position in range(len(self.tokens) - 1 - own, -1, -1):
+            for position in range(len(self.tokens) - 1 - skip_end, -1, -1):
                 length = self._matched(context, position, max_match)
                 if length >= least:
                     found.append(Occurrence(position=position, length=length))
@@ -181,7 +186,7 @@ def _best_draft(
 ) -> SuffixDraft:
     """Of all lengths of match the one with the highest score; of equal scores the longest match."""
     found = index.find(
-        context, min_match=options.min_match, max_match=options.max_match, limit=MAX_OCCURRENCES, own=own
+        context, min_match=options.min_match, max_match=options.max_match, limit=MAX_OCCURRENCES, skip_end=own
     )
     best = SuffixDraft()
     for threshold in sorted({one.length for one in found}, reverse=True):

@@ -10,6 +10,7 @@ DRAFTERS = Registry(
     {
         "none": "paceline.drafters.none:NoDrafter",
         "ngram": "paceline.drafters.ngram:NgramDrafter",
+        "copy": "paceline.drafters.copy:CopyDrafter",
         "suffix": "paceline.drafters.suffix:SuffixDrafter",
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
         "model": "paceline.drafters.model:ModelDrafter",

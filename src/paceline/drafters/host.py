@@ -5,7 +5,7 @@ R rows, D most drafted tokens.
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TypeAlias, final
 
 import torch
@@ -13,29 +13,20 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.host_draft import HostDraft
 from paceline.core.request import Request
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class HostTree:
-    """A draft that branches: ``parents`` are numbers of earlier ``tokens``, -1 for the root."""
-
-    tokens: Sequence[int]
-    parents: Sequence[int]
-
-
-HostDraft: TypeAlias = Sequence[int] | HostTree
+Proposal: TypeAlias = Sequence[int] | HostDraft
 
 
 class HostDrafter(ABC):
     """Proposes fixed tokens from the host's copy of every sequence, before the step."""
 
     origins: tuple[str, ...] = ("draft",)  # as Drafter.origins
-    branches: bool = False  # whether it may propose a HostTree
+    branches: bool = False  # whether drafts may have parents
     copies: bool = False  # as Drafter.copies
 
     def start(self, context: DrafterContext) -> None:  # noqa: B027 - most keep no state
@@ -48,11 +39,18 @@ class HostDrafter(ABC):
         """Take into account that the request in ``row`` has ended, with ``sequence``, its prompt and its output."""
 
     @abstractmethod
-    def propose(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> Mapping[int, HostDraft]:
+    def propose(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> Mapping[int, Proposal]:
         """At most ``num_draft_tokens`` tokens to follow each of ``sequences``, by row; rows may be left out.
 
         A sequence holds the prompt and every token since, the root last. It is not to be changed or kept.
         """
+
+    def offers(
+        self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int
+    ) -> Mapping[int, Sequence[HostDraft]]:
+        """As ``propose``, with all drafts that a plan may choose from; asked in every step of drafters that copy."""
+        found = self.propose(sequences, num_draft_tokens)
+        return {row: (one if isinstance(one, HostDraft) else HostDraft(one),) for row, one in found.items()}
 
 
 @final
@@ -69,6 +67,7 @@ class HostDrafting(Drafter):
     def __init__(self, drafter: HostDrafter) -> None:
         self.drafter, self.origins, self.branches = drafter, drafter.origins, drafter.branches
         self.copies = drafter.copies
+        self._several = len(drafter.origins) > 1
         self._began: set[int] = set()
 
     @property
@@ -82,6 +81,7 @@ class HostDrafting(Drafter):
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=context.device)  # [R, D]
         self.parents = torch.zeros_like(self.tokens)  # [R, D] numbers of nodes, the root's is 0
         self.count = torch.zeros(context.rows, dtype=torch.int64, device=context.device)  # [R]
+        self.origin = torch.zeros_like(self.count)  # [R]
         self._index = torch.arange(context.max_draft_tokens, device=context.device)
         self._began.clear()
         self.drafter.start(context)
@@ -100,20 +100,22 @@ class HostDrafting(Drafter):
             self._began.discard(row)
             self.drafter.end(row, sequence)
 
+    def offers(self, batch: Batch, num_draft_tokens: int) -> Mapping[int, Sequence[HostDraft]]:
+        """What the drafter has for each row that may have a draft."""
+        running = self._running(batch)
+        return self.drafter.offers(running, num_draft_tokens) if running else {}
+
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
-        """Ask for drafts of the rows that may have one, and fill the buffers.
+        """Fill the buffers with the drafts that the plan chose, or ask for drafts of the rows that may have one.
 
         Raises ValueError for a token outside the target's vocabulary, and for parents that make no tree.
         """
         if not plan.num_draft_tokens:
             return
-        room: dict[int, int] = {}
-        for row in self._began:
-            request = batch.requests[row]
-            if request is not None and request.num_draft_tokens != 0 and plan.depth_of(row):
-                room[row] = len(request.tokens) + request.max_tokens - 1
-        sequences = batch.host_sequences(room)
-        running = {row: tokens for row, tokens in sequences.items() if len(tokens) < room[row]}
+        if plan.copies is not None:
+            self._fill(plan.copies, plan.num_draft_tokens)
+            return
+        running = {row: tokens for row, tokens in self._running(batch).items() if plan.depth_of(row)}
         self._fill(self.drafter.propose(running, plan.num_draft_tokens) if running else {}, plan.num_draft_tokens)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
@@ -123,40 +125,53 @@ class HostDrafting(Drafter):
         drafted = (self._index[:depth] < room[:, None]) & batch.active[:, None]
         valid = torch.cat((batch.active[:, None], drafted), dim=1)
         tokens = torch.cat((batch.root[:, None], self.tokens[:, :depth]), dim=1)
-        if not self.branches:
-            return batch.chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
-        parents = torch.nn.functional.pad(self.parents[:, :depth], (1, 0), value=-1)
-        tree = Tree.make(tokens, parents, valid, max_depth=depth, no_draft_reason=NoDraft.NO_MATCH)
-        tree.valid.logical_and_(tree.depth <= batch.draft_room.clamp(min=0)[:, None])
-        return tree
+        if self.branches:
+            parents = torch.nn.functional.pad(self.parents[:, :depth], (1, 0), value=-1)
+            tree = Tree.make(tokens, parents, valid, max_depth=depth, no_draft_reason=NoDraft.NO_MATCH)
+            tree.valid.logical_and_(tree.depth <= batch.draft_room.clamp(min=0)[:, None])
+        else:
+            tree = batch.chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
+        return replace(tree, origin=self.origin[:, None].expand_as(tokens)) if self._several else tree
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """The buffers are of former sequences now."""
         self.count.zero_()
 
-    def _fill(self, drafts: Mapping[int, HostDraft], most: int) -> None:
+    def _running(self, batch: Batch) -> dict[int, Sequence[int]]:
+        """The sequences of the rows that may have a draft."""
+        room: dict[int, int] = {}
+        for row in self._began:
+            request = batch.requests[row]
+            if request is not None and request.num_draft_tokens != 0:
+                room[row] = len(request.tokens) + request.max_tokens - 1
+        return {row: tokens for row, tokens in batch.host_sequences(room).items() if len(tokens) < room[row]}
+
+    def _fill(self, drafts: Mapping[int, Proposal], most: int) -> None:
         shape = self.tokens.shape
         tokens, parents = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-        count = torch.zeros(shape[0], dtype=torch.int64)
-        into, of, counts = tokens.numpy(), parents.numpy(), count.numpy()
+        count, origin = torch.zeros(shape[0], dtype=torch.int64), torch.zeros(shape[0], dtype=torch.int64)
+        into, of, counts, origins = tokens.numpy(), parents.numpy(), count.numpy(), origin.numpy()
         for row, draft in drafts.items():
-            kept = list((draft.tokens if isinstance(draft, HostTree) else draft)[:most])
+            tokens_of, above = (draft.tokens, draft.parents) if isinstance(draft, HostDraft) else (draft, None)
+            kept = list(tokens_of[:most])
             if not kept:
                 continue
             if not 0 <= min(kept) <= max(kept) < self.vocab_size:
                 raise ValueError(f"draft tokens {kept} leave the target's vocabulary of {self.vocab_size}")
             into[row, : len(kept)], counts[row] = kept, len(kept)
-            if isinstance(draft, HostTree):
-                above = list(draft.parents[: len(kept)])
+            if above is not None and self.branches:
+                above = list(above[: len(kept)])
                 if len(above) < len(kept) or any(not -1 <= parent < node for node, parent in enumerate(above)):
-                    raise ValueError(
-                        f"parents {above} of {len(kept)} draft tokens: give -1 or an earlier token's number"
-                    )
+                    raise ValueError(f"parents {above} of {len(kept)} draft tokens: give -1 or an earlier one's number")
                 of[row, : len(kept)] = above
                 of[row, : len(kept)] += 1
             elif self.branches:
                 of[row, : len(kept)] = range(len(kept))
+            if isinstance(draft, HostDraft):
+                origins[row] = draft.origin
         self.tokens.copy_(tokens)
         self.count.copy_(count)
+        if self._several:
+            self.origin.copy_(origin)
         if self.branches:
             self.parents.copy_(parents)

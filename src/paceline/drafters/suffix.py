@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
+from paceline.core.host_draft import HostDraft
 from paceline.core.request import Request
 from paceline.core.token_index import (
     MAX_DRAFT,
@@ -17,7 +18,7 @@ from paceline.core.token_index import (
     draft_from_plain,
 )
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.host import HostDraft, HostDrafter, HostTree
+from paceline.drafters.host import HostDrafter
 from paceline.drafters.token_store import TokenStore, TokenStoreError, new_index
 from paceline.kernels.cpu.token_index import KernelSuffixDrafts, KernelTokenIndex
 
@@ -103,13 +104,6 @@ class SuffixDrafter(HostDrafter):
 
     def propose(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> Mapping[int, HostDraft]:
         """The drafts that promise most accepted tokens."""
-        found = self.drafts(sequences, num_draft_tokens)
-        if not self.branches:
-            return {row: draft.tokens for row, draft in found.items()}
-        return {row: HostTree(draft.tokens, draft.parents) for row, draft in found.items()}
-
-    def drafts(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> dict[int, SuffixDraft]:
-        """Drafts by row, with the matches and the probabilities that they are made from."""
         added: list[Sequence[int]] = []
         for row, tokens in sequences.items():
             added.append(tokens[self._num_known[row] :])
@@ -118,7 +112,10 @@ class SuffixDrafter(HostDrafter):
         kept = [self.stores.get(self._store_name[row]) for row in sequences]
         stores = [None if store is None else store.index for store in kept]
         found = self._draft(own, stores, added, num_draft_tokens)
-        return dict(zip(sequences, found, strict=True))
+        return {row: self._as_host_draft(draft) for row, draft in zip(sequences, found, strict=True) if draft.tokens}
+
+    def _as_host_draft(self, draft: SuffixDraft) -> HostDraft:
+        return HostDraft(draft.tokens, draft.parents if self.branches else None, draft.match, draft.probs)
 
     def _draft(
         self,

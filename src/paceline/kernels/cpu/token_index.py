@@ -51,14 +51,16 @@ class KernelTokenIndex(TokenIndex):
         """Memory that it takes."""
         return _call(self.isa, "index_bytes", c_int64)(c_void_p(self.address))
 
-    def find(self, context: Sequence[int], *, min_match: int, max_match: int, limit: int) -> list[Occurrence]:
+    def find(
+        self, context: Sequence[int], *, min_match: int, max_match: int, limit: int, skip_end: bool = False
+    ) -> list[Occurrence]:
         """See TokenIndex."""
         given, places = array("q", context[-max_match:]), array("q", bytes(16 * MAX_OCCURRENCES))
         at, _ = places.buffer_info()
         count = _call(self.isa, "index_find", c_int64)(
             c_void_p(self.address),
             c_void_p(given.buffer_info()[0]),
-            *(c_int64(one) for one in (len(given), min_match, max_match, limit)),
+            *(c_int64(one) for one in (len(given), min_match, max_match, limit, int(skip_end))),
             c_void_p(at),
             c_void_p(at + 8 * MAX_OCCURRENCES),
         )

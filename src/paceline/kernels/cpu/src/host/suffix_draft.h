@@ -71,7 +71,8 @@ inline void draft_from(const TokenIndex &index, const Occurrence *found, int64_t
     }
 }
 
-// The draft with the highest score of all lengths of match; of equal scores the longest match. own as in find.
+// The draft with the highest score of all lengths of match; of equal scores the longest match. own: the context is
+// the end of the index.
 inline void best_draft(const TokenIndex &index, const int32_t *context, int64_t count, bool own, int64_t most,
                        const SuffixOptions &options, SuffixDraft &best) {
     static thread_local std::vector<Candidate> open;

@@ -60,14 +60,14 @@ class TokenIndex {
     }
 
     // The latest occurrences of the last tokens of context[0 .. count), of at most max_match and at least min_match of
-    // them, at most limit, the latest first. Those of LONG tokens or more hide the shorter ones. own: context is the end
-    // of this index.
-    int64_t find(const int32_t *context, int64_t count, int64_t min_match, int64_t max_match, int64_t limit, bool own,
+    // them, at most limit, the latest first. Those of LONG tokens or more hide the shorter ones. skip_end leaves out the
+    // end of the index.
+    int64_t find(const int32_t *context, int64_t count, int64_t min_match, int64_t max_match, int64_t limit, bool skip_end,
                  Occurrence *found) const {
         int64_t num = 0;
         if (count >= LONG && max_match >= LONG)
-            num = walk(1, context, count, std::max(min_match, LONG), max_match, limit, own, found);
-        if (num == 0 && min_match < LONG) num = walk(0, context, count, min_match, max_match, limit, own, found);
+            num = walk(1, context, count, std::max(min_match, LONG), max_match, limit, skip_end, found);
+        if (num == 0 && min_match < LONG) num = walk(0, context, count, min_match, max_match, limit, skip_end, found);
         return num;
     }
 
@@ -146,10 +146,10 @@ class TokenIndex {
     }
 
     int64_t walk(int which, const int32_t *context, int64_t count, int64_t min_match, int64_t max_match, int64_t limit,
-                 bool own, Occurrence *found) const {
+                 bool skip_end, Occurrence *found) const {
         const Links &links = links_[which];
         if (links.head.empty() || count < 1) return 0;
-        const int64_t end = own ? (int64_t)tokens.size() - 1 : -1;
+        const int64_t end = skip_end ? (int64_t)tokens.size() - 1 : -1;
         const int32_t *last = context + count - 1;
         int64_t num = 0;
         for (uint32_t next = links.head[hash(which, last)]; next && num < limit;) {
