@@ -36,6 +36,7 @@ from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.host import HostDrafter, HostDrafting
+from paceline.drafters.joined import JoinedCopies
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.from_transformers import is_transformers_model
@@ -211,7 +212,12 @@ def _build_candidates(drafters: Sequence[OneDrafter], target: Loaded) -> Drafter
         built.append(drafting.drafter)
     if any(isinstance(one, NoDrafter) for one in built):
         raise ValueError('the drafter "none" is one of several: leave it out; steps are plain where no draft pays')
-    return CandidateDrafters(built)
+    copying = [one.drafter for one in built if isinstance(one, HostDrafting) and one.copies]
+    others = [one for one in built if not isinstance(one, HostDrafting) or not one.copies]
+    if not copying:
+        return CandidateDrafters(others)
+    copies = HostDrafting(copying[0] if len(copying) == 1 else JoinedCopies(copying))
+    return CandidateDrafters([copies, *others]) if others else copies
 
 
 def _build(drafter: OneDrafter | None, target: Loaded) -> Drafter:

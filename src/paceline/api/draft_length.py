@@ -11,6 +11,7 @@ from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.none import NoDrafter
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
+from paceline.engine.copy_plans import MAX_COPIED_TOKENS, CopyPlan, MixedPlan
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, knowledge_of, new_knowledge
 from paceline.engine.watch import Watch
 from paceline.models.base import LM
@@ -43,7 +44,9 @@ def longest_draft(count: NumDraftTokens, drafter: Drafter) -> int:
             f'num_draft_tokens={count} with {len(drafter.drafters)} drafters: give "auto", by which one of them is '
             "chosen, or a Plan, or one drafter"
         )
-    return MAX_DRAFT_TOKENS if count == "auto" else count
+    if count != "auto":
+        return count
+    return MAX_COPIED_TOKENS if drafter.copies else MAX_DRAFT_TOKENS
 
 
 def cut_draft_length(count: NumDraftTokens, *, max_tokens: int) -> NumDraftTokens:
@@ -67,8 +70,8 @@ def cut_draft_length(count: NumDraftTokens, *, max_tokens: int) -> NumDraftToken
 
 def is_controlled(count: NumDraftTokens, *, drafter: Drafter, verifier: Verifier) -> bool:
     """Whether a single controller chooses draft lengths by what is known of the target and the drafter."""
-    several = isinstance(drafter, CandidateDrafters)
-    return count == "auto" and verifier.same_tokens and not several and longest_draft(count, drafter) > 0
+    one = not isinstance(drafter, CandidateDrafters) and not drafter.copies
+    return count == "auto" and verifier.same_tokens and one and longest_draft(count, drafter) > 0
 
 
 def plan_of(
@@ -97,13 +100,22 @@ def plan_of(
                 "drafts depends on the clock, so a seed would not give the same tokens; give one drafter, or the "
                 "verifier coupled"
             )
-        controllers = [
-            _controller(target, one, verifier, rows=rows, postpones=False, begin=begin) for one in drafter.drafters
-        ]
-        return CandidatePlan(controllers)
+        alone = drafter.drafters[1:] if drafter.copies else drafter.drafters
+        controllers = [_controller(target, one, verifier, rows=rows, postpones=False, begin=begin) for one in alone]
+        others = controllers[0] if len(controllers) == 1 else CandidatePlan(controllers)
+        if not drafter.copies:
+            return others
+        return MixedPlan(copies=_copy_plan(target, verifier, controllers[0].knowledge), others=others)
+    if count == "auto" and drafter.copies:
+        known = new_knowledge(target.device, MAX_DRAFT_TOKENS)
+        return _copy_plan(target, verifier, knowledge_of(target, drafter) if verifier.same_tokens else known)
     if count == "auto":
         return _controller(target, drafter, verifier, rows=rows, postpones=drafter.postpones, begin=begin)
     return Watch(plan=Fixed(most)) if verifier.same_tokens else Fixed(most)
+
+
+def _copy_plan(target: LM, verifier: Verifier, knowledge: Knowledge) -> CopyPlan:
+    return CopyPlan(knowledge=knowledge, timed=verifier.same_tokens, sizes=target.device.type != "cpu")
 
 
 def _controller(

@@ -27,6 +27,7 @@ from paceline.core.constraint import Constraint
 from paceline.decode import Decoder, agree
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
+from paceline.engine.copy_plans import CopyPlan, MixedPlan
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
 from paceline.engine.runner import runner_for
 from paceline.engine.scheduler import Scheduler
@@ -138,7 +139,7 @@ class Engine:
     def speed(self) -> Speed | None:
         """Measured tokens per second with drafting and without; None before enough steps are measured."""
         plan = self.decoder.plan
-        return plan.speed if isinstance(plan, Watch | Controller | CandidatePlan) else None
+        return plan.speed if isinstance(plan, Watch | Controller | CandidatePlan | CopyPlan | MixedPlan) else None
 
     @property
     def lossless(self) -> bool:
@@ -236,7 +237,7 @@ class Engine:
             self._scheduler.stats(ticket),
             prompt_logprobs=known,
             speed=self.speed,
-            costs=plan.costs() if isinstance(plan, Controller | CandidatePlan) else (),
+            costs=plan.costs() if isinstance(plan, Controller | CandidatePlan | MixedPlan) else (),
             lossless=self.lossless,
         )
 

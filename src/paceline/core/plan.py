@@ -1,9 +1,10 @@
 """Plans how much to draft in a step, from the results of earlier steps, never from the tokens of the planned step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
+from paceline.core.host_draft import HostDraft
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 
@@ -15,6 +16,9 @@ class Plan(ABC):
     @abstractmethod
     def max_draft_tokens(self) -> int:
         """Largest ``num_draft_tokens`` it may ever choose; capacity is reserved for it."""
+
+    def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:  # noqa: B027 - most plans know no copies
+        """Take into account what may be copied in the next step, by row; asked for if the drafter copies."""
 
     @abstractmethod
     def __call__(self) -> StepPlan:

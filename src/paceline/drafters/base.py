@@ -4,7 +4,7 @@ B rows, N nodes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,6 +15,7 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import View
 from paceline.core.guidance import GuidanceState
+from paceline.core.host_draft import HostDraft
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.models.base import LM
@@ -74,6 +75,10 @@ class Drafter(ABC):
         state; None, the default, that it is not known, so that no step is replayed.
         """
         return None
+
+    def offers(self, batch: Batch, num_draft_tokens: int) -> Mapping[int, Sequence[HostDraft]]:
+        """What a drafter that ``copies`` has for each row, of which the plan may choose for the step."""
+        return {}
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:  # noqa: B027 - most drafters keep nothing on the host
         """Prepare ``host_state`` for a step of the shape ``plan``; the only call in a step of no draft, without taps.

@@ -3,7 +3,7 @@
 B rows, N nodes.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.host_draft import HostDraft
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.drafters import DRAFTERS
@@ -34,7 +35,7 @@ class CandidateDrafters(Drafter):
         self.draws = frozenset[Draw]().union(*(one.draws for one in drafters))
         self.branches = any(one.branches for one in drafters)
         self.ends_early = any(one.ends_early for one in drafters)
-        self.copies = any(one.copies for one in drafters)
+        self.copies = drafters[0].copies
         self.on_host = any(one.on_host for one in drafters)
         self.accepts_other_tokens = all(one.accepts_other_tokens for one in drafters)
         counts = [len(one.origins) for one in drafters]
@@ -64,6 +65,10 @@ class CandidateDrafters(Drafter):
                     f"takes only those that are {want}: leave this drafter out, or give the verifier 'coupled'"
                 )
             one.start(replace(context, draw=draw))
+
+    def offers(self, batch: Batch, num_draft_tokens: int) -> Mapping[int, Sequence[HostDraft]]:
+        """Those of the first, which alone may copy."""
+        return self.drafters[0].offers(batch, num_draft_tokens)
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
         """Prepare the one that drafts; the others miss the step."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 from paceline.engine.confidence import Confidence
+from paceline.engine.copies import CopyRates
 
 FIRST_GUESS = 0.6  # of a drafter that nothing is known of
 GOES_ON = 0.8  # share of drafts that do not end before the next token, until it is known
@@ -89,7 +90,7 @@ class Pool:
 
     def __init__(self, max_depth: int) -> None:
         self.counts = Counts(max_depth)
-        self.confidence = Confidence()
+        self.confidence, self.copies = Confidence(), CopyRates()
         self.rates: list[float] = []  # by depth - 1
         self.offers = 1.0  # share of the steps that had a draft when asked for one
         # Share of the drafts that were planned to be so deep and did not end before, by depth - 1.

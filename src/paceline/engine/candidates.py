@@ -90,6 +90,16 @@ class CandidatePlan(Plan):
     def _most_used(self) -> Controller:
         return self.controllers[self.steps_by_drafter.index(max(self.steps_by_drafter))]
 
+    @property
+    def outlook(self) -> float:
+        """What the drafter in use promises."""
+        return self.controllers[self._chosen].outlook
+
+    def stand_by(self, result: StepResult) -> None:
+        """Another drafter than these drafted in the step."""
+        for one in self.controllers:
+            one.stand_by(result)
+
     def _choose(self) -> None:
         """The drafter of the highest bound, for the next stretch."""
         known = [one.knowledge for one in self.controllers]

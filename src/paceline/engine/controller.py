@@ -156,14 +156,17 @@ class Controller(Plan):
 
         What the drafter must read first, because it stood by, is spread over ``HORIZON`` tokens.
         """
-        if not self._rows:
-            return 1.0
-        choice = self._goodput.best(self._rows)
-        if not choice.depths:
-            return 1.0
-        missed = sum(self._rows[row].missed for row in choice.depths)
+        return self._promise(self._goodput.best(self._rows)) if self._rows else 1.0
+
+    @property
+    def outlook(self) -> float:
+        """``promise`` by what was last decided, without deciding anew."""
+        return self._promise(self._choice) if self._rows and self._choice is not None else 1.0
+
+    def _promise(self, choice: Choice) -> float:
+        missed = sum(self._rows[row].missed for row in choice.depths if row in self._rows)
         reading = self.knowledge.costs.catch_up * missed / (HORIZON * self._plain_cost(len(self._rows)))
-        return max(1.0, choice.speedup - reading)
+        return max(1.0, choice.speedup - reading) if choice.depths else 1.0
 
     def _learn(self) -> None:
         """Learn from the steps since the last call."""

@@ -96,7 +96,7 @@ class Runner:
         decoder = self.decoder
         with without_gradients():
             timer = self._reader.start()
-            plan = decoder.plan()
+            plan = self._plan_step()
             self._begin_step(plan)
             kind: Hashable = None if self.recorder is None else self.recorder.kind(plan)
             recorded = None if self.recorder is None else self.recorder.find(kind)
@@ -158,6 +158,15 @@ class Runner:
             self.decoder.prefill_drafter(reading)
         except Exception as error:
             self._drop_drafter(error)
+
+    def _plan_step(self) -> StepPlan:
+        if not self.decoder.drafter.copies:
+            return self.decoder.plan()
+        try:
+            return self.decoder.plan_step()
+        except Exception as error:
+            self._drop_drafter(error)
+            return self.decoder.plan()
 
     def _begin_step(self, plan: StepPlan) -> None:
         try:

@@ -1,0 +1,164 @@
+"""How likely copied tokens are accepted, and how many of those on offer are worth verifying.
+
+Drafters that copy say before the step what they have: fixed tokens, so a plan may look at them and every lossless
+verifier stays exact. Whether they would have been accepted is seen from the tokens that follow, submitted or not
+(full information, as 2510.20064 has it), so nothing needs to be tried to be known.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, final
+
+from paceline.core.host_draft import HostDraft
+from paceline.engine.costs import StepCosts
+
+LONGEST = 64  # matched tokens that are told apart
+ENDS = (1, 2, 3, 5, 8, 15, 31)  # the longest matches of all classes but the last
+SURE, LIKELY = 0.9, 0.5  # chances by the drafter's own counts that are told apart
+LENGTHS = tuple(bisect_right(ENDS, length - 1) for length in range(1, LONGEST + 1))  # class by matched tokens - 1
+KEEP = 0.998  # of the weight of former tokens of a class, with each
+WEIGHT = 6.0  # of the guess, in tokens
+FOLLOW = 0.96  # of the weight of a request's former tokens, with each
+TYPICAL = 3.0  # rejected tokens of a request that weigh as much as what others were like
+LEAST_ODDS, MOST_ODDS = 0.1, 8.0  # how many times likelier than in other requests a token is rejected
+CERTAIN = 0.995  # no token is
+WORTHLESS = 0.05  # tokens that are less likely to be accepted are not weighed
+STEPS = (0.97, 0.95, 0.92, 0.88, 0.83, 0.77, 0.7, 0.62, 0.53, 0.44, 0.35, 0.26, 0.18, 0.1, WORTHLESS)
+SWITCH = 1.02  # copies are verified where that is so many times better than plain decoding
+
+
+@final
+class CopyRates:
+    """The share of copied tokens that the target said too, by who copied them, the length of the match before them,
+    and the chance that the drafter's own counts gave them; each after the tokens before it were right.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, int, int], tuple[float, float]] = {}  # accepted, and all
+        self._rates: dict[tuple[int, int, int], float] = {}
+
+    def rates(self, draft: HostDraft, most: int) -> list[float]:
+        """The chance of each of the first ``most`` tokens of ``draft``."""
+        known, rates = self._rates, list[float]()
+        for place in _classes(draft, most):
+            rate = known.get(place)
+            if rate is None:
+                rate = known[place] = self._rate(place)
+            rates.append(rate)
+        return rates
+
+    def learn(self, draft: HostDraft, tokens: Sequence[int]) -> list[tuple[float, bool]]:
+        """Compare ``draft`` with the ``tokens`` that came; what was expected of each token that this tells of, and
+        whether it was right.
+        """
+        compared: list[tuple[float, bool]] = []
+        for place, drafted, said in zip(_classes(draft, len(tokens)), draft.tokens, tokens, strict=False):
+            right = drafted == said
+            compared.append((self._rates.get(place) or self._rate(place), right))
+            accepted, seen = self._counts.get(place, (0.0, 0.0))
+            self._counts[place] = KEEP * accepted + right, KEEP * seen + 1
+            self._rates.pop(place, None)
+            if not right:
+                break
+        return compared
+
+    def _rate(self, place: tuple[int, int, int]) -> float:
+        accepted, seen = self._counts.get(place, (0.0, 0.0))
+        _, length, sure = place
+        guess = (1 - 0.7 / (ENDS[length] if length < len(ENDS) else 2 * ENDS[-1]) ** 0.5) * (0.35, 0.75, 1.0)[sure]
+        return min(CERTAIN, (WEIGHT * guess + accepted) / (WEIGHT + seen))
+
+
+@final
+class CopyRow:
+    """A request that may copy: how much likelier than in others its copies are rejected."""
+
+    def __init__(self, *, rates: CopyRates, most: int) -> None:
+        self.rates, self.most = rates, most
+        self._rejected = self._expected = 0.0
+
+    def survival(self, draft: HostDraft) -> list[float]:
+        """The chance that ``draft`` is accepted down to each depth."""
+        odds = self._odds()
+        right = (1 - odds * (1 - rate) for rate in self.rates.rates(draft, self.most))
+        found: list[float] = []
+        for alive in accumulate(right, lambda alive, rate: alive * max(rate, 0.0)):
+            if alive < WORTHLESS:
+                break
+            found.append(alive)
+        return found
+
+    def learn(self, draft: HostDraft, tokens: Sequence[int], *, shared: bool) -> None:
+        """Compare ``draft`` with what came. Without ``shared`` others learn nothing from it."""
+        rates = self.rates if shared else CopyRates()
+        for expected, right in rates.learn(draft, tokens):
+            self._rejected = FOLLOW * self._rejected + (not right)
+            self._expected = FOLLOW * self._expected + 1 - expected
+
+    def _odds(self) -> float:
+        odds = (self._rejected + TYPICAL) / (self._expected + TYPICAL)
+        return min(max(odds, LEAST_ODDS), MOST_ODDS)
+
+
+class CopyChoice(NamedTuple):
+    """The drafts to verify, by row, and the speed that they promise over that of plain decoding."""
+
+    drafts: Mapping[int, HostDraft]
+    speedup: float
+
+
+NONE = CopyChoice({}, 1.0)
+
+
+def choose_copies(
+    offers: Mapping[int, Sequence[HostDraft]], rows: Mapping[int, CopyRow], costs: StepCosts, *, running: int
+) -> CopyChoice:
+    """Of each row the draft that promises most, cut where further tokens cost more than they give.
+
+    All rows are cut at the same chance to be accepted, as a token costs the same in each.
+    """
+    weighed: list[tuple[int, HostDraft, list[float], list[float]]] = []
+    for row, several in offers.items():
+        state = rows.get(row)
+        if state is None or not state.most:
+            continue
+        best: tuple[float, HostDraft, list[float]] = (0.0, HostDraft(()), [])
+        for draft in several:
+            chances = state.survival(draft)
+            promised = sum(chances)
+            if promised > best[0]:
+                best = (promised, draft, chances)
+        if best[0]:
+            weighed.append((row, best[1], [-one for one in best[2]], [0.0, *accumulate(best[2])]))
+    if not weighed:
+        return NONE
+    plain, found, chosen, before = costs.of(running, running), SWITCH, list[int](), list[int]()
+    for least in STEPS:
+        depths = [bisect_right(falling, -least) for _, _, falling, _ in weighed]
+        if depths == before or not any(depths):
+            continue
+        before = depths
+        tokens = running + sum(sums[depth] for depth, (_, _, _, sums) in zip(depths, weighed, strict=True))
+        speedup = tokens / running * plain / costs.of(running, running + sum(depths))
+        if speedup > found:
+            found, chosen = speedup, depths
+    if not chosen:
+        return NONE
+    pairs = zip(chosen, weighed, strict=True)
+    return CopyChoice({row: draft.first(depth) for depth, (row, draft, _, _) in pairs if depth}, found)
+
+
+def _classes(draft: HostDraft, most: int) -> list[tuple[int, int, int]]:
+    """What tells of the chance of each of its first ``most`` tokens."""
+    origin, match, probs, last = draft.origin, draft.match, draft.probs, LONGEST - 1
+    count = min(most, len(draft.tokens))
+    if probs is None:
+        return [(origin, LENGTHS[min(max(match, 1) + index - 1, last)], 2) for index in range(count)]
+    found: list[tuple[int, int, int]] = []
+    before = 1.0
+    for index in range(count):
+        share, before = probs[index] / before, probs[index]
+        sure = 2 if share >= SURE else 1 if share >= LIKELY else 0
+        found.append((origin, LENGTHS[min(max(match, 1) + index - 1, last)], sure))
+    return found

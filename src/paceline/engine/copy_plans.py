@@ -1,0 +1,185 @@
+"""Plans for drafters that copy: alone, and beside a draft model or head that is asked where no copy promises more."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+from paceline.core.host_draft import HostDraft
+from paceline.core.plan import Plan
+from paceline.core.request import Request
+from paceline.core.step import StepPlan, StepResult
+from paceline.core.tree import NoDraft
+from paceline.engine.candidates import CandidatePlan
+from paceline.engine.controller import Controller
+from paceline.engine.copies import NONE, CopyChoice, CopyRow, choose_copies
+from paceline.engine.costs import DepthCost, StepWork
+from paceline.engine.curve import WARM
+from paceline.engine.knowledge import Knowledge
+from paceline.engine.watch import Speed
+
+MAX_COPIED_TOKENS = 32
+SIZES = (1, 2, 4, 8, 16, MAX_COPIED_TOKENS)  # lengths of recorded steps
+SAMPLE = 4  # one of so many steps of a known cost is looked at for it
+ENOUGH = 16  # steps before a speed is told
+
+
+@final
+class CopyPlan(Plan):
+    """Verifies of the copies on offer what is worth its cost, in every row and step.
+
+    ``knowledge`` is of the costs and of what copies were accepted. Without ``timed`` no clock and no other row matters.
+    ``sizes`` keeps the steps' shapes few, for those that are recorded.
+    """
+
+    def __init__(
+        self, *, knowledge: Knowledge, timed: bool, sizes: bool = False, max_draft_tokens: int = MAX_COPIED_TOKENS
+    ) -> None:
+        self.knowledge, self._timed, self._sizes, self._max = knowledge, timed, sizes, max_draft_tokens
+        self._rows: dict[int, CopyRow] = {}
+        self._offers: Mapping[int, Sequence[HostDraft]] = {}
+        self._steps = self._tokens = 0
+        self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return self._max
+
+    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        """New requests: their copies are expected to be like those of others."""
+        for row, request in zip(rows, requests, strict=True):
+            most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
+            known = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
+            self._rows[row] = CopyRow(rates=known.copies, most=most)
+
+    def release(self, rows: Iterable[int]) -> None:
+        """Requests that ended."""
+        for row in rows:
+            self._rows.pop(row, None)
+
+    def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:
+        """What may be copied in the next step."""
+        self._offers = offers
+
+    def choose(self) -> CopyChoice:
+        """The copies that are worth verifying."""
+        if not self._offers:
+            return NONE
+        rows, costs, offers = self._rows, self.knowledge.costs, self._offers
+        if self._timed:
+            return choose_copies(offers, rows, costs, running=len(rows))
+        drafts: dict[int, HostDraft] = {}
+        for row, several in offers.items():
+            drafts |= choose_copies({row: several}, rows, costs, running=1).drafts
+        return CopyChoice(drafts, 1.0)
+
+    def __call__(self) -> StepPlan:
+        """The next step's shape."""
+        return self.plan_for(self.choose())
+
+    def plan_for(self, choice: CopyChoice) -> StepPlan:
+        """The shape of a step that verifies what was chosen."""
+        if not choice.drafts:
+            return StepPlan(0, off=NoDraft.SLOWER if self._offers else NoDraft.NO_MATCH)
+        deepest = max(len(draft.tokens) for draft in choice.drafts.values())
+        if self._sizes:
+            deepest = min(self._max, next(size for size in SIZES if size >= deepest))
+        depths = [deepest] * (1 + max(self._rows))  # rows with nothing on offer say that nothing matches
+        for row, several in self._offers.items():
+            if several:
+                depths[row] = len(choice.drafts[row].tokens) if row in choice.drafts else 0
+        return StepPlan(deepest, tuple(depths), off=NoDraft.SLOWER, copies=choice.drafts)
+
+    def observe(self, result: StepResult) -> None:
+        """Learn what the step cost, and from its tokens which copies were right."""
+        self.learn(result)
+        num_running, costs = result.num_running, self.knowledge.costs
+        if not num_running:
+            return
+        nodes = num_running + sum(result.num_drafted)
+        if self._timed and (self._steps % SAMPLE == 0 or costs.score.measured(nodes, num_running - 1) < WARM):
+            costs.observe(StepWork(num_running, nodes), result.seconds)
+        self._steps += 1
+        self._tokens += result.num_tokens
+        self._seconds += result.seconds.total
+        plain = result.seconds.total
+        if nodes > num_running:
+            plain = costs.of(num_running, num_running) * costs.level * result.num_tokens / num_running
+        self._plain_seconds += plain
+
+    def learn(self, result: StepResult) -> None:
+        """Learn from the tokens of a step which of the copies on offer were right, submitted or not."""
+        for row, several in self._offers.items():
+            state = self._rows.get(row)
+            if state is not None and result.tokens[row]:
+                for draft in several:
+                    state.learn(draft, result.tokens[row], shared=self._timed)
+        self._offers = {}
+
+    @property
+    def speed(self) -> Speed | None:
+        """Tokens per second so far, and what plain decoding would have given; None before enough steps."""
+        if self._steps < ENOUGH or not self._plain_seconds or not self._seconds:
+            return None
+        return Speed(drafted=self._tokens / self._seconds, plain=self._tokens / self._plain_seconds)
+
+
+@final
+class MixedPlan(Plan):
+    """Copies where they promise more than ``others``, which plan for the other drafters of CandidateDrafters.
+
+    Copies are its first drafter. The costs of a target's forward are the same for both, so both learn them.
+    """
+
+    def __init__(self, *, copies: CopyPlan, others: Controller | CandidatePlan) -> None:
+        self.copies, self.others = copies, others
+        self._copied_steps = 0
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return max(self.copies.max_draft_tokens, self.others.max_draft_tokens)
+
+    @property
+    def drafts_at_once(self) -> bool:
+        return self.others.drafts_at_once
+
+    @property
+    def speed(self) -> Speed | None:
+        """That of the plan with the most steps."""
+        return self.copies.speed or self.others.speed
+
+    def costs(self) -> tuple[DepthCost, ...]:
+        """What steps with the other drafters cost and promise."""
+        return self.others.costs()
+
+    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        """New requests."""
+        self.copies.admit(rows, requests)
+        self.others.admit(rows, requests)
+
+    def release(self, rows: Iterable[int]) -> None:
+        """Requests that ended."""
+        rows = list(rows)
+        self.copies.release(rows)
+        self.others.release(rows)
+
+    def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:
+        """What may be copied in the next step."""
+        self.copies.consider(offers)
+
+    def __call__(self) -> StepPlan:
+        """The shape of the step that promises most, and its drafter."""
+        choice = self.copies.choose()
+        if choice.drafts and choice.speedup > self.others.outlook:
+            return self.copies.plan_for(choice)
+        plan = self.others()
+        return replace(plan, drafter=plan.drafter + 1)
+
+    def observe(self, result: StepResult) -> None:
+        """To the one that planned the step; the others learn what they can."""
+        if result.plan.copies is not None:
+            self._copied_steps += 1
+            self.copies.observe(result)
+            self.others.stand_by(result)
+        else:
+            self.copies.learn(result)
+            self.others.observe(replace(result, plan=replace(result.plan, drafter=result.plan.drafter - 1)))
