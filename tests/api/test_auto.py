@@ -1,7 +1,10 @@
 """``num_draft_tokens="auto"``: the same tokens, whatever the controller chooses, and what results say of it."""
 
+from pathlib import Path
+
 import pytest
 
+import paceline_demo
 from paceline.api import Engine, SamplingParams, generate
 from paceline.core.plan import Fixed
 from paceline.drafters import DRAFTERS
@@ -9,6 +12,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
+from paceline.engine.copy_plans import CopyPlan, MixedPlan
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS
 from paceline.engine.readers import AsyncReader, SyncReader
 from tests import tiny
@@ -133,3 +137,43 @@ def test_several_drafters_that_cannot_be_chosen_from_are_refused():
     with pytest.raises(ValueError, match="num_speculative_tokens=4 of one of 2 drafters"):
         Engine(bare(), drafter=["ngram", {"method": "ngram", "num_speculative_tokens": 4}], max_length=90)
     assert isinstance(Engine(bare(), drafter=["ngram"], max_length=90).decoder.drafter, NgramDrafter)
+
+
+COPYING = {
+    "copies": ["copy", "suffix"],
+    "auto": ["auto"],
+    "copies and a model": ["auto", "model"],
+    "copies, prompt lookup and a model": ["ngram", "suffix", "model"],
+}
+
+
+@pytest.mark.parametrize("drafters", COPYING)
+@pytest.mark.parametrize("reader", [SyncReader, AsyncReader])
+def test_tokens_with_copies_are_those_of_plain_decoding(drafters, reader, monkeypatch):
+    read_by(monkeypatch, reader)
+    model, lm = tiny.target()
+    given = COPYING[drafters]
+    if isinstance(given, list):
+        given = [tiny_drafter("model", lm) if one == "model" else one for one in given]
+    found, made = tokens_of(given, target=bare(lm))
+    wanted = [naive(prompt, params, params.seed, model) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    assert [list(tokens) for tokens in found] == wanted
+    assert made.runner.drafter_error is None
+    assert isinstance(made.decoder.plan, MixedPlan if "model" in drafters else CopyPlan)
+
+
+def test_copies_are_accepted_and_say_who_made_them():
+    model, lm = tiny.looping_target()
+    made = Engine(bare(lm), drafter=["copy", "suffix", ModelDrafter(lm=tiny.draft())], batch_size=1, max_length=120)
+    (result,) = made.generate([[2]], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
+    assert list(result.token_ids) == naive([2], SamplingParams(max_tokens=100, temperature=0.0), 0, model)
+    assert "suffix" in result.origin and result.stats.mean_acceptance_length > 3
+
+
+def test_auto_takes_the_heads_in_the_targets_directory(tmp_path):
+    target = Path(paceline_demo.__file__).parent / "target"
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).symlink_to(target / name)
+    (tmp_path / "head").symlink_to(target.parent / "prophet")
+    made = Engine(str(tmp_path), drafter="auto", batch_size=1, max_length=64)
+    assert made.decoder.drafter.origins[:2] == ("copy", "suffix") and "prophet" in made.decoder.drafter.origins

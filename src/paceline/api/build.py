@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from paceline.api import values
+from paceline.api.automatic import AUTO, with_automatic
 from paceline.api.draft_heads import build_head_drafter, is_head, read_weightless
 from paceline.api.draft_length import NumDraftTokens, check_draft_length
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
@@ -88,15 +89,17 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - "FILE.py:NAME", a drafter in a file, with options if wanted: "mine.py:Repeat:period=4".
     - A ``Drafter``, used as it is, or a ``HostDrafter``, which is wrapped; or a class of either that needs no
       arguments.
-    - A list of these, of which the plan chooses one for each step ("auto").
+    - A list of these, of which the plan chooses one for each step.
+    - "auto", alone or in a list: copies of the prompt and of earlier outputs, and the heads in the target's directory.
 
     Raises ValueError, with the known names, for anything else, and for a draft of another vocabulary or device.
     """
     if is_speculative_config(drafter):
         speculation = read_speculative_config(drafter)
         return Drafting(drafter=_speculate(speculation, target), num_draft_tokens=speculation.num_draft_tokens)
-    if isinstance(drafter, Sequence) and not isinstance(drafter, str):
-        return Drafting(drafter=_build_candidates(drafter, target), num_draft_tokens=None)
+    given: DrafterLike = [AUTO] if isinstance(drafter, str) and drafter == AUTO else drafter
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return Drafting(drafter=_build_candidates(with_automatic(given, target), target), num_draft_tokens=None)
     return Drafting(drafter=_build(drafter, target), num_draft_tokens=None)
 
 

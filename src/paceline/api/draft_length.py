@@ -105,17 +105,17 @@ def plan_of(
         others = controllers[0] if len(controllers) == 1 else CandidatePlan(controllers)
         if not drafter.copies:
             return others
-        return MixedPlan(copies=_copy_plan(target, verifier, controllers[0].knowledge), others=others)
+        return MixedPlan(copies=_copy_plan(target, verifier, controllers[0].knowledge, rows=rows), others=others)
     if count == "auto" and drafter.copies:
         known = new_knowledge(target.device, MAX_DRAFT_TOKENS)
-        return _copy_plan(target, verifier, knowledge_of(target, drafter) if verifier.same_tokens else known)
+        return _copy_plan(target, verifier, knowledge_of(target, drafter) if verifier.same_tokens else known, rows=rows)
     if count == "auto":
         return _controller(target, drafter, verifier, rows=rows, postpones=drafter.postpones, begin=begin)
     return Watch(plan=Fixed(most)) if verifier.same_tokens else Fixed(most)
 
 
-def _copy_plan(target: LM, verifier: Verifier, knowledge: Knowledge) -> CopyPlan:
-    return CopyPlan(knowledge=knowledge, timed=verifier.same_tokens, sizes=target.device.type != "cpu")
+def _copy_plan(target: LM, verifier: Verifier, knowledge: Knowledge, *, rows: int) -> CopyPlan:
+    return CopyPlan(rows=rows, knowledge=knowledge, timed=verifier.same_tokens, sizes=target.device.type != "cpu")
 
 
 def _controller(

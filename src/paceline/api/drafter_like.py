@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from paceline.api.automatic import AUTO
 from paceline.api.draft_heads import is_head, read_weightless
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
 from paceline.api.loading import Loaded
@@ -36,6 +37,8 @@ def check_drafter(text: str) -> bool:
 
     Raises ValueError for options that it does not have, and for a name that the file does not have.
     """
+    if text == AUTO:
+        return True
     if name_of(text) in DRAFTERS:
         if read_weightless(text) is None:
             read_named(DRAFTERS, text)
@@ -48,6 +51,8 @@ def check_drafter(text: str) -> bool:
 
 def check_one(drafter: OneDrafter | None) -> None:
     """Raise ValueError for what is no drafter of any target, and for a directory that holds neither model nor head."""
+    if drafter == AUTO:
+        return
     if is_speculative_config(drafter):
         read_speculative_config(drafter)
     elif isinstance(drafter, str) and (name_of(drafter) in DRAFTERS or is_drafter_file(drafter)):

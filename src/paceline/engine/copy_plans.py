@@ -25,16 +25,23 @@ ENOUGH = 16  # steps before a speed is told
 
 @final
 class CopyPlan(Plan):
-    """Verifies of the copies on offer what is worth its cost, in every row and step.
+    """Verifies of the copies on offer what is worth its cost, in every one of ``rows`` rows and every step.
 
     ``knowledge`` is of the costs and of what copies were accepted. Without ``timed`` no clock and no other row matters.
     ``sizes`` keeps the steps' shapes few, for those that are recorded.
     """
 
     def __init__(
-        self, *, knowledge: Knowledge, timed: bool, sizes: bool = False, max_draft_tokens: int = MAX_COPIED_TOKENS
+        self,
+        *,
+        rows: int,
+        knowledge: Knowledge,
+        timed: bool,
+        sizes: bool = False,
+        max_draft_tokens: int = MAX_COPIED_TOKENS,
     ) -> None:
         self.knowledge, self._timed, self._sizes, self._max = knowledge, timed, sizes, max_draft_tokens
+        self._size = rows
         self._rows: dict[int, CopyRow] = {}
         self._offers: Mapping[int, Sequence[HostDraft]] = {}
         self._steps = self._tokens = 0
@@ -83,7 +90,7 @@ class CopyPlan(Plan):
         deepest = max(len(draft.tokens) for draft in choice.drafts.values())
         if self._sizes:
             deepest = min(self._max, next(size for size in SIZES if size >= deepest))
-        depths = [deepest] * (1 + max(self._rows))  # rows with nothing on offer say that nothing matches
+        depths = [deepest] * self._size  # rows with nothing on offer say that nothing matches
         for row, several in self._offers.items():
             if several:
                 depths[row] = len(choice.drafts[row].tokens) if row in choice.drafts else 0

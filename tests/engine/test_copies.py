@@ -1,0 +1,227 @@
+"""What is expected of copies, which of them are verified, and what is learnt of those that are not."""
+
+import random
+
+import pytest
+
+from paceline.core.host_draft import HostDraft
+from paceline.core.step import Finish, PhaseSeconds, StepResult
+from paceline.core.tree import NoDraft
+from paceline.engine.controller import Controller
+from paceline.engine.copies import CopyRates, CopyRow, choose_copies
+from paceline.engine.copy_plans import MAX_COPIED_TOKENS, CopyPlan, MixedPlan
+from paceline.engine.costs import StepCosts
+from paceline.engine.knowledge import Knowledge
+from tests.harness import request
+
+PLAIN, GROWTH, DRAFT = 0.01, 0.05, 0.08  # seconds of a step; what a node and a drafted token add, in plain steps
+SAID = [7] * 64
+
+
+def copied(length, match=8, probs=None, origin=0):
+    return HostDraft((7,) * length, match=match, probs=probs, origin=origin)
+
+
+def test_longer_matches_and_surer_tokens_are_believed_more():
+    rates = CopyRates()
+    by_match = [rates.rates(copied(1, match=match), 1)[0] for match in (1, 2, 4, 8, 32)]
+    assert by_match == sorted(by_match) and by_match[0] < 0.5 < by_match[2]
+    by_prob = [rates.rates(copied(1, probs=(prob,)), 1)[0] for prob in (0.3, 0.6, 1.0)]
+    assert by_prob == sorted(by_prob)
+    assert rates.rates(copied(3, probs=(0.6, 0.6, 0.6)), 3)[1:] == rates.rates(copied(3, match=9), 2), "given the first"
+
+
+def test_tokens_after_the_first_wrong_one_say_nothing():
+    rates = CopyRates()
+    compared = rates.learn(HostDraft((1, 2, 9, 4), match=8), [1, 2, 3, 4])
+    assert [right for _, right in compared] == [True, True, False]
+    assert rates.learn(HostDraft((1, 2, 3), match=8), [1]) == [(pytest.approx(compared[0][0], abs=0.1), True)]
+
+
+def test_rates_follow_what_was_right_by_class():
+    rates = CopyRates()
+    for _ in range(300):
+        rates.learn(copied(1, match=2), [8])
+        rates.learn(copied(1, match=16), [7])
+    assert rates.rates(copied(1, match=2), 1)[0] < 0.05
+    assert rates.rates(copied(1, match=16), 1)[0] > 0.95
+
+
+def test_a_request_unlike_the_others_is_noticed_soon():
+    rates = CopyRates()
+    for _ in range(200):
+        rates.learn(copied(1), [7])
+    row = CopyRow(rates=rates, most=8)
+    before = sum(row.survival(copied(8)))
+    for _ in range(12):
+        row.learn(copied(4), [8], shared=True)
+    assert sum(row.survival(copied(8))) < 0.6 * before
+    other = CopyRow(rates=rates, most=8)
+    assert sum(other.survival(copied(8))) > sum(row.survival(copied(8)))
+
+
+def test_drafts_are_cut_where_a_token_costs_more_than_it_gives():
+    rates = CopyRates()
+    rows = {row: CopyRow(rates=rates, most=32) for row in range(3)}
+    costs = StepCosts(growth=0.05)
+    long = choose_copies({0: [copied(32, match=30)], 1: [copied(32, match=1)], 2: []}, rows, costs, running=3)
+    assert len(long.drafts[0].tokens) > 8 and len(long.drafts.get(1, HostDraft(())).tokens) < 3
+    assert long.speedup > 1.5
+    dear = choose_copies({0: [copied(32, match=30)]}, rows, StepCosts(growth=0.9), running=1)
+    assert len(dear.drafts.get(0, HostDraft(())).tokens) < len(long.drafts[0].tokens)
+    assert choose_copies({}, rows, costs, running=3).drafts == {}
+
+
+def test_of_several_drafts_the_one_that_promises_most_is_taken():
+    rows, costs = {0: CopyRow(rates=CopyRates(), most=32)}, StepCosts(growth=0.05)
+    offers = {0: [copied(2, match=30), copied(20, match=12, origin=1), copied(20, match=1, origin=2)]}
+    assert choose_copies(offers, rows, costs, running=1).drafts[0].origin == 1
+
+
+class Texts:
+    """Serves rows under a plan: ``offer(row, position)`` gives a draft's length and how much of it is right."""
+
+    def __init__(self, plan, *, rows=1, accepts=0.0, seed=0):
+        self.plan, self.rows, self.accepts = plan, rows, accepts
+        self.random, self.seconds, self.tokens, self.copied = random.Random(seed), 0.0, 0, 0
+
+    def serve(self, offer, *, steps, noise=0.0):
+        self.plan.admit(range(self.rows), [request([1], max_tokens=10_000)] * self.rows)
+        length = [0] * self.rows
+        for _ in range(steps):
+            offered = {row: offer(row, length[row]) for row in range(self.rows)}
+            self.plan.consider({row: [draft] for row, (draft, _) in offered.items() if draft is not None})
+            plan = self.plan()
+            tokens, accepted, drafted = [], [], []
+            for row in range(self.rows):
+                _, right = offered[row]
+                said = [7] * right + [8] + SAID
+                if plan.copies is not None:
+                    depth = len(plan.copies[row].tokens) if row in plan.copies else 0
+                    taken = min(depth, right)
+                else:
+                    depth, taken = plan.depth_of(row), 0
+                    while taken < depth and self.random.random() < self.accepts:
+                        taken += 1
+                tokens.append(said[: taken + 1])
+                accepted.append(taken)
+                drafted.append(depth)
+                length[row] += taken + 1
+            self.copied += plan.copies is not None
+            nodes = self.rows + sum(drafted)
+            drafting = 0.0 if plan.copies is not None else DRAFT * max(drafted)
+            seconds = PLAIN * (1 + GROWTH * (nodes - 1) + drafting) * (1 + noise * self.random.random())
+            self.seconds += seconds
+            self.tokens += sum(map(len, tokens))
+            self.plan.observe(
+                StepResult(
+                    plan=plan,
+                    tokens=tokens,
+                    num_accepted=accepted,
+                    num_drafted=drafted,
+                    finish=[Finish.RUNNING] * self.rows,
+                    bonus=[False] * self.rows,
+                    confidence=[0] * self.rows,
+                    no_draft=[NoDraft.DRAFTED if depth else NoDraft.NO_MATCH for depth in drafted],
+                    origins=tokens,
+                    logprobs=[[]] * self.rows,
+                    seconds=PhaseSeconds(draft=PLAIN * drafting, score=seconds - PLAIN * drafting),
+                )
+            )
+        self.plan.release(range(self.rows))
+        return self
+
+    @property
+    def speedup(self):
+        return self.tokens * PLAIN * (1 + GROWTH * (self.rows - 1)) / self.rows / self.seconds
+
+
+def copies(rows=8, **options):
+    return CopyPlan(rows=rows, knowledge=Knowledge(), timed=True, **options)
+
+
+def mixed(rows=1):
+    knowledge = Knowledge()
+    controller = Controller(rows=rows, knowledge=knowledge)
+    return MixedPlan(copies=CopyPlan(rows=rows, knowledge=knowledge, timed=True), others=controller)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_right_copies_are_verified_whole(rows):
+    served = Texts(copies(), rows=rows).serve(lambda *_: (copied(32, match=20), 32), steps=200)
+    assert served.tokens / 200 / rows > 20 and served.speedup > (8 if rows == 1 else 1.3)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_useless_copies_cost_next_to_nothing(rows):
+    """Whether they were right is seen without verifying them, so they are not tried again and again."""
+    served = Texts(copies(), rows=rows).serve(lambda *_: (copied(16, match=3), 0), steps=400)
+    assert served.speedup > 0.97
+
+
+def test_where_copies_become_right_they_are_verified_at_once():
+    plan = copies()
+    Texts(plan).serve(lambda *_: (copied(16, match=6), 0), steps=200)
+    served = Texts(plan).serve(lambda *_: (copied(16, match=6), 16), steps=60)
+    assert served.speedup > 4, "it was seen that they are right, though none was submitted at first"
+
+
+def test_nothing_on_offer_is_plain_decoding():
+    plan = copies()
+    plan.admit([0], [request([1])])
+    plan.consider({})
+    step = plan()
+    assert step.num_draft_tokens == 0 and step.off is NoDraft.NO_MATCH
+
+
+def test_a_request_that_wants_no_draft_has_none():
+    plan = copies()
+    plan.admit([0, 1], [request([1], num_draft_tokens=0), request([1], num_draft_tokens=2)])
+    plan.consider({0: [copied(9, match=30)], 1: [copied(9, match=30)]})
+    step = plan()
+    assert step.depths[:2] == (0, 2) and list(step.copies) == [1]
+
+
+def test_recorded_steps_have_few_shapes():
+    plan = copies(sizes=True)
+    plan.admit([0], [request([1])])
+    shapes = set()
+    for length in range(1, 40):
+        plan.consider({0: [copied(length, match=40)]})
+        shapes.add(plan().num_draft_tokens)
+    assert shapes <= {0, 1, 2, 4, 8, 16, MAX_COPIED_TOKENS}
+
+
+def test_a_plan_without_a_clock_looks_at_each_row_alone():
+    def depths(offers, rows):
+        plan = CopyPlan(rows=3, knowledge=Knowledge(), timed=False)
+        plan.admit(rows, [request([1])] * len(rows))
+        for _ in range(3):
+            plan.consider(offers)
+            step = plan()
+        return {row: len(draft.tokens) for row, draft in (step.copies or {}).items()}
+
+    offers = {0: [copied(9, match=30)], 1: [copied(9, match=3)], 2: [copied(2, match=2)]}
+    together = depths(offers, [0, 1, 2])
+    for row, several in offers.items():
+        assert depths({row: several}, [row]) == {one: n for one, n in together.items() if one == row}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_mixed_drafters_are_each_used_where_they_pay(rows):
+    """Copies stand in half of the text; a draft model is right four times in five everywhere."""
+
+    def offer(row, position):
+        return (copied(24, match=16), 24) if position // 200 % 2 else (None, 0)
+
+    served = Texts(mixed(rows), rows=rows, accepts=0.8).serve(offer, steps=600)
+    only_copies = Texts(copies(), rows=rows).serve(offer, steps=600)
+    only_model = Texts(Controller(rows=rows), rows=rows, accepts=0.8).serve(lambda *_: (None, 0), steps=600)
+    assert served.speedup > max(only_copies.speedup, only_model.speedup)
+    assert served.copied
+
+
+def test_mixed_drafters_lose_nothing_where_copies_are_wrong():
+    served = Texts(mixed(), accepts=0.85).serve(lambda *_: (copied(16, match=4), 0), steps=500)
+    alone = Texts(Controller(rows=1), accepts=0.85).serve(lambda *_: (None, 0), steps=500)
+    assert served.speedup > 0.95 * alone.speedup
