@@ -35,7 +35,7 @@ every_path = pytest.mark.parametrize("path", [EAGER, FAST])
 
 
 def tiny(target):
-    return LayerSkipDrafter(skipped=SkippedSublayers(attention=frozenset({2})))
+    return LayerSkipDrafter(sublayers=SkippedSublayers(attention=frozenset({2})))
 
 
 def guessable_target():
@@ -65,7 +65,7 @@ def decode(drafter, requests, *, path=EAGER, k=3, **options):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["chain", "bushy", "binary"])
 def test_nothing_skipped_accepts_everything(name, temperature, path):
-    drafter = LayerSkipDrafter(skipped=NOTHING, shape=SHAPES[name], draws=frozenset({Draw.SHARED}))
+    drafter = LayerSkipDrafter(sublayers=NOTHING, shape=SHAPES[name], draws=frozenset({Draw.SHARED}))
     requests = asked(25, temperature=temperature)
     result = decode(drafter, requests, path=path)
     assert result.texts == [expected(one) for one in requests]
@@ -77,14 +77,14 @@ def test_nothing_skipped_accepts_everything(name, temperature, path):
 @pytest.mark.parametrize("name", SHAPES)
 def test_everything_skipped_is_lossless(name, temperature, path):
     requests = asked(temperature=temperature)
-    result = decode(LayerSkipDrafter(skipped=EVERYTHING, shape=SHAPES[name]), requests, path=path)
+    result = decode(LayerSkipDrafter(sublayers=EVERYTHING, shape=SHAPES[name]), requests, path=path)
     assert result.texts == [expected(one) for one in requests]
     assert sum(result.summary.drafted) > 0
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernel_drafts_what_eager_operations_draft(name):
-    runs = [decode(LayerSkipDrafter(skipped=SOME, shape=SHAPES[name]), asked(), path=path) for path in (EAGER, FAST)]
+    runs = [decode(LayerSkipDrafter(sublayers=SOME, shape=SHAPES[name]), asked(), path=path) for path in (EAGER, FAST)]
     assert runs[0].summary == runs[1].summary
     assert runs[0].summary.mean_acceptance_length > 1.2
 
@@ -92,7 +92,7 @@ def test_kernel_drafts_what_eager_operations_draft(name):
 @every_path
 def test_another_set_in_every_step_leaves_the_output(path):
     target, parts = on(path)
-    drafter = LayerSkipDrafter(skipped=NOTHING)
+    drafter = LayerSkipDrafter(sublayers=NOTHING)
     decoder = decoder_for(drafter, "coupled", target=target, parts=parts, rows=len(PROMPTS), k=3)
     requests = asked()
     decoder.admit(requests, range(len(PROMPTS)))
@@ -117,7 +117,7 @@ def test_step_without_drafts_runs_the_target_once():
 
 
 def test_drafting_leaves_the_committed_slots_of_the_cache():
-    decoder = decoder_for(LayerSkipDrafter(skipped=SOME), "coupled", rows=1, k=3)
+    decoder = decoder_for(LayerSkipDrafter(sublayers=SOME), "coupled", rows=1, k=3)
     decoder.admit([request(PROMPTS[3], max_tokens=20)], [0])
     for _ in range(4):
         plan, committed = decoder.plan(), int(decoder.cache.length[0])
@@ -137,7 +137,13 @@ def test_guided_rows_are_drafted_for_with_their_negative_prompts(path):
         Request(tokens=prompt, max_tokens=20, guidance=Guidance(scale=3.0, prompt=[4, 4, 1])) for prompt in PROMPTS
     ]
     decoder = decoder_for(
-        LayerSkipDrafter(skipped=NOTHING), "coupled", target=target, parts=parts, rows=len(PROMPTS), guidance=True, k=3
+        LayerSkipDrafter(sublayers=NOTHING),
+        "coupled",
+        target=target,
+        parts=parts,
+        rows=len(PROMPTS),
+        guidance=True,
+        k=3,
     )
     decoder.admit(requests, range(len(PROMPTS)))
     assert finish(decoder, rows=range(len(PROMPTS)), prompts=PROMPTS).steps == math.ceil(20 / 4)
@@ -152,14 +158,14 @@ def test_a_target_that_runs_whole_or_not_at_all_is_refused():
 def test_a_layer_that_the_target_lacks_is_refused(path):
     with pytest.raises(ValueError, match=r"attention=2-3: the model has no layer 3; give layers from 0 to 2"):
         skipped = SkippedSublayers(attention=frozenset({2, 3}))
-        decoder_for(LayerSkipDrafter(skipped=skipped), "coupled", target=on(path)[0], k=3)
+        decoder_for(LayerSkipDrafter(sublayers=skipped), "coupled", target=on(path)[0], k=3)
 
 
 QUICK = OnTheFly(window=4, every=1, budget=20, ratio=0.3)
 
 
 def searching(options=QUICK, temperature=0.0, max_tokens=40, path=EAGER):
-    drafter = LayerSkipDrafter(skipped=NOTHING, on_the_fly=options)
+    drafter = LayerSkipDrafter(sublayers=NOTHING, on_the_fly=options)
     requests = asked(max_tokens, temperature=temperature)
     return drafter, requests, decode(drafter, requests, path=path)
 
@@ -182,7 +188,7 @@ def test_the_search_finds_the_sub_layer_that_says_nothing():
         model.model.layers[1].mlp.down_proj.weight.zero_()
     target = models.native(model)
     drafter = LayerSkipDrafter(
-        skipped=SkippedSublayers(attention=frozenset({1})), on_the_fly=OnTheFly(window=8, every=1, ratio=0.17)
+        sublayers=SkippedSublayers(attention=frozenset({1})), on_the_fly=OnTheFly(window=8, every=1, ratio=0.17)
     )
     result = run(drafter, "coupled", asked(60), target=target, k=3)
     assert drafter.sublayers == SkippedSublayers(mlp=frozenset({1}))
@@ -192,7 +198,7 @@ def test_the_search_finds_the_sub_layer_that_says_nothing():
 
 def test_the_matchness_of_the_whole_target_is_1():
     """The window's prefix is read from a copy of the target's cache."""
-    drafter = LayerSkipDrafter(skipped=SOME, on_the_fly=QUICK)
+    drafter = LayerSkipDrafter(sublayers=SOME, on_the_fly=QUICK)
     decoder = decoder_for(drafter, "coupled", rows=2, k=3)
     decoder.admit(asked()[2:], range(2))
     for _ in range(12):
@@ -212,12 +218,12 @@ def test_the_search_ends_after_its_budget():
 def test_a_search_is_not_recorded():
     drafter, _, _ = searching(OnTheFly(window=30, every=100))
     assert drafter.host_state is None
-    assert LayerSkipDrafter(skipped=SOME).host_state == ()
+    assert LayerSkipDrafter(sublayers=SOME).host_state == ()
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block", "recursive"])
 def test_a_search_under_a_verifier_whose_tokens_depend_on_drafts_is_refused(verifier):
-    drafter = LayerSkipDrafter(skipped=SOME, on_the_fly=OnTheFly())
+    drafter = LayerSkipDrafter(sublayers=SOME, on_the_fly=OnTheFly())
     with pytest.raises(ValueError, match=rf"{verifier}'s tokens depend on the draft.* coupled, match"):
         decoder_for(drafter, verifier, k=3)
 

@@ -61,6 +61,11 @@ class GrowingDrafter(Drafter):
     def host_state(self) -> Hashable:
         return ()
 
+    @property
+    def own_model(self) -> LM | None:
+        """``lm``; None where that is the target itself."""
+        return self.lm
+
     def max_nodes(self, num_draft_tokens: int) -> int:
         return 1 + self.shape_at(num_draft_tokens).num_drafted
 

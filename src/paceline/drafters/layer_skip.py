@@ -24,13 +24,13 @@ from paceline.models.sublayers import LayerSkipping, SkippedSublayers
 
 @final
 class LayerSkipDrafter(GrowingDrafter):
-    """The target without ``skipped``, on the target's own cache.
+    """The target without ``sublayers``, on the target's own cache.
 
     Committed slots are the target's. The root and the draft are read in the scratch above them, and the verifying
     forward writes the same slots anew, with all sub-layers: nothing of the draft is kept.
 
-    ``on_the_fly`` (None: the set stays) searches for a better set between steps, beginning with ``skipped``; an empty
-    ``skipped`` then stands for sub-layers spread evenly. ``shape`` (None: a chain) and ``draws`` (None: all that the
+    ``on_the_fly`` (None: the set stays) searches for a better set between steps, beginning with ``sublayers``; an empty
+    set then stands for sub-layers spread evenly. ``shape`` (None: a chain) and ``draws`` (None: all that the
     shape allows) are as in ModelDrafter. Raises ValueError if the shape allows no draw.
     """
 
@@ -40,13 +40,13 @@ class LayerSkipDrafter(GrowingDrafter):
     def __init__(
         self,
         *,
-        skipped: SkippedSublayers,
+        sublayers: SkippedSublayers,
         on_the_fly: OnTheFly | None = None,
         draws: frozenset[Draw] | None = None,
         shape: Shape | None = None,
     ) -> None:
         super().__init__(lm=None, shape=shape, draws=draws)
-        self.skipped_sublayers, self.on_the_fly = skipped, on_the_fly
+        self.given, self.on_the_fly = sublayers, on_the_fly
         self.needs_same_tokens = on_the_fly is not None
         self.search: SublayerSearch | None = None
 
@@ -56,9 +56,13 @@ class LayerSkipDrafter(GrowingDrafter):
         return () if self.search is None or self.search.done else None
 
     @property
+    def own_model(self) -> None:
+        return None
+
+    @property
     def sublayers(self) -> SkippedSublayers:
         """What it leaves out now."""
-        return self.skipped_sublayers if self.search is None else self.search.best
+        return self.given if self.search is None else self.search.best
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         """Nodes of the largest tree, or of the root and the forest that it reads, whichever is larger."""
@@ -71,14 +75,14 @@ class LayerSkipDrafter(GrowingDrafter):
                 "the drafter 'layer_skip' leaves out sub-layers of native models, and this target runs all of its "
                 "layers or none: load it with backend='native', or give another drafter"
             )
-        self.skipped_sublayers.check(context.target.num_layers)
+        self.given.check(context.target.num_layers)
 
     def bind(self, context: DrafterContext) -> None:
         """The target without its sub-layers; guided rows are drafted for with their negative prompts."""
         assert isinstance(context.target, LayerSkipping)
         self.search = None
         if self.on_the_fly is not None:
-            self.search = SublayerSearch(self.on_the_fly, context, first=self.skipped_sublayers)
+            self.search = SublayerSearch(self.on_the_fly, context, first=self.given)
         self.lm = self._without(context, self.sublayers)
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from paceline.models.base import LM
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class SkippedSublayers:
     """Layers without their attention, and layers without their MLP; the residual stream passes by what is skipped."""
 
