@@ -89,6 +89,36 @@ def test_kernel_drafts_what_eager_operations_draft(name):
     assert runs[0].summary.mean_acceptance_length > 1.2
 
 
+def test_chains_are_drafted_in_one_call_of_the_kernel():
+    target, parts = on(FAST)
+    drafter = LayerSkipDrafter(sublayers=SOME)
+    decoder = decoder_for(drafter, "coupled", target=target, parts=parts, rows=1, k=3)
+    decoder.admit(asked()[:1], [0])
+    with torch.inference_mode():
+        plan = decoder.plan()
+        decoder.begin_step(plan)
+        tokens, valid = decoder.batch.begin_chain(3)
+        drafter.reads = decoder.batch.active
+        assert drafter.draft_fused(decoder.batch, tokens, valid, greedy=False)
+        assert tokens.tolist() == drafter.propose(decoder.batch, plan).tokens.tolist()
+
+
+def test_rows_without_a_draft_read_nothing():
+    """Their slots above the committed ones stay as they are."""
+    for path in (EAGER, FAST):
+        target, parts = on(path)
+        decoder = decoder_for(LayerSkipDrafter(sublayers=SOME), "coupled", target=target, parts=parts, rows=2, k=3)
+        decoder.admit([request(PROMPTS[0], max_tokens=9, num_draft_tokens=count) for count in (0, 3)], range(2))
+        before = decoder.cache.storage.keys[:, :2].clone()
+        with torch.inference_mode():
+            plan = decoder.plan()
+            decoder.begin_step(plan)
+            decoder.draft(plan)
+        changed = (decoder.cache.storage.keys[:, :2] != before).flatten(2).any(-1)
+        assert not changed[:, 0].any()
+        assert changed[:, 1].tolist() == [True, False, True], "the attention of layer 1 is skipped"
+
+
 @every_path
 def test_another_set_in_every_step_leaves_the_output(path):
     target, parts = on(path)
