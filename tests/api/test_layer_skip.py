@@ -89,7 +89,7 @@ def test_a_model_that_is_no_directory_has_its_set_in_the_cache(own, tmp_path, mo
     assert build_drafter("layer_skip", target=named).sublayers == SOME
 
 
-def test_a_target_without_a_set_is_told_how_to_get_one(own):
+def test_a_target_without_a_set_says_how_to_get_one(own):
     with pytest.raises(ValueError, match=r"none was searched for .*: run `paceline skip-search .*target`, or give"):
         build_drafter("layer_skip", target=own)
 
@@ -146,7 +146,7 @@ def test_a_target_that_transformers_runs_is_refused():
         build_drafter("layer_skip:mlp=1", target=given)
 
 
-def test_on_the_fly_begins_where_it_is_told(target):
+def test_on_the_fly_begins_with_the_given_set(target):
     drafter = build_drafter("layer_skip:on_the_fly=true,ratio=0.3,seed=4,mlp=1", target=target)
     assert drafter.on_the_fly == OnTheFly(ratio=0.3, seed=4)
     assert drafter.sublayers == SkippedSublayers(mlp=frozenset({1}))

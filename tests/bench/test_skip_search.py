@@ -106,11 +106,11 @@ def test_every_second_prompt_is_kept_from_the_search():
 
 def test_search_and_measurement_of_a_model(tmp_path):
     target = load(pair().target, device="cpu")
-    study, told = open_study(tmp_path / "a.jsonl", target, PROMPTS[:2], QUICK), []
+    study, seen = open_study(tmp_path / "a.jsonl", target, PROMPTS[:2], QUICK), []
     search(
-        study, target, PROMPTS[:2], QUICK, num_trials=4, progress=lambda done, best: told.append((done, best is None))
+        study, target, PROMPTS[:2], QUICK, num_trials=4, progress=lambda done, best: seen.append((done, best is None))
     )
-    assert told == [(0, True), (1, False), (2, False), (3, False), (4, False)]
+    assert seen == [(0, True), (1, False), (2, False), (3, False), (4, False)]
     assert all(trial.relative_time > 0 and 1 <= trial.tokens_per_step <= 4 for trial in study.trials)
     found = measure(study.trials, target, PROMPTS[2:], QUICK, held_out=True, repeats=2)
     assert found.sublayers in [trial.sublayers for trial in study.trials]

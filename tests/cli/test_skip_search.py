@@ -57,12 +57,12 @@ def test_more_trials_keep_those_that_there_are(command, target, capsys):
 
 
 def test_an_interrupted_search_goes_on(command, target, capsys, monkeypatch):
-    tell, told = SkipStudy.tell, []
+    tell, written = SkipStudy.tell, []
 
     def interrupt(self, asked, trial):
-        if len(told) == 2:
+        if len(written) == 2:
             raise KeyboardInterrupt
-        told.append(trial)
+        written.append(trial)
         tell(self, asked, trial)
 
     with monkeypatch.context() as patch:
@@ -75,7 +75,7 @@ def test_an_interrupted_search_goes_on(command, target, capsys, monkeypatch):
     assert trials_of(target)[:2] == kept and len(trials_of(target)) == 4
 
 
-def test_the_set_goes_where_it_is_told(command, target, tmp_path, capsys):
+def test_the_set_goes_to_the_output_that_is_named(command, target, tmp_path, capsys):
     output = tmp_path / "set.json"
     assert run([*command, "--output", str(output)]) == 0
     assert json.loads(output.read_text())["kind"] == "paceline_layer_skip"

@@ -38,6 +38,10 @@ def tiny(target):
     return LayerSkipDrafter(sublayers=SkippedSublayers(attention=frozenset({2})))
 
 
+def itself():
+    return LayerSkipDrafter(sublayers=NOTHING)
+
+
 def guessable_target():
     """A target whose last attention says little."""
     model = models.llama(seed=1)
