@@ -24,7 +24,7 @@ from paceline.models.sublayers import LayerSkipping, SkippedSublayers
 
 @final
 class LayerSkipDrafter(GrowingDrafter):
-    """The target without ``sublayers``, on the target's own cache.
+    """The target itself without ``sublayers``, some of its attentions and MLPs, on its own cache.
 
     Committed slots are the target's. The root and the draft are read in the scratch above them, and the verifying
     forward writes the same slots anew, with all sub-layers: nothing of the draft is kept.
