@@ -10,7 +10,7 @@ from tests.api.checkpoints import pair
 
 TORCH = ("torch", "numpy", "transformers", "tokenizers", "huggingface_hub", "pydantic")
 COMPILER = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.tensor", "torch.onnx")
-PEERS = ("scipy", "pandas", "matplotlib", "datasets", "torchao", "llguidance", "networkx")
+PEERS = ("scipy", "pandas", "matplotlib", "datasets", "torchao", "llguidance", "networkx", "optuna")
 MODELLING = ("transformers.modeling_utils", "transformers.generation", "transformers.models", "transformers.quantizers")
 OF_MODELS = (*COMPILER, *PEERS, *MODELLING)
 SAYS = "\nimport json, sys; print(json.dumps([name for name in sys.argv[1].split(',') if name in sys.modules]))"

@@ -14,7 +14,7 @@ from paceline.drafters.early_exit import MAX_SKIPPED_STEPS
 from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.tree.shapes import Topology
 from tests import tiny
-from tests.drafters import test_early_exit, test_model
+from tests.drafters import test_early_exit, test_layer_skip, test_model
 from tests.engine.wrapped import Wrapped
 from tests.harness import Alternating, decoder_for, expected, request, run, tiny_drafter
 
@@ -38,14 +38,14 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    assert set(GROWING) == {"early_exit", "model", "prophet", "linear_prophet"}
+    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet"}
 
 
 @every_drafter
 def test_the_model_reads_the_stated_inputs(name):
     drafter = tiny_drafter(name, tiny.target()[1])
-    drafter.lm = RecordedInputs(drafter.lm)
     decoder = decoder_for(drafter, "coupled", rows=2)
+    drafter.lm = RecordedInputs(drafter.lm)
     decoder.admit([request([5, 9, 2]), request([1])], range(2))
     for _ in range(3):
         decoder.step()
@@ -64,7 +64,7 @@ def test_a_depth_of_zero_proposes_the_root_alone(name, shape):
     assert tree.num_nodes == 1 and tree.no_draft_reason is NoDraft.OFF
 
 
-ITSELF = {"model": test_model.itself, "early_exit": test_early_exit.itself}
+ITSELF = {"model": test_model.itself, "early_exit": test_early_exit.itself, "layer_skip": test_layer_skip.itself}
 with_the_target_itself = pytest.mark.parametrize("name", ITSELF)
 
 
@@ -93,7 +93,7 @@ def test_catches_up_after_pauses(name, lengths, temperature):
     assert result.summary.acceptance_rate == 1.0, "unread tokens cost acceptance"
 
 
-@pytest.mark.parametrize("name", [name for name in GROWING if name != "model"])
+@pytest.mark.parametrize("name", [name for name in GROWING if name not in ("layer_skip", "model")])
 def test_a_head_of_another_target_is_refused_before_any_row(name):
     drafter = tiny_drafter(name, tiny.target()[1])
     with pytest.raises(ValueError, match="3 layers and 61 tokens, and the target has 1 layers and 61 tokens: give"):

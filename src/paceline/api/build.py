@@ -84,6 +84,8 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
       target's vocabulary and on its device. Those loaded here take the target's precision.
     - The directory of a draft head trained for the target (``paceline.draft_heads.files``); the target must be native.
     - "early_exit:exit_layer=8", for a native target that was trained to predict from this layer.
+    - "layer_skip", the native target without the sub-layers that `paceline skip-search` found; "layer_skip:DIR",
+      "layer_skip:attention=3-5;8,mlp=2" and "layer_skip:on_the_fly=true" are other ways to choose them.
     - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``). Where it gives no length, a
       head drafts no more than it was trained for.
     - "FILE.py:NAME", a drafter in a file, with options if wanted: "mine.py:Repeat:period=4".

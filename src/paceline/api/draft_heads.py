@@ -1,13 +1,14 @@
-"""Builds drafters from the directories of draft heads, and early exits without weights of their own."""
+"""Builds drafters from the directories of draft heads, and those whose only weights are the target's."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 import torch
 
+from paceline.api.layer_skip import NAME as LAYER_SKIP
 from paceline.api.loading import Loaded
-from paceline.api.named import name_of, read_named
+from paceline.api.named import read_named
 from paceline.core.registry import Registry
 from paceline.core.tree import Draw
 from paceline.draft_heads import DRAFT_HEADS
@@ -20,7 +21,7 @@ from paceline.drafters.tree.shapes import Shape
 from paceline.models.backend import fastest, pack_weights
 from paceline.models.native.decoder import DecoderLM
 
-__all__ = ["WeightlessExit", "build_head_drafter", "is_head", "read_weightless"]
+__all__ = ["Weightless", "WeightlessExit", "build_head_drafter", "is_head", "read_weightless"]
 
 
 def build_head_drafter(
@@ -52,15 +53,29 @@ class WeightlessExit:
         return _drafter(EarlyExitHead.make(config, lm, generator=torch.Generator()), target)
 
 
-WITHOUT_FILES = Registry("drafter", {"early_exit": "paceline.api.draft_heads:WeightlessExit"})
+class Weightless(Protocol):
+    """Options of a drafter whose only weights are the target's."""
+
+    def drafter(self, target: Loaded) -> Drafter:
+        """The drafter for ``target``. Raises ValueError for a target that it cannot serve."""
+        ...
 
 
-def read_weightless(text: str) -> WeightlessExit | None:
-    """The early exit of "early_exit:exit_layer=8"; None if ``text`` names no draft head.
+WITHOUT_FILES = Registry(
+    "drafter",
+    {"early_exit": "paceline.api.draft_heads:WeightlessExit", LAYER_SKIP: "paceline.api.layer_skip:LayerSkip"},
+)
+
+
+def read_weightless(text: str) -> Weightless | None:
+    """The drafter of "early_exit:exit_layer=8" or "layer_skip:DIR"; None if ``text`` names one of another kind.
 
     Raises ValueError for a name that needs the head's directory, and for unknown options.
     """
-    name = name_of(text)
+    name, _, rest = text.partition(":")
+    if name == LAYER_SKIP:
+        file = rest != "" and "=" not in rest  # "layer_skip:DIR" is "layer_skip:skip=DIR"
+        return read_named(WITHOUT_FILES, f"{name}:skip={rest}" if file else text).make()
     if name not in DRAFT_HEADS:
         return None
     if name in WITHOUT_FILES and name != text:

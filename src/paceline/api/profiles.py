@@ -15,6 +15,7 @@ from paceline.api.loading import Loaded
 from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.host import HostDrafting
+from paceline.drafters.sublayer_search import OnTheFly
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, unwrapped
 from paceline.engine.profile import Conditions, ProfileError, profile_folder, profile_path, read_profile
 from paceline.hardware.processor import processor_name
@@ -23,6 +24,7 @@ from paceline.models import lazy_adapter
 from paceline.models.base import LM
 from paceline.models.fingerprint import memory_digest
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.sublayers import SkippedSublayers
 from paceline.models.work import forward_work
 
 logger = logging.getLogger("paceline")
@@ -32,7 +34,8 @@ ProfileLike: TypeAlias = str | Path | Literal["auto"] | None
 
 def conditions_of(target: Loaded, drafter: Drafter) -> Conditions | None:
     """What a profile of the two holds for; None where nothing tells the models from others."""
-    models = [target.lm, *([drafter.lm] if isinstance(drafter, GrowingDrafter) else [])]
+    own = drafter.own_model if isinstance(drafter, GrowingDrafter) else None
+    models = [target.lm, *([] if own is None else [own])]
     weights = [_weights(lm) for lm in models]
     if not all(weights):
         return None
@@ -104,9 +107,9 @@ def _name(drafter: Drafter) -> str:
     inner = drafter.drafter if isinstance(drafter, HostDrafting) else drafter
     kind = type(inner)
     options = {
-        name: value
+        name: str(value) if isinstance(value, SkippedSublayers | OnTheFly) else value
         for name in signature(kind).parameters
-        if isinstance(value := getattr(inner, name, None), bool | int | float | str)
+        if isinstance(value := getattr(inner, name, None), bool | int | float | str | SkippedSublayers | OnTheFly)
     }
     sizes = [drafter.max_nodes(depth) - 1 for depth in range(1, MAX_DRAFT_TOKENS + 1)]
     shape = "" if sizes == list(range(1, MAX_DRAFT_TOKENS + 1)) else f" {sizes}"

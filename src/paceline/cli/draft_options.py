@@ -48,9 +48,11 @@ class DraftOptions:
         from paceline.api import build_verifier
         from paceline.api.draft_heads import read_weightless
         from paceline.api.drafter_like import check_drafter
+        from paceline.api.layer_skip import LayerSkip
         from paceline.api.named import name_of, read_named
         from paceline.api.speculative_config import is_speculative_config, read_speculative_config
         from paceline.decode import agree
+        from paceline.models.sublayers import SkippedSublayers
 
         given = self.drafter
         build_verifier(self.verifier)
@@ -86,8 +88,12 @@ class DraftOptions:
                 f"unknown drafter {given!r}; known: {', '.join(DRAFTERS)}, FILE.py:NAME for one of your own, the "
                 "directory of a draft head, or vLLM's speculative_config as JSON; a draft model is given by --draft"
             )
-        if name_of(given) in DRAFTERS.builtin and read_weightless(given) is None:
-            agree(read_named(DRAFTERS, given).make(), build_verifier(self.verifier))
+        if name_of(given) in DRAFTERS.builtin:
+            weightless = read_weightless(given)
+            if weightless is None:
+                agree(read_named(DRAFTERS, given).make(), build_verifier(self.verifier))
+            elif isinstance(weightless, LayerSkip):
+                agree(weightless.make(SkippedSublayers()), build_verifier(self.verifier))
 
     def _check_drafting(self) -> None:
         """Raise ValueError for options of drafting where nothing drafts: they would do nothing."""

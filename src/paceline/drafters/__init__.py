@@ -13,6 +13,7 @@ DRAFTERS = Registry(
         "copy": "paceline.drafters.copy:CopyDrafter",
         "suffix": "paceline.drafters.suffix:SuffixDrafter",
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
+        "layer_skip": "paceline.drafters.layer_skip:LayerSkipDrafter",
         "model": "paceline.drafters.model:ModelDrafter",
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",

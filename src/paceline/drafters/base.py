@@ -32,7 +32,7 @@ class DrafterContext:
     draw: Draw  # how tokens must be drawn, agreed with the verifier
     device: torch.device
     target: LM
-    cache: View  # the target's, of all rows and layers; slots above the committed ones are free while drafting
+    cache: View  # the target's own, of all rows and layers; slots above the committed ones are free while drafting
     wants: tuple[Draw, ...] = ()  # draws that the verifier takes, best first
     guidance: GuidanceState | None = None  # of the rows, where requests may be guided
 
@@ -48,6 +48,8 @@ class Drafter(ABC):
     postpones: bool = False  # whether ``postpone`` leaves prompts to be read with the first draft
     on_host: bool = False  # whether it drafts on the host before the step, from the results of all former ones
     copies: bool = False  # whether it copies text that is there, so that a long draft costs no more than a short one
+    # Whether its drafts depend on more than the row's own request, such as the neighbours or what it decoded before.
+    needs_same_tokens: bool = False
     ends_early: bool = False  # whether it ends chains by batch.early_stop
     accepts_other_tokens: bool = (
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
@@ -83,7 +85,8 @@ class Drafter(ABC):
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:  # noqa: B027 - most drafters keep nothing on the host
         """Prepare ``host_state`` for a step of the shape ``plan``; the only call in a step of no draft, without taps.
 
-        Called outside recordings, so it may use all of ``plan``, and must not touch the device.
+        Called outside recordings, so it may use all of ``plan``, and must not touch the device unless ``host_state`` is
+        None.
         """
 
     def stand_by(self, batch: Batch, num_tokens: int) -> None:  # noqa: B027 - as above

@@ -37,6 +37,7 @@ class CandidateDrafters(Drafter):
         self.ends_early = any(one.ends_early for one in drafters)
         self.copies = drafters[0].copies
         self.on_host = any(one.on_host for one in drafters)
+        self.needs_same_tokens = any(one.needs_same_tokens for one in drafters)
         self.accepts_other_tokens = all(one.accepts_other_tokens for one in drafters)
         counts = [len(one.origins) for one in drafters]
         self._first_origin = [sum(counts[:at]) for at in range(len(counts))]

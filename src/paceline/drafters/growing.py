@@ -30,7 +30,7 @@ class DraftInput(Enum):
 
 
 class GrowingDrafter(Drafter):
-    """Drafts with ``lm``, which scores the root and then the nodes that have children.
+    """Drafts with ``lm``, which scores the root and then the nodes that have children; None if ``bind`` makes it.
 
     ``shape`` (None: a chain) is cut to the depth that the plan asks for. ``draws`` (None: all that the shape allows)
     limits how tokens are drawn. ``vocab`` maps the logits of ``lm`` to the target's vocabulary (None: the same ids,
@@ -45,11 +45,14 @@ class GrowingDrafter(Drafter):
     max_context: int | None = None  # rows with more tokens are not drafted for; None: there is no limit
     skipped: Sequence[int] = ()  # rows that have no draft in this step, as far as the host knows
     reads: Tensor  # [B] bool, which rows read their root in this step
+    lm: LM
 
     def __init__(
-        self, *, lm: LM, shape: Shape | None, draws: frozenset[Draw] | None, vocab: VocabMap | None = None
+        self, *, lm: LM | None, shape: Shape | None, draws: frozenset[Draw] | None, vocab: VocabMap | None = None
     ) -> None:
-        self.lm, self.shape, self.vocab = lm, shape, vocab
+        if lm is not None:  # else ``bind`` sets it
+            self.lm = lm
+        self.shape, self.vocab = shape, vocab
         self.draws = possible_draws(shape, draws)
         self.branches = shape is not None and shape.max_width > 1
         self.ends_early = shape is None or (isinstance(shape, Chain | Topology) and shape.max_width == 1)
@@ -57,6 +60,11 @@ class GrowingDrafter(Drafter):
     @property
     def host_state(self) -> Hashable:
         return ()
+
+    @property
+    def own_model(self) -> LM | None:
+        """``lm``; None where that is the target itself."""
+        return self.lm
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         return 1 + self.shape_at(num_draft_tokens).num_drafted
@@ -69,6 +77,7 @@ class GrowingDrafter(Drafter):
     def start(self, context: DrafterContext) -> None:
         """A grower for the deepest draft, and the subclass's state. Raises ValueError for a target it cannot serve."""
         self.check_target(context)
+        self.bind(context)
         self.context = context
         self.vocab_map = self.vocab or PaddedVocab(draft_size=self.lm.vocab_size, target_size=context.vocab_size)
         if (self.vocab_map.draft_size, self.vocab_map.target_size) != (self.lm.vocab_size, context.vocab_size):
@@ -113,6 +122,9 @@ class GrowingDrafter(Drafter):
 
     def check_target(self, context: DrafterContext) -> None:
         """Raise ValueError for a target that it cannot draft for."""
+
+    def bind(self, context: DrafterContext) -> None:
+        """Set ``lm``, where it is made of the target."""
 
     @abstractmethod
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:

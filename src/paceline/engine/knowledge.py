@@ -4,6 +4,7 @@ Engines come and go, one for each call of ``generate``; the next one starts from
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ import torch
 from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.host import HostDrafting
+from paceline.drafters.layer_skip import LayerSkipDrafter
 from paceline.engine.acceptance import Counts, Pool
 from paceline.engine.calibration import Calibration
 from paceline.engine.costs import DepthCost, StepCosts, StepWork
@@ -19,6 +21,7 @@ from paceline.engine.exploration import Exploration
 from paceline.engine.probes import Probes
 from paceline.engine.row_state import RowState
 from paceline.models.base import LM
+from paceline.models.sublayers import SkippedSublayers
 from paceline.models.wrapped import WrappedLM
 
 MAX_DRAFT_TOKENS = 8
@@ -143,7 +146,15 @@ def unwrapped(lm: LM) -> LM:
     return unwrapped(lm.lm) if isinstance(lm, WrappedLM) else lm
 
 
+@cache
+def _interned(sublayers: SkippedSublayers) -> SkippedSublayers:
+    """One of all equal sets, which lives as long as the process."""
+    return sublayers
+
+
 def _identity(drafter: Drafter) -> object:
-    if isinstance(drafter, GrowingDrafter):
-        return unwrapped(drafter.lm)
+    if isinstance(drafter, GrowingDrafter) and drafter.own_model is not None:
+        return unwrapped(drafter.own_model)
+    if isinstance(drafter, LayerSkipDrafter) and drafter.on_the_fly is None:
+        return _interned(drafter.sublayers)
     return type(drafter.drafter) if isinstance(drafter, HostDrafting) else type(drafter)

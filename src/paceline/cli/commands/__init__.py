@@ -14,6 +14,7 @@ from paceline.cli.commands.inspect import Inspect
 from paceline.cli.commands.options import Options
 from paceline.cli.commands.roofline import Roofline
 from paceline.cli.commands.score import Score
+from paceline.cli.commands.skip_search import SkipSearch
 from paceline.cli.commands.train import Train
 from paceline.cli.commands.train_report import TrainReport
 from paceline.cli.commands.tree import Tree
@@ -29,6 +30,7 @@ COMMANDS: dict[str, type[Command]] = {
     "roofline": Roofline,
     "audit": Audit,
     "tree": Tree,
+    "skip-search": SkipSearch,
     "train": Train,
     "train report": TrainReport,
     "bench": Bench,

@@ -19,22 +19,30 @@ from paceline.models.base import FusedDrafting, LogitsFor, Output, PendingInputs
 from paceline.models.cpu.forward import KernelModel, KVView, draft_fused, forward
 from paceline.models.memory import lazy_zeros
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.sublayers import SkippedSublayers
 from paceline.models.wrapped import WrappedLM
 
 
 @final
 class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
-    """``lm`` run by the CPU kernel on the same weights.
+    """``lm`` run by the CPU kernel on the same weights, without ``skipped`` (None: nothing is).
 
     It is batch-invariant: a token has bitwise the same logits whether it is scored alone, in a draft, in a batch or in
     a prompt. Weights may be changed in place or moved as a whole.
 
-    Raises UnsupportedError for a decoder that the kernel does not support, KernelError if it cannot be built.
+    Raises UnsupportedError for a decoder that the kernel does not support, KernelError if it cannot be built, and
+    ValueError for layers that there are not.
     """
 
-    def __init__(self, lm: DecoderLM) -> None:
+    def __init__(self, lm: DecoderLM, skipped: SkippedSublayers | None = None) -> None:
         super().__init__(lm)
-        self._kernel_model = KernelModel(lm)
+        if skipped is not None:
+            skipped.check(lm.num_layers)
+        self._kernel_model = KernelModel(lm, skipped)
+
+    def without(self, skipped: SkippedSublayers) -> "CpuDecoder":
+        """See models/sublayers.LayerSkipping."""
+        return CpuDecoder(self.lm, skipped)
 
     @property
     def isa(self) -> str:

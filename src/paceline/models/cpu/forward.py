@@ -25,6 +25,7 @@ from paceline.models.base import INPUT_PROJECTIONS, InputProjection, LogitsFor
 from paceline.models.cpu.packed_weights import PackedEmbedding, packed_set
 from paceline.models.cpu.program import Program, compile_input_projection, compile_program
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.sublayers import SkippedSublayers
 
 
 class KVView(NamedTuple):
@@ -52,15 +53,15 @@ class Compiled(NamedTuple):
 
 @final
 class KernelModel:
-    """``lm`` compiled for the kernel, by a handle that stands for its weights in operators.
+    """``lm`` without ``skipped`` compiled for the kernel, by a handle that stands for its weights in operators.
 
     It keeps the instruction set that its weights are packed for, or that was current when it was made.
 
     Raises UnsupportedError for a decoder that the kernel does not support, KernelError if it cannot be built.
     """
 
-    def __init__(self, lm: DecoderLM) -> None:
-        self.lm, self.handle = lm, next(_HANDLES)
+    def __init__(self, lm: DecoderLM, skipped: SkippedSublayers | None = None) -> None:
+        self.lm, self.handle, self.skipped = lm, next(_HANDLES), skipped
         self.isa = packed_set(lm) or current_set()
         self._compiled = self._compile()
         load_kernel(self.isa)
@@ -94,7 +95,7 @@ class KernelModel:
         return self._input_projection[1]
 
     def _compile(self) -> Compiled:
-        program, embeddings = compile_program(self.lm), self.embeddings
+        program, embeddings = compile_program(self.lm, self.skipped), self.embeddings
         return Compiled(embeddings.data_ptr(), embeddings.dtype, program, torch.empty(0), torch.empty(0))
 
 

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, WeightFormat
 from paceline.models.base import InputProjection
 from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLayer, PackedLinear, panel_layout
-from paceline.models.native.blocks import Attention, Block, ParallelBlock, PostNormBlock, ScaledBlock
+from paceline.models.native.blocks import (
+    Attention,
+    Block,
+    ParallelBlock,
+    Part,
+    PostNormBlock,
+    ScaledBlock,
+    parts_of,
+)
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import (
     GatedFFN,
@@ -23,6 +31,7 @@ from paceline.models.native.layers import (
 )
 from paceline.models.native.qkv import NormRotateQK, PrepareQKV, RotateInterleavedQKV, RotateQK, ScaleQuery, SplitQKV
 from paceline.models.native.quantization import Int4Linear, Int8Linear
+from paceline.models.sublayers import SkippedSublayers
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NORMS: dict[type[nn.Module], NormVariant] = {
@@ -51,14 +60,17 @@ class Program:
     refs: tuple[object, ...]
 
 
-def compile_program(lm: DecoderLM) -> Program:
-    """The program of ``lm``, over its weights. Raises UnsupportedError naming what the kernel lacks."""
+def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> Program:
+    """The program of ``lm`` over its weights; what is ``skipped`` has no operations.
+
+    Raises UnsupportedError naming what the kernel lacks.
+    """
     if lm.dtype not in DTYPES or lm.device.type != "cpu":
         raise UnsupportedError(f"{lm.dtype} on {lm.device}")
     writer = _Writer(lm)
     starts, operations = [0], []
-    for block in lm.blocks:
-        operations += writer.block(block)
+    for layer, block in enumerate(lm.blocks):
+        operations += writer.block(block, Part.BOTH if skipped is None else parts_of(skipped, layer))
         starts.append(len(operations))
     config = lm.config
     head_dim, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
@@ -148,37 +160,44 @@ class _Writer:
         self.refs.append(tensor)
         return tensor.data_ptr()
 
-    def block(self, block: nn.Module) -> Iterator[Operation]:
-        """One layer."""
+    def block(self, block: nn.Module, parts: Part) -> Iterator[Operation]:
+        """The ``parts`` of one layer."""
         kind = type(block)
         if kind not in (Block, ScaledBlock, PostNormBlock, ParallelBlock) or not isinstance(block, Block):
             raise UnsupportedError(f"a {kind.__name__}")
-        attention_norm, ffn_norm = block.attention_norm, block.ffn_norm
+        attention, ffn = Part.ATTENTION in parts, Part.FFN in parts
         if kind is PostNormBlock:
-            yield from self.attention(block.attention, Buffer.STREAM)
-            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.NORMED)
-            yield self.norm(attention_norm, Buffer.NORMED, Buffer.NORMED)
-            yield self.add(Buffer.NORMED, Buffer.STREAM)
-            yield from self.ffn(block.ffn, Buffer.STREAM)
-            yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
-            yield self.norm(ffn_norm, Buffer.NORMED, Buffer.NORMED)
-            yield self.add(Buffer.NORMED, Buffer.STREAM)
+            if attention:
+                yield from self.attention(block.attention, Buffer.STREAM)
+                yield from self.normed_output(block.attention.output, Buffer.ATTENDED, block.attention_norm)
+            if ffn:
+                yield from self.ffn(block.ffn, Buffer.STREAM)
+                yield from self.normed_output(block.ffn.down, Buffer.GATED, block.ffn_norm)
             return
-        yield self.norm(attention_norm, Buffer.STREAM, Buffer.NORMED)
-        yield from self.attention(block.attention, Buffer.NORMED)
-        if kind is ParallelBlock:
+        if attention:
+            yield self.norm(block.attention_norm, Buffer.STREAM, Buffer.NORMED)
+            yield from self.attention(block.attention, Buffer.NORMED)
+        if kind is ParallelBlock and parts is Part.BOTH:
             yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ATTENTION_OUT)
-            yield self.norm(ffn_norm, Buffer.STREAM, Buffer.NORMED)
+            yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
             yield from self.ffn(block.ffn, Buffer.NORMED)
             yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
             yield self.add(Buffer.ATTENTION_OUT, Buffer.NORMED)
             yield self.add(Buffer.NORMED, Buffer.STREAM)
             return
         factor = block.factor if isinstance(block, ScaledBlock) else 1.0
-        yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
-        yield self.norm(ffn_norm, Buffer.STREAM, Buffer.NORMED)
-        yield from self.ffn(block.ffn, Buffer.NORMED)
-        yield self.linear(block.ffn.down, Buffer.GATED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+        if attention:
+            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+        if ffn:
+            yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
+            yield from self.ffn(block.ffn, Buffer.NORMED)
+            yield self.linear(block.ffn.down, Buffer.GATED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+
+    def normed_output(self, layer: nn.Linear, source: Buffer, norm: nn.Module) -> Iterator[Operation]:
+        """A sub-layer's last matrix, whose output is normed and added to the stream."""
+        yield self.linear(layer, source, Buffer.NORMED)
+        yield self.norm(norm, Buffer.NORMED, Buffer.NORMED)
+        yield self.add(Buffer.NORMED, Buffer.STREAM)
 
     def attention(self, attention: Attention, source: Buffer) -> Iterator[Operation]:
         """From the block's input to ATTENDED."""

@@ -3,6 +3,8 @@
 B rows, n nodes, H hidden size; inside, the residual stream is [B * n, H].
 """
 
+from enum import Flag, auto
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -10,6 +12,7 @@ from paceline.models.native.attention import Attend
 from paceline.models.native.config import Arrangement, DecoderConfig
 from paceline.models.native.layers import GatedFFN, PlainFFN
 from paceline.models.native.qkv import RotaryTable, make_qkv
+from paceline.models.sublayers import SkippedSublayers
 
 
 class Attention(nn.Module):
@@ -28,8 +31,23 @@ class Attention(nn.Module):
         return self.output(attend(layer, *self.heads(heads, table)).reshape(x.shape[0], -1))
 
 
+class Part(Flag):
+    """The sub-layers of a layer that a forward runs."""
+
+    NONE = 0
+    ATTENTION = auto()
+    FFN = auto()
+    BOTH = ATTENTION | FFN
+
+
+def parts_of(skipped: SkippedSublayers, layer: int) -> Part:
+    """What is left of ``layer``."""
+    attention = Part.NONE if layer in skipped.attention else Part.ATTENTION
+    return attention | (Part.NONE if layer in skipped.mlp else Part.FFN)
+
+
 class Block(nn.Module):
-    """One pre-norm layer."""
+    """One pre-norm layer. Without one of its ``parts`` the residual stream passes by it."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -39,11 +57,16 @@ class Block(nn.Module):
         make = GatedFFN if config.ffn.gated else PlainFFN
         self.ffn = make(config.hidden_size, config.ffn_size, bias=config.ffn.bias, activation=config.ffn.activation)
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
-        added = self.attention(self.attention_norm(x), layer, attend, table)
-        x = x + (F.dropout(added, dropout) if dropout else added)
-        added = self.ffn(self.ffn_norm(x))
-        return x + (F.dropout(added, dropout) if dropout else added)
+    def forward(
+        self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
+    ) -> Tensor:
+        if Part.ATTENTION in parts:
+            added = self.attention(self.attention_norm(x), layer, attend, table)
+            x = x + (F.dropout(added, dropout) if dropout else added)
+        if Part.FFN in parts:
+            added = self.ffn(self.ffn_norm(x))
+            x = x + (F.dropout(added, dropout) if dropout else added)
+        return x
 
 
 class ScaledBlock(Block):
@@ -53,27 +76,41 @@ class ScaledBlock(Block):
         super().__init__(config, layer)
         self.factor = config.multipliers.residual
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
-        added = self.attention(self.attention_norm(x), layer, attend, table) * self.factor
-        x = x + (F.dropout(added, dropout) if dropout else added)
-        added = self.ffn(self.ffn_norm(x)) * self.factor
-        return x + (F.dropout(added, dropout) if dropout else added)
+    def forward(
+        self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
+    ) -> Tensor:
+        if Part.ATTENTION in parts:
+            added = self.attention(self.attention_norm(x), layer, attend, table) * self.factor
+            x = x + (F.dropout(added, dropout) if dropout else added)
+        if Part.FFN in parts:
+            added = self.ffn(self.ffn_norm(x)) * self.factor
+            x = x + (F.dropout(added, dropout) if dropout else added)
+        return x
 
 
 class PostNormBlock(Block):
     """A post-norm layer: norms on the outputs of attention and feed-forward (OLMo 2)."""
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
-        added = self.attention_norm(self.attention(x, layer, attend, table))
-        x = x + (F.dropout(added, dropout) if dropout else added)
-        added = self.ffn_norm(self.ffn(x))
-        return x + (F.dropout(added, dropout) if dropout else added)
+    def forward(
+        self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
+    ) -> Tensor:
+        if Part.ATTENTION in parts:
+            added = self.attention_norm(self.attention(x, layer, attend, table))
+            x = x + (F.dropout(added, dropout) if dropout else added)
+        if Part.FFN in parts:
+            added = self.ffn_norm(self.ffn(x))
+            x = x + (F.dropout(added, dropout) if dropout else added)
+        return x
 
 
 class ParallelBlock(Block):
     """A layer whose attention and feed-forward read the same input (GPT-NeoX)."""
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float) -> Tensor:
+    def forward(
+        self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
+    ) -> Tensor:
+        if parts is not Part.BOTH:
+            return super().forward(x, layer, attend, table, dropout, parts)  # one part alone has nothing beside it
         added = self.attention(self.attention_norm(x), layer, attend, table)
         more = self.ffn(self.ffn_norm(x))
         if dropout:

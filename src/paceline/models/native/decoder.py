@@ -4,6 +4,7 @@ B rows, n nodes, T sequence length, V vocabulary, H hidden size.
 """
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,12 @@ from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.tree import Resume, Tree
 from paceline.models.base import LogitsFor, Output
 from paceline.models.native.attention import Attend, CausalAttention
-from paceline.models.native.blocks import make_block
+from paceline.models.native.blocks import Part, make_block, parts_of
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.flex_attention import AttentionFactory, select_attention
 from paceline.models.native.layers import Float32Rotary, Rotary, RotaryConfig, embedding_factor
-from paceline.models.wrapped import DecoderOnly
+from paceline.models.sublayers import SkippedSublayers
+from paceline.models.wrapped import DecoderOnly, WrappedLM
 
 
 def _rotary(config: RotaryConfig) -> Rotary:
@@ -92,16 +94,24 @@ class DecoderLM(DecoderOnly, nn.Module):
         taps: Sequence[int] = (),
         logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
+        without: SkippedSublayers | None = None,
     ) -> Output:
-        """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base)."""
+        """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base).
+
+        What ``without`` names is not run: it reads no weights and writes nothing to the cache.
+        """
         attend = self.attention(tree, cache, start, max_positions=self.max_positions, group=self.group)
         if resume is None:
             x, done = self.embed_inputs(tree.tokens[:, start:], attend.positions), 0
         else:
-            x, done = self._resumed(tree, cache, start, resume), resume.layer
+            x, done = self._resumed(tree, cache, start, resume, without), resume.layer
             assert min(taps, default=done) >= done, "taps must not be below the resumed layer"
-        hidden = self._run(x, attend, cache.layers, taps, done)
+        hidden = self._run(x, attend, cache.layers, taps, done, without=without)
         return Output(self._head(hidden[-1], logits_for, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
+
+    def without(self, skipped: SkippedSublayers) -> "SkippingDecoder":
+        """See models/sublayers.LayerSkipping."""
+        return SkippingDecoder(self, skipped)
 
     def causal(
         self,
@@ -151,7 +161,7 @@ class DecoderLM(DecoderOnly, nn.Module):
             x = x + self.position(positions.flatten())
         return x.view(*tokens.shape, -1)
 
-    def _resumed(self, tree: Tree, cache: View, start: int, resume: Resume) -> Tensor:
+    def _resumed(self, tree: Tree, cache: View, start: int, resume: Resume, without: SkippedSublayers | None) -> Tensor:
         """The residual stream [B, n, H] after the resumed layers, which nodes that are not ready run first.
 
         The cost of a call is in reading the weights, not in the number of nodes: all nodes from the first one that may
@@ -162,7 +172,7 @@ class DecoderLM(DecoderOnly, nn.Module):
             return resume.hidden
         attend = self.attention(tree, cache, start + first, max_positions=self.max_positions, group=self.group)
         x = self.embed_inputs(tree.tokens[:, start + first :], attend.positions)
-        run_now = self._run(x, attend, cache.layers[: resume.layer], ())[-1]
+        run_now = self._run(x, attend, cache.layers[: resume.layer], (), without=without)[-1]
         rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], run_now)
         return torch.cat((resume.hidden[:, :first], rest), dim=1) if first else rest
 
@@ -174,15 +184,20 @@ class DecoderLM(DecoderOnly, nn.Module):
         taps: Sequence[int],
         done: int = 0,
         skipped: Tensor | None = None,
+        without: SkippedSublayers | None = None,
     ) -> dict[int, Tensor]:
-        """Residual stream at each tap, and under -1 at the end, from ``x`` [B, n, H] after ``done`` of the layers."""
+        """Residual stream at each tap, and under -1 at the end, from ``x`` [B, n, H] after ``done`` of the layers.
+
+        ``skipped`` are layers that rows leave out, which run for all; ``without`` is what no row runs.
+        """
         dropout = self.dropout if self.training else 0.0
         shape = x.shape
         table = None if self.rotary is None else self.rotary(attend.positions, x.dtype)
         hidden = {done: x} if done in taps else {}
         x = x.flatten(0, 1)  # inside it is [B * n, H]: a matrix product of two axes costs less to call than of three
         for slot in range(done, len(layers)):
-            before, x = x, self.blocks[layers[slot]](x, slot, attend, table, dropout)
+            parts = Part.BOTH if without is None else parts_of(without, layers[slot])
+            before, x = x, self.blocks[layers[slot]](x, slot, attend, table, dropout, parts)
             if skipped is not None:
                 x = torch.where(skipped[:, slot, None, None], before.view(shape), x.view(shape)).flatten(0, 1)
             if slot + 1 in taps:
@@ -211,6 +226,29 @@ class DecoderLM(DecoderOnly, nn.Module):
                 f"a sequence of {length} tokens, drafts included, exceeds the sliding window of {window} tokens of "
                 "this model, which the native decoder does not apply: lower max_tokens, max_length or num_draft_tokens"
             )
+
+
+@final
+class SkippingDecoder(WrappedLM[DecoderLM]):
+    """``lm`` on the same weights without ``skipped``. Raises ValueError for layers that it does not have."""
+
+    def __init__(self, lm: DecoderLM, skipped: SkippedSublayers) -> None:
+        super().__init__(lm)
+        skipped.check(lm.num_layers)
+        self.skipped = skipped
+
+    def __call__(
+        self,
+        tree: Tree,
+        cache: View,
+        *,
+        start: int = 0,
+        taps: Sequence[int] = (),
+        logits_for: LogitsFor = LogitsFor.ALL,
+        resume: Resume | None = None,
+    ) -> Output:
+        """As the LM."""
+        return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume, without=self.skipped)
 
 
 def _table(rows: int, size: int) -> nn.Embedding:
