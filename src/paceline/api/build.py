@@ -99,9 +99,10 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     if is_speculative_config(drafter):
         speculation = read_speculative_config(drafter)
         return Drafting(drafter=_speculate(speculation, target), num_draft_tokens=speculation.num_draft_tokens)
-    given: DrafterLike = [AUTO] if isinstance(drafter, str) and drafter == AUTO else drafter
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return Drafting(drafter=_build_candidates(with_automatic(given, target), target), num_draft_tokens=None)
+    if isinstance(drafter, str) and drafter == AUTO:
+        return build_drafting([drafter], target=target)
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str):
+        return Drafting(drafter=_build_candidates(with_automatic(drafter, target), target), num_draft_tokens=None)
     return Drafting(drafter=_build(drafter, target), num_draft_tokens=None)
 
 

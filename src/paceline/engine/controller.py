@@ -101,10 +101,8 @@ class Controller(Plan):
             self._drafts_at_once = bool(begins or self.knowledge.exploration.lesson(self.knowledge.kind(self._rows)))
         for row in rows if self._drafts_at_once else ():
             self._rows[row].missed = 0
-        running, added, costs = len(self._rows), len(rows), self.knowledge.costs
-        self._probes.grant(
-            costs.of(running, running + added * self.num_nodes[1], 1, added) - costs.of(running, running)
-        )
+        running, added, cost_of = len(self._rows), len(rows), self.knowledge.costs.of
+        self._probes.grant(cost_of(running, running + added * self.num_nodes[1], 1, added) - cost_of(running, running))
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
     @property
