@@ -57,6 +57,14 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageStats:
+    """Counters of a drafter that drafts for another one, whose forwards are the steps: see Drafter.stages."""
+
+    name: str  # of what it drafts with
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Counts on the host, and their ratios."""
 
