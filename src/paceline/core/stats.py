@@ -62,6 +62,7 @@ class StageStats:
 
     name: str  # of what it drafts with
     stats: Stats
+    drafts_for_target: bool = False  # a part of a chain that the target verifies; its steps are the target's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

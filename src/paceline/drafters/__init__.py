@@ -15,6 +15,7 @@ DRAFTERS = Registry(
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
         "model": "paceline.drafters.model:ModelDrafter",
         "staged": "paceline.drafters.staged:StagedDrafter",
+        "cascade": "paceline.drafters.cascade:CascadeDrafter",
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
     },

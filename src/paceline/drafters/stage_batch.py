@@ -47,15 +47,16 @@ class StageBatch:
         """As Batch.release."""
         self.batch.release(rows)
 
-    def begin(self, outer: Batch, room: Tensor) -> None:
+    def begin(self, outer: Batch, room: Tensor, *, spare: int = 1) -> None:
         """Take the sequences of ``outer``; each row is to gain ``room`` [B] tokens, and rows of 0 are idle.
 
-        A row may be drafted for one token more, so that drafters have a draft for each row that is not idle.
+        Rows may be drafted for up to ``room + spare - 1`` tokens: a drafter has a draft for every row that is not idle,
+        and so reads all of them.
         """
         own = self.batch
         own.tokens.copy_(outer.tokens)
         own.length.copy_(outer.length)
-        own.limit.copy_(outer.length + room + 1)
+        own.limit.copy_(outer.length + room + spare)
         own.steps.copy_(outer.steps)
         own.finish.zero_()
         own.active.copy_(room > 0)
@@ -72,7 +73,6 @@ class StageBatch:
         own.tokens.scatter_(1, torch.where(real, own.length[:, None] + index, own.max_length), tokens)
         own.processing.count(tokens, real)
         own.length.add_(count)
-        self.rest()
 
     def rest(self) -> None:
         """Let rows be idle that have gained what they were to."""
