@@ -32,6 +32,8 @@ ProfileLike: TypeAlias = str | Path | Literal["auto"] | None
 
 def conditions_of(target: Loaded, drafter: Drafter) -> Conditions | None:
     """What a profile of the two holds for; None where nothing tells the models from others."""
+    if drafter.parts:  # of which each would have to be told from others
+        return None
     models = [target.lm, *([drafter.lm] if isinstance(drafter, GrowingDrafter) else [])]
     weights = [_weights(lm) for lm in models]
     if not all(weights):

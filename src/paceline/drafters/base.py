@@ -59,6 +59,7 @@ class Drafter(ABC):
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
     )
 
+    parts: "tuple[Drafter, ...]" = ()  # drafters that it is made of
     nests: bool = False  # whether it may draft for another drafter: see ``rewind``
 
     def max_nodes(self, num_draft_tokens: int) -> int:
@@ -113,7 +114,7 @@ class Drafter(ABC):
 
     @property
     def stages(self) -> tuple[StageStats, ...]:
-        """Counters of the drafters that draft for this one, the nearest first."""
+        """Counters of drafters that it is made of, in the order of their tokens and of their verification."""
         return ()
 
     @abstractmethod

@@ -40,7 +40,8 @@ class CascadeDrafter(Drafter):
                     f"a drafter {'+'.join(one.origins)!r} ({type(one).__name__}) cannot take part in a cascade: give "
                     "'ngram', a draft model, or a staged one"
                 )
-        self.first, self.rest, self.num_first = first, rest, num_first
+        self.first, self.rest = self.parts = first, rest
+        self.num_first = num_first
         self.draws = (first.draws | rest.draws) & DRAWS
         self.origins = (*first.origins, *rest.origins)
         self.nests, self.on_host = first.nests, first.on_host

@@ -109,7 +109,7 @@ class StagedDrafter(Drafter):
         for name, value in (("num_inner_tokens", num_inner_tokens), ("max_forwards", max_forwards)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: give at least 1, or None")
-        self.draft, self.inner = draft, inner
+        self.draft, self.inner = self.parts = draft, inner
         self.num_inner_tokens, self.max_forwards = num_inner_tokens, max_forwards
         self.draws, self.origins, self.postpones = draft.draws & DRAWS, draft.origins, draft.postpones
         draft.lm = StagedLM(draft.lm, self._draft_chain)

@@ -144,6 +144,8 @@ def unwrapped(lm: LM) -> LM:
 
 
 def _identity(drafter: Drafter) -> object:
+    if drafter.parts:
+        return drafter
     if isinstance(drafter, GrowingDrafter):
         return unwrapped(drafter.lm)
     return type(drafter.drafter) if isinstance(drafter, HostDrafting) else type(drafter)
