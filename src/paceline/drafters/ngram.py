@@ -21,7 +21,6 @@ class NgramDrafter(StatelessDrafter):
     """
 
     origins = ("ngram",)
-    copies = True
     draws = frozenset({Draw.FIXED})
 
     def __init__(self, *, max_ngram: int = 3, min_ngram: int = 1) -> None:

@@ -17,7 +17,7 @@ from paceline.core.scores import Scores
 from paceline.core.stats import StageStats, Stats
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Resume, Tree, follow
-from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.base import Drafter, DrafterContext, StatelessDrafter
 from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.stage_batch import StageBatch
 from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
@@ -79,7 +79,7 @@ class StagedDrafter(Drafter):
     The draft model picks as it would alone, with the target's own noise or greedily, and keeps the inner tokens that
     equal its picks; so the drafts are those of ``draft``, in fewer forwards of its model. ``inner`` may be staged too.
 
-    ``num_inner_tokens`` (None: as many as are left to a drafter that copies, else 3) is the longest inner draft.
+    ``num_inner_tokens`` (None: as many as are left of one without a model, else 3) is the longest inner draft.
     ``max_forwards`` (None: one per token on the CPU, where forwards of rows that are done cost nothing, and half as
     many elsewhere) bounds the draft model's forwards per step; a chain that is not complete by then stays shorter.
 
@@ -215,7 +215,9 @@ class StagedDrafter(Drafter):
 
     def _inner_depth(self, num_draft_tokens: int) -> int:
         """The longest inner draft where the chain has ``num_draft_tokens``: its last token is the draft model's own."""
-        most = self.num_inner_tokens or (num_draft_tokens if self.inner.copies else LONGEST_MODELLED)
+        most = self.num_inner_tokens or (
+            num_draft_tokens if isinstance(self.inner, StatelessDrafter) else LONGEST_MODELLED
+        )
         return max(0, min(most, num_draft_tokens - 1))
 
     def _num_forwards(self, num_draft_tokens: int) -> int:
